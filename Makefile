@@ -1,0 +1,66 @@
+# Every target sets the project up first, inside this folder; where that is done already it takes no time.
+# Works with GNU make, a POSIX shell and Python 3.11 or later; nothing else is expected on the machine.
+
+SHELL := /bin/sh
+PYTHON := .venv/bin/python
+SEEDS ?= 200
+TESTS ?= tests
+# What test-fast leaves out.
+HEAVY := spark or airflow or server or browser or slow
+
+.DEFAULT_GOAL := help
+.PHONY: help ready setup demo doctor test test-fast check format simulate bench build lock jars-lock clean distclean
+
+help: ## Show this list
+	@awk 'BEGIN {FS = ":[^#]*## "} /^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' Makefile
+
+ready:
+	@sh scripts/setup/setup.sh
+
+setup: ## Set up, checking every piece again: environment, Java, jars
+	@sh scripts/setup/setup.sh --full
+
+demo: ready ## The main job: for now, look the machine over
+	@.venv/bin/tidemark doctor
+
+doctor: ready ## Check versions, Java, jars, Spark and the store
+	@.venv/bin/tidemark doctor
+
+test: ready ## Run every test
+	@$(PYTHON) -m pytest -n 2 $(TESTS)
+
+test-fast: ready ## Run the tests that start no Spark and no server; under a minute
+	@$(PYTHON) -m pytest -n 2 -m "not ($(HEAVY))" $(TESTS)
+
+check: ready ## Lint, format, types, import contracts, tidiness
+	@$(PYTHON) -m ruff check .
+	@$(PYTHON) -m ruff format --check .
+	@$(PYTHON) -m mypy include $(wildcard jobs/*.py)
+	@.venv/bin/lint-imports --no-cache
+	@$(PYTHON) -m pytest -q tests/tidy
+
+format: ready ## Format the code and mend what the linter can mend
+	@$(PYTHON) -m ruff check --fix .
+	@$(PYTHON) -m ruff format .
+
+simulate: ready ## Run the seeded simulation: make simulate SEEDS=1000
+	@$(PYTHON) -m tests.simulation --seeds $(SEEDS)
+
+bench: ready ## Measure
+	@$(PYTHON) -m bench
+
+build: ready ## Build the wheel into dist/
+	@$(PYTHON) -m hatchling build --target wheel
+
+lock: ready ## Resolve requirements.txt again into requirements.lock
+	@$(PYTHON) scripts/setup/setup.py lock
+
+jars-lock: ready ## Resolve Spark's extra jars again into jars.lock
+	@$(PYTHON) -m tidemark.spark.jars lock
+
+clean: ## Remove what tests, checks and builds left behind
+	@rm -rf build dist .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	@find . -name __pycache__ -not -path './.venv/*' -not -path './.tidemark/*' -prune -exec rm -rf {} +
+
+distclean: clean ## Remove the environment, the jars and the warehouse too
+	@rm -rf .venv .tidemark
