@@ -1,0 +1,160 @@
+"""Bindings: which input belongs to which transaction, decided once and before it is read.
+
+A *binding* maps a `txn` to the source frontier that it reads up to; it reads from where the
+binding before it ended. It also names the run that asked for it and carries the pipeline's
+effective configuration, so that a replay years later reads the same input in the same way.
+
+Bindings are minted by put-if-absent, in order. Of two minters one wins; the other adopts what is
+there, asks the source again, and adds only what is still missing. A run's first mint settles for
+good what the run owns, even when that is nothing: then a `Claim` says so in the same table, and
+clearing that run mints nothing new. (Invariant 1.)
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tidemark.core.errors import InvalidUsage, InvariantViolation
+from tidemark.core.frontier import Frontier, Position, checked_successor
+from tidemark.core.ids import TXN_FIRST, Txn
+from tidemark.core.ledger import UPPER, Head, Put
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The run that asked. A run with a logical date or a partition key is that date's or key's run,
+    so that a backfill over the same date finds what the first run had; any other is its run id's."""
+
+    run_id: str
+    logical_date: str = ""
+    partition_key: str = ""
+
+    @property
+    def identity(self) -> str:
+        if self.partition_key:
+            return f"partition:{self.partition_key}"
+        return f"date:{self.logical_date}" if self.logical_date else f"run:{self.run_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """The pipeline's effective configuration, canonical JSON, with what identifies it."""
+
+    text: str
+    fingerprint: str
+
+    @classmethod
+    def of(cls, text: str) -> Configuration:
+        return cls(text, hashlib.sha256(text.encode()).hexdigest()[:16])
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a source offers for one transaction: up to where, and its own notes on the exact input
+    (a file list, a topic id), which only the source reads again."""
+
+    upper: Frontier
+    manifest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """The input of one transaction: everything in [lower, upper)."""
+
+    txn: Txn
+    lower: Frontier
+    upper: Frontier
+    owner: Owner
+    configuration: Configuration
+    manifest: str = ""
+
+    def __post_init__(self) -> None:
+        if self.txn < TXN_FIRST:
+            raise InvalidUsage(f"a binding needs a transaction from 1 on, not {self.txn}")
+        checked_successor(self.lower, self.upper)
+
+    @property
+    def number(self) -> int:
+        return self.txn
+
+    @property
+    def key(self) -> str:
+        return self.owner.identity
+
+    def holds(self, position: Position) -> bool:
+        return self.upper.covers(position) and not self.lower.covers(position)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A run that found nothing to mint, and therefore owns nothing, for ever."""
+
+    number: int
+    owner: Owner
+
+    @property
+    def key(self) -> str:
+        return self.owner.identity
+
+
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """What a run owns; `minted` tells whether this call decided it or found it decided."""
+
+    txns: tuple[Txn, ...]
+    minted: bool
+    recorded_run_id: str
+
+
+BindingRecord = Binding | Claim
+
+
+def owned_in(records: Sequence[BindingRecord]) -> Owned | None:
+    """What the records found under a run's identity say that it owns; None when there are none."""
+    if not records:
+        return None
+    txns = tuple(sorted(record.txn for record in records if isinstance(record, Binding)))
+    return Owned(txns=txns, minted=False, recorded_run_id=records[0].owner.run_id)
+
+
+def decide_mint(
+    *,
+    head: Head,
+    last: Binding | None,
+    found: Sequence[BindingRecord],
+    steps: Sequence[Step],
+    owner: Owner,
+    configuration: Configuration,
+) -> Put[BindingRecord, Owned] | Owned:
+    """Bind the offered steps to the next transactions, unless the run's share is decided already."""
+    decided = owned_in(found)
+    if decided is not None:
+        return decided
+    upper = head.upper
+    if last is not None and last.txn + 1 != upper:
+        raise InvariantViolation(f"the last binding is {last.txn}, but the next to mint is {upper}")
+    lower = last.upper if last is not None else Frontier()
+    minted: list[Binding] = []
+    for step in steps:
+        if checked_successor(lower, step.upper) <= lower:
+            continue  # Nothing in it that isn't bound: an overtaken proposal is dropped quietly.
+        txn = Txn(upper + len(minted))
+        minted.append(Binding(txn, lower, step.upper, owner, configuration, step.manifest))
+        lower = step.upper
+    txns = tuple(binding.txn for binding in minted)
+    result = Owned(txns=txns, minted=True, recorded_run_id=owner.run_id)
+    if not minted:
+        return Put(marks={}, records=(Claim(upper, owner),), result=result)
+    return Put(marks={UPPER: upper + len(minted)}, records=tuple(minted), result=result)
+
+
+def txn_of(bindings: Sequence[Binding], position: Position) -> Txn | None:
+    """The one transaction a record belongs to; None when it is not bound yet.
+
+    Frontiers only grow, so the first binding that covers a position is the one it belongs to.
+    """
+    index = bisect_right(bindings, 0, key=lambda binding: 1 if binding.upper.covers(position) else 0)
+    return bindings[index].txn if index < len(bindings) else None

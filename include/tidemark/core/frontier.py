@@ -1,0 +1,100 @@
+"""Where records stand in their source, and how far a source has been read.
+
+A *position* names one record: its partition, the offset of what the source hands out (a Kafka
+record, a file, a source transaction), and its ordinal inside that, which is 0 where the offset
+names a single record. A *frontier* is, per partition, the exclusive offset up to which a source
+has been read. Frontiers are partially ordered: one may be ahead in one partition and behind in
+another, and then neither includes the other.
+
+A partition that a frontier does not know stands at 0, so a new partition starts there by itself.
+A partition that was known and is gone, or that went back, is a permanent error: the source is not
+the one that was bound (Invariant 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tidemark.core.errors import InvalidUsage
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Position:
+    """Where one record stands. The order is the tie-break of the fold: partition, offset, ordinal."""
+
+    partition: str
+    offset: int
+    ordinal: int = 0
+
+
+class FrontierRegressed(InvalidUsage):
+    """The source offers less than what is already bound."""
+
+    def __init__(self, partition: str, *, bound: int, offered: int | None) -> None:
+        found = "is gone" if offered is None else f"ends at {offered}"
+        super().__init__(
+            f"partition {partition!r} is bound up to {bound}, but in the source it {found}",
+            hint="the source was truncated, recreated or replaced; bind it as a new pipeline",
+        )
+        self.partition = partition
+        self.bound = bound
+        self.offered = offered
+
+
+@dataclass(frozen=True, slots=True)
+class Frontier:
+    """Exclusive offsets per partition, sorted by partition; make it with `Frontier.of`."""
+
+    offsets: tuple[tuple[str, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        names = [partition for partition, _ in self.offsets]
+        if names != sorted(set(names)):
+            raise InvalidUsage(f"frontier partitions are not sorted and distinct: {names}")
+        for partition, offset in self.offsets:
+            if offset < 0:
+                raise InvalidUsage(f"frontier of partition {partition!r} is negative: {offset}")
+
+    @classmethod
+    def of(cls, offsets: Mapping[str, int]) -> Frontier:
+        return cls(tuple(sorted(offsets.items())))
+
+    def as_dict(self) -> dict[str, int]:
+        return dict(self.offsets)
+
+    def __getitem__(self, partition: str) -> int:
+        for name, offset in self.offsets:
+            if name == partition:
+                return offset
+        return 0
+
+    def __le__(self, other: Frontier) -> bool:
+        if self.offsets == other.offsets:
+            return True
+        reached = dict(other.offsets)
+        return all(offset <= reached.get(partition, 0) for partition, offset in self.offsets)
+
+    def __lt__(self, other: Frontier) -> bool:
+        return self <= other and not other <= self
+
+    def covers(self, position: Position) -> bool:
+        """True when the record at this position has been read."""
+        return position.offset < self[position.partition]
+
+    def join(self, other: Frontier) -> Frontier:
+        """The least frontier that includes both."""
+        merged = dict(self.offsets)
+        for partition, offset in other.offsets:
+            merged[partition] = max(merged.get(partition, 0), offset)
+        return Frontier.of(merged)
+
+
+def checked_successor(bound: Frontier, offered: Frontier) -> Frontier:
+    """`offered`, when it is a continuation of `bound`; a permanent error when it isn't."""
+    reached = dict(offered.offsets)
+    for partition, offset in bound.offsets:
+        found = reached.get(partition)
+        if found is None or found < offset:
+            raise FrontierRegressed(partition, bound=offset, offered=found)
+    return offered

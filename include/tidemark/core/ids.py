@@ -1,0 +1,41 @@
+"""The identities of the system, as types, and the words they stand for.
+
+Every module speaks of the same few things; a function that takes a `Txn` can't be handed an
+offset by mistake, and a name that comes from outside is allow-listed once, here.
+
+`txn` is the logical timestamp of a pipeline: dense integers 1, 2, 3 and so on. It is the identity
+of all work: never a run id, an attempt or a clock time. An *upper* is the first `Txn` that
+something has not passed, so an upper of 1 means that nothing has happened yet.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NewType
+
+from tidemark.core.errors import InvalidUsage
+
+Txn = NewType("Txn", int)
+ShardId = NewType("ShardId", str)
+WriterToken = NewType("WriterToken", str)
+
+TXN_FIRST: Final = Txn(1)
+TXN_NONE: Final = Txn(0)
+
+NAME_CHARACTERS_MAX: Final = 64
+_NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
+
+
+def next_txn(txn: Txn) -> Txn:
+    return Txn(txn + 1)
+
+
+def checked_name(value: str, *, what: str) -> str:
+    """A pipeline, shard or consumer name that is safe in a path, an identifier and a URL."""
+    if len(value) > NAME_CHARACTERS_MAX or not _NAME.match(value):
+        shown = value if len(value) <= NAME_CHARACTERS_MAX else value[:NAME_CHARACTERS_MAX] + "…"
+        raise InvalidUsage(
+            f"{what} {shown!r} is not a name",
+            hint=f"use a lowercase letter, then letters, digits and _, {NAME_CHARACTERS_MAX} at most",
+        )
+    return value

@@ -1,0 +1,90 @@
+"""The journal: what was attempted and what came of it, chained so that nothing drops out unseen.
+
+Bindings, seals and checkpoints say what *is*. The journal says what *happened*: attempts staged,
+races lost and to whom, replays and their verdicts, what people accepted or skipped and why.
+
+Every stored record, of the journal and of the other ledgers, carries a link: a checksum of itself
+and of the link before it. A record that was lost or changed breaks the chain, and that is another
+thing than a step in which nothing happened. Records also carry their format; one of another
+format is refused, because guessing at its meaning would be worse (scenario P6).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from tidemark.core.errors import InvalidUsage, InvariantViolation
+from tidemark.core.ids import Txn, WriterToken
+from tidemark.core.ledger import UPPER, Head, Put
+
+FORMAT: Final = 1
+CHAIN: Final = "chain"
+
+
+class Event(StrEnum):
+    """What can happen to a transaction."""
+
+    STAGED = "staged"
+    LOST = "lost"
+    VERIFIED = "verified"
+    ACCEPTED = "accepted"
+    SKIPPED = "skipped"
+    RELEASED = "released"
+
+
+@dataclass(frozen=True, slots=True)
+class JournalEntry:
+    """One event. `detail` is for people and machines alike: small, textual, without rows or secrets."""
+
+    number: int
+    txn: Txn
+    event: Event
+    token: WriterToken
+    detail: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        return str(self.txn)
+
+
+def decide_note(
+    *, head: Head, txn: Txn, event: Event, token: WriterToken, detail: Mapping[str, str], noted: bool
+) -> Put[JournalEntry, None] | None:
+    """Add an event under the next number. `noted` says that it was found there, after a lost reply."""
+    if noted:
+        return None
+    entry = JournalEntry(head.upper, txn, event, token, detail)
+    return Put(marks={UPPER: head.upper + 1}, records=(entry,), result=None)
+
+
+def link(previous: int, body: str) -> int:
+    """The chain's value after a record: 63 bits, so that it fits a Delta application transaction."""
+    data = previous.to_bytes(8, "big") + body.encode()
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big") >> 1
+
+
+def check_format(found: int, *, table: str) -> None:
+    if found == FORMAT:
+        return
+    older = found < FORMAT
+    raise InvalidUsage(
+        f"{table} has records of format {found}, and this version reads format {FORMAT}",
+        hint="migrate the warehouse" if older else "use the newer version that wrote them",
+    )
+
+
+def check_chain(records: Iterable[tuple[int, int, str]], *, previous: int, table: str) -> int:
+    """Follow (number, link, body) in order from a known link; returns the last link."""
+    for number, found, body in records:
+        expected = link(previous, body)
+        if found != expected:
+            raise InvariantViolation(
+                f"{table}: record {number} does not follow the one before it",
+                hint="a record was lost or changed; restore the table's files from a backup",
+            )
+        previous = found
+    return previous

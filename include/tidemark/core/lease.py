@@ -1,0 +1,294 @@
+"""Named leases: a reader's hold on a `txn`, and the floor that all holds give to maintenance.
+
+A lease says "from this `txn` on I still need every part". Maintenance removes only what lies below
+the floor, the lowest `txn` that anyone needs (Invariant 12: maintenance asks the leases first).
+
+Leases are records of one ledger; the last record of a name is the lease as it stands, and each
+write has its own *epoch*, the record's number. The same ledger carries the mark `since`, the first
+`txn` that is kept. Raising `since` and taking a lease are commits on one head, so of the two that
+race one is decided anew: nobody gets a hold on what is about to be removed.
+
+Expiry is *observed non-renewal*: clocks of two machines are never compared. An observer looks at a
+lease again and again, and calls it expired once it has seen one epoch unchanged for longer than the
+lease's ttl on its own monotonic clock. One look counts for at most half a ttl, and for nothing if
+the clock went back: a clock that jumps, or an observer that was itself asleep, needs two more looks
+at the least, and a live holder renews in between. Renew every third of a ttl, look every quarter.
+
+The holder's deadline is stricter: it counts from *before* its last write, so it gives up
+before anyone may take its lease. From then on `Tenure.check` and a renewal raise `LeaseLost`, even
+if nobody has taken it: a holder that slept can't know, and a restart from the lease costs little.
+
+Known limitation: each renewal is a record, so choose a ttl of minutes, not of seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final, Literal, NewType
+
+from tidemark.core.errors import Determinate, InvalidUsage, InvariantViolation
+from tidemark.core.ids import TXN_FIRST, Txn, checked_name
+from tidemark.core.ledger import UPPER, Head, Put
+
+HolderToken = NewType("HolderToken", str)
+
+SINCE: Final = "since"
+
+
+class LeaseState(StrEnum):
+    """How a lease stands; an ended one needs nothing any more."""
+
+    LIVE = "live"
+    RELEASED = "released"
+    EXPIRED = "expired"
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """`name` is the reader's and outlives its processes; `holder` is the token of one process."""
+
+    name: str
+    holder: HolderToken
+    txn: Txn
+    epoch: int
+    ttl_seconds: float
+    state: LeaseState = LeaseState.LIVE
+
+    def __post_init__(self) -> None:
+        checked_name(self.name, what="lease")
+        if not self.holder or self.txn < TXN_FIRST or self.epoch < 1:
+            raise InvalidUsage(
+                f"lease {self.name!r}: no holder, or txn {self.txn}, epoch {self.epoch} below 1"
+            )
+        if not (self.ttl_seconds > 0 and math.isfinite(self.ttl_seconds)):
+            raise InvalidUsage(f"lease {self.name!r}: ttl_seconds {self.ttl_seconds} is not a positive time")
+
+    @property
+    def number(self) -> int:
+        return self.epoch
+
+    @property
+    def key(self) -> str:
+        return self.name
+
+    @property
+    def is_live(self) -> bool:
+        return self.state is LeaseState.LIVE
+
+
+class LeaseLost(Determinate):
+    """The holder's lease is past its deadline, taken or ended; what it was about to do did not happen.
+
+    `Determinate`, because nothing is wrong with the request: acquire again, and go on from the last
+    delivered `txn`. It is not a lost race, because the holder was promised its parts and must stop
+    reading at once, so it has to unwind.
+    """
+
+    def __init__(self, lease: Lease, why: str) -> None:
+        super().__init__(
+            f"lease {lease.name!r} of {lease.holder} at txn {lease.txn} is lost: {why}",
+            hint="drop what is not delivered, acquire again, and go on from the last delivered txn",
+        )
+        self.lease = lease
+        self.why = why
+
+
+@dataclass(frozen=True, slots=True)
+class Tenure:
+    """The holder's own view: its last written lease, and its monotonic time from before that write."""
+
+    lease: Lease
+    written_after_seconds: float
+
+    def check(self, *, now_seconds: float) -> None:
+        """Call before each delivery. Raises `LeaseLost` once the deadline has passed."""
+        age_seconds = now_seconds - self.written_after_seconds
+        if age_seconds > self.lease.ttl_seconds:
+            why = f"not renewed for {age_seconds:g} seconds, and it lasts {self.lease.ttl_seconds:g}"
+            raise LeaseLost(self.lease, why)
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What one observer knows of one lease: since its epoch was first seen, how long it stood still."""
+
+    name: str
+    epoch: int
+    seen_at_seconds: float
+    unchanged_seconds: float = 0.0
+
+    def expires(self, lease: Lease) -> bool:
+        """Whether this very lease was seen unchanged for longer than it lasts."""
+        same = (self.name, self.epoch) == (lease.name, lease.epoch)
+        return same and lease.is_live and self.unchanged_seconds > lease.ttl_seconds
+
+
+def observe(previous: Observation | None, lease: Lease, *, now_seconds: float) -> Observation:
+    """Look again; `previous` is this observer's last look at the name, on the same clock."""
+    if previous is None or (previous.name, previous.epoch) != (lease.name, lease.epoch):
+        return Observation(lease.name, lease.epoch, now_seconds)
+    step_seconds = min(max(now_seconds - previous.seen_at_seconds, 0.0), lease.ttl_seconds / 2)
+    return replace(
+        previous, seen_at_seconds=now_seconds, unchanged_seconds=previous.unchanged_seconds + step_seconds
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Acquired:
+    """The lease is ours, at `lease.txn`; `taken_from` is the expired one it continues."""
+
+    lease: Lease
+    taken_from: Lease | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HeldByOther:
+    """Someone else holds it, and was not seen to stop."""
+
+    current: Lease
+
+
+@dataclass(frozen=True, slots=True)
+class AlreadyEnded:
+    """There was nothing of ours to end; `current` is who has the name now, if anyone."""
+
+    current: Lease | None
+
+
+def since_of(head: Head) -> Txn:
+    """The first `txn` that maintenance has kept."""
+    return Txn(head.marks.get(SINCE, TXN_FIRST))
+
+
+def decide_acquire(
+    *,
+    head: Head,
+    current: Lease | None,
+    name: str,
+    holder: HolderToken,
+    start: Txn,
+    ttl_seconds: float,
+    observation: Observation | None = None,
+) -> Put[Lease, Acquired] | HeldByOther:
+    """Take the name: new at `start`, or where the hold of the expired holder (or our own) stands.
+
+    A live lease keeps its `txn`, so the next reader goes on exactly there; `current` is the last
+    record of the name at this head.
+    """
+    if current is not None and current.is_live:
+        expired = observation is not None and observation.expires(current)
+        if current.holder != holder and not expired:
+            return HeldByOther(current)
+        if current.txn < since_of(head):
+            raise InvariantViolation(
+                f"lease {name!r} holds txn {current.txn}, but {since_of(head)} is the first that was kept",
+                hint="maintenance passed a live lease: stop it, and compare its journal with the leases",
+            )
+        taken_from = None if current.holder == holder else current
+        lease = Lease(name, holder, current.txn, head.upper, ttl_seconds)
+        return Put(marks=_written(lease), records=(lease,), result=Acquired(lease, taken_from))
+    if start < since_of(head):
+        raise InvalidUsage(
+            f"lease {name!r} can't hold txn {start}: {since_of(head)} is the first that was kept",
+            hint="start from a snapshot, and hold the txn after it",
+        )
+    lease = Lease(name, holder, start, head.upper, ttl_seconds)
+    return Put(marks=_written(lease), records=(lease,), result=Acquired(lease))
+
+
+def decide_renew(
+    *, head: Head, tenure: Tenure, current: Lease | None, now_seconds: float, txn: Txn | None = None
+) -> Put[Lease, Lease]:
+    """A new epoch, or `LeaseLost`. With `txn`, advance: let go of what is below. A hold never goes back."""
+    mine = tenure.lease
+    tenure.check(now_seconds=now_seconds)
+    if current is None or not current.is_live:
+        raise LeaseLost(mine, "it is not there" if current is None else f"it was {current.state}")
+    if current.holder != mine.holder:
+        raise LeaseLost(mine, f"{current.holder} has taken it")
+    # An advance whose reply was lost has moved the hold further than the tenure knows.
+    wanted = current.txn if txn is None else txn
+    if wanted < current.txn:
+        raise InvalidUsage(
+            f"lease {mine.name!r} can't go back from txn {current.txn} to {wanted}",
+            hint="what was let go may be gone; acquire another name for an earlier txn",
+        )
+    lease = replace(mine, txn=wanted, epoch=int(head.upper))
+    return Put(marks=_written(lease), records=(lease,), result=lease)
+
+
+def decide_release(*, head: Head, lease: Lease, current: Lease | None) -> Put[Lease, Lease] | AlreadyEnded:
+    """End our own lease. Releasing what is gone is no error: a shutdown may come twice."""
+    if current is None or not current.is_live or current.holder != lease.holder:
+        return AlreadyEnded(current)
+    ended = replace(current, epoch=int(head.upper), state=LeaseState.RELEASED)
+    return Put(marks=_written(ended), records=(ended,), result=ended)
+
+
+def decide_expire(*, head: Head, current: Lease, observation: Observation) -> Put[Lease, Lease] | HeldByOther:
+    """End a lease that was seen to stand still. A renewal that came first makes this conflict."""
+    if not observation.expires(current):
+        return HeldByOther(current)
+    ended = replace(current, epoch=int(head.upper), state=LeaseState.EXPIRED)
+    return Put(marks=_written(ended), records=(ended,), result=ended)
+
+
+def live_leases(records: Iterable[Lease]) -> tuple[Lease, ...]:
+    """The leases as they stand: the last record of each name, without the ended ones."""
+    last: dict[str, Lease] = {}
+    for lease in sorted(records, key=lambda lease: lease.epoch):
+        last[lease.name] = lease
+    return tuple(lease for _, lease in sorted(last.items()) if lease.is_live)
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Someone needs every `txn` from this one on."""
+
+    txn: Txn
+    kind: Literal["lease", "consumer", "window"]
+    name: str
+    holder: str = ""
+
+    def __str__(self) -> str:
+        by = f" of {self.holder}" if self.holder else ""
+        return f"{self.kind} {self.name}{by} needs txn {self.txn}"
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """What lies below `txn` may go. `needs` are all there are, lowest first: the dry run's answer."""
+
+    txn: Txn
+    needs: tuple[Need, ...]
+
+    @property
+    def held_by(self) -> tuple[Need, ...]:
+        """Those that keep the floor from rising."""
+        return tuple(need for need in self.needs if need.txn == self.txn)
+
+
+def floor(leases: Iterable[Lease], *, consumers: Mapping[str, Txn], window: Txn) -> Floor:
+    """The lowest `txn` that anyone needs: live leases, consumers (a state's publisher), the kept window.
+
+    A lease counts until its end is recorded, however late its holder is: expire it first.
+    """
+    needs = [Need(lease.txn, "lease", lease.name, lease.holder) for lease in leases if lease.is_live]
+    needs += [Need(txn, "consumer", name) for name, txn in consumers.items()]
+    needs.append(Need(window, "window", "retention"))
+    needs.sort(key=lambda need: (need.txn, need.kind, need.name))
+    return Floor(needs[0].txn, tuple(needs))
+
+
+def decide_since(*, head: Head, floor: Floor) -> Put[Lease, Txn] | Txn:
+    """Announce what will be removed, before it is: compare-and-max. `floor` is from this head's leases."""
+    if floor.txn <= since_of(head):
+        return since_of(head)
+    return Put(marks={SINCE: floor.txn}, records=(), result=floor.txn)
+
+
+def _written(lease: Lease) -> dict[str, int]:
+    return {UPPER: lease.epoch + 1}

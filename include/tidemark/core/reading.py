@@ -1,0 +1,299 @@
+"""What a shard's reader has listed, fetched and delivered, one account per transaction.
+
+A reader lists the parts of each `txn` in order, fetches them with several workers in any order, and
+delivers whole transactions in order. `ReadAccount` decides; the reader around it does the waiting,
+the fetching and the locking (every call under one lock, and a notify after each).
+
+Promise:
+
+- Invariant 11: a missing part freezes the frontier at that part's `txn`. Everything before it is
+  delivered, later parts that arrive well don't move it, and the report names file, `txn` and size.
+- Invariant 12: a part is released only after its fetch has completed. No wake-up is lost, and one
+  worker's shutdown never advances the others.
+- Every `txn` is delivered whole, once, in order; who stops anywhere goes on at `delivered_upper`.
+
+Words:
+
+- *frontier*: the first `txn` that isn't completely fetched; every one below it can be delivered.
+- *hold*: the lowest `txn` this reader still needs, and so what its lease must stand at.
+- *fetch*: one hand-out of one part to one worker. It ends once, as fetched, missing or abandoned.
+
+No wake-up is lost because a waiter doesn't wait for a signal but for another `version` than the one
+it looked at: it reads `version`, looks, and waits until `changed_since(version)`. What happened
+between look and wait has already changed the version.
+
+Restrictions: transactions are listed in order; to list `n` says that all below `n` is listed, so an
+untouched `txn` needs no call of its own. A worker's name is used for one life.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tidemark.core.errors import InvalidUsage, InvariantViolation
+from tidemark.core.ids import TXN_FIRST, Txn, next_txn
+from tidemark.core.seal import Part
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """One hand-out of a part to a worker; `number` tells it from any earlier hand-out of that part."""
+
+    number: int
+    worker: str
+    txn: Txn
+    part: Part
+
+
+@dataclass(frozen=True, slots=True)
+class MissingPart:
+    """Why the frontier stands where it stands."""
+
+    txn: Txn
+    part: Part
+    why: str
+
+    def __str__(self) -> str:
+        return f"part {self.part.path} of txn {self.txn} ({self.part.bytes} bytes) is missing: {self.why}"
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTxn:
+    """A transaction, whole: its parts in the order of the listing, or the reason why it was skipped."""
+
+    txn: Txn
+    parts: tuple[Part, ...]
+    skipped: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Deliverable:
+    """The transactions in [lower, upper), complete. Those not in `txns` don't touch the shard."""
+
+    lower: Txn
+    upper: Txn
+    txns: tuple[ReadTxn, ...]
+
+
+@dataclass(slots=True)
+class _Account:
+    parts: tuple[Part, ...]
+    unfetched: int
+    skipped: str = ""
+
+
+class ReadAccount:
+    """The state of one reader of one shard, from `start` on.
+
+    At most `ahead_parts_max` parts are in flight or fetched and undelivered; the frontier's own
+    transaction is exempt, because without all of it nothing could ever be delivered.
+    """
+
+    def __init__(self, *, start: Txn = TXN_FIRST, ahead_parts_max: int) -> None:
+        if start < TXN_FIRST or ahead_parts_max < 1:
+            raise InvalidUsage(f"start {start} and ahead_parts_max {ahead_parts_max} must be 1 or more")
+        self._ahead_parts_max = ahead_parts_max
+        self._delivered_upper = start
+        self._listed_upper = start
+        self._accounts: dict[Txn, _Account] = {}  # listed, not delivered
+        self._unready: deque[Txn] = deque()  # of those, from the frontier on
+        self._ready: deque[Txn] = deque()  # of those, below the frontier
+        self._held: set[str] = set()  # paths
+        self._pending: list[tuple[Txn, str, Part]] = []  # a heap; a skipped txn's parts are passed over
+        self._in_flight: dict[int, Fetch] = {}
+        self._missing: dict[str, MissingPart] = {}
+        self._fetched_count = 0  # fetched, not delivered
+        self._fetch_number = 0
+        self._draining = False
+        self._drained_workers: set[str] = set()
+        self._version = 0
+
+    @property
+    def frontier(self) -> Txn:
+        """The first `txn` that isn't completely fetched."""
+        return self._unready[0] if self._unready else self._listed_upper
+
+    @property
+    def delivered_upper(self) -> Txn:
+        """The first `txn` not delivered: where the next reader goes on."""
+        return self._delivered_upper
+
+    @property
+    def hold(self) -> Txn:
+        """The lowest `txn` this reader needs; the lease may be advanced up to here, and no further."""
+        return min([self._delivered_upper, *(fetch.txn for fetch in self._in_flight.values())])
+
+    def holds(self, part: Part) -> bool:
+        """Whether the part's file must stay: undelivered, or a fetch of it has not ended."""
+        return part.path in self._held
+
+    @property
+    def missing_parts(self) -> tuple[MissingPart, ...]:
+        """The lowest first."""
+        return tuple(sorted(self._missing.values(), key=lambda missing: (missing.txn, missing.part.path)))
+
+    @property
+    def frozen(self) -> MissingPart | None:
+        """The lowest missing part: the frontier can't pass it before it is repaired or its `txn` skipped."""
+        return next(iter(self.missing_parts), None)
+
+    @property
+    def in_flight(self) -> tuple[Fetch, ...]:
+        """Fetches that have not ended; a supervisor abandons those of a worker that died."""
+        return tuple(self._in_flight.values())
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    def changed_since(self, version: int) -> bool:
+        """Whether anything a waiter could wait for happened after it saw `version`."""
+        return self._version != version
+
+    def listed(self, txn: Txn, parts: Sequence[Part] = ()) -> None:
+        """These are all the parts of `txn`; what lies between it and the last one listed is untouched."""
+        if txn < self._listed_upper:
+            raise InvalidUsage(
+                f"txn {txn} comes after {self._listed_upper - 1}", hint="list each once, in order"
+            )
+        paths = {part.path for part in parts}
+        if len(paths) < len(parts) or paths & self._held:
+            raise InvariantViolation(
+                f"txn {txn} lists a part twice, or one of another txn: {[part.path for part in parts]}",
+                hint="a part belongs to exactly one txn; check the log's commits",
+            )
+        self._listed_upper = next_txn(txn)
+        self._accounts[txn] = _Account(tuple(parts), len(parts))
+        self._unready.append(txn)
+        self._held |= paths
+        for part in parts:
+            self._put_back(txn, part)
+        self._settle()
+
+    def next_fetch(self, worker: str) -> Fetch | None:
+        """The next part for this worker, lowest `txn` first; None when there is nothing, or it drains."""
+        if self._draining or worker in self._drained_workers:
+            return None
+        while self._pending and not self._is_wanted(self._pending[0][0]):
+            heapq.heappop(self._pending)
+        if not self._pending:
+            return None
+        ahead_parts = len(self._in_flight) + self._fetched_count
+        if self._pending[0][0] > self.frontier and ahead_parts >= self._ahead_parts_max:
+            return None
+        txn, _, part = heapq.heappop(self._pending)
+        self._fetch_number += 1
+        fetch = Fetch(self._fetch_number, worker, txn, part)
+        self._in_flight[fetch.number] = fetch
+        return fetch
+
+    def fetched(self, fetch: Fetch) -> bool:
+        """The part is here. False if this fetch had ended already: what comes late is dropped."""
+        ended = self._end(fetch)
+        if ended and self._is_wanted(fetch.txn):
+            self._accounts[fetch.txn].unfetched -= 1
+            self._fetched_count += 1
+            self._settle()
+        return ended
+
+    def missing(self, fetch: Fetch, why: str) -> bool:
+        """The file is gone or isn't what was sealed: freezes the frontier at its `txn`. Else as `fetched`."""
+        ended = self._end(fetch)
+        if ended and self._is_wanted(fetch.txn):
+            self._missing[fetch.part.path] = MissingPart(fetch.txn, fetch.part, why)
+        return ended
+
+    def abandoned(self, fetch: Fetch) -> bool:
+        """Ended without the part (cancelled, a passing error): anyone may fetch it. Else as `fetched`."""
+        ended = self._end(fetch)
+        if ended and self._is_wanted(fetch.txn):
+            self._put_back(fetch.txn, fetch.part)
+        return ended
+
+    def repaired(self, part: Part) -> None:
+        """The missing file is back: it is fetched again, and the frontier thaws when it is here."""
+        missing = self._missing.pop(part.path, None)
+        if missing is None:
+            raise InvalidUsage(f"part {part.path} is not missing", hint="see missing_parts")
+        self._put_back(missing.txn, missing.part)
+        self._version += 1
+
+    def skipped(self, txn: Txn, reason: str) -> None:
+        """Give the transaction up, all of it: it is delivered without parts, with the reason."""
+        lost = [path for path, missing in self._missing.items() if missing.txn == txn]
+        if not lost or not reason.strip():
+            raise InvalidUsage(
+                f"txn {txn} can't be skipped for the reason {reason!r}",
+                hint="only a txn with a missing part is skipped, and the reason is recorded",
+            )
+        for path in lost:
+            del self._missing[path]
+        account = self._accounts[txn]
+        self._fetched_count -= len(account.parts) - account.unfetched
+        self._release(account.parts)
+        self._accounts[txn] = _Account((), 0, reason)
+        self._settle()
+
+    def deliverable(self) -> Deliverable | None:
+        """Every complete transaction not yet delivered; the same again until `delivered`."""
+        if self.frontier == self._delivered_upper:
+            return None
+        accounts = ((txn, self._accounts[txn]) for txn in self._ready)
+        txns = tuple(ReadTxn(txn, account.parts, account.skipped) for txn, account in accounts)
+        return Deliverable(self._delivered_upper, self.frontier, txns)
+
+    def delivered(self, upper: Txn) -> None:
+        """All below `upper` is with the consumer, durably; it is never delivered again."""
+        if not self._delivered_upper <= upper <= self.frontier:
+            raise InvalidUsage(
+                f"upper {upper} is not in what can be delivered, [{self._delivered_upper}, {self.frontier}]",
+                hint="deliver whole transactions, in order, once",
+            )
+        while self._ready and self._ready[0] < upper:
+            parts = self._accounts.pop(self._ready.popleft()).parts
+            self._fetched_count -= len(parts)
+            self._release(parts)
+        self._delivered_upper = upper
+        self._version += 1
+
+    def drain(self, worker: str | None = None) -> None:
+        """First step of a shutdown, of one worker or of the reader: no new fetch is handed out."""
+        if worker is None:
+            self._draining = True
+        else:
+            self._drained_workers.add(worker)
+        self._version += 1
+
+    def closed(self, worker: str | None = None) -> bool:
+        """Second step: drained, and every fetch has ended. Only then may files and lease be let go."""
+        if worker is None:
+            return self._draining and not self._in_flight
+        drained = self._draining or worker in self._drained_workers
+        return drained and all(fetch.worker != worker for fetch in self._in_flight.values())
+
+    def _is_wanted(self, txn: Txn) -> bool:
+        account = self._accounts.get(txn)
+        return account is not None and not account.skipped
+
+    def _put_back(self, txn: Txn, part: Part) -> None:
+        heapq.heappush(self._pending, (txn, part.path, part))
+
+    def _end(self, fetch: Fetch) -> bool:
+        if self._in_flight.pop(fetch.number, None) is None:
+            return False
+        if not self._is_wanted(fetch.txn):
+            self._held.discard(fetch.part.path)
+        self._version += 1
+        return True
+
+    def _release(self, parts: Sequence[Part]) -> None:
+        fetching = {fetch.part.path for fetch in self._in_flight.values()}
+        self._held -= {part.path for part in parts} - fetching
+
+    def _settle(self) -> None:
+        while self._unready and self._accounts[self._unready[0]].unfetched == 0:
+            self._ready.append(self._unready.popleft())
+        self._version += 1

@@ -1,0 +1,147 @@
+"""Replay: reading recorded input again, at the recorded boundaries, and judging what it gives.
+
+A replay never decides where a transaction begins or ends: the bindings have (Invariant 6). It
+reads each transaction's input by itself and compares the digests of every endpoint with those of
+the seal. The answer is `identical`, `differs`, `input gone`, or `not comparable` when the engine
+or the row encoding is another one than when the seal was made, so that an upgrade is never taken
+for a corruption. A last transaction that has no seal, because of a crash in the middle, is part
+of the plan too: it is finished, and verified by its own gate (Invariant 7).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+
+from tidemark.core.binding import Binding
+from tidemark.core.checksum import Digests, Mismatch, compare
+from tidemark.core.errors import InvalidUsage, InvariantViolation
+from tidemark.core.ids import Txn
+from tidemark.core.seal import Decision, Seal, Staged
+
+
+class Verdict(StrEnum):
+    """What a gate or a replay says of one transaction."""
+
+    IDENTICAL = "identical"
+    DIFFERS = "differs"
+    INPUT_GONE = "input gone"
+    NOT_COMPARABLE = "not comparable"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The verdict on one transaction, with all that it is based on."""
+
+    txn: Txn
+    verdict: Verdict
+    mismatches: tuple[Mismatch, ...] = ()
+    why: str = ""
+
+    @property
+    def passed(self) -> bool:
+        return self.verdict is Verdict.IDENTICAL
+
+    def __str__(self) -> str:
+        lines = [f"transaction {self.txn}: {self.verdict}", self.why, *map(str, self.mismatches)]
+        return "; ".join(line for line in lines if line)
+
+
+class InputGone(InvalidUsage):
+    """What a binding names can't be read any more as it was."""
+
+    def __init__(self, txn: Txn, *, what: str) -> None:
+        super().__init__(
+            f"input of transaction {txn} is gone: {what}",
+            hint="restore it and retry, or skip the transaction with a reason",
+        )
+        self.txn = txn
+        self.what = what
+
+
+class DataDiffers(InvariantViolation):
+    """One transaction number, two different contents."""
+
+    def __init__(self, finding: Finding) -> None:
+        super().__init__(
+            str(finding),
+            hint="restore the input that changed and clear the task; or accept or skip with a reason",
+        )
+        self.finding = finding
+
+
+def judge(txn: Txn, *, recorded: Digests, found: Digests) -> Finding:
+    """Compare all endpoints; digests of another encoding are not comparable."""
+    encodings = {digest.encoding for digest in recorded.values()}
+    for endpoint, digest in found.items():
+        if encodings and digest.encoding not in encodings:
+            why = f"{endpoint} was hashed with encoding {sorted(encodings)}, now with {digest.encoding}"
+            return Finding(txn, Verdict.NOT_COMPARABLE, why=why)
+    mismatches = compare(txn, recorded=recorded, found=found)
+    return Finding(txn, Verdict.DIFFERS if mismatches else Verdict.IDENTICAL, mismatches)
+
+
+def judge_replay(seal: Seal, staged: Staged) -> Finding:
+    """Compare a seal with what the same input gives now. A skipped transaction has nothing to prove."""
+    if seal.decision is Decision.SKIPPED:
+        return Finding(seal.txn, Verdict.IDENTICAL, why=f"skipped: {seal.reason}")
+    if seal.engine != staged.engine:
+        why = f"sealed by {seal.engine!r}, replayed by {staged.engine!r}"
+        return Finding(seal.txn, Verdict.NOT_COMPARABLE, why=why)
+    return judge(seal.txn, recorded=seal.digests, found=staged.digests)
+
+
+class Action(Enum):
+    """What a replay does with a transaction."""
+
+    VERIFY = "verify"
+    FINISH = "finish"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayStep:
+    """One transaction to replay, with its own recorded boundaries in the binding."""
+
+    binding: Binding
+    seal: Seal | None
+
+    @property
+    def action(self) -> Action:
+        return Action.FINISH if self.seal is None else Action.VERIFY
+
+
+def plan_replay(
+    *, txn_from: Txn, txn_to: Txn, bindings: Sequence[Binding], seals: Sequence[Seal]
+) -> tuple[ReplayStep, ...]:
+    """One step per transaction in [txn_from, txn_to], in order, at the recorded boundaries."""
+    if txn_from < 1 or txn_to < txn_from:
+        raise InvalidUsage(f"transactions {txn_from} to {txn_to} are not a range", hint="count from 1 up")
+    bound = {binding.txn: binding for binding in bindings}
+    sealed = {seal.txn: seal for seal in seals}
+    missing = [txn for txn in range(txn_from, txn_to + 1) if txn not in bound]
+    if missing:
+        raise InvalidUsage(
+            f"transaction {missing[0]} is not bound", hint="the journal shows which transactions there are"
+        )
+    return tuple(ReplayStep(bound[Txn(txn)], sealed.get(Txn(txn))) for txn in range(txn_from, txn_to + 1))
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """What a run has to do: finish these open transactions in order, and prove these sealed ones."""
+
+    finish: tuple[Txn, ...]
+    prove: tuple[Txn, ...]
+
+
+def plan_run(*, owned: Sequence[Txn], cleared: bool, sealed_upper: Txn, bound_upper: Txn) -> RunPlan:
+    """A retry finishes what is missing; a clear proves what is there.
+
+    Every run first finishes the open transactions below its own, whoever began them; a run that
+    owns nothing finishes all that are open, so that none waits for a run that never comes back.
+    """
+    finish_upper = (max(owned) + 1) if owned else bound_upper
+    finish = tuple(Txn(txn) for txn in range(sealed_upper, finish_upper))
+    prove = tuple(txn for txn in owned if cleared and txn < sealed_upper)
+    return RunPlan(finish, prove)

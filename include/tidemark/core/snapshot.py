@@ -1,0 +1,52 @@
+"""Where a snapshot of a log ends and listening begins, so that together they give everything once.
+
+`since` is the first `txn` whose rows can still be read one by one; what lies below it is left only
+as the rows that a fold of it keeps. So a snapshot may be taken as of `since - 1` or later: any
+earlier one can't be told apart any more, and asking for it is refused instead of answered with
+rows from later transactions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tidemark.core.errors import InvalidUsage
+from tidemark.core.ids import TXN_FIRST, TXN_NONE, Txn, next_txn
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPlan:
+    """A snapshot of every `txn` up to and with `as_of`, then each later one from `listen_from` on."""
+
+    as_of: Txn
+
+    @property
+    def listen_from(self) -> Txn:
+        """Where to start the `ReadAccount` of the listener."""
+        return next_txn(self.as_of)
+
+    def covers(self, txn: Txn) -> bool:
+        """Whether the snapshot has it; what it doesn't have, the listener gets."""
+        return txn <= self.as_of
+
+
+@dataclass(frozen=True, slots=True)
+class NotYet:
+    """The log hasn't passed `as_of`: wait until its upper is above it, then plan again."""
+
+    as_of: Txn
+    upper: Txn
+
+
+def plan_read(*, as_of: Txn, since: Txn, upper: Txn) -> ReadPlan | NotYet:
+    """Split a read at `as_of`, for a log whose single transactions are readable in [since, upper)."""
+    if since < TXN_FIRST or as_of < TXN_NONE:
+        raise InvalidUsage(
+            f"since {since} or as_of {as_of} is not a transaction", hint="as_of 0 is before all"
+        )
+    if as_of < since - 1:
+        raise InvalidUsage(
+            f"as_of {as_of} can't be told apart any more: single transactions are kept from {since} on",
+            hint=f"read as of {since - 1} or later",
+        )
+    return ReadPlan(as_of) if as_of < upper else NotYet(as_of, upper)
