@@ -1,0 +1,64 @@
+"""A pipeline's ledgers in memory: one warehouse, any number of processes' views of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tidemark.core.binding import BindingRecord
+from tidemark.core.checkpoint import Checkpoint
+from tidemark.core.ids import ShardId
+from tidemark.core.journal import JournalEntry
+from tidemark.core.lease import Lease
+from tidemark.core.seal import Seal
+from tidemark.core.shard import LogEntry
+from tidemark.memory.chaos import Chaos
+from tidemark.memory.ledger import MemoryLedger, MemoryLedgerView
+
+
+class MemoryWarehouse:
+    """The durable truth that all processes share."""
+
+    def __init__(self) -> None:
+        self.bindings: MemoryLedger[BindingRecord] = MemoryLedger()
+        self.seals: MemoryLedger[Seal] = MemoryLedger()
+        self.checkpoints: MemoryLedger[Checkpoint] = MemoryLedger()
+        self.journal: MemoryLedger[JournalEntry] = MemoryLedger()
+        self.leases: MemoryLedger[Lease] = MemoryLedger()
+        self.logs: dict[ShardId, MemoryLedger[LogEntry]] = {}
+
+    def log(self, shard: ShardId) -> MemoryLedger[LogEntry]:
+        return self.logs.setdefault(shard, MemoryLedger())
+
+    def land_delayed(self) -> Iterator[object]:
+        """Let every write that is still under way arrive now; one at a time, so a caller may stop."""
+        ledgers: tuple[MemoryLedger[Any], ...] = (
+            self.bindings,
+            self.seals,
+            self.checkpoints,
+            self.journal,
+            self.leases,
+            *self.logs.values(),
+        )
+        for ledger in ledgers:
+            while ledger.delayed:
+                yield ledger.delayed.pop(0)()
+
+
+class MemoryControl:
+    """One process's view of a warehouse."""
+
+    def __init__(self, warehouse: MemoryWarehouse, chaos: Chaos | None = None) -> None:
+        self._warehouse = warehouse
+        self._chaos = chaos
+        self.bindings = MemoryLedgerView(warehouse.bindings, chaos, "bindings")
+        self.seals = MemoryLedgerView(warehouse.seals, chaos, "seals")
+        self.checkpoints = MemoryLedgerView(warehouse.checkpoints, chaos, "checkpoints")
+        self.journal = MemoryLedgerView(warehouse.journal, chaos, "journal")
+        self.leases = MemoryLedgerView(warehouse.leases, chaos, "leases")
+        self._logs: dict[ShardId, MemoryLedgerView[LogEntry]] = {}
+
+    def log(self, shard: ShardId) -> MemoryLedgerView[LogEntry]:
+        if shard not in self._logs:
+            self._logs[shard] = MemoryLedgerView(self._warehouse.log(shard), self._chaos, "log")
+        return self._logs[shard]

@@ -1,0 +1,90 @@
+"""Ledgers in memory: the shared truth, and each process's own, possibly unreliable, view of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+from tidemark.core.errors import Determinate, Indeterminate
+from tidemark.core.ledger import CommitOutcome, Committed, Conflict, Head, Put, Record
+from tidemark.memory.chaos import Calm, Chaos, Crash, Fault
+
+R = TypeVar("R", bound=Record)
+
+
+class MemoryLedger(Generic[R]):
+    """The truth: every version's marks, and the records in order of their commits."""
+
+    def __init__(self) -> None:
+        self._marks: list[Mapping[str, int]] = [{}]
+        self._counts: list[int] = [0]
+        self._records: list[R] = []
+        self.delayed: list[Callable[[], object]] = []
+
+    @property
+    def version(self) -> int:
+        return len(self._marks) - 1
+
+    def head(self, version: int) -> Head:
+        return Head(version, self._marks[version])
+
+    def records(self, version: int) -> Sequence[R]:
+        return self._records[: self._counts[version]]
+
+    def commit(self, head: Head, put: Put[R, Any]) -> CommitOutcome:
+        if head.version != self.version:
+            return Conflict()
+        marks = head.moved(put.marks)
+        self._records.extend(put.records)
+        self._marks.append(marks)
+        self._counts.append(len(self._records))
+        return Committed(self.version)
+
+
+class MemoryLedgerView(Generic[R]):
+    """One process's handle on a ledger. Reads answer from the snapshot that `head` loaded last."""
+
+    def __init__(self, truth: MemoryLedger[R], chaos: Chaos | None = None, name: str = "ledger") -> None:
+        self._truth = truth
+        self._chaos = chaos or Calm()
+        self._name = name
+        self._version = 0
+
+    def head(self) -> Head:
+        fault = self._chaos.meet(f"{self._name}.head")
+        if fault in (Fault.CRASH_BEFORE, Fault.CRASH_AFTER):
+            raise Crash
+        newest = self._truth.version
+        # A stale read never goes back behind what this process has seen itself.
+        self._version = max(self._version, newest - 1) if fault is Fault.STALE else newest
+        return self._truth.head(self._version)
+
+    def read(self, lower: int, upper: int) -> Sequence[R]:
+        records = self._truth.records(self._version)
+        return sorted((r for r in records if lower <= r.number < upper), key=lambda r: r.number)
+
+    def find(self, key: str) -> Sequence[R]:
+        records = self._truth.records(self._version)
+        return sorted((r for r in records if r.key == key), key=lambda r: r.number)
+
+    def commit(self, head: Head, put: Put[R, Any]) -> CommitOutcome:
+        fault = self._chaos.meet(f"{self._name}.commit")
+        match fault:
+            case Fault.FAIL:
+                raise Determinate(f"{self._name} did not take the commit")
+            case Fault.CRASH_BEFORE:
+                raise Crash
+            case Fault.LOSE_REQUEST:
+                raise Indeterminate(f"{self._name} did not answer")
+            case Fault.DELAY:
+                self._truth.delayed.append(lambda: self._truth.commit(head, put))
+                raise Indeterminate(f"{self._name} did not answer")
+        outcome = self._truth.commit(head, put)
+        match fault:
+            case Fault.CRASH_AFTER:
+                raise Crash
+            case Fault.LOSE_REPLY:
+                raise Indeterminate(f"{self._name} did not answer")
+            case Fault.DUPLICATE:
+                self._truth.commit(head, put)
+        return outcome

@@ -1,0 +1,1 @@
+"""A transaction's journey, step by step: the core's decisions over the ports, without an engine."""

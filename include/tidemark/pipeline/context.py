@@ -1,0 +1,92 @@
+"""What the steps of a transaction share: the pipeline's parts, and the attempt that works on them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tidemark.core.binding import Binding, Configuration, Owner
+from tidemark.core.errors import Determinate, InvariantViolation
+from tidemark.core.ids import TXN_NONE, ShardId, Txn, WriterToken
+from tidemark.core.journal import Event, JournalEntry, decide_note
+from tidemark.core.ledger import Head, Put
+from tidemark.core.seal import Seal
+from tidemark.pipeline.settle import settle
+from tidemark.ports.control import Control
+from tidemark.ports.plane import DataPlane
+from tidemark.ports.source import Source
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """One pipeline: where its facts are, where its records come from, who does the heavy work."""
+
+    control: Control
+    source: Source
+    plane: DataPlane
+    configuration: Configuration
+    generation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One try of one run. The token is never used twice; `cleared` asks for a proof."""
+
+    owner: Owner
+    token: WriterToken
+    cleared: bool = False
+
+
+def binding_at(pipeline: Pipeline, txn: Txn) -> Binding:
+    """The binding of a transaction that is known to be bound."""
+    upper = pipeline.control.bindings.head().upper
+    for record in pipeline.control.bindings.read(txn, txn + 1):
+        if isinstance(record, Binding):
+            return record
+    if txn < upper:
+        raise InvariantViolation(f"binding {txn} is below the upper {upper}, but is not there")
+    raise Determinate(f"the binding of transaction {txn} can't be seen yet", hint="retry")
+
+
+def seal_at(pipeline: Pipeline, txn: Txn) -> Seal:
+    """The seal of a transaction that the snapshot of the seals has passed."""
+    for seal in pipeline.control.seals.read(txn, txn + 1):
+        return seal
+    raise InvariantViolation(f"transaction {txn} is sealed, but its seal is not there")
+
+
+def unfinished(pipeline: Pipeline) -> tuple[Txn, Sequence[Seal], tuple[ShardId, ...]]:
+    """What may be behind its seals: the seals' upper, the seals above the checkpoint, and the shards
+    that these touch or that were paused at the checkpoint. No other shard is looked at."""
+    checkpoints = pipeline.control.checkpoints
+    done_upper = checkpoints.head().upper
+    paused = {
+        shard
+        for last in checkpoints.read(done_upper - 1, done_upper)
+        for shard, mark in last.tables.items()
+        if mark.paused_at != TXN_NONE
+    }
+    sealed_upper = pipeline.control.seals.head().upper
+    seals = pipeline.control.seals.read(done_upper, sealed_upper)
+    touched = {shard for seal in seals for shard in seal.shards}
+    return sealed_upper, seals, tuple(sorted(touched | paused))
+
+
+def note(
+    pipeline: Pipeline, event: Event, *, txn: Txn, token: WriterToken, detail: Mapping[str, str]
+) -> None:
+    """Add an event to the journal, once, even when the first reply was lost."""
+    journal = pipeline.control.journal
+    first_upper: Txn | None = None
+
+    def decide(head: Head) -> Put[JournalEntry, None] | None:
+        nonlocal first_upper
+        first_upper = head.upper if first_upper is None else first_upper
+        # Only what was put since our first try can be ours; the same event may have been noted before.
+        noted = any(
+            entry.event is event and entry.token == token and entry.number >= first_upper
+            for entry in journal.find(str(txn))
+        )
+        return decide_note(head=head, txn=txn, event=event, token=token, detail=detail, noted=noted)
+
+    settle(journal, decide, what=f"the journal's note on transaction {txn}")

@@ -1,0 +1,58 @@
+"""Reclock: find the run's transactions, or mint them, and say what the run has to do.
+
+The first attempt of a run mints; what it minted, or that it minted nothing, stays its own for ever.
+The source is asked again on every try, after the head was read, so that a minter that came second
+adopts what is there and adds only what is still missing (Invariant 1).
+"""
+
+from __future__ import annotations
+
+from tidemark.core.binding import Binding, BindingRecord, Owned, decide_mint, owned_in
+from tidemark.core.errors import InvariantViolation
+from tidemark.core.ids import TXN_FIRST
+from tidemark.core.ledger import Head, Put
+from tidemark.core.replay import RunPlan, plan_run
+from tidemark.pipeline.context import Attempt, Pipeline
+from tidemark.pipeline.settle import settle
+
+
+def last_binding(pipeline: Pipeline, head: Head) -> Binding | None:
+    """The binding below the head's upper; None when nothing is bound."""
+    if head.upper == TXN_FIRST:
+        return None
+    for record in pipeline.control.bindings.read(head.upper - 1, head.upper):
+        if isinstance(record, Binding):
+            return record
+    raise InvariantViolation(f"binding {head.upper - 1} is below the upper {head.upper}, but is not there")
+
+
+def mint(pipeline: Pipeline, attempt: Attempt) -> Owned:
+    """What the run owns: found, or minted now from what the source offers."""
+    bindings = pipeline.control.bindings
+
+    def decide(head: Head) -> Put[BindingRecord, Owned] | Owned:
+        found = bindings.find(attempt.owner.identity)
+        decided = owned_in(found)
+        if decided is not None:
+            return decided
+        last = last_binding(pipeline, head)
+        return decide_mint(
+            head=head,
+            last=last,
+            found=found,
+            steps=pipeline.source.offer(last),
+            owner=attempt.owner,
+            configuration=pipeline.configuration,
+        )
+
+    return settle(bindings, decide, what=f"minting for {attempt.owner.identity}")
+
+
+def reclock(pipeline: Pipeline, attempt: Attempt) -> RunPlan:
+    """The run's work: open transactions to finish, lower ones first, and sealed ones to prove."""
+    owned = mint(pipeline, attempt)
+    sealed_upper = pipeline.control.seals.head().upper
+    bound_upper = pipeline.control.bindings.head().upper
+    return plan_run(
+        owned=owned.txns, cleared=attempt.cleared, sealed_upper=sealed_upper, bound_upper=bound_upper
+    )

@@ -1,0 +1,156 @@
+"""Upsert: seal the transaction, then bring each shard's log up to the seals.
+
+The seal decides. Whoever loses it has learned who won, drops its own work, deletes its own parts
+and no others, and finishes the winner's transaction (Invariants 2 and 4). A loser first compares
+its digests with the winner's: the same number with other data is an error, never a skip
+(Invariant 8). The logs follow the seals by compare-and-append, one transaction at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import cast
+
+from tidemark.core.errors import TidemarkError
+from tidemark.core.ids import ShardId, Txn
+from tidemark.core.journal import Event
+from tidemark.core.ledger import Head, Put
+from tidemark.core.replay import DataDiffers, Finding, InputGone, judge_replay
+from tidemark.core.seal import (
+    Lost,
+    Seal,
+    Sealed,
+    SealOutcome,
+    Staged,
+    TooEarly,
+    decide_generation,
+    decide_seal,
+    seal_of,
+)
+from tidemark.core.shard import (
+    Appended,
+    AppendOutcome,
+    CaughtUp,
+    LogEntry,
+    Paused,
+    Standing,
+    UpperMismatch,
+    decide_append,
+    next_append,
+)
+from tidemark.pipeline.context import Attempt, Pipeline, binding_at, note, seal_at, unfinished
+from tidemark.pipeline.ingest import standing
+from tidemark.pipeline.settle import settle
+
+
+@dataclass(frozen=True, slots=True)
+class LogReport:
+    """What bringing one log up to the seals came to."""
+
+    appended: tuple[Txn, ...]
+    dropped: tuple[Txn, ...]
+    end: CaughtUp | Paused
+
+
+def put_seal(pipeline: Pipeline, seal: Seal) -> SealOutcome:
+    """Seal the transaction, or learn who has."""
+    seals = pipeline.control.seals
+
+    def decide(head: Head) -> Put[Seal, SealOutcome] | SealOutcome:
+        found = seal_at(pipeline, seal.txn) if seal.txn < head.upper else None
+        return decide_seal(head=head, found=found, seal=seal)
+
+    return cast("SealOutcome", settle(seals, decide, what=f"the seal of transaction {seal.txn}"))
+
+
+def announce_generation(pipeline: Pipeline) -> int:
+    """Refuse older deployments from now on; returns the generation in charge."""
+
+    def decide(head: Head) -> Put[Seal, int] | int:
+        return decide_generation(head=head, generation=pipeline.generation)
+
+    return settle(pipeline.control.seals, decide, what="the announcement of a generation")
+
+
+def commit_staged(
+    pipeline: Pipeline,
+    attempt: Attempt,
+    staged: Staged,
+    finding: Finding,
+    *,
+    held: Mapping[ShardId, str] | None = None,
+    reason: str = "",
+) -> SealOutcome:
+    """Seal what passed the gate (or what someone accepted for a reason); drop what came second."""
+    refusal = refused(pipeline, staged, finding, reason)
+    # Whoever comes second may find its parts swept away; that is a lost race, not a red gate.
+    if refusal is not None and standing(pipeline, staged.txn) is not Standing.BELOW:
+        raise refusal
+    seal = seal_of(staged, generation=pipeline.generation, held=held or {}, reason=reason)
+    outcome = put_seal(pipeline, seal)
+    match outcome:
+        case Lost(winner):
+            drop_lost(pipeline, attempt, staged, winner)
+        case Sealed() | TooEarly():
+            pass
+    return outcome
+
+
+def refused(pipeline: Pipeline, staged: Staged, finding: Finding, reason: str) -> TidemarkError | None:
+    """Why an attempt may not be sealed, if it may not."""
+    if not finding.passed and not reason:
+        return DataDiffers(finding)
+    # The input is looked at once more: what changed while it was being read must not be sealed.
+    gone = pipeline.source.inspect(binding_at(pipeline, staged.txn))
+    return InputGone(staged.txn, what=gone) if gone else None
+
+
+def drop_lost(pipeline: Pipeline, attempt: Attempt, staged: Staged, winner: Seal) -> None:
+    """Record the lost race with its winner, and remove our own parts. Then compare."""
+    finding = judge_replay(winner, staged)
+    detail = {"winner": winner.token, "verdict": str(finding.verdict), "run": attempt.owner.run_id}
+    note(pipeline, Event.LOST, txn=staged.txn, token=staged.token, detail=detail)
+    pipeline.plane.discard(staged.txn, staged.token)
+    if finding.mismatches:
+        raise DataDiffers(finding)
+
+
+def bring_up_log(pipeline: Pipeline, shard: ShardId, *, release: Txn | None = None) -> LogReport:
+    """Append every sealed transaction that the shard's log has not passed, in order.
+
+    The log's upper is read again for each one. `release` names a held transaction to let through.
+    """
+    log = pipeline.control.log(shard)
+    appended: list[Txn] = []
+    dropped: list[Txn] = []
+    while True:
+        upper = log.head().upper
+        sealed_upper = pipeline.control.seals.head().upper
+        seals = pipeline.control.seals.read(upper, sealed_upper)
+        entry = next_append(shard, upper=upper, seals=seals, release=release)
+        if not isinstance(entry, LogEntry):
+            return LogReport(tuple(appended), tuple(dropped), entry)
+        match put_entry(pipeline, shard, expected=upper, entry=entry):
+            case Appended(txn):
+                appended.append(txn)
+            case UpperMismatch():
+                dropped.append(entry.txn)
+
+
+def put_entry(pipeline: Pipeline, shard: ShardId, *, expected: Txn, entry: LogEntry) -> AppendOutcome:
+    """Compare-and-append of one sealed transaction to one log."""
+    log = pipeline.control.log(shard)
+
+    def decide(head: Head) -> Put[LogEntry, AppendOutcome] | AppendOutcome:
+        found = next(iter(log.read(entry.txn, entry.txn + 1)), None)
+        return decide_append(head=head, expected=expected, found=found, entry=entry)
+
+    what = f"the append of transaction {entry.txn} to {shard}"
+    return cast("AppendOutcome", settle(log, decide, what=what))
+
+
+def bring_up_logs(pipeline: Pipeline) -> dict[ShardId, LogReport]:
+    """Bring up every log that may be behind its seals."""
+    _, _, shards = unfinished(pipeline)
+    return {shard: bring_up_log(pipeline, shard) for shard in shards}

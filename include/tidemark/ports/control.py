@@ -1,0 +1,70 @@
+"""The control plane's port: ledgers with one conditional commit.
+
+Promise of a `Ledger`, for every implementation (`tests/contract` checks it against each):
+
+- `commit` changes the ledger only if it still stands at the given head; records and marks go in
+  together or not at all. Of any number of commits on one head, exactly one is `Committed`.
+- `Conflict` and `Determinate` mean that nothing was written. `Indeterminate` means that nobody
+  knows: read back, never guess (Invariant 5).
+- `read` and `find` answer from the snapshot that this object's last `head` loaded, so that a
+  decision sees one moment. An old snapshot is allowed at any time; a commit on it conflicts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeVar
+
+from tidemark.core.binding import BindingRecord
+from tidemark.core.checkpoint import Checkpoint
+from tidemark.core.ids import ShardId
+from tidemark.core.journal import JournalEntry
+from tidemark.core.lease import Lease
+from tidemark.core.ledger import CommitOutcome, Head, Put
+from tidemark.core.seal import Seal
+from tidemark.core.shard import LogEntry
+
+R = TypeVar("R")
+
+
+class Ledger(Protocol[R]):
+    """Numbered records with integer marks, changed by compare-and-append."""
+
+    def head(self) -> Head:
+        """Load the newest snapshot that can be had, and tell its version and marks."""
+        ...
+
+    def read(self, lower: int, upper: int) -> Sequence[R]:
+        """The records numbered in [lower, upper), in order."""
+        ...
+
+    def find(self, key: str) -> Sequence[R]:
+        """The records with this key, in order of their numbers."""
+        ...
+
+    def commit(self, head: Head, put: Put[R, Any]) -> CommitOutcome:
+        """Add the records and move the marks, if and only if the ledger still stands at `head`."""
+        ...
+
+
+class Control(Protocol):
+    """All ledgers of one pipeline."""
+
+    @property
+    def bindings(self) -> Ledger[BindingRecord]: ...
+
+    @property
+    def seals(self) -> Ledger[Seal]: ...
+
+    @property
+    def checkpoints(self) -> Ledger[Checkpoint]: ...
+
+    @property
+    def journal(self) -> Ledger[JournalEntry]: ...
+
+    @property
+    def leases(self) -> Ledger[Lease]: ...
+
+    def log(self, shard: ShardId) -> Ledger[LogEntry]:
+        """The shard's log: the parts that its readers see. Made when it is first asked for."""
+        ...

@@ -1,0 +1,40 @@
+"""The data plane's port: turning bound input into staged parts.
+
+Promise: `stage` and `replay` of one binding give the same digests, whatever the parallelism.
+What `stage` writes belongs to the attempt's token alone and is invisible to readers. `discard`
+removes the files of that one attempt, and is a no-op when there are none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from tidemark.core.binding import Binding
+from tidemark.core.checksum import Digests
+from tidemark.core.ids import Txn, WriterToken
+from tidemark.core.seal import Staged
+
+
+class DataPlane(Protocol):
+    """Reads, decodes, folds, counts and writes; never decides."""
+
+    def stage(self, binding: Binding, token: WriterToken) -> Staged:
+        """Write the transaction's parts under the token, and count what was read and written."""
+        ...
+
+    def read_back(self, staged: Staged) -> Digests:
+        """The digests that the staged parts give when they are read again."""
+        ...
+
+    def replay(self, binding: Binding) -> Staged:
+        """What staging would give now, computed without writing anything."""
+        ...
+
+    def discard(self, txn: Txn, token: WriterToken) -> None:
+        """Remove one attempt's parts."""
+        ...
+
+    def attempts(self) -> Sequence[tuple[Txn, WriterToken]]:
+        """The attempts whose parts are still on disk and in no log."""
+        ...

@@ -1,0 +1,30 @@
+"""The source's port: what there is to bind, whether it is still there, and how far it may forget.
+
+Promise: steps end at boundaries of the source's own transactions, each one above the one before
+and none larger than a transaction may be. An offer that is lower than what is bound is reported
+as it is; the core refuses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from tidemark.core.binding import Binding, Step
+from tidemark.core.frontier import Frontier
+
+
+class Source(Protocol):
+    """Where change records come from."""
+
+    def offer(self, last: Binding | None) -> Sequence[Step]:
+        """What could be bound next, above the last binding, cut into transactions."""
+        ...
+
+    def inspect(self, binding: Binding) -> str:
+        """Why the bound input can't be read any more as it was; empty when it can."""
+        ...
+
+    def acknowledge(self, frontier: Frontier) -> None:
+        """Everything below is durable for every shard; the source may forget it. Never goes back."""
+        ...
