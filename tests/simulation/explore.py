@@ -1,0 +1,41 @@
+"""Running many seeds, and telling which failed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tests.simulation.checker import Checker
+from tests.simulation.flushing import FlushWorld
+from tests.simulation.world import World
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A seed whose world broke an invariant; the seed alone brings it back."""
+
+    seed: int
+    error: str
+
+
+def simulate(seed: int) -> int:
+    """One seed: its world to the checker, and its flush world. Returns the steps that were taken."""
+    world = World(seed)
+    world.simulate()
+    Checker(world).check()
+    FlushWorld(seed).simulate()
+    return world.scheduler.steps
+
+
+def explore(first: int, end: int, *, through: bool = False, stop_at_first: bool = False) -> list[Failure]:
+    """Run the seeds in [first, end). With `through`, the first error is raised as it is."""
+    failures: list[Failure] = []
+    for seed in range(first, end):
+        try:
+            simulate(seed)
+        except Exception as error:
+            if through:
+                raise
+            failures.append(Failure(seed, f"{type(error).__name__}: {error}"))
+            if stop_at_first:
+                break
+    return failures

@@ -1,0 +1,61 @@
+"""The simulation in the test command: every seed is one interleaving with its own faults."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simulation.explore import explore, simulate
+from tests.simulation.mutants import MUTANTS
+from tests.simulation.world import World
+
+SEEDS = 100_000
+CHUNKS = 20
+MUTANT_SEEDS_MAX = 6_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_all_invariants_hold_in_every_interleaving(chunk: int) -> None:
+    """Invariants 1 to 13, each checked by `tests/simulation/checker.py` and `flushing.py`."""
+    size = SEEDS // CHUNKS
+    failures = explore(chunk * size, (chunk + 1) * size)
+    assert not failures, f"again with: python -m tests.simulation --seed {failures[0].seed}\n{failures[:3]}"
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_the_simulation_notices_an_old_mistake(mutant) -> None:
+    with mutant():
+        failures = explore(0, MUTANT_SEEDS_MAX, stop_at_first=True)
+    assert failures, f"{MUTANT_SEEDS_MAX} seeds did not notice {mutant.__name__}"
+
+
+def test_a_seed_replays_exactly() -> None:
+    for seed in range(200):
+        first, second = World(seed), World(seed)
+        first.simulate()
+        second.simulate()
+        assert first.scheduler.steps == second.scheduler.steps
+        assert first.warehouse.seals.records(first.warehouse.seals.version) == second.warehouse.seals.records(
+            second.warehouse.seals.version
+        )
+        assert first.files == second.files
+
+
+def test_the_worlds_are_worth_simulating() -> None:
+    """Races, faults, tampering, skips, readers and truncation all happen, and often."""
+    raced = tampered = skipped = read = truncated = steps = 0
+    for seed in range(600):
+        world = World(seed)
+        world.simulate()
+        steps += world.scheduler.steps
+        raced += world.warehouse.journal.version > 0
+        tampered += bool(world.evidence.tampered)
+        skipped += any(s.reason for s in world.warehouse.seals.records(world.warehouse.seals.version))
+        read += bool(world.readers and world.readers[0].delivered)
+        truncated += world.truncated_below > 1
+    assert min(raced, tampered, skipped, read, truncated) > 20, (raced, tampered, skipped, read, truncated)
+    assert steps > 600 * 50
+
+
+def test_simulate_returns_its_steps() -> None:
+    assert simulate(1) > 0
