@@ -10,6 +10,7 @@ from tidemark.core.checkpoint import Checkpoint
 from tidemark.core.ids import ShardId
 from tidemark.core.journal import JournalEntry
 from tidemark.core.lease import Lease
+from tidemark.core.publish import Published
 from tidemark.core.seal import Seal
 from tidemark.core.shard import LogEntry
 from tidemark.memory.chaos import Chaos
@@ -26,9 +27,13 @@ class MemoryWarehouse:
         self.journal: MemoryLedger[JournalEntry] = MemoryLedger()
         self.leases: MemoryLedger[Lease] = MemoryLedger()
         self.logs: dict[ShardId, MemoryLedger[LogEntry]] = {}
+        self.records: dict[ShardId, MemoryLedger[Published]] = {}
 
     def log(self, shard: ShardId) -> MemoryLedger[LogEntry]:
         return self.logs.setdefault(shard, MemoryLedger())
+
+    def publishes(self, shard: ShardId) -> MemoryLedger[Published]:
+        return self.records.setdefault(shard, MemoryLedger())
 
     def land_delayed(self) -> Iterator[object]:
         """Let every write that is still under way arrive now; one at a time, so a caller may stop."""
@@ -39,6 +44,7 @@ class MemoryWarehouse:
             self.journal,
             self.leases,
             *self.logs.values(),
+            *self.records.values(),
         )
         for ledger in ledgers:
             while ledger.delayed:
@@ -57,8 +63,15 @@ class MemoryControl:
         self.journal = MemoryLedgerView(warehouse.journal, chaos, "journal")
         self.leases = MemoryLedgerView(warehouse.leases, chaos, "leases")
         self._logs: dict[ShardId, MemoryLedgerView[LogEntry]] = {}
+        self._publishes: dict[ShardId, MemoryLedgerView[Published]] = {}
 
     def log(self, shard: ShardId) -> MemoryLedgerView[LogEntry]:
         if shard not in self._logs:
             self._logs[shard] = MemoryLedgerView(self._warehouse.log(shard), self._chaos, "log")
         return self._logs[shard]
+
+    def publishes(self, shard: ShardId) -> MemoryLedgerView[Published]:
+        if shard not in self._publishes:
+            truth = self._warehouse.publishes(shard)
+            self._publishes[shard] = MemoryLedgerView(truth, self._chaos, "publishes")
+        return self._publishes[shard]

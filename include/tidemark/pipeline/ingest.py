@@ -7,8 +7,6 @@ not begun (Invariant 3). Staging twice is waste, not danger: the seal decides.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tidemark.core.ids import Txn
 from tidemark.core.replay import InputGone
 from tidemark.core.seal import Lost, Staged, TooEarly
@@ -16,24 +14,16 @@ from tidemark.core.shard import Standing, classify
 from tidemark.pipeline.context import Attempt, Pipeline, binding_at, seal_at
 
 
-@dataclass(frozen=True, slots=True)
-class Dropped:
-    """Below the upper: decided already, so there is nothing to stage."""
-
-    txn: Txn
-    decided: Lost
-
-
 def standing(pipeline: Pipeline, txn: Txn) -> Standing:
     """Where the transaction stands against the seals, read now."""
     return classify(txn, pipeline.control.seals.head().upper)
 
 
-def ingest(pipeline: Pipeline, attempt: Attempt, txn: Txn) -> Staged | Dropped | TooEarly:
+def ingest(pipeline: Pipeline, attempt: Attempt, txn: Txn) -> Staged | Lost | TooEarly:
     """Stage one transaction, unless it is decided or not yet its turn."""
     match standing(pipeline, txn):
         case Standing.BELOW:
-            return Dropped(txn, Lost(seal_at(pipeline, txn)))
+            return Lost(seal_at(pipeline, txn))
         case Standing.ABOVE:
             return TooEarly(pipeline.control.seals.head().upper)
         case Standing.AT:

@@ -4,19 +4,27 @@ same steps as tasks."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tidemark.core.errors import Determinate
 from tidemark.core.ids import Txn
 from tidemark.core.replay import Finding, Verdict
-from tidemark.core.seal import Lost, Sealed, SealOutcome, TooEarly
+from tidemark.core.seal import Lost, SealOutcome, Staged, TooEarly
 from tidemark.pipeline.checkpoint import checkpoint
 from tidemark.pipeline.context import Attempt, Pipeline
-from tidemark.pipeline.ingest import Dropped, ingest
+from tidemark.pipeline.ingest import ingest
 from tidemark.pipeline.reclock import reclock
 from tidemark.pipeline.replay import replay_plan, verify
 from tidemark.pipeline.upsert import bring_up_logs, commit_staged
 from tidemark.pipeline.validate import validate
+
+Progress = Callable[[Txn, str], None]
+"""Told which transaction is in which phase, for people who watch."""
+
+
+def unwatched(txn: Txn, phase: str) -> None:
+    """Nobody watches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,50 +41,73 @@ class RunReport:
         return sum(isinstance(outcome, Lost) for outcome in self.decided)
 
 
-def finish(pipeline: Pipeline, attempt: Attempt, txn: Txn) -> SealOutcome:
+def finish(
+    pipeline: Pipeline, attempt: Attempt, txn: Txn, *, progress: Progress = unwatched
+) -> SealOutcome:
     """Take one open transaction through to its logs, or find that someone has."""
-    staged = ingest(pipeline, attempt, txn)
-    match staged:
-        case Dropped(_, decided):
-            outcome: SealOutcome = decided
-        case TooEarly():
-            outcome = staged
-        case _:
-            outcome = commit_staged(pipeline, attempt, staged, validate(pipeline, staged))
+    progress(txn, "ingest")
+    outcome: Staged | SealOutcome = ingest(pipeline, attempt, txn)
+    if isinstance(outcome, Staged):
+        progress(txn, "validate")
+        finding = validate(pipeline, outcome)
+        progress(txn, "upsert")
+        outcome = commit_staged(pipeline, attempt, outcome, finding)
     if isinstance(outcome, TooEarly):
         raise Determinate(
             f"transaction {txn} can't be decided before {outcome.upper}",
             hint="retry: the run will finish the lower transactions first",
         )
-    if isinstance(outcome, Sealed | Lost):
-        bring_up_logs(pipeline)
+    bring_up_logs(pipeline)
     return outcome
 
 
-def run(pipeline: Pipeline, attempt: Attempt) -> RunReport:
-    """One run of a pipeline. Any number of them may work at once."""
+def run(
+    pipeline: Pipeline,
+    attempt: Attempt,
+    *,
+    transactions_max: int | None = None,
+    progress: Progress = unwatched,
+) -> RunReport:
+    """One run of a pipeline; any number of them may work at once.
+
+    With `transactions_max`, what is left over stays open, and the next run finishes it first."""
     plan = reclock(pipeline, attempt)
     decided: list[SealOutcome] = []
-    for txn in plan.finish:
-        decided.append(finish(pipeline, attempt, txn))
+    for txn in plan.finish[:transactions_max]:
+        decided.append(finish(pipeline, attempt, txn, progress=progress))
+        progress(txn, "checkpoint")
         checkpoint(pipeline)
     bring_up_logs(pipeline)  # A run with nothing to finish may still find logs behind their seals.
     reached = checkpoint(pipeline)
     findings = [
-        finding for txn in plan.prove for finding in replay(pipeline, attempt, txn_from=txn, txn_to=txn)
+        finding
+        for txn in plan.prove
+        for finding in replay(pipeline, attempt, txn_from=txn, txn_to=txn, progress=progress)
     ]
     return RunReport(tuple(decided), tuple(findings), reached)
 
 
-def replay(pipeline: Pipeline, attempt: Attempt, *, txn_from: Txn, txn_to: Txn) -> tuple[Finding, ...]:
+def replay(
+    pipeline: Pipeline,
+    attempt: Attempt,
+    *,
+    txn_from: Txn,
+    txn_to: Txn,
+    progress: Progress = unwatched,
+) -> tuple[Finding, ...]:
     """Prove every sealed transaction of a range, one by one; a last one without a seal is finished.
 
-    A transaction that its own gate has let through just now is proven by that."""
+    A transaction that its own gate has let through just now is proven by that; one that somebody
+    else has sealed meanwhile, or before an old snapshot showed it, is proven like the others."""
     findings: list[Finding] = []
     for step in replay_plan(pipeline, txn_from=txn_from, txn_to=txn_to):
-        if step.seal is None:
-            finish(pipeline, attempt, step.binding.txn)
-            findings.append(Finding(step.binding.txn, Verdict.IDENTICAL, why="finished now"))
+        binding, seal = step.binding, step.seal
+        if seal is None:
+            outcome = finish(pipeline, attempt, binding.txn, progress=progress)
+            seal = outcome.winner if isinstance(outcome, Lost) else None
+        if seal is None:
+            findings.append(Finding(binding.txn, Verdict.IDENTICAL, why="finished now"))
         else:
-            findings.append(verify(pipeline, attempt, step.binding, step.seal))
+            progress(binding.txn, "verify")
+            findings.append(verify(pipeline, attempt, binding, seal))
     return tuple(findings)

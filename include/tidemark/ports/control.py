@@ -21,6 +21,7 @@ from tidemark.core.ids import ShardId
 from tidemark.core.journal import JournalEntry
 from tidemark.core.lease import Lease
 from tidemark.core.ledger import CommitOutcome, Head, Put
+from tidemark.core.publish import Published
 from tidemark.core.seal import Seal
 from tidemark.core.shard import LogEntry
 
@@ -67,4 +68,8 @@ class Control(Protocol):
 
     def log(self, shard: ShardId) -> Ledger[LogEntry]:
         """The shard's log: the parts that its readers see. Made when it is first asked for."""
+        ...
+
+    def publishes(self, shard: ShardId) -> Ledger[Published]:
+        """The record of the shard's publishes. Made when it is first committed to."""
         ...

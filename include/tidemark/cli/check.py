@@ -1,0 +1,178 @@
+"""`tidemark check FILE…`: what is wrong with pipeline files, or what the pipelines will do."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from tidemark.config import PipelineConfig, Problem
+
+EXIT_INVALID = 2
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Checked:
+    """One file in one environment (empty: none). `config` is None when there are problems."""
+
+    file: str
+    environment: str
+    config: PipelineConfig | None
+    problems: tuple[Problem, ...] = ()
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the main one."""
+    app.command(name="check")(check)
+
+
+def check(
+    files: Annotated[list[Path], typer.Argument(help="Pipeline files, or folders of them.", metavar="FILE…")],
+    environment: Annotated[
+        str | None,
+        typer.Option("--environment", "-e", help="Check this environment; all of them by default."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Check pipeline files, without Spark; exit code 2 when one can't be used."""
+    checked = [result for file in _expanded(files) for result in _check_file(file, environment)]
+    checked += _same_names(checked)
+    problems = sorted({problem for result in checked for problem in result.problems})
+    if as_json:
+        typer.echo(json.dumps(_report(checked, problems), indent=2, ensure_ascii=False))
+    else:
+        _show(checked, problems)
+    raise typer.Exit(code=EXIT_INVALID if problems else 0)
+
+
+def _expanded(files: Sequence[Path]) -> list[Path]:
+    found: list[Path] = []
+    for file in files:
+        inside = (
+            sorted(p for p in file.iterdir() if p.suffix in (".yaml", ".yml")) if file.is_dir() else [file]
+        )
+        found += inside
+    return list(dict.fromkeys(found))
+
+
+def _check_file(file: Path, environment: str | None) -> Iterator[Checked]:
+    """The file by itself and in each of its environments, or in the one that was asked for."""
+    from tidemark.config import ConfigInvalid, environments_of, load_pipeline
+
+    names = [environment] if environment is not None else [None, *environments_of(file)]
+    for name in names:
+        try:
+            yield Checked(str(file), name or "", load_pipeline(file, name))
+        except ConfigInvalid as error:
+            yield Checked(str(file), name or "", None, error.problems)
+
+
+def _same_names(checked: Sequence[Checked]) -> list[Checked]:
+    from tidemark.config import Problem
+
+    files: dict[str, dict[str, None]] = {}
+    for result in checked:
+        if result.config is not None:
+            files.setdefault(result.config.name, {})[result.file] = None
+    twice = {name: list(found) for name, found in files.items() if len(found) > 1}
+    return [
+        Checked(file, "", None, (Problem(file, 0, 0, "name", f"{name!r} names a pipeline of {others} too"),))
+        for name, found in twice.items()
+        for file in found
+        if (others := ", ".join(other for other in found if other != file))
+    ]
+
+
+def _report(checked: Sequence[Checked], problems: Sequence[Problem]) -> dict[str, Any]:
+    return {
+        "ok": not problems,
+        "problems": [dataclasses.asdict(problem) for problem in problems],
+        "pipelines": [
+            {
+                "file": result.file,
+                "environment": result.environment or None,
+                "configuration": json.loads(result.config.canonical_json()),
+            }
+            for result in checked
+            if result.config is not None
+        ],
+    }
+
+
+def _show(checked: Sequence[Checked], problems: Sequence[Problem]) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console()
+    for problem in problems:
+        # As a `Text` the message's own brackets are no markup; soft wrap keeps one problem on one line.
+        console.print(Text(str(problem)), soft_wrap=True, highlight=False)
+    if problems:
+        count = len({problem.file for problem in problems})
+        console.print(
+            f"{len(problems)} problem{'s' * (len(problems) > 1)} in {count} file{'s' * (count > 1)}"
+        )
+        return
+    for file in dict.fromkeys(result.file for result in checked):
+        results = [result for result in checked if result.file == file]
+        for part in _summary(results):
+            console.print(part)
+
+
+def _summary(results: Sequence[Checked]) -> Iterator[RenderableType]:
+    """One screen on one file: what is read, how it is cut, where it goes, and each shard's settings."""
+    from rich.table import Table
+    from rich.text import Text
+
+    config = results[0].config
+    if config is None:
+        return
+    lines = Table(box=None, pad_edge=False, show_header=False)
+    lines.add_column(style="bold", no_wrap=True)
+    lines.add_column(overflow="fold")
+    for label, text in _lines(config):
+        lines.add_row(label, Text(text))
+    for result in results:
+        if result.config is not None:
+            label = f"in {result.environment}" if result.environment else "in no environment"
+            place = f"{result.config.source_location}  ->  {result.config.warehouse_location}/{config.name}"
+            lines.add_row(label, Text(place))
+    yield lines
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("shard", "keys", "last by", "deletes", "on error", "publish", "columns", "checks"):
+        table.add_column(heading, overflow="fold")
+    for shard in config.shards:
+        every = shard.publish.every_transactions
+        late = f", {shard.lateness} {shard.lateness_unit} late" if shard.lateness is not None else ""
+        cells = (
+            shard.name,
+            ", ".join(shard.keys) or "-",
+            f"{shard.sequence_by or 'position'}{late}",
+            shard.apply_as_deletes.text if shard.apply_as_deletes else "-",
+            shard.on_error,
+            "manual" if every is None else f"every {every}",
+            str(len(shard.columns)),
+            str(len(shard.expectations)),
+        )
+        table.add_row(*map(Text, cells))
+    yield table
+
+
+def _lines(config: PipelineConfig) -> Iterator[tuple[str, str]]:
+    source, limits = config.source, config.transaction
+    when = f", {source.settle_seconds} s after their last change"
+    marker = f", once {source.ready_marker} is there" if source.ready_marker else ""
+    yield "pipeline", f"{config.name}, generation {config.generation}"
+    yield "runs", config.schedule or "when it is asked to"
+    yield "takes", f"{source.format} files {source.pattern or 'by their suffix'}{when}{marker}"
+    yield "reads them as", config.envelope
+    records = f", {limits.max_records:,} records" if limits.max_records else ""
+    size = f"{limits.max_bytes / 1024**2:,.0f} MiB"
+    yield "at a time", f"up to {limits.max_files:,} files, {size}{records}"

@@ -1,0 +1,37 @@
+"""Pipeline files: what a user writes, checked, with every mistake named at its line.
+
+`load_pipeline` reads one file, `load_pipelines` a folder of them; both need no engine and are fast enough for
+DAG parsing.
+"""
+
+from tidemark.config.load import LoadedPipelines, environments_of, load_pipeline, load_pipelines
+from tidemark.config.model import PipelineConfig, Retention, Transaction
+from tidemark.config.predicate import Predicate
+from tidemark.config.problems import ConfigInvalid, Problem
+from tidemark.config.schema import Column, Schema
+from tidemark.config.shard import Expectation, Publish, Route, ShardConfig
+from tidemark.config.source import CsvOptions, FilesSource, SourceConfig
+from tidemark.config.tables import Tables
+
+__all__ = [
+    "Column",
+    "ConfigInvalid",
+    "CsvOptions",
+    "Expectation",
+    "FilesSource",
+    "LoadedPipelines",
+    "PipelineConfig",
+    "Predicate",
+    "Problem",
+    "Publish",
+    "Retention",
+    "Route",
+    "Schema",
+    "ShardConfig",
+    "SourceConfig",
+    "Tables",
+    "Transaction",
+    "environments_of",
+    "load_pipeline",
+    "load_pipelines",
+]

@@ -1,0 +1,134 @@
+"""What all models of a pipeline file share: frozen, strict, no unknown keys; and checked kinds of text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Annotated, Any, Final
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, PlainSerializer, model_validator
+
+from tidemark.config.ddl import parse_schema
+from tidemark.config.predicate import Predicate, parse_predicate
+from tidemark.config.problems import refused
+from tidemark.config.schema import Schema
+from tidemark.config.text import COLUMN_NAME, shown
+from tidemark.core.errors import InvalidUsage
+from tidemark.core.ids import checked_name
+
+TABLE_CHARACTERS_MAX: Final = 200
+_TABLE = re.compile(r"[A-Za-z_*?][\w*?$-]*(\.[A-Za-z_*?][\w*?$-]*){0,2}\Z", re.ASCII)
+_PRESETS = {"@once", "@continuous", "@hourly", "@daily", "@weekly", "@monthly", "@quarterly", "@yearly"}
+_CRON_FIELDS = (("minute", 0, 59), ("hour", 0, 23), ("day", 1, 31), ("month", 1, 12), ("weekday", 0, 7))
+_CRON_NAME = re.compile(
+    "JAN|FEB|MAR|APR|MAY|JUN|JUL|AUG|SEP|OCT|NOV|DEC|SUN|MON|TUE|WED|THU|FRI|SAT", re.IGNORECASE
+)
+
+
+class Model(BaseModel):
+    """Frozen and strict: a value has the type that it is written with, and a key is known or refused."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        arbitrary_types_allowed=True,
+        hide_input_in_errors=True,
+        defer_build=True,  # One validator for the whole file is built at its first use, none at import.
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _tuples(cls, value: Any) -> Any:
+        # JSON has lists, a frozen value has tuples; strictness would refuse the one for the other.
+        if not isinstance(value, dict):
+            return value
+        return {key: tuple(item) if isinstance(item, list) else item for key, item in value.items()}
+
+
+def checked(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A validator that reports `InvalidUsage` with its fact and hint."""
+
+    def run(value: Any) -> Any:
+        try:
+            return check(value)
+        except InvalidUsage as error:
+            raise refused(error) from None
+
+    return run
+
+
+def _column(value: str) -> str:
+    if not COLUMN_NAME.match(value):
+        hint = "use a letter or _, then letters, digits and _, 128 at most"
+        raise InvalidUsage(f"{shown(value)} is not a column name", hint=hint)
+    return value
+
+
+def _table(value: str) -> str:
+    if len(value) > TABLE_CHARACTERS_MAX or not _TABLE.match(value):
+        raise InvalidUsage(f"{shown(value)} is not a table name", hint="write table or schema.table")
+    return value
+
+
+def is_pattern(table: str) -> bool:
+    return "*" in table or "?" in table
+
+
+def _shard(value: str) -> str:
+    if checked_name(value, what="shard") == "quarantine":
+        hint = "rejected records go there; choose another"
+        raise InvalidUsage("shard name 'quarantine' is taken", hint=hint)
+    return value
+
+
+def _text_of(kind: type, parse: Callable[[str], Any]) -> Callable[[Any], Any]:
+    def read(value: Any) -> Any:
+        if isinstance(value, kind):
+            return value
+        if not isinstance(value, str):
+            raise InvalidUsage(f"expected text, found {shown(value)}", hint="put it in quotes")
+        return parse(value)
+
+    return checked(read)
+
+
+def _schedule(value: str | None) -> str | None:
+    if value is None or value.lower() == "none":
+        return None
+    if value in _PRESETS:
+        return value
+    fields = value.split()
+    if len(value) > 100 or len(fields) != len(_CRON_FIELDS):
+        hint = f"write five cron fields, or one of {', '.join(sorted(_PRESETS))}, or null"
+        raise InvalidUsage(f"{shown(value)} is not a schedule", hint=hint)
+    for text, (what, low, high) in zip(fields, _CRON_FIELDS, strict=True):
+        if not all(_is_cron_item(item, low, high) for item in text.split(",")):
+            hint = f"use *, {low} to {high}, ranges a-b, lists a,b and steps /n"
+            raise InvalidUsage(f"{shown(text)} is not a cron {what}", hint=hint)
+    return value
+
+
+def _is_cron_item(item: str, low: int, high: int) -> bool:
+    match = re.fullmatch(r"(?:\*|(\w{1,3})(?:-(\w{1,3}))?)(?:/([1-9]\d{0,2}))?", item, re.ASCII)
+    if match is None:
+        return False
+    ends = [end for end in match.groups()[:2] if end is not None]
+    return all(low <= int(e) <= high if e.isdecimal() else _CRON_NAME.fullmatch(e) for e in ends)
+
+
+PipelineName = Annotated[str, AfterValidator(checked(lambda value: checked_name(value, what="pipeline")))]
+ShardName = Annotated[str, AfterValidator(checked(_shard))]
+ColumnName = Annotated[str, AfterValidator(checked(_column))]
+TablePattern = Annotated[str, AfterValidator(checked(_table))]
+Schedule = Annotated[str | None, AfterValidator(checked(_schedule))]
+SchemaText = Annotated[
+    Schema,
+    BeforeValidator(_text_of(Schema, parse_schema)),
+    PlainSerializer(lambda schema: schema.ddl, return_type=str),
+]
+PredicateText = Annotated[
+    Predicate,
+    BeforeValidator(_text_of(Predicate, parse_predicate)),
+    PlainSerializer(lambda predicate: predicate.text, return_type=str),
+]

@@ -1,0 +1,276 @@
+"""A YAML document as a tree that remembers where each value was written.
+
+Only what a pipeline file needs is read: mappings, lists and plain values, by YAML 1.2 (`no` and `on` are
+text, `010` is ten). Aliases, tags and a second document are refused, so a small file can't grow, and nothing
+in it can name a class. Duplicate keys are refused. Sizes and nesting are bounded before anything is built.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import yaml
+from yaml.events import (
+    AliasEvent,
+    CollectionStartEvent,
+    DocumentStartEvent,
+    Event,
+    MappingEndEvent,
+    MappingStartEvent,
+    ScalarEvent,
+    SequenceEndEvent,
+    SequenceStartEvent,
+)
+
+from tidemark.config.problems import Path, Problem, dotted
+from tidemark.config.text import shown
+
+FILE_BYTES_MAX: Final = 1_048_576
+TEXT_CHARACTERS_MAX: Final = 65_536
+NESTING_MAX: Final = 32
+NODES_MAX: Final = 100_000
+
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_NULLS = frozenset({"", "~", "null", "Null", "NULL"})
+_BOOLEANS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
+_INTEGER = re.compile(r"[-+]?[0-9]{1,19}\Z")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One value: what it is, at which path and line it was written, and where its key stands."""
+
+    value: Any
+    path: Path = ()
+    line: int = 0
+    column: int = 0
+    key_line: int = 0
+    key_column: int = 0
+    text_line: int = 0
+    text_column: int = 0
+
+    @property
+    def items(self) -> Mapping[str, Node]:
+        """The children of a mapping; empty for anything else."""
+        return self.value if isinstance(self.value, dict) else {}
+
+    @property
+    def elements(self) -> tuple[Node, ...]:
+        """The elements of a list; empty for anything else."""
+        return self.value if isinstance(self.value, tuple) else ()
+
+    def place_of(self, offset: int) -> tuple[int, int]:
+        """The line and column of a character of the text, where that is known; else those of the value."""
+        if not self.text_line:
+            return self.line, self.column
+        before = str(self.value)[:offset]
+        return self.text_line + before.count("\n"), self.text_column + offset - before.rfind("\n") - 1
+
+    def plain(self) -> Any:
+        """The value without its places."""
+        if isinstance(self.value, dict):
+            return {name: node.plain() for name, node in self.value.items()}
+        if isinstance(self.value, tuple):
+            return tuple(node.plain() for node in self.value)
+        return self.value
+
+    def child(self, step: str | int) -> Node | None:
+        if isinstance(step, int):
+            return self.elements[step] if step < len(self.elements) else None
+        return self.items.get(step)
+
+    def with_items(self, items: Mapping[str, Node]) -> Node:
+        return replace(self, value=dict(items))
+
+    def merged(self, over: Node) -> Node:
+        """This mapping with the other's keys over its own; anything else is replaced."""
+        if not isinstance(self.value, dict) or not isinstance(over.value, dict):
+            return over
+        items = dict(self.value)
+        for name, node in over.value.items():
+            items[name] = items[name].merged(node) if name in items else node
+        return replace(over, value=items)
+
+
+@dataclass(slots=True)
+class _Open:
+    """A collection whose end has not come yet."""
+
+    event: Event
+    path: Path
+    items: dict[str, Node] = field(default_factory=dict)
+    list: list[Node] = field(default_factory=list)
+    key: ScalarEvent | None = None
+    skip: bool = False
+
+
+class Stop(Exception):
+    """Reading can't go on; the problem is noted."""
+
+
+class DocumentReader:
+    """Reads one document; `problems` has what was wrong with it."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.problems: list[Problem] = []
+        self._open: list[_Open] = []
+        self._root: Node | None = None
+        self._count = 0
+        self._lines: list[str] = []
+
+    def read(self, content: bytes) -> Node | None:
+        """The tree, or None when there is none; what could be read is returned beside the problems."""
+        if len(content) > FILE_BYTES_MAX:
+            fact = f"the file has {len(content):,} bytes, {FILE_BYTES_MAX:,} at most"
+            self.problems.append(Problem(self.file, 0, 0, "", fact, "this is not a pipeline file"))
+            return None
+        try:
+            text = content.decode("utf-8-sig")
+            self._lines = text.splitlines()
+            for event in self._events(text):
+                self._take(event)
+        except UnicodeDecodeError as error:
+            fact = f"byte {error.start} is not UTF-8"
+            self.problems.append(Problem(self.file, 0, 0, "", fact, "save the file as UTF-8"))
+            return None
+        except Stop:
+            return None
+        if self._root is None or self._root.value is None:
+            self.problems.append(Problem(self.file, 1, 1, "", "the file is empty", "begin with name: …"))
+            return None
+        return self._root
+
+    def _events(self, text: str) -> Iterator[Event]:
+        try:
+            yield from yaml.parse(text, Loader=_LOADER)
+        except yaml.MarkedYAMLError as error:
+            mark = error.problem_mark or error.context_mark
+            line, column = (mark.line + 1, mark.column + 1) if mark else (0, 0)
+            said = " ".join(part for part in (error.context, error.problem) if part)
+            hint = "check indentation and quotes"
+            self.problems.append(Problem(self.file, line, column, "", f"not YAML, {said}", hint))
+            raise Stop from None
+        except yaml.YAMLError:
+            fact = "not YAML, it has a character that text can't have"
+            self.problems.append(Problem(self.file, 0, 0, "", fact, "remove control characters"))
+            raise Stop from None
+
+    def _note(self, event: Event, path: Path, fact: str, hint: str) -> None:
+        self.problems.append(Problem(self.file, *_place(event), dotted(path), fact, hint))
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case DocumentStartEvent() if self._root is not None:
+                self._note(event, (), "a second document begins here", "use one file for each pipeline")
+                raise Stop
+            case AliasEvent():
+                hint = "write the value out, or use defaults"
+                self._note(event, self._path(), "aliases are not read", hint)
+                self._add(Node(None, self._path()), event)
+            case CollectionStartEvent():
+                self._begin(event)
+            case MappingEndEvent() | SequenceEndEvent():
+                done = self._open.pop()
+                value = done.items if isinstance(done.event, MappingStartEvent) else tuple(done.list)
+                self._add(self._node(value, done.path, done.event), done.event)
+            case ScalarEvent():
+                self._scalar(event)
+
+    def _begin(self, event: CollectionStartEvent) -> None:
+        path = self._path()
+        if len(self._open) >= NESTING_MAX:
+            self._note(event, (), f"nested more than {NESTING_MAX} deep", "this is not a pipeline file")
+            raise Stop
+        top = self._open[-1] if self._open else None
+        if top is not None and isinstance(top.event, MappingStartEvent) and top.key is None:
+            self._note(event, path, "a key is not a plain text", "write name: value")
+            raise Stop
+        self._check_tag(event, path)
+        self._open.append(_Open(event, path))
+
+    def _scalar(self, event: ScalarEvent) -> None:
+        top = self._open[-1] if self._open else None
+        if len(event.value) > TEXT_CHARACTERS_MAX:
+            fact = f"a text of {len(event.value):,} characters, {TEXT_CHARACTERS_MAX:,} at most"
+            self._note(event, self._path(), fact, "shorten it")
+            raise Stop
+        if top is not None and isinstance(top.event, MappingStartEvent) and top.key is None:
+            self._check_tag(event, top.path)
+            top.key = event
+            top.skip = event.value in top.items
+            if top.skip:
+                path = (*top.path, event.value[:60])
+                line = top.items[event.value].key_line
+                self._note(event, path, f"duplicate key {shown(event.value)}", f"line {line} has it already")
+            return
+        path = self._path()
+        self._check_tag(event, path)
+        self._add(self._node(_resolved(event), path, event), event)
+
+    def _check_tag(self, event: ScalarEvent | CollectionStartEvent, path: Path) -> None:
+        if event.tag not in (None, "!"):
+            self._note(event, path, f"tag {shown(event.tag)} is not read", "write a plain value")
+
+    def _path(self) -> Path:
+        if not self._open:
+            return ()
+        top = self._open[-1]
+        if isinstance(top.event, SequenceStartEvent):
+            return (*top.path, len(top.list))
+        return (*top.path, top.key.value[:60] if top.key is not None else "")
+
+    def _node(self, value: Any, path: Path, event: Event) -> Node:
+        text_line, text_column = self._text_place(event) if isinstance(event, ScalarEvent) else (0, 0)
+        return Node(value, path, *_place(event), text_line=text_line, text_column=text_column)
+
+    def _text_place(self, event: ScalarEvent) -> tuple[int, int]:
+        """Where a text begins, if its characters stand in the file as they are; else zeros."""
+        line, column = _place(event)
+        if event.style == "|":
+            first = self._lines[line] if line < len(self._lines) else ""
+            plain = first.strip() and not event.value.startswith(" ")
+            return (line + 1, len(first) - len(first.lstrip(" ")) + 1) if plain else (0, 0)
+        if event.end_mark is None or event.end_mark.line + 1 != line or event.style == ">":
+            return 0, 0
+        return line, column + (1 if event.style in ("'", '"') else 0)
+
+    def _add(self, node: Node, event: Event) -> None:
+        self._count += 1
+        if self._count > NODES_MAX:
+            self._note(event, (), f"more than {NODES_MAX:,} values", "this is not a pipeline file")
+            raise Stop
+        if not self._open:
+            self._root = node
+            return
+        top = self._open[-1]
+        if isinstance(top.event, SequenceStartEvent):
+            top.list.append(node)
+            return
+        if top.key is not None and not top.skip:
+            line, column = _place(top.key)
+            top.items[top.key.value] = replace(node, key_line=line, key_column=column)
+        top.key = None
+
+
+def _place(event: Event) -> tuple[int, int]:
+    mark = event.start_mark
+    return (mark.line + 1, mark.column + 1) if mark is not None else (0, 0)
+
+
+def _resolved(event: ScalarEvent) -> Any:
+    """A plain scalar's value by YAML 1.2's core rules; a quoted one is text."""
+    text = event.value
+    if event.style is not None and event.style != "":
+        return text
+    if text in _NULLS:
+        return None
+    if text in _BOOLEANS:
+        return _BOOLEANS[text]
+    if _INTEGER.match(text):
+        return int(text)
+    return float(text) if _FLOAT.match(text) else text

@@ -1,0 +1,212 @@
+"""Reading pipeline files: from text to a `PipelineConfig`, or to all that is wrong with it.
+
+The order is: the environment's block over the file's own values, `defaults` under each shard, the named
+tables turned into shards; then every rule on the result. Each value remembers where it was written, so a
+mistake in `defaults` is reported there, once. Of two levels that set a list, such as `expectations`, the
+nearer one counts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tidemark.config.base import is_pattern
+from tidemark.config.document import DocumentReader, Node
+from tidemark.config.explain import problem_at, validated
+from tidemark.config.model import PipelineConfig
+from tidemark.config.paths import default_root, is_relative, resolved, shown_place
+from tidemark.config.problems import ConfigInvalid, Problem
+from tidemark.config.tables import ShardSettings, matches_any, shard_name_of
+from tidemark.config.text import nearest, shown
+from tidemark.core.errors import InvalidUsage
+
+ENVIRONMENT_KEYS = ("source", "warehouse")
+FILE_ONLY_KEYS = ("defaults", "environments")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedPipelines:
+    """A folder's pipelines by file name, and the files that can't be used, with why."""
+
+    pipelines: Mapping[str, PipelineConfig]
+    errors: Mapping[str, ConfigInvalid]
+
+
+def load_pipeline(
+    path: Path | str,
+    environment: str | None = None,
+    *,
+    root: Path | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> PipelineConfig:
+    """The pipeline that a file describes; `ConfigInvalid` with every problem when it can't be used.
+
+    `environment` picks a block of `environments`, `$TIDEMARK_ENVIRONMENT` where it is None; a file without
+    such blocks is the same in all environments.
+    """
+    file = Path(path)
+    root = root or default_root(file, environ)
+    reader = DocumentReader(str(path))
+    tree = reader.read(_content(file))
+    if tree is None or not isinstance(tree.value, dict):
+        if tree is not None:
+            fact = "the file is not a mapping"
+            reader.problems.append(problem_at(tree, (), fact, "begin with name: …", file=str(path)))
+        raise ConfigInvalid(reader.problems)
+    chosen = environment or environ.get("TIDEMARK_ENVIRONMENT") or None
+    problems = [*reader.problems, *_file_problems(tree, str(path), chosen)]
+    effective = _effective(tree, chosen, environ.get("TIDEMARK_WAREHOUSE"))
+    problems += validated(PipelineConfig, effective, file=str(path), extra_keys=FILE_ONLY_KEYS)
+    problems += _place_problems(effective, str(path), root)
+    if problems:
+        raise ConfigInvalid(sorted(set(problems)))
+    return PipelineConfig.model_validate(effective.plain()).at(root)
+
+
+def load_pipelines(
+    folder: Path | str, environment: str | None = None, *, environ: Mapping[str, str] = os.environ
+) -> LoadedPipelines:
+    """Every `*.yaml` and `*.yml` of the folder. A broken file leaves the others alive; two files with one
+    pipeline name are both refused, since either could be the one that owns the tables."""
+    pipelines: dict[str, PipelineConfig] = {}
+    errors: dict[str, ConfigInvalid] = {}
+    for file in sorted(Path(folder).glob("*.y*ml")):
+        if file.suffix not in (".yaml", ".yml") or file.name.startswith("."):
+            continue
+        try:
+            pipelines[file.name] = load_pipeline(file, environment, environ=environ)
+        except ConfigInvalid as error:
+            errors[file.name] = error
+    files_of: dict[str, list[str]] = {}
+    for name, config in pipelines.items():
+        files_of.setdefault(config.name, []).append(name)
+    for pipeline, names in files_of.items():
+        for name in names if len(names) > 1 else ():
+            others = ", ".join(other for other in names if other != name)
+            fact = f"pipeline {pipeline!r} is also defined by {others}"
+            problem = Problem(str(Path(folder) / name), 0, 0, "name", fact, "give each file its own name")
+            errors[name] = ConfigInvalid([problem])
+            del pipelines[name]
+    return LoadedPipelines(pipelines, errors)
+
+
+def environments_of(path: Path | str) -> tuple[str, ...]:
+    """The names of the environments that a file has; empty when it can't be read."""
+    try:
+        tree = DocumentReader(str(path)).read(_content(Path(path)))
+    except ConfigInvalid:
+        return ()
+    blocks = tree.child("environments") if tree is not None else None
+    return tuple(blocks.items) if blocks is not None else ()
+
+
+def _content(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        fact = f"can't be read, {(error.strerror or str(error)).lower()}"
+        raise ConfigInvalid([Problem(str(file), 0, 0, "", fact, "check the path")]) from None
+
+
+def _file_problems(tree: Node, file: str, chosen: str | None) -> Iterator[Problem]:
+    """What can be wrong in the parts that the effective configuration doesn't have any more."""
+    defaults = tree.child("defaults")
+    if defaults is not None:
+        yield from validated(ShardSettings, defaults, file=file)
+    blocks = tree.child("environments")
+    if blocks is None:
+        return
+    if not isinstance(blocks.value, dict):
+        yield problem_at(blocks, (), "expected a mapping", "write dev: {…}", file=file)
+        return
+    for name, block in blocks.items.items():
+        for key in block.items:
+            if key not in ENVIRONMENT_KEYS:
+                hint = f"an environment sets {' and '.join(ENVIRONMENT_KEYS)}"
+                yield problem_at(block, (key,), f"unknown key {shown(key)}", hint, file=file, at_key=True)
+        if not isinstance(block.value, dict):
+            hint = "write {warehouse: …, source: {path: …}}"
+            yield problem_at(blocks, (name,), "expected a mapping", hint, file=file)
+    if chosen is not None and chosen not in blocks.items:
+        hint = nearest(chosen, blocks.items, otherwise=f"the file has {', '.join(blocks.items)}")
+        yield problem_at(blocks, (), f"there is no environment {shown(chosen)}", hint, file=file)
+
+
+def _effective(tree: Node, chosen: str | None, warehouse: str | None) -> Node:
+    """The tree with environment, defaults and named tables worked in."""
+    items = dict(tree.items)
+    blocks = items.pop("environments", None)
+    block = blocks.child(chosen) if blocks is not None and chosen is not None else None
+    for key in ENVIRONMENT_KEYS if block is not None else ():
+        over = block.child(key) if block is not None else None
+        if over is not None:
+            items[key] = items[key].merged(over) if key in items else over
+    if warehouse:
+        items["warehouse"] = Node(warehouse, ("environments", "$TIDEMARK_WAREHOUSE"))
+    defaults = items.pop("defaults", None)
+    under = defaults.items if defaults is not None else {}
+    listed = items.get("shards", Node((), ("shards",), tree.line, tree.column))
+    if isinstance(listed.value, tuple):
+        shards = [_over(node, under) for node in listed.elements]
+        tables = items.get("tables")
+        if tables is not None:
+            items["tables"] = _with_defaults(tables, defaults)
+            shards += _table_shards(tables, under)
+        items["shards"] = replace(listed, value=tuple(shards))
+    return tree.with_items(items)
+
+
+def _over(node: Node, under: Mapping[str, Node]) -> Node:
+    return node.with_items({**under, **node.items}) if isinstance(node.value, dict) else node
+
+
+def _with_defaults(tables: Node, defaults: Node | None) -> Node:
+    """The defaults as the first override: later ones win."""
+    overrides = tables.child("overrides")
+    if defaults is None or not isinstance(defaults.value, dict) or not isinstance(tables.value, dict):
+        return tables
+    first = defaults.with_items({"match": Node("*", defaults.path), **defaults.items})
+    place = overrides or replace(tables, path=(*tables.path, "overrides"))
+    return tables.with_items({**tables.items, "overrides": replace(place, value=(first, *place.elements))})
+
+
+def _table_shards(tables: Node, under: Mapping[str, Node]) -> Iterator[Node]:
+    """One shard for each table that is named in full and not excluded."""
+    nothing = Node(())
+    include, exclude, overrides = (
+        (tables.child(key) or nothing).elements for key in ("include", "exclude", "overrides")
+    )
+    excluded = tuple(node.value for node in exclude if isinstance(node.value, str))
+    for node in include:
+        table = node.value
+        if not isinstance(table, str) or is_pattern(table) or matches_any(table, excluded):
+            continue
+        settings = dict(under)
+        for override in overrides:
+            match = override.child("match")
+            if match is not None and isinstance(match.value, str) and matches_any(table, (match.value,)):
+                settings.update({key: value for key, value in override.items.items() if key != "match"})
+        settings.setdefault("name", replace(node, value=shard_name_of(table)))
+        settings["route"] = replace(node, value={"table": node})
+        yield replace(node, value=settings)
+
+
+def _place_problems(effective: Node, file: str, root: Path) -> Iterator[Problem]:
+    """Paths that a pipeline file may not use by itself (see `tidemark.config.paths`)."""
+    for loc in (("source", "path"), ("warehouse",)):
+        node: Node | None = effective
+        for step in loc:
+            node = node.child(step) if node is not None else None
+        if node is None or not isinstance(node.value, str) or not node.value:
+            continue
+        if not is_relative(node.value) and node.path[:1] != ("environments",):
+            hint = "write it relative to the project, or put it under environments"
+            yield problem_at(effective, loc, f"{shown_place(node.value)} is not relative", hint, file=file)
+            continue
+        try:
+            resolved(node.value, root=root)
+        except InvalidUsage as error:
+            yield problem_at(effective, loc, error.fact, error.hint, file=file)

@@ -1,0 +1,130 @@
+"""The effective configuration of a pipeline: what its file says, with defaults and environment applied.
+
+A `PipelineConfig` is valid from birth: every rule is checked when it is made, from a file or from the
+copy that a binding recorded. `canonical_json` is that copy: stable, complete, without secrets; relative
+paths stay as they were written, so a project that moves keeps its fingerprint.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, model_validator
+
+from tidemark.config.base import Model, PipelineName, Schedule, checked
+from tidemark.config.paths import checked_path, default_root, resolved
+from tidemark.config.problems import raise_flaws
+from tidemark.config.rules import pipeline_flaws
+from tidemark.config.shard import ShardConfig
+from tidemark.config.source import SourceConfig
+from tidemark.config.tables import Tables, shard_name_of
+from tidemark.core.errors import InvalidUsage
+
+Days = Annotated[int, Field(ge=1, le=36_500)]
+Count = Annotated[int, Field(ge=1, le=2**53)]
+
+
+class Transaction(Model):
+    """How large a transaction may grow; one file that is larger by itself is a transaction of its own."""
+
+    max_records: Count | None = None
+    max_files: Count = 10_000
+    max_bytes: Count = 4 * 1024**3
+
+
+class Retention(Model):
+    """For how long what is kept; None is for ever. Leases and the published txn are respected in any case."""
+
+    log_days: Days | None = None
+    quarantine_days: Days | None = None
+    state_history_days: Days = 7
+    abandoned_parts_days: Days = 1
+
+
+class PipelineConfig(Model):
+    """One pipeline. Made by `load_pipeline`, or by `from_canonical_json` for a replay."""
+
+    name: PipelineName
+    schedule: Schedule = None
+    source: SourceConfig
+    envelope: Literal["upsert", "debezium", "append"] = "upsert"
+    shards: tuple[ShardConfig, ...] = ()
+    tables: Tables | None = None
+    transaction: Transaction = Field(default_factory=Transaction)
+    retention: Retention = Field(default_factory=Retention)
+    warehouse: Annotated[str, AfterValidator(checked(checked_path))] = ".tidemark/warehouse"
+    generation: Annotated[int, Field(ge=0, le=2**31)] = 0
+
+    _root: Path = PrivateAttr(default_factory=default_root)
+
+    @model_validator(mode="after")
+    def _rules(self) -> Self:
+        raise_flaws(pipeline_flaws(self))
+        return self
+
+    @property
+    def root(self) -> Path:
+        """The folder that relative paths start from and stay in."""
+        return self._root
+
+    @property
+    def warehouse_location(self) -> str:
+        """The warehouse as an absolute path or a URI, checked again now."""
+        return resolved(self.warehouse, root=self._root)
+
+    @property
+    def source_location(self) -> str:
+        """The source's folder as an absolute path, checked again now."""
+        return resolved(self.source.path, root=self._root)
+
+    def at(self, root: Path) -> Self:
+        """The same configuration with another root."""
+        copy = self.model_copy()
+        copy._root = root
+        return copy
+
+    def shard(self, name: str) -> ShardConfig:
+        """The shard of this name."""
+        for shard in self.shards:
+            if shard.name == name:
+                return shard
+        known = ", ".join(shard.name for shard in self.shards)
+        raise InvalidUsage(f"pipeline {self.name!r} has no shard {name!r}", hint=f"it has {known}")
+
+    def shard_for_table(self, table: str) -> ShardConfig | None:
+        """The shard that a table's records go to, by route or by pattern; None for one that is not taken."""
+        short = table.rpartition(".")[2]
+        for shard in self.shards:
+            if shard.route is not None and shard.route.table in (table, short):
+                return shard
+        if self.tables is None or not self.tables.takes(table):
+            return None
+        settings: dict[str, Any] = {"name": shard_name_of(table), "route": {"table": table}}
+        for override in self.tables.overrides:
+            if override.applies_to(table):
+                settings |= override.model_dump(by_alias=True, exclude_unset=True, exclude={"match"})
+        return ShardConfig.model_validate(settings)
+
+    def canonical_json(self) -> str:
+        """The effective configuration as text: equal texts are equal configurations."""
+        return json.dumps(
+            self.model_dump(mode="json", by_alias=True),
+            sort_keys=True,
+            separators=(",", ":"),
+            ensure_ascii=False,
+        )
+
+    @classmethod
+    def from_canonical_json(cls, text: str, *, root: Path | None = None) -> Self:
+        """The configuration that a binding recorded, checked like a new one."""
+        try:
+            config = cls.model_validate_json(text)
+        except ValidationError as error:
+            facts = "; ".join(str(item["msg"]) for item in error.errors(include_input=False)[:5])
+            raise InvalidUsage(
+                f"the recorded configuration can't be used: {facts}",
+                hint="it was made by another version of tidemark; replay it with that one",
+            ) from None
+        return config.at(root) if root is not None else config

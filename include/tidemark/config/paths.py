@@ -1,0 +1,94 @@
+"""Where a pipeline reads and writes: relative paths stay inside the root, everything else must be asked for.
+
+The *root* is `$TIDEMARK_ROOT`, else the project folder (for a file in `<project>/include/pipelines`), else
+the folder of the pipeline file. The rule is one sentence: a pipeline file's own `path` and `warehouse` are
+relative and stay inside the root, also after symlinks are followed; an absolute path or a URI is taken only
+from the `environments` section or from `$TIDEMARK_WAREHOUSE`, where an operator spells it out. `..` is
+refused anywhere.
+
+A URI may not carry a user, a password or a query: secrets come from the environment, so a configuration that
+is copied into every binding never holds one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from tidemark.config.text import shown
+from tidemark.core.errors import InvalidUsage
+
+PATH_CHARACTERS_MAX: Final = 1_024
+SCHEMES: Final = ("s3", "s3a", "gs", "abfs", "abfss")
+_URI = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<rest>.*)\Z", re.DOTALL)
+
+
+def default_root(file: Path | None = None, environ: Mapping[str, str] = os.environ) -> Path:
+    """The root that relative paths of a pipeline file are confined to: `$TIDEMARK_ROOT`, or the project
+    whose `pipelines` or `include/pipelines` folder holds the file, or the file's own folder."""
+    chosen = environ.get("TIDEMARK_ROOT")
+    if chosen:
+        return Path(chosen).absolute()
+    if file is None:
+        return Path.cwd()
+    folder = file.absolute().parent
+    if folder.name != "pipelines":
+        return folder
+    return folder.parents[1] if folder.parent.name == "include" else folder.parent
+
+
+def is_uri(text: str) -> bool:
+    return _URI.match(text) is not None
+
+
+def is_relative(text: str) -> bool:
+    return not is_uri(text) and not Path(text).is_absolute()
+
+
+def shown_place(text: str) -> str:
+    """A path or a URI for a message; of a URI only the kind, since it may hold a secret."""
+    uri = _URI.match(text)
+    return f"'{uri['scheme'][:20]}://…'" if uri is not None else shown(text)
+
+
+def checked_path(text: str) -> str:
+    """A path or a URI that is well formed; whether it may be used is decided where it comes from."""
+    if not text or len(text) > PATH_CHARACTERS_MAX or any(ord(c) < 32 or ord(c) == 127 for c in text):
+        hint = f"use 1 to {PATH_CHARACTERS_MAX} characters without control characters"
+        raise InvalidUsage(f"{shown_place(text)} is not a path", hint=hint)
+    uri = _URI.match(text)
+    if uri is not None:
+        authority = uri["rest"].partition("/")[0]
+        # Azure writes container@account; a colon before the @ is a password.
+        is_secret = "@" in authority and (not uri["scheme"].startswith("abfs") or ":" in authority)
+        if is_secret or "?" in text or "#" in text:
+            hint = "give credentials by the environment or a connection"
+            raise InvalidUsage(f"the {uri['scheme']} location carries a user or a query", hint=hint)
+        if uri["scheme"] not in SCHEMES:
+            hint = f"use a path or one of {', '.join(SCHEMES)}"
+            raise InvalidUsage(f"{shown(uri['scheme'])} is not a known kind of store", hint=hint)
+    if ".." in (uri["rest"] if uri else text).split("/"):
+        raise InvalidUsage(f"{shown_place(text)} goes up with '..'", hint="write the path without it")
+    if text.startswith("~"):
+        raise InvalidUsage(f"{shown(text)} needs a home folder", hint="write the path out")
+    return text
+
+
+def resolved(text: str, *, root: Path) -> str:
+    """The absolute place. A relative path that leaves the root, by a symlink too, is refused."""
+    checked_path(text)
+    if is_uri(text):
+        return text.rstrip("/")
+    if Path(text).is_absolute():
+        return str(Path(text))
+    base = root.resolve()
+    target = (base / text).resolve()
+    if target != base and base not in target.parents:
+        raise InvalidUsage(
+            f"{shown(text)} leads out of the root",
+            hint="remove the symlink, or give the absolute path in the environments section",
+        )
+    return str(target)

@@ -1,0 +1,73 @@
+"""What is wrong with a pipeline file: each problem with its place, and all of them in one error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from pydantic_core import PydanticCustomError
+
+from tidemark.core.errors import InvalidUsage
+
+Path = tuple[str | int, ...]
+PROBLEMS_SHOWN_MAX = 50
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Problem:
+    """One mistake: where it is, what is so, and what to do. Lines and columns count from 1; 0 is unknown."""
+
+    file: str
+    line: int
+    column: int
+    path: str
+    fact: str
+    hint: str = ""
+
+    def __str__(self) -> str:
+        place = f"{self.file}:{self.line}:{self.column}" if self.line else self.file
+        subject = f"{place}: {self.path}: {self.fact}" if self.path else f"{place}: {self.fact}"
+        return f"{subject}: {self.hint}" if self.hint else subject
+
+
+class ConfigInvalid(InvalidUsage):
+    """A pipeline file, or a recorded configuration, that can't be used. `problems` has all that was found."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = tuple(problems)
+        shown = [str(problem) for problem in self.problems[:PROBLEMS_SHOWN_MAX]]
+        if len(self.problems) > PROBLEMS_SHOWN_MAX:
+            shown.append(f"and {len(self.problems) - PROBLEMS_SHOWN_MAX} more")
+        super().__init__("\n".join(shown))
+
+
+@dataclass(frozen=True, slots=True)
+class Flaw:
+    """A broken rule, at a path below the value that the rule is about."""
+
+    path: Path
+    fact: str
+    hint: str = ""
+
+
+def raise_flaws(flaws: Iterator[Flaw]) -> None:
+    """Tell pydantic of every flaw at once, in an error whose context keeps their paths."""
+    found = tuple(flaws)
+    if found:
+        text = "; ".join(f"{flaw.fact}: {flaw.hint}" if flaw.hint else flaw.fact for flaw in found)
+        raise PydanticCustomError("tidemark_flaws", "{text}", {"text": text, "flaws": found})
+
+
+def refused(error: InvalidUsage) -> PydanticCustomError:
+    """The pydantic error that carries a fact, a hint, and an offset into the text where there is one."""
+    offset = getattr(error, "offset", None)
+    context = {"text": str(error), "fact": error.fact, "hint": error.hint, "offset": offset}
+    return PydanticCustomError("tidemark_refused", "{text}", context)
+
+
+def dotted(path: Path) -> str:
+    """`shards[0].keys` for ("shards", 0, "keys")."""
+    text = ""
+    for step in path:
+        text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else step
+    return text

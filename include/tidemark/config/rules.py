@@ -1,0 +1,123 @@
+"""The rules between a pipeline's settings. What is not supported fails here, at definition (Invariant 14)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from tidemark.config.base import is_pattern
+from tidemark.config.problems import Flaw
+from tidemark.config.text import shown
+
+if TYPE_CHECKING:
+    from tidemark.config.model import PipelineConfig
+
+_NESTED = ("ARRAY", "MAP", "STRUCT")
+
+
+def pipeline_flaws(config: PipelineConfig) -> Iterator[Flaw]:
+    """Every rule that does not hold, with the path of the setting that breaks it."""
+    yield from _shard_list_flaws(config)
+    yield from _envelope_flaws(config)
+    yield from _route_flaws(config)
+    yield from _format_flaws(config)
+
+
+def _shard_list_flaws(config: PipelineConfig) -> Iterator[Flaw]:
+    if not config.shards and config.tables is None:
+        yield Flaw(("shards",), "the pipeline has no shard", "list at least one under shards, or name tables")
+    first: dict[str, int] = {}
+    for index, shard in enumerate(config.shards):
+        if shard.name in first:
+            hint = f"shards[{first[shard.name]}] has it already"
+            yield Flaw(("shards", index, "name"), f"shard name {shard.name!r} is used twice", hint)
+        first.setdefault(shard.name, index)
+    for index, table in enumerate(config.tables.include if config.tables else ()):
+        if is_pattern(table) and not config.source.lists_tables:
+            hint = "name the tables; patterns work in overrides and exclude"
+            fact = f"a {config.source.type} source can't list its tables, so {table!r} can't be followed"
+            yield Flaw(("tables", "include", index), fact, hint)
+
+
+def _envelope_flaws(config: PipelineConfig) -> Iterator[Flaw]:
+    for index, shard in enumerate(config.shards):
+        path = ("shards", index)
+        if config.envelope != "append" and not shard.keys:
+            hint = "list the columns that identify a row, or use envelope: append"
+            yield Flaw((*path, "keys"), f"envelope {config.envelope} needs keys", hint)
+        if config.envelope == "append" and shard.sequence_by is not None:
+            yield Flaw((*path, "sequence_by"), "envelope append keeps every record, in no order", "remove it")
+        if config.envelope != "upsert" and shard.apply_as_deletes is not None:
+            keeps = config.envelope == "append"
+            why = "append keeps every record" if keeps else "debezium marks its own deletions"
+            fact = f"apply_as_deletes needs envelope upsert, {why}"
+            yield Flaw((*path, "apply_as_deletes"), fact, "remove it")
+
+
+def _route_flaws(config: PipelineConfig) -> Iterator[Flaw]:
+    seen: dict[tuple[object, ...], int] = {}
+    columns: set[str] = set()
+    for index, shard in enumerate(config.shards):
+        path = ("shards", index, "route")
+        route = shard.route
+        if route is None:
+            if len(config.shards) > 1 or config.tables is not None:
+                hint = "add {column: …, equals: …} or {table: …}"
+                yield Flaw(path, f"shard {shard.name!r} needs a route, as one of several", hint)
+            continue
+        if route.table is not None and config.envelope != "debezium":
+            hint = "use {column: …, equals: …}"
+            yield Flaw((*path, "table"), f"records of envelope {config.envelope} name no table", hint)
+        if route.column is not None:
+            columns.add(route.column)
+            if config.envelope == "debezium":
+                hint = "use {table: …}; a deletion may carry no other columns than its key"
+                yield Flaw((*path, "column"), "debezium records are routed by their table", hint)
+            elif len(columns) > 1:
+                hint = f"route all shards by one column, so that no record fits two: {sorted(columns)}"
+                yield Flaw((*path, "column"), f"routes use different columns: {shown(route.column)}", hint)
+        target = _route_key(route.table, route.column, route.equals)
+        other = next((at for known, at in seen.items() if _overlap(known, target)), None)
+        if other is not None:
+            yield Flaw(path, f"shards[{other}] takes the same records", "make the routes differ")
+        seen[target] = index
+
+
+def _route_key(table: str | None, column: str | None, equals: object) -> tuple[object, ...]:
+    if table is not None:
+        return ("table", *table.split("."))
+    return ("column", column, type(equals).__name__, equals)
+
+
+def _overlap(one: tuple[object, ...], other: tuple[object, ...]) -> bool:
+    """`orders` takes the records of `public.orders` too."""
+    if one[0] == other[0] == "table":
+        length = min(len(one), len(other)) - 1
+        return one[-length:] == other[-length:]
+    return one == other
+
+
+def _format_flaws(config: PipelineConfig) -> Iterator[Flaw]:
+    if config.source.format != "csv":
+        return
+    if config.envelope == "debezium":
+        yield Flaw(("envelope",), "csv can't hold a debezium envelope", "use format: json or parquet")
+    for index, shard in enumerate(config.shards):
+        path = ("shards", index)
+        nested = [column.name for column in shard.columns if column.type.name in _NESTED]
+        if nested:
+            fact = f"csv can't hold nested columns: {shown(', '.join(nested))}"
+            yield Flaw((*path, "schema"), fact, "use format: json or parquet, or a STRING column")
+        if config.source.csv_options.header:
+            continue
+        if shard.on_schema_change == "add_columns":
+            fact = "csv without a header has no names for new columns"
+            yield Flaw((*path, "on_schema_change"), fact, "use on_schema_change: fail")
+        condition = shard.apply_as_deletes
+        if condition is not None and shard.columns.get(condition.column) is None:
+            fact = f"csv without a header has no column {condition.column!r} beside the schema's"
+            yield Flaw((*path, "apply_as_deletes"), fact, "declare it in the schema")
+        column = shard.route.column if shard.route else None
+        if column is not None and shard.columns.get(column) is None:
+            fact = f"csv without a header has no column {column!r} beside the schema's"
+            yield Flaw((*path, "route", "column"), fact, "declare it in the schema")

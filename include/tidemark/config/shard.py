@@ -1,0 +1,237 @@
+"""The settings of one shard (one target table), and the rules between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, model_serializer, model_validator
+
+from tidemark.config import expectations
+from tidemark.config.base import (
+    ColumnName,
+    Model,
+    PredicateText,
+    SchemaText,
+    ShardName,
+    TablePattern,
+    checked,
+    is_pattern,
+)
+from tidemark.config.problems import Flaw, raise_flaws, refused
+from tidemark.config.schema import FLOATS, INTEGERS, RESERVED, TIMESTAMPS, Column, Schema
+from tidemark.config.text import nearest, shown
+from tidemark.core.errors import InvalidUsage
+
+KEY_TYPES_REFUSED: Final = {
+    **dict.fromkeys(FLOATS, "NaN and -0.0 make equality of such keys ambiguous; use DECIMAL or STRING"),
+    **dict.fromkeys(("ARRAY", "MAP", "STRUCT"), "use a column with a plain value"),
+}
+SEQUENCE_TYPES: Final = INTEGERS | TIMESTAMPS | {"DATE", "DECIMAL", "STRING"}
+LATENESS_UNITS: Final = {
+    **dict.fromkeys(INTEGERS, "the sequence's own unit"),
+    **dict.fromkeys(TIMESTAMPS, "seconds"),
+    "DATE": "days",
+}
+ERROR_COLUMN: Final = "_error"
+LITERAL_TYPES: Final = {"STRING": {"STRING"}, "BOOLEAN": {"BOOLEAN"}, "BIGINT": INTEGERS | {"DECIMAL"}}
+
+
+def _route_value(value: Any) -> Any:
+    if value is None or (isinstance(value, str | bool | int) and len(str(value)) <= 1_000):
+        return value
+    hint = "use text, an integer, true or false"
+    raise refused(InvalidUsage(f"{shown(value)} can't be compared with", hint=hint))
+
+
+class Route(Model):
+    """Which records belong to a shard: those whose `column` equals a value, or those of a `table`."""
+
+    column: ColumnName | None = None
+    equals: Annotated[Any, BeforeValidator(_route_value)] = None
+    table: TablePattern | None = None
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Route:
+        by_column = self.column is not None and self.equals is not None and self.table is None
+        by_table = self.table is not None and self.column is None and self.equals is None
+        if not (by_column or by_table):
+            hint = "write {column: …, equals: …} or {table: …}"
+            raise_flaws(iter([Flaw((), "a route is by one column's value or by one table", hint)]))
+        if self.table is not None and is_pattern(self.table):
+            hint = "name one table; patterns belong to `tables`"
+            raise_flaws(iter([Flaw(("table",), f"{self.table!r} is a pattern", hint)]))
+        return self
+
+
+class Publish(Model):
+    """When the state follows the log: every so many transactions, or only when asked (`manual`, None)."""
+
+    every_transactions: Annotated[int, Field(ge=1, le=1_000_000)] | None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _manual(cls, value: Any) -> Any:
+        if value == "manual":
+            return {"every_transactions": None}
+        if isinstance(value, str) or value == {"every_transactions": None}:
+            hint = "write manual, or {every_transactions: 10}"
+            raise refused(InvalidUsage(f"{shown(value)} is not a publish policy", hint=hint))
+        return value
+
+    @model_serializer
+    def _as_written(self) -> Any:
+        every = self.every_transactions
+        return "manual" if every is None else {"every_transactions": every}
+
+
+def _listed(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _listed(item) for key, item in value.items()}
+    return [_listed(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _known_expectation(name: str) -> str:
+    if name not in expectations.KNOWN:
+        hint = nearest(
+            name, expectations.KNOWN, otherwise="write one like expect_column_values_to_not_be_null"
+        )
+        raise InvalidUsage(f"{shown(name)} is not a known expectation", hint=hint)
+    return name
+
+
+class Expectation(Model):
+    """One Great Expectations check of a transaction's staged rows, and what a failure does."""
+
+    type: Annotated[str, AfterValidator(checked(_known_expectation))]
+    kwargs: Annotated[dict[str, JsonValue], BeforeValidator(_listed)] = Field(default_factory=dict)
+    action: Literal["warn", "quarantine", "pause", "fail"] = "fail"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that the check names, wherever Great Expectations puts them."""
+        single = (self.kwargs.get(name) for name in ("column", "column_A", "column_B"))
+        several = [self.kwargs.get(name) for name in ("column_list", "column_set")]
+        listed = [item for items in several if isinstance(items, list) for item in items]
+        return tuple(name for name in (*single, *listed) if isinstance(name, str))
+
+
+class ShardConfig(Model):
+    """One shard. `schema` in the file is `columns` here: `BaseModel` has a `schema` of its own."""
+
+    name: ShardName
+    columns: SchemaText = Field(alias="schema")
+    keys: tuple[ColumnName, ...] = ()
+    sequence_by: ColumnName | None = None
+    lateness: Annotated[int, Field(ge=0, le=2**53)] | None = None
+    apply_as_deletes: PredicateText | None = None
+    route: Route | None = None
+    on_schema_change: Literal["fail", "add_columns"] = "fail"
+    on_error: Literal["quarantine", "fail", "inline"] = "quarantine"
+    error_column: ColumnName | None = None
+    publish: Publish = Field(default_factory=lambda: Publish(every_transactions=1))
+    change_data_feed: bool = False
+    deletion_vectors: bool = True
+    masked: tuple[ColumnName, ...] = ()
+    expectations: tuple[Expectation, ...] = ()
+
+    @property
+    def lateness_unit(self) -> str:
+        """The unit of `lateness`, which follows from the type of `sequence_by`; empty when it has none."""
+        column = self.columns.get(self.sequence_by) if self.sequence_by else None
+        return LATENESS_UNITS.get(column.type.name, "") if column else ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _error_column_by_default(cls, value: Any) -> Any:
+        if isinstance(value, dict) and value.get("on_error") == "inline":
+            return {**value, "error_column": value.get("error_column") or ERROR_COLUMN}
+        return value
+
+    @model_validator(mode="after")
+    def _rules(self) -> ShardConfig:
+        raise_flaws(shard_flaws(self))
+        return self
+
+
+def shard_flaws(shard: ShardConfig) -> Iterator[Flaw]:
+    """Every rule between a shard's settings that does not hold (Invariant 14: refused at definition)."""
+    yield from _key_flaws(shard)
+    yield from _sequence_flaws(shard)
+    yield from _delete_flaws(shard)
+    yield from _error_flaws(shard)
+    for index, name in enumerate(shard.masked):
+        yield from _known(shard.columns, name, ("masked", index))
+    for index, expectation in enumerate(shard.expectations):
+        for name in expectation.columns:
+            yield from _known(shard.columns, name, ("expectations", index, "kwargs"))
+
+
+def _known(schema: Schema, name: str, path: tuple[str | int, ...]) -> Iterator[Flaw]:
+    if schema.get(name) is None:
+        known = shown(", ".join(schema.names), 200)
+        hint = nearest(name, schema.names, otherwise=f"the columns are {known}")
+        yield Flaw(path, f"{name!r} is not a column of the schema", hint)
+
+
+def _key_flaws(shard: ShardConfig) -> Iterator[Flaw]:
+    for index, key in enumerate(shard.keys):
+        column = shard.columns.get(key)
+        if key in shard.keys[:index]:
+            yield Flaw(("keys", index), f"key {key!r} is listed twice", "remove one")
+        if column is None:
+            yield from _known(shard.columns, key, ("keys", index))
+        elif column.type.name in KEY_TYPES_REFUSED:
+            reason = KEY_TYPES_REFUSED[column.type.name]
+            yield Flaw(("keys", index), f"key {key!r} is of type {column.type.name}", reason)
+
+
+def _sequence_flaws(shard: ShardConfig) -> Iterator[Flaw]:
+    if shard.sequence_by is None:
+        if shard.lateness is not None:
+            yield Flaw(("lateness",), "lateness needs sequence_by", "add sequence_by, or remove lateness")
+        return
+    column = shard.columns.get(shard.sequence_by)
+    if column is None:
+        yield from _known(shard.columns, shard.sequence_by, ("sequence_by",))
+    elif column.type.name not in SEQUENCE_TYPES:
+        hint = f"use a column of type {', '.join(sorted(SEQUENCE_TYPES))}"
+        yield Flaw(("sequence_by",), f"{column.name!r} of type {column.type.name} has no usable order", hint)
+    elif shard.lateness is not None and column.type.name not in LATENESS_UNITS:
+        hint = "remove lateness (deletions are then remembered for ever), or sequence by a number or a time"
+        yield Flaw(("lateness",), f"lateness can't be measured in {column.type.name}", hint)
+    if shard.sequence_by in shard.keys:
+        hint = "a key's records must be able to differ in sequence"
+        yield Flaw(("sequence_by",), f"{shard.sequence_by!r} is also a key", hint)
+
+
+def _delete_flaws(shard: ShardConfig) -> Iterator[Flaw]:
+    condition = shard.apply_as_deletes
+    column = shard.columns.get(condition.column) if condition else None
+    if condition is None or column is None or condition.is_null:
+        return
+    if column.type.name not in LITERAL_TYPES[condition.type_name]:
+        fact = f"column {column.name!r} is {column.type.name}, compared with {shown(condition.values[0])}"
+        yield Flaw(("apply_as_deletes",), fact, "compare with a literal of the column's type")
+
+
+def _error_flaws(shard: ShardConfig) -> Iterator[Flaw]:
+    name = shard.error_column
+    if name is None:
+        return
+    if shard.on_error != "inline":
+        yield Flaw(("error_column",), "error_column needs on_error: inline", "set on_error, or remove it")
+        return
+    if name.lower() in RESERVED:
+        yield Flaw(("error_column",), f"error column {name!r} is reserved", "choose another name")
+    if name.lower() in {column.name.lower() for column in shard.columns}:
+        yield Flaw(("error_column",), f"error column {name!r} is also a data column", "choose another name")
+    broken = [column.name for column in shard.columns if _must_be_set(column, shard.keys)]
+    if broken:
+        hint = "drop NOT NULL there, or use on_error: quarantine"
+        fact = f"inline errors leave NULL in NOT NULL columns: {shown(', '.join(broken))}"
+        yield Flaw(("on_error",), fact, hint)
+
+
+def _must_be_set(column: Column, keys: tuple[str, ...]) -> bool:
+    return not column.nullable and column.name not in keys

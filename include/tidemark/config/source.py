@@ -1,0 +1,84 @@
+"""Where a pipeline's records come from, as written in its file: one model per `type`."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from tidemark.config.base import Model, checked
+from tidemark.config.paths import checked_path, is_uri, shown_place
+from tidemark.config.problems import Flaw, raise_flaws
+from tidemark.config.text import shown
+from tidemark.core.errors import InvalidUsage
+
+_MARKER = re.compile(r"[^/\\{}*?\x00-\x1f]+\Z")
+
+
+def _local_folder(text: str) -> str:
+    if is_uri(checked_path(text)):
+        hint = "mount it or copy the files; object stores can hold the warehouse, not the input files"
+        raise InvalidUsage(f"a files source reads a folder, not {shown_place(text)}", hint=hint)
+    return text
+
+
+def _pattern(text: str) -> str:
+    parts = text.split("/")
+    if len(text) > 500 or not text.isprintable() or not {"", "..", "."}.isdisjoint(parts):
+        hint = "write it relative to the source's path, like 'orders/**/*.json'"
+        raise InvalidUsage(f"{shown(text)} is not a file pattern", hint=hint)
+    return text
+
+
+def _marker(text: str) -> str:
+    plain = text.replace("{name}", "")
+    if not _MARKER.match(plain) or plain in (".", "..") or len(text) > 200:
+        hint = "write a name beside the file, like '{name}.ready', or one for the folder, like _SUCCESS"
+        raise InvalidUsage(f"{shown(text)} is not a marker's name", hint=hint)
+    return text
+
+
+class CsvOptions(Model):
+    """How CSV files are written. A field equal to `null_value` is NULL."""
+
+    header: bool = True
+    delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ","
+    quote: Annotated[str, Field(min_length=1, max_length=1)] = '"'
+    null_value: Annotated[str, Field(max_length=100)] = ""
+
+
+class FilesSource(Model):
+    """Files that land in a folder and don't change afterwards; JSON is one record per line.
+
+    `pattern` is a glob below `path` (`**` for any folders); without it, all files with the format's suffixes.
+    A file is taken when it is `settle_seconds` old and, with `ready_marker`, once its marker is there.
+    """
+
+    type: Literal["files"]
+    path: Annotated[str, AfterValidator(checked(_local_folder))]
+    format: Literal["json", "csv", "parquet"]
+    pattern: Annotated[str, AfterValidator(checked(_pattern))] | None = None
+    settle_seconds: Annotated[int, Field(ge=0, le=86_400)] = 10
+    ready_marker: Annotated[str, AfterValidator(checked(_marker))] | None = None
+    csv: CsvOptions | None = None
+
+    @property
+    def csv_options(self) -> CsvOptions:
+        return self.csv or CsvOptions()
+
+    @property
+    def lists_tables(self) -> bool:
+        """Whether the source itself can say which tables there are."""
+        return False
+
+    @model_validator(mode="after")
+    def _rules(self) -> FilesSource:
+        if self.csv is not None and self.format != "csv":
+            hint = "remove them, or set format: csv"
+            raise_flaws(iter([Flaw(("csv",), f"csv options with format {self.format}", hint)]))
+        return self
+
+
+SourceConfig = FilesSource
+"""The union of all sources; with a second one, `Annotated[FilesSource | …, Field(discriminator="type")]`."""

@@ -1,0 +1,63 @@
+"""Many tables with few lines: which tables a pipeline takes, and settings by pattern."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from tidemark.config.base import ColumnName, Model, PredicateText, SchemaText, ShardName, TablePattern
+from tidemark.config.shard import Expectation, Publish
+
+
+class ShardSettings(Model):
+    """Settings of a shard of which any may be missing: `defaults`, and the `overrides` of tables."""
+
+    columns: SchemaText | None = Field(default=None, alias="schema")
+    keys: tuple[ColumnName, ...] | None = None
+    sequence_by: ColumnName | None = None
+    lateness: Annotated[int, Field(ge=0, le=2**53)] | None = None
+    apply_as_deletes: PredicateText | None = None
+    on_schema_change: Literal["fail", "add_columns"] | None = None
+    on_error: Literal["quarantine", "fail", "inline"] | None = None
+    error_column: ColumnName | None = None
+    publish: Publish | None = None
+    change_data_feed: bool | None = None
+    deletion_vectors: bool | None = None
+    masked: tuple[ColumnName, ...] | None = None
+    expectations: tuple[Expectation, ...] | None = None
+
+
+class TableOverride(ShardSettings):
+    """Settings for the tables that match; a later override wins over an earlier one."""
+
+    match: TablePattern
+    name: ShardName | None = None
+
+    def applies_to(self, table: str) -> bool:
+        return matches_any(table, (self.match,))
+
+
+class Tables(Model):
+    """The tables to take. One that is both included and excluded is excluded, and its records are ignored."""
+
+    include: Annotated[tuple[TablePattern, ...], Field(min_length=1)]
+    exclude: tuple[TablePattern, ...] = ()
+    overrides: tuple[TableOverride, ...] = ()
+
+    def takes(self, table: str) -> bool:
+        return matches_any(table, self.include) and not self.ignores(table)
+
+    def ignores(self, table: str) -> bool:
+        return matches_any(table, self.exclude)
+
+
+def matches_any(table: str, patterns: tuple[str, ...]) -> bool:
+    """Whether the table fits one of the patterns: `*` is any run of characters, `?` is one."""
+    return any(fnmatchcase(table, pattern) for pattern in patterns)
+
+
+def shard_name_of(table: str) -> str:
+    """The shard of a table that was given no name: `public.orders` becomes `public__orders`."""
+    return table.lower().replace(".", "__")

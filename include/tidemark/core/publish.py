@@ -1,0 +1,219 @@
+"""Publishes: how a shard's state follows its log, and how anyone can tell that it did.
+
+A *publish* brings the state from the transaction it stands at to a later one by a single commit of
+the tail, so that every version of the state is at a transaction boundary (Invariant 15). That commit
+carries a `StateCommit` in itself: transaction, writer, the digest that the whole state has after it.
+Afterwards the same facts go on record in the shard's ledger of publishes, with the table's version.
+
+The table and the record are two places, so each decision first compares them:
+
+- equal: publish the tail, or there is nothing to do;
+- the table is ahead by a commit that carries its own facts: a publisher died in between; what it did
+  is put on record, not done again (Invariant 5);
+- the table is behind, or has another commit where the record has ours, or commits of strangers: the
+  state was overwritten. Publishers and readers stop there (scenario M13).
+
+Restriction: the digest is carried forward from publish to publish, so it tells what the state should
+hold; whether it does is found by reading it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tidemark.core.checksum import Digest
+from tidemark.core.errors import InvalidUsage, InvariantViolation
+from tidemark.core.ids import TXN_NONE, ShardId, Txn, WriterToken, next_txn
+from tidemark.core.ledger import UPPER, Head, Put
+
+VERSION_NONE: Final = -1
+_BITS_64: Final = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class StateCommit:
+    """What a commit of the state says of itself. `tombstones` is the version of the shard's table of
+    tombstones that belongs to it, or -1 where there is none."""
+
+    txn: Txn
+    token: WriterToken
+    digest: Digest
+    tombstones: int = VERSION_NONE
+
+    def __post_init__(self) -> None:
+        if self.txn < TXN_NONE or not self.token:
+            raise InvalidUsage(f"not a commit of a state: transaction {self.txn}, token {self.token!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """One publish on record: the commit, and the version of the state's table that it made."""
+
+    number: int
+    version: int
+    commit: StateCommit
+
+    @property
+    def key(self) -> str:
+        return self.commit.token
+
+    @property
+    def txn(self) -> Txn:
+        return self.commit.txn
+
+    @property
+    def token(self) -> WriterToken:
+        return self.commit.token
+
+
+@dataclass(frozen=True, slots=True)
+class StateStanding:
+    """What the state's table says of itself, at one moment.
+
+    `txn` is its last application transaction. `newest` and `newest_version` are the last commit that
+    carries its own facts. `at_record` is the writer of the version that was asked about, empty when
+    the table's history doesn't reach back to it. `strangers` are commits since then that changed
+    rows and are no publish, as `version operation`."""
+
+    version: int = VERSION_NONE
+    txn: Txn = TXN_NONE
+    newest: StateCommit | None = None
+    newest_version: int = VERSION_NONE
+    at_record: str = ""
+    strangers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """When the state follows: every so many transactions, or only when asked (None)."""
+
+    every_transactions: int | None = 1
+
+
+@dataclass(frozen=True, slots=True)
+class UpToDate:
+    """The state has everything below the log's upper."""
+
+    txn: Txn
+
+
+@dataclass(frozen=True, slots=True)
+class PutOnRecord:
+    """The table has a publish that the record lacks: record it, then decide again."""
+
+    version: int
+    commit: StateCommit
+
+
+@dataclass(frozen=True, slots=True)
+class PublishTail:
+    """Fold the log's rows with lower <= txn < upper into the state that `base` left behind."""
+
+    lower: Txn
+    upper: Txn
+    base: Published | None
+
+    @property
+    def txn(self) -> Txn:
+        return Txn(self.upper - 1)
+
+
+NextPublish = UpToDate | PutOnRecord | PublishTail
+
+
+class StateOverwritten(InvariantViolation):
+    """The state is not what its record says: something else wrote to it, or it was set back."""
+
+    def __init__(self, shard: ShardId, *, what: str) -> None:
+        super().__init__(
+            f"the state of {shard} is not as it was published: {what}",
+            hint="find the writer, then rebuild the state from its log",
+        )
+
+
+def published_txn(last: Published | None) -> Txn:
+    """The highest transaction in the state; 0 when nothing is published."""
+    return last.txn if last is not None else TXN_NONE
+
+
+def due(*, published: Txn, log_upper: Txn, policy: Policy) -> bool:
+    """Whether the policy asks for a publish now."""
+    every = policy.every_transactions
+    return every is not None and log_upper - 1 - published >= every
+
+
+def check_standing(shard: ShardId, *, last: Published | None, standing: StateStanding) -> None:
+    """Raise `StateOverwritten` unless the table still holds what is on record."""
+    if last is not None:
+        if standing.txn < last.txn or standing.version < last.version:
+            raise StateOverwritten(
+                shard,
+                what=f"it stands at transaction {standing.txn}, version {standing.version}; "
+                f"recorded are {last.txn} and {last.version}",
+            )
+        if standing.at_record not in ("", last.token):
+            what = f"version {last.version} was written by {standing.at_record}, recorded is {last.token}"
+            raise StateOverwritten(shard, what=what)
+    if standing.strangers:
+        raise StateOverwritten(shard, what=f"others have written to it ({', '.join(standing.strangers)})")
+
+
+def decide_publish(
+    shard: ShardId, *, last: Published | None, standing: StateStanding, log_upper: Txn
+) -> NextPublish:
+    """What the state needs next, from the last record, the table itself and the log's upper."""
+    check_standing(shard, last=last, standing=standing)
+    published = published_txn(last)
+    if standing.txn > published:
+        newest = standing.newest
+        if newest is None or newest.txn != standing.txn:
+            raise StateOverwritten(shard, what=f"transaction {standing.txn} in it has no publish")
+        return PutOnRecord(standing.newest_version, newest)
+    if published >= log_upper:
+        raise InvariantViolation(
+            f"the state of {shard} has transaction {published}, but its log only reaches {log_upper - 1}",
+            hint="the log was set back; restore it from a backup",
+        )
+    if log_upper == next_txn(published):
+        return UpToDate(published)
+    return PublishTail(lower=next_txn(published), upper=log_upper, base=last)
+
+
+def decide_record(
+    *, head: Head, last: Published | None, version: int, commit: StateCommit
+) -> Put[Published, Published] | Published:
+    """Put a publish on record, once. What is found there already must be the same publish."""
+    if last is not None and commit.txn <= last.txn:
+        if last.commit == commit and last.version == version:
+            return last
+        if commit.txn < last.txn or version <= last.version:
+            raise InvariantViolation(
+                f"a publish of transaction {commit.txn} at version {version} by {commit.token} comes after "
+                f"one of {last.txn} at version {last.version} by {last.token}",
+                hint="two publishers worked on one state; rebuild it from its log",
+            )
+    record = Published(head.upper, version, commit)
+    return Put(marks={UPPER: head.upper + 1}, records=(record,), result=record)
+
+
+def state_as_of(records: Sequence[Published], *, as_of: Txn) -> Published | None:
+    """The publish to start from for a read as of a transaction: the latest at or below it."""
+    below = [record for record in records if record.txn <= as_of]
+    return below[-1] if below else None
+
+
+def carried_forward(base: Digest, *, removed: Digest, added: Digest) -> Digest:
+    """The digest of a set of rows after some were removed and some added, without reading the others."""
+    if not base.encoding == removed.encoding == added.encoding:
+        raise InvalidUsage("digests of other encodings can't be carried forward", hint="rebuild the state")
+    if removed.count > base.count + added.count:
+        raise InvariantViolation(f"{removed.count} rows removed from a state of {base.count}")
+    return Digest(
+        base.count - removed.count + added.count,
+        base.xor ^ removed.xor ^ added.xor,
+        (base.sum_low - removed.sum_low + added.sum_low) & _BITS_64,
+        (base.sum_high - removed.sum_high + added.sum_high) & _BITS_64,
+        base.encoding,
+    )

@@ -1,0 +1,1 @@
+"""The control plane on delta-rs: small Delta commits, made without a JVM."""

@@ -1,0 +1,88 @@
+"""A pipeline's ledgers in a warehouse: `<warehouse>/<pipeline>/_control/…` and each shard's log."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from deltalake import Schema
+
+from tidemark.core.ids import ShardId, checked_name
+from tidemark.core.lease import SINCE
+from tidemark.core.ledger import UPPER
+from tidemark.core.publish import Published
+from tidemark.delta.codec import (
+    Codec,
+    R,
+    bindings_codec,
+    checkpoints_codec,
+    journal_codec,
+    leases_codec,
+    publishes_codec,
+    seals_codec,
+)
+from tidemark.delta.ledger import MARKS, DeltaLedger
+from tidemark.delta.log import DeltaLog
+
+CONTROL_TABLES: Final = ("bindings", "seals", "checkpoints", "journal", "publishes", "leases")
+
+
+class DeltaControl:
+    """One process's view of a pipeline's control plane. Nothing is made before it is committed to.
+
+    `warehouse_uri` is a folder or an object-store address, `storage_options` go to delta-rs.
+    `schemas` are the shards' log columns; a log that exists can be opened without its schema.
+    """
+
+    def __init__(
+        self,
+        warehouse_uri: str,
+        pipeline: str,
+        schemas: Mapping[ShardId, Schema] | None = None,
+        storage_options: Mapping[str, str] | None = None,
+        *,
+        clock_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self.root = f"{warehouse_uri.rstrip('/')}/{checked_name(pipeline, what='pipeline')}"
+        self._schemas = dict(schemas or {})
+        self._options = dict(storage_options or {})
+        self._clock_ns = clock_ns
+        self.bindings = self.ledger("bindings", bindings_codec())
+        self.seals = self.ledger("seals", seals_codec())
+        self.checkpoints = self.ledger("checkpoints", checkpoints_codec())
+        self.journal = self.ledger("journal", journal_codec())
+        self.leases = self.ledger("leases", leases_codec(), marks=(UPPER, SINCE))
+        self._logs: dict[ShardId, DeltaLog] = {}
+        self._publishes: dict[ShardId, DeltaLedger[Published]] = {}
+
+    def ledger(self, name: str, codec: Codec[R], *, marks: Sequence[str] = MARKS) -> DeltaLedger[R]:
+        """A control table of this pipeline by its name, with the records that its codec knows. Its
+        marks belong to its format: every handle on it must name the same ones."""
+        return DeltaLedger(
+            f"{self.root}/_control/{checked_name(name, what='control table')}",
+            codec,
+            storage_options=self._options,
+            marks=marks,
+            clock_ns=self._clock_ns,
+        )
+
+    def log(self, shard: ShardId) -> DeltaLog:
+        if shard not in self._logs:
+            self._logs[shard] = DeltaLog(
+                f"{self.root}/{checked_name(shard, what='shard')}/log",
+                schema=self._schemas.get(shard),
+                storage_options=self._options,
+                clock_ns=self._clock_ns,
+            )
+        return self._logs[shard]
+
+    def publishes(self, shard: ShardId) -> DeltaLedger[Published]:
+        if shard not in self._publishes:
+            self._publishes[shard] = DeltaLedger(
+                f"{self.root}/{checked_name(shard, what='shard')}/publishes",
+                publishes_codec(),
+                storage_options=self._options,
+                clock_ns=self._clock_ns,
+            )
+        return self._publishes[shard]

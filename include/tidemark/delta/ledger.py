@@ -1,0 +1,259 @@
+"""A ledger over a Delta table: numbered records, a few marks, one conditional commit.
+
+`DeltaLedger` keeps the promise of `tidemark.ports.control.Ledger` without a JVM. A commit writes one
+small Parquet file and one log entry; the file is invisible until the entry names it, and is removed
+again when the entry could not be made. Reading skips files by their statistics and keeps decoded
+files, which never change, in memory.
+
+So that reading stays flat however long the history gets, whoever commits also keeps house: from time
+to time the newest small files are merged into one (a commit of its own, with the same condition, that
+changes no record and no mark), and the log gets a checkpoint. Housekeeping that fails or loses a race
+is left for the next commit.
+
+Known limitation: a local file system may lose the last commits when the machine loses power, because
+delta-rs does not flush them; a process that dies loses nothing.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final, Generic, TypeVar
+
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from tidemark.core.errors import Determinate, InvalidUsage
+from tidemark.core.journal import CHAIN, FORMAT, link
+from tidemark.core.ledger import GENERATION, UPPER, CommitOutcome, Committed, Conflict, Head, Put, Record
+from tidemark.delta.codec import Codec, run_column, token_column, txn_column
+from tidemark.delta.compaction import Merge, choose_merge
+from tidemark.delta.records import (
+    ARROW_SCHEMA,
+    SCHEMA,
+    Contents,
+    RecordFile,
+    checked_order,
+    file_of,
+    read_file,
+    read_keys,
+    rows_of,
+    write_file,
+)
+from tidemark.delta.table import VERSION_NONE, Action, ControlTable, housekeeping
+
+R = TypeVar("R", bound=Record)
+
+CONFIGURATION: Final = {
+    "delta.appendOnly": "true",
+    "delta.logRetentionDuration": "interval 10 minutes",
+    "delta.deletedFileRetentionDuration": "interval 1 hours",
+    "delta.checkpointInterval": "10",
+    "delta.dataSkippingStatsColumns": "number,key",
+}
+MARKS: Final = (UPPER, GENERATION, CHAIN)
+ROWS_KEPT_MAX: Final = 20_000
+RETENTION_HOURS: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What `head` loaded: reads answer from here until it is called again."""
+
+    head: Head
+    files: tuple[RecordFile, ...]
+
+
+class DeltaLedger(Generic[R]):
+    """One process's handle on a control table."""
+
+    def __init__(
+        self,
+        uri: str,
+        codec: Codec[R],
+        *,
+        storage_options: Mapping[str, str] | None = None,
+        marks: Sequence[str] = MARKS,
+        clock_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._codec = codec
+        self._clock_ns = clock_ns
+        self._table = ControlTable(
+            uri,
+            storage_options=storage_options or {},
+            schema=SCHEMA,
+            configuration=CONFIGURATION,
+            marks=tuple(dict.fromkeys((*marks, CHAIN))),
+            seconds=lambda: clock_ns() / 1e9,
+        )
+        self._snapshot = Snapshot(Head(VERSION_NONE), ())
+        self._contents: OrderedDict[str, Contents] = OrderedDict()
+        self._keys: dict[str, frozenset[str]] = {}
+
+    @property
+    def uri(self) -> str:
+        return self._table.uri
+
+    def head(self) -> Head:
+        """Load the newest snapshot. A table that is not there yet reads as empty and is not made."""
+        self._snapshot = self._loaded(self._table.refresh())
+        return self._snapshot.head
+
+    def _loaded(self, head: Head) -> Snapshot:
+        if head.version == self._snapshot.head.version:
+            return self._snapshot
+        found = (file_of(add, table=self.uri) for add in self._table.adds())
+        files = checked_order(found, chain=head.marks.get(CHAIN, 0), table=self.uri)
+        active = {file.path for file in files}
+        self._keys = {path: keys for path, keys in self._keys.items() if path in active}
+        return Snapshot(head, files)
+
+    def read(self, lower: int, upper: int) -> Sequence[R]:
+        """The records numbered in [lower, upper); records of one number in the order they came."""
+        rows = [
+            row
+            for file in self._snapshot.files
+            if file.may_hold_number(lower, upper)
+            for row in self._contents_of(file).rows
+            if lower <= row.number < upper
+        ]
+        rows.sort(key=lambda row: row.number)
+        return [self._codec.decode(row, table=self.uri) for row in rows]
+
+    def find(self, key: str) -> Sequence[R]:
+        """The records with this key, in order of their numbers."""
+        rows = [
+            row
+            for file in self._snapshot.files
+            if file.may_hold_key(key) and self._holds_key(file, key)
+            for row in self._contents_of(file).rows
+            if row.key == key
+        ]
+        rows.sort(key=lambda row: row.number)
+        return [self._codec.decode(row, table=self.uri) for row in rows]
+
+    def _holds_key(self, file: RecordFile, key: str) -> bool:
+        if file.rows < 100 or file.path in self._contents:
+            return True  # Opening it whole is as cheap.
+        if file.path not in self._keys:
+            self._keys[file.path] = read_keys(self._table.store, file, table=self.uri)
+        return key in self._keys[file.path]
+
+    def _contents_of(self, file: RecordFile) -> Contents:
+        kept = self._contents.get(file.path)
+        if kept is not None:
+            self._contents.move_to_end(file.path)
+            return kept
+        contents = read_file(self._table.store, file, table=self.uri)
+        self._keep(file, contents)
+        return contents
+
+    def _keep(self, file: RecordFile, contents: Contents) -> None:
+        self._contents[file.path] = contents
+        while len(self._contents) > 1 and sum(len(c.rows) for c in self._contents.values()) > ROWS_KEPT_MAX:
+            self._contents.popitem(last=False)
+
+    def commit(self, head: Head, put: Put[R, Any]) -> CommitOutcome:
+        """Add the records and move the marks, if and only if the table still stands at `head`."""
+        if CHAIN in put.marks:
+            raise InvalidUsage(f"the mark {CHAIN!r} of {self.uri} is kept by the ledger itself")
+        snapshot = self._snapshot
+        marks = snapshot.head.moved(put.marks)
+        if head.version != snapshot.head.version or not self._table.prepare(head, put.marks):
+            return Conflict()
+        chain = marks.get(CHAIN, 0)
+        if not put.records:
+            outcome = self._table.commit((), moved=put.marks, marks=marks)
+            return self._settled(outcome, snapshot.files)
+        rows = self._encoded(put.records, chain)
+        version = self._table.version + 1
+        file = self._written(rows, versions=(version, version), link_before=chain)
+        marks = {**marks, CHAIN: file.link_last}
+        try:
+            add = file.add(at_ms=self._clock_ns() // 1_000_000, data_change=True)
+            outcome = self._table.commit((add,), moved={**put.marks, CHAIN: file.link_last}, marks=marks)
+        except Determinate:
+            self._table.store.remove_quietly(file.path)
+            raise
+        if isinstance(outcome, Conflict):
+            self._table.store.remove_quietly(file.path)
+            return outcome
+        self._keep(file, Contents(rows, rows_of(rows)))
+        return self._settled(outcome, (*snapshot.files, file))
+
+    def _encoded(self, records: Sequence[R], chain: int) -> pa.Table:
+        at = datetime.fromtimestamp(self._clock_ns() / 1e9, UTC)
+        columns: dict[str, list[Any]] = {name: [] for name in ARROW_SCHEMA.names}
+        for record in records:
+            body = self._codec.encode(record)
+            chain = link(chain, body)
+            values = {
+                "number": record.number,
+                "kind": self._codec.kind_of(record),
+                "key": record.key,
+                "txn": txn_column(record),
+                "token": token_column(record),
+                "run_id": run_column(record),
+                "at": at,
+                "format": FORMAT,
+                "link": chain,
+                "body": body,
+            }
+            for name, value in values.items():
+                columns[name].append(value)
+        return pa.table(columns, schema=ARROW_SCHEMA)
+
+    def _written(self, rows: pa.Table, *, versions: tuple[int, int], link_before: int) -> RecordFile:
+        try:
+            return write_file(
+                self._table.store,
+                rows,
+                versions=versions,
+                link_before=link_before,
+                nonce=uuid.uuid4().hex[:16],
+            )
+        except OSError as error:
+            raise Determinate(
+                f"no record was written to {self.uri}: {error}",
+                hint="check its room and permissions, then retry",
+            ) from error
+
+    def _settled(self, outcome: CommitOutcome, files: tuple[RecordFile, ...]) -> CommitOutcome:
+        """Housekeeping after our commit. The commit stands, whatever becomes of it."""
+        if isinstance(outcome, Committed):
+            with housekeeping(self.uri):
+                self._table.tidy_log(outcome.version)
+                merge = choose_merge(files)
+                if merge is not None:
+                    self._merge(merge, outcome.version)
+        return outcome
+
+    def _merge(self, merge: Merge, committed: int) -> None:
+        """Replace a run of neighbouring files by one, if nobody has committed since."""
+        head = self._table.refresh()
+        if head.version != committed:
+            return
+        contents = pa.concat_tables([self._contents_of(file).table for file in merge.files])
+        versions = (merge.files[0].version_first, merge.files[-1].version_last)
+        merged = self._written(contents, versions=versions, link_before=merge.files[0].link_before)
+        at_ms = self._clock_ns() // 1_000_000
+        actions: list[Action] = [
+            merged.add(at_ms=at_ms, data_change=False),
+            *(file.remove(at_ms=at_ms) for file in merge.files),
+        ]
+        try:
+            outcome = self._table.commit(actions, moved={}, marks=head.marks)
+        except Determinate:
+            self._table.store.remove_quietly(merged.path)
+            raise
+        if isinstance(outcome, Committed):
+            self._table.tidy_log(outcome.version)
+        else:
+            self._table.store.remove_quietly(merged.path)
+
+    def sweep(self) -> int:
+        """Remove files that no snapshot younger than the retention needs; returns how many."""
+        return self._table.sweep(retention_hours=RETENTION_HOURS)

@@ -1,0 +1,197 @@
+"""Record files: the immutable Parquet files of a control table, and the chain that runs through them.
+
+A commit writes one small file; compaction replaces a run of neighbours by one. A file's name says
+which table versions its rows came from, the link before its first row and the link of its last one,
+a digest of its contents, and a checksum of all that and of the statistics that readers skip files by.
+So the file list alone shows that no file is missing and that no statistic was changed; contents and
+links are checked whenever a file is opened.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+from deltalake import Field, Schema
+from deltalake.schema import PrimitiveType
+from deltalake.transaction import AddAction, RemoveAction
+
+from tidemark.core.errors import Determinate, InvariantViolation
+from tidemark.core.journal import check_chain, check_format
+from tidemark.delta.codec import Row
+from tidemark.delta.store import Store
+
+COLUMNS: Final = {
+    "number": ("long", pa.int64(), False),
+    "kind": ("string", pa.string(), False),
+    "key": ("string", pa.string(), False),
+    "txn": ("long", pa.int64(), True),
+    "token": ("string", pa.string(), True),
+    "run_id": ("string", pa.string(), True),
+    "at": ("timestamp", pa.timestamp("us", tz="UTC"), False),
+    "format": ("integer", pa.int32(), False),
+    "link": ("long", pa.int64(), False),
+    "body": ("string", pa.string(), False),
+}
+SCHEMA: Final = Schema(
+    [Field(name, PrimitiveType(kind), nullable=null) for name, (kind, _, null) in COLUMNS.items()]
+)
+ARROW_SCHEMA: Final = pa.schema([pa.field(name, kind, null) for name, (_, kind, null) in COLUMNS.items()])
+# Skipping uses these two; statistics on the others would only cost.
+_STATS_COLUMNS: Final = ("number", "key")
+
+# First and last version, link before and last link, a nonce, the contents' digest, the name's own.
+_NAME = re.compile(r"r-(\d{20})-(\d{20})" + 5 * r"-([0-9a-f]{16})" + r"\.parquet\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class RecordFile:
+    """One active file: where it stands in the chain, and what it can hold."""
+
+    path: str
+    version_first: int
+    version_last: int
+    link_before: int
+    link_last: int
+    rows: int
+    bytes: int
+    number_min: int
+    number_max: int
+    key_min: str
+    key_max: str
+
+    def may_hold_number(self, lower: int, upper: int) -> bool:
+        return self.number_min < upper and lower <= self.number_max
+
+    def may_hold_key(self, key: str) -> bool:
+        return self.key_min <= key <= self.key_max
+
+    def add(self, *, at_ms: int, data_change: bool) -> AddAction:
+        stats = {
+            "numRecords": self.rows,
+            "minValues": {"number": self.number_min, "key": self.key_min},
+            "maxValues": {"number": self.number_max, "key": self.key_max},
+            "nullCount": {"number": 0, "key": 0},
+        }
+        return AddAction(self.path, self.bytes, {}, at_ms, data_change, json.dumps(stats, ensure_ascii=False))
+
+    def remove(self, *, at_ms: int) -> RemoveAction:
+        return RemoveAction(self.path, False, at_ms, self.bytes, {})
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """Rows with the Arrow table they stand in, so that compaction copies them without a change."""
+
+    table: pa.Table
+    rows: Sequence[Row]
+
+
+def _digest_of(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=8).hexdigest()
+
+
+def _check_of(stem: str, facts: tuple[Any, ...]) -> str:
+    return _digest_of(f"{stem}{facts!r}".encode())
+
+
+def write_file(
+    store: Store, table: pa.Table, *, versions: tuple[int, int], link_before: int, nonce: str
+) -> RecordFile:
+    """Write rows that follow each other in the chain. OSError when the store doesn't take them."""
+    numbers: list[int] = table["number"].to_pylist()
+    keys: list[str] = table["key"].to_pylist()
+    link_last: int = table["link"][-1].as_py()
+    sink = pa.BufferOutputStream()
+    pq.write_table(
+        table,
+        sink,
+        compression="zstd",
+        use_dictionary=["kind", "key"] if table.num_rows > 1 else False,
+        write_statistics=list(_STATS_COLUMNS),
+        store_schema=False,
+    )
+    data = sink.getvalue().to_pybytes()
+    links = f"{link_before:016x}-{link_last:016x}"
+    stem = f"r-{versions[0]:020}-{versions[1]:020}-{links}-{nonce}-{_digest_of(data)}"
+    facts: tuple[Any, ...] = (len(numbers), len(data), min(numbers), max(numbers), min(keys), max(keys))
+    path = f"{stem}-{_check_of(stem, facts)}.parquet"
+    store.put(path, data)
+    return RecordFile(path, *versions, link_before, link_last, *facts)
+
+
+def file_of(add: Mapping[str, Any], *, table: str) -> RecordFile:
+    """The file behind an active add action, when its name and statistics agree."""
+    path: str = add["path"]
+    named = _NAME.match(path)
+    facts: tuple[Any, ...] = tuple(
+        add.get(name)
+        for name in ("num_records", "size_bytes", "min.number", "max.number", "min.key", "max.key")
+    )
+    if named is None or _check_of(path.rsplit("-", 1)[0], facts) != named[7]:
+        raise InvariantViolation(
+            f"{table}: the log's entry for {path} was changed, or made by something else: {facts}",
+            hint="restore the table's log from a backup",
+        )
+    return RecordFile(path, int(named[1]), int(named[2]), int(named[3], 16), int(named[4], 16), *facts)
+
+
+def checked_order(files: Iterable[RecordFile], *, chain: int, table: str) -> tuple[RecordFile, ...]:
+    """The files in the order of the chain, from its beginning to the chain mark without a gap."""
+    ordered = tuple(sorted(files, key=lambda file: file.version_first))
+    reached = 0
+    for file in ordered:
+        if file.link_before != reached:
+            raise _broken(table, f"the records before {file.path} are missing")
+        reached = file.link_last
+    if reached != chain:
+        raise _broken(table, f"the chain ends at {reached:016x}, but its mark is {chain:016x}")
+    return ordered
+
+
+def _broken(table: str, what: str) -> InvariantViolation:
+    return InvariantViolation(f"{table}: {what}", hint="records were lost; restore the table from a backup")
+
+
+def _opened(store: Store, file: RecordFile, *, table: str, columns: Sequence[str]) -> pa.Table:
+    try:
+        data = store.get(file.path)
+    except FileNotFoundError as error:
+        raise _broken(table, f"the file {file.path} is gone") from error
+    except OSError as error:
+        raise Determinate(
+            f"{table}: {file.path} can't be read: {error}", hint="check the store, retry"
+        ) from error
+    if _digest_of(data) != file.path.split("-")[6]:
+        raise _broken(table, f"the file {file.path} is damaged")
+    return pq.read_table(pa.BufferReader(data), columns=list(columns), use_threads=False)
+
+
+def read_keys(store: Store, file: RecordFile, *, table: str) -> frozenset[str]:
+    """The keys in a file, without the rest of it."""
+    return frozenset(_opened(store, file, table=table, columns=["key"])["key"].to_pylist())
+
+
+def read_file(store: Store, file: RecordFile, *, table: str) -> Contents:
+    """All rows of a file, each checked against the one before it."""
+    found = _opened(store, file, table=table, columns=list(COLUMNS))
+    rows = rows_of(found)
+    for row in rows:
+        check_format(row.format, table=table)
+    last = check_chain(
+        ((row.number, row.link, row.body) for row in rows), previous=file.link_before, table=table
+    )
+    if last != file.link_last or len(rows) != file.rows:
+        raise _broken(table, f"the file {file.path} has {len(rows)} rows that end at {last:016x}")
+    return Contents(found, rows)
+
+
+def rows_of(table: pa.Table) -> tuple[Row, ...]:
+    columns = (table[name].to_pylist() for name in Row.__dataclass_fields__)
+    return tuple(Row(*values) for values in zip(*columns, strict=True))

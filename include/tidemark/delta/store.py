@@ -1,0 +1,55 @@
+"""The files of one Delta table, on a local disk or in an object store, behind one address.
+
+delta-rs's own file handler is used for both, so that a table's data and its log are reached with the
+same options. Bytes in, bytes out: no pyarrow thread ever calls back into Python, which is what can
+abort a process at its exit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+
+from deltalake._internal import DeltaFileSystemHandler
+
+from tidemark.delta.probe import local_path
+
+
+class Store:
+    """Whole files below a table's root."""
+
+    def __init__(self, uri: str, storage_options: Mapping[str, str]) -> None:
+        self._uri = uri
+        self._options = dict(storage_options)
+        self._handler: DeltaFileSystemHandler | None = None
+        self.folder = local_path(uri)
+
+    @property
+    def local(self) -> bool:
+        return self.folder is not None
+
+    def make_root(self) -> None:
+        """A local table needs its folder to be there; an object store knows no folders."""
+        if self.folder is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+
+    def _files(self) -> DeltaFileSystemHandler:
+        if self._handler is None:
+            self._handler = DeltaFileSystemHandler(self._uri, self._options)
+        return self._handler
+
+    def put(self, path: str, data: bytes) -> None:
+        """Write one file whose name nobody else uses. OSError when it can't be."""
+        stream = self._files().open_output_stream(path)
+        stream.write(data)
+        stream.close()  # type: ignore[attr-defined]
+
+    def get(self, path: str) -> bytes:
+        """The whole file. FileNotFoundError when there is none, OSError when it can't be read."""
+        data: bytes = self._files().open_input_file(path).read()  # type: ignore[call-arg]
+        return data
+
+    def remove_quietly(self, path: str) -> None:
+        """Remove a file of our own that nobody can see; what stays behind is swept by maintenance."""
+        with suppress(OSError):
+            self._files().delete_file(path)

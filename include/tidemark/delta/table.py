@@ -1,0 +1,277 @@
+"""One Delta table that is changed by conditional commits and by nothing else.
+
+A commit is made on a snapshot that was loaded at a known version, with `max_commit_retries=0`: then
+delta-rs refuses a snapshot that is not the newest, and creates the next log entry only if it is
+absent. It never rebases (its conflict checker would let a blind append through at a later version).
+
+What an error means is decided here, once:
+
+- the log entry is there with our mark in it: committed, whatever the library said (a reply that was
+  lost and retried by the object store's client looks like a conflict with oneself);
+- it is there with another's mark: a conflict;
+- it is not there: on a local disk nothing was written; in an object store a request may still be
+  under way, so nobody knows.
+
+Marks are Delta application transactions `tidemark.<name>`, which log clean-up keeps. Another one,
+`tidemark.check`, is a checksum of them all, so that a flipped digit in a mark is noticed.
+
+Restriction: an object is for one thread of one process; make it after a fork, not before.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import pyarrow as pa  # type: ignore[import-untyped]
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema, Transaction
+from deltalake.exceptions import DeltaError, TableNotFoundError
+from deltalake.transaction import AddAction, RemoveAction
+
+from tidemark.core.errors import Determinate, Indeterminate, InvalidUsage, InvariantViolation, TidemarkError
+from tidemark.core.journal import link
+from tidemark.core.ledger import CommitOutcome, Committed, Conflict, Head
+from tidemark.delta.store import Store
+
+Action = AddAction | RemoveAction
+
+VERSION_NONE: Final = -1
+APP_PREFIX: Final = "tidemark."
+CHECK: Final = "check"
+CHECKPOINT_VERSIONS: Final = 10
+CLEANUP_VERSIONS: Final = 50
+# A writer that was frozen for longer than log entries are kept could create an entry that is not
+# absent but cleaned away. So a commit that took this long is not believed, but read back.
+COMMIT_SECONDS_MAX: Final = 60
+EXPIRING_IDS: Final = "delta.setTransactionRetentionDuration"
+
+logger = logging.getLogger(__name__)
+
+_NO_HOOKS: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
+
+
+def marks_check(marks: Mapping[str, int]) -> int:
+    """The checksum of all marks; 0 before there are any."""
+    return link(0, json.dumps(sorted(marks.items()))) if marks else 0
+
+
+@contextmanager
+def housekeeping(table: str) -> Iterator[None]:
+    """Work that a commit does for the next ones: the commit stands, whatever becomes of it."""
+    try:
+        yield
+    except (TidemarkError, DeltaError, OSError) as error:
+        logger.warning("housekeeping of %s is left for the next commit: %s", table, error)
+
+
+def panicked(error: BaseException) -> bool:
+    """delta-rs met something that it has no error for; its class can't be imported."""
+    return type(error).__name__ == "PanicException"
+
+
+@contextmanager
+def reading(table: str) -> Iterator[None]:
+    """Loading a table's log: a store that doesn't answer may be asked again, a damaged log may not."""
+    try:
+        yield
+    except (TidemarkError, TableNotFoundError):
+        raise
+    except OSError as error:
+        raise Determinate(f"{table} can't be read: {error}", hint="check the store, then retry") from error
+    except BaseException as error:
+        if not isinstance(error, (DeltaError, ValueError)) and not panicked(error):
+            raise
+        raise InvariantViolation(
+            f"the log of {table} can't be read: {error}", hint="restore it from a backup"
+        ) from error
+
+
+class ControlTable:
+    """A Delta table, its marks, and its one way to change."""
+
+    def __init__(
+        self,
+        uri: str,
+        *,
+        storage_options: Mapping[str, str],
+        schema: Schema | None,
+        configuration: Mapping[str, str],
+        marks: Sequence[str],
+        seconds: Callable[[], float] = time.time,
+    ) -> None:
+        self.uri = uri
+        self.store = Store(uri, storage_options)
+        self._options = dict(storage_options)
+        self._schema = schema
+        self._configuration = dict(configuration)
+        self._mark_names = tuple(marks)
+        self._seconds = seconds
+        self._table: DeltaTable | None = None
+
+    @property
+    def version(self) -> int:
+        return self._table.version() if self._table is not None else VERSION_NONE
+
+    def refresh(self) -> Head:
+        """Load the newest version. A table that is not there yet has no marks, and is not made."""
+        try:
+            with reading(self.uri):
+                if self._table is None:
+                    table = DeltaTable(self.uri, storage_options=self._options)
+                    self._check_table(table)
+                    self._table = table
+                else:
+                    self._table.update_incremental()
+                    self._check_configuration(self._table)
+                return Head(self._table.version(), self._marks(self._table))
+        except TableNotFoundError:
+            return Head(VERSION_NONE)
+
+    def _check_table(self, table: DeltaTable) -> None:
+        self._check_configuration(table)
+        if self._schema is not None and table.schema() != self._schema:
+            raise InvalidUsage(
+                f"{self.uri} has other columns than this version of it: {table.schema().to_json()}",
+                hint="migrate the warehouse, or use another one",
+            )
+
+    def _check_configuration(self, table: DeltaTable) -> None:
+        if EXPIRING_IDS in table.metadata().configuration:
+            raise InvalidUsage(
+                f"{self.uri} has {EXPIRING_IDS}: its marks would expire, and old work would be done again",
+                hint=f"unset {EXPIRING_IDS} on the table",
+            )
+
+    def _marks(self, table: DeltaTable) -> dict[str, int]:
+        found = {name: table.transaction_version(APP_PREFIX + name) for name in self._mark_names}
+        marks = {name: value for name, value in found.items() if value is not None}
+        check = table.transaction_version(APP_PREFIX + CHECK) or 0
+        if check != marks_check(marks):
+            raise InvariantViolation(
+                f"the marks of {self.uri}, {marks}, don't agree with their checksum",
+                hint="a log entry was lost or changed; restore the table's log from a backup",
+            )
+        return marks
+
+    def adds(self) -> list[dict[str, Any]]:
+        """The active files of the loaded version: path, size_bytes, num_records, min.…, max.…"""
+        if self._table is None:
+            return []
+        with reading(self.uri):
+            listed: list[dict[str, Any]] = pa.table(self._table.get_add_actions(flatten=True)).to_pylist()
+            return listed
+
+    def prepare(self, head: Head, moved: Iterable[str]) -> bool:
+        """Stand at `head`, making the table if it isn't there; False when it has moved on."""
+        unknown = set(moved) - set(self._mark_names)
+        if unknown:
+            raise InvalidUsage(f"{self.uri} does not keep the marks {sorted(unknown)}")
+        if head.version == VERSION_NONE and self._table is None:
+            self._create()
+            return self.refresh().version == 0
+        return head.version == self.version
+
+    def _create(self) -> None:
+        """Put-if-absent of the table itself. Whoever comes second uses the first one's."""
+        if self._schema is None:
+            raise InvalidUsage(f"{self.uri} is not there, and has no schema to be made with")
+        try:
+            self.store.make_root()
+            DeltaTable.create(
+                self.uri,
+                schema=self._schema,
+                configuration=self._configuration,
+                storage_options=self._options,
+                commit_properties=CommitProperties(max_commit_retries=0),
+            )
+        except (OSError, DeltaError, ValueError) as error:
+            if self.refresh().version == VERSION_NONE:
+                raise Determinate(
+                    f"{self.uri} can't be made: {error}", hint="check the store and its permissions"
+                ) from error
+
+    def commit(
+        self, actions: Sequence[Action], *, moved: Mapping[str, int], marks: Mapping[str, int]
+    ) -> CommitOutcome:
+        """One conditional commit on the loaded version; `moved` are the new marks, `marks` all after it."""
+        table = self._table
+        if table is None:
+            raise InvalidUsage(f"{self.uri} is not loaded", hint="ask for its head first")
+        attempt = uuid.uuid4().hex
+        version = table.version() + 1
+        stamps = {**moved, CHECK: marks_check(marks)} if moved else {}
+        began = self._seconds()
+        try:
+            table.create_write_transaction(
+                list(actions),
+                "append",
+                table.schema(),
+                commit_properties=CommitProperties(
+                    custom_metadata={"tidemarkCommit": attempt},
+                    max_commit_retries=0,
+                    app_transactions=[
+                        Transaction(APP_PREFIX + name, value) for name, value in stamps.items()
+                    ],
+                ),
+                post_commithook_properties=_NO_HOOKS,
+            )
+        except BaseException as error:
+            if not isinstance(error, (OSError, DeltaError)) and not panicked(error):
+                raise
+            return self._read_back(version, attempt, error)
+        if self._seconds() - began > COMMIT_SECONDS_MAX:
+            raise Indeterminate(
+                f"the commit of version {version} to {self.uri} took over {COMMIT_SECONDS_MAX} s",
+                hint="read back",
+            )
+        return Committed(version)
+
+    def _read_back(self, version: int, attempt: str, error: BaseException) -> CommitOutcome:
+        """Whose log entry is there (Invariant 5)?"""
+        try:
+            entry = self.store.get(f"_delta_log/{version:020}.json")
+        except FileNotFoundError:
+            if self._newest_version() >= version:
+                return Conflict()  # It was there once, and log clean-up has taken it away since.
+            if self.store.local:
+                raise Determinate(
+                    f"version {version} of {self.uri} was not written: {error}",
+                    hint="mend the cause, then retry",
+                ) from error
+            raise self._unknown(version, error) from error
+        except OSError:
+            raise self._unknown(version, error) from error
+        return Committed(version) if attempt.encode() in entry else Conflict()
+
+    def _newest_version(self) -> int:
+        try:
+            return DeltaTable(self.uri, storage_options=self._options).version()
+        except (OSError, DeltaError):
+            return VERSION_NONE
+
+    def _unknown(self, version: int, error: BaseException) -> Indeterminate:
+        return Indeterminate(
+            f"version {version} of {self.uri} may have been written: {error}", hint="read back"
+        )
+
+    def tidy_log(self, committed: int) -> None:
+        """Keep the log short, when the version that was just committed is due for it."""
+        if committed % CHECKPOINT_VERSIONS != 0:
+            return
+        # A table of its own: the one that reads answer from must not move on by housekeeping.
+        newest = DeltaTable(self.uri, storage_options=self._options)
+        newest.create_checkpoint()
+        if committed % CLEANUP_VERSIONS == 0:
+            newest.cleanup_metadata()
+
+    def sweep(self, *, retention_hours: int) -> int:
+        """Remove the files that were replaced, or never committed, more than the retention ago."""
+        if self._table is None:
+            return 0
+        self._table.update_incremental()
+        return len(self._table.vacuum(retention_hours, dry_run=False, full=True))

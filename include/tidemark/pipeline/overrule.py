@@ -1,0 +1,80 @@
+"""Overrule: what people may decide about a transaction, with a reason that stays on record.
+
+- *skip*: pass over an open transaction; its seal is empty and says why.
+- *accept*: seal an open transaction although its gate is red.
+- *release*: let a paused shard's log pass the transaction that its gate held.
+"""
+
+from __future__ import annotations
+
+from tidemark.core.errors import InvalidUsage
+from tidemark.core.ids import ShardId, Txn
+from tidemark.core.journal import Event
+from tidemark.core.seal import Lost, Sealed, SealOutcome, Staged, TooEarly, skip_of
+from tidemark.core.shard import Paused
+from tidemark.pipeline.checkpoint import checkpoint
+from tidemark.pipeline.context import Attempt, Pipeline, binding_at, note
+from tidemark.pipeline.ingest import ingest
+from tidemark.pipeline.upsert import LogReport, bring_up_log, bring_up_logs, commit_staged, put_seal
+from tidemark.pipeline.validate import validate
+
+
+def checked_reason(reason: str) -> str:
+    """A reason that says something; it is kept for ever."""
+    if not reason.strip():
+        raise InvalidUsage("no reason was given", hint="say why, in a few words that a colleague understands")
+    return reason.strip()
+
+
+def skip(pipeline: Pipeline, attempt: Attempt, txn: Txn, *, reason: str) -> Txn:
+    """Pass over an open transaction for good; returns the checkpoint."""
+    binding_at(pipeline, txn)
+    seal = skip_of(txn, token=attempt.token, generation=pipeline.generation, reason=checked_reason(reason))
+    _refuse_unless_ours(put_seal(pipeline, seal), txn)
+    return _finished(pipeline, attempt, txn, Event.SKIPPED, reason)
+
+
+def accept(pipeline: Pipeline, attempt: Attempt, txn: Txn, *, reason: str) -> Txn:
+    """Seal an open transaction as it is, whatever its gate says; returns the checkpoint."""
+    checked_reason(reason)
+    outcome: Staged | SealOutcome = ingest(pipeline, attempt, txn)
+    if isinstance(outcome, Staged):
+        finding = validate(pipeline, outcome)
+        outcome = commit_staged(pipeline, attempt, outcome, finding, reason=reason.strip())
+    _refuse_unless_ours(outcome, txn)
+    return _finished(pipeline, attempt, txn, Event.ACCEPTED, reason)
+
+
+def release(pipeline: Pipeline, attempt: Attempt, shard: ShardId, *, reason: str) -> LogReport:
+    """Let a paused shard go on; returns what its log has taken in."""
+    end = bring_up_log(pipeline, shard).end
+    if not isinstance(end, Paused):
+        raise InvalidUsage(f"shard {shard!r} is not paused", hint="its log has everything that is sealed")
+    detail = {"shard": shard, "reason": checked_reason(reason), "run": attempt.owner.run_id}
+    # The reason is on record before its effect: who finds the rows can always find out why.
+    note(pipeline, Event.RELEASED, txn=end.txn, token=attempt.token, detail=detail)
+    report = bring_up_log(pipeline, shard, release=end.txn)
+    checkpoint(pipeline)
+    return report
+
+
+def _refuse_unless_ours(outcome: SealOutcome, txn: Txn) -> None:
+    match outcome:
+        case Lost(winner):
+            raise InvalidUsage(
+                f"transaction {txn} is already {winner.decision}, by {winner.token}",
+                hint="what is sealed stays; a later transaction can mend the rows",
+            )
+        case TooEarly(upper):
+            raise InvalidUsage(
+                f"transaction {txn} can't be decided before {upper}", hint=f"decide {upper} first, or run"
+            )
+        case Sealed():
+            return
+
+
+def _finished(pipeline: Pipeline, attempt: Attempt, txn: Txn, event: Event, reason: str) -> Txn:
+    detail = {"reason": reason.strip(), "run": attempt.owner.run_id}
+    note(pipeline, event, txn=txn, token=attempt.token, detail=detail)
+    bring_up_logs(pipeline)
+    return checkpoint(pipeline)

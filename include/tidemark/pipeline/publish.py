@@ -1,0 +1,230 @@
+"""Publish: bring a shard's state up to its log, one publisher at a time.
+
+A publish is idempotent and any crash is mended by the next call: the table and its record are compared
+first, a commit that is in the table but not on record is put on record (Invariant 5), and only then is
+the tail folded in. The log's version is pinned when its upper is read, so the state ends exactly there
+(Invariant 15), whatever is appended meanwhile.
+
+Spark commits the state, and on a local disk its commits are safe within one JVM only. So a publisher
+holds the kernel's lock on a file beside the state; it goes when its process does, and a process that was
+stopped and goes on still has it. Any other store needs a log store with conditional puts, and is refused
+without one (Invariant 14). What gets past all this is noticed by the next publisher and by readers, who
+both call `checked_record`.
+
+Known limitation: a lock of the kernel is one machine's. A folder that several machines share through a
+network needs one machine to publish.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tidemark.core.checksum import Digest
+from tidemark.core.errors import Determinate, InvalidUsage, InvariantViolation
+from tidemark.core.ids import TXN_FIRST, ShardId, Txn, WriterToken, next_txn
+from tidemark.core.ledger import Head, Put
+from tidemark.core.publish import (
+    Policy,
+    Published,
+    PublishTail,
+    PutOnRecord,
+    StateCommit,
+    StateOverwritten,
+    UpToDate,
+    check_standing,
+    decide_publish,
+    decide_record,
+    due,
+    published_txn,
+)
+from tidemark.pipeline.settle import settle
+from tidemark.ports.control import Control
+from tidemark.ports.state import StatePlane, Tail
+
+LOCK_FILE: Final = "publish.lock"
+STEPS_MAX: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class NotDue:
+    """The policy does not ask for a publish yet."""
+
+    published: Txn
+    log_upper: Txn
+
+
+@contextmanager
+def publisher_lock(shard_uri: str, *, conditional_log_store: bool = False) -> Iterator[None]:
+    """Be the one publisher of a shard, or raise `Determinate` at once; nobody waits here.
+
+    `shard_uri` is the shard's folder. An address with a scheme is not a local disk: there the commits
+    themselves must be conditional, which `conditional_log_store` vouches for."""
+    local = shard_uri.removeprefix("file://") if shard_uri.startswith("file://") else shard_uri
+    if "://" in local:
+        if not conditional_log_store:
+            raise InvalidUsage(
+                f"{shard_uri} is not on a local disk, and Spark's commits there are not conditional",
+                hint="configure a log store with conditional puts for Spark, and say so",
+            )
+        yield
+        return
+    folder = Path(local)
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Determinate(
+                f"another process is publishing {shard_uri}", hint="retry when it is through"
+            ) from None
+        yield
+    finally:
+        # The file stays: removing it would let two processes lock two files of one name.
+        os.close(handle)
+
+
+def last_published(control: Control, shard: ShardId) -> Published | None:
+    """The newest publish on record."""
+    ledger = control.publishes(shard)
+    upper = ledger.head().upper
+    for record in ledger.read(upper - 1, upper):
+        return record
+    if upper > TXN_FIRST:
+        raise InvariantViolation(f"publish {upper - 1} of {shard} is on record, but is not there")
+    return None
+
+
+def checked_record(control: Control, plane: StatePlane, shard: ShardId) -> Published | None:
+    """The newest publish on record, if the state still holds it; readers start here (scenario M13)."""
+    last = last_published(control, shard)
+    check_standing(shard, last=last, standing=plane.standing(shard, last))
+    return last
+
+
+def is_due(control: Control, shard: ShardId, policy: Policy) -> bool:
+    """Whether the policy asks for a publish of the shard now; needs no engine."""
+    published = published_txn(last_published(control, shard))
+    return due(published=published, log_upper=control.log(shard).head().upper, policy=policy)
+
+
+def put_record(control: Control, shard: ShardId, *, version: int, commit: StateCommit) -> Published:
+    """Put a publish on record, or find it there."""
+    ledger = control.publishes(shard)
+
+    def decide(head: Head) -> Put[Published, Published] | Published:
+        last = next(iter(ledger.read(head.upper - 1, head.upper)), None)
+        return decide_record(head=head, last=last, version=version, commit=commit)
+
+    what = f"the record of transaction {commit.txn} in the state of {shard}"
+    return settle(ledger, decide, what=what)
+
+
+def watermark_below(control: Control, txn: Txn) -> int | None:
+    """The highest sequence in the transactions below one."""
+    if txn <= TXN_FIRST:
+        return None
+    seals = control.seals
+    seals.head()
+    return next((seal.watermark for seal in seals.read(txn - 1, txn)), None)
+
+
+def publish(
+    control: Control,
+    plane: StatePlane,
+    shard: ShardId,
+    *,
+    token: WriterToken,
+    shard_uri: str = "",
+    policy: Policy | None = None,
+    conditional_log_store: bool = False,
+) -> Published | UpToDate | NotDue:
+    """Bring the state up to the log's upper. Without a policy it is always due.
+
+    An empty `shard_uri` is for planes that need no lock."""
+    if policy is not None and not is_due(control, shard, policy):
+        published = published_txn(last_published(control, shard))
+        return NotDue(published, control.log(shard).head().upper)
+    if not shard_uri:
+        return _publish(control, plane, shard, token)
+    with publisher_lock(shard_uri, conditional_log_store=conditional_log_store):
+        return _publish(control, plane, shard, token)
+
+
+def _publish(control: Control, plane: StatePlane, shard: ShardId, token: WriterToken) -> Published | UpToDate:
+    """Decide and do until the tail is in. Under the lock, so each step is seen by the next."""
+    for _ in range(STEPS_MAX):
+        last = last_published(control, shard)
+        standing = plane.standing(shard, last)
+        log = control.log(shard).head()
+        match decide_publish(shard, last=last, standing=standing, log_upper=log.upper):
+            case UpToDate() as done:
+                return done
+            case PutOnRecord(version, commit):
+                put_record(control, shard, version=version, commit=commit)
+            case PublishTail(lower, upper, base):
+                tail = Tail(lower, upper, log.version, watermark_below(control, lower))
+                version, commit = plane.publish(shard, tail, base=base, token=token)
+                return put_record(control, shard, version=version, commit=commit)
+    raise Determinate(f"the state of {shard} was found ahead of its record {STEPS_MAX} times", hint="retry")
+
+
+def rebuild(
+    control: Control,
+    plane: StatePlane,
+    shard: ShardId,
+    *,
+    token: WriterToken,
+    shard_uri: str = "",
+    base: Published | None = None,
+    conditional_log_store: bool = False,
+) -> Published:
+    """Replace the state by what its log says, all at once, whatever has become of the state.
+
+    `base` is a recorded publish to start from, for a log that no longer reaches back to transaction 1;
+    its version of the state is read back and must have its recorded digest."""
+
+    def work() -> Published:
+        log = control.log(shard).head()
+        last = last_published(control, shard)
+        if base is not None:
+            _check_base(plane, shard, base)
+        lower = next_txn(base.txn) if base is not None else TXN_FIRST
+        if log.upper - 1 < published_txn(last):
+            raise InvariantViolation(
+                f"the log of {shard} ends at {log.upper - 1}, below the published {published_txn(last)}",
+                hint="restore the log from a backup first",
+            )
+        tail = Tail(lower, log.upper, log.version)
+        version, commit = plane.rebuild(shard, tail, base=base, token=token)
+        return put_record(control, shard, version=version, commit=commit)
+
+    if not shard_uri:
+        return work()
+    with publisher_lock(shard_uri, conditional_log_store=conditional_log_store):
+        return work()
+
+
+def _check_base(plane: StatePlane, shard: ShardId, base: Published) -> None:
+    found = plane.digest(shard, base.version)
+    if found != base.commit.digest:
+        raise StateOverwritten(
+            shard,
+            what=f"version {base.version} has {found.count} rows with digest {found}, "
+            f"recorded are {base.commit.digest.count} with {base.commit.digest}",
+        )
+
+
+def verify_state(control: Control, plane: StatePlane, shard: ShardId) -> Digest:
+    """Read the whole state and compare it with the record; its digest, or `StateOverwritten`."""
+    last = checked_record(control, plane, shard)
+    if last is None:
+        return Digest()
+    _check_base(plane, shard, last)
+    return last.commit.digest

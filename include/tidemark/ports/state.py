@@ -1,0 +1,56 @@
+"""The state plane's port: folding a log's tail into a state by one commit, and reading both.
+
+Promise: `publish` makes exactly one commit of the state's table, or none when it raises `Determinate`;
+after an error that leaves this open, `standing` tells. The commit carries its `StateCommit`. All inputs
+are pinned (a range of transactions at a version of the log, the state at its record), so that doing it
+again gives the same rows. Whoever calls makes sure that there is one publisher at a time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from tidemark.core.checksum import Digest
+from tidemark.core.ids import ShardId, Txn, WriterToken
+from tidemark.core.publish import Published, StateCommit, StateStanding
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """The log's rows with lower <= txn < upper, at a version of its table that shows them all.
+
+    `watermark` is the highest sequence below `lower`: tombstones that are too late for it may go."""
+
+    lower: Txn
+    upper: Txn
+    log_version: int
+    watermark: int | None = None
+
+    @property
+    def txn(self) -> Txn:
+        return Txn(self.upper - 1)
+
+
+class StatePlane(Protocol):
+    """Folds and commits; never decides."""
+
+    def standing(self, shard: ShardId, since: Published | None) -> StateStanding:
+        """What the table says of itself, and of what happened to it since the given record."""
+        ...
+
+    def publish(
+        self, shard: ShardId, tail: Tail, *, base: Published | None, token: WriterToken
+    ) -> tuple[int, StateCommit]:
+        """Bring the state from `base` to the tail's end; the version and the commit that did it."""
+        ...
+
+    def rebuild(
+        self, shard: ShardId, tail: Tail, *, base: Published | None, token: WriterToken
+    ) -> tuple[int, StateCommit]:
+        """Replace the whole state, by one commit, with what the tail makes of `base` (or of nothing)."""
+        ...
+
+    def digest(self, shard: ShardId, version: int) -> Digest:
+        """The digest of the rows that the state has at a version."""
+        ...

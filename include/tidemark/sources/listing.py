@@ -1,0 +1,162 @@
+"""Which files of a folder could be bound: names, patterns, markers and age; nothing is opened.
+
+Left out are names that begin with `.` or `_`, names that a writer or a browser uses while it is not done, and
+everything behind a symlink: a link could lead out of the folder, or show one file under two names. What was
+left out for a reason that a user may want to know is told with that reason.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from tidemark.core.errors import InvalidUsage
+
+TEMPORARY_SUFFIXES: Final = (
+    ".tmp", ".temp", ".part", ".partial", ".crdownload", ".download", ".filepart", ".inprogress", ".swp",
+    "._copying_", "~",
+)  # fmt: skip
+FORMAT_SUFFIXES: Final = {
+    "json": (".json", ".jsonl", ".ndjson"),
+    "csv": (".csv", ".tsv"),
+    "parquet": (".parquet",),
+}
+COMPRESSION_SUFFIXES: Final = (".gz", ".zst")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A file that is there."""
+
+    name: str
+    size: int
+    mtime_ns: int
+    changed_ns: int
+
+    def settled_at(self, now_ns: int) -> int:
+        """When it was written last. A time in the future says nothing; the inode's own time is used then."""
+        return self.mtime_ns if self.mtime_ns <= now_ns else self.changed_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A file that is not bound now, and why."""
+
+    name: str
+    reason: str
+
+
+def is_temporary(name: str) -> bool:
+    """Whether a file's own name says that it is not data, or not yet."""
+    return name.startswith((".", "_")) or name.lower().endswith(TEMPORARY_SUFFIXES)
+
+
+def matcher(pattern: str | None, file_format: str) -> Callable[[str], bool]:
+    """A test for relative names: by a glob, or by the suffixes of the format."""
+    if pattern is not None:
+        compiled = re.compile(glob_to_regex(pattern), re.DOTALL)
+        return lambda name: compiled.match(name) is not None
+    plain = FORMAT_SUFFIXES[file_format]
+    packed = () if file_format == "parquet" else COMPRESSION_SUFFIXES
+    suffixes = plain + tuple(suffix + packing for suffix in plain for packing in packed)
+    return lambda name: name.lower().endswith(suffixes)
+
+
+def glob_to_regex(pattern: str) -> str:
+    """`**/` is any folders, `*` and `?` stay inside one name, `[ab]` and `[!ab]` are one character."""
+    out = ""
+    at = 0
+    while at < len(pattern):
+        rest = pattern[at:]
+        klass = re.match(r"\[(!?)([^\]/]+)\]", rest)
+        if rest.startswith("**/"):
+            out, at = out + r"(?:[^/]+/)*", at + 3
+        elif rest.startswith("**"):
+            out, at = out + r".*", at + 2
+        elif rest[0] in "*?":
+            out, at = out + (r"[^/]*" if rest[0] == "*" else r"[^/]"), at + 1
+        elif klass is not None:
+            members = re.sub(r"([\\^\[])", r"\\\1", klass[2])
+            out, at = f"{out}[{'^/' if klass[1] else ''}{members}]", at + klass.end()
+        else:
+            out, at = out + re.escape(rest[0]), at + 1
+    return out + r"\Z"
+
+
+class Listing:
+    """One look at a folder: `files` by name, all `names` seen, and what was `skipped`."""
+
+    def __init__(self, folder: str, matches: Callable[[str], bool]) -> None:
+        self.files: dict[str, Found] = {}
+        self.names: set[str] = set()
+        self.skipped: list[Skipped] = []
+        self._matches = matches
+        try:
+            self._walk(folder, "")
+        except FileNotFoundError:
+            raise InvalidUsage(
+                f"source folder {folder!r} is not there", hint="make it, mount it, or correct source.path"
+            ) from None
+
+    def _walk(self, folder: str, prefix: str) -> None:
+        pending = [(folder, prefix)]
+        while pending:
+            place, before = pending.pop()
+            try:
+                entries = os.scandir(place)
+            except (FileNotFoundError, PermissionError, NotADirectoryError) as error:
+                if not before:
+                    raise
+                self.skipped.append(Skipped(before, f"the folder can't be listed: {error.strerror}"))
+                continue
+            with entries:
+                pending.extend(self._take(entries, before))
+
+    def _take(self, entries: Iterator[os.DirEntry[str]], before: str) -> Iterator[tuple[str, str]]:
+        for entry in entries:
+            name = before + entry.name
+            self.names.add(name)
+            if is_temporary(entry.name):
+                continue
+            if entry.is_symlink():
+                self.skipped.append(Skipped(name, "it is a symlink"))
+            elif entry.is_dir(follow_symlinks=False):
+                yield entry.path, f"{name}/"
+            elif self._matches(name):
+                self._add(entry, name)
+
+    def _add(self, entry: os.DirEntry[str], name: str) -> None:
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            self.skipped.append(Skipped(ascii(name), "its name is not UTF-8"))
+            return
+        try:
+            found = entry.stat(follow_symlinks=False)
+        except FileNotFoundError:
+            return  # Renamed or removed since the folder was read.
+        if not stat.S_ISREG(found.st_mode):
+            self.skipped.append(Skipped(name, "it is not a regular file"))
+            return
+        self.files[name] = Found(name, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+    def with_markers(self, marker: str | None) -> Iterator[Found]:
+        """The files in order of their names; with a `marker`, those that have theirs, and no marker file."""
+        markers: dict[str, str] = {}
+        if marker is not None:
+            for name in self.files:
+                folder, _, own = name.rpartition("/")
+                beside = marker.replace("{name}", own)
+                markers[name] = f"{folder}/{beside}" if folder else beside
+        belongs = set(markers.values())
+        for name in sorted(self.files):
+            if name in belongs:
+                continue
+            if marker is not None and markers[name] not in self.names:
+                self.skipped.append(Skipped(name, f"its marker {markers[name]!r} is not there"))
+                continue
+            yield self.files[name]

@@ -1,0 +1,73 @@
+"""A file source's notes in a binding: exactly which files, in which order, with what content.
+
+The text is JSON, `{"kind": "files", "format": …, "files": [{"seq", "name", "size", "hash", "mtime_ns"}, …]}`.
+A file's *sequence number* is its offset in the one partition, `files`: dense from 0 in the order of binding.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tidemark.core.errors import InvariantViolation
+
+PARTITION: Final = "files"
+_KIND = "files"
+
+
+@dataclass(frozen=True, slots=True)
+class BoundFile:
+    """One file as it was when it was bound. `name` is relative to the source's folder, with `/`."""
+
+    seq: int
+    name: str
+    size: int
+    hash: str
+    mtime_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The files of one transaction, in order of their sequence numbers."""
+
+    format: str
+    files: tuple[BoundFile, ...]
+
+    def to_json(self) -> str:
+        files = [
+            {"seq": f.seq, "name": f.name, "size": f.size, "hash": f.hash, "mtime_ns": f.mtime_ns}
+            for f in self.files
+        ]
+        return json.dumps({"kind": _KIND, "format": self.format, "files": files}, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Manifest:
+        """The manifest of a binding, checked: dense numbers, and names that stay inside the folder."""
+        try:
+            found = json.loads(text)
+            if found["kind"] != _KIND:
+                raise InvariantViolation(f"the manifest is of kind {found['kind']!r}, not {_KIND!r}")
+            files = tuple(
+                BoundFile(f["seq"], f["name"], f["size"], f["hash"], f["mtime_ns"]) for f in found["files"]
+            )
+            manifest = cls(found["format"], files)
+        except (ValueError, KeyError, TypeError) as error:
+            fact = f"a binding's manifest can't be read: {type(error).__name__}"
+            raise InvariantViolation(fact, hint="the bindings table was changed by hand") from None
+        _check(manifest.files)
+        return manifest
+
+
+def _check(files: Sequence[BoundFile]) -> None:
+    for index, file in enumerate(files):
+        if file.seq != files[0].seq + index:
+            raise InvariantViolation(f"file {file.name!r} has number {file.seq}, not {files[0].seq + index}")
+        if not is_inside(file.name):
+            raise InvariantViolation(f"file name {file.name!r} leads out of the source's folder")
+
+
+def is_inside(name: str) -> bool:
+    """Whether a relative name stays below its folder, as far as the text can tell."""
+    return not {"", ".", ".."} & set(name.split("/")) and "\0" not in name

@@ -1,0 +1,171 @@
+"""One Delta commit that takes some keys out of a state and puts some rows in.
+
+Every way to do it makes one version of the table and carries the application transaction and the
+commit's own facts (`userMetadata`). Which one is used follows from what there is to do:
+
+==================  ===========================================  ====================================
+what changes        how                                          why
+==================  ===========================================  ====================================
+new keys only       append                                       the state isn't read at all
+upserts             `replaceOn`, keys compared by `<=>`          deletion vectors instead of rewriting
+upserts, deletes    `delete_and_insert`: Delta's own DELETE      the same speed; a MERGE scans the
+                    and write inside one transaction             state twice and joins full rows
+the same, but no    `merge`                                      needs nothing but SQL
+JVM at hand, or no
+deletion vectors
+==================  ===========================================  ====================================
+
+`delete_and_insert` is what Delta 4.4 does for `replaceOn` (a DELETE with an EXISTS subquery, then a
+write, in one `OptimisticTransaction`), with the difference that the keys to take out are not only
+those of the rows to put in. It uses classes of Delta that are not a public interface, so the version
+of Delta is pinned, and a test compares it with `merge`.
+
+The application transaction is written for whoever looks at the table, and never relied on to refuse a
+second commit: Delta skips a version that it has seen without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+from uuid import uuid4
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from tidemark.spark.fold import DELETE, OP, UPSERT, quoted
+from tidemark.spark.tail import EXISTS, StateSpec
+
+_ALLOW_EXISTS: Final = "spark.databricks.delta.delete.allowExistsSubquery"
+_TXN_APP: Final = "spark.databricks.delta.write.txnAppId"
+_TXN_VERSION: Final = "spark.databricks.delta.write.txnVersion"
+_USER_METADATA: Final = "spark.databricks.delta.commitInfo.userMetadata"
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What a commit carries. Without `txn` it doesn't move the table's application transaction."""
+
+    app_id: str
+    txn: int | None
+    metadata: str
+
+    @property
+    def options(self) -> dict[str, str]:
+        moved = {} if self.txn is None else {"txnAppId": self.app_id, "txnVersion": str(self.txn)}
+        return {**moved, "userMetadata": self.metadata}
+
+
+def table_properties(spec: StateSpec) -> dict[str, str]:
+    """A new state's properties. Nothing here lets application transactions expire."""
+    return {
+        "delta.enableDeletionVectors": str(spec.deletion_vectors).lower(),
+        "delta.enableChangeDataFeed": str(spec.change_data_feed).lower(),
+    }
+
+
+def write(frame: DataFrame, spec: StateSpec, stamp: Stamp, *, mode: str) -> None:
+    """Append, or overwrite everything; makes the table where there is none."""
+    writer = frame.write.format("delta").mode(mode)
+    for name, value in {**table_properties(spec), **stamp.options}.items():
+        writer = writer.option(name, value)
+    writer.save(spec.state)
+
+
+def replace(rows: DataFrame, spec: StateSpec, stamp: Stamp) -> None:
+    """Put the rows in, each in the place of the row that has its key."""
+    condition = " AND ".join(f"t.{quoted(key)} <=> s.{quoted(key)}" for key in spec.rule.keys)
+    writer = rows.alias("s").write.format("delta").mode("overwrite")
+    options = {"replaceOn": condition, "targetAlias": "t", **stamp.options}
+    for name, value in options.items():
+        writer = writer.option(name, value)
+    writer.save(spec.state)
+
+
+def classic_jvm(spark: SparkSession) -> Any | None:
+    """The JVM of a classic session; None over Spark Connect, which has none on this side."""
+    return getattr(spark, "_jvm", None) if hasattr(spark, "_jsparkSession") else None
+
+
+def delete_and_insert(spark: SparkSession, changed: DataFrame, spec: StateSpec, stamp: Stamp) -> None:
+    """Take out every changed key that is there, put in every upsert, in one transaction of Delta."""
+    jvm: Any = spark._jvm
+    session = spark._jsparkSession
+    delta, option = jvm.org.apache.spark.sql.delta, jvm.scala.Option
+    keys = changed.where(F.col(EXISTS)).select([F.col(quoted(key)) for key in spec.rule.keys])
+    condition = " AND ".join(f"t.{quoted(key)} <=> s.{quoted(key)}" for key in spec.rule.keys)
+    with _view(keys) as view:
+        # A session of its own: the subquery is allowed to this one DELETE, and to nothing else.
+        own = session.cloneSession()
+        own.conf().set(_ALLOW_EXISTS, "true")
+        log = delta.DeltaLog.forTable(session, spec.state)
+        transaction = log.startTransaction(option.empty(), option.empty())
+        table = spec.state.replace("`", "``")
+        parsed = (
+            own.sessionState()
+            .sqlParser()
+            .parsePlan(
+                f"DELETE FROM delta.`{table}` AS t WHERE EXISTS (SELECT 1 FROM {view} AS s WHERE {condition})"
+            )
+        )
+        command = own.sessionState().analyzer().execute(parsed)
+        try:
+            removed = command.performDelete(own, log, transaction)._1()
+        finally:
+            # Delta made the clone the thread's active session; plans made later must not see it.
+            jvm.SparkSession.setActiveSession(session)
+        added = transaction.writeFiles(changed.where(F.col(OP) == UPSERT).select(*spec.columns)._jdf)
+    actions = removed.appendedAll(added)
+    if stamp.txn is not None:
+        now = option.apply(jvm.java.lang.System.currentTimeMillis())
+        actions = actions.appended(delta.actions.SetTransaction(stamp.app_id, stamp.txn, now))
+    none = option.empty()
+    operation = getattr(delta, "DeltaOperations$Write")(
+        jvm.org.apache.spark.sql.SaveMode.Overwrite,
+        none, none, option.apply(stamp.metadata), none, none, none, option.apply(condition), none,
+    )  # fmt: skip
+    transaction.commit(actions, operation)
+
+
+def merge(spark: SparkSession, changed: DataFrame, spec: StateSpec, stamp: Stamp) -> None:
+    """The same by a MERGE, which takes the stamp from the session: set, used, unset."""
+    condition = " AND ".join(f"t.{quoted(key)} <=> s.{quoted(key)}" for key in spec.rule.keys)
+    names = [quoted(name) for name in spec.declared.names]
+    assigned = ", ".join(f"{name} = s.{name}" for name in names)
+    values = ", ".join(f"s.{name}" for name in names)
+    table = spec.state.replace("`", "``")
+    confs = {_USER_METADATA: stamp.metadata}
+    if stamp.txn is not None:
+        confs |= {_TXN_APP: stamp.app_id, _TXN_VERSION: str(stamp.txn)}
+    with _view(F.broadcast(changed.select(*spec.columns, OP))) as view, _confs(spark, confs):
+        spark.sql(
+            f"MERGE INTO delta.`{table}` AS t USING {view} AS s ON {condition}"
+            f" WHEN MATCHED AND s.{OP} = '{DELETE}' THEN DELETE"
+            f" WHEN MATCHED THEN UPDATE SET {assigned}"
+            f" WHEN NOT MATCHED AND s.{OP} = '{UPSERT}' THEN INSERT ({', '.join(names)}) VALUES ({values})"
+        )
+
+
+@contextmanager
+def _view(frame: DataFrame) -> Iterator[str]:
+    """A temporary view for SQL, under a name that nobody else has."""
+    name = f"tidemark_{uuid4().hex}"
+    frame.createOrReplaceTempView(name)
+    try:
+        yield name
+    finally:
+        frame.sparkSession.catalog.dropTempView(name)
+
+
+@contextmanager
+def _confs(spark: SparkSession, confs: Mapping[str, str]) -> Iterator[None]:
+    """Session settings for one statement."""
+    try:
+        for name, value in confs.items():
+            spark.conf.set(name, value)
+        yield
+    finally:
+        for name in confs:
+            spark.conf.unset(name)

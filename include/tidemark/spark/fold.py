@@ -1,0 +1,134 @@
+"""The one fold, on DataFrames: for each key the row that is last by (`sequence_by`, txn, position).
+
+It is `core.fold.fold` with Spark's means, and ingest, publish, fresh read and rebuild all call it:
+
+- Keys are compared null-safe, as grouping does: a NULL part is a value like any other.
+- A NULL sequence is older than any other, as in Spark's order of structs.
+- Deletes take part like all else; whoever wants only living rows filters `_op` afterwards.
+
+The fold is an aggregation, not a window, so each task first reduces what it has read: a million updates of
+one key become one row before anything is shuffled. Rows come out grouped by key in every partition, and in
+key order where Spark aggregates by sorting, which is what a part file wants; nobody may rely on it.
+
+Rows must carry the position columns. Rows of a state have none, and take part as what was before any
+transaction (`as_of_state`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import (
+    DataType,
+    DateType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+TXN: Final = "_txn"
+OP: Final = "_op"
+PARTITION: Final = "_partition"
+OFFSET: Final = "_offset"
+ORDINAL: Final = "_ordinal"
+
+UPSERT: Final = "U"
+DELETE: Final = "D"
+
+POSITION: Final = (PARTITION, OFFSET, ORDINAL)
+"""Where a record stood, in the order in which positions are compared."""
+
+LOG_COLUMNS: Final = (
+    StructField(TXN, LongType()),
+    StructField(OP, StringType()),
+    StructField(PARTITION, StringType()),
+    StructField(OFFSET, LongType()),
+    StructField(ORDINAL, LongType()),
+)
+"""What a log has after the declared columns."""
+
+_ROW: Final = "_tidemark_row"
+
+
+@dataclass(frozen=True, slots=True)
+class FoldRule:
+    """What identifies a row, and which of two is the newer one."""
+
+    keys: tuple[str, ...]
+    sequence_by: str | None = None
+
+
+def log_schema(declared: StructType) -> StructType:
+    """The columns of a shard's log. All are nullable: a delete has its key and sequence only."""
+    fields = [StructField(field.name, field.dataType) for field in declared.fields]
+    return StructType([*fields, *LOG_COLUMNS])
+
+
+def quoted(name: str) -> str:
+    """A column name that Spark takes as it is, with dots, spaces and backticks in it."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def order_of(rule: FoldRule) -> Column:
+    """What `last` means: one comparable value per row, never NULL itself."""
+    sequence = [F.col(quoted(rule.sequence_by))] if rule.sequence_by is not None else []
+    return F.struct(*sequence, F.col(TXN), *map(F.col, POSITION))
+
+
+def fold(
+    frame: DataFrame, rule: FoldRule, *, carried: Sequence[Column] = (), dropped: Sequence[str] = ()
+) -> DataFrame:
+    """The last row of each key, deletes included, with the frame's own columns but the `dropped` ones.
+
+    `carried` are aggregates over all rows of the key, winners and losers, that are added as columns under
+    their aliases; that is how a count of the input survives the fold without being counted twice.
+    """
+    kept = [name for name in frame.columns if name not in dropped]
+    rest = [name for name in kept if name not in rule.keys]
+    last = F.max_by(F.struct(*[F.col(quoted(name)) for name in rest]), order_of(rule)).alias(_ROW)
+    grouped = frame.groupBy(*[F.col(quoted(key)) for key in rule.keys]).agg(last, *carried)
+    added = [name for name in grouped.columns if name not in rule.keys and name != _ROW]
+    chosen = [
+        F.col(quoted(name)) if name in rule.keys else F.col(_ROW).getField(name).alias(name) for name in kept
+    ]
+    return grouped.select(*chosen, *[F.col(quoted(name)) for name in added])
+
+
+def as_of_state(state: DataFrame) -> DataFrame:
+    """A state's rows in the shape of a log's, as what was there before any transaction of the tail."""
+    return state.select(
+        "*",
+        F.lit(0).cast(LongType()).alias(TXN),
+        F.lit(UPSERT).alias(OP),
+        F.lit("").alias(PARTITION),
+        F.lit(0).cast(LongType()).alias(OFFSET),
+        F.lit(0).cast(LongType()).alias(ORDINAL),
+    )
+
+
+def sequence_number(column: Column, kind: DataType) -> Column:
+    """A sequence as a number, for watermark and lateness: itself, microseconds or days."""
+    if isinstance(kind, TimestampType | TimestampNTZType):
+        return F.unix_micros(column.cast(TimestampType()))
+    if isinstance(kind, DateType):
+        return F.unix_date(column).cast(LongType())
+    return column.cast(LongType())
+
+
+def lateness_number(lateness: int, kind: DataType) -> int:
+    """A declared lateness (own unit, seconds or days) in the unit of `sequence_number`."""
+    return lateness * 1_000_000 if isinstance(kind, TimestampType | TimestampNTZType) else lateness
+
+
+def is_too_late(number: Column, *, watermark: int | None, lateness: int | None) -> Column:
+    """`core.fold.too_late` for a column of sequence numbers; never NULL."""
+    if watermark is None or lateness is None:
+        return F.lit(False)
+    return F.coalesce(number < F.lit(watermark - lateness).cast(LongType()), F.lit(False))

@@ -1,0 +1,97 @@
+"""The three ways to read a shard: its state, the state with the log's tail folded in, and its log.
+
+`fresh` is exact at a transaction: the state at its recorded version and the tail at a pinned version of
+the log, so what is appended or published meanwhile makes no difference (Invariant 15). The tail is folded
+once and its keys are sent to the state's rows; a full read costs little more than a read of the state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from tidemark.core.errors import InvalidUsage
+from tidemark.core.ids import TXN_FIRST, TXN_NONE, Txn, next_txn
+from tidemark.core.publish import VERSION_NONE, Published
+from tidemark.spark.fold import OP, TXN, UPSERT, quoted
+from tidemark.spark.tail import (
+    StateSpec,
+    folded_tail,
+    log_rows,
+    order,
+    read_version,
+    same_key,
+    without_buried,
+)
+from tidemark.spark.tombstones import read_tombstones
+
+
+@dataclass(frozen=True, slots=True)
+class Pins:
+    """What a read is fixed to: a publish (or none yet), a version of the log and its upper."""
+
+    base: Published | None
+    log_version: int
+    upper: Txn
+
+    @property
+    def lower(self) -> Txn:
+        return next_txn(self.base.txn if self.base is not None else TXN_NONE)
+
+
+def read_state(spark: SparkSession, spec: StateSpec, base: Published) -> DataFrame:
+    """The state as a publish left it."""
+    return read_version(spark, spec.state, base.version).select(*spec.columns)
+
+
+def read_log(spark: SparkSession, spec: StateSpec, pins: Pins, *, lower: Txn = TXN_FIRST) -> DataFrame:
+    """The log's rows from `lower` on, below the pinned upper, with their transaction and position."""
+    return log_rows(spark, spec, lower=lower, upper=pins.upper, version=pins.log_version)
+
+
+def tail_at(spark: SparkSession, spec: StateSpec, pins: Pins) -> DataFrame | None:
+    """The folded tail above the pinned publish, buried records left out; None when there is no tail."""
+    if pins.upper < pins.lower:
+        raise InvalidUsage(f"a read below {pins.upper} can't start from a publish of {pins.lower - 1}")
+    if pins.upper == pins.lower or pins.log_version == VERSION_NONE:
+        return None
+    tail = folded_tail(spark, spec, lower=pins.lower, upper=pins.upper, version=pins.log_version)
+    buried = pins.base.commit.tombstones if pins.base is not None else VERSION_NONE
+    return without_buried(tail, read_tombstones(spark, spec, buried), spec.rule)
+
+
+def fresh(spark: SparkSession, spec: StateSpec, pins: Pins) -> DataFrame:
+    """The current row of each key below the pinned upper, in the declared columns."""
+    tail = tail_at(spark, spec, pins)
+    if pins.base is None:
+        if tail is None:
+            return spark.createDataFrame([], spec.declared)
+        return tail.where(F.col(OP) == UPSERT).select(*spec.columns)
+    state = read_state(spark, spec, pins.base)
+    if tail is None:
+        return state
+    if not spec.rule.keys:
+        return state.unionAll(tail.select(*spec.columns))
+    return overlaid(state, tail, spec)
+
+
+def overlaid(state: DataFrame, tail: DataFrame, spec: StateSpec) -> DataFrame:
+    """The state with a folded tail over it."""
+    rule = spec.rule
+    names = list(dict.fromkeys([*rule.keys, *([rule.sequence_by] if rule.sequence_by else []), TXN]))
+    heads = F.broadcast(tail.select([F.col(quoted(name)) for name in names]))
+    same = same_key("t.", "s.", rule)
+    if rule.sequence_by is None:
+        kept = state.alias("t").join(heads.alias("s"), same, "left_anti")
+        return kept.unionAll(tail.where(F.col(OP) == UPSERT).select(*spec.columns))
+    older = order("s.", rule) < order("t.", rule, txn=F.lit(0).cast("bigint"))
+    kept = state.alias("t").join(heads.alias("s"), same & ~older, "left_anti")
+    lost = (
+        state.alias("t")
+        .join(heads.alias("s"), same & older, "inner")
+        .select([F.col("s." + quoted(key)).alias(key) for key in rule.keys])
+    )
+    won = tail.alias("t").join(F.broadcast(lost).alias("s"), same, "left_anti")
+    return kept.unionAll(won.where(F.col(OP) == UPSERT).select(*spec.columns))

@@ -1,0 +1,36 @@
+"""Where Tidemark keeps what it fetched: one folder, inside the project, safe to delete."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def home() -> Path:
+    """The folder for jars, a fetched Java and the default warehouse.
+
+    `$TIDEMARK_HOME` if it is set, else `.tidemark` in the checkout that this package runs from, else
+    `.tidemark` in the current folder (a wheel has no checkout). The folder may not exist yet.
+    """
+    chosen = os.environ.get("TIDEMARK_HOME")
+    if chosen:
+        return Path(chosen).absolute()
+    checkout = Path(__file__).resolve().parents[3]
+    if (checkout / "pyproject.toml").is_file() and (checkout / "include" / "tidemark").is_dir():
+        return checkout / ".tidemark"
+    return Path.cwd() / ".tidemark"
+
+
+def jars_folder() -> Path:
+    """Where the jars of jars.lock lie."""
+    return home() / "jars"
+
+
+def java_folder() -> Path:
+    """The Java that set-up fetched, on a machine that had none that Spark runs on."""
+    return home() / "java"
+
+
+def warehouse_folder() -> Path:
+    """Where tables go when nothing else was said."""
+    return home() / "warehouse"

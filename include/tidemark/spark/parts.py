@@ -1,0 +1,149 @@
+"""Part files: where an attempt's parts lie, what is in them by their own footers, and how they go away.
+
+A part lies inside the log's folder, `<shard>/log/txn=<20 digits>/<token>/`, and is invisible until a commit
+of the log adds it. Everything here touches names and footers, never rows.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import date
+from typing import Any, Final
+
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+from pyarrow import fs
+
+from tidemark.core.errors import InvalidUsage
+from tidemark.core.ids import ShardId, Txn, WriterToken
+from tidemark.core.seal import Part
+
+QUARANTINE: Final = ShardId("quarantine")
+_TXN_FOLDER = re.compile(r"txn=(\d{20})\Z")
+_TOKEN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}\Z")
+_TEXT_CHARACTERS_MAX: Final = 64
+
+
+def attempt_folder(txn: Txn, token: WriterToken) -> str:
+    """An attempt's folder, relative to a log's root."""
+    if not _TOKEN.match(token):
+        raise InvalidUsage(f"token {token!r} can't name a folder", hint="use letters, digits, - and _")
+    return f"txn={txn:020d}/{token}"
+
+
+@dataclass(frozen=True, slots=True)
+class PartStore:
+    """The part files of one pipeline, below `<warehouse>/<pipeline>`, on a disk or in an object store."""
+
+    location: str
+
+    @property
+    def _store(self) -> tuple[fs.FileSystem, str]:
+        if "://" not in self.location:
+            return fs.LocalFileSystem(), self.location
+        found: tuple[fs.FileSystem, str] = fs.FileSystem.from_uri(self.location.replace("s3a://", "s3://", 1))
+        return found
+
+    def log_root(self, shard: ShardId) -> str:
+        """A log's root as Spark spells it."""
+        return f"{self.location.replace('s3://', 's3a://', 1)}/{shard}/log"
+
+    def parts(self, shard: ShardId, txn: Txn, token: WriterToken) -> tuple[Part, ...]:
+        """The attempt's parts that have rows, described by their footers; all other files are removed."""
+        store, root = self._store
+        log = f"{root}/{shard}/log"
+        folder = attempt_folder(txn, token)
+        found: list[Part] = []
+        for info in self._listed(f"{log}/{folder}"):
+            name = info.path.rsplit("/", 1)[-1]
+            footer = pq.read_metadata(info.path, filesystem=store) if name.endswith(".parquet") else None
+            if footer is None or footer.num_rows == 0:
+                store.delete_file(info.path)
+                continue
+            found.append(Part(f"{folder}/{name}", footer.num_rows, info.size, stats_of(footer)))
+        if not found:
+            self._remove(f"{log}/{folder}")
+        return tuple(sorted(found, key=lambda part: part.path))
+
+    def existing(self, shard: ShardId, parts: Sequence[Part]) -> list[str]:
+        """The paths of those parts that are there, as Spark spells them."""
+        store, root = self._store
+        infos = store.get_file_info([f"{root}/{shard}/log/{part.path}" for part in parts])
+        return [
+            f"{self.log_root(shard)}/{part.path}"
+            for part, info in zip(parts, infos, strict=True)
+            if info.type == fs.FileType.File
+        ]
+
+    def discard(self, txn: Txn, token: WriterToken) -> None:
+        """Remove one attempt's folders, in every shard; those of other attempts are not looked at."""
+        _, root = self._store
+        for shard in self._folders(root):
+            self._remove(f"{root}/{shard}/log/{attempt_folder(txn, token)}")
+
+    def attempts(self) -> list[tuple[Txn, WriterToken]]:
+        """Every attempt that has files in some shard, committed or not."""
+        _, root = self._store
+        found: set[tuple[Txn, WriterToken]] = set()
+        for shard in self._folders(root):
+            for name in self._folders(f"{root}/{shard}/log"):
+                match = _TXN_FOLDER.match(name)
+                tokens = self._folders(f"{root}/{shard}/log/{name}") if match else ()
+                found.update((Txn(int(match[1])), WriterToken(token)) for token in tokens if match)
+        return sorted(found)
+
+    def _listed(self, folder: str) -> list[fs.FileInfo]:
+        store, _ = self._store
+        infos = store.get_file_info(fs.FileSelector(folder, allow_not_found=True, recursive=True))
+        return [info for info in infos if info.type == fs.FileType.File]
+
+    def _folders(self, folder: str) -> Iterator[str]:
+        store, _ = self._store
+        for info in store.get_file_info(fs.FileSelector(folder, allow_not_found=True)):
+            name = info.path.rsplit("/", 1)[-1]
+            if info.type == fs.FileType.Directory and not name.startswith("_"):
+                yield name
+
+    def _remove(self, folder: str) -> None:
+        store, _ = self._store
+        if store.get_file_info(folder).type == fs.FileType.Directory:
+            store.delete_dir(folder)
+
+
+def stats_of(footer: pq.FileMetaData) -> str:
+    """A part's statistics for the Delta log, out of its footer: true, or left out.
+
+    Bounds are given for integers, dates and short text; a reader takes what is missing as unknown.
+    """
+    lowest: dict[str, Any] = {}
+    highest: dict[str, Any] = {}
+    nulls: dict[str, int] = {}
+    for index in range(footer.num_columns):
+        name = footer.row_group(0).column(index).path_in_schema
+        chunks = [footer.row_group(group).column(index).statistics for group in range(footer.num_row_groups)]
+        if "." in name or not all(chunks):
+            continue
+        if all(chunk.has_null_count for chunk in chunks):
+            nulls[name] = sum(chunk.null_count for chunk in chunks)
+        filled = [chunk for chunk in chunks if not (chunk.has_null_count and chunk.num_values == 0)]
+        if not filled or not all(chunk.has_min_max for chunk in filled):
+            continue
+        low, high = (_bound(pick(getattr(chunk, end) for chunk in filled)) for pick, end in _ENDS)
+        if low is not None and high is not None:
+            lowest[name], highest[name] = low, high
+    found = {"numRecords": footer.num_rows, "minValues": lowest, "maxValues": highest, "nullCount": nulls}
+    return json.dumps(found, separators=(",", ":"), ensure_ascii=False)
+
+
+_ENDS: Final = ((min, "min"), (max, "max"))
+
+
+def _bound(value: object) -> object:
+    """A bound as the Delta log writes it; None for a type whose bound can't be given exactly."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int) or (isinstance(value, str) and len(value) <= _TEXT_CHARACTERS_MAX):
+        return value
+    return value.isoformat() if type(value) is date else None

@@ -1,0 +1,221 @@
+"""The data plane on Spark: one bound transaction in, staged part files and digests out.
+
+One shard costs one job: read, decode, fold, hash and write in a single pass over the input. Several shards
+share one read, which is kept for the time of the transaction. Bad records are counted in that pass, and only
+when there are some does a second one write them to quarantine; it must find exactly those that were counted.
+
+The plane works in a session of its own, a child of the one it is given, so that its settings (how files are
+cut, ANSI, time zone, strict parsing, no adaptive re-planning) hold whatever the caller's are, and leave those
+alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
+from typing import Final
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+import tidemark
+from tidemark.config import PipelineConfig
+from tidemark.core.binding import Binding
+from tidemark.core.checksum import ENCODING, SOURCE, Digest, Digests, shard_endpoint
+from tidemark.core.errors import InvalidUsage
+from tidemark.core.ids import Txn, WriterToken
+from tidemark.core.seal import Staged
+from tidemark.sources.manifest import BoundFile, Manifest
+from tidemark.spark import documents as doc
+from tidemark.spark.decode import SHARD, Rules, hashed_columns
+from tidemark.spark.digest import digest_of, partials, row_hash
+from tidemark.spark.failures import translated
+from tidemark.spark.parts import QUARANTINE, PartStore
+from tidemark.spark.read import READ_CONFS, read_lines, read_rows
+from tidemark.spark.route import route, shards_of
+from tidemark.spark.shape import form_of, rows_schema
+from tidemark.spark.work import QUARANTINE_COLUMNS, Sink, Totals, fold_shard, quarantine
+
+_CONFS: Final = {
+    **READ_CONFS,
+    # A fold has one shuffle and no join: there is nothing to re-plan, and each stage would be its own job.
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.ansi.enabled": "true",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.json.enablePartialResults": "true",
+    "spark.sql.json.enableExactStringParsing": "true",
+    # It would leave out columns that aren't read further, and with them the complaints about their values.
+    "spark.sql.optimizer.enableJsonExpressionOptimization": "false",
+    "spark.sql.optimizer.enableCsvExpressionOptimization": "false",
+    # The old default has no statistics, and other engines have dropped it.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.sql.parquet.compression.codec": "zstd",
+}
+_PART_BYTES: Final = 128 * 1024**2
+_TASKS_PER_CORE: Final = 3
+_COMPRESSED: Final = {".gz": 6, ".bz2": 6, ".zst": 6}
+_HEADER_LINE: Final = 0
+
+
+class SparkPlane:
+    """The `DataPlane` port on a Spark session. Not safe for several threads at once.
+
+    `watermark_before` tells the watermark that the seals had reached before a transaction; it is asked only
+    when a shard declares a lateness.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        config: PipelineConfig,
+        *,
+        warehouse: str | None = None,
+        watermark_before: Callable[[Txn], int | None] | None = None,
+        confs: Mapping[str, str] | None = None,
+    ) -> None:
+        self._spark = spark.newSession()
+        for name, value in {**_CONFS, **(confs or {})}.items():
+            self._spark.conf.set(name, value)
+        self._fixed_partitions = (confs or {}).get("spark.sql.shuffle.partitions")
+        self._cores = spark.sparkContext.defaultParallelism
+        self._config = config
+        self._store = PartStore(f"{warehouse or config.warehouse_location}/{config.name}")
+        self._watermark_before = watermark_before or _no_watermark
+        self.engine = engine_of(spark)
+        _check(config)
+
+    def stage(self, binding: Binding, token: WriterToken) -> Staged:
+        """Write the transaction's parts under the token. Nothing is left of an attempt that fails."""
+        try:
+            return self._run(binding, Sink(self._store, binding.txn, token))
+        except BaseException:
+            self._store.discard(binding.txn, token)
+            raise
+
+    def replay(self, binding: Binding) -> Staged:
+        """What staging would give now; not a byte is written."""
+        return self._run(binding, Sink(None, binding.txn, WriterToken("")))
+
+    def read_back(self, staged: Staged) -> Digests:
+        """The digests of the staged parts as they are on disk, in one job; a lost file has no rows."""
+        shards = {shard.name: hashed_columns(shard) for shard in shards_of(self._config)}
+        found: dict[str, Digest] = {SOURCE: staged.source}
+        hashes: DataFrame | None = None
+        for shard, added in staged.shards.items():
+            found[shard_endpoint(shard)] = Digest()
+            paths = self._store.existing(shard, added.parts)
+            if not paths:
+                continue
+            columns = QUARANTINE_COLUMNS if shard == QUARANTINE else shards[shard]
+            rows = self._spark.read.schema(columns).parquet(*paths)
+            one = rows.select(F.lit(shard).alias(SHARD), row_hash(columns).alias("_hash"))
+            hashes = one if hashes is None else hashes.unionAll(one)
+        if hashes is not None:
+            counted = hashes.groupBy(SHARD).agg(*partials(F.col("_hash"), prefix=""))
+            for row in counted.collect():
+                found[shard_endpoint(row[SHARD])] = digest_of(row.asDict(), prefix="")
+        return found
+
+    def discard(self, txn: Txn, token: WriterToken) -> None:
+        """Remove one attempt's parts."""
+        self._store.discard(txn, token)
+
+    def attempts(self) -> Sequence[tuple[Txn, WriterToken]]:
+        """The attempts that have files below the logs; which of them a log has, its own table tells."""
+        return self._store.attempts()
+
+    def _run(self, binding: Binding, sink: Sink) -> Staged:
+        """Read with the configuration that the binding recorded (Invariant 6)."""
+        config = PipelineConfig.from_canonical_json(binding.configuration.text, root=self._config.root)
+        _check(config)
+        files = Manifest.from_json(binding.manifest).files if binding.manifest else ()
+        watermark = self._watermark_before(binding.txn) if _has_lateness(config) else None
+        totals = Totals(watermark)
+        if files:
+            try:
+                self._work(config, files, binding.txn, sink, totals)
+            except PySparkException as error:
+                raise translated(error, binding.txn, files) from error
+        return Staged(binding.txn, sink.token, totals.source, totals.shards, self.engine, totals.watermark)
+
+    def _work(
+        self, config: PipelineConfig, files: Sequence[BoundFile], txn: Txn, sink: Sink, totals: Totals
+    ) -> None:
+        folder = config.source_location
+        form = form_of(config, folder, files)
+        routed = route(doc.open_envelope(self._read(config, form, folder, files), form), form, config)
+        parts = max(1, -(-sum(map(_read_bytes, files)) // _PART_BYTES))
+        self._spark.conf.set("spark.sql.shuffle.partitions", self._fixed_partitions or str(parts))
+        shards = shards_of(config)
+        rules = {shard.name: Rules(shard, form, txn, totals.watermark) for shard in shards}
+        if len(shards) == 1:
+            frames = {shards[0].name: routed}
+        else:
+            routed = routed.persist()
+            touched = {row[SHARD] for row in routed.select(SHARD).distinct().collect()}
+            names = [shard.name for shard in shards if shard.name in touched]
+            frames = _by_shard(routed, names or [shards[0].name])
+        try:
+            for name, frame in frames.items():
+                fold_shard(frame, rules[name], sink, totals, parts=parts)
+            bad = {name: frames[name] for name in frames if totals.bad[name].count}
+            if bad:
+                quarantine({name: (bad[name], rules[name]) for name in bad}, sink, totals)
+        finally:
+            if len(shards) > 1:
+                routed.unpersist()
+
+    def _read(
+        self, config: PipelineConfig, form: doc.Form, folder: str, files: Sequence[BoundFile]
+    ) -> DataFrame:
+        tasks_max = self._cores * _TASKS_PER_CORE
+        if form.format == "parquet":
+            schema = rows_schema(form, doc.known_schema(shards_of(config)[0]))
+            return read_rows(self._spark, folder, files, schema, tasks_max=tasks_max)
+        lines = read_lines(self._spark, folder, files, tasks_max=tasks_max)
+        if form.format == "csv" and form.csv.header:
+            return lines.where(F.col("_ordinal") != _HEADER_LINE)
+        return lines
+
+
+def _by_shard(routed: DataFrame, names: Sequence[str]) -> dict[str, DataFrame]:
+    """The routed records of each shard; the first one's job also counts those that no shard takes."""
+    frames = {name: routed.where(F.col(SHARD) == name) for name in names}
+    frames[names[0]] = routed.where((F.col(SHARD) == names[0]) | F.col(SHARD).isNull())
+    return frames
+
+
+def _read_bytes(file: BoundFile) -> int:
+    """How much a file is once it is decompressed, roughly."""
+    return file.size * next((times for suffix, times in _COMPRESSED.items() if file.name.endswith(suffix)), 1)
+
+
+def _has_lateness(config: PipelineConfig) -> bool:
+    return any(shard.lateness is not None for shard in shards_of(config))
+
+
+def _no_watermark(txn: Txn) -> int | None:
+    return None
+
+
+def _check(config: PipelineConfig) -> None:
+    """What this plane can't do is refused when it is made (Invariant 14)."""
+    if config.envelope == "debezium" and config.source.format != "json":
+        raise InvalidUsage(
+            f"a debezium envelope in {config.source.format} files can't be read", hint="use format: json"
+        )
+    if sum(shard.lateness is not None for shard in shards_of(config)) > 1:
+        raise InvalidUsage(
+            f"pipeline {config.name!r} declares a lateness for more than one shard",
+            hint="a transaction has one watermark; put these shards into pipelines of their own",
+        )
+    if config.source.format == "parquet" and len(shards_of(config)) > 1:
+        hint = "use one pipeline per table"
+        raise InvalidUsage("parquet files can't be routed to several shards", hint=hint)
+
+
+def engine_of(spark: SparkSession) -> str:
+    """What a digest depends on besides the input: the versions of all that computes it."""
+    delta = version("delta-spark")
+    return f"spark {spark.version}, delta {delta}, tidemark {tidemark.__version__}, encoding {ENCODING}"

@@ -1,0 +1,93 @@
+"""One way to make a Spark session: Delta's catalog, the cached jars, and defaults for small batches.
+
+Everything here is a conf that can be overridden; what is chosen, and why:
+
+- `spark.jars` is the checked list of jars.lock. Nothing is resolved from a network at start.
+- Delta's extension and catalog are on, so that SQL and DataFrames see Delta tables as such.
+- Times are UTC and ANSI is on: a cast that fails is an error in every session, not a NULL in some.
+- Shuffles have as many partitions as the master has cores, and Delta's snapshots few: the defaults, 200 and
+  50, are tasks that a batch of some thousand rows spends most of its time scheduling.
+- No web interface, no progress bar, warnings only.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tidemark.spark.jars import jar_paths
+from tidemark.spark.java import use_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_SHUFFLE_PARTITIONS_ELSEWHERE = 32
+"""For a master whose cores can't be known from here; adaptive execution merges what is too small."""
+
+
+def build_session(
+    app_name: str,
+    *,
+    master: str = "local[*]",
+    jars_folder: Path | None = None,
+    scratch_folder: Path | None = None,
+    confs: Mapping[str, str] | None = None,
+) -> SparkSession:
+    """A Spark session fit for Delta, made or, where this process already has one, found.
+
+    `jars_folder` is where the jars of jars.lock lie, `scratch_folder` where Spark may write temporary files;
+    both have defaults. `confs` come last and win. A process has one JVM: confs that are read at its start
+    (jars, memory, catalog) do nothing to a session that already exists.
+
+    Raises `InvalidUsage` where Java or a jar is missing, with what to do about it.
+    """
+    from pyspark.sql import SparkSession
+
+    use_java()
+    # Spark warns, and picks an interface, on machines whose own name is a loopback address.
+    if master.startswith("local"):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    merged = {
+        **session_confs(master=master, jars=jar_paths(jars_folder), scratch_folder=scratch_folder),
+        **(confs or {}),
+    }
+    builder = SparkSession.builder.appName(app_name).master(master)
+    for key, value in merged.items():
+        builder = builder.config(key, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    return session
+
+
+def session_confs(*, master: str, jars: list[Path], scratch_folder: Path | None = None) -> dict[str, str]:
+    """The confs of `build_session`, for who starts Spark otherwise (`spark-submit`, a Connect server)."""
+    partitions = str(_shuffle_partitions(master))
+    confs = {
+        "spark.jars": ",".join(str(path) for path in jars),
+        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.ansi.enabled": "true",
+        "spark.sql.shuffle.partitions": partitions,
+        "spark.databricks.delta.snapshotPartitions": "2",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+    }
+    if scratch_folder is not None:
+        confs["spark.local.dir"] = str(scratch_folder)
+        confs["spark.sql.warehouse.dir"] = str(scratch_folder / "spark-warehouse")
+    return confs
+
+
+def _shuffle_partitions(master: str) -> int:
+    """The cores of a local master; a fixed middle number for any other."""
+    if master == "local":
+        return 1
+    local = re.fullmatch(r"local\[(\*|\d+)(?:,\s*\d+)?\]", master)
+    if local is None:
+        return _SHUFFLE_PARTITIONS_ELSEWHERE
+    return (os.cpu_count() or 1) if local[1] == "*" else int(local[1])

@@ -1,0 +1,80 @@
+"""The shape of bound files that only the files themselves can tell: a CSV header, a Parquet schema.
+
+It is read on the driver, one line or one footer per file, before any job starts: a transaction has one shape,
+and files that disagree about it stop the transaction with their names (scenario E4).
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Sequence
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+from pyspark.sql.types import StructField, StructType
+
+from tidemark.config import CsvOptions, PipelineConfig
+from tidemark.core.errors import InvalidUsage
+from tidemark.sources.manifest import BoundFile
+from tidemark.spark import documents as doc
+
+_HEADER_BYTES_MAX = 1 << 20
+
+
+def form_of(config: PipelineConfig, folder: str, files: Sequence[BoundFile]) -> doc.Form:
+    """How the records of these files are written."""
+    source = config.source
+    header: tuple[str, ...] = ()
+    if source.format == "csv":
+        options = source.csv_options
+        header = (
+            _common((file.name, _csv_header(f"{folder}/{file.name}", options)) for file in files)
+            if options.header
+            else config.shards[0].columns.names
+        )
+    elif source.format == "parquet":
+        header = _common((file.name, _parquet_names(f"{folder}/{file.name}")) for file in files)
+    return doc.Form(source.format, config.envelope, source.csv_options, header)
+
+
+def rows_schema(form: doc.Form, known: StructType) -> StructType:
+    """The columns to read from Parquet files, in declared types; other ones are refused by name."""
+    types = {field.name: field.dataType for field in known.fields}
+    extra = [name for name in form.header if name not in types]
+    if extra:
+        raise undeclared(extra[0])
+    return StructType([StructField(name, types[name]) for name in form.header])
+
+
+def undeclared(name: str) -> InvalidUsage:
+    hint = "add it to the schema, or remove it from the files; then retry"
+    return InvalidUsage(f"column {name!r} is not declared", hint=hint)
+
+
+def _common(shapes: Iterable[tuple[str, tuple[str, ...]]]) -> tuple[str, ...]:
+    """The one shape of all files; empty files have none."""
+    first: tuple[str, tuple[str, ...]] | None = None
+    for name, columns in shapes:
+        if not columns:
+            continue
+        if first is None:
+            first = (name, columns)
+        elif columns != first[1]:
+            found = f"{list(first[1])} and {list(columns)}"
+            raise InvalidUsage(
+                f"files {first[0]!r} and {name!r} have different columns: {found}",
+                hint="files of one transaction must agree; bind them apart, or bring them to one shape",
+            )
+    return first[1] if first is not None else ()
+
+
+def _csv_header(path: str, options: CsvOptions) -> tuple[str, ...]:
+    with pa.input_stream(path, compression="detect") as stream:
+        line = bytes(stream.read(_HEADER_BYTES_MAX)).split(b"\n", 1)[0].decode("utf-8-sig").rstrip("\r")
+    if not line.strip():
+        return ()
+    return tuple(next(csv.reader([line], delimiter=options.delimiter, quotechar=options.quote)))
+
+
+def _parquet_names(path: str) -> tuple[str, ...]:
+    return tuple(pq.read_schema(path).names)

@@ -1,0 +1,179 @@
+"""What a log's tail changes in a state: DataFrames in, a DataFrame of changes out.
+
+The tail is folded by the one rule, then rows that lose (older than the state's row or than a tombstone)
+and rows that change nothing are left out, so that a publish writes changes and nothing else, and a
+change feed shows changes and nothing else (scenario U6). Keys are compared null-safe everywhere (U13).
+
+The state is read once, joined to the tail, which is small: the tail is sent to the state's rows, not the
+other way round.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import reduce
+from typing import Final
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import ArrayType, DataType, LongType, MapType, StructType
+
+from tidemark.spark.digest import row_hash
+from tidemark.spark.fold import DELETE, OP, TXN, UPSERT, FoldRule, fold, quoted
+
+EXISTS: Final = "_tidemark_exists"
+BEFORE: Final = "_tidemark_before"
+AFTER: Final = "_tidemark_after"
+_OLDER: Final = "_tidemark_older"
+_SAME: Final = "_tidemark_same"
+_PREFIX: Final = "_tidemark_s_"
+
+BROADCAST_ROWS_MAX: Final = 1_000_000
+"""A longer tail is left to Spark's own choice of join."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateSpec:
+    """A shard, as far as its state goes. `uri` is the shard's folder; `lateness` is in the unit of
+    `fold.sequence_number`. A shard without keys is append-only: its state is its log's rows."""
+
+    name: str
+    uri: str
+    declared: StructType
+    rule: FoldRule
+    lateness: int | None = None
+    change_data_feed: bool = False
+    deletion_vectors: bool = True
+
+    @property
+    def log(self) -> str:
+        return f"{self.uri}/log"
+
+    @property
+    def state(self) -> str:
+        return f"{self.uri}/state"
+
+    @property
+    def tombstones(self) -> str:
+        return f"{self.uri}/tombstones"
+
+    @property
+    def columns(self) -> list[Column]:
+        return [F.col(quoted(name)) for name in self.declared.names]
+
+
+def read_version(spark: SparkSession, uri: str, version: int) -> DataFrame:
+    """A Delta table at one version."""
+    return spark.read.format("delta").option("versionAsOf", version).load(uri)
+
+
+def log_rows(spark: SparkSession, spec: StateSpec, *, lower: int, upper: int, version: int) -> DataFrame:
+    """The log's rows with lower <= txn < upper. The bounds are literals, so whole parts are skipped."""
+    rows = read_version(spark, spec.log, version)
+    return rows.where((F.col(TXN) >= F.lit(lower)) & (F.col(TXN) < F.lit(upper)))
+
+
+def folded_tail(spark: SparkSession, spec: StateSpec, *, lower: int, upper: int, version: int) -> DataFrame:
+    """One row per key of the tail, deletes included: the declared columns, `_txn` and `_op`."""
+    rows = log_rows(spark, spec, lower=lower, upper=upper, version=version)
+    folded = fold(rows, spec.rule) if spec.rule.keys else rows
+    return folded.select(*spec.columns, TXN, OP)
+
+
+def same_key(left: str, right: str, rule: FoldRule) -> Column:
+    """NULL equals NULL; Spark hashes and broadcasts this like any equality."""
+    parts = [F.col(left + quoted(key)).eqNullSafe(F.col(right + quoted(key))) for key in rule.keys]
+    return reduce(Column.__and__, parts)
+
+
+def order(frame: str, rule: FoldRule, *, txn: Column | None = None) -> Column:
+    """What `last` means between transactions: (sequence, txn). A state's rows stand before all of them."""
+    at = F.col(f"{frame}{TXN}") if txn is None else txn
+    sequence = [F.col(frame + quoted(rule.sequence_by))] if rule.sequence_by is not None else []
+    return F.struct(*[column.alias(f"o{index}") for index, column in enumerate([*sequence, at])])
+
+
+def without_buried(tail: DataFrame, tombstones: DataFrame | None, rule: FoldRule) -> DataFrame:
+    """The tail without records that are older than their key's tombstone."""
+    if tombstones is None or rule.sequence_by is None:
+        return tail
+    buried = same_key("s.", "d.", rule) & (order("s.", rule) < order("d.", rule))
+    return tail.alias("s").join(tombstones.alias("d"), buried, "left_anti")
+
+
+def equal_values(left: Column, right: Column, kind: DataType) -> Column:
+    """Null-safe equality of a value of any type; a map that can't be compared counts as changed."""
+    if isinstance(kind, MapType):
+        if _has_map(kind.valueType) or _has_map(kind.keyType):
+            return left.isNull() & right.isNull()
+        return F.array_sort(F.map_entries(left)).eqNullSafe(F.array_sort(F.map_entries(right)))
+    if _has_map(kind):
+        return left.isNull() & right.isNull()
+    return left.eqNullSafe(right)
+
+
+def _has_map(kind: DataType) -> bool:
+    if isinstance(kind, MapType):
+        return True
+    if isinstance(kind, ArrayType):
+        return _has_map(kind.elementType)
+    return isinstance(kind, StructType) and any(_has_map(field.dataType) for field in kind.fields)
+
+
+def sent(tail: DataFrame, rows: int) -> DataFrame:
+    """The tail as a join's small side."""
+    return F.broadcast(tail) if rows <= BROADCAST_ROWS_MAX else tail
+
+
+def compared(tail: DataFrame, state: DataFrame, spec: StateSpec, *, rows: int) -> DataFrame:
+    """For each tail row whose key the state has: the key, whether it is older, whether it is the same,
+    and the hash of the state's row."""
+    renamed = tail.select([F.col(quoted(name)).alias(_PREFIX + name) for name in tail.columns])
+    keys = [F.col(quoted(key)).eqNullSafe(F.col(quoted(_PREFIX + key))) for key in spec.rule.keys]
+    sequence = spec.rule.sequence_by
+    older = F.lit(False)
+    if sequence is not None:
+        # Equal sequences fall back to the transaction, and the tail's is the later one.
+        mine, theirs = F.col(quoted(_PREFIX + sequence)), F.col(quoted(sequence))
+        older = F.coalesce(mine < theirs, mine.isNull() & theirs.isNotNull())
+    same = [
+        equal_values(F.col(quoted(_PREFIX + f.name)), F.col(quoted(f.name)), f.dataType)
+        for f in spec.declared.fields
+        if f.name not in spec.rule.keys
+    ]
+    pairs = state.select(*spec.columns).join(sent(renamed, rows), reduce(Column.__and__, keys), "inner")
+    return pairs.select(
+        *[F.col(quoted(key)) for key in spec.rule.keys],
+        older.alias(_OLDER),
+        reduce(Column.__and__, same, F.lit(True)).alias(_SAME),
+        row_hash(spec.declared).alias(BEFORE),
+    )
+
+
+def changes(tail: DataFrame, state: DataFrame, spec: StateSpec, *, rows: int) -> DataFrame:
+    """The tail's rows that change the state: the declared columns, `_op`, whether the key is there now,
+    and the hashes of the row before and after."""
+    pairs = compared(tail, state, spec, rows=rows).withColumn(EXISTS, F.lit(True))
+    joined = tail.alias("s").join(sent(pairs, rows).alias("p"), same_key("s.", "p.", spec.rule), "left")
+    exists = F.coalesce(F.col(EXISTS), F.lit(False))
+    upserts = (F.col(OP) == UPSERT) & (~exists | ~(F.col(_OLDER) | F.col(_SAME)))
+    deletes = (F.col(OP) == DELETE) & exists & ~F.col(_OLDER)
+    chosen = joined.where(upserts | deletes).select(
+        *[F.col("s." + quoted(name)).alias(name) for name in spec.declared.names],
+        OP,
+        exists.alias(EXISTS),
+        BEFORE,
+    )
+    return chosen.withColumn(AFTER, F.when(F.col(OP) == UPSERT, row_hash(spec.declared)))
+
+
+def first_changes(tail: DataFrame, spec: StateSpec) -> DataFrame:
+    """What a tail changes in a state that has nothing."""
+    living = tail.where(F.col(OP) == UPSERT)
+    return living.select(
+        *spec.columns,
+        OP,
+        F.lit(False).alias(EXISTS),
+        F.lit(None).cast(LongType()).alias(BEFORE),
+        row_hash(spec.declared).alias(AFTER),
+    )

@@ -1,0 +1,70 @@
+"""Tombstones: the deleted keys of a shard with `sequence_by`, so that a late older record stays out.
+
+A row is a key, its sequence and its transaction. They are written before the state's commit, and more of
+them than needed do no harm: a tombstone only ever says what the log says too. So a publish that died is
+simply done again. Each publish records the table's version that belongs to it; readers pin that one.
+
+A tombstone goes when no record that could lose to it can come any more: its sequence is further than the
+lateness below the watermark of the transactions that the *previous* publish had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from tidemark.core.publish import VERSION_NONE
+from tidemark.spark.fold import DELETE, OP, TXN, is_too_late, quoted, sequence_number
+from tidemark.spark.standing import version_of
+from tidemark.spark.tail import StateSpec, read_version
+
+
+def read_tombstones(spark: SparkSession, spec: StateSpec, version: int) -> DataFrame | None:
+    """The last tombstone of each key, at a version; None where the shard has none."""
+    if spec.rule.sequence_by is None or version == VERSION_NONE:
+        return None
+    return _last(read_version(spark, spec.tombstones, version), spec)
+
+
+def _last(rows: DataFrame, spec: StateSpec) -> DataFrame:
+    sequence = F.col(quoted(str(spec.rule.sequence_by)))
+    last = F.max(F.struct(sequence.alias("sequence"), F.col(TXN).alias("txn"))).alias("last")
+    keys = [F.col(quoted(key)) for key in spec.rule.keys]
+    return (
+        rows.groupBy(*keys)
+        .agg(last)
+        .select(*keys, F.col("last.sequence").alias(str(spec.rule.sequence_by)), F.col("last.txn").alias(TXN))
+    )
+
+
+def bury(
+    tail: DataFrame,
+    spec: StateSpec,
+    *,
+    base: int,
+    watermark: int | None,
+    storage_options: Mapping[str, str] | None = None,
+    afresh: bool = False,
+) -> int:
+    """Add the tail's deletes, let go what is too late, and return the version to read from now on.
+
+    `afresh` forgets what was there, for a rebuild from the first transaction."""
+    sequence = spec.rule.sequence_by
+    if sequence is None or not spec.rule.keys:
+        return VERSION_NONE
+    spark = tail.sparkSession
+    columns = [F.col(quoted(name)) for name in (*spec.rule.keys, sequence)]
+    rows = tail.where(F.col(OP) == DELETE).select(*columns, F.col(TXN))
+    if not afresh and rows.isEmpty():
+        return base
+    if not afresh and base != VERSION_NONE:
+        rows = rows.unionByName(read_version(spark, spec.tombstones, base))
+    if spec.lateness is not None and watermark is not None:
+        kind = spec.declared[sequence].dataType
+        number = sequence_number(F.col(quoted(sequence)), kind)
+        too_late = is_too_late(number, watermark=watermark, lateness=spec.lateness)
+        rows = rows.where(~too_late)
+    _last(rows, spec).write.format("delta").mode("overwrite").save(spec.tombstones)
+    return version_of(spec.tombstones, storage_options)

@@ -1,0 +1,148 @@
+"""One transaction's work on one shard: fold, count, write; and the quarantine of what was bad.
+
+All counting happens in the last stage of the job that writes, so a stage that runs twice counts once
+(Invariant 7): the input's digest is carried through the fold as columns, one partial digest per key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from pyspark.sql import DataFrame, Observation
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import StringType, StructField, StructType
+
+from tidemark.core.checksum import Digest
+from tidemark.core.errors import InvariantViolation
+from tidemark.core.ids import ShardId, Txn, WriterToken
+from tidemark.core.seal import Part, ShardParts
+from tidemark.spark.decode import (
+    BAD,
+    CHANGES,
+    KEY,
+    REASON,
+    SEQUENCE,
+    SHARD,
+    SLOT,
+    Rules,
+    decode,
+    hashed_columns,
+)
+from tidemark.spark.digest import digest_of, merged, partials, row_hash
+from tidemark.spark.documents import declared_schema
+from tidemark.spark.fold import POSITION, TXN, FoldRule, fold, log_schema, quoted
+from tidemark.spark.parts import QUARANTINE, PartStore, attempt_folder
+from tidemark.spark.read import HASH, RAW
+
+QUARANTINE_COLUMNS: Final = StructType(
+    [StructField(name, StringType()) for name in (SHARD, KEY, RAW, REASON)]
+)
+"""What a quarantined record's output hash covers."""
+
+_OUT: Final = "_out"
+_IN_PREFIX, _OUT_PREFIX, _BAD_PREFIX = "in_", "out_", "bad_"
+_WRITE_OPTIONS: Final = {"mapreduce.fileoutputcommitter.marksuccessfuljobs": "false"}
+
+
+@dataclass(frozen=True, slots=True)
+class Sink:
+    """Where an attempt's rows go: to its part files, or, without a store, nowhere."""
+
+    store: PartStore | None
+    txn: Txn
+    token: WriterToken
+
+    def take(self, shard: ShardId, frame: DataFrame) -> None:
+        """Run the job that ends in this frame."""
+        if self.store is None:
+            frame.write.format("noop").mode("overwrite").save()
+            return
+        folder = f"{self.store.log_root(shard)}/{attempt_folder(self.txn, self.token)}"
+        frame.write.options(**_WRITE_OPTIONS).mode("errorifexists").parquet(folder)
+
+    def parts(self, shard: ShardId, count: int) -> tuple[Part, ...]:
+        """What has been written; without a store, what would have been."""
+        if self.store is None:
+            return (Part("", count, 0),) if count else ()
+        return self.store.parts(shard, self.txn, self.token)
+
+
+@dataclass(slots=True)
+class Totals:
+    """What a transaction adds up to so far."""
+
+    watermark: int | None = None
+    source: Digest = field(default_factory=Digest)
+    shards: dict[ShardId, ShardParts] = field(default_factory=dict)
+    bad: dict[str, Digest] = field(default_factory=dict)
+
+    def add(self, shard: ShardId, parts: tuple[Part, ...], digest: Digest) -> None:
+        if parts:
+            self.shards[shard] = ShardParts(parts, digest)
+
+
+def fold_shard(frame: DataFrame, rules: Rules, sink: Sink, totals: Totals, *, parts: int) -> None:
+    """Decode, fold, count and write one shard's records in one job."""
+    shard = ShardId(rules.shard.name)
+    watermark = totals.watermark
+    columns = log_schema(declared_schema(rules.shard)).names
+    decoded = decode(frame, rules).select(*map(quoted, columns), SLOT, SEQUENCE, HASH)
+    if rules.keeps_all:
+        reduced = decoded.coalesce(parts)
+        counted = [
+            *partials(F.col(HASH), prefix=_IN_PREFIX),
+            *partials(F.when(F.col(SLOT) == BAD, F.col(HASH)), prefix=_BAD_PREFIX),
+        ]
+        order = [*POSITION]
+    else:
+        rule = FoldRule((*rules.shard.keys, SLOT), rules.shard.sequence_by)
+        carried = [*partials(F.col(HASH), prefix=_IN_PREFIX), F.max(SEQUENCE).alias("_highest")]
+        reduced = fold(decoded, rule, carried=carried, dropped=(HASH, SEQUENCE))
+        counted = [
+            *merged(prefix=_IN_PREFIX),
+            *merged(prefix=_IN_PREFIX, only=F.col(SLOT) == BAD, alias=_BAD_PREFIX),
+            F.max("_highest").alias("watermark"),
+        ]
+        order = [quoted(key) for key in rules.shard.keys]
+    hashed = reduced.withColumn(_OUT, F.when(F.col(SLOT) == CHANGES, row_hash(hashed_columns(rules.shard))))
+    seen = Observation()
+    observed = hashed.observe(seen, *counted, *partials(F.col(_OUT), prefix=_OUT_PREFIX))
+    changes = observed.where(F.col(SLOT) == CHANGES).select(*map(quoted, columns))
+    sink.take(shard, changes.sortWithinPartitions(*order))
+    found: Mapping[str, Any] = seen.get
+    totals.source = totals.source.merge(digest_of(found, prefix=_IN_PREFIX))
+    totals.bad[shard] = digest_of(found, prefix=_BAD_PREFIX)
+    digest = digest_of(found, prefix=_OUT_PREFIX)
+    totals.add(shard, sink.parts(shard, digest.count), digest)
+    highest = found.get("watermark")
+    if highest is not None:
+        totals.watermark = highest if watermark is None else max(watermark, highest)
+
+
+def quarantine(bad: Mapping[str, tuple[DataFrame, Rules]], sink: Sink, totals: Totals) -> None:
+    """Write the bad records of all shards, in one more job; they must be those that were counted."""
+    expected = Digest()
+    union: DataFrame | None = None
+    for name, (frame, rules) in bad.items():
+        expected = expected.merge(totals.bad[name])
+        records = decode(frame, rules).where(F.col(SLOT) == BAD)
+        chosen = records.select(TXN, SHARD, KEY, RAW, REASON, *POSITION, HASH)
+        union = chosen if union is None else union.unionAll(chosen)
+    if union is None:
+        return
+    hashed = union.coalesce(1).withColumn(_OUT, row_hash(QUARANTINE_COLUMNS))
+    seen = Observation()
+    counted = [*partials(F.col(HASH), prefix=_IN_PREFIX), *partials(F.col(_OUT), prefix=_OUT_PREFIX)]
+    sink.take(QUARANTINE, hashed.observe(seen, *counted).drop(HASH, _OUT))
+    found: Mapping[str, Any] = seen.get
+    again = digest_of(found, prefix=_IN_PREFIX)
+    if again != expected:
+        raise InvariantViolation(
+            f"transaction {sink.txn} counted {expected.count} bad records with digest {expected},"
+            f" and {again.count} with digest {again} when they were written",
+            hint="the input changed while it was read; restore it and retry",
+        )
+    digest = digest_of(found, prefix=_OUT_PREFIX)
+    totals.add(QUARANTINE, sink.parts(QUARANTINE, digest.count), digest)

@@ -1,0 +1,89 @@
+"""The doctor: every line true, every failure with its remedy, the exit code with the lines."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tidemark import __version__
+from tidemark.cli import checks
+from tidemark.cli.app import app
+
+
+def test_version_is_printed() -> None:
+    result = CliRunner().invoke(app, ["--version"])
+    assert (result.exit_code, result.stdout) == (0, f"tidemark {__version__}\n")
+
+
+def test_importing_the_command_loads_no_engine() -> None:
+    program = "import sys, tidemark.cli.app; print(sorted({m.split('.')[0] for m in sys.modules}))"
+    loaded = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout
+    for engine in ("pyspark", "deltalake", "airflow", "great_expectations", "pandas", "pyarrow"):
+        assert repr(engine) not in loaded
+
+
+def test_doctor_without_spark_reports_as_json_and_leaves_the_warehouse_empty(tmp_path: Path) -> None:
+    warehouse = tmp_path / "warehouse"
+    result = CliRunner().invoke(app, ["doctor", "--json", "--no-spark", "--warehouse", str(warehouse)])
+    report = json.loads(result.stdout)
+    by_name = {check["name"]: check for check in report["checks"]}
+    assert by_name["put-if-absent"]["ok"]
+    assert "spark and delta" not in by_name
+    assert report["ok"] == (result.exit_code == 0) == all(check["ok"] for check in report["checks"])
+    assert list(warehouse.iterdir()) == []
+
+
+def test_a_failed_check_fails_the_command_and_shows_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing = checks.Check("jars", ok=False, found="[bold] is not markup", remedy="run `make setup`")
+    monkeypatch.setattr(checks, "all_checks", lambda **_: iter([failing]))
+    result = CliRunner().invoke(app, ["doctor"])
+    assert result.exit_code == 1
+    assert "not ok" in result.stdout
+    assert "[bold] is not markup" in result.stdout
+    assert "run `make setup`" in result.stdout
+    assert "1 of 1 checks failed" in result.stdout
+
+
+def test_unequal_pyspark_and_client_are_refused() -> None:
+    versions = {"pyspark": "4.1.3", "pyspark-client": "4.1.2"}
+    check = checks.check_same_version("pyspark", "pyspark-client", versions.__getitem__)
+    assert not check.ok
+    assert check.found == "4.1.3 and 4.1.2"
+
+
+def test_a_package_of_another_version_or_none_is_refused() -> None:
+    assert not checks.check_package("delta-spark", "==4.4.0", lambda _: "4.4.1").ok
+
+    def absent(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    assert checks.check_package("delta-spark", "==4.4.0", absent).found == "not installed"
+
+
+def test_a_warehouse_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    check = checks.check_writable(tmp_path / "file" / "warehouse")
+    assert not check.ok
+    assert str(tmp_path) in check.found
+
+
+def test_missing_jars_are_reported_not_raised(tmp_path: Path) -> None:
+    check = checks.check_jars(tmp_path)
+    assert (check.ok, check.remedy) == (False, "run `make setup`")
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_spark_starts_offline_with_the_cached_jars_and_works_on_delta() -> None:
+    check = checks.check_spark()
+    assert check.ok, check.found

@@ -1,0 +1,24 @@
+"""What these tests share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.contract.helpers import entry, put_next
+from tidemark.core.journal import JournalEntry
+from tidemark.delta.codec import journal_codec
+from tidemark.delta.ledger import DeltaLedger
+
+__all__ = ["entry", "log_entries", "open_journal", "put_next", "record_files"]
+
+
+def open_journal(folder: Path) -> DeltaLedger[JournalEntry]:
+    return DeltaLedger(str(folder), journal_codec())
+
+
+def log_entries(folder: Path) -> list[Path]:
+    return sorted((folder / "_delta_log").glob("*.json"))
+
+
+def record_files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.parquet"))

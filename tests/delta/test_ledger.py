@@ -1,0 +1,213 @@
+"""The Delta ledger's own business: housekeeping, unknown outcomes, the documented columns."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from itertools import count
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable, QueryBuilder
+from deltalake.exceptions import CommitFailedError
+
+from tests.delta.helpers import entry, log_entries, open_journal, put_next, record_files
+from tidemark.core.errors import Determinate, Indeterminate, InvalidUsage
+from tidemark.core.journal import CHAIN
+from tidemark.core.ledger import UPPER, Committed, Conflict, Put
+from tidemark.delta import table as table_module
+from tidemark.delta.codec import journal_codec
+from tidemark.delta.compaction import FILES_MAX, choose_merge
+from tidemark.delta.ledger import DeltaLedger
+from tidemark.delta.records import RecordFile
+
+
+def test_reading_makes_no_table(tmp_path: Path) -> None:
+    ledger = open_journal(tmp_path / "journal")
+    ledger.head()
+    ledger.read(0, 9)
+    assert not (tmp_path / "journal").exists()
+
+
+def test_the_number_of_active_files_stays_small_and_the_log_gets_checkpoints(tmp_path: Path) -> None:
+    folder = tmp_path / "journal"
+    ledger = open_journal(folder)
+    for _ in range(125):
+        put_next(ledger)
+    assert len(DeltaTable(str(folder)).file_uris()) < 2 * FILES_MAX
+    assert len(list((folder / "_delta_log").glob("*.checkpoint.parquet"))) >= 12
+
+
+def test_merging_changes_no_record_and_is_no_change_of_data(tmp_path: Path) -> None:
+    folder = tmp_path / "journal"
+    ledger = open_journal(folder)
+    added = [put_next(ledger) for _ in range(FILES_MAX)]
+    assert len(DeltaTable(str(folder)).file_uris()) == 1
+    merge = log_entries(folder)[-1].read_text()
+    assert '"dataChange":true' not in merge
+    assert '"txn"' not in merge
+    reader = open_journal(folder)
+    reader.head()
+    assert list(reader.read(0, 99)) == added
+    old = open_journal(folder)
+    assert old.head().marks == reader.head().marks
+
+
+def test_a_merge_that_fails_leaves_the_commit_standing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = open_journal(tmp_path / "journal")
+
+    def broken(*_: object) -> None:
+        raise Determinate("no room")
+
+    monkeypatch.setattr(ledger, "_merge", broken)
+    added = [put_next(ledger) for _ in range(FILES_MAX + 2)]
+    monkeypatch.undo()
+    added.append(put_next(ledger))
+    ledger.head()
+    assert list(ledger.read(0, 99)) == added
+    assert len(DeltaTable(ledger.uri).file_uris()) == 1
+
+
+def test_a_replaced_file_is_swept_only_after_the_retention(tmp_path: Path) -> None:
+    folder = tmp_path / "journal"
+    ledger = open_journal(folder)
+    added = [put_next(ledger) for _ in range(FILES_MAX)]
+    slow = open_journal(folder)
+    slow.head()
+    assert len(record_files(folder)) == FILES_MAX + 1
+    ledger.sweep()
+    assert len(record_files(folder)) == FILES_MAX + 1
+    assert list(slow.read(0, 99)) == added
+
+
+def test_a_writer_that_slept_through_log_clean_up_conflicts(tmp_path: Path) -> None:
+    folder = tmp_path / "journal"
+    sleeper, rival = open_journal(folder), open_journal(folder)
+    put_next(sleeper)
+    head = sleeper.head()
+    for _ in range(15):
+        put_next(rival)
+    long_ago = time.time() - 7200
+    for path in (folder / "_delta_log").iterdir():
+        os.utime(path, (long_ago, long_ago))
+    table = DeltaTable(str(folder))
+    table.create_checkpoint()
+    table.cleanup_metadata()
+    assert len(log_entries(folder)) == 1
+    files = record_files(folder)
+    assert sleeper.commit(head, Put({UPPER: 3}, (entry(2, token="late"),), None)) == Conflict()
+    assert record_files(folder) == files
+    assert sleeper.head().upper == 17
+    assert len(sleeper.read(0, 99)) == 16
+
+
+def test_invariant_5_a_commit_whose_reply_the_library_lost_is_found_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 5: a client that retries its own put meets itself, and that is no conflict."""
+    ledger = open_journal(tmp_path / "journal")
+    put_next(ledger)
+    head = ledger.head()
+    commit = DeltaTable.create_write_transaction
+
+    def lost(self: DeltaTable, *args: object, **options: object) -> None:
+        commit(self, *args, **options)  # type: ignore[arg-type]
+        raise CommitFailedError("Failed to commit transaction: 0")
+
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", lost)
+    assert ledger.commit(head, Put({UPPER: 3}, (entry(2),), None)) == Committed(head.version + 1)
+    monkeypatch.undo()
+    ledger.head()
+    assert len(ledger.read(0, 99)) == 2
+
+
+def test_invariant_5_a_commit_that_took_too_long_is_not_believed(tmp_path: Path) -> None:
+    """Invariant 5: a writer frozen past the log's retention can't tell absent from cleaned away."""
+    put_next(open_journal(tmp_path / "journal"))
+    ticks = count(0, (table_module.COMMIT_SECONDS_MAX + 1) * 10**9)
+    ledger = DeltaLedger(str(tmp_path / "journal"), journal_codec(), clock_ns=lambda: next(ticks))
+    head = ledger.head()
+    with pytest.raises(Indeterminate, match="took over 60 s"):
+        ledger.commit(head, Put({UPPER: 3}, (entry(2),), None))
+    assert ledger.head().upper == 3
+    assert list(ledger.read(2, 3)) == [entry(2)]
+
+
+def test_an_error_whose_effect_nobody_knows_is_indeterminate_on_an_object_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = open_journal(tmp_path / "journal")
+    put_next(ledger)
+    head = ledger.head()
+    files = record_files(tmp_path / "journal")
+
+    def unreachable(*_: object, **__: object) -> None:
+        raise OSError("connection reset")
+
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", unreachable)
+    with pytest.raises(Determinate, match="was not written: connection reset"):
+        ledger.commit(head, Put({UPPER: 3}, (entry(2),), None))
+    assert record_files(tmp_path / "journal") == files
+    ledger._table.store.folder = None  # As if it were not a local disk: a request may be under way.
+    with pytest.raises(Indeterminate, match="may have been written: connection reset"):
+        ledger.commit(head, Put({UPPER: 3}, (entry(2),), None))
+    # Its record file may be needed yet, so it stays.
+    assert len(record_files(tmp_path / "journal")) == len(files) + 1
+
+
+def test_marks_that_the_ledger_does_not_keep_are_refused(tmp_path: Path) -> None:
+    ledger = open_journal(tmp_path / "journal")
+    for name in ("unheard", CHAIN):
+        with pytest.raises(InvalidUsage, match=name):
+            ledger.commit(ledger.head(), Put({name: 1}, (entry(1),), None))
+    assert record_files(tmp_path / "journal") == []
+
+
+def test_the_documented_columns_can_be_selected(tmp_path: Path) -> None:
+    ledger = open_journal(tmp_path / "journal")
+    put_next(ledger, txn=4, token="w", note="hello")
+    rows = (
+        QueryBuilder()
+        .register("journal", DeltaTable(ledger.uri))
+        .execute("SELECT number, kind, key, txn, token, format, body FROM journal WHERE at > '2020-01-01'")
+    )
+    found = rows.read_all()
+    assert found.num_rows == 1
+    assert [found[name][0].as_py() for name in ("number", "kind", "key", "txn", "token", "format")] == [
+        1,
+        "event",
+        "4",
+        4,
+        "w",
+        1,
+    ]
+    assert json.loads(found["body"][0].as_py())["detail"] == {"note": "hello"}
+
+
+def test_a_record_file_is_small(tmp_path: Path) -> None:
+    ledger = open_journal(tmp_path / "journal")
+    put_next(ledger)
+    [path] = record_files(tmp_path / "journal")
+    assert path.stat().st_size < 4096
+    assert pq.read_metadata(path).num_rows == 1
+
+
+def file_of_rows(rows: int, number: int) -> RecordFile:
+    return RecordFile(f"f{number}", number, number, 0, 0, rows, 10, 1, 1, "a", "a")
+
+
+def test_only_the_newest_neighbours_are_merged_and_full_files_never() -> None:
+    def tiers(*rows: int) -> list[int] | None:
+        merge = choose_merge([file_of_rows(one, number) for number, one in enumerate(rows)])
+        return [file.rows for file in merge.files] if merge else None
+
+    assert tiers(*[1] * 9) is None
+    assert tiers(*[1] * 10) == [1] * 10
+    assert tiers(5000, *[1] * 10) == [1] * 10
+    assert tiers(*[10] * 9, *[1] * 9) == [10] * 9 + [1] * 9
+    assert tiers(1, 200, *[1] * 9) == [1, 200] + [1] * 9
+    assert tiers(*[1000] * 50) is None

@@ -1,0 +1,156 @@
+"""A shard with a real log, published by a real Spark: append transactions, publish, look."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import Schema
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from tidemark.core.ids import ShardId, Txn, WriterToken
+from tidemark.core.ledger import UPPER, Committed, Put
+from tidemark.core.publish import Published
+from tidemark.core.seal import Part
+from tidemark.core.shard import LogEntry
+from tidemark.delta.control import DeltaControl
+from tidemark.delta.log import parts_folder
+from tidemark.pipeline import publish as step
+from tidemark.spark.fold import FoldRule
+from tidemark.spark.fresh import Pins, fresh
+from tidemark.spark.state import SparkStatePlane, StateSpecs
+from tidemark.spark.tail import StateSpec
+
+SHARD = ShardId("t")
+PIPELINE = "p"
+ARROW = {"string": pa.string(), "bigint": pa.int64(), "int": pa.int32(), "double": pa.float64()}
+LOG_FIELDS = [("_txn", pa.int64()), ("_op", pa.string()), ("_partition", pa.string()),
+              ("_offset", pa.int64()), ("_ordinal", pa.int64())]  # fmt: skip
+
+Row = tuple[Any, ...]
+
+
+class Gone(tuple[Any, ...]):
+    """A delete: the key's parts, then its sequence where there is one."""
+
+
+def gone(*known: Any) -> Gone:
+    return Gone(known)
+
+
+@dataclass
+class StateRig:
+    """One shard below `root`. A change is a row of the declared columns, or `gone(…)`."""
+
+    spark: SparkSession
+    root: Path
+    ddl: str = "k STRING, v STRING"
+    keys: tuple[str, ...] = ("k",)
+    sequence_by: str | None = None
+    lateness: int | None = None
+    change_data_feed: bool = False
+    deletion_vectors: bool = True
+    txn: int = 0
+    control: DeltaControl = field(init=False)
+    spec: StateSpec = field(init=False)
+    plane: SparkStatePlane = field(init=False)
+
+    def __post_init__(self) -> None:
+        declared = StructType.fromDDL(self.ddl)
+        self.arrow = pa.schema(
+            [(f.name, ARROW[f.dataType.simpleString()]) for f in declared.fields] + LOG_FIELDS
+        )
+        warehouse = str(self.root)
+        self.control = DeltaControl(warehouse, PIPELINE, {SHARD: Schema.from_arrow(self.arrow)})
+        self.spec = StateSpec(
+            SHARD, f"{warehouse}/{PIPELINE}/{SHARD}", declared, FoldRule(self.keys, self.sequence_by),
+            self.lateness, self.change_data_feed, self.deletion_vectors,
+        )  # fmt: skip
+        self.plane = SparkStatePlane(self.spark, StateSpecs(PIPELINE, {SHARD: self.spec}))
+
+    def append(self, *changes: Row) -> int:
+        """One transaction: rows as declared, and deletes."""
+        self.txn += 1
+        names = self.spec.declared.names
+        rows = []
+        for index, change in enumerate(changes):
+            if isinstance(change, Gone):
+                known = [*self.keys, *([self.sequence_by] if self.sequence_by else [])]
+                row, op = dict(zip(known, change, strict=True)), "D"
+            else:
+                row, op = dict(zip(names, change, strict=True)), "U"
+            position = {"_txn": self.txn, "_op": op, "_partition": "p", "_offset": index, "_ordinal": 0}
+            rows.append(dict.fromkeys(names) | row | position)
+        self.append_table(pa.Table.from_pylist(rows, schema=self.arrow))
+        return self.txn
+
+    def append_table(self, table: pa.Table) -> None:
+        log_folder = Path(self.spec.log)
+        token = WriterToken(f"w{self.txn}")
+        folder = parts_folder(Txn(self.txn), token)
+        (log_folder / folder).mkdir(parents=True, exist_ok=True)
+        path = f"{folder}/part-00000.parquet"
+        pq.write_table(table, log_folder / path)
+        stats = json.dumps({
+            "numRecords": table.num_rows, "nullCount": {"_txn": 0},
+            "minValues": {"_txn": self.txn}, "maxValues": {"_txn": self.txn},
+        })  # fmt: skip
+        part = Part(path, table.num_rows, (log_folder / path).stat().st_size, stats)
+        log = self.control.log(SHARD)
+        entry = LogEntry(Txn(self.txn), token, (part,))
+        assert isinstance(log.commit(log.head(), Put({UPPER: self.txn + 1}, (entry,), None)), Committed)
+
+    def publish(self, token: str = "") -> Any:
+        token = token or f"publisher{self.txn}"
+        return step.publish(
+            self.control, self.plane, SHARD, token=WriterToken(token), shard_uri=self.spec.uri
+        )
+
+    def rebuild(self, token: str = "rebuilder", base: Published | None = None) -> Published:
+        return step.rebuild(
+            self.control, self.plane, SHARD, token=WriterToken(token), shard_uri=self.spec.uri, base=base
+        )
+
+    @property
+    def last(self) -> Published | None:
+        return step.last_published(self.control, SHARD)
+
+    def state_frame(self) -> DataFrame:
+        return self.spark.read.format("delta").load(self.spec.state)
+
+    def state(self) -> list[Row]:
+        return rows_of(self.state_frame())
+
+    def fresh(self, *, base: Published | None = None) -> list[Row]:
+        head = self.control.log(SHARD).head()
+        pins = Pins(base or self.last, head.version, head.upper)
+        return rows_of(fresh(self.spark, self.spec, pins))
+
+    def changes(self, version: int) -> list[Row]:
+        """The change feed of one version: (+ or -, *row)."""
+        feed = (
+            self.spark.read.format("delta").option("readChangeFeed", "true")
+            .option("startingVersion", version).option("endingVersion", version).load(self.spec.state)
+        )  # fmt: skip
+        names = self.spec.declared.names
+        signs = {"insert": "+", "update_postimage": "+", "delete": "-", "update_preimage": "-"}
+        found = feed.select("_change_type", *names).collect()
+        return ordered([(signs[row[0]], *row[1:]) for row in found])
+
+    def again(self, name: str, **changed: Any) -> StateRig:
+        """The same settings in another folder."""
+        return replace(self, root=self.root / name, txn=0, **changed)
+
+
+def rows_of(frame: DataFrame) -> list[Row]:
+    return ordered([tuple(row) for row in frame.collect()])
+
+
+def ordered(rows: Sequence[Row]) -> list[Row]:
+    return sorted(rows, key=repr)

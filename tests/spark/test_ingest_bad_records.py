@@ -1,0 +1,202 @@
+"""Bad records and schema changes: scenarios E1, E3, E4 and A1; nothing becomes NULL in silence."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.spark.ingest_rig import KV, QUARANTINE, Row, make_rig, state
+from tidemark.core.checksum import SOURCE, shard_endpoint
+from tidemark.core.errors import InvalidUsage
+from tidemark.core.ids import ShardId, WriterToken
+from tidemark.spark.failures import Refused
+
+pytestmark = pytest.mark.spark
+
+TYPED = {
+    "schema": "id INT NOT NULL, n BIGINT, d DECIMAL(6,2), b BOOLEAN, x DOUBLE, t TIMESTAMP, a ARRAY<INT>,"
+    " s STRUCT<u: INT>, req STRING NOT NULL",
+    "keys": ["id"],
+    "apply_as_deletes": "op = 'd'",
+}
+GOOD: Row = {"id": 1, "n": 5_000_000_000, "d": "12.34", "b": True, "x": 1.5, "t": "2024-02-29T12:00:00Z"}
+GOOD |= {"a": [1, None], "s": {"u": 1}, "req": "r", "op": "u"}
+
+
+def kv(key: Any, value: Any) -> Row:
+    return {"k": key, "v": value}
+
+
+def test_e1_a_null_key_is_quarantined_with_position_raw_and_reason(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    rig = make_rig(spark, tmp_path)
+    records = [kv("a", "1"), kv(None, "x"), kv("b", "1"), kv("a", None), kv("c", "1"), kv("b", None)]
+    binding = rig.bind_records(records, files=2)
+    staged = rig.plane().stage(binding, WriterToken("w"))
+    assert state(rig.rows(staged)) == {"c": "1"}
+    (bad,) = rig.rows(staged, QUARANTINE)
+    assert bad == {
+        "_txn": 1, "_shard": "t", "_key": None, "_raw": json.dumps(kv(None, "x")),
+        "_reason": "the key (k) is NULL", "_partition": "files", "_offset": 0, "_ordinal": 1,
+    }  # fmt: skip
+    assert (staged.source.count, staged.shards[QUARANTINE].digest.count) == (6, 1)
+    assert dict(rig.plane().read_back(staged)) == dict(staged.digests)
+    assert dict(rig.plane().replay(binding).digests) == dict(staged.digests)
+
+
+BROKEN: list[tuple[Any, str]] = [
+    ({"id": "7"}, "column 'id' is INT, found 7"),
+    ({"id": 2_147_483_648}, "column 'id' is INT, found 2147483648"),
+    ({"n": 3.7}, "column 'n' is BIGINT, found 3.7"),
+    ({"n": "5"}, "column 'n' is BIGINT, found 5"),
+    ({"n": ""}, "column 'n' is BIGINT, found "),
+    ({"d": "123456.78"}, "column 'd' is DECIMAL(6,2), found 123456.78"),
+    ({"b": "true"}, "column 'b' is BOOLEAN, found true"),
+    ({"x": "abc"}, "column 'x' is DOUBLE, found abc"),
+    ({"t": "yesterday"}, "column 't' is TIMESTAMP, found yesterday"),
+    ({"a": [1, "x"]}, "column 'a' is ARRAY<INT>"),
+    ({"s": {"u": "x"}}, "a value inside of a or s does not fit its type"),
+    ({"req": None}, "column 'req' is NOT NULL, and has no value"),
+    ({"req": ...}, "column 'req' is NOT NULL, and has no value"),
+    ({"id": ...}, "key column 'id' is missing"),
+    ({"id": None}, "the key (id) is NULL"),
+]
+UNREADABLE = ["{", "not json", "[1]", "null", '"text"', '{"id": 1} trailing']
+
+
+def test_e4_what_does_not_fit_its_type_is_a_bad_record_with_a_reason(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Scenario E4: one bad record per change, none of them a NULL in the table; int to long is no change."""
+    rig = make_rig(spark, tmp_path, TYPED)
+    shapes = [{**GOOD, **change} for change, _ in BROKEN]
+    changed = [json.dumps({name: v for name, v in shape.items() if v is not ...}) for shape in shapes]
+    staged = rig.stage([GOOD, *changed, *UNREADABLE, {**GOOD, "id": 2, "n": 5}])
+    assert {row["id"]: row["n"] for row in rig.rows(staged)} == {1: 5_000_000_000, 2: 5}
+    assert all(value is not None for row in rig.rows(staged) for value in row.values())
+    bad = sorted(rig.rows(staged, QUARANTINE), key=lambda row: row["_ordinal"])
+    assert [row["_raw"] for row in bad] == [*changed, *UNREADABLE]
+    for row, (_, reason) in zip(bad, BROKEN, strict=False):
+        assert row["_reason"].startswith(reason), row
+    assert {row["_reason"] for row in bad[len(BROKEN) :]} == {"it is not a JSON object"}
+
+
+def test_a_deletion_needs_its_key_only(spark: SparkSession, tmp_path: Path) -> None:
+    rig = make_rig(spark, tmp_path, TYPED)
+    (row,) = rig.rows(rig.stage([{"id": 9, "op": "d"}]))
+    assert (row["id"], row["_op"], row["req"]) == (9, "D", None)
+
+
+@pytest.mark.parametrize(
+    ("shard", "records", "fact"),
+    [
+        pytest.param({}, [kv("a", "1"), {**kv("b", "1"), "w": 1}], "column 'w' is not declared", id="added"),
+        pytest.param({"apply_as_deletes": None}, [{"k": "b"}], "column 'v' is missing", id="dropped"),
+        pytest.param({"on_error": "fail"}, [kv("a", "1"), "{"], "it is not a JSON object", id="on-error"),
+    ],
+)
+def test_e4_a_refusal_stops_the_transaction_before_anything_is_written(
+    spark: SparkSession, tmp_path: Path, shard: Row, records: list[Any], fact: str
+) -> None:
+    rig = make_rig(spark, tmp_path, {**KV, **shard})
+    with pytest.raises(Refused, match=fact) as refused:
+        rig.stage(records)
+    assert (refused.value.file, refused.value.record) == ("f0.json", len(records) - 1)
+    assert rig.files_on_disk() == []
+
+
+def test_with_add_columns_a_missing_nullable_column_is_null(spark: SparkSession, tmp_path: Path) -> None:
+    shard = {"schema": "k STRING, v STRING", "keys": ["k"], "on_schema_change": "add_columns"}
+    rig = make_rig(spark, tmp_path, shard)
+    assert state(rig.rows(rig.stage([{"k": "a"}, kv("b", "1")]))) == {"a": None, "b": "1"}
+
+
+def test_e3_inline_keeps_the_key_with_null_values_and_the_error(spark: SparkSession, tmp_path: Path) -> None:
+    shard = {"schema": "k STRING, v INT", "keys": ["k"], "on_error": "inline", "error_column": "oops"}
+    rig = make_rig(spark, tmp_path, shard)
+    staged = rig.stage([kv("k1", 1), kv("k1", "x"), kv("k2", "y"), kv("k3", 3), kv(None, 4)])
+    rows = {row["k"]: (row["v"], row["oops"], row["_op"]) for row in rig.rows(staged)}
+    assert rows == {
+        "k1": (None, "column 'v' is INT, found x", "U"),
+        "k2": (None, "column 'v' is INT, found y", "U"),
+        "k3": (3, None, "U"),
+    }
+    assert [row["_reason"] for row in rig.rows(staged, QUARANTINE)] == ["the key (k) is NULL"]
+    good = rig.stage([kv("k1", 1), kv("k2", 2)], token="x")
+    assert {row["k"]: (row["v"], row["oops"]) for row in rig.rows(good)} == {"k1": (1, None), "k2": (2, None)}
+
+
+def test_a1_append_keeps_every_record_with_a_value(spark: SparkSession, tmp_path: Path) -> None:
+    shard = {"schema": "k STRING, v STRING NOT NULL", "keys": ["k"]}
+    rig = make_rig(spark, tmp_path, shard, envelope="append")
+    records = [kv("h", "w"), {"v": "f"}, {}, {"k": "only"}, kv("h", "w"), ""]
+    binding = rig.bind_records(records, files=2)
+    staged = rig.plane().stage(binding, WriterToken("w"))
+    rows = sorted(
+        (row["_offset"], row["_ordinal"], row["k"], row["v"], row["_op"]) for row in rig.rows(staged)
+    )
+    assert rows == [(0, 0, "h", "w", "U"), (0, 1, None, "f", "U"), (1, 1, "h", "w", "U")]
+    (bad,) = rig.rows(staged, QUARANTINE)
+    assert (bad["_key"], bad["_offset"], bad["_ordinal"]) == ('{"k":"only"}', 1, 0)
+    assert dict(rig.plane().replay(binding).digests) == dict(staged.digests)
+
+
+def test_records_are_routed_by_a_column_and_unknown_ones_are_quarantined(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    shards = [
+        {**KV, "name": "left", "route": {"column": "side", "equals": "l"}},
+        {**KV, "name": "right", "route": {"column": "side", "equals": 2}},
+        {**KV, "name": "unused", "route": {"column": "side", "equals": "u"}},
+    ]
+    rig = make_rig(spark, tmp_path, *shards)
+    records = [{**kv("a", "1"), "side": "l"}, {**kv("a", "2"), "side": 2}, {**kv("b", "3"), "side": "?"}, "{"]
+    staged = rig.stage([*records, {**kv("a", "4"), "side": "l"}], files=2)
+    assert state(rig.rows(staged, ShardId("left"))) == {"a": "4"}
+    assert state(rig.rows(staged, ShardId("right"))) == {"a": "2"}
+    bad = {row["_ordinal"]: (row["_shard"], row["_reason"]) for row in rig.rows(staged, QUARANTINE)}
+    assert bad == {2: (None, "no shard takes it"), 0: (None, "no shard takes it")}
+    assert staged.digests[SOURCE].count == 5
+    assert shard_endpoint(ShardId("unused")) not in staged.digests
+    assert dict(rig.plane().read_back(staged)) == dict(staged.digests)
+
+
+def test_csv_is_read_by_its_header_and_as_strictly(spark: SparkSession, tmp_path: Path) -> None:
+    shard = {"schema": "k STRING, n INT, v STRING", "keys": ["k"], "apply_as_deletes": "op = 'd'"}
+    rig = make_rig(spark, tmp_path, shard, file_format="csv")
+    rig.write("a.csv", ["n,k,v,op", '1,a,"x, ""y""",u', "oops,b,x,u", "2,c", ",d,,u", "9,a,,d"])
+    path = tmp_path / "in" / "b.csv.gz"
+    path.write_bytes(gzip.compress(b"n,k,v,op\n5,e,\xc3\xa9,u\n"))
+    staged = rig.plane().stage(rig.bind(["a.csv", "b.csv.gz"]), WriterToken("w"))
+    rows = {row["k"]: (row["n"], row["v"], row["_op"]) for row in rig.rows(staged)}
+    assert rows == {"a": (None, None, "D"), "d": (None, None, "U"), "e": (5, "é", "U")}
+    bad = {row["_ordinal"]: row["_reason"] for row in rig.rows(staged, QUARANTINE)}
+    assert bad == {2: "column 'n' is INT, found oops", 3: "the record is malformed"}
+    rig.write("c.csv", ["k,n,v,op,extra", "a,1,x,u,1"])
+    with pytest.raises(InvalidUsage, match="'extra' is not declared"):
+        rig.plane().stage(rig.bind(["c.csv"]), WriterToken("w"))
+
+
+def test_parquet_rows_have_positions_and_unknown_columns_are_refused(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    rig = make_rig(spark, tmp_path, file_format="parquet")
+    schema = pa.schema([("k", pa.string()), ("v", pa.string())])
+    contents = {"a.parquet": [kv("a", "1"), kv("b", "1"), kv(None, "x")], "b.parquet": [kv("a", "2")]}
+    for name, content in contents.items():
+        pq.write_table(pa.Table.from_pylist(content, schema), tmp_path / "in" / name)
+    staged = rig.plane().stage(rig.bind(["a.parquet", "b.parquet"]), WriterToken("w"))
+    rows = {row["k"]: (row["v"], row["_offset"], row["_ordinal"]) for row in rig.rows(staged)}
+    assert rows == {"a": ("2", 1, 0), "b": ("1", 0, 1)}
+    assert [row["_raw"] for row in rig.rows(staged, QUARANTINE)] == ['{"k":null,"v":"x"}']
+    pq.write_table(pa.table({"k": ["a"], "v": ["1"], "w": [1]}), tmp_path / "in" / "c.parquet")
+    with pytest.raises(InvalidUsage, match="'w' is not declared"):
+        rig.plane().stage(rig.bind(["c.parquet"]), WriterToken("w"))

@@ -1,0 +1,308 @@
+"""The state follows its log: folded, filtered, in one commit per publish, whatever happens in between."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, QueryBuilder
+from pyspark.sql import SparkSession
+
+from tests.spark.state_rig import SHARD, Row, StateRig, gone, ordered
+from tidemark.core.ids import WriterToken
+from tidemark.core.publish import Published, StateOverwritten, UpToDate
+from tidemark.pipeline import publish as step
+from tidemark.spark import state as state_module
+from tidemark.spark.commit import delete_and_insert, merge
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture
+def rig(spark: SparkSession, tmp_path: Path) -> StateRig:
+    return StateRig(spark, tmp_path)
+
+
+def test_u6_a_value_again_is_no_change_and_deletes_come_and_go(spark: SparkSession, tmp_path: Path) -> None:
+    rig = StateRig(spark, tmp_path, change_data_feed=True)
+    rig.append(("a", "1"), ("b", "1"))
+    rig.publish()
+    rig.append(("a", "1"), ("b", "2"), gone("absent"))
+    second = rig.publish()
+    assert rig.changes(second.version) == [("+", "b", "2"), ("-", "b", "1")]
+    rig.append(gone("a"), ("c", "3"))
+    third = rig.publish()
+    assert rig.changes(third.version) == [("+", "c", "3"), ("-", "a", "1")]
+    rig.append(("a", "1"), ("b", "2"))
+    fourth = rig.publish()
+    assert rig.changes(fourth.version) == [("+", "a", "1")]
+    rig.append(("a", "1"), gone("absent"))
+    fifth = rig.publish()
+    assert rig.changes(fifth.version) == []
+    assert fifth.txn == 5
+    assert rig.state() == [("a", "1"), ("b", "2"), ("c", "3")]
+    assert step.verify_state(rig.control, rig.plane, SHARD).count == 3
+
+
+def numbers(rig: StateRig, lower: int, upper: int, value: str | None) -> None:
+    """One transaction of upserts, or of deletes where the value is None."""
+    count = upper - lower
+    rig.txn += 1
+    rig.append_table(
+        pa.table(
+            {
+                "k": [f"{key:05}" for key in range(lower, upper)], "v": [value] * count,
+                "_txn": [rig.txn] * count, "_op": ["D" if value is None else "U"] * count,
+                "_partition": ["p"] * count, "_offset": list(range(count)), "_ordinal": [0] * count,
+            },
+            schema=rig.arrow,
+        )
+    )  # fmt: skip
+
+
+def test_u8_ten_thousand_keys_then_half_deleted_or_half_updated(spark: SparkSession, tmp_path: Path) -> None:
+    deleted = StateRig(spark, tmp_path / "deleted")
+    numbers(deleted, 0, 10_000, "1")
+    deleted.publish()
+    numbers(deleted, 0, 5_000, None)
+    deleted.publish()
+    frame = deleted.state_frame()
+    assert frame.count() == 5_000
+    assert frame.agg({"k": "min"}).first()[0] == "05000"
+
+    updated = StateRig(spark, tmp_path / "updated", change_data_feed=True)
+    numbers(updated, 0, 10_000, "1")
+    updated.publish()
+    numbers(updated, 2_500, 7_500, "2")
+    published = updated.publish()
+    assert updated.state_frame().count() == 10_000
+    assert len(updated.changes(published.version)) == 2 * 5_000
+    assert step.verify_state(updated.control, updated.plane, SHARD).count == 10_000
+
+
+LATE: Sequence[Sequence[Row]] = (
+    [("a", "a10", 10), ("b", "b10", 10), ("c", "c10", 10)],
+    [("a", "a5", 5), ("b", "b10x", 10), gone("c", 7)],  # older; equal, later; a late delete
+    [gone("a", 12), ("d", "d1", None)],
+    [("a", "a11", 11), ("d", "d2", None), gone("e", 20)],  # below a tombstone; NULL is the oldest
+    [("e", "e19", 19), ("d", "d0", 0), ("b", "b10y", 10)],
+    [("d", "d3", None), gone("b", 10), ("c", "c11", 11)],
+    [("b", "b10z", 10), ("e", "e20", 20), gone("d", 0)],  # equal to a tombstone, later
+    [("d", "d-1", -1), ("a", "a12", 12)],
+)
+LATE_RESULT = [("a", "a12", 12), ("b", "b10z", 10), ("c", "c11", 11), ("e", "e20", 20)]
+
+
+@pytest.mark.parametrize("every", [1, 3, 8])
+def test_u11_the_result_does_not_depend_on_when_publishes_happen(
+    spark: SparkSession, tmp_path: Path, every: int
+) -> None:
+    rig = StateRig(spark, tmp_path, ddl="k STRING, v STRING, s BIGINT", sequence_by="s")
+    for number, changes in enumerate(LATE, 1):
+        rig.append(*changes)
+        if number % every == 0:
+            rig.publish()
+            assert rig.fresh() == rig.state()
+    assert rig.fresh() == LATE_RESULT
+    rig.publish()
+    assert rig.state() == LATE_RESULT
+    published = rig.last
+    rebuilt = rig.rebuild()
+    assert rebuilt.commit.digest == published.commit.digest
+    assert rig.state() == LATE_RESULT
+
+
+def test_u11_tombstones_outlive_a_rebuild_and_go_when_they_are_too_late(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = StateRig(spark, tmp_path, ddl="k STRING, v STRING, s BIGINT", sequence_by="s", lateness=5)
+    rig.append(gone("a", 10), gone("b", 100))
+    rig.publish()
+    rig.rebuild()
+    rig.append(("a", "late", 9))
+    rig.publish()
+    assert rig.state() == []
+    rig.append(gone("c", 101))
+    monkeypatch.setattr(step, "watermark_below", lambda control, txn: 100)
+    rig.publish()
+    assert rig.last is not None
+    assert rig.last.commit.tombstones == DeltaTable(rig.spec.tombstones).version()
+    kept = spark.read.format("delta").load(rig.spec.tombstones).select("k", "s").collect()
+    assert sorted(tuple(row) for row in kept) == [("b", 100), ("c", 101)]
+
+
+def test_u13_null_key_parts_are_values_in_publish_fresh_and_rebuild(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    rig = StateRig(spark, tmp_path, ddl="x STRING, y STRING, v STRING", keys=("x", "y"))
+    rig.append(("p", "q", "1"), (None, "r", "2"), ("s", None, "3"), ("t", "u", "4"), (None, None, "0"))
+    rig.publish()
+    rig.append((None, "r", "5"), ("t", "u", "6"), ("s", None, "7"))
+    rig.publish()
+    rig.append(gone("t", "u"), gone(None, None), (None, "r", "8"))
+    expected = ordered([("p", "q", "1"), (None, "r", "8"), ("s", None, "7")])
+    assert rig.fresh() == expected
+    rig.publish()
+    assert rig.state() == expected
+    rig.rebuild()
+    assert rig.state() == expected
+
+
+def test_invariant_15_every_version_of_the_state_is_at_a_transaction(rig: StateRig) -> None:
+    """Invariant 15: one commit per publish, also with deletes, and each carries its transaction."""
+    for number in range(4):
+        rig.append(("a", str(number)), ("b", str(number)), gone("c") if number % 2 else ("c", str(number)))
+        published = rig.publish()
+        assert published.version == number
+        assert DeltaTable(rig.spec.state).transaction_version("tidemark/p/t") == number + 1
+
+
+def test_invariant_5_a_publish_that_is_not_on_record_is_recorded_not_repeated(
+    rig: StateRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 5: the publisher died between the state's commit and its record."""
+    rig.append(("a", "1"), ("b", "1"))
+    rig.publish()
+    rig.append(("a", "2"), gone("b"))
+
+    def die(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(step, "put_record", die)
+        with pytest.raises(KeyboardInterrupt):
+            rig.publish("dies")
+    assert rig.last.txn == 1
+    assert isinstance(rig.publish("next"), UpToDate)
+    assert rig.last.txn == 2
+    assert rig.last.token == "dies"
+    assert DeltaTable(rig.spec.state).version() == 1
+    rig.append(("c", "3"))
+    rig.publish()
+    assert rig.state() == [("a", "2"), ("c", "3")]
+
+
+def test_publishing_again_does_nothing(rig: StateRig) -> None:
+    rig.append(("a", "1"))
+    assert isinstance(rig.publish(), Published)
+    assert isinstance(rig.publish("again"), UpToDate)
+    assert DeltaTable(rig.spec.state).version() == 0
+
+
+def test_m13_a_publisher_and_a_reader_notice_a_stranger_s_commit(rig: StateRig) -> None:
+    rig.append(("a", "1"))
+    rig.publish()
+    rig.spark.sql(f"UPDATE delta.`{rig.spec.state}` SET v = 'x'")
+    rig.append(("b", "1"))
+    with pytest.raises(StateOverwritten, match="UPDATE"):
+        rig.publish()
+    with pytest.raises(StateOverwritten, match="UPDATE"):
+        step.checked_record(rig.control, rig.plane, SHARD)
+    rig.rebuild()
+    assert rig.state() == [("a", "1"), ("b", "1")]
+    rig.append(("c", "1"))
+    rig.publish()
+    assert rig.state() == [("a", "1"), ("b", "1"), ("c", "1")]
+
+
+def test_m13_a_log_entry_that_was_overwritten_is_noticed(rig: StateRig) -> None:
+    """A second JVM on a local disk put its own commit where the recorded one was."""
+    rig.append(("a", "1"))
+    rig.publish("first")
+    entry = Path(rig.spec.state) / "_delta_log" / f"{0:020}.json"
+    entry.write_text(entry.read_text().replace("first", "other"))
+    rig.append(("b", "1"))
+    with pytest.raises(StateOverwritten, match="written by other, recorded is first"):
+        rig.publish()
+
+
+def test_compaction_of_a_state_is_nobody_s_publish(rig: StateRig) -> None:
+    rig.append(("a", "1"))
+    rig.publish()
+    rig.append(("b", "1"))
+    rig.publish()
+    rig.spark.sql(f"OPTIMIZE delta.`{rig.spec.state}`")
+    rig.append(("b", "2"), gone("a"))
+    assert rig.publish().version == 3
+    assert rig.state() == [("b", "2")]
+
+
+def test_other_engines_read_the_same_state(rig: StateRig) -> None:
+    import polars as pl
+
+    rig.append(*[(f"k{number}", str(number)) for number in range(50)])
+    rig.publish()
+    rig.append(("k1", "x"), gone("k2"), ("new", "y"))
+    rig.publish()
+    table = DeltaTable(rig.spec.state)
+    found = QueryBuilder().register("state", table).execute("SELECT k, v FROM state").read_all()
+    by_delta_rs = ordered(list(zip(*(pa.table(found)[name].to_pylist() for name in ("k", "v")), strict=True)))
+    assert by_delta_rs == rig.state()
+    assert ordered(pl.scan_delta(rig.spec.state).select("k", "v").collect().rows()) == rig.state()
+
+
+@pytest.mark.parametrize("deletion_vectors", [True, False])
+def test_a_merge_and_delta_s_own_delete_and_insert_give_the_same(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deletion_vectors: bool
+) -> None:
+    results, feeds = [], []
+    for name, way in {"merge": merge, "internal": delete_and_insert}.items():
+        if way is delete_and_insert and not deletion_vectors:
+            continue
+        used: list[str] = []
+
+        def spy(*args: object, way: object = way, used: list[str] = used) -> None:
+            used.append("once")
+            way(*args)  # type: ignore[operator]
+
+        monkeypatch.setattr(state_module, "merge", spy)
+        monkeypatch.setattr(state_module, "delete_and_insert", spy)
+        rig = StateRig(spark, tmp_path / name, change_data_feed=True, deletion_vectors=deletion_vectors)
+        rig.append(("a", "1"), ("b", "1"), (None, "1"), ("c", "1"))
+        rig.publish()
+        rig.append(("a", "2"), gone(None), gone("b"), ("d", "1"), gone("absent"), ("c", "1"))
+        published = rig.publish()
+        assert used == ["once"]
+        feeds.append(rig.changes(published.version))
+        results.append(rig.state())
+        step.verify_state(rig.control, rig.plane, SHARD)
+        assert DeltaTable(rig.spec.state).transaction_version("tidemark/p/t") == 2
+    assert all(result == [("a", "2"), ("c", "1"), ("d", "1")] for result in results)
+    assert all(
+        feed
+        == ordered([("-", "a", "1"), ("+", "a", "2"), ("-", None, "1"), ("-", "b", "1"), ("+", "d", "1")])
+        for feed in feeds
+    )
+
+
+def test_a_state_is_rebuilt_from_an_earlier_publish_and_the_tail(rig: StateRig) -> None:
+    rig.append(("a", "1"), ("b", "1"))
+    first = rig.publish()
+    rig.append(("a", "2"), gone("b"))
+    rig.publish()
+    rig.spark.sql(f"DELETE FROM delta.`{rig.spec.state}` WHERE k = 'a'")
+    rebuilt = rig.rebuild(base=first)
+    assert rig.state() == [("a", "2")]
+    assert rebuilt.txn == 2
+    assert step.checked_record(rig.control, rig.plane, SHARD) == rebuilt
+
+
+def test_a_first_publish_of_deletes_only_makes_an_empty_state(rig: StateRig) -> None:
+    rig.append(gone("a"))
+    rig.publish()
+    assert rig.state() == []
+    rig.append(("a", "1"))
+    rig.publish()
+    assert rig.state() == [("a", "1")]
+
+
+def test_rows_without_keys_are_all_kept(spark: SparkSession, tmp_path: Path) -> None:
+    rig = StateRig(spark, tmp_path, keys=())
+    rig.append(("a", "1"), ("a", "1"))
+    rig.publish(WriterToken("one"))
+    rig.append(("a", "1"))
+    assert rig.fresh() == [("a", "1")] * 3
+    rig.publish(WriterToken("two"))
+    assert rig.state() == [("a", "1")] * 3
