@@ -1,0 +1,120 @@
+"""Assemble: the one place where a pipeline file, the adapters and the steps are put together.
+
+Opening a deployment costs milliseconds: Spark is started by the first step that needs rows, and a run
+that finds everything done never starts it.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from tidemark.config import PipelineConfig
+from tidemark.core.binding import Binding, Configuration
+from tidemark.core.checksum import Digests
+from tidemark.core.ids import ShardId, Txn, WriterToken
+from tidemark.core.publish import Policy
+from tidemark.core.seal import Staged
+from tidemark.delta.control import DeltaControl
+from tidemark.delta.schema import log_schema, quarantine_schema
+from tidemark.pipeline.context import Pipeline
+from tidemark.pipeline.publish import watermark_below
+from tidemark.sources.files import FileSource
+from tidemark.spark.parts import QUARANTINE, PartStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tidemark.spark.plane import SparkPlane
+    from tidemark.spark.state import SparkStatePlane
+
+SessionMaker = Callable[[], "SparkSession"]
+
+
+def new_token() -> WriterToken:
+    """A name for one attempt, never used twice; it says where the attempt ran."""
+    host = "".join(c for c in socket.gethostname() if c.isalnum() or c == "-")[:32] or "host"
+    return WriterToken(f"{host}-{os.getpid()}-{secrets.token_hex(6)}")
+
+
+class Deployment:
+    """One pipeline, ready to work: its control plane at once, its Spark when it is needed."""
+
+    def __init__(
+        self, config: PipelineConfig, session: SessionMaker, *, storage_options: dict[str, str] | None = None
+    ) -> None:
+        self.config = config
+        self.session = session
+        self.root = f"{config.warehouse_location}/{config.name}"
+        schemas = {
+            ShardId(shard.name): log_schema(shard.columns, error_column=shard.error_column)
+            for shard in config.shards
+        }
+        schemas[QUARANTINE] = quarantine_schema()
+        self.control = DeltaControl(config.warehouse_location, config.name, schemas, storage_options)
+        self.pipeline = Pipeline(
+            control=self.control,
+            source=FileSource.of(config, bindings=self.control.bindings),
+            plane=LazyPlane(self),
+            configuration=Configuration.of(config.canonical_json()),
+            generation=config.generation,
+        )
+        self._plane: SparkPlane | None = None
+        self._state: SparkStatePlane | None = None
+
+    @property
+    def shards(self) -> tuple[ShardId, ...]:
+        return tuple(ShardId(shard.name) for shard in self.config.shards)
+
+    def policy(self, shard: ShardId) -> Policy:
+        """When the shard's state follows its log."""
+        return Policy(self.config.shard(shard).publish.every_transactions)
+
+    def shard_uri(self, shard: ShardId) -> str:
+        return f"{self.root}/{shard}"
+
+    def plane(self) -> SparkPlane:
+        """The data plane; the first call starts Spark."""
+        if self._plane is None:
+            from tidemark.spark.plane import SparkPlane
+
+            self._plane = SparkPlane(
+                self.session(),
+                self.config,
+                watermark_before=lambda txn: watermark_below(self.control, txn),
+            )
+        return self._plane
+
+    def state(self) -> SparkStatePlane:
+        """The state plane; the first call starts Spark."""
+        if self._state is None:
+            from tidemark.spark.state import SparkStatePlane
+
+            self._state = SparkStatePlane(self.session(), self.config)
+        return self._state
+
+
+class LazyPlane:
+    """The `DataPlane` port of a deployment whose Spark may never be needed."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self._deployment = deployment
+        self._store = PartStore(deployment.root)
+
+    def stage(self, binding: Binding, token: WriterToken) -> Staged:
+        return self._deployment.plane().stage(binding, token)
+
+    def read_back(self, staged: Staged) -> Digests:
+        return self._deployment.plane().read_back(staged)
+
+    def replay(self, binding: Binding) -> Staged:
+        return self._deployment.plane().replay(binding)
+
+    def discard(self, txn: Txn, token: WriterToken) -> None:
+        self._store.discard(txn, token)
+
+    def attempts(self) -> Sequence[tuple[Txn, WriterToken]]:
+        return self._store.attempts()

@@ -1,0 +1,186 @@
+"""The commands that look and change nothing: `status`, `txns`, `show`. None of them starts Spark."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tidemark.cli.shared import (
+    EXIT_CODES,
+    EnvironmentOption,
+    JsonOption,
+    PipelineArgument,
+    open_deployment,
+    print_json,
+    print_table,
+    say,
+)
+
+if TYPE_CHECKING:
+    from tidemark.assemble import Deployment
+    from tidemark.core.binding import Binding
+    from tidemark.core.ids import ShardId
+    from tidemark.core.seal import Seal
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the main one."""
+    app.command(name="status", epilog=EXIT_CODES)(status)
+    app.command(name="txns", epilog=EXIT_CODES)(txns)
+    app.command(name="show", epilog=EXIT_CODES)(show)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardStatus:
+    """Where a shard stands: its log's upper, what its state has, and why it waits, if it does."""
+
+    shard: ShardId
+    log_upper: int
+    log_version: int
+    published: int
+    paused: str
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Where a pipeline stands."""
+
+    pipeline: str
+    bound: int
+    sealed: int
+    checkpoint: int
+    generation: int
+    open: tuple[int, ...]
+    shards: tuple[ShardStatus, ...]
+
+
+def status(
+    pipeline: PipelineArgument, environment: EnvironmentOption = None, as_json: JsonOption = False
+) -> None:
+    """Show how far a pipeline is, what is open, and what waits for what."""
+    deployment = open_deployment(pipeline, environment)
+    found = status_of(deployment)
+    if as_json:
+        print_json(found)
+        return
+    say(f"pipeline {found.pipeline}", style="bold")
+    say(f"bound {found.bound}, sealed {found.sealed}, checkpoint {found.checkpoint}")
+    if found.open:
+        say(f"open: {', '.join(map(str, found.open))}; the next run finishes them first", style="yellow")
+    rows = [
+        (s.shard, s.log_upper - 1 or "-", s.published or "-", s.log_upper - 1 - s.published, s.paused or "")
+        for s in found.shards
+    ]
+    print_table("", ("shard", "log has", "state has", "behind", "waits"), rows)
+
+
+def status_of(deployment: Deployment) -> Status:
+    """The pipeline's standing, from its ledgers alone."""
+    from tidemark.core.publish import published_txn
+    from tidemark.core.shard import Paused, next_append
+    from tidemark.pipeline.publish import last_published
+    from tidemark.spark.parts import QUARANTINE
+
+    control = deployment.control
+    bound = control.bindings.head().upper - 1
+    seals = control.seals.head()
+    done = control.checkpoints.head().upper - 1
+    shards: list[ShardStatus] = []
+    for shard in (*deployment.shards, QUARANTINE):
+        log = control.log(shard).head()
+        waits = next_append(
+            shard, upper=log.upper, seals=control.seals.read(max(log.upper, done), seals.upper)
+        ) if log.upper <= seals.upper and log.upper >= done else None  # fmt: skip
+        paused = f"at {waits.txn}: {waits.reason}" if isinstance(waits, Paused) else ""
+        published = 0 if shard == QUARANTINE else published_txn(last_published(control, shard))
+        if shard != QUARANTINE or log.upper > 1:
+            shards.append(ShardStatus(shard, log.upper, log.version, published, paused))
+    unsealed = tuple(range(seals.upper, bound + 1))
+    return Status(
+        deployment.config.name, bound, seals.upper - 1, done, seals.generation, unsealed, tuple(shards)
+    )
+
+
+def txns(
+    pipeline: PipelineArgument,
+    last: Annotated[int, typer.Option("--last", "-n", min=1, help="How many, the newest first.")] = 20,
+    environment: EnvironmentOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List transactions: what was read, what was written, who decided, what replays said."""
+    from tidemark.core.binding import Binding
+
+    deployment = open_deployment(pipeline, environment)
+    control = deployment.control
+    upper = control.bindings.head().upper
+    lower = max(1, upper - last)
+    control.seals.head()
+    control.journal.head()
+    seals = {seal.txn: seal for seal in control.seals.read(lower, upper)}
+    bound = [record for record in control.bindings.read(lower, upper) if isinstance(record, Binding)]
+    listed = [_row(deployment, binding, seals.get(binding.txn)) for binding in reversed(bound)]
+    if as_json:
+        print_json(listed)
+        return
+    columns = ("txn", "decision", "read", "rows per shard", "run", "last verdict")
+    print_table("", columns, [tuple(row.values()) for row in listed])
+
+
+def _row(deployment: Deployment, binding: Binding, seal: Seal | None) -> dict[str, object]:
+    verdicts = [
+        entry.detail["verdict"]
+        for entry in deployment.control.journal.find(str(binding.txn))
+        if "verdict" in entry.detail
+    ]
+    shards = seal.shards.items() if seal is not None else ()
+    return {
+        "txn": binding.txn,
+        "decision": str(seal.decision) if seal is not None else "open",
+        "read": seal.source.count if seal is not None else None,
+        "rows": ", ".join(f"{shard} {parts.digest.count}" for shard, parts in shards),
+        "run": binding.owner.run_id,
+        "verdict": verdicts[-1] if verdicts else "",
+    }
+
+
+def show(
+    pipeline: PipelineArgument,
+    txn: Annotated[int, typer.Argument(min=1, help="The transaction's number.", metavar="TXN")],
+    environment: EnvironmentOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show one transaction whole: its input, its seal with parts and digests, its journal."""
+    from tidemark.core.ids import Txn
+    from tidemark.pipeline.context import binding_at
+
+    deployment = open_deployment(pipeline, environment)
+    binding = binding_at(deployment.pipeline, Txn(txn))
+    control = deployment.control
+    control.seals.head()
+    control.journal.head()
+    seal = next(iter(control.seals.read(txn, txn + 1)), None)
+    entries = control.journal.find(str(txn))
+    if as_json:
+        print_json({"binding": binding, "seal": seal, "journal": entries})
+        return
+    say(f"transaction {txn}", style="bold")
+    say(f"input      {binding.lower.as_dict()} up to {binding.upper.as_dict()}, configuration "
+        f"{binding.configuration.fingerprint}, run {binding.owner.run_id}")  # fmt: skip
+    if seal is None:
+        say("open: not sealed yet", style="yellow")
+    else:
+        why = f" ({seal.reason})" if seal.reason else ""
+        say(f"{seal.decision}{why} by {seal.token}, generation {seal.generation}, {seal.engine}")
+        rows = [(endpoint, digest.count, digest) for endpoint, digest in seal.digests.items()]
+        print_table("", ("endpoint", "rows", "digest"), rows)
+        parts = [
+            (shard, part.path, part.rows, part.bytes, added.held)
+            for shard, added in seal.shards.items()
+            for part in added.parts
+        ]
+        print_table("", ("shard", "part", "rows", "bytes", "held"), parts)
+    if entries:
+        lines = [(e.event, e.token, ", ".join(f"{k}: {v}" for k, v in e.detail.items())) for e in entries]
+        print_table("", ("event", "by", ""), lines)

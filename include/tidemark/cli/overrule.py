@@ -1,0 +1,85 @@
+"""The commands with which people decide: `skip`, `accept`, `release`. Each takes a reason."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tidemark.cli.shared import (
+    EXIT_CODES,
+    EnvironmentOption,
+    JsonOption,
+    PipelineArgument,
+    ReasonOption,
+    new_attempt,
+    open_deployment,
+    print_json,
+    say,
+)
+
+TxnArgument = Annotated[int, typer.Argument(min=1, help="The transaction's number.", metavar="TXN")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the main one."""
+    app.command(name="skip", epilog=EXIT_CODES)(skip)
+    app.command(name="accept", epilog=EXIT_CODES)(accept)
+    app.command(name="release", epilog=EXIT_CODES)(release)
+
+
+def skip(
+    pipeline: PipelineArgument,
+    txn: TxnArgument,
+    reason: ReasonOption,
+    environment: EnvironmentOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Pass over an open transaction for good: its input is never applied."""
+    from tidemark.core.ids import Txn
+    from tidemark.pipeline.overrule import skip as skip_txn
+
+    deployment = open_deployment(pipeline, environment)
+    _told("skipped", txn, skip_txn(deployment.pipeline, new_attempt(), Txn(txn), reason=reason), as_json)
+
+
+def accept(
+    pipeline: PipelineArgument,
+    txn: TxnArgument,
+    reason: ReasonOption,
+    environment: EnvironmentOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Commit an open transaction although its gate is red."""
+    from tidemark.core.ids import Txn
+    from tidemark.pipeline.overrule import accept as accept_txn
+
+    deployment = open_deployment(pipeline, environment)
+    _told("accepted", txn, accept_txn(deployment.pipeline, new_attempt(), Txn(txn), reason=reason), as_json)
+
+
+def release(
+    pipeline: PipelineArgument,
+    shard: Annotated[str, typer.Argument(help="The paused shard.", metavar="SHARD")],
+    reason: ReasonOption,
+    environment: EnvironmentOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Let a paused shard's log pass the transaction that it waits at."""
+    from tidemark.core.ids import ShardId
+    from tidemark.pipeline.overrule import release as release_shard
+
+    deployment = open_deployment(pipeline, environment)
+    name = ShardId(deployment.config.shard(shard).name)
+    report = release_shard(deployment.pipeline, new_attempt(), name, reason=reason)
+    if as_json:
+        print_json(report)
+    else:
+        say(f"shard {name} took in {len(report.appended)} transactions; it is at {report.end}")
+
+
+def _told(what: str, txn: int, checkpoint: int, as_json: bool) -> None:
+    if as_json:
+        print_json({"txn": txn, "decision": what, "checkpoint": checkpoint})
+    else:
+        say(f"transaction {txn} is {what}; the checkpoint is {checkpoint}")

@@ -1,0 +1,148 @@
+"""What the commands share: finding a pipeline, opening it, printing for people and for machines."""
+
+from __future__ import annotations
+
+import dataclasses
+import getpass
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from tidemark.core.errors import Determinate, Indeterminate, InvalidUsage, InvariantViolation, TidemarkError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tidemark.assemble import Deployment
+    from tidemark.config import PipelineConfig
+    from tidemark.pipeline.context import Attempt
+
+PIPELINES_FOLDERS: Final = ("include/pipelines", "pipelines", ".")
+
+EXIT_RETRY: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_BROKEN: Final = 3
+EXIT_CODES: Final = (
+    "Exit codes: 0 done; 1 it did not work out, and a retry may; 2 the request or the pipeline file is wrong; "
+    "3 a promise does not hold (a replay differs, a table was changed): stop and look."
+)
+
+PipelineArgument = Annotated[
+    str,
+    typer.Argument(help="A pipeline's name, or the path of its file.", metavar="PIPELINE"),
+]
+EnvironmentOption = Annotated[
+    str | None, typer.Option("--environment", "-e", help="One of the pipeline file's environments.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+ReasonOption = Annotated[str, typer.Option("--reason", "-r", help="Why; the journal keeps it.")]
+
+
+def exit_code_of(error: TidemarkError) -> int:
+    """The exit code of an error, by its family."""
+    if isinstance(error, InvariantViolation):
+        return EXIT_BROKEN
+    return EXIT_RETRY if isinstance(error, Determinate | Indeterminate) else EXIT_USAGE
+
+
+def find_config(pipeline: str, environment: str | None) -> PipelineConfig:
+    """The pipeline by the path of its file, or by its name in the folder of pipeline files."""
+    from tidemark.config import load_pipeline, load_pipelines
+
+    if pipeline.endswith((".yaml", ".yml")):
+        return load_pipeline(Path(pipeline), environment)
+    chosen = os.environ.get("TIDEMARK_PIPELINES")
+    folders = [chosen] if chosen else [folder for folder in PIPELINES_FOLDERS if Path(folder).is_dir()]
+    known: list[str] = []
+    for folder in folders:
+        loaded = load_pipelines(folder, environment)
+        for name, config in loaded.pipelines.items():
+            if config.name == pipeline:
+                return config
+            known.append(config.name)
+            del name
+        for file, error in loaded.errors.items():
+            if Path(file).stem == pipeline:
+                raise error
+    listed = ", ".join(sorted(set(known))) or "none"
+    raise InvalidUsage(
+        f"no pipeline {pipeline[:80]!r} in {', '.join(folders)}",
+        hint=f"there are: {listed}; or give the path of a pipeline file",
+    )
+
+
+def open_deployment(pipeline: str, environment: str | None, *, cores: int | None = None) -> Deployment:
+    """A pipeline ready to work. Spark starts when a step asks for it."""
+    from tidemark.assemble import Deployment
+
+    config = find_config(pipeline, environment)
+
+    def session() -> SparkSession:
+        from tidemark.spark.session import build_session
+
+        master = os.environ.get("TIDEMARK_SPARK_MASTER") or f"local[{cores or '*'}]"
+        return build_session(f"tidemark {config.name}", master=master)
+
+    return Deployment(config, session)
+
+
+def new_attempt(run_id: str | None = None, *, cleared: bool = False, logical_date: str = "") -> Attempt:
+    """An attempt of a run started by hand. Without a run id, the run is a new one."""
+    from tidemark.assemble import new_token
+    from tidemark.core.binding import Owner
+    from tidemark.pipeline.context import Attempt
+
+    token = new_token()
+    owner = Owner(run_id or f"{getpass.getuser()}-{token}", logical_date)
+    return Attempt(owner, token, cleared)
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON can hold it."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, str | int | float | bool) or value is None:
+        return value
+    if isinstance(value, Iterable):
+        return [plain(item) for item in value]
+    return str(value)
+
+
+def print_json(value: Any) -> None:
+    typer.echo(json.dumps(plain(value), indent=2, ensure_ascii=False))
+
+
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """A table for people; cells are plain text, whatever is in them."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title or None, title_justify="left", header_style="bold", box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
+    Console().print(table)
+
+
+def say(text: str, *, style: str = "") -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    Console().print(Text(text, style=style), soft_wrap=True)
+
+
+def moment(microseconds: int) -> str:
+    """A point in time as people write it."""
+    return datetime.fromtimestamp(microseconds / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%S")

@@ -1,0 +1,244 @@
+"""The commands that do the work: `run`, `replay`, `publish`, `rebuild`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tidemark.cli.shared import (
+    EXIT_BROKEN,
+    EXIT_CODES,
+    EnvironmentOption,
+    JsonOption,
+    PipelineArgument,
+    new_attempt,
+    open_deployment,
+    print_json,
+    print_table,
+    say,
+)
+
+if TYPE_CHECKING:
+    from tidemark.assemble import Deployment
+    from tidemark.core.ids import ShardId
+    from tidemark.core.replay import Finding
+    from tidemark.core.seal import SealOutcome
+    from tidemark.pipeline.context import Attempt
+    from tidemark.pipeline.run import Progress
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the main one."""
+    app.command(name="run", epilog=EXIT_CODES)(run)
+    app.command(name="replay", epilog=EXIT_CODES)(replay)
+    app.command(name="publish", epilog=EXIT_CODES)(publish)
+    app.command(name="rebuild", epilog=EXIT_CODES)(rebuild)
+
+
+@contextmanager
+def watched(quiet: bool) -> Iterator[Progress]:
+    """A line that shows which transaction is in which phase, on a terminal only."""
+    from rich.console import Console
+
+    from tidemark.pipeline.run import unwatched
+
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        yield unwatched
+        return
+    with console.status("looking for new input") as status:
+        yield lambda txn, phase: status.update(f"transaction {txn}: {phase}")
+
+
+def run(
+    pipeline: PipelineArgument,
+    environment: EnvironmentOption = None,
+    max_transactions: Annotated[
+        int | None, typer.Option("--max-transactions", "-n", min=1, help="Stop after so many.")
+    ] = None,
+    run_id: Annotated[
+        str | None, typer.Option(help="Go on with this run, or name a new one. A run keeps what it bound.")
+    ] = None,
+    prove: Annotated[
+        bool, typer.Option("--prove", help="Replay what the run owns, as clearing it in Airflow does.")
+    ] = False,
+    no_publish: Annotated[bool, typer.Option("--no-publish", help="Leave the states as they are.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Bind new input, bring every open transaction to its logs, and publish what is due.
+
+    Open transactions come first, whoever began them. Any number of runs may work at once.
+    """
+    from tidemark.pipeline.run import run as run_pipeline
+
+    deployment = open_deployment(pipeline, environment)
+    attempt = new_attempt(run_id, cleared=prove)
+    with watched(as_json) as progress:
+        report = run_pipeline(
+            deployment.pipeline, attempt, transactions_max=max_transactions, progress=progress
+        )
+        published = {} if no_publish else publish_due(deployment, attempt)
+    if as_json:
+        print_json({"run_id": attempt.owner.run_id, "report": report, "published": published})
+    else:
+        show_decided(report.decided)
+        show_findings(report.findings)
+        for shard, what in published.items():
+            say(f"state of {shard}: {what}")
+        say(f"checkpoint {report.checkpoint}, run {attempt.owner.run_id}", style="bold")
+    exit_unless_passed(report.findings)
+
+
+def publish_due(deployment: Deployment, attempt: Attempt) -> dict[ShardId, str]:
+    """Publish every shard whose policy asks for it; Spark is started only if one does."""
+    from tidemark.pipeline.publish import is_due, publish
+
+    done: dict[ShardId, str] = {}
+    for shard in deployment.shards:
+        if is_due(deployment.control, shard, deployment.policy(shard)):
+            uri = deployment.shard_uri(shard)
+            state = deployment.state()
+            done[shard] = _published(
+                publish(deployment.control, state, shard, token=attempt.token, shard_uri=uri)
+            )
+    return done
+
+
+def _published(outcome: object) -> str:
+    from tidemark.core.publish import Published, UpToDate
+
+    match outcome:
+        case Published():
+            return f"published up to transaction {outcome.txn}, version {outcome.version}"
+        case UpToDate(txn):
+            return f"up to date at transaction {txn}"
+        case _:
+            return "not due"
+
+
+def show_decided(decided: tuple[SealOutcome, ...]) -> None:
+    """One line per transaction."""
+    from tidemark.core.seal import Lost, Sealed
+
+    rows = []
+    for outcome in decided:
+        if isinstance(outcome, Sealed | Lost):
+            seal = outcome.seal if isinstance(outcome, Sealed) else outcome.winner
+            by = "this run" if isinstance(outcome, Sealed) else seal.token
+            counts = ", ".join(f"{shard} {parts.digest.count:,}" for shard, parts in seal.shards.items())
+            rows.append((seal.txn, seal.decision, f"{seal.source.count:,}", counts or "-", by))
+    if rows:
+        print_table("", ("txn", "decision", "read", "rows per shard", "decided by"), rows)
+    else:
+        say("nothing to do: everything that is bound is sealed, and there is no new input")
+
+
+def show_findings(findings: tuple[Finding, ...]) -> None:
+    rows = [(f.txn, f.verdict, "; ".join(filter(None, (f.why, *map(str, f.mismatches))))) for f in findings]
+    if rows:
+        print_table("", ("txn", "verdict", ""), rows)
+
+
+def exit_unless_passed(findings: tuple[Finding, ...]) -> None:
+    if any(not finding.passed for finding in findings):
+        raise typer.Exit(code=EXIT_BROKEN)
+
+
+def replay(
+    pipeline: PipelineArgument,
+    txn_from: Annotated[int, typer.Option("--from", min=1, help="The first transaction.")] = 1,
+    txn_to: Annotated[int | None, typer.Option("--to", min=1, help="The last one; all by default.")] = None,
+    environment: EnvironmentOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Read recorded input again and prove what was written. Nothing is written but the verdicts.
+
+    Answers per transaction: identical, differs, input gone, or not comparable.
+    """
+    from tidemark.core.ids import Txn
+    from tidemark.pipeline.run import replay as replay_range
+
+    deployment = open_deployment(pipeline, environment)
+    last = txn_to or deployment.control.bindings.head().upper - 1
+    findings: tuple[Finding, ...] = ()
+    if last >= txn_from:
+        with watched(as_json) as progress:
+            findings = replay_range(
+                deployment.pipeline, new_attempt(), txn_from=Txn(txn_from), txn_to=Txn(last), progress=progress
+            )
+    if as_json:
+        print_json(findings)
+    else:
+        show_findings(findings)
+        passed = sum(finding.passed for finding in findings)
+        say(f"{passed} of {len(findings)} transactions are identical", style="bold")
+    exit_unless_passed(findings)
+
+
+def publish(
+    pipeline: PipelineArgument,
+    shard: Annotated[str | None, typer.Option(help="One shard; all by default.")] = None,
+    environment: EnvironmentOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Bring the states up to their logs now, whatever the publish policy says."""
+    from tidemark.pipeline.publish import publish as publish_shard
+
+    deployment = open_deployment(pipeline, environment)
+    attempt = new_attempt()
+    done = {
+        name: publish_shard(
+            deployment.control,
+            deployment.state(),
+            name,
+            token=attempt.token,
+            shard_uri=deployment.shard_uri(name),
+        )
+        for name in chosen_shards(deployment, shard)
+        if deployment.control.log(name).head().upper > 1
+    }
+    if as_json:
+        print_json(done)
+    for name, outcome in {} if as_json else done.items():
+        say(f"state of {name}: {_published(outcome)}")
+
+
+def chosen_shards(deployment: Deployment, shard: str | None) -> tuple[ShardId, ...]:
+    """One shard by its name, or all."""
+    from tidemark.core.ids import ShardId
+
+    if shard is None:
+        return deployment.shards
+    return (ShardId(deployment.config.shard(shard).name),)
+
+
+def rebuild(
+    pipeline: PipelineArgument,
+    shard: Annotated[str, typer.Option(help="The shard whose state is rebuilt.")],
+    environment: EnvironmentOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Replace a state by what its log says, in one commit, and compare the checksums."""
+    from tidemark.pipeline.publish import last_published
+    from tidemark.pipeline.publish import rebuild as rebuild_state
+
+    deployment = open_deployment(pipeline, environment)
+    (name,) = chosen_shards(deployment, shard)
+    before = last_published(deployment.control, name)
+    after = rebuild_state(
+        deployment.control,
+        deployment.state(),
+        name,
+        token=new_attempt().token,
+        shard_uri=deployment.shard_uri(name),
+    )
+    same = before is not None and before.txn == after.txn and before.commit.digest == after.commit.digest
+    if as_json:
+        print_json({"before": before, "after": after, "same_rows": same})
+        return
+    rows = f"{after.commit.digest.count:,} rows at transaction {after.txn}"
+    told = "the same rows as recorded before" if same else "recorded anew"
+    say(f"state of {name}: rebuilt with {rows}, {told}")
