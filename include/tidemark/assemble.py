@@ -17,7 +17,7 @@ from tidemark.core.binding import Binding, Configuration
 from tidemark.core.checksum import Digests
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.publish import Policy
-from tidemark.core.seal import Staged
+from tidemark.core.seal import Part, Staged
 from tidemark.delta.control import DeltaControl
 from tidemark.delta.schema import log_schema, quarantine_schema
 from tidemark.pipeline.context import Pipeline
@@ -115,6 +115,12 @@ class LazyPlane:
 
     def discard(self, txn: Txn, token: WriterToken) -> None:
         self._store.discard(txn, token)
+
+    def damaged(self, shard: ShardId, parts: Sequence[Part]) -> Sequence[Part]:
+        return self._store.damaged(shard, parts)
+
+    def restore(self, shard: ShardId, *, lost: Part, copy: Part) -> None:
+        self._store.restore(shard, lost=lost, copy=copy)
 
     def attempts(self) -> Sequence[tuple[Txn, WriterToken]]:
         return self._store.attempts()

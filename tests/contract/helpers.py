@@ -63,7 +63,7 @@ class Lossy:
 
 
 def entry(number: int, *, txn: int = 0, token: str = "w", note: str = "") -> JournalEntry:
-    return JournalEntry(number, Txn(txn or number), Event.STAGED, WriterToken(token), {"note": note})
+    return JournalEntry(number, Txn(txn or number), Event.LOST, WriterToken(token), {"note": note})
 
 
 def put_next(ledger: Ledger[JournalEntry], **fields: Any) -> JournalEntry:

@@ -28,9 +28,9 @@ pytestmark = pytest.mark.spark
 DDL = "s STRING, i INT, l BIGINT, d DOUBLE, m MAP<STRING,INT>, a ARRAY<STRING>, r STRUCT<x: INT, y: STRING>"
 NONE: tuple[Any, ...] = (None,) * 7
 GOLDEN: list[tuple[tuple[Any, ...], int]] = [
-    (NONE, 0),
-    (("", 1, 1, 0.0, {}, [], (None, None)), 0),
-    (("é", -1, 1 << 40, 1.5, {"b": 2, "a": None}, ["x", None, ""], (7, "y")), 0),
+    (NONE, 5629614253229879828),
+    (("", 1, 1, 0.0, {}, [], (None, None)), 100820882657704852),
+    (("é", -1, 1 << 40, 1.5, {"b": 2, "a": None}, ["x", None, ""], (7, "y")), -2581079194678859388),
 ]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.unit.harness import A, B, Script, World, rec
@@ -69,6 +71,17 @@ def test_p12_a_skipped_transaction_is_passed_over_and_the_journal_keeps_the_reas
     world.run()
     assert (world.log_txns(A), world.checkpoint) == ([2], 2)
     assert world.acknowledged == world.bindings[1].upper
+
+
+def test_regression_a_skip_hands_the_watermark_on() -> None:
+    world = opened(2)
+    pipeline, attempt = world.process(), world.attempt()
+    staged = ingest(pipeline, attempt, T1)
+    assert isinstance(staged, Staged)
+    staged = replace(staged, watermark=7)
+    commit_staged(pipeline, attempt, staged, validate(pipeline, staged))
+    skip(world.process(), world.attempt(), Txn(2), reason="poisoned")
+    assert [seal.watermark for seal in world.seals] == [7, 7]
 
 
 def test_p12_an_accepted_transaction_is_sealed_although_its_gate_is_red() -> None:

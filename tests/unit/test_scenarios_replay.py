@@ -310,7 +310,7 @@ def test_p12_a_held_shard_pauses_and_the_others_and_the_source_go_on() -> None:
     assert bring_up_log(world.process(), B).end == Paused(T1, "too many NULLs")
     assert world.checkpoint == 3
     assert world.acknowledged == Frontier.of({"p0": 5})
-    assert table_mark(world.process(), B, done_upper=T1).paused_at == 1
+    assert table_mark(world.process(), B, T1)[0].waits_at == 1
     assert all(part.path in world.files for part in world.seals[0].shards[B].parts), "sealed and durable"
 
 

@@ -46,7 +46,7 @@ SAMPLES: Final = {
     "0002.json": (
         {"id": 2, "name": "Emmy", "city": "Göttingen", "version": 2},
         {"id": 3, "op": "D", "version": 2},
-        {"id": "four", "name": "a broken record", "version": 1},
+        {"id": "four", "name": "a broken record", "city": None, "version": 1},
     ),
 }
 

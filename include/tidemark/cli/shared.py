@@ -29,8 +29,8 @@ EXIT_RETRY: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_BROKEN: Final = 3
 EXIT_CODES: Final = (
-    "Exit codes: 0 done; 1 it did not work out, and a retry may; 2 the request or the pipeline file is wrong; "
-    "3 a promise does not hold (a replay differs, a table was changed): stop and look."
+    "Exit codes: 0 done; 1 it did not work out, and a retry may; 2 the request or the pipeline file is "
+    "wrong; 3 a promise does not hold (a replay differs, a table was changed): stop and look."
 )
 
 PipelineArgument = Annotated[
@@ -62,11 +62,10 @@ def find_config(pipeline: str, environment: str | None) -> PipelineConfig:
     known: list[str] = []
     for folder in folders:
         loaded = load_pipelines(folder, environment)
-        for name, config in loaded.pipelines.items():
+        for config in loaded.pipelines.values():
             if config.name == pipeline:
                 return config
             known.append(config.name)
-            del name
         for file, error in loaded.errors.items():
             if Path(file).stem == pipeline:
                 raise error
@@ -84,10 +83,12 @@ def open_deployment(pipeline: str, environment: str | None, *, cores: int | None
     config = find_config(pipeline, environment)
 
     def session() -> SparkSession:
+        from tidemark.spark.home import home
         from tidemark.spark.session import build_session
 
         master = os.environ.get("TIDEMARK_SPARK_MASTER") or f"local[{cores or '*'}]"
-        return build_session(f"tidemark {config.name}", master=master)
+        log_file = home() / "logs" / "spark.log"
+        return build_session(f"tidemark {config.name}", master=master, log_file=log_file)
 
     return Deployment(config, session)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -147,32 +148,55 @@ def exit_unless_passed(findings: tuple[Finding, ...]) -> None:
         raise typer.Exit(code=EXIT_BROKEN)
 
 
+class Mode(StrEnum):
+    """What a replay may do."""
+
+    VERIFY = "verify"
+    REPAIR = "repair"
+
+
 def replay(
     pipeline: PipelineArgument,
     txn_from: Annotated[int, typer.Option("--from", min=1, help="The first transaction.")] = 1,
     txn_to: Annotated[int | None, typer.Option("--to", min=1, help="The last one; all by default.")] = None,
+    mode: Annotated[
+        Mode, typer.Option(help="verify writes nothing; repair restores lost parts of identical input.")
+    ] = Mode.VERIFY,
     environment: EnvironmentOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Read recorded input again and prove what was written. Nothing is written but the verdicts.
+    """Read recorded input again and prove what was written.
 
-    Answers per transaction: identical, differs, input gone, or not comparable.
+    Answers per transaction: identical, differs, input gone, or not comparable. The verdicts go to the
+    journal; no row is written.
     """
     from tidemark.core.ids import Txn
+    from tidemark.pipeline.repair import repair
     from tidemark.pipeline.run import replay as replay_range
 
     deployment = open_deployment(pipeline, environment)
+    works, attempt = deployment.pipeline, new_attempt()
     last = txn_to or deployment.control.bindings.head().upper - 1
+    restored: list[tuple[int, str, str]] = []
     findings: tuple[Finding, ...] = ()
-    if last >= txn_from:
-        with watched(as_json) as progress:
+    with watched(as_json) as progress:
+        if mode is Mode.REPAIR:
+            sealed_upper = deployment.control.seals.head().upper
+            for txn in range(txn_from, min(last + 1, sealed_upper)):
+                progress(Txn(txn), "repair")
+                done = repair(works, attempt, Txn(txn))
+                findings += (done.finding,)
+                restored += [(txn, shard, part.path) for shard, part in done.parts]
+        elif last >= txn_from:
             findings = replay_range(
-                deployment.pipeline, new_attempt(), txn_from=Txn(txn_from), txn_to=Txn(last), progress=progress
+                works, attempt, txn_from=Txn(txn_from), txn_to=Txn(last), progress=progress
             )
     if as_json:
-        print_json(findings)
+        print_json({"findings": findings, "restored": restored})
     else:
         show_findings(findings)
+        if restored:
+            print_table("", ("txn", "shard", "restored part"), restored)
         passed = sum(finding.passed for finding in findings)
         say(f"{passed} of {len(findings)} transactions are identical", style="bold")
     exit_unless_passed(findings)

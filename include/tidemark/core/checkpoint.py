@@ -20,12 +20,12 @@ from tidemark.core.seal import Seal
 class TableMark:
     """A shard's log at a checkpoint: its upper, and a version of the table that shows it.
 
-    `paused_at` is the held transaction that the log waits at (or, just released, has yet to take),
+    `waits_at` is the held transaction that the log waits at (or, just released, has yet to take),
     0 when it doesn't wait."""
 
     upper: Txn
     version: int
-    paused_at: Txn = TXN_NONE
+    waits_at: Txn = TXN_NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def complete_prefix(*, sealed_upper: Txn, seals: Sequence[Seal], tables: Mapping
     for seal in seals:
         for shard in seal.shards:
             mark = tables[shard]
-            waits = mark.paused_at != TXN_NONE and mark.paused_at <= seal.txn
+            waits = mark.waits_at != TXN_NONE and mark.waits_at <= seal.txn
             if mark.upper <= seal.txn and not waits:
                 return Txn(seal.txn - 1)
     return Txn(sealed_upper - 1)

@@ -28,7 +28,6 @@ CHAIN: Final = "chain"
 class Event(StrEnum):
     """What can happen to a transaction."""
 
-    STAGED = "staged"
     LOST = "lost"
     VERIFIED = "verified"
     ACCEPTED = "accepted"

@@ -141,9 +141,15 @@ def seal_of(staged: Staged, *, generation: int, held: Mapping[ShardId, str], rea
     )
 
 
-def skip_of(txn: Txn, *, token: WriterToken, generation: int, reason: str) -> Seal:
-    """The empty seal that passes over a transaction, for a reason that stays on record."""
-    return Seal(txn, token, generation, Decision.SKIPPED, source=Digest(), reason=reason)
+def skip_of(
+    txn: Txn, *, token: WriterToken, generation: int, reason: str, watermark: int | None = None
+) -> Seal:
+    """The empty seal that passes over a transaction, for a reason that stays on record.
+
+    It hands the watermark of the seal before it on: one that went back would take late records in
+    again whose tombstones are gone."""
+    source = Digest()
+    return Seal(txn, token, generation, Decision.SKIPPED, source, reason=reason, watermark=watermark)
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,6 +101,12 @@ class MemoryPlane:
                 raise Crash
             self._files.pop(path, None)
 
+    def damaged(self, shard: ShardId, parts: Sequence[Part]) -> Sequence[Part]:
+        return [part for part in parts if len(self._files.get(part.path, ())) != part.rows]
+
+    def restore(self, shard: ShardId, *, lost: Part, copy: Part) -> None:
+        self._files[lost.path] = self._files.pop(copy.path)
+
     def attempts(self) -> Sequence[tuple[Txn, WriterToken]]:
         found = {(int(txn), token) for _, txn, token, _ in (path.split("/") for path in self._files)}
         return sorted((Txn(txn), WriterToken(token)) for txn, token in found)

@@ -6,37 +6,42 @@ the two leaves the source remembering too much, never too little (Invariant 10).
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tidemark.core.checkpoint import Checkpoint, TableMark, complete_prefix, decide_checkpoint
 from tidemark.core.ids import TXN_NONE, ShardId, Txn
 from tidemark.core.ledger import Head, Put
-from tidemark.core.shard import LogEntry, Paused, next_append
+from tidemark.core.shard import LogEntry, NextAppend, Paused, next_append
 from tidemark.pipeline.context import Pipeline, binding_at, unfinished
 from tidemark.pipeline.settle import settle
 
 
-def table_mark(pipeline: Pipeline, shard: ShardId, *, done_upper: Txn) -> TableMark:
-    """Where a shard's log stands, and whether it waits: at a held transaction, or, released but not
-    brought up yet, at one that the checkpoint has passed already. Without the second, a release
-    that dies halfway would leave a log that nobody looks at again."""
+def table_mark(pipeline: Pipeline, shard: ShardId, lower: Txn) -> tuple[TableMark, NextAppend]:
+    """Where a shard's log stands, whether it waits at a held transaction, and what it needs next."""
     head = pipeline.control.log(shard).head()
-    seals = pipeline.control.seals.read(head.upper, pipeline.control.seals.head().upper)
-    match next_append(shard, upper=head.upper, seals=seals):
-        case Paused(txn):
-            paused_at = txn
-        case LogEntry(txn) if txn < done_upper:
-            paused_at = txn
-        case _:
-            paused_at = TXN_NONE
-    return TableMark(upper=head.upper, version=head.version, paused_at=paused_at)
+    first = max(head.upper, lower)
+    seals = pipeline.control.seals.read(first, pipeline.control.seals.head().upper)
+    needs = next_append(shard, upper=first, seals=seals)
+    waits_at = needs.txn if isinstance(needs, Paused) else TXN_NONE
+    return TableMark(upper=head.upper, version=head.version, waits_at=waits_at), needs
+
+
+def kept(mark: TableMark, needs: NextAppend, *, txn: Txn) -> TableMark:
+    """The mark for the record. A log that was released and is not brought up yet still counts as
+    waiting there: a release that dies halfway would else leave a log that nobody looks at again.
+    Only the record says so; the prefix itself was worked out without it."""
+    if isinstance(needs, LogEntry) and needs.txn <= txn:
+        return replace(mark, waits_at=needs.txn)
+    return mark
 
 
 def reached(pipeline: Pipeline) -> Checkpoint:
     """The checkpoint that the seals and logs allow now."""
-    sealed_upper, seals, shards = unfinished(pipeline)
-    done_upper = pipeline.control.checkpoints.head().upper
-    tables = {shard: table_mark(pipeline, shard, done_upper=done_upper) for shard in shards}
-    txn = complete_prefix(sealed_upper=sealed_upper, seals=seals, tables=tables)
-    return Checkpoint(txn, tables)
+    behind = unfinished(pipeline)
+    found = {shard: table_mark(pipeline, shard, lower) for shard, lower in behind.lowers.items()}
+    marks = {shard: mark for shard, (mark, _) in found.items()}
+    txn = complete_prefix(sealed_upper=behind.sealed_upper, seals=behind.seals, tables=marks)
+    return Checkpoint(txn, {shard: kept(mark, needs, txn=txn) for shard, (mark, needs) in found.items()})
 
 
 def checkpoint(pipeline: Pipeline) -> Txn:

@@ -55,21 +55,30 @@ def seal_at(pipeline: Pipeline, txn: Txn) -> Seal:
     raise InvariantViolation(f"transaction {txn} is sealed, but its seal is not there")
 
 
-def unfinished(pipeline: Pipeline) -> tuple[Txn, Sequence[Seal], tuple[ShardId, ...]]:
-    """What may be behind its seals: the seals' upper, the seals above the checkpoint, and the shards
-    that these touch or that were paused at the checkpoint. No other shard is looked at."""
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """What may be behind its seals: the seals above the checkpoint, and per shard the first
+    transaction that its log may lack. A shard that is not named has everything."""
+
+    sealed_upper: Txn
+    seals: Sequence[Seal]
+    lowers: Mapping[ShardId, Txn]
+
+
+def unfinished(pipeline: Pipeline) -> Unfinished:
+    """The shards that the seals above the checkpoint touch, and those that waited at the checkpoint."""
     checkpoints = pipeline.control.checkpoints
     done_upper = checkpoints.head().upper
-    paused = {
-        shard
+    waiting = {
+        shard: mark.waits_at
         for last in checkpoints.read(done_upper - 1, done_upper)
         for shard, mark in last.tables.items()
-        if mark.paused_at != TXN_NONE
+        if mark.waits_at != TXN_NONE
     }
     sealed_upper = pipeline.control.seals.head().upper
     seals = pipeline.control.seals.read(done_upper, sealed_upper)
-    touched = {shard for seal in seals for shard in seal.shards}
-    return sealed_upper, seals, tuple(sorted(touched | paused))
+    touched = {shard: done_upper for seal in seals for shard in seal.shards}
+    return Unfinished(sealed_upper, seals, dict(sorted({**touched, **waiting}.items())))
 
 
 def note(

@@ -29,7 +29,17 @@ def checked_reason(reason: str) -> str:
 def skip(pipeline: Pipeline, attempt: Attempt, txn: Txn, *, reason: str) -> Txn:
     """Pass over an open transaction for good; returns the checkpoint."""
     binding_at(pipeline, txn)
-    seal = skip_of(txn, token=attempt.token, generation=pipeline.generation, reason=checked_reason(reason))
+    upper = pipeline.control.seals.head().upper
+    if txn > upper:
+        _refuse_unless_ours(TooEarly(upper), txn)
+    before = next(iter(pipeline.control.seals.read(txn - 1, txn)), None)
+    seal = skip_of(
+        txn,
+        token=attempt.token,
+        generation=pipeline.generation,
+        reason=checked_reason(reason),
+        watermark=before.watermark if before is not None else None,
+    )
     _refuse_unless_ours(put_seal(pipeline, seal), txn)
     return _finished(pipeline, attempt, txn, Event.SKIPPED, reason)
 

@@ -41,9 +41,7 @@ class RunReport:
         return sum(isinstance(outcome, Lost) for outcome in self.decided)
 
 
-def finish(
-    pipeline: Pipeline, attempt: Attempt, txn: Txn, *, progress: Progress = unwatched
-) -> SealOutcome:
+def finish(pipeline: Pipeline, attempt: Attempt, txn: Txn, *, progress: Progress = unwatched) -> SealOutcome:
     """Take one open transaction through to its logs, or find that someone has."""
     progress(txn, "ingest")
     outcome: Staged | SealOutcome = ingest(pipeline, attempt, txn)
@@ -55,7 +53,7 @@ def finish(
     if isinstance(outcome, TooEarly):
         raise Determinate(
             f"transaction {txn} can't be decided before {outcome.upper}",
-            hint="retry: the run will finish the lower transactions first",
+            hint="run the pipeline: a run finishes the lower transactions first",
         )
     bring_up_logs(pipeline)
     return outcome

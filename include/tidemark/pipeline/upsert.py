@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from tidemark.core.errors import TidemarkError
-from tidemark.core.ids import ShardId, Txn
+from tidemark.core.ids import TXN_FIRST, ShardId, Txn
 from tidemark.core.journal import Event
 from tidemark.core.ledger import Head, Put
 from tidemark.core.replay import DataDiffers, Finding, InputGone, judge_replay
@@ -116,10 +116,14 @@ def drop_lost(pipeline: Pipeline, attempt: Attempt, staged: Staged, winner: Seal
         raise DataDiffers(finding)
 
 
-def bring_up_log(pipeline: Pipeline, shard: ShardId, *, release: Txn | None = None) -> LogReport:
+def bring_up_log(
+    pipeline: Pipeline, shard: ShardId, *, lower: Txn = TXN_FIRST, release: Txn | None = None
+) -> LogReport:
     """Append every sealed transaction that the shard's log has not passed, in order.
 
-    The log's upper is read again for each one. `release` names a held transaction to let through.
+    The log's upper is read again for each one. Below `lower` the log is known to lack nothing, so that
+    a shard that was idle for long does not read the history. `release` names a held transaction to let
+    through.
     """
     log = pipeline.control.log(shard)
     appended: list[Txn] = []
@@ -127,8 +131,9 @@ def bring_up_log(pipeline: Pipeline, shard: ShardId, *, release: Txn | None = No
     while True:
         upper = log.head().upper
         sealed_upper = pipeline.control.seals.head().upper
-        seals = pipeline.control.seals.read(upper, sealed_upper)
-        entry = next_append(shard, upper=upper, seals=seals, release=release)
+        first = max(upper, lower)
+        seals = pipeline.control.seals.read(first, sealed_upper)
+        entry = next_append(shard, upper=first, seals=seals, release=release)
         if not isinstance(entry, LogEntry):
             return LogReport(tuple(appended), tuple(dropped), entry)
         match put_entry(pipeline, shard, expected=upper, entry=entry):
@@ -152,5 +157,5 @@ def put_entry(pipeline: Pipeline, shard: ShardId, *, expected: Txn, entry: LogEn
 
 def bring_up_logs(pipeline: Pipeline) -> dict[ShardId, LogReport]:
     """Bring up every log that may be behind its seals."""
-    _, _, shards = unfinished(pipeline)
-    return {shard: bring_up_log(pipeline, shard) for shard in shards}
+    lowers = unfinished(pipeline).lowers
+    return {shard: bring_up_log(pipeline, shard, lower=lower) for shard, lower in lowers.items()}

@@ -12,8 +12,8 @@ from typing import Protocol
 
 from tidemark.core.binding import Binding
 from tidemark.core.checksum import Digests
-from tidemark.core.ids import Txn, WriterToken
-from tidemark.core.seal import Staged
+from tidemark.core.ids import ShardId, Txn, WriterToken
+from tidemark.core.seal import Part, Staged
 
 
 class DataPlane(Protocol):
@@ -33,6 +33,14 @@ class DataPlane(Protocol):
 
     def discard(self, txn: Txn, token: WriterToken) -> None:
         """Remove one attempt's parts."""
+        ...
+
+    def damaged(self, shard: ShardId, parts: Sequence[Part]) -> Sequence[Part]:
+        """Those of the parts whose file is gone, cut, or can't be opened."""
+        ...
+
+    def restore(self, shard: ShardId, *, lost: Part, copy: Part) -> None:
+        """Put the file of a staged part in the place of a lost one, whole or not at all."""
         ...
 
     def attempts(self) -> Sequence[tuple[Txn, WriterToken]]:

@@ -81,7 +81,7 @@ def _unpacked(path: str) -> Iterator[bytes]:
             while chunk := file.read(READ_BYTES):
                 yield chunk
         return
-    import pyarrow as pa  # type: ignore[import-untyped]
+    import pyarrow as pa
 
     with pa.input_stream(path, compression="zstd") as stream:
         while chunk := stream.read(READ_BYTES):
@@ -89,7 +89,7 @@ def _unpacked(path: str) -> Iterator[bytes]:
 
 
 def _parquet_rows(path: str) -> int:
-    import pyarrow.parquet as pq  # type: ignore[import-untyped]
+    import pyarrow.parquet as pq
 
     try:
         return int(pq.read_metadata(path).num_rows)

@@ -36,7 +36,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from tidemark.spark.fold import DELETE, OP, UPSERT, quoted
-from tidemark.spark.tail import EXISTS, StateSpec
+from tidemark.spark.tail import EXISTS, SOURCE, TARGET, StateSpec
 
 _ALLOW_EXISTS: Final = "spark.databricks.delta.delete.allowExistsSubquery"
 _TXN_APP: Final = "spark.databricks.delta.write.txnAppId"
@@ -46,16 +46,15 @@ _USER_METADATA: Final = "spark.databricks.delta.commitInfo.userMetadata"
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """What a commit carries. Without `txn` it doesn't move the table's application transaction."""
+    """What a commit carries: an application transaction, above the table's last, and its own facts."""
 
     app_id: str
-    txn: int | None
+    txn: int
     metadata: str
 
     @property
     def options(self) -> dict[str, str]:
-        moved = {} if self.txn is None else {"txnAppId": self.app_id, "txnVersion": str(self.txn)}
-        return {**moved, "userMetadata": self.metadata}
+        return {"txnAppId": self.app_id, "txnVersion": str(self.txn), "userMetadata": self.metadata}
 
 
 def table_properties(spec: StateSpec) -> dict[str, str]:
@@ -64,6 +63,12 @@ def table_properties(spec: StateSpec) -> dict[str, str]:
         "delta.enableDeletionVectors": str(spec.deletion_vectors).lower(),
         "delta.enableChangeDataFeed": str(spec.change_data_feed).lower(),
     }
+
+
+def key_condition(spec: StateSpec) -> str:
+    """The same key, as SQL: NULL equals NULL."""
+    parts = (f"{TARGET}.{quoted(key)} <=> {SOURCE}.{quoted(key)}" for key in spec.rule.keys)
+    return " AND ".join(parts)
 
 
 def write(frame: DataFrame, spec: StateSpec, stamp: Stamp, *, mode: str) -> None:
@@ -76,9 +81,9 @@ def write(frame: DataFrame, spec: StateSpec, stamp: Stamp, *, mode: str) -> None
 
 def replace(rows: DataFrame, spec: StateSpec, stamp: Stamp) -> None:
     """Put the rows in, each in the place of the row that has its key."""
-    condition = " AND ".join(f"t.{quoted(key)} <=> s.{quoted(key)}" for key in spec.rule.keys)
-    writer = rows.alias("s").write.format("delta").mode("overwrite")
-    options = {"replaceOn": condition, "targetAlias": "t", **stamp.options}
+    condition = key_condition(spec)
+    writer = rows.alias(SOURCE).write.format("delta").mode("overwrite")
+    options = {"replaceOn": condition, "targetAlias": TARGET, **stamp.options}
     for name, value in options.items():
         writer = writer.option(name, value)
     writer.save(spec.state)
@@ -95,7 +100,7 @@ def delete_and_insert(spark: SparkSession, changed: DataFrame, spec: StateSpec, 
     session = spark._jsparkSession
     delta, option = jvm.org.apache.spark.sql.delta, jvm.scala.Option
     keys = changed.where(F.col(EXISTS)).select([F.col(quoted(key)) for key in spec.rule.keys])
-    condition = " AND ".join(f"t.{quoted(key)} <=> s.{quoted(key)}" for key in spec.rule.keys)
+    condition = key_condition(spec)
     with _view(keys) as view:
         # A session of its own: the subquery is allowed to this one DELETE, and to nothing else.
         own = session.cloneSession()
@@ -103,13 +108,10 @@ def delete_and_insert(spark: SparkSession, changed: DataFrame, spec: StateSpec, 
         log = delta.DeltaLog.forTable(session, spec.state)
         transaction = log.startTransaction(option.empty(), option.empty())
         table = spec.state.replace("`", "``")
-        parsed = (
-            own.sessionState()
-            .sqlParser()
-            .parsePlan(
-                f"DELETE FROM delta.`{table}` AS t WHERE EXISTS (SELECT 1 FROM {view} AS s WHERE {condition})"
-            )
-        )
+        exists = f"EXISTS (SELECT 1 FROM {view} AS {SOURCE} WHERE {condition})"
+        parsed = own.sessionState().sqlParser().parsePlan(
+            f"DELETE FROM delta.`{table}` AS {TARGET} WHERE {exists}"
+        )  # fmt: skip
         command = own.sessionState().analyzer().execute(parsed)
         try:
             removed = command.performDelete(own, log, transaction)._1()
@@ -117,10 +119,9 @@ def delete_and_insert(spark: SparkSession, changed: DataFrame, spec: StateSpec, 
             # Delta made the clone the thread's active session; plans made later must not see it.
             jvm.SparkSession.setActiveSession(session)
         added = transaction.writeFiles(changed.where(F.col(OP) == UPSERT).select(*spec.columns)._jdf)
-    actions = removed.appendedAll(added)
-    if stamp.txn is not None:
-        now = option.apply(jvm.java.lang.System.currentTimeMillis())
-        actions = actions.appended(delta.actions.SetTransaction(stamp.app_id, stamp.txn, now))
+    now = option.apply(jvm.java.lang.System.currentTimeMillis())
+    moved = delta.actions.SetTransaction(stamp.app_id, stamp.txn, now)
+    actions = removed.appendedAll(added).appended(moved)
     none = option.empty()
     operation = getattr(delta, "DeltaOperations$Write")(
         jvm.org.apache.spark.sql.SaveMode.Overwrite,
@@ -131,20 +132,19 @@ def delete_and_insert(spark: SparkSession, changed: DataFrame, spec: StateSpec, 
 
 def merge(spark: SparkSession, changed: DataFrame, spec: StateSpec, stamp: Stamp) -> None:
     """The same by a MERGE, which takes the stamp from the session: set, used, unset."""
-    condition = " AND ".join(f"t.{quoted(key)} <=> s.{quoted(key)}" for key in spec.rule.keys)
+    condition = key_condition(spec)
     names = [quoted(name) for name in spec.declared.names]
-    assigned = ", ".join(f"{name} = s.{name}" for name in names)
-    values = ", ".join(f"s.{name}" for name in names)
+    assigned = ", ".join(f"{name} = {SOURCE}.{name}" for name in names)
+    values = ", ".join(f"{SOURCE}.{name}" for name in names)
     table = spec.state.replace("`", "``")
-    confs = {_USER_METADATA: stamp.metadata}
-    if stamp.txn is not None:
-        confs |= {_TXN_APP: stamp.app_id, _TXN_VERSION: str(stamp.txn)}
+    confs = {_USER_METADATA: stamp.metadata, _TXN_APP: stamp.app_id, _TXN_VERSION: str(stamp.txn)}
     with _view(F.broadcast(changed.select(*spec.columns, OP))) as view, _confs(spark, confs):
         spark.sql(
-            f"MERGE INTO delta.`{table}` AS t USING {view} AS s ON {condition}"
-            f" WHEN MATCHED AND s.{OP} = '{DELETE}' THEN DELETE"
+            f"MERGE INTO delta.`{table}` AS {TARGET} USING {view} AS {SOURCE} ON {condition}"
+            f" WHEN MATCHED AND {SOURCE}.{OP} = '{DELETE}' THEN DELETE"
             f" WHEN MATCHED THEN UPDATE SET {assigned}"
-            f" WHEN NOT MATCHED AND s.{OP} = '{UPSERT}' THEN INSERT ({', '.join(names)}) VALUES ({values})"
+            f" WHEN NOT MATCHED AND {SOURCE}.{OP} = '{UPSERT}'"
+            f" THEN INSERT ({', '.join(names)}) VALUES ({values})"
         )
 
 

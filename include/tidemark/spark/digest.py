@@ -47,7 +47,7 @@ from pyspark.sql.types import (
 
 from tidemark.core.checksum import ENCODING, Digest
 from tidemark.core.errors import InvalidUsage, InvariantViolation
-from tidemark.spark.fold import quoted
+from tidemark.spark.sql import quoted
 
 _ATOMS: Final = (
     BinaryType, BooleanType, ByteType, DateType, DecimalType, DoubleType, FloatType, IntegerType, LongType,
@@ -60,46 +60,62 @@ COUNT: Final = "count"
 XOR: Final = "xor"
 LOW: Final = "low"
 HIGH: Final = "high"
+DIGEST_PARTS: Final = (COUNT, XOR, LOW, HIGH)
 
 
 def row_hash(schema: StructType) -> Column:
     """The hash of a row that has these columns, in this order."""
-    terms: list[Column] = [F.lit(ENCODING)]
+    return F.expr(row_hash_sql(schema))
+
+
+def row_hash_sql(schema: StructType) -> str:
+    """`row_hash` as text."""
+    terms = [str(ENCODING)]
     for field in schema.fields:
-        terms.extend(_terms(F.col(quoted(field.name)), field.dataType, field.name))
-    return F.xxhash64(*terms)
+        terms.extend(_terms(quoted(field.name), field.dataType, field.name))
+    return f"xxhash64({', '.join(terms)})"
 
 
-def _terms(value: Column, kind: DataType, name: str) -> list[Column]:
+def _terms(value: str, kind: DataType, name: str, depth: int = 0) -> list[str]:
     """What goes into the hash for one value: the null flag first, then the value in fixed form."""
     if isinstance(kind, StructType):
-        terms = [value.isNull()]
+        terms = [f"isnull({value})"]
         for field in kind.fields:
-            terms.extend(_terms(value.getField(field.name), field.dataType, f"{name}.{field.name}"))
+            inner = f"{value}.{quoted(field.name)}"
+            terms.extend(_terms(inner, field.dataType, f"{name}.{field.name}", depth))
         return terms
     if isinstance(kind, ArrayType):
         # array_size of NULL is NULL under every setting; size of NULL is not.
-        return [value.isNull(), F.array_size(value), F.transform(value, _element(kind.elementType, name))]
+        hashes = f"transform({value}, {_element(kind.elementType, name, depth)})"
+        return [f"isnull({value})", f"array_size({value})", hashes]
     if isinstance(kind, MapType):
         entry = StructType().add("key", kind.keyType).add("value", kind.valueType)
-        hashes = F.transform(F.map_entries(value), _element(entry, name))
-        return [value.isNull(), F.array_size(hashes), F.array_sort(hashes)]
+        hashes = f"transform(map_entries({value}), {_element(entry, name, depth)})"
+        return [f"isnull({value})", f"array_size({hashes})", f"array_sort({hashes})"]
     if isinstance(kind, _ATOMS):
-        return [value.isNull(), value]
+        return [f"isnull({value})", value]
     raise InvalidUsage(
         f"column {name!r} has type {kind.simpleString()}, which has no fixed encoding to hash",
         hint="declare it as string or binary",
     )
 
 
-def _element(kind: DataType, name: str) -> Any:
-    return lambda element: F.xxhash64(*_terms(element, kind, name))
+def _element(kind: DataType, name: str, depth: int) -> str:
+    variable = f"_e{depth}"
+    return f"{variable} -> xxhash64({', '.join(_terms(variable, kind, name, depth + 1))})"
 
 
-def partials(value: Column, *, prefix: str) -> list[Column]:
-    """Aggregates of a hash column that make a digest of any group of rows; `prefix` names them apart.
+def partials(value: Column | str, *, prefix: str) -> list[Column]:
+    """Aggregates of a hash that make a digest of any group of rows; `prefix` names them apart.
 
-    A NULL hash, which `row_hash` never is, leaves its row out."""
+    The hash is a column or SQL text. A NULL one, which `row_hash` never is, leaves its row out."""
+    if isinstance(value, str):
+        return [
+            F.expr(f"count({value}) AS {prefix}{COUNT}"),
+            F.expr(f"bit_xor({value}) AS {prefix}{XOR}"),
+            F.expr(f"sum({value} & {_BITS_32}L) AS {prefix}{LOW}"),
+            F.expr(f"sum(shiftrightunsigned({value}, 32)) AS {prefix}{HIGH}"),
+        ]
     low = value.bitwiseAND(F.lit(_BITS_32).cast(LongType()))
     return [
         F.count(value).alias(prefix + COUNT),
@@ -109,18 +125,15 @@ def partials(value: Column, *, prefix: str) -> list[Column]:
     ]
 
 
-def merged(*, prefix: str, only: Column | None = None, alias: str | None = None) -> list[Column]:
-    """Aggregates over columns that `partials` made: of all rows, or of those where `only` holds."""
+def merged(*, prefix: str, only: str = "true", alias: str | None = None) -> list[Column]:
+    """Aggregates over columns that `partials` made: of all rows, or of those where SQL text `only` holds."""
     name = prefix if alias is None else alias
-
-    def part(of: str) -> Column:
-        return F.col(prefix + of) if only is None else F.when(only, F.col(prefix + of))
-
+    functions = {COUNT: "sum", XOR: "bit_xor", LOW: "sum", HIGH: "sum"}
+    # An observed aggregate may not have a FILTER clause.
+    start, end = ("", "") if only == "true" else (f"CASE WHEN {only} THEN ", " END")
     return [
-        F.sum(part(COUNT)).alias(name + COUNT),
-        F.bit_xor(part(XOR)).alias(name + XOR),
-        F.sum(part(LOW)).alias(name + LOW),
-        F.sum(part(HIGH)).alias(name + HIGH),
+        F.expr(f"{function}({start}{prefix}{part}{end}) AS {name}{part}")
+        for part, function in functions.items()
     ]
 
 
@@ -128,7 +141,7 @@ def digest_of(found: Mapping[str, Any], *, prefix: str) -> Digest:
     """The digest in a row of `partials` or `merged`. Sums of no rows are NULL, and count as 0."""
     if prefix + COUNT not in found:
         raise InvariantViolation(f"nothing was counted under {prefix!r}, found {sorted(found)}")
-    parts = {part: int(found[prefix + part] or 0) for part in (COUNT, XOR, LOW, HIGH)}
+    parts = {part: int(found[prefix + part] or 0) for part in DIGEST_PARTS}
     return Digest(
         count=parts[COUNT],
         xor=parts[XOR] & _BITS_64,

@@ -17,18 +17,18 @@ be quoted. A value of another type (text in an INT, 3.7 in an INT, 2147483648 in
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import DataFrame
 from pyspark.sql.types import BooleanType, DataType, LongType, StringType, StructField, StructType
 
 from tidemark.config import CsvOptions, ShardConfig
 from tidemark.core.errors import InvariantViolation
-from tidemark.spark.fold import quoted
 from tidemark.spark.read import DATA, RAW
+from tidemark.spark.sql import case, literal, quoted, texts
 
 VALUES: Final = "_v"
 NAMES: Final = "_names"
@@ -41,10 +41,8 @@ BEFORE: Final = "_before"
 ORIGIN: Final = "_origin"
 
 _CORRUPT: Final = "_corrupt"
-_TEXT: Final = StringType()
 _ORIGIN: Final = "struct<db:string,schema:string,table:string>"
 _CHANGE: Final = f"before:string,after:string,op:string,source:{_ORIGIN}"
-_CSV_LIMITS: Final = {"maxCharsPerColumn": "-1", "maxColumns": "20480"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,24 +55,25 @@ class Form:
     header: tuple[str, ...] = ()
 
 
-def _schema_of(shard: ShardConfig) -> StructType:
-    schema = DataType.fromDDL(shard.columns.ddl)
+@lru_cache(maxsize=4_096)
+def _fields_of(ddl: str) -> tuple[StructField, ...]:
+    schema = DataType.fromDDL(ddl)
     if not isinstance(schema, StructType):
-        raise InvariantViolation(f"the schema of shard {shard.name!r} is not a list of columns")
-    return schema
+        raise InvariantViolation(f"{ddl[:80]!r} is not a list of columns")
+    return tuple(schema.fields)
 
 
 def declared_schema(shard: ShardConfig) -> StructType:
     """The columns of a shard's state: those declared and, with inline errors, the error column."""
-    schema = _schema_of(shard)
+    fields = _fields_of(shard.columns.ddl)
     if shard.error_column is None:
-        return schema
-    return StructType([*schema.fields, StructField(shard.error_column, StringType())])
+        return StructType(list(fields))
+    return StructType([*fields, StructField(shard.error_column, StringType())])
 
 
 def known_schema(shard: ShardConfig) -> StructType:
     """What a record may have: the declared columns, and those that only a condition or a route looks at."""
-    fields = list(_schema_of(shard).fields)
+    fields = list(_fields_of(shard.columns.ddl))
     names = {field.name for field in fields}
     condition = shard.apply_as_deletes
     if condition is not None and condition.column not in names:
@@ -89,29 +88,29 @@ def known_schema(shard: ShardConfig) -> StructType:
 def open_envelope(frame: DataFrame, form: Form) -> DataFrame:
     """The frame with `_doc`, the JSON text of the row, and what the envelope says of it."""
     if form.envelope != "debezium":
-        return frame.select(
+        return frame.selectExpr(
             "*",
-            (F.col(RAW) if form.format == "json" else F.lit(None).cast(_TEXT)).alias(DOCUMENT),
-            F.lit(None).cast(_TEXT).alias(BEFORE),
-            F.lit(None).cast(_ORIGIN).alias(ORIGIN),
-            F.lit(False).alias(GONE),
-            F.lit(False).alias(SKIP),
-            F.lit(None).cast(_TEXT).alias(REFUSAL),
+            f"{RAW if form.format == 'json' else 'cast(null as string)'} AS {DOCUMENT}",
+            f"cast(null as string) AS {BEFORE}",
+            f"cast(null as {_ORIGIN}) AS {ORIGIN}",
+            f"false AS {GONE}",
+            f"false AS {SKIP}",
+            f"cast(null as string) AS {REFUSAL}",
         )
-    opened = frame.withColumn("_outer", F.from_json(RAW, f"struct<payload:struct<{_CHANGE}>,{_CHANGE}>"))
-    inner = F.when(F.col("_outer.payload").isNotNull(), F.col("_outer.payload")).otherwise(
-        F.struct(*[F.col(f"_outer.{name}").alias(name) for name in ("before", "after", "op", "source")])
-    )
-    opened = opened.withColumn("_inner", inner).drop("_outer")
-    tombstone = F.trim(RAW).isin("null", '{"schema":null,"payload":null}')
-    return opened.select(
+    outer = f"from_json({RAW}, 'struct<payload:struct<{_CHANGE}>,{_CHANGE}>') AS _outer"
+    bare = "struct(_outer.before, _outer.after, _outer.op, _outer.source)"
+    inner = f"CASE WHEN isnotnull(_outer.payload) THEN _outer.payload ELSE {bare} END AS _inner"
+    opened = frame.selectExpr("*", outer).selectExpr(*frame.columns, inner)
+    empty = literal('{"schema":null,"payload":null}')
+    truncates = case("_inner.op = 't'", literal("a truncate can't be applied"))
+    return opened.selectExpr(
         *frame.columns,
-        F.coalesce("_inner.after", "_inner.before").alias(DOCUMENT),
-        F.col("_inner.before").alias(BEFORE),
-        F.col("_inner.source").alias(ORIGIN),
-        F.coalesce(F.col("_inner.after").isNull(), F.lit(True)).alias(GONE),
-        tombstone.alias(SKIP),
-        F.when(F.col("_inner.op") == "t", F.lit("a truncate can't be applied")).alias(REFUSAL),
+        f"coalesce(_inner.after, _inner.before) AS {DOCUMENT}",
+        f"_inner.before AS {BEFORE}",
+        f"_inner.source AS {ORIGIN}",
+        f"isnull(_inner.after) AS {GONE}",
+        f"trim({RAW}) IN ('null', {empty}) AS {SKIP}",
+        f"{truncates} AS {REFUSAL}",
     )
 
 
@@ -124,99 +123,81 @@ def parse(frame: DataFrame, form: Form, shard: ShardConfig) -> DataFrame:
         case "csv":
             return _parse_csv(frame, form, known)
         case _:
-            return _parse_rows(frame, form, known)
+            others = [name for name in frame.columns if name != RAW]
+            raw = f"to_json({DATA}, map('ignoreNullFields', 'false')) AS {RAW}"
+            values = f"{_values_of(DATA, form.header, known)} AS {VALUES}"
+            return frame.selectExpr(*others, raw, values, _names_of(form), f"false AS {BROKEN}")
 
 
 def _parse_json(frame: DataFrame, form: Form, shard: ShardConfig, known: StructType) -> DataFrame:
+    schema = literal(_ddl(StructType([*known.fields, StructField(_CORRUPT, StringType())])))
+    values = f"from_json({DOCUMENT}, {schema}, {_options({})}) AS {VALUES}"
     # Spark reads the first JSON value of a text and ignores the rest of it.
-    closed = F.col(DOCUMENT).endswith("}") | F.rtrim(DOCUMENT).endswith("}")
-    names = F.when(closed, F.json_object_keys(DOCUMENT))
-    parsed = frame.withColumns({VALUES: _strict_json(known), NAMES: names})
-    refusal = F.col(REFUSAL)
+    closed = f"endswith({DOCUMENT}, '}}') OR endswith(rtrim({DOCUMENT}), '}}')"
+    parsed = frame.selectExpr("*", values, f"{case(closed, f'json_object_keys({DOCUMENT})')} AS {NAMES}")
+    skip = f"({SKIP} OR coalesce(array_size({NAMES}) = 0, false))" if form.envelope == "append" else SKIP
+    refusal = REFUSAL
     if form.envelope == "debezium":
-        refusal = F.coalesce(refusal, _key_change(shard, known))
-    skip = F.col(SKIP)
-    if form.envelope == "append":
-        skip = skip | F.coalesce(F.array_size(NAMES) == 0, F.lit(False))
-    return parsed.withColumns(
-        {BROKEN: F.col(f"{VALUES}.{_CORRUPT}").isNotNull(), SKIP: skip, REFUSAL: refusal}
-    )
+        refusal = f"coalesce({REFUSAL}, {_key_change(shard, known)})"
+    others = [name for name in parsed.columns if name not in (SKIP, REFUSAL)]
+    broken = f"isnotnull({VALUES}.{_CORRUPT}) AS {BROKEN}"
+    return parsed.selectExpr(*others, broken, f"{skip} AS {SKIP}", f"{refusal} AS {REFUSAL}")
 
 
-def _strict_json(known: StructType) -> Column:
-    schema = StructType([*known.fields, StructField(_CORRUPT, StringType())])
-    return F.from_json(F.col(DOCUMENT), schema, {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT})
-
-
-def _key_change(shard: ShardConfig, known: StructType) -> Column:
+def _key_change(shard: ShardConfig, known: StructType) -> str:
     """A row that changes its key is a deletion and an insertion; Debezium sends both, and never this."""
     keys = [field for field in known.fields if field.name in shard.keys]
-    before = F.from_json(BEFORE, StructType(keys))
-    changed = [
-        F.get_json_object(BEFORE, f"$.{field.name}").isNotNull()
-        & ~before.getField(field.name).eqNullSafe(F.col(f"{VALUES}.{field.name}"))
+    before = f"from_json({BEFORE}, {literal(_ddl(StructType(keys)))})"
+    changed = " OR ".join(
+        f"(isnotnull(get_json_object({BEFORE}, {literal('$.' + field.name)}))"
+        f" AND NOT ({before}.{quoted(field.name)} <=> {VALUES}.{quoted(field.name)}))"
         for field in keys
-    ]
-    any_changed = changed[0]
-    for one in changed[1:]:
-        any_changed = any_changed | one
-    here = F.col(BEFORE).isNotNull() & ~F.col(GONE)
-    shown = ", ".join(shard.keys)
-    return F.when(here & any_changed, F.lit(f"one record changes the key ({shown}) of a row"))
+    )
+    fact = literal(f"one record changes the key ({', '.join(shard.keys)}) of a row")
+    return case(f"isnotnull({BEFORE}) AND NOT {GONE} AND ({changed})", fact)
 
 
 def _parse_csv(frame: DataFrame, form: Form, known: StructType) -> DataFrame:
     types = {field.name: field.dataType for field in known.fields}
     fields = [StructField(name, types.get(name, StringType())) for name in form.header]
-    schema = StructType([*fields, StructField(_CORRUPT, StringType())])
-    parsed = frame.withColumn("_csv", F.from_csv(RAW, _ddl(schema), _csv_options(form.csv)))
-    return parsed.withColumns(
-        {
-            VALUES: _values_of("_csv", form.header, known),
-            NAMES: F.array(*[F.lit(name) for name in form.header]),
-            BROKEN: F.col(f"_csv.{_CORRUPT}").isNotNull(),
-        }
-    ).drop("_csv")
+    schema = literal(_ddl(StructType([*fields, StructField(_CORRUPT, StringType())])))
+    parsed = frame.selectExpr("*", f"from_csv({RAW}, {schema}, {_options(_csv_options(form.csv))}) AS _csv")
+    values = f"{_values_of('_csv', form.header, known)} AS {VALUES}"
+    return parsed.selectExpr(
+        *frame.columns, values, _names_of(form), f"isnotnull(_csv.{_CORRUPT}) AS {BROKEN}"
+    )
 
 
-def _values_of(struct: str, there: Sequence[str], known: StructType) -> Column:
-    """The known columns out of a struct that may not have them all."""
-    values = [
-        (F.col(f"{struct}.{field.name}") if field.name in there else F.lit(None))
-        .cast(field.dataType)
-        .alias(field.name)
-        for field in known.fields
-    ]
-    return F.struct(*values)
-
-
-def csv_text(form: Form) -> Column:
+def csv_text(form: Form) -> str:
     """The fields of a CSV record as text, for saying which one is broken."""
     schema = StructType([StructField(name, StringType()) for name in form.header])
-    return F.from_csv(RAW, _ddl(schema), _csv_options(form.csv))
+    return f"from_csv({RAW}, {literal(_ddl(schema))}, {_options(_csv_options(form.csv))})"
+
+
+def _names_of(form: Form) -> str:
+    return f"{texts(form.header)} AS {NAMES}"
+
+
+def _values_of(struct: str, there: Sequence[str], known: StructType) -> str:
+    """The known columns out of a struct that may not have them all."""
+    values = [
+        f"cast({f'{struct}.{quoted(field.name)}' if field.name in there else 'null'}"
+        f" as {field.dataType.simpleString()}) AS {quoted(field.name)}"
+        for field in known.fields
+    ]
+    return f"struct({', '.join(values)})"
 
 
 def _ddl(schema: StructType) -> str:
     return ", ".join(f"{quoted(field.name)} {field.dataType.simpleString()}" for field in schema.fields)
 
 
+def _options(more: Mapping[str, str]) -> str:
+    """Reader options as a SQL map; what does not fit is kept in the corrupt column, never dropped."""
+    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT, **more}
+    return f"map({', '.join(literal(text) for pair in options.items() for text in pair)})"
+
+
 def _csv_options(csv: CsvOptions) -> dict[str, str]:
-    return {
-        "mode": "PERMISSIVE",
-        "columnNameOfCorruptRecord": _CORRUPT,
-        "sep": csv.delimiter,
-        "quote": csv.quote,
-        "nullValue": csv.null_value,
-        **_CSV_LIMITS,
-    }
-
-
-def _parse_rows(frame: DataFrame, form: Form, known: StructType) -> DataFrame:
-    return frame.withColumns(
-        {
-            VALUES: _values_of(DATA, form.header, known),
-            NAMES: F.array(*[F.lit(name) for name in form.header]),
-            BROKEN: F.lit(False),
-            RAW: F.to_json(DATA, {"ignoreNullFields": "false"}),
-        }
-    )
+    limits = {"maxCharsPerColumn": "-1", "maxColumns": "20480"}
+    return {"sep": csv.delimiter, "quote": csv.quote, "nullValue": csv.null_value, **limits}

@@ -33,6 +33,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from tidemark.spark.sql import quoted as quoted  # noqa: PLC0414
+
 TXN: Final = "_txn"
 OP: Final = "_op"
 PARTITION: Final = "_partition"
@@ -71,15 +73,10 @@ def log_schema(declared: StructType) -> StructType:
     return StructType([*fields, *LOG_COLUMNS])
 
 
-def quoted(name: str) -> str:
-    """A column name that Spark takes as it is, with dots, spaces and backticks in it."""
-    return "`" + name.replace("`", "``") + "`"
-
-
-def order_of(rule: FoldRule) -> Column:
-    """What `last` means: one comparable value per row, never NULL itself."""
-    sequence = [F.col(quoted(rule.sequence_by))] if rule.sequence_by is not None else []
-    return F.struct(*sequence, F.col(TXN), *map(F.col, POSITION))
+def order_of(rule: FoldRule) -> str:
+    """What `last` means, as SQL text: one comparable value per row, never NULL itself."""
+    sequence = [] if rule.sequence_by is None else [quoted(rule.sequence_by)]
+    return f"struct({', '.join([*sequence, TXN, *POSITION])})"
 
 
 def fold(
@@ -91,14 +88,12 @@ def fold(
     their aliases; that is how a count of the input survives the fold without being counted twice.
     """
     kept = [name for name in frame.columns if name not in dropped]
-    rest = [name for name in kept if name not in rule.keys]
-    last = F.max_by(F.struct(*[F.col(quoted(name)) for name in rest]), order_of(rule)).alias(_ROW)
-    grouped = frame.groupBy(*[F.col(quoted(key)) for key in rule.keys]).agg(last, *carried)
-    added = [name for name in grouped.columns if name not in rule.keys and name != _ROW]
-    chosen = [
-        F.col(quoted(name)) if name in rule.keys else F.col(_ROW).getField(name).alias(name) for name in kept
-    ]
-    return grouped.select(*chosen, *[F.col(quoted(name)) for name in added])
+    rest = [quoted(name) for name in kept if name not in rule.keys]
+    last = F.expr(f"max_by(struct({', '.join(rest)}), {order_of(rule)}) AS {_ROW}")
+    grouped = frame.groupBy(*map(quoted, rule.keys)).agg(last, *carried)
+    added = [quoted(name) for name in grouped.columns if name not in rule.keys and name != _ROW]
+    chosen = [quoted(name) if name in rule.keys else f"{_ROW}.{quoted(name)}" for name in kept]
+    return grouped.selectExpr(*chosen, *added)
 
 
 def as_of_state(state: DataFrame) -> DataFrame:
@@ -120,6 +115,15 @@ def sequence_number(column: Column, kind: DataType) -> Column:
     if isinstance(kind, DateType):
         return F.unix_date(column).cast(LongType())
     return column.cast(LongType())
+
+
+def sequence_number_sql(value: str, kind: DataType) -> str:
+    """`sequence_number` of SQL text, as SQL text."""
+    if isinstance(kind, TimestampType | TimestampNTZType):
+        return f"unix_micros(cast({value} as timestamp))"
+    if isinstance(kind, DateType):
+        return f"cast(unix_date({value}) as bigint)"
+    return f"cast({value} as bigint)"
 
 
 def lateness_number(lateness: int, kind: DataType) -> int:

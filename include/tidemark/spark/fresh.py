@@ -17,6 +17,8 @@ from tidemark.core.ids import TXN_FIRST, TXN_NONE, Txn, next_txn
 from tidemark.core.publish import VERSION_NONE, Published
 from tidemark.spark.fold import OP, TXN, UPSERT, quoted
 from tidemark.spark.tail import (
+    SOURCE,
+    TARGET,
     StateSpec,
     folded_tail,
     log_rows,
@@ -82,16 +84,16 @@ def overlaid(state: DataFrame, tail: DataFrame, spec: StateSpec) -> DataFrame:
     rule = spec.rule
     names = list(dict.fromkeys([*rule.keys, *([rule.sequence_by] if rule.sequence_by else []), TXN]))
     heads = F.broadcast(tail.select([F.col(quoted(name)) for name in names]))
-    same = same_key("t.", "s.", rule)
+    same = same_key(TARGET, SOURCE, rule)
     if rule.sequence_by is None:
-        kept = state.alias("t").join(heads.alias("s"), same, "left_anti")
+        kept = state.alias(TARGET).join(heads.alias(SOURCE), same, "left_anti")
         return kept.unionAll(tail.where(F.col(OP) == UPSERT).select(*spec.columns))
-    older = order("s.", rule) < order("t.", rule, txn=F.lit(0).cast("bigint"))
-    kept = state.alias("t").join(heads.alias("s"), same & ~older, "left_anti")
+    older = order(SOURCE, rule) < order(TARGET, rule, txn=F.lit(0).cast("bigint"))
+    kept = state.alias(TARGET).join(heads.alias(SOURCE), same & ~older, "left_anti")
     lost = (
-        state.alias("t")
-        .join(heads.alias("s"), same & older, "inner")
-        .select([F.col("s." + quoted(key)).alias(key) for key in rule.keys])
+        state.alias(TARGET)
+        .join(heads.alias(SOURCE), same & older, "inner")
+        .select([F.col(SOURCE + "." + quoted(key)).alias(key) for key in rule.keys])
     )
-    won = tail.alias("t").join(F.broadcast(lost).alias("s"), same, "left_anti")
+    won = tail.alias(TARGET).join(F.broadcast(lost).alias(SOURCE), same, "left_anti")
     return kept.unionAll(won.where(F.col(OP) == UPSERT).select(*spec.columns))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import date
 from typing import Any, Final
 
-import pyarrow.parquet as pq  # type: ignore[import-untyped]
+import pyarrow.parquet as pq
 from pyarrow import fs
 
 from tidemark.core.errors import InvalidUsage
@@ -77,6 +77,24 @@ class PartStore:
             if info.type == fs.FileType.File
         ]
 
+    def damaged(self, shard: ShardId, parts: Sequence[Part]) -> list[Part]:
+        """Those of the parts whose file is gone, cut, or has no readable footer."""
+        store, root = self._store
+        paths = [f"{root}/{shard}/log/{part.path}" for part in parts]
+        infos = store.get_file_info(paths)
+        return [
+            part
+            for part, info in zip(parts, infos, strict=True)
+            if info.type != fs.FileType.File or info.size != part.bytes or not _opens(store, info.path, part)
+        ]
+
+    def restore(self, shard: ShardId, *, lost: Part, copy: Part) -> None:
+        """Move a staged part's file to a lost part's path; a rename, so readers see all of it or nothing."""
+        store, root = self._store
+        log = f"{root}/{shard}/log"
+        store.create_dir(f"{log}/{lost.path}".rsplit("/", 1)[0])
+        store.move(f"{log}/{copy.path}", f"{log}/{lost.path}")
+
     def discard(self, txn: Txn, token: WriterToken) -> None:
         """Remove one attempt's folders, in every shard; those of other attempts are not looked at."""
         _, root = self._store
@@ -110,6 +128,14 @@ class PartStore:
         store, _ = self._store
         if store.get_file_info(folder).type == fs.FileType.Directory:
             store.delete_dir(folder)
+
+
+def _opens(store: fs.FileSystem, path: str, part: Part) -> bool:
+    try:
+        rows: int = pq.read_metadata(path, filesystem=store).num_rows
+    except (OSError, ValueError):
+        return False
+    return rows == part.rows
 
 
 def stats_of(footer: pq.FileMetaData) -> str:

@@ -24,8 +24,8 @@ from tidemark.config import PipelineConfig
 from tidemark.core.binding import Binding
 from tidemark.core.checksum import ENCODING, SOURCE, Digest, Digests, shard_endpoint
 from tidemark.core.errors import InvalidUsage
-from tidemark.core.ids import Txn, WriterToken
-from tidemark.core.seal import Staged
+from tidemark.core.ids import ShardId, Txn, WriterToken
+from tidemark.core.seal import Part, Staged
 from tidemark.sources.manifest import BoundFile, Manifest
 from tidemark.spark import documents as doc
 from tidemark.spark.decode import SHARD, Rules, hashed_columns
@@ -43,6 +43,7 @@ _CONFS: Final = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.ansi.enabled": "true",
     "spark.sql.session.timeZone": "UTC",
+    "spark.sql.parser.escapedStringLiterals": "false",
     "spark.sql.json.enablePartialResults": "true",
     "spark.sql.json.enableExactStringParsing": "true",
     # It would leave out columns that aren't read further, and with them the complaints about their values.
@@ -120,6 +121,14 @@ class SparkPlane:
     def discard(self, txn: Txn, token: WriterToken) -> None:
         """Remove one attempt's parts."""
         self._store.discard(txn, token)
+
+    def damaged(self, shard: ShardId, parts: Sequence[Part]) -> Sequence[Part]:
+        """Those of the parts whose file is gone, cut, or can't be opened."""
+        return self._store.damaged(shard, parts)
+
+    def restore(self, shard: ShardId, *, lost: Part, copy: Part) -> None:
+        """Put the file of a staged part in the place of a lost one."""
+        self._store.restore(shard, lost=lost, copy=copy)
 
     def attempts(self) -> Sequence[tuple[Txn, WriterToken]]:
         """The attempts that have files below the logs; which of them a log has, its own table tells."""

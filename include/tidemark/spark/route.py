@@ -17,6 +17,7 @@ from tidemark.config import PipelineConfig, ShardConfig
 from tidemark.spark import documents as doc
 from tidemark.spark.decode import SHARD
 from tidemark.spark.read import DATA
+from tidemark.spark.sql import quoted
 
 
 def shards_of(config: PipelineConfig) -> tuple[ShardConfig, ...]:
@@ -47,7 +48,7 @@ def _route_value(form: doc.Form, column: str) -> Column:
             return F.get_json_object(doc.DOCUMENT, f"$.{column}")
         case "csv":
             there = column in form.header
-            return doc.csv_text(form).getField(column) if there else F.lit(None).cast("string")
+            return F.expr(f"{doc.csv_text(form)}.{quoted(column)}" if there else "cast(null as string)")
         case _:
             return F.col(f"{DATA}.{column}").cast("string")
 

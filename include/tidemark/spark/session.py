@@ -34,13 +34,15 @@ def build_session(
     master: str = "local[*]",
     jars_folder: Path | None = None,
     scratch_folder: Path | None = None,
+    log_file: Path | None = None,
     confs: Mapping[str, str] | None = None,
 ) -> SparkSession:
     """A Spark session fit for Delta, made or, where this process already has one, found.
 
     `jars_folder` is where the jars of jars.lock lie, `scratch_folder` where Spark may write temporary files;
-    both have defaults. `confs` come last and win. A process has one JVM: confs that are read at its start
-    (jars, memory, catalog) do nothing to a session that already exists.
+    both have defaults. With a `log_file`, Spark's messages go there and not to the terminal. `confs` come
+    last and win. A process has one JVM: confs that are read at its start (jars, memory, catalog) do nothing
+    to a session that already exists.
 
     Raises `InvalidUsage` where Java or a jar is missing, with what to do about it.
     """
@@ -52,14 +54,23 @@ def build_session(
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     merged = {
         **session_confs(master=master, jars=jar_paths(jars_folder), scratch_folder=scratch_folder),
+        **(_log_confs(log_file) if log_file is not None else {}),
         **(confs or {}),
     }
     builder = SparkSession.builder.appName(app_name).master(master)
     for key, value in merged.items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()
-    session.sparkContext.setLogLevel("ERROR")
+    if log_file is None:
+        session.sparkContext.setLogLevel("ERROR")
     return session
+
+
+def _log_confs(log_file: Path) -> dict[str, str]:
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    settings = Path(__file__).with_name("log4j2.properties")
+    options = f"-Dlog4j2.configurationFile={settings.as_uri()} -Dtidemark.spark.log={log_file}"
+    return {"spark.driver.extraJavaOptions": options}
 
 
 def session_confs(*, master: str, jars: list[Path], scratch_folder: Path | None = None) -> dict[str, str]:

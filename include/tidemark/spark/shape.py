@@ -9,8 +9,8 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterable, Sequence
 
-import pyarrow as pa  # type: ignore[import-untyped]
-import pyarrow.parquet as pq  # type: ignore[import-untyped]
+import pyarrow as pa
+import pyarrow.parquet as pq
 from pyspark.sql.types import StructField, StructType
 
 from tidemark.config import CsvOptions, PipelineConfig

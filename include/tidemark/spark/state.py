@@ -176,9 +176,12 @@ class SparkStatePlane:
             )
             commit = StateCommit(tail.txn, token, digest_of_rows(rows, spec), tombs)
             standing = self.standing(shard, None)
-            # Delta would skip a transaction number that the table has, and the rows with it.
-            txn = tail.txn if tail.txn > standing.txn else None
-            stamp = Stamp(app_id(self._specs.pipeline, shard), txn, encoded(commit))
+            app, number = app_id(self._specs.pipeline, shard), int(tail.txn)
+            if tail.txn <= standing.txn:
+                # Delta would skip a number that the table has, and the rows with it; without any number
+                # it would skip a commit that replaces nothing by nothing. So rebuilds are counted apart.
+                app, number = f"{app}/rebuild", standing.version + 1
+            stamp = Stamp(app, number, encoded(commit))
             write(rows, spec, stamp, mode="overwrite")
         return self._version_of(shard, commit), commit
 

@@ -28,6 +28,12 @@ _OLDER: Final = "_tidemark_older"
 _SAME: Final = "_tidemark_same"
 _PREFIX: Final = "_tidemark_s_"
 
+# A short alias would be taken for a column of that name, if the shard has one.
+TARGET: Final = "_tidemark_target"
+SOURCE: Final = "_tidemark_source"
+_PAIRS: Final = "_tidemark_pairs"
+_DEAD: Final = "_tidemark_dead"
+
 BROADCAST_ROWS_MAX: Final = 1_000_000
 """A longer tail is left to Spark's own choice of join."""
 
@@ -82,14 +88,14 @@ def folded_tail(spark: SparkSession, spec: StateSpec, *, lower: int, upper: int,
 
 def same_key(left: str, right: str, rule: FoldRule) -> Column:
     """NULL equals NULL; Spark hashes and broadcasts this like any equality."""
-    parts = [F.col(left + quoted(key)).eqNullSafe(F.col(right + quoted(key))) for key in rule.keys]
+    parts = [F.col(f"{left}.{quoted(key)}").eqNullSafe(F.col(f"{right}.{quoted(key)}")) for key in rule.keys]
     return reduce(Column.__and__, parts)
 
 
 def order(frame: str, rule: FoldRule, *, txn: Column | None = None) -> Column:
     """What `last` means between transactions: (sequence, txn). A state's rows stand before all of them."""
-    at = F.col(f"{frame}{TXN}") if txn is None else txn
-    sequence = [F.col(frame + quoted(rule.sequence_by))] if rule.sequence_by is not None else []
+    at = F.col(f"{frame}.{TXN}") if txn is None else txn
+    sequence = [F.col(f"{frame}.{quoted(rule.sequence_by)}")] if rule.sequence_by is not None else []
     return F.struct(*[column.alias(f"o{index}") for index, column in enumerate([*sequence, at])])
 
 
@@ -97,8 +103,8 @@ def without_buried(tail: DataFrame, tombstones: DataFrame | None, rule: FoldRule
     """The tail without records that are older than their key's tombstone."""
     if tombstones is None or rule.sequence_by is None:
         return tail
-    buried = same_key("s.", "d.", rule) & (order("s.", rule) < order("d.", rule))
-    return tail.alias("s").join(tombstones.alias("d"), buried, "left_anti")
+    buried = same_key(SOURCE, _DEAD, rule) & (order(SOURCE, rule) < order(_DEAD, rule))
+    return tail.alias(SOURCE).join(tombstones.alias(_DEAD), buried, "left_anti")
 
 
 def equal_values(left: Column, right: Column, kind: DataType) -> Column:
@@ -154,12 +160,14 @@ def changes(tail: DataFrame, state: DataFrame, spec: StateSpec, *, rows: int) ->
     """The tail's rows that change the state: the declared columns, `_op`, whether the key is there now,
     and the hashes of the row before and after."""
     pairs = compared(tail, state, spec, rows=rows).withColumn(EXISTS, F.lit(True))
-    joined = tail.alias("s").join(sent(pairs, rows).alias("p"), same_key("s.", "p.", spec.rule), "left")
+    joined = tail.alias(SOURCE).join(
+        sent(pairs, rows).alias(_PAIRS), same_key(SOURCE, _PAIRS, spec.rule), "left"
+    )
     exists = F.coalesce(F.col(EXISTS), F.lit(False))
     upserts = (F.col(OP) == UPSERT) & (~exists | ~(F.col(_OLDER) | F.col(_SAME)))
     deletes = (F.col(OP) == DELETE) & exists & ~F.col(_OLDER)
     chosen = joined.where(upserts | deletes).select(
-        *[F.col("s." + quoted(name)).alias(name) for name in spec.declared.names],
+        *[F.col(SOURCE + "." + quoted(name)).alias(name) for name in spec.declared.names],
         OP,
         exists.alias(EXISTS),
         BEFORE,

@@ -30,11 +30,12 @@ from tidemark.spark.decode import (
     decode,
     hashed_columns,
 )
-from tidemark.spark.digest import digest_of, merged, partials, row_hash
+from tidemark.spark.digest import DIGEST_PARTS, digest_of, merged, partials, row_hash, row_hash_sql
 from tidemark.spark.documents import declared_schema
-from tidemark.spark.fold import POSITION, TXN, FoldRule, fold, log_schema, quoted
+from tidemark.spark.fold import POSITION, TXN, FoldRule, fold, log_schema
 from tidemark.spark.parts import QUARANTINE, PartStore, attempt_folder
 from tidemark.spark.read import HASH, RAW
+from tidemark.spark.sql import quoted
 
 QUARANTINE_COLUMNS: Final = StructType(
     [StructField(name, StringType()) for name in (SHARD, KEY, RAW, REASON)]
@@ -87,29 +88,32 @@ def fold_shard(frame: DataFrame, rules: Rules, sink: Sink, totals: Totals, *, pa
     """Decode, fold, count and write one shard's records in one job."""
     shard = ShardId(rules.shard.name)
     watermark = totals.watermark
-    columns = log_schema(declared_schema(rules.shard)).names
-    decoded = decode(frame, rules).select(*map(quoted, columns), SLOT, SEQUENCE, HASH)
+    columns = [quoted(name) for name in log_schema(declared_schema(rules.shard)).names]
+    is_bad, is_change = f"{SLOT} = {BAD}", f"{SLOT} = {CHANGES}"
+    decoded = decode(frame, rules, explain=False)
     if rules.keeps_all:
         reduced = decoded.coalesce(parts)
-        counted = [
-            *partials(F.col(HASH), prefix=_IN_PREFIX),
-            *partials(F.when(F.col(SLOT) == BAD, F.col(HASH)), prefix=_BAD_PREFIX),
-        ]
-        order = [*POSITION]
+        bad_hash = f"CASE WHEN {is_bad} THEN {HASH} END"
+        counted = [*partials(HASH, prefix=_IN_PREFIX), *partials(bad_hash, prefix=_BAD_PREFIX)]
+        order = list(POSITION)
+        added = [HASH]
     else:
         rule = FoldRule((*rules.shard.keys, SLOT), rules.shard.sequence_by)
-        carried = [*partials(F.col(HASH), prefix=_IN_PREFIX), F.max(SEQUENCE).alias("_highest")]
-        reduced = fold(decoded, rule, carried=carried, dropped=(HASH, SEQUENCE))
+        carried = [*partials(HASH, prefix=_IN_PREFIX), F.expr(f"max({SEQUENCE}) AS _highest")]
+        unfolded = decoded.selectExpr(*columns, SLOT, SEQUENCE, HASH)
+        reduced = fold(unfolded, rule, carried=carried, dropped=(HASH, SEQUENCE))
         counted = [
             *merged(prefix=_IN_PREFIX),
-            *merged(prefix=_IN_PREFIX, only=F.col(SLOT) == BAD, alias=_BAD_PREFIX),
-            F.max("_highest").alias("watermark"),
+            *merged(prefix=_IN_PREFIX, only=is_bad, alias=_BAD_PREFIX),
+            F.expr("max(_highest) AS watermark"),
         ]
         order = [quoted(key) for key in rules.shard.keys]
-    hashed = reduced.withColumn(_OUT, F.when(F.col(SLOT) == CHANGES, row_hash(hashed_columns(rules.shard))))
+        added = [*(_IN_PREFIX + part for part in DIGEST_PARTS), "_highest"]
+    out = f"CASE WHEN {is_change} THEN {row_hash_sql(hashed_columns(rules.shard))} END AS {_OUT}"
+    hashed = reduced.selectExpr(*columns, SLOT, *added, out)
     seen = Observation()
-    observed = hashed.observe(seen, *counted, *partials(F.col(_OUT), prefix=_OUT_PREFIX))
-    changes = observed.where(F.col(SLOT) == CHANGES).select(*map(quoted, columns))
+    observed = hashed.observe(seen, *counted, *partials(_OUT, prefix=_OUT_PREFIX))
+    changes = observed.where(is_change).selectExpr(*columns)
     sink.take(shard, changes.sortWithinPartitions(*order))
     found: Mapping[str, Any] = seen.get
     totals.source = totals.source.merge(digest_of(found, prefix=_IN_PREFIX))
@@ -127,14 +131,14 @@ def quarantine(bad: Mapping[str, tuple[DataFrame, Rules]], sink: Sink, totals: T
     union: DataFrame | None = None
     for name, (frame, rules) in bad.items():
         expected = expected.merge(totals.bad[name])
-        records = decode(frame, rules).where(F.col(SLOT) == BAD)
+        records = decode(frame, rules, explain=True).where(f"{SLOT} = {BAD}")
         chosen = records.select(TXN, SHARD, KEY, RAW, REASON, *POSITION, HASH)
         union = chosen if union is None else union.unionAll(chosen)
     if union is None:
         return
     hashed = union.coalesce(1).withColumn(_OUT, row_hash(QUARANTINE_COLUMNS))
     seen = Observation()
-    counted = [*partials(F.col(HASH), prefix=_IN_PREFIX), *partials(F.col(_OUT), prefix=_OUT_PREFIX)]
+    counted = [*partials(HASH, prefix=_IN_PREFIX), *partials(_OUT, prefix=_OUT_PREFIX)]
     sink.take(QUARANTINE, hashed.observe(seen, *counted).drop(HASH, _OUT))
     found: Mapping[str, Any] = seen.get
     again = digest_of(found, prefix=_IN_PREFIX)

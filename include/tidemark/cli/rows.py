@@ -1,0 +1,92 @@
+"""The commands that show rows: `read` and `quarantine`."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from tidemark.cli.shared import (
+    EXIT_CODES,
+    EnvironmentOption,
+    JsonOption,
+    PipelineArgument,
+    open_deployment,
+    print_json,
+    print_table,
+    say,
+)
+from tidemark.views import View
+
+LimitOption = Annotated[int, typer.Option("--limit", "-n", min=1, max=10_000, help="How many rows at most.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the main one."""
+    app.command(name="read", epilog=EXIT_CODES)(read)
+    app.command(name="quarantine", epilog=EXIT_CODES)(quarantine)
+
+
+def read(
+    pipeline: PipelineArgument,
+    shard: Annotated[str, typer.Argument(help="The shard.", metavar="SHARD")],
+    view: Annotated[
+        View, typer.Option(help="state: as published; fresh: exact now; log: every change.")
+    ] = View.FRESH,
+    as_of: Annotated[int | None, typer.Option(min=0, help="As of this transaction; now by default.")] = None,
+    limit: LimitOption = 20,
+    environment: EnvironmentOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show a shard's rows, in the order of its keys. Masked columns are shown as ***."""
+    from tidemark.views import read as read_rows
+
+    deployment = open_deployment(pipeline, environment)
+    config = deployment.config.shard(shard)
+    frame = read_rows(deployment, shard, view=view, as_of=as_of)
+    order = ["_txn", *config.keys] if view is View.LOG else list(config.keys)
+    shown = frame.orderBy(*(f"`{name}`" for name in order)) if order else frame
+    records = [json.loads(text) for text in shown.limit(limit).toJSON().collect()]
+    masked = [
+        {name: "***" if name in config.masked else record.get(name) for name in frame.columns}
+        for record in records
+    ]
+    if as_json:
+        print_json(masked)
+    else:
+        print_table("", frame.columns, [list(record.values()) for record in masked])
+
+
+def quarantine(
+    pipeline: PipelineArgument,
+    txn: Annotated[int | None, typer.Option(min=1, help="Only of this transaction.")] = None,
+    limit: LimitOption = 20,
+    environment: EnvironmentOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show records that could not be applied, the newest first, with their position and the reason."""
+    deployment = open_deployment(pipeline, environment)
+    found = quarantined(f"{deployment.root}/quarantine/log", txn=txn, limit=limit)
+    if as_json:
+        print_json(found)
+    elif not found:
+        say("nothing is quarantined")
+    else:
+        columns = ("txn", "shard", "file", "record", "reason", "raw")
+        rows = [(r["_txn"], r["_shard"], r["_offset"], r["_ordinal"], r["_reason"], r["_raw"]) for r in found]
+        print_table("", columns, rows)
+
+
+def quarantined(uri: str, *, txn: int | None, limit: int) -> list[dict[str, Any]]:
+    """The rows of the quarantine's log, read by delta-rs: no Spark for a few lines."""
+    import pyarrow as pa
+    from deltalake import DeltaTable, QueryBuilder
+
+    if not DeltaTable.is_deltatable(uri):
+        return []
+    where = f"WHERE _txn = {int(txn)}" if txn is not None else ""
+    query = f"SELECT * FROM q {where} ORDER BY _txn DESC, _partition, _offset, _ordinal LIMIT {int(limit)}"
+    found = QueryBuilder().register("q", DeltaTable(uri)).execute(query)
+    rows: list[dict[str, Any]] = pa.table(found.read_all()).to_pylist()
+    return rows

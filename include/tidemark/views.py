@@ -1,0 +1,85 @@
+"""Reading a shard from Python: its state, the fresh view, or its log, pinned and checked.
+
+    from tidemark.assemble import Deployment
+    from tidemark.views import View, read
+
+    rows = read(Deployment(config, lambda: spark), "orders", view=View.FRESH)
+
+What is read never changes under the reader: versions are pinned before the first row is looked at, and a
+state that is not as it was published is refused (scenario M13).
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from tidemark.core.errors import InvalidUsage
+from tidemark.core.ids import TXN_NONE, ShardId, Txn, next_txn
+from tidemark.core.publish import Published, state_as_of
+from tidemark.pipeline.publish import checked_record
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from tidemark.assemble import Deployment
+
+
+class View(StrEnum):
+    """The three ways to read a shard."""
+
+    STATE = "state"
+    FRESH = "fresh"
+    LOG = "log"
+
+
+def readable_upper(deployment: Deployment, shard: ShardId) -> Txn:
+    """The first transaction that can't be read yet. A shard that the last ones don't touch has them too,
+    unless its log waits at a held one."""
+    control = deployment.control
+    log_upper = control.log(shard).head().upper
+    done_upper = control.checkpoints.head().upper
+    seals = control.seals.read(log_upper, max(log_upper, control.seals.head().upper))
+    waiting = next((seal.txn for seal in seals if seal.touches(shard)), done_upper)
+    return max(log_upper, min(done_upper, waiting))
+
+
+def read(
+    deployment: Deployment, shard: str, *, view: View = View.FRESH, as_of: int | None = None
+) -> DataFrame:
+    """The shard's rows, as of a transaction or now.
+
+    `state` is what was published last, at or below `as_of`. `fresh` is exact at `as_of`. `log` has every
+    change up to it, with `_txn` and `_op`.
+    """
+    from tidemark.spark.fresh import Pins, fresh, read_log, read_state
+    from tidemark.spark.state import specs_of
+
+    name = ShardId(deployment.config.shard(shard).name)
+    upper = readable_upper(deployment, name)
+    if as_of is not None:
+        if not TXN_NONE <= as_of < upper:
+            raise InvalidUsage(
+                f"shard {name!r} can't be read as of transaction {as_of}", hint=f"it has 0 to {upper - 1}"
+            )
+        upper = next_txn(Txn(as_of))
+    base = _base(deployment, name, Txn(upper - 1))
+    spec = specs_of(deployment.config).of(name)
+    pins = Pins(base, deployment.control.log(name).head().version, upper)
+    spark = deployment.session()
+    if view is View.LOG:
+        return read_log(spark, spec, pins)
+    if view is View.STATE and base is not None:
+        return read_state(spark, spec, base)
+    if view is View.STATE:
+        return spark.createDataFrame([], spec.declared)
+    return fresh(spark, spec, pins)
+
+
+def _base(deployment: Deployment, shard: ShardId, as_of: Txn) -> Published | None:
+    """The publish that a read starts from, once the state is known to be as it was published."""
+    last = checked_record(deployment.control, deployment.state(), shard)
+    if last is None or last.txn <= as_of:
+        return last
+    records = deployment.control.publishes(shard)
+    return state_as_of(records.read(1, records.head().upper), as_of=as_of)

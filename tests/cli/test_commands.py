@@ -1,0 +1,126 @@
+"""The command as a person uses it, on a real Spark and real files: one pipeline from its first day on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from tidemark.cli.app import app
+from tidemark.core.errors import TidemarkError
+
+pytestmark = pytest.mark.spark
+
+
+class Shell:
+    """Runs commands in a folder of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def run(self, *words: str) -> Result:
+        return CliRunner().invoke(app, list(words))
+
+    def json(self, *words: str) -> Any:
+        result = self.run(*words, "--json")
+        assert result.exit_code == 0, (words, result.output, result.exception)
+        return json.loads(result.output)
+
+    def refused(self, *words: str) -> str:
+        result = self.run(*words)
+        assert isinstance(result.exception, TidemarkError), (words, result.output)
+        return str(result.exception)
+
+    def tree(self, below: str) -> dict[str, int]:
+        root = self.folder / below
+        return {str(p.relative_to(root)): p.stat().st_size for p in root.rglob("*") if p.is_file()}
+
+
+@pytest.fixture
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
+    monkeypatch.chdir(tmp_path)
+    return Shell(tmp_path)
+
+
+def no_spark(*args: object, **kwargs: object) -> None:
+    raise AssertionError("Spark was started")
+
+
+def test_a_pipeline_from_its_first_day_on(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert shell.run("init", "customers").exit_code == 0
+    assert shell.run("check", "pipelines/customers.yaml").exit_code == 0
+
+    first = shell.json("run", "customers", "--run-id", "monday")
+    seal = first["report"]["decided"][0]["seal"]
+    assert first["report"]["checkpoint"] == 1
+    assert (seal["source"]["count"], seal["shards"]["customers"]["digest"]["count"]) == (6, 3)
+    assert seal["shards"]["quarantine"]["digest"]["count"] == 1
+
+    rows = shell.json("read", "customers", "customers")
+    assert [(row["id"], row["name"], row["city"], row["version"]) for row in rows] == [
+        (1, "Ada", "London", 1),
+        (2, "Emmy", "Göttingen", 2),
+    ]
+    assert shell.json("read", "customers", "customers", "--view", "state") == rows
+    assert [row["_op"] for row in shell.json("read", "customers", "customers", "--view", "log")] == list(
+        "UUD"
+    )
+    assert shell.json("read", "customers", "customers", "--as-of", "0") == []
+
+    # A replay proves, and writes nothing but its verdict.
+    before = shell.tree(".tidemark/warehouse/customers/customers")
+    assert [f["verdict"] for f in shell.json("replay", "customers")["findings"]] == ["identical"]
+    assert shell.tree(".tidemark/warehouse/customers/customers") == before
+
+    lost = next((shell.folder / ".tidemark/warehouse/customers/customers/log").rglob("part-*.parquet"))
+    kept = lost.read_bytes()
+    lost.write_bytes(kept[: len(kept) // 2])
+    repaired = shell.json("replay", "customers", "--mode", "repair")
+    assert [path.endswith(lost.name) for _, _, path in repaired["restored"]] == [True]
+    assert lost.read_bytes() == kept
+
+    with monkeypatch.context() as patched:
+        patched.setattr("tidemark.spark.session.build_session", no_spark)
+        again = shell.json("run", "customers", "--run-id", "monday")
+        assert (again["report"]["decided"], again["published"]) == ([], {})
+        looked = shell.json("status", "customers")
+        assert (looked["bound"], looked["sealed"], looked["checkpoint"], looked["open"]) == (1, 1, 1, [])
+        assert [(s["shard"], s["published"]) for s in looked["shards"]][0] == ("customers", 1)
+        assert shell.json("txns", "customers")[0]["verdict"] == "identical"
+        assert shell.json("show", "customers", "1")["binding"]["owner"]["run_id"] == "monday"
+        bad = shell.json("quarantine", "customers")
+        assert [(r["_offset"], r["_ordinal"], r["_reason"]) for r in bad] == [
+            (1, 2, "column 'id' is BIGINT, found four")
+        ]
+
+    # Input that the policy refuses stops before anything is written; a person may pass over it.
+    (shell.folder / "data/customers/0003.json").write_text(
+        '{"id": 9, "name": "x", "city": "y", "version": 1, "z": 1}\n'
+    )
+    before = shell.tree(".tidemark/warehouse/customers/customers")
+    assert "column 'z' is not declared" in shell.refused("run", "customers")
+    assert shell.tree(".tidemark/warehouse/customers/customers") == before
+    assert "no reason" in shell.refused("skip", "customers", "2", "--reason", " ")
+    assert shell.json("skip", "customers", "2", "--reason", "a test export")["checkpoint"] == 2
+    assert "already skipped" in shell.refused("skip", "customers", "2", "--reason", "again")
+    assert shell.json("show", "customers", "2")["seal"]["reason"] == "a test export"
+
+    # A bound file that changed is named, and no replay calls it identical.
+    (shell.folder / "data/customers/0001.json").write_text("{}\n")
+    replayed = shell.run("replay", "customers", "--to", "1", "--json")
+    assert replayed.exit_code == 3
+    finding = json.loads(replayed.output)["findings"][0]
+    assert (finding["verdict"], "0001.json" in finding["why"]) == ("input gone", True)
+
+
+@pytest.mark.parametrize("name", ["../x", "a'b", "A", "x" * 65, "a;drop", "", "a/b"])
+def test_hostile_names_are_refused_before_spark_starts(
+    name: str, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidemark.spark.session.build_session", no_spark)
+    assert "is not a name" in shell.refused("init", name)
+    assert not any(shell.folder.iterdir())
+    assert "no pipeline" in shell.refused("run", name)

@@ -1,0 +1,185 @@
+"""The campaign: where processes are killed, and what must be true afterwards."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+
+from tests.crash.feed import write_file
+from tests.crash.jvm import Jvm
+from tests.crash.nursery import SECONDS_MAX, Nursery, report_of
+from tests.crash.recompute import check_everything, orphans
+from tests.crash.steps import AFTER, BEFORE, Fuse
+from tests.crash.worker import DONE, RETRY, TRACES, Job
+
+RETRIES_MAX = 8
+KILLED = -signal.SIGKILL
+
+
+@dataclass
+class Tally:
+    """What a campaign has done."""
+
+    kills: int = 0
+    jvm_kills: int = 0
+    retries: int = 0
+    checks: int = 0
+    errors: list[str] = field(default_factory=list)
+
+
+class Bench:
+    """A nursery of workers and a warm JVM; both are made when they are first needed."""
+
+    def __init__(self, scratch: Path) -> None:
+        self.jvm = Jvm(scratch / "jvm")
+        self.nursery = Nursery()
+        self.tally = Tally()
+        self._names = (f"w{number:05}" for number in count(1))
+
+    def job(self, root: Path, run_id: str, *, fuse: Fuse | None = None, **options: bool | int) -> Job:
+        gateway = self.jvm.gateway()
+        return Job(str(root), next(self._names), run_id, gateway, fuse, **options)  # type: ignore[arg-type]
+
+    def start(self, root: Path, run_id: str, *, fuse: Fuse | None = None, **options: bool | int) -> Job:
+        job = self.job(root, run_id, fuse=fuse, **options)
+        self.nursery.start(job)
+        return job
+
+    def status(self, job: Job) -> int:
+        """How a job has ended. A broken one fails the campaign with its own traceback."""
+        status = self.nursery.wait(job)
+        if status is None:
+            self.nursery.kill(job)
+            raise AssertionError(f"worker {job} took over {SECONDS_MAX} s")
+        if status not in (DONE, RETRY, KILLED):
+            raise AssertionError(f"worker {job} is broken ({status}): {report_of(job).error}")
+        return status
+
+    def finish(self, root: Path, run_id: str, **options: bool | int) -> Job:
+        """Run without a fuse, as often as a retry is asked for, until it is done."""
+        for _ in range(RETRIES_MAX):
+            job = self.start(root, run_id, **options)
+            if self.status(job) == DONE:
+                return job
+            self.tally.retries += 1
+            self.tally.errors.append(report_of(job).error)
+        raise AssertionError(f"not done after {RETRIES_MAX} tries: {self.tally.errors[-RETRIES_MAX:]}")
+
+    def check(self, root: Path) -> None:
+        """The tables against the files; and, after a sweep, no part that no seal names."""
+        check_everything(root)
+        assert orphans(root) == []
+        self.tally.checks += 1
+
+    def prove(self, root: Path) -> list[str]:
+        """The verdicts of a replay of everything."""
+        return report_of(self.finish(root, "prove", prove=True)).verdicts
+
+    def trace(self, job: Job) -> list[str]:
+        """The steps that a job's process has begun."""
+        return (Path(job.root) / TRACES / job.name).read_text(encoding="utf-8").split("\n")[:-1]
+
+    def close(self) -> None:
+        self.jvm.kill()
+        self.nursery.close()
+
+
+@contextmanager
+def bench_at(scratch: Path) -> Iterator[Bench]:
+    bench = Bench(scratch)
+    try:
+        yield bench
+    finally:
+        bench.close()
+
+
+def feed(root: Path, *, seed: int, first: int, files: int) -> int:
+    """Let files land; returns the next number."""
+    for number in range(first, first + files):
+        write_file(root, number, seed=seed)
+    return first + files
+
+
+def counted_steps(bench: Bench, root: Path, run_id: str) -> list[str]:
+    """The durable steps of an uninterrupted run, in order: so a new step is found without being listed.
+
+    What is done twice under one name (an acknowledgement, at the end once more) is one step."""
+    steps = bench.trace(bench.finish(root, run_id, sweep=True))
+    bench.check(root)
+    return list(dict.fromkeys(steps))
+
+
+def kill_at(bench: Bench, root: Path, run_id: str, fuse: Fuse) -> None:
+    """A worker that must die at its fuse."""
+    job = bench.start(root, run_id, fuse=fuse, sweep=True)
+    status = bench.status(job)
+    assert status == KILLED, f"{fuse} was not met: {report_of(job)}, steps {bench.trace(job)}"
+    bench.tally.kills += 1
+
+
+def chain(bench: Bench, folder: Path, *, seed: int, cycles: Sequence[int]) -> Iterator[Path]:
+    """Runs that are tried again and again, killed before and after every step in turn (scenario P3).
+
+    Each cycle lets so many files land. What a kill leaves behind is copied and yielded, so that it can be
+    finished by itself; the chain goes on from where it was killed."""
+    calm, killed = folder / "calm", folder / "killed"
+    landed = 0
+    for cycle, files in enumerate(cycles):
+        for root in (calm, killed):
+            feed(root, seed=seed, first=landed, files=files)
+        landed += files
+        for step in counted_steps(bench, calm, f"run-{cycle}"):
+            for when in (BEFORE, AFTER):
+                kill_at(bench, killed, f"run-{cycle}", Fuse(when, name=step))
+                copy = folder / f"{cycle}-{when}-{step.replace(' ', '_').replace('/', '.')}"
+                shutil.copytree(killed, copy)
+                yield copy
+        bench.finish(killed, f"run-{cycle}", sweep=True)
+        bench.check(killed)
+
+
+def random_cycle(bench: Bench, root: Path, *, rng: random.Random, cycle: int, take_jvm: bool) -> None:
+    """Two workers at once on one pipeline, one or both killed at a random moment, then a resume.
+
+    Some die at a random step of their own, which gives every step the same chance however short it is;
+    some at a random time; with `take_jvm`, all of them and the JVM die together."""
+    jobs = []
+    for worker in range(2):
+        at_step = not take_jvm and rng.random() < 0.5
+        fuse = Fuse(rng.choice([BEFORE, AFTER]), number=rng.randrange(1, 40)) if at_step else None
+        jobs.append(bench.start(root, f"cycle-{cycle}-{worker}", fuse=fuse))
+    delay = rng.uniform(0.05, 3.0)
+    bench.nursery.wait(jobs[0], seconds=delay)
+    if take_jvm:
+        bench.jvm.kill()
+        bench.tally.jvm_kills += 1
+    victims = jobs if take_jvm or rng.random() < 0.3 else [rng.choice(jobs)]
+    for job in victims:
+        bench.nursery.kill(job)
+    for job in jobs:
+        # Without its JVM a worker may have failed in any way before the signal came.
+        status = bench.nursery.wait(job) if take_jvm else bench.status(job)
+        bench.tally.kills += status == KILLED
+        bench.tally.retries += status == RETRY
+
+
+def flow(bench: Bench, root: Path, *, seed: int, cycles: int, jvm_kills: Sequence[int] = ()) -> int:
+    """Cycles of flow, kill, resume with 2 workers at once (scenario P1); returns how many files landed."""
+    rng = random.Random(seed)
+    landed = 0
+    for cycle in range(cycles):
+        landed = feed(root, seed=seed, first=landed, files=rng.randrange(1, 4))
+        random_cycle(bench, root, rng=rng, cycle=cycle, take_jvm=cycle in jvm_kills)
+        # Every other cycle is resumed by its own run, the others by whoever comes next.
+        if cycle % 2 == 0:
+            bench.finish(root, f"cycle-{cycle}-0", sweep=True)
+            bench.check(root)
+    bench.finish(root, "last", sweep=True)
+    bench.check(root)
+    return landed

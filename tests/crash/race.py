@@ -1,0 +1,77 @@
+"""What a racing process does: every round, one run of the pipeline, at the same moment as all the others.
+
+The rounds are real runs (`tidemark.pipeline.run`) on the real control plane and the real file source; only
+the data plane is the light one of `tests/crash/light.py`, so that a round costs no Spark job.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+from tests.crash.light import SHARD, LightPlane
+from tidemark.assemble import new_token
+from tidemark.config import PipelineConfig
+from tidemark.core.binding import Configuration, Owner
+from tidemark.delta.control import DeltaControl
+from tidemark.delta.schema import log_schema
+from tidemark.pipeline.context import Attempt, Pipeline
+from tidemark.pipeline.run import run
+from tidemark.sources.files import FileSource
+
+SECONDS_MAX = 120
+KEYS = 40
+
+
+def config_at(root: Path) -> PipelineConfig:
+    (root / "in").mkdir(parents=True, exist_ok=True)
+    shard = {"name": SHARD, "schema": "id BIGINT NOT NULL, value STRING", "keys": ["id"]}
+    source = {"type": "files", "path": "in", "format": "json", "settle_seconds": 0}
+    return PipelineConfig.model_validate(
+        {"name": "race", "source": source, "shards": [shard], "warehouse": "wh"}
+    ).at(root)
+
+
+def pipeline_at(root: Path) -> Pipeline:
+    """This process's handle on the pipeline."""
+    config = config_at(root)
+    control = DeltaControl(
+        config.warehouse_location, config.name, {SHARD: log_schema(config.shards[0].columns)}
+    )
+    return Pipeline(
+        control=control,
+        source=FileSource.of(config, bindings=control.bindings),
+        plane=LightPlane(Path(config.warehouse_location) / config.name, Path(config.source_location)),
+        configuration=Configuration.of(config.canonical_json()),
+    )
+
+
+def write_round(root: Path, number: int) -> None:
+    """The file of a round; it lands whole."""
+    rng = random.Random(number)
+    lines = [json.dumps({"id": rng.randrange(KEYS), "value": f"{number}/{n}"}) for n in range(12)]
+    path = root / "in" / f"{number:06}.json"
+    path.with_suffix(".tmp").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    path.with_suffix(".tmp").rename(path)
+
+
+def race(root: str, writer: int, rounds: int, barrier: Any, reports: Any) -> None:
+    """Land a file (the first writer), meet, run; and tell which attempts have staged something."""
+    plane_of = pipeline_at(Path(root))
+    staged: list[tuple[int, str]] = []
+    errors: list[str] = []
+    for number in range(rounds):
+        if writer == 0:
+            write_round(Path(root), number)
+        barrier.wait(SECONDS_MAX)
+        attempt = Attempt(Owner(f"round-{number}-writer-{writer}"), new_token())
+        before = len(plane_of.plane.staged)  # type: ignore[attr-defined]
+        try:
+            run(plane_of, attempt)
+        except Exception as error:
+            errors.append(f"round {number}: {type(error).__name__}: {error}")
+        staged += [(txn, attempt.token) for txn in plane_of.plane.staged[before:]]  # type: ignore[attr-defined]
+        barrier.wait(SECONDS_MAX)
+    reports.put((writer, staged, errors))

@@ -1,0 +1,133 @@
+"""The durable steps of a process, counted and named from the outside, and the fuse that kills it at one.
+
+The product has no switch for this: its own methods are wrapped in the process that is going to die. A
+step is everything that leaves something behind: a Delta table made, a record file written, a log entry
+committed, parts written, a state committed, tombstones written, the source acknowledged. `read_back`
+leaves nothing behind, and is there because a gate is a good place to die at.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+BEFORE, AFTER = "before", "after"
+
+
+@dataclass(frozen=True)
+class Fuse:
+    """Die before or after a step: the one of this name, or, without a name, the n-th of the process."""
+
+    when: str
+    name: str = ""
+    number: int = 0
+
+    def burns(self, when: str, name: str, number: int) -> bool:
+        return when == self.when and (name == self.name if self.name else number == self.number)
+
+
+class Steps:
+    """What this process has done so far; `trace` keeps the names for who comes after."""
+
+    def __init__(self, trace: Path, fuse: Fuse | None = None) -> None:
+        self._trace = trace
+        self._fuse = fuse
+        self._number = 0
+
+    def around(self, name: str, call: Callable[[], Any]) -> Any:
+        self._number += 1
+        number = self._number
+        with self._trace.open("a", encoding="utf-8") as file:
+            file.write(f"{name}\n")
+        self._meet(BEFORE, name, number)
+        result = call()
+        self._meet(AFTER, name, number)
+        return result
+
+    def _meet(self, when: str, name: str, number: int) -> None:
+        if self._fuse is not None and self._fuse.burns(when, name, number):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def wrap(owner: Any, method: str, name_of: Callable[..., str], steps: Steps) -> None:
+    """Count every call of a function or method of the product as a step."""
+    original = getattr(owner, method)
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return steps.around(name_of(*args, **kwargs), lambda: original(*args, **kwargs))
+
+    setattr(owner, method, wrapped)
+
+
+def table_name(uri: str) -> str:
+    """A table by the last two folders of its address: `orders/log`, `_control/seals`."""
+    return "/".join(uri.rstrip("/").split("/")[-2:])
+
+
+def versions_in(path: str) -> str:
+    """The table versions that a record file is for, which its name `r-<from>-<to>-…` begins with."""
+    first, last = path.split("-")[1:3]
+    return f"{int(first)}-{int(last)}"
+
+
+def wrap_control(steps: Steps) -> None:
+    """Every table made, every record file written and removed, every log entry, all housekeeping."""
+    from deltalake import DeltaTable
+
+    from tidemark.delta.store import Store
+    from tidemark.delta.table import ControlTable
+
+    def place(table: Any) -> str:
+        return f"{table_name(table.table_uri)} {table.version()}"
+
+    def at_version(what: str) -> Callable[..., str]:
+        return lambda table, *args, **kwargs: f"{what} {table_name(table.uri)} {table.version + 1}"
+
+    wrap(ControlTable, "_create", lambda table: f"make {table_name(table.uri)}", steps)
+    wrap(ControlTable, "commit", at_version("commit"), steps)
+    for housekeeping in ("create_checkpoint", "cleanup_metadata"):
+        wrap(DeltaTable, housekeeping, lambda table, what=housekeeping: f"{what} {place(table)}", steps)
+    wrap(Store, "put", lambda store, path, data: f"write {table_name(store._uri)} {versions_in(path)}", steps)
+
+
+def wrap_planes(steps: Steps) -> None:
+    """Every shard's parts, the whole staging, the gate, tombstones, state commits, discards."""
+    from tidemark.spark import state
+    from tidemark.spark.parts import PartStore
+    from tidemark.spark.plane import SparkPlane
+    from tidemark.spark.work import Sink
+
+    wrap(Sink, "take", lambda sink, shard, frame: f"parts {shard} {sink.txn}", steps)
+    wrap(SparkPlane, "stage", lambda plane, binding, token: f"stage {binding.txn}", steps)
+    wrap(SparkPlane, "read_back", lambda plane, staged: f"gate {staged.txn}", steps)
+    wrap(PartStore, "discard", lambda store, txn, token: f"discard {txn}", steps)
+
+    def buried(tail: Any, spec: Any, **kwargs: Any) -> str:
+        return f"tombstones {spec.name} from {kwargs['base']}"
+
+    wrap(state, "bury", buried, steps)
+    for function in ("write", "replace"):
+        wrap(state, function, lambda rows, spec, stamp, **kw: f"state {spec.name} {stamp.txn}", steps)
+    for function in ("delete_and_insert", "merge"):
+        wrap(state, function, lambda spark, rows, spec, stamp: f"state {spec.name} {stamp.txn}", steps)
+
+
+def wrap_source(steps: Steps, acknowledged: Path) -> None:
+    """Acknowledgements; each is also written down, for the recompute to look at."""
+    from tidemark.sources.files import FileSource
+
+    original = FileSource.acknowledge
+
+    def acknowledge(source: Any, frontier: Any) -> None:
+        def call() -> None:
+            original(source, frontier)
+            with acknowledged.open("a", encoding="utf-8") as file:
+                file.write(f"{frontier['files']}\n")
+
+        steps.around(f"acknowledge {frontier['files']}", call)
+
+    FileSource.acknowledge = acknowledge  # type: ignore[method-assign]

@@ -1,0 +1,229 @@
+"""What one process of the campaign does: one run of the pipeline, then the states, as the command does it.
+
+It ends in one of these ways: killed (by its own fuse, or from the outside), done, asked to be tried again
+(a `Determinate` or `Indeterminate` error, which a retry answers), or broken (anything else).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests.crash.feed import config_at
+from tests.crash.jvm import Gateway, attach
+from tests.crash.steps import Fuse, Steps, wrap_control, wrap_planes, wrap_source
+
+if TYPE_CHECKING:
+    from tidemark.assemble import Deployment
+    from tidemark.pipeline.context import Attempt
+
+DONE, RETRY, BROKEN = 0, 1, 3
+TRACES, REPORTS, ACKNOWLEDGED = "traces", "reports", "acknowledged"
+MEET_SECONDS_MAX = 60
+
+
+@dataclass(frozen=True)
+class Job:
+    """One process's work, as it crosses a pipe. `meet_at_seal` is how many workers wait for each other
+    before each seal, so that all of them have staged; `prove` replays everything instead of running. With
+    `zombie` its state commit takes the JVM seconds, and the process dies while the JVM is at it; with
+    `await_zombie` it makes its own state commit only when that one has landed."""
+
+    root: str
+    name: str
+    run_id: str
+    gateway: Gateway | None = None
+    fuse: Fuse | None = None
+    prove: bool = False
+    publish: bool = True
+    sweep: bool = False
+    meet_at_seal: int = 0
+    zombie: bool = False
+    await_zombie: bool = False
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Job:
+        found = json.loads(text)
+        gateway, fuse = found.pop("gateway"), found.pop("fuse")
+        return cls(
+            **found,
+            gateway=Gateway(**gateway) if gateway else None,
+            fuse=Fuse(**fuse) if fuse else None,
+        )
+
+
+@dataclass
+class Report:
+    """What a process that was not killed has to say."""
+
+    token: str = ""
+    decided: list[tuple[int, bool]] = field(default_factory=list)
+    verdicts: list[str] = field(default_factory=list)
+    checkpoint: int = 0
+    error: str = ""
+
+
+def work(job: Job) -> int:
+    """Do the job, and say how it ended."""
+    from tidemark.core.errors import Determinate, Indeterminate
+
+    root = Path(job.root)
+    report = Report()
+    for folder in (TRACES, REPORTS):
+        (root / folder).mkdir(exist_ok=True)
+    try:
+        do(job, root, report)
+        code = DONE
+    except (Determinate, Indeterminate) as error:
+        report.error = f"{type(error).__name__}: {error}"
+        code = RETRY
+    except BaseException:
+        report.error = traceback.format_exc()
+        code = BROKEN
+    (root / REPORTS / f"{job.name}.json").write_text(json.dumps(asdict(report)), encoding="utf-8")
+    return code
+
+
+def do(job: Job, root: Path, report: Report) -> None:
+    from tidemark.assemble import Deployment, new_token
+    from tidemark.core.binding import Owner
+    from tidemark.pipeline.context import Attempt
+    from tidemark.pipeline.maintain import sweep
+    from tidemark.pipeline.run import run
+
+    steps = Steps(root / TRACES / job.name, job.fuse)
+    wrap_control(steps)
+    wrap_planes(steps)
+    wrap_source(steps, root / ACKNOWLEDGED)
+    gateway = job.gateway
+    deployment = Deployment(config_at(root), session_maker(gateway))
+    attempt = Attempt(Owner(job.run_id), new_token())
+    report.token = attempt.token
+    if job.zombie:
+        die_while_the_state_is_committed()
+    if job.await_zombie:
+        commit_after_another()
+    if job.meet_at_seal:
+        meet_at_seal(deployment, root, job)
+    if job.prove:
+        prove(deployment, attempt, report)
+        return
+    ran = run(deployment.pipeline, attempt)
+    report.checkpoint = ran.checkpoint
+    report.decided = [
+        (outcome.winner.txn, False) if hasattr(outcome, "winner") else (outcome.seal.txn, True)  # type: ignore[union-attr]
+        for outcome in ran.decided
+    ]
+    if job.publish:
+        publish_all(deployment, attempt)
+    if job.sweep:
+        sweep(deployment.pipeline)
+
+
+def session_maker(gateway: Gateway | None) -> Callable[[], Any]:
+    """Attach when Spark is first needed, and once."""
+    found: list[Any] = []
+
+    def session() -> Any:
+        if gateway is None:
+            raise RuntimeError("this worker was given no JVM")
+        if not found:
+            found.append(attach(gateway))
+        return found[0]
+
+    return session
+
+
+def publish_all(deployment: Deployment, attempt: Attempt) -> None:
+    from tidemark.pipeline.publish import is_due, publish
+
+    for shard in deployment.shards:
+        if is_due(deployment.control, shard, deployment.policy(shard)):
+            uri = deployment.shard_uri(shard)
+            publish(deployment.control, deployment.state(), shard, token=attempt.token, shard_uri=uri)
+
+
+def prove(deployment: Deployment, attempt: Attempt, report: Report) -> None:
+    """Replay every transaction, and read every state against its record."""
+    from tidemark.core.ids import Txn
+    from tidemark.pipeline.publish import verify_state
+    from tidemark.pipeline.run import replay
+
+    last = deployment.control.bindings.head().upper - 1
+    findings = replay(deployment.pipeline, attempt, txn_from=Txn(1), txn_to=Txn(last))
+    report.verdicts = [str(finding.verdict) for finding in findings]
+    for shard in deployment.shards:
+        verify_state(deployment.control, deployment.state(), shard)
+
+
+def meet_at_seal(deployment: Deployment, root: Path, job: Job) -> None:
+    """Wait before a transaction's seal until all workers have staged it."""
+    from tidemark.core.seal import Seal
+
+    seals = deployment.control.seals
+    commit = seals.commit
+
+    def met(head: Any, put: Any) -> Any:
+        for record in put.records:
+            if isinstance(record, Seal):
+                place = root / "meeting" / str(record.txn)
+                place.mkdir(parents=True, exist_ok=True)
+                (place / job.name).touch()
+                deadline = time.monotonic() + MEET_SECONDS_MAX
+                while len(os.listdir(place)) < job.meet_at_seal and time.monotonic() < deadline:
+                    time.sleep(0.002)
+        return commit(head, put)
+
+    seals.commit = met  # type: ignore[method-assign]
+
+
+def state_commits(change: Callable[..., Any]) -> None:
+    """Wrap every function that commits a state: `change(original, rows, spec)` may change the rows."""
+    from tidemark.spark import state
+
+    def over(original: Callable[..., Any], at: int) -> Callable[..., Any]:
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            values = list(args)
+            values[at] = change(values[at], values[at + 1])
+            return original(*values, **kwargs)
+
+        return wrapped
+
+    for name, at in (("write", 0), ("replace", 0), ("delete_and_insert", 1), ("merge", 1)):
+        setattr(state, name, over(getattr(state, name), at))
+
+
+def die_while_the_state_is_committed() -> None:
+    """Make the commit's rows slow to compute, and die half a second after it was asked for."""
+
+    def slow(rows: Any, spec: Any) -> Any:
+        threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
+        # Evaluated once for each row, by the JVM, whether anybody waits for it or not.
+        return rows.coalesce(1).where("reflect('java.lang.Thread', 'sleep', 400L) IS NULL")
+
+    state_commits(slow)
+
+
+def commit_after_another() -> None:
+    """Go on to the commit only when the state's table has moved since this process opened it."""
+
+    def later(rows: Any, spec: Any) -> Any:
+        log = Path(spec.state) / "_delta_log"
+        opened = len(list(log.glob("*.json"))) if log.is_dir() else 0
+        deadline = time.monotonic() + MEET_SECONDS_MAX
+        while len(list(log.glob("*.json"))) == opened and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return rows
+
+    state_commits(later)
