@@ -9,7 +9,7 @@ TESTS ?= tests
 HEAVY := spark or airflow or server or browser or slow
 
 .DEFAULT_GOAL := help
-.PHONY: help ready setup demo doctor test test-fast check format simulate bench build lock jars-lock clean distclean
+.PHONY: help ready setup demo doctor test test-fast check format simulate crash bench build lock jars-lock clean distclean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":[^#]*## "} /^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' Makefile
@@ -20,8 +20,8 @@ ready:
 setup: ## Set up, checking every piece again: environment, Java, jars
 	@sh scripts/setup/setup.sh --full
 
-demo: ready ## The main job: for now, look the machine over
-	@.venv/bin/tidemark doctor
+demo: ready ## The main job: a small shop through all that can go wrong, checked by DuckDB
+	@$(PYTHON) scripts/demo.py
 
 doctor: ready ## Check versions, Java, jars, Spark and the store
 	@.venv/bin/tidemark doctor
@@ -45,6 +45,9 @@ format: ready ## Format the code and mend what the linter can mend
 
 simulate: ready ## Run the seeded simulation: make simulate SEEDS=1000
 	@$(PYTHON) -m tests.simulation --seeds $(SEEDS)
+
+crash: ready ## Kill real processes at every durable step: make crash SEEDS=3
+	@$(PYTHON) -m tests.crash $(if $(filter-out file,$(origin SEEDS)),--seeds $(SEEDS))
 
 bench: ready ## Measure
 	@$(PYTHON) -m bench

@@ -144,6 +144,14 @@ def chain(bench: Bench, folder: Path, *, seed: int, cycles: Sequence[int]) -> It
         bench.check(killed)
 
 
+def finish_copy(bench: Bench, copy: Path, *, check: bool) -> None:
+    """Finish what a kill left behind by a run of its own, and compare it; or only clear it away."""
+    if check:
+        bench.finish(copy, "another", sweep=True)
+        bench.check(copy)
+    shutil.rmtree(copy)
+
+
 def random_cycle(bench: Bench, root: Path, *, rng: random.Random, cycle: int, take_jvm: bool) -> None:
     """Two workers at once on one pipeline, one or both killed at a random moment, then a resume.
 

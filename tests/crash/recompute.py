@@ -141,7 +141,9 @@ def check_everything(root: Path, *, published: bool = True) -> Expected:
         assert log == found.logs[shard], f"the log of {shard}: {parting(log, found.logs[shard])}"
         if published:
             state = Counter(rows_of(home / shard / "state", COLUMNS[shard]))
-            assert state == found.states[shard], f"the state of {shard}: {parting(state, found.states[shard])}"
+            assert state == found.states[shard], (
+                f"the state of {shard}: {parting(state, found.states[shard])}"
+            )
     bad = Counter(rows_of(home / QUARANTINE / "log", ("_txn", "_offset", "_ordinal", "_raw")))
     assert bad == found.quarantined, f"the quarantine: {parting(bad, found.quarantined)}"
     check_control(home, found, published=published)

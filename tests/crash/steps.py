@@ -106,13 +106,10 @@ def wrap_planes(steps: Steps) -> None:
     wrap(SparkPlane, "read_back", lambda plane, staged: f"gate {staged.txn}", steps)
     wrap(PartStore, "discard", lambda store, txn, token: f"discard {txn}", steps)
 
-    def buried(tail: Any, spec: Any, **kwargs: Any) -> str:
-        return f"tombstones {spec.name} from {kwargs['base']}"
-
-    wrap(state, "bury", buried, steps)
+    wrap(state, "bury", lambda tail, spec, **kwargs: f"tombstones {spec.name}", steps)
     for function in ("write", "replace"):
         wrap(state, function, lambda rows, spec, stamp, **kw: f"state {spec.name} {stamp.txn}", steps)
-    for function in ("delete_and_insert", "merge"):
+    for function in ("insert", "delete_and_insert", "merge"):
         wrap(state, function, lambda spark, rows, spec, stamp: f"state {spec.name} {stamp.txn}", steps)
 
 

@@ -82,7 +82,7 @@ def test_four_processes_race_for_one_shard_and_each_loss_is_on_record_with_its_w
 
 
 @pytest.mark.spark
-def test_two_spark_workers_race_for_every_seal_and_one_of_them_wins_each(bench: Bench, tmp_path: Path) -> None:
+def test_two_spark_workers_race_for_every_seal_and_one_wins_each(bench: Bench, tmp_path: Path) -> None:
     """Invariants 2 and 4, scenario M8: both have staged before either may seal."""
     feed(tmp_path, seed=7, first=0, files=4)
     jobs = [bench.start(tmp_path, f"run-{n}", meet_at_seal=2, publish=False) for n in range(2)]

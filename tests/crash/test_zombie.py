@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.crash.campaign import KILLED, Bench, feed
+from tests.crash.nursery import report_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -29,6 +30,7 @@ def test_regression_a_commit_that_lands_after_its_publisher_died_is_never_publis
         feed(tmp_path, seed=3, first=landed, files=2)
     late = bench.start(tmp_path, "late", await_zombie=True)
     bench.status(late)
+    assert report_of(late).waited, "the zombie was too quick"
     bench.finish(tmp_path, "last", sweep=True)
     bench.check(tmp_path)
     assert set(bench.prove(tmp_path)) == {"identical"}

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.crash.feed import config_at
+from tests.crash.feed import ORDERS, PIPELINE, WAREHOUSE, config_at
 from tests.crash.jvm import Gateway, attach
 from tests.crash.steps import Fuse, Steps, wrap_control, wrap_planes, wrap_source
 
@@ -71,6 +71,7 @@ class Report:
     decided: list[tuple[int, bool]] = field(default_factory=list)
     verdicts: list[str] = field(default_factory=list)
     checkpoint: int = 0
+    waited: bool = False
     error: str = ""
 
 
@@ -113,7 +114,7 @@ def do(job: Job, root: Path, report: Report) -> None:
     if job.zombie:
         die_while_the_state_is_committed()
     if job.await_zombie:
-        commit_after_another()
+        commit_after_another(root, report)
     if job.meet_at_seal:
         meet_at_seal(deployment, root, job)
     if job.prove:
@@ -181,7 +182,7 @@ def meet_at_seal(deployment: Deployment, root: Path, job: Job) -> None:
                 place.mkdir(parents=True, exist_ok=True)
                 (place / job.name).touch()
                 deadline = time.monotonic() + MEET_SECONDS_MAX
-                while len(os.listdir(place)) < job.meet_at_seal and time.monotonic() < deadline:
+                while len(list(place.iterdir())) < job.meet_at_seal and time.monotonic() < deadline:
                     time.sleep(0.002)
         return commit(head, put)
 
@@ -200,7 +201,7 @@ def state_commits(change: Callable[..., Any]) -> None:
 
         return wrapped
 
-    for name, at in (("write", 0), ("replace", 0), ("delete_and_insert", 1), ("merge", 1)):
+    for name, at in (("write", 0), ("replace", 0), ("insert", 1), ("delete_and_insert", 1), ("merge", 1)):
         setattr(state, name, over(getattr(state, name), at))
 
 
@@ -210,20 +211,22 @@ def die_while_the_state_is_committed() -> None:
     def slow(rows: Any, spec: Any) -> Any:
         threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
         # Evaluated once for each row, by the JVM, whether anybody waits for it or not.
-        return rows.coalesce(1).where("reflect('java.lang.Thread', 'sleep', 400L) IS NULL")
+        return rows.coalesce(1).where("coalesce(reflect('java.lang.Thread', 'sleep', 800L), '') <> 'never'")
 
     state_commits(slow)
 
 
-def commit_after_another() -> None:
-    """Go on to the commit only when the state's table has moved since this process opened it."""
+def commit_after_another(root: Path, report: Report) -> None:
+    """Let the first state's commit wait until another's has landed, which must not have happened yet."""
+    log = root / WAREHOUSE / PIPELINE / ORDERS / "state" / "_delta_log"
+    opened = len(list(log.glob("*.json")))
 
     def later(rows: Any, spec: Any) -> Any:
-        log = Path(spec.state) / "_delta_log"
-        opened = len(list(log.glob("*.json"))) if log.is_dir() else 0
-        deadline = time.monotonic() + MEET_SECONDS_MAX
-        while len(list(log.glob("*.json"))) == opened and time.monotonic() < deadline:
-            time.sleep(0.02)
+        if spec.name == ORDERS:
+            report.waited = len(list(log.glob("*.json"))) == opened
+            deadline = time.monotonic() + MEET_SECONDS_MAX
+            while len(list(log.glob("*.json"))) == opened and time.monotonic() < deadline:
+                time.sleep(0.02)
         return rows
 
     state_commits(later)

@@ -11,6 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.spark.ingest_rig import TABLE, Rig, Row, make_rig, state
+from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import WriterToken
 
 pytestmark = pytest.mark.spark
@@ -200,6 +201,15 @@ def test_invariant_4_discarding_an_attempt_leaves_the_others_alone(rig: Rig) -> 
     plane.discard(binding.txn, WriterToken("loser"))
     assert plane.attempts() == [(1, "winner")]
     assert state(rig.rows(won)) == {"a": "1"}
+
+
+def test_invariant_4_a_token_used_twice_is_refused_and_removes_nothing(rig: Rig) -> None:
+    """Invariant 4: the first attempt may be sealed, so a second one under its token must not touch it."""
+    binding = rig.bind_records([kv("a", "1")])
+    staged = rig.plane().stage(binding, WriterToken("w"))
+    with pytest.raises(InvalidUsage, match="has staged transaction 1 already"):
+        rig.plane().stage(binding, WriterToken("w"))
+    assert state(rig.rows(staged)) == {"a": "1"}
 
 
 def test_p8_a_replay_writes_no_byte(rig: Rig) -> None:

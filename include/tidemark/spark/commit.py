@@ -6,13 +6,14 @@ commit's own facts (`userMetadata`). Which one is used follows from what there i
 ==================  ===========================================  ====================================
 what changes        how                                          why
 ==================  ===========================================  ====================================
-new keys only       append                                       the state isn't read at all
-upserts             `replaceOn`, keys compared by `<=>`          deletion vectors instead of rewriting
-upserts, deletes    `delete_and_insert`: Delta's own DELETE      the same speed; a MERGE scans the
-                    and write inside one transaction             state twice and joins full rows
-the same, but no    `merge`                                      needs nothing but SQL
-JVM at hand, or no
-deletion vectors
+the first publish   `write`, which makes the table               it fails where there is a table
+new keys only       `insert`                                     the state isn't read at all
+upserts, deletes    `delete_and_insert`: Delta's own DELETE      a MERGE scans the state twice and
+                    and write inside one transaction             joins full rows
+without a JVM at hand, or without deletion vectors:
+new keys only       `write`, an append                           needs nothing but a DataFrame
+upserts             `replace` by `replaceOn`                     the same
+upserts, deletes    `merge`                                      needs nothing but SQL
 ==================  ===========================================  ====================================
 
 `delete_and_insert` is what Delta 4.4 does for `replaceOn` (a DELETE with an EXISTS subquery, then a
@@ -20,8 +21,10 @@ write, in one `OptimisticTransaction`), with the difference that the keys to tak
 those of the rows to put in. It uses classes of Delta that are not a public interface, so the version
 of Delta is pinned, and a test compares it with `merge`.
 
-The application transaction is written for whoever looks at the table, and never relied on to refuse a
-second commit: Delta skips a version that it has seen without a word.
+`insert` and `delete_and_insert` commit only on the publish that the changes were worked out against
+(`check_base`). The others can't ask that; there a second publish on one base is noticed afterwards, by
+`read_standing`. Delta's own check of application transactions is never relied on to refuse a second
+commit: it skips a version that it has seen without a word, and lets any higher one pass.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ from uuid import uuid4
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
+from tidemark.core.errors import Determinate
 from tidemark.spark.fold import DELETE, OP, UPSERT, quoted
 from tidemark.spark.tail import EXISTS, SOURCE, TARGET, StateSpec
 
@@ -51,6 +55,9 @@ class Stamp:
     app_id: str
     txn: int
     metadata: str
+    base: int | None = None
+    """The application transaction that the table must still stand at (0 before the first), because the
+    changes were worked out against it; None leaves that unchecked."""
 
     @property
     def options(self) -> dict[str, str]:
@@ -89,6 +96,20 @@ def replace(rows: DataFrame, spec: StateSpec, stamp: Stamp) -> None:
     writer.save(spec.state)
 
 
+def check_base(transaction: Any, stamp: Stamp) -> None:
+    """Refuse a table that was published to since the changes were worked out.
+
+    A publisher's lock goes with its process, but a commit that the process had asked for may still land:
+    its JVM or its Connect server goes on. Asking the transaction also makes Delta refuse the commit when
+    another publish lands after this look."""
+    found = max(transaction.txnVersion(stamp.app_id), 0)
+    if stamp.base is not None and found != stamp.base:
+        raise Determinate(
+            f"the state stands at transaction {found}, and the changes were worked out against {stamp.base}",
+            hint="publish again: a commit of a publisher that died has landed meanwhile",
+        )
+
+
 def classic_jvm(spark: SparkSession) -> Any | None:
     """The JVM of a classic session; None over Spark Connect, which has none on this side."""
     return getattr(spark, "_jvm", None) if hasattr(spark, "_jsparkSession") else None
@@ -107,6 +128,7 @@ def delete_and_insert(spark: SparkSession, changed: DataFrame, spec: StateSpec, 
         own.conf().set(_ALLOW_EXISTS, "true")
         log = delta.DeltaLog.forTable(session, spec.state)
         transaction = log.startTransaction(option.empty(), option.empty())
+        check_base(transaction, stamp)
         table = spec.state.replace("`", "``")
         exists = f"EXISTS (SELECT 1 FROM {view} AS {SOURCE} WHERE {condition})"
         parsed = own.sessionState().sqlParser().parsePlan(
@@ -119,15 +141,31 @@ def delete_and_insert(spark: SparkSession, changed: DataFrame, spec: StateSpec, 
             # Delta made the clone the thread's active session; plans made later must not see it.
             jvm.SparkSession.setActiveSession(session)
         added = transaction.writeFiles(changed.where(F.col(OP) == UPSERT).select(*spec.columns)._jdf)
+    _finish(jvm, transaction, removed.appendedAll(added), stamp, replaced=condition)
+
+
+def insert(spark: SparkSession, rows: DataFrame, spec: StateSpec, stamp: Stamp) -> None:
+    """Put rows with new keys in; unlike an append by `write`, only on the base that they were new to."""
+    jvm: Any = spark._jvm
+    option = jvm.scala.Option
+    log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, spec.state)
+    transaction = log.startTransaction(option.empty(), option.empty())
+    check_base(transaction, stamp)
+    _finish(jvm, transaction, transaction.writeFiles(rows._jdf), stamp)
+
+
+def _finish(jvm: Any, transaction: Any, actions: Any, stamp: Stamp, *, replaced: str | None = None) -> None:
+    """Commit a transaction of Delta with our stamp on it."""
+    delta, option = jvm.org.apache.spark.sql.delta, jvm.scala.Option
     now = option.apply(jvm.java.lang.System.currentTimeMillis())
     moved = delta.actions.SetTransaction(stamp.app_id, stamp.txn, now)
-    actions = removed.appendedAll(added).appended(moved)
     none = option.empty()
+    modes = jvm.org.apache.spark.sql.SaveMode
     operation = getattr(delta, "DeltaOperations$Write")(
-        jvm.org.apache.spark.sql.SaveMode.Overwrite,
-        none, none, option.apply(stamp.metadata), none, none, none, option.apply(condition), none,
+        modes.Append if replaced is None else modes.Overwrite,
+        none, none, option.apply(stamp.metadata), none, none, none, option.apply(replaced), none,
     )  # fmt: skip
-    transaction.commit(actions, operation)
+    transaction.commit(actions.appended(moved), operation)
 
 
 def merge(spark: SparkSession, changed: DataFrame, spec: StateSpec, stamp: Stamp) -> None:

@@ -124,7 +124,7 @@ def _first(before: str, names: str) -> str:
 
 
 def _fatal(rules: Rules) -> str:
-    """Why the transaction must stop; NULL for nearly every record."""
+    """Why the transaction must stop, unless the record is a bad one; NULL for nearly every record."""
     shard, names = rules.shard, doc.NAMES
     known = list(doc.known_schema(shard).names)
     required = [] if rules.keeps_all else list(shard.keys)
@@ -133,9 +133,7 @@ def _fatal(rules: Rules) -> str:
     if rules.form.envelope == "debezium" or rules.form.format != "json":
         checks.append(_first("missing key column", _absent(required)))
     if shard.on_schema_change == "fail" and optional:
-        # A record without its key is a bad one, whatever else it lacks.
-        applies = f"NOT {_deletion(rules)} AND array_size({_absent(required)}) = 0"
-        checks.append(case(applies, _first("missing column", _absent(optional))))
+        checks.append(case(f"NOT {_deletion(rules)}", _first("missing column", _absent(optional))))
     # Most records name the declared columns in one order; a comparison is cheaper than set differences.
     usual = texts(list(shard.columns.names))
     change = case(f"{names} IS NOT NULL AND {names} != {usual}", coalesced(checks))
@@ -177,7 +175,8 @@ def _broken_columns(rules: Rules) -> str:
         else:
             continue
         fact = literal(f"column '{column.name}' is {column.type.ddl}, found ")
-        shown = f"concat({fact}, substring({found}, 1, {_VALUE_CHARACTERS_MAX}))"
+        value = f"substring({found}, 1, {_VALUE_CHARACTERS_MAX})"
+        shown = f"concat({fact}, {literal('***') if column.name in rules.shard.masked else value})"
         said.append(case(f"isnull({_value(column.name)}) AND isnotnull({found})", shown))
     # A struct with one broken field is not NULL itself.
     nested = [column.name for column in rules.shard.columns if column.type.name in ("ARRAY", "MAP", "STRUCT")]
@@ -192,7 +191,8 @@ def _too_late(rules: Rules) -> str:
     number = sequence_number_sql(_value(shard.sequence_by), kind)
     line = rules.watermark - lateness_number(shard.lateness, kind)
     rest = literal(f" is more than {shard.lateness} below the watermark {rules.watermark}")
-    return case(f"{number} < {line}", f"concat('too late: sequence ', {number}, {rest})")
+    late = f"isnull({number}) OR {number} < {line}"
+    return case(late, f"concat('too late: sequence ', coalesce({number}, 'NULL'), {rest})")
 
 
 def _values(rules: Rules) -> list[str]:
@@ -217,7 +217,8 @@ def _facts(rules: Rules) -> list[str]:
         f" WHEN isnotnull(_flaw) AND NOT {kept} THEN {_refuse('_flaw')}" if shard.on_error == "fail" else ""
     )
     slot = (
-        f"CASE WHEN isnotnull(_fatal) THEN {_refuse('_fatal')} WHEN {doc.SKIP} THEN {NOTHING}"
+        f"CASE WHEN isnotnull({doc.REFUSAL}) OR isnotnull(_fatal) AND isnull(_flaw)"
+        f" THEN {_refuse('_fatal')} WHEN {doc.SKIP} THEN {NOTHING}"
         f" WHEN isnotnull(_late) THEN {BAD} WHEN isnull(_flaw) OR {kept} THEN {CHANGES}{fails} ELSE {BAD} END"
     )
     number = "cast(null as bigint)"

@@ -132,7 +132,7 @@ def lateness_number(lateness: int, kind: DataType) -> int:
 
 
 def is_too_late(number: Column, *, watermark: int | None, lateness: int | None) -> Column:
-    """`core.fold.too_late` for a column of sequence numbers; never NULL."""
+    """`core.fold.too_late` for a column of sequence numbers: a NULL is older than any."""
     if watermark is None or lateness is None:
         return F.lit(False)
-    return F.coalesce(number < F.lit(watermark - lateness).cast(LongType()), F.lit(False))
+    return F.coalesce(number < F.lit(watermark - lateness).cast(LongType()), F.lit(True))

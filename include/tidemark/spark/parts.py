@@ -101,6 +101,13 @@ class PartStore:
         for shard in self._folders(root):
             self._remove(f"{root}/{shard}/log/{attempt_folder(txn, token)}")
 
+    def has(self, txn: Txn, token: WriterToken) -> bool:
+        """Whether the attempt has a folder in some shard."""
+        store, root = self._store
+        folder = attempt_folder(txn, token)
+        infos = store.get_file_info([f"{root}/{shard}/log/{folder}" for shard in self._folders(root)])
+        return any(info.type == fs.FileType.Directory for info in infos)
+
     def attempts(self) -> list[tuple[Txn, WriterToken]]:
         """Every attempt that has files in some shard, committed or not."""
         _, root = self._store

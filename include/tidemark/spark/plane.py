@@ -12,20 +12,19 @@ alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import version
 from typing import Final
 
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-import tidemark
 from tidemark.config import PipelineConfig
 from tidemark.core.binding import Binding
 from tidemark.core.checksum import ENCODING, SOURCE, Digest, Digests, shard_endpoint
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import ShardId, Txn, WriterToken
-from tidemark.core.seal import Part, Staged
+from tidemark.core.seal import Part, ShardParts, Staged
 from tidemark.sources.manifest import BoundFile, Manifest
 from tidemark.spark import documents as doc
 from tidemark.spark.decode import SHARD, Rules, hashed_columns
@@ -88,6 +87,11 @@ class SparkPlane:
 
     def stage(self, binding: Binding, token: WriterToken) -> Staged:
         """Write the transaction's parts under the token. Nothing is left of an attempt that fails."""
+        # A token's earlier parts may be sealed; cleaning up after ourselves must never reach them.
+        if self._store.has(binding.txn, token):
+            raise InvalidUsage(
+                f"token {token!r} has staged transaction {binding.txn} already", hint="use a new token"
+            )
         try:
             return self._run(binding, Sink(self._store, binding.txn, token))
         except BaseException:
@@ -99,24 +103,36 @@ class SparkPlane:
         return self._run(binding, Sink(None, binding.txn, WriterToken("")))
 
     def read_back(self, staged: Staged) -> Digests:
-        """The digests of the staged parts as they are on disk, in one job; a lost file has no rows."""
-        shards = {shard.name: hashed_columns(shard) for shard in shards_of(self._config)}
-        found: dict[str, Digest] = {SOURCE: staged.source}
+        """The digests of the staged parts as they are on disk, in one job; a lost file has no rows, and a
+        shard with a file that can't be read has none at all."""
+        try:
+            found = self._counted(staged.shards)
+        except (PySparkException, Py4JJavaError):
+            found = {shard: self._counted_or_empty(shard, added) for shard, added in staged.shards.items()}
+        shards = {shard_endpoint(shard): found.get(shard, Digest()) for shard in staged.shards}
+        return {SOURCE: staged.source, **shards}
+
+    def _counted_or_empty(self, shard: ShardId, added: ShardParts) -> Digest:
+        try:
+            return self._counted({shard: added}).get(shard, Digest())
+        except (PySparkException, Py4JJavaError):
+            return Digest()
+
+    def _counted(self, shards: Mapping[ShardId, ShardParts]) -> dict[ShardId, Digest]:
+        """The digests of the rows that these parts have now."""
+        columns = {ShardId(shard.name): hashed_columns(shard) for shard in shards_of(self._config)}
+        columns[QUARANTINE] = QUARANTINE_COLUMNS
         hashes: DataFrame | None = None
-        for shard, added in staged.shards.items():
-            found[shard_endpoint(shard)] = Digest()
+        for shard, added in shards.items():
             paths = self._store.existing(shard, added.parts)
-            if not paths:
-                continue
-            columns = QUARANTINE_COLUMNS if shard == QUARANTINE else shards[shard]
-            rows = self._spark.read.schema(columns).parquet(*paths)
-            one = rows.select(F.lit(shard).alias(SHARD), row_hash(columns).alias("_hash"))
-            hashes = one if hashes is None else hashes.unionAll(one)
-        if hashes is not None:
-            counted = hashes.groupBy(SHARD).agg(*partials(F.col("_hash"), prefix=""))
-            for row in counted.collect():
-                found[shard_endpoint(row[SHARD])] = digest_of(row.asDict(), prefix="")
-        return found
+            if paths:
+                rows = self._spark.read.schema(columns[shard]).parquet(*paths)
+                one = rows.select(F.lit(shard).alias(SHARD), row_hash(columns[shard]).alias("_hash"))
+                hashes = one if hashes is None else hashes.unionAll(one)
+        if hashes is None:
+            return {}
+        counted = hashes.groupBy(SHARD).agg(*partials(F.col("_hash"), prefix="")).collect()
+        return {ShardId(row[SHARD]): digest_of(row.asDict(), prefix="") for row in counted}
 
     def discard(self, txn: Txn, token: WriterToken) -> None:
         """Remove one attempt's parts."""
@@ -225,6 +241,5 @@ def _check(config: PipelineConfig) -> None:
 
 
 def engine_of(spark: SparkSession) -> str:
-    """What a digest depends on besides the input: the versions of all that computes it."""
-    delta = version("delta-spark")
-    return f"spark {spark.version}, delta {delta}, tidemark {tidemark.__version__}, encoding {ENCODING}"
+    """What a digest depends on besides the input: the engine, and how rows are decoded and hashed."""
+    return f"spark {spark.version}, encoding {ENCODING}"

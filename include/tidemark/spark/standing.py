@@ -102,6 +102,9 @@ def read_standing(
         and commits[int(entry["version"])] is None
         and entry.get("operation") not in _HARMLESS
     ]
+    moved = [at for at in sorted(commits) if at > recorded and _moves(commits[at], since)]
+    # One may be ahead of its record. A second was worked out without knowing of the first.
+    strangers += [f"{at} a second publish" for at in moved[1:]]
     found = commits.get(recorded)
     at_record = found.token if found is not None else ""
     if recorded in commits and found is None:
@@ -114,3 +117,8 @@ def read_standing(
         at_record=at_record,
         strangers=tuple(reversed(strangers)),
     )
+
+
+def _moves(commit: StateCommit | None, since: Published | None) -> bool:
+    """Whether a commit is a publish of later transactions; a rebuild may leave the transaction as it is."""
+    return commit is not None and commit.txn > (since.txn if since is not None else TXN_NONE)

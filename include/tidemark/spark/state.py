@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
@@ -20,14 +22,21 @@ from tidemark.config.shard import ShardConfig
 from tidemark.core.checksum import Digest
 from tidemark.core.errors import Indeterminate, InvalidUsage, InvariantViolation
 from tidemark.core.ids import ShardId, WriterToken
-from tidemark.core.publish import VERSION_NONE, Published, StateCommit, StateStanding, carried_forward
+from tidemark.core.publish import (
+    VERSION_NONE,
+    Published,
+    StateCommit,
+    StateStanding,
+    carried_forward,
+    published_txn,
+)
 from tidemark.ports.state import Tail
-from tidemark.spark.commit import Stamp, classic_jvm, delete_and_insert, merge, replace, write
+from tidemark.spark.commit import Stamp, classic_jvm, delete_and_insert, insert, merge, replace, write
 from tidemark.spark.digest import digest_of, partials, row_hash
 from tidemark.spark.documents import declared_schema
 from tidemark.spark.fold import OP, UPSERT, FoldRule, lateness_number
 from tidemark.spark.fresh import Pins, fresh, tail_at
-from tidemark.spark.standing import app_id, encoded, read_standing
+from tidemark.spark.standing import app_id, encoded, read_standing, version_of
 from tidemark.spark.tail import (
     AFTER,
     BEFORE,
@@ -144,22 +153,28 @@ class SparkStatePlane:
                 before = base.commit.digest if base is not None else Digest()
                 digest = carried_forward(before, removed=effect.removed, added=effect.added)
                 commit = StateCommit(tail.txn, token, digest, tombs)
-                stamp = Stamp(app_id(self._specs.pipeline, shard), tail.txn, encoded(commit))
-                self._commit(kept, effect, spec, stamp, first=base is None)
-        return self._version_of(shard, commit), commit
+                stamp = Stamp(
+                    app_id(self._specs.pipeline, shard), tail.txn, encoded(commit), base=published_txn(base)
+                )
+                with _unknown(shard, tail.txn):
+                    self._commit(kept, effect, spec, stamp)
+        return self._version_of(shard, commit, since=base), commit
 
-    def _commit(
-        self, changed: DataFrame, effect: Effect, spec: StateSpec, stamp: Stamp, *, first: bool
-    ) -> None:
+    def _commit(self, changed: DataFrame, effect: Effect, spec: StateSpec, stamp: Stamp) -> None:
         """One commit, by the cheapest means that does it; also when nothing changes, so that the table
         tells how far it is."""
         upserts = changed.where(F.col(OP) == UPSERT).select(*spec.columns)
-        if effect.removed.count == 0:
+        conditional = classic_jvm(self._spark) is not None
+        if version_of(spec.state, self._options) == VERSION_NONE:
+            write(upserts, spec, stamp, mode="errorifexists")
+        elif effect.removed.count == 0 and conditional:
+            insert(self._spark, upserts, spec, stamp)
+        elif spec.deletion_vectors and conditional:
+            delete_and_insert(self._spark, changed, spec, stamp)
+        elif effect.removed.count == 0:
             write(upserts, spec, stamp, mode="append")
         elif effect.deletes == 0:
             replace(upserts, spec, stamp)
-        elif spec.deletion_vectors and classic_jvm(self._spark) is not None:
-            delete_and_insert(self._spark, changed, spec, stamp)
         else:
             merge(self._spark, changed, spec, stamp)
 
@@ -182,12 +197,13 @@ class SparkStatePlane:
                 # it would skip a commit that replaces nothing by nothing. So rebuilds are counted apart.
                 app, number = f"{app}/rebuild", standing.version + 1
             stamp = Stamp(app, number, encoded(commit))
-            write(rows, spec, stamp, mode="overwrite")
-        return self._version_of(shard, commit), commit
+            with _unknown(shard, tail.txn):
+                write(rows, spec, stamp, mode="overwrite")
+        return self._version_of(shard, commit, since=base), commit
 
-    def _version_of(self, shard: ShardId, commit: StateCommit) -> int:
+    def _version_of(self, shard: ShardId, commit: StateCommit, *, since: Published | None) -> int:
         """Read the commit back: the version it made, and that it is there at all."""
-        standing = self.standing(shard, None)
+        standing = self.standing(shard, since)
         if standing.newest != commit:
             raise Indeterminate(
                 f"the state of {shard} shows {standing.newest} where {commit} was just written",
@@ -212,6 +228,18 @@ def effect_of(changed: DataFrame) -> Effect:
     row = found.asDict() if found is not None else {}
     added = digest_of(row, prefix=_ADDED)
     return Effect(added.count, int(row["deletes"]), digest_of(row, prefix=_REMOVED), added)
+
+
+@contextmanager
+def _unknown(shard: ShardId, txn: int) -> Iterator[None]:
+    """A commit that failed may still have happened; who publishes next reads back (Invariant 5)."""
+    try:
+        yield
+    except (PySparkException, Py4JError) as error:
+        raise Indeterminate(
+            f"the commit of transaction {txn} to the state of {shard} failed: {str(error)[:500]}",
+            hint="publish again: it compares the table with its record first",
+        ) from error
 
 
 @contextmanager

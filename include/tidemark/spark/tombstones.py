@@ -4,8 +4,9 @@ A row is a key, its sequence and its transaction. They are written before the st
 them than needed do no harm: a tombstone only ever says what the log says too. So a publish that died is
 simply done again. Each publish records the table's version that belongs to it; readers pin that one.
 
-A tombstone goes when no record that could lose to it can come any more: its sequence is further than the
-lateness below the watermark of the transactions that the *previous* publish had.
+Without a lateness they are only ever added to, and a key's last one counts. With one, a tombstone goes
+when no record that could lose to it can come any more: its sequence is further than the lateness below
+the watermark of what the *previous* publish had.
 """
 
 from __future__ import annotations
@@ -59,12 +60,14 @@ def bury(
     rows = tail.where(F.col(OP) == DELETE).select(*columns, F.col(TXN))
     if not afresh and rows.isEmpty():
         return base
-    if not afresh and base != VERSION_NONE:
-        rows = rows.unionByName(read_version(spark, spec.tombstones, base))
-    if spec.lateness is not None and watermark is not None:
-        kind = spec.declared[sequence].dataType
-        number = sequence_number(F.col(quoted(sequence)), kind)
+    line = None if afresh or watermark is None or spec.lateness is None else watermark - spec.lateness
+    if afresh:
+        rows.write.format("delta").mode("overwrite").save(spec.tombstones)
+    elif line is None or base == VERSION_NONE:
+        rows.write.format("delta").mode("append").save(spec.tombstones)
+    else:
+        everything = _last(rows.unionByName(read_version(spark, spec.tombstones, base)), spec)
+        number = sequence_number(F.col(quoted(sequence)), spec.declared[sequence].dataType)
         too_late = is_too_late(number, watermark=watermark, lateness=spec.lateness)
-        rows = rows.where(~too_late)
-    _last(rows, spec).write.format("delta").mode("overwrite").save(spec.tombstones)
+        everything.where(~too_late).write.format("delta").mode("overwrite").save(spec.tombstones)
     return version_of(spec.tombstones, storage_options)

@@ -1,0 +1,51 @@
+"""The bounded crash campaign: real Spark, real files, SIGKILL. `python -m tests.crash --seeds N` runs more.
+
+After every kill in `test_p3…` the next try goes on until its own kill, and in the end everything is
+compared with the source files; for a sample of the kills (all of them in the long form) a copy of what the
+kill left behind is finished and compared by itself.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.crash.campaign import Bench, chain, feed, finish_copy, flow
+from tests.crash.recompute import COLUMNS, rows_of
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+SEED = 11
+CYCLES = 15
+FINISH_EVERY = 12
+
+
+def test_p3_killed_before_and_after_every_durable_step_the_next_run_finishes_the_same(
+    bench: Bench, tmp_path: Path
+) -> None:
+    """Invariants 1 to 5 and 9, 10: first on an empty warehouse, then on one with logs and states."""
+    kills = 0
+    for copy in chain(bench, tmp_path, seed=SEED, cycles=(2, 2)):
+        finish_copy(bench, copy, check=kills % FINISH_EVERY == 0)
+        kills += 1
+    assert set(bench.prove(tmp_path / "killed")) == {"identical"}
+    assert kills >= 80, "the steps were not found"
+
+
+def test_p1_fifteen_cycles_of_flow_kill_and_resume_with_two_workers_end_like_an_uninterrupted_run(
+    bench: Bench, tmp_path: Path
+) -> None:
+    """Invariants 2, 4, 6 and 7. Twice the JVM dies with its workers, as a whole process group."""
+    killed, calm = tmp_path / "killed", tmp_path / "calm"
+    before = bench.tally.kills
+    landed = flow(bench, killed, seed=SEED, cycles=CYCLES, jvm_kills=(5, 10))
+    feed(calm, seed=SEED, first=0, files=landed)
+    bench.finish(calm, "run", sweep=True)
+    bench.check(calm)
+    for shard, columns in COLUMNS.items():
+        states = [rows_of(root / "wh" / "trade" / shard / "state", columns) for root in (killed, calm)]
+        assert sorted(map(repr, states[0])) == sorted(map(repr, states[1]))
+    assert set(bench.prove(killed)) == {"identical"}
+    assert bench.tally.kills - before >= CYCLES / 2, "hardly anybody was killed"
+    assert bench.tally.jvm_kills == 2
