@@ -3,7 +3,7 @@
 
 SHELL := /bin/sh
 PYTHON := .venv/bin/python
-SEEDS ?= 200
+SEEDS ?= 100000
 TESTS ?= tests
 # What test-fast leaves out.
 HEAVY := spark or airflow or server or browser or slow

@@ -200,3 +200,28 @@ def test_parquet_rows_have_positions_and_unknown_columns_are_refused(
     pq.write_table(pa.table({"k": ["a"], "v": ["1"], "w": [1]}), tmp_path / "in" / "c.parquet")
     with pytest.raises(InvalidUsage, match="'w' is not declared"):
         rig.plane().stage(rig.bind(["c.parquet"]), WriterToken("w"))
+
+
+def test_regression_a_bad_record_that_also_lacks_a_column_does_not_stop_the_good_ones(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """What masked columns held is not told either."""
+    settings = {"schema": "id BIGINT NOT NULL, name STRING, pin INT", "keys": ["id"], "masked": ["pin"]}
+    rig = make_rig(spark, tmp_path, settings)
+    good = {"id": 1, "name": "a", "pin": 1}
+    staged = rig.stage([good, {"id": "one", "name": "b"}, {**good, "id": 2, "pin": "4711"}])
+    assert [row["id"] for row in rig.rows(staged)] == [1]
+    reasons = sorted(row["_reason"] for row in rig.rows(staged, QUARANTINE))
+    assert reasons == ["column 'id' is BIGINT, found one", "column 'pin' is INT, found ***"]
+    with pytest.raises(Refused, match="missing column 'pin'"):
+        rig.stage([good, {"id": 3, "name": "c"}])
+
+
+def test_a_part_that_can_not_be_read_counts_as_no_rows(spark: SparkSession, tmp_path: Path) -> None:
+    rig = make_rig(spark, tmp_path)
+    staged = rig.stage([kv("a", "1"), kv("b", "2")])
+    (part,) = staged.shards[ShardId("t")].parts
+    (path,) = tmp_path.rglob(Path(part.path).name)
+    path.write_bytes(path.read_bytes()[: part.bytes // 2])
+    assert rig.plane().read_back(staged)[shard_endpoint(ShardId("t"))].count == 0
+    assert rig.plane().damaged(ShardId("t"), [part]) == [part]

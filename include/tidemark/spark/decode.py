@@ -94,6 +94,7 @@ def decode(frame: DataFrame, rules: Rules, *, explain: bool) -> DataFrame:
         *parsed.columns,
         f"{_deletion(rules)} AS _delete",
         f"{_fatal(rules)} AS _fatal",
+        f"{_dropped(rules)} AS _dropped",
         f"{_flaw(rules, explain=explain)} AS _flaw",
         f"{_too_late(rules)} AS _late",
     )
@@ -124,20 +125,29 @@ def _first(before: str, names: str) -> str:
 
 
 def _fatal(rules: Rules) -> str:
-    """Why the transaction must stop, unless the record is a bad one; NULL for nearly every record."""
+    """Why the transaction must stop; NULL for nearly every record."""
     shard, names = rules.shard, doc.NAMES
     known = list(doc.known_schema(shard).names)
-    required = [] if rules.keeps_all else list(shard.keys)
-    optional = [column.name for column in shard.columns if column.nullable and column.name not in shard.keys]
     checks = [_first("undeclared column", f"array_except({names}, {texts(known)})")]
     if rules.form.envelope == "debezium" or rules.form.format != "json":
-        checks.append(_first("missing key column", _absent(required)))
-    if shard.on_schema_change == "fail" and optional:
-        checks.append(case(f"NOT {_deletion(rules)}", _first("missing column", _absent(optional))))
-    # Most records name the declared columns in one order; a comparison is cheaper than set differences.
-    usual = texts(list(shard.columns.names))
-    change = case(f"{names} IS NOT NULL AND {names} != {usual}", coalesced(checks))
+        checks.append(_first("missing key column", _absent([] if rules.keeps_all else list(shard.keys))))
+    change = case(_unusual(rules), coalesced(checks))
     return case(f"NOT {doc.SKIP} AND {SHARD} IS NOT NULL", coalesced([doc.REFUSAL, change]))
+
+
+def _dropped(rules: Rules) -> str:
+    """A declared column that an otherwise good record lacks, where that must stop the transaction."""
+    shard = rules.shard
+    optional = [column.name for column in shard.columns if column.nullable and column.name not in shard.keys]
+    if shard.on_schema_change != "fail" or not optional:
+        return _NULL_TEXT
+    applies = f"NOT {doc.SKIP} AND {SHARD} IS NOT NULL AND NOT {_deletion(rules)} AND {_unusual(rules)}"
+    return case(applies, _first("missing column", _absent(optional)))
+
+
+def _unusual(rules: Rules) -> str:
+    """Most records name the declared columns in one order; a comparison is cheaper than set differences."""
+    return f"{doc.NAMES} IS NOT NULL AND {doc.NAMES} != {texts(list(rules.shard.columns.names))}"
 
 
 def _flaw(rules: Rules, *, explain: bool) -> str:
@@ -217,8 +227,9 @@ def _facts(rules: Rules) -> list[str]:
         f" WHEN isnotnull(_flaw) AND NOT {kept} THEN {_refuse('_flaw')}" if shard.on_error == "fail" else ""
     )
     slot = (
-        f"CASE WHEN isnotnull({doc.REFUSAL}) OR isnotnull(_fatal) AND isnull(_flaw)"
-        f" THEN {_refuse('_fatal')} WHEN {doc.SKIP} THEN {NOTHING}"
+        f"CASE WHEN isnotnull(_fatal) THEN {_refuse('_fatal')}"
+        f" WHEN isnotnull(_dropped) AND isnull(_flaw) THEN {_refuse('_dropped')}"
+        f" WHEN {doc.SKIP} THEN {NOTHING}"
         f" WHEN isnotnull(_late) THEN {BAD} WHEN isnull(_flaw) OR {kept} THEN {CHANGES}{fails} ELSE {BAD} END"
     )
     number = "cast(null as bigint)"

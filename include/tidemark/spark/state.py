@@ -219,12 +219,10 @@ def digest_of_rows(rows: DataFrame, spec: StateSpec) -> Digest:
 
 
 def effect_of(changed: DataFrame) -> Effect:
-    """Counts and digests of what goes and what comes."""
-    gone = changed.where(F.col(EXISTS)).agg(*partials(F.col(BEFORE), prefix=_REMOVED))
-    come = changed.where(F.col(OP) == UPSERT).agg(*partials(F.col(AFTER), prefix=_ADDED))
-    found = (
-        gone.crossJoin(come).crossJoin(changed.agg(F.count_if(F.col(OP) != UPSERT).alias("deletes"))).first()
-    )
+    """Counts and digests of what goes and what comes, in one pass: only a row that goes has a hash before,
+    and only one that comes has a hash after."""
+    gone, come = partials(F.col(BEFORE), prefix=_REMOVED), partials(F.col(AFTER), prefix=_ADDED)
+    found = changed.agg(*gone, *come, F.count_if(F.col(OP) != UPSERT).alias("deletes")).first()
     row = found.asDict() if found is not None else {}
     added = digest_of(row, prefix=_ADDED)
     return Effect(added.count, int(row["deletes"]), digest_of(row, prefix=_REMOVED), added)
