@@ -101,7 +101,7 @@ def test_a_pipeline_from_its_first_day_on(shell: Shell, monkeypatch: pytest.Monk
         '{"id": 9, "name": "x", "city": "y", "version": 1, "z": 1}\n'
     )
     before = shell.tree(".tidemark/warehouse/customers/customers")
-    assert "column 'z' is not declared" in shell.refused("run", "customers")
+    assert "undeclared column 'z'" in shell.refused("run", "customers")
     assert shell.tree(".tidemark/warehouse/customers/customers") == before
     assert "no reason" in shell.refused("skip", "customers", "2", "--reason", " ")
     assert shell.json("skip", "customers", "2", "--reason", "a test export")["checkpoint"] == 2
