@@ -88,7 +88,8 @@ def test_a_pipeline_from_its_first_day_on(shell: Shell, monkeypatch: pytest.Monk
         assert (again["report"]["decided"], again["published"]) == ([], {})
         looked = shell.json("status", "customers")
         assert (looked["bound"], looked["sealed"], looked["checkpoint"], looked["open"]) == (1, 1, 1, [])
-        assert [(s["shard"], s["published"]) for s in looked["shards"]][0] == ("customers", 1)
+        first_shard = looked["shards"][0]
+        assert (first_shard["shard"], first_shard["published"]) == ("customers", 1)
         assert shell.json("txns", "customers")[0]["verdict"] == "identical"
         assert shell.json("show", "customers", "1")["binding"]["owner"]["run_id"] == "monday"
         bad = shell.json("quarantine", "customers")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,6 +18,9 @@ from tidemark.cli.shared import (
     print_json,
     say,
 )
+
+if TYPE_CHECKING:
+    from tidemark.core.ids import Txn
 
 TxnArgument = Annotated[int, typer.Argument(min=1, help="The transaction's number.", metavar="TXN")]
 
@@ -36,11 +40,9 @@ def skip(
     as_json: JsonOption = False,
 ) -> None:
     """Pass over an open transaction for good: its input is never applied."""
-    from tidemark.core.ids import Txn
-    from tidemark.pipeline.overrule import skip as skip_txn
+    from tidemark.pipeline import overrule
 
-    deployment = open_deployment(pipeline, environment)
-    _told("skipped", txn, skip_txn(deployment.pipeline, new_attempt(), Txn(txn), reason=reason), as_json)
+    _decide(overrule.skip, "skipped", pipeline, environment, txn, reason, as_json)
 
 
 def accept(
@@ -51,11 +53,9 @@ def accept(
     as_json: JsonOption = False,
 ) -> None:
     """Commit an open transaction although its gate is red."""
-    from tidemark.core.ids import Txn
-    from tidemark.pipeline.overrule import accept as accept_txn
+    from tidemark.pipeline import overrule
 
-    deployment = open_deployment(pipeline, environment)
-    _told("accepted", txn, accept_txn(deployment.pipeline, new_attempt(), Txn(txn), reason=reason), as_json)
+    _decide(overrule.accept, "accepted", pipeline, environment, txn, reason, as_json)
 
 
 def release(
@@ -78,7 +78,17 @@ def release(
         say(f"shard {name} took in {len(report.appended)} transactions; it is at {report.end}")
 
 
-def _told(what: str, txn: int, checkpoint: int, as_json: bool) -> None:
+def _decide(
+    decision: Callable[..., Txn],
+    what: str,
+    pipeline: str,
+    environment: str | None,
+    txn: int,
+    reason: str,
+    as_json: bool,
+) -> None:
+    deployment = open_deployment(pipeline, environment)
+    checkpoint = decision(deployment.pipeline, new_attempt(), txn, reason=reason)
     if as_json:
         print_json({"txn": txn, "decision": what, "checkpoint": checkpoint})
     else:
