@@ -9,7 +9,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-ALL = ("flush", "control", "commit", "publish")
+ALL = ("flush", "start", "control", "commit", "publish")
 
 
 def main() -> int:

@@ -36,7 +36,7 @@ from tidemark.delta.control import DeltaControl
 from tidemark.delta.log import parts_folder
 from tidemark.ports.state import Tail
 from tidemark.spark.commit import Stamp, delete_and_insert, merge, replace
-from tidemark.spark.fold import OP, UPSERT, FoldRule
+from tidemark.spark.fold import OP, UPSERT, FoldRule, log_schema
 from tidemark.spark.fresh import Pins, fresh
 from tidemark.spark.session import build_session
 from tidemark.spark.state import SparkStatePlane, StateSpecs, digest_of_rows
@@ -71,14 +71,13 @@ class Bench:
         from deltalake import Schema
         from pyspark.sql.pandas.types import to_arrow_schema
 
+        declared = StructType.fromDDL(DDL)
         self.spark, self.folder, self.rows, self.batch = spark, folder, rows, batch
         first = rows_of(spark, 0, rows, "id", UPSERT, 1)
         self.control = DeltaControl(
-            str(folder), "p", {SHARD: Schema.from_arrow(to_arrow_schema(first.schema))}
+            str(folder), "p", {SHARD: Schema.from_arrow(to_arrow_schema(log_schema(declared)))}
         )
-        self.spec = StateSpec(
-            SHARD, f"{folder}/p/{SHARD}", StructType.fromDDL(DDL), FoldRule(("k",)), deletion_vectors=True
-        )
+        self.spec = StateSpec(SHARD, f"{folder}/p/{SHARD}", declared, FoldRule(("k",)), deletion_vectors=True)
         self.log(1, first.repartition(8))
         version, commit = self.plane(self.spec).publish(
             SHARD, Tail(Txn(1), Txn(2), self.log_version), base=None, token=WriterToken("first")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import subprocess
 import sys
@@ -373,24 +372,11 @@ def test_the_examples_are_valid_in_every_environment() -> None:
             assert load_pipeline(file, environment)
 
 
-def test_importing_and_loading_is_cheap_and_loads_no_engine(
-    write: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_importing_and_loading_loads_no_engine(write: Callable[..., Path]) -> None:
+    """What DAG parsing pays for; `python -m bench.start` measures it."""
     code = (
-        "import sys, time\nstarted = time.process_time()\n"
-        "from tidemark.config import load_pipeline\nimported = time.process_time() - started\n"
-        f"load_pipeline({str(write())!r})\n"
-        "heavy = {'pyspark', 'deltalake', 'pyarrow', 'airflow', 'great_expectations'} & set(sys.modules)\n"
-        "print(imported, time.process_time() - started, *heavy)\n"
+        f"import sys\nfrom tidemark.config import load_pipeline\nload_pipeline({str(write())!r})\n"
+        "print(*{'pyspark', 'deltalake', 'pyarrow', 'airflow', 'great_expectations'} & set(sys.modules))\n"
     )
-    environ = {**os.environ, "PYTHONPYCACHEPREFIX": str(tmp_path / "bytecode")}
-    environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    runs = [
-        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environ)
-        for _ in range(4)
-    ]
-    found = [run.stdout.split() for run in runs]
-    assert not any(heavy for _, _, *heavy in found)
-    # The budget is 150 ms, most of it pydantic's own; the bound leaves room for a machine that is busy.
-    assert min(float(imported) for imported, *_ in found) < 0.45
-    assert min(float(loaded) for _, loaded, *_ in found) < 0.75
+    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert found.stdout.split() == []

@@ -40,7 +40,6 @@ from tidemark.spark.standing import app_id, encoded, read_standing, version_of
 from tidemark.spark.tail import (
     AFTER,
     BEFORE,
-    EXISTS,
     StateSpec,
     changes,
     first_changes,
