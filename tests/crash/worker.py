@@ -7,9 +7,6 @@ It ends in one of these ways: killed (by its own fuse, or from the outside), don
 from __future__ import annotations
 
 import json
-import os
-import signal
-import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -27,15 +24,16 @@ if TYPE_CHECKING:
 
 DONE, RETRY, BROKEN = 0, 1, 3
 TRACES, REPORTS, ACKNOWLEDGED = "traces", "reports", "acknowledged"
+ZOMBIE_READY, LATE_READY, GO = "zombie-ready", "late-ready", "go"
 MEET_SECONDS_MAX = 60
 
 
 @dataclass(frozen=True)
 class Job:
     """One process's work, as it crosses a pipe. `meet_at_seal` is how many workers wait for each other
-    before each seal, so that all of them have staged; `prove` replays everything instead of running. With
-    `zombie` its state commit takes the JVM seconds, and the process dies while the JVM is at it; with
-    `await_zombie` it makes its own state commit only when that one has landed."""
+    before each seal, so that all of them have staged; `prove` replays everything instead of running. A
+    `zombie` publishes without the lock, as what a dead process had asked its JVM for, and commits when it is
+    told to; with `await_zombie` a worker makes its own state commit only when that one has landed."""
 
     root: str
     name: str
@@ -71,7 +69,6 @@ class Report:
     decided: list[tuple[int, bool]] = field(default_factory=list)
     verdicts: list[str] = field(default_factory=list)
     checkpoint: int = 0
-    waited: bool = False
     error: str = ""
 
 
@@ -112,9 +109,10 @@ def do(job: Job, root: Path, report: Report) -> None:
     attempt = Attempt(Owner(job.run_id), new_token())
     report.token = attempt.token
     if job.zombie:
-        die_while_the_state_is_committed()
+        hold_state_commit(root, ready=ZOMBIE_READY, until=(root / GO).exists)
     if job.await_zombie:
-        commit_after_another(root, report)
+        opened = state_version(root)
+        hold_state_commit(root, ready=LATE_READY, until=lambda: state_version(root) > opened)
     if job.meet_at_seal:
         meet_at_seal(deployment, root, job)
     if job.prove:
@@ -127,7 +125,7 @@ def do(job: Job, root: Path, report: Report) -> None:
         for outcome in ran.decided
     ]
     if job.publish:
-        publish_all(deployment, attempt)
+        publish_all(deployment, attempt, locked=not job.zombie)
     if job.sweep:
         sweep(deployment.pipeline)
 
@@ -146,12 +144,12 @@ def session_maker(gateway: Gateway | None) -> Callable[[], Any]:
     return session
 
 
-def publish_all(deployment: Deployment, attempt: Attempt) -> None:
+def publish_all(deployment: Deployment, attempt: Attempt, *, locked: bool) -> None:
     from tidemark.pipeline.publish import is_due, publish
 
     for shard in deployment.shards:
         if is_due(deployment.control, shard, deployment.policy(shard)):
-            uri = deployment.shard_uri(shard)
+            uri = deployment.shard_uri(shard) if locked else ""
             publish(deployment.control, deployment.state(), shard, token=attempt.token, shard_uri=uri)
 
 
@@ -205,28 +203,20 @@ def state_commits(change: Callable[..., Any]) -> None:
         setattr(state, name, over(getattr(state, name), at))
 
 
-def die_while_the_state_is_committed() -> None:
-    """Make the commit's rows slow to compute, and die half a second after it was asked for."""
+def hold_state_commit(root: Path, *, ready: str, until: Callable[[], bool]) -> None:
+    """Let the commit of the first state wait, with all its changes worked out."""
 
-    def slow(rows: Any, spec: Any) -> Any:
-        threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
-        # Evaluated once for each row, by the JVM, whether anybody waits for it or not.
-        return rows.coalesce(1).where("coalesce(reflect('java.lang.Thread', 'sleep', 800L), '') <> 'never'")
-
-    state_commits(slow)
-
-
-def commit_after_another(root: Path, report: Report) -> None:
-    """Let the first state's commit wait until another's has landed, which must not have happened yet."""
-    log = root / WAREHOUSE / PIPELINE / ORDERS / "state" / "_delta_log"
-    opened = len(list(log.glob("*.json")))
-
-    def later(rows: Any, spec: Any) -> Any:
+    def held(rows: Any, spec: Any) -> Any:
         if spec.name == ORDERS:
-            report.waited = len(list(log.glob("*.json"))) == opened
+            (root / ready).touch()
             deadline = time.monotonic() + MEET_SECONDS_MAX
-            while len(list(log.glob("*.json"))) == opened and time.monotonic() < deadline:
+            while not until() and time.monotonic() < deadline:
                 time.sleep(0.02)
         return rows
 
-    state_commits(later)
+    state_commits(held)
+
+
+def state_version(root: Path) -> int:
+    """How often the first state was committed."""
+    return len(list((root / WAREHOUSE / PIPELINE / ORDERS / "state" / "_delta_log").glob("*.json")))
