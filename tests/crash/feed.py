@@ -44,6 +44,7 @@ def config_at(root: Path) -> PipelineConfig:
                     "keys": ["code", "region"],
                     "apply_as_deletes": "op = 'D'",
                     "route": {"column": "kind", "equals": "party"},
+                    "publish": {"every_transactions": 6},
                 },
             ],
         }

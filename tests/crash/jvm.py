@@ -89,6 +89,12 @@ def main() -> None:
         scratch_folder=scratch,
         confs={
             "spark.driver.memory": "1g",
+            # For a few hundred rows, planning again and compiling code costs more than all the work.
+            "spark.sql.adaptive.enabled": "false",
+            "spark.sql.codegen.wholeStage": "false",
+            "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+            "spark.sql.shuffle.partitions": "1",
+            "spark.databricks.delta.snapshotPartitions": "1",
             "spark.driver.extraJavaOptions": f"-XX:TieredStopAtLevel=1 -Dderby.system.home={scratch}",
         },
     )

@@ -18,7 +18,7 @@ from tests.crash.light import SHARD
 from tests.crash.nursery import report_of
 from tests.crash.race import SECONDS_MAX, pipeline_at, race
 from tests.crash.recompute import bodies_of, rows_of
-from tests.crash.worker import DONE
+from tests.crash.worker import DONE, NONE
 from tidemark.pipeline.maintain import sweep
 
 WRITERS = 4
@@ -85,7 +85,7 @@ def test_four_processes_race_for_one_shard_and_each_loss_is_on_record_with_its_w
 def test_two_spark_workers_race_for_every_seal_and_one_wins_each(bench: Bench, tmp_path: Path) -> None:
     """Invariants 2 and 4, scenario M8: both have staged before either may seal."""
     feed(tmp_path, seed=7, first=0, files=4)
-    jobs = [bench.start(tmp_path, f"run-{n}", meet_at_seal=2, publish=False) for n in range(2)]
+    jobs = [bench.start(tmp_path, f"run-{n}", meet_at_seal=2, publish=NONE) for n in range(2)]
     assert [bench.status(job) for job in jobs] == [DONE, DONE]
     bench.finish(tmp_path, "publish")
     bench.check(tmp_path)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tidemark.pipeline.context import Attempt
 
 DONE, RETRY, BROKEN = 0, 1, 3
+ALL, DUE, NONE = "all", "due", "none"
 TRACES, REPORTS, ACKNOWLEDGED = "traces", "reports", "acknowledged"
 ZOMBIE_READY, LATE_READY, GO = "zombie-ready", "late-ready", "go"
 MEET_SECONDS_MAX = 60
@@ -41,7 +42,7 @@ class Job:
     gateway: Gateway | None = None
     fuse: Fuse | None = None
     prove: bool = False
-    publish: bool = True
+    publish: str = ALL
     sweep: bool = False
     meet_at_seal: int = 0
     zombie: bool = False
@@ -124,8 +125,8 @@ def do(job: Job, root: Path, report: Report) -> None:
         (outcome.winner.txn, False) if hasattr(outcome, "winner") else (outcome.seal.txn, True)  # type: ignore[union-attr]
         for outcome in ran.decided
     ]
-    if job.publish:
-        publish_all(deployment, attempt, locked=not job.zombie)
+    if job.publish != NONE:
+        publish_states(deployment, attempt, due_only=job.publish == DUE, locked=not job.zombie)
     if job.sweep:
         sweep(deployment.pipeline)
 
@@ -144,11 +145,14 @@ def session_maker(gateway: Gateway | None) -> Callable[[], Any]:
     return session
 
 
-def publish_all(deployment: Deployment, attempt: Attempt, *, locked: bool) -> None:
+def publish_states(deployment: Deployment, attempt: Attempt, *, due_only: bool, locked: bool) -> None:
+    """Bring the states up to their logs: all of them, or those that their policies ask for."""
+    from tidemark.core.publish import Policy
     from tidemark.pipeline.publish import is_due, publish
 
     for shard in deployment.shards:
-        if is_due(deployment.control, shard, deployment.policy(shard)):
+        policy = deployment.policy(shard) if due_only else Policy(1)
+        if is_due(deployment.control, shard, policy):
             uri = deployment.shard_uri(shard) if locked else ""
             publish(deployment.control, deployment.state(), shard, token=attempt.token, shard_uri=uri)
 
