@@ -20,8 +20,7 @@ from tidemark.core.publish import Policy
 from tidemark.core.seal import Part, Staged
 from tidemark.delta.control import DeltaControl
 from tidemark.delta.schema import log_schema, quarantine_schema
-from tidemark.pipeline.context import Pipeline
-from tidemark.pipeline.publish import watermark_below
+from tidemark.pipeline.context import Pipeline, watermark_below
 from tidemark.sources.files import FileSource
 from tidemark.spark.parts import QUARANTINE, PartStore
 

@@ -28,7 +28,8 @@ from tidemark.pipeline.ingest import ingest
 from tidemark.pipeline.maintain import sweep
 from tidemark.pipeline.run import run
 from tidemark.pipeline.upsert import bring_up_log, commit_staged, put_seal
-from tidemark.pipeline.validate import validate
+from tidemark.pipeline.validate import Gated, validate
+from tidemark.ports.gate import Opinion
 
 SHARDS = (ShardId("a"), ShardId("b"))
 RUNS = ("one", "two", "three")
@@ -135,7 +136,8 @@ class Machine(RuleBasedStateMachine):
         try:
             staged = ingest(pipeline, attempt, self.world.sealed_upper)
             if isinstance(staged, Staged):
-                commit_staged(pipeline, attempt, staged, validate(pipeline, staged), held={shard: "late"})
+                gated = Gated(validate(pipeline, staged).finding, Opinion(held={shard: "late"}))
+                commit_staged(pipeline, attempt, staged, gated)
         except (Crash, Determinate):
             return
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tests.simulation.reader import Reader, truncate
 from tests.simulation.scheduler import Scheduler
@@ -16,9 +16,12 @@ from tidemark.memory.chaos import Chaos, Crash
 from tidemark.memory.control import MemoryControl, MemoryWarehouse
 from tidemark.memory.plane import Files, MemoryPlane
 from tidemark.memory.source import MemorySource, MemorySourceView, SourceRecord
+from tidemark.pipeline.checkpoint import checkpoint
 from tidemark.pipeline.context import Attempt, Pipeline
 from tidemark.pipeline.maintain import sweep
+from tidemark.pipeline.reclock import reclock
 from tidemark.pipeline.run import run
+from tidemark.pipeline.stepwise import gather, judge_gathered, seal_judged
 from tidemark.pipeline.upsert import announce_generation, put_seal
 
 SHARDS = (ShardId("a"), ShardId("b"))
@@ -153,13 +156,15 @@ class World:
     def writer(self, owner: Owner) -> None:
         generation = 1 if self.rng.random() < 0.1 else 0
         cleared = False
+        steps = self.rng.random() < 0.5
         for _ in range(4):
             token = self.token()
             pipeline = self.pipeline(self.scheduler, generation)
             try:
                 if generation:
                     announce_generation(pipeline)
-                report = run(pipeline, Attempt(owner, token, cleared))
+                attempt = Attempt(owner, token, cleared, int(cleared))
+                findings = self.stepwise(attempt, generation) if steps else run(pipeline, attempt).findings
             except DataDiffers as error:
                 self.evidence.differing.add((error.finding.txn, token))
                 return
@@ -167,10 +172,23 @@ class World:
                 return
             except (Crash, Determinate):
                 continue
-            self.evidence.findings += [(finding, bool(self.evidence.tampered)) for finding in report.findings]
+            self.evidence.findings += [(finding, bool(self.evidence.tampered)) for finding in findings]
             if cleared or self.rng.random() < 0.6:
                 return
             cleared = True
+
+    def stepwise(self, attempt: Attempt, generation: int) -> tuple[Finding, ...]:
+        """A run whose steps are processes of their own, each with a token of its own, as tasks are."""
+
+        def next_step() -> tuple[Pipeline, Attempt]:
+            return self.pipeline(self.scheduler, generation), replace(attempt, token=self.token())
+
+        reclock(*next_step())
+        gather(*next_step())
+        judged = judge_gathered(*next_step())
+        seal_judged(*next_step())
+        checkpoint(next_step()[0])
+        return tuple(one.gated.finding for one in judged if one.replayed)
 
     def sweeper(self) -> None:
         for _ in range(2):

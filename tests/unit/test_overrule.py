@@ -21,7 +21,8 @@ from tidemark.pipeline.overrule import accept, release, skip
 from tidemark.pipeline.reclock import reclock
 from tidemark.pipeline.run import run
 from tidemark.pipeline.upsert import commit_staged
-from tidemark.pipeline.validate import validate
+from tidemark.pipeline.validate import Gated, validate
+from tidemark.ports.gate import Opinion
 
 T1 = Txn(1)
 
@@ -42,7 +43,12 @@ def held() -> World:
     pipeline, attempt = world.process(), world.attempt()
     staged = ingest(pipeline, attempt, T1)
     assert isinstance(staged, Staged)
-    commit_staged(pipeline, attempt, staged, validate(pipeline, staged), held={B: "too many NULLs"})
+    commit_staged(
+        pipeline,
+        attempt,
+        staged,
+        Gated(validate(pipeline, staged).finding, Opinion(held={B: "too many NULLs"})),
+    )
     world.run()
     assert (world.log_txns(A), world.log_txns(B), world.checkpoint) == ([1, 2], [], 2)
     return world

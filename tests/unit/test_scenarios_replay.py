@@ -26,7 +26,8 @@ from tidemark.pipeline.ingest import ingest
 from tidemark.pipeline.reclock import reclock
 from tidemark.pipeline.run import replay, run
 from tidemark.pipeline.upsert import bring_up_log, bring_up_logs, commit_staged, put_seal
-from tidemark.pipeline.validate import validate
+from tidemark.pipeline.validate import Gated, validate
+from tidemark.ports.gate import Opinion
 
 T1 = Txn(1)
 
@@ -270,7 +271,7 @@ def test_p12_what_someone_accepts_is_sealed_with_the_reason() -> None:
     world = World()
     world.feed(rec("k", 1), rec("l", 2))
     pipeline, attempt, staged = staged_for(world)
-    finding = Finding(T1, Verdict.DIFFERS, why="expect_column_mean")
+    finding = Gated(Finding(T1, Verdict.DIFFERS, why="expect_column_mean"))
     outcome = commit_staged(pipeline, attempt, staged, finding, reason="the mean did change")
     assert isinstance(outcome, Sealed)
     assert (outcome.seal.decision, outcome.seal.reason) == (Decision.ACCEPTED, "the mean did change")
@@ -296,7 +297,12 @@ def paused_world() -> World:
     world = World()
     world.feed(rec("k", 1), rec("k", 1, table="b"))
     pipeline, attempt, staged = staged_for(world)
-    commit_staged(pipeline, attempt, staged, validate(pipeline, staged), held={B: "too many NULLs"})
+    commit_staged(
+        pipeline,
+        attempt,
+        staged,
+        Gated(validate(pipeline, staged).finding, Opinion(held={B: "too many NULLs"})),
+    )
     bring_up_logs(pipeline)
     world.commit(rec("k", 2), rec("k", 2, table="b"))
     world.commit(rec("k", 3))

@@ -1,7 +1,7 @@
 """The journal: what was attempted and what came of it, chained so that nothing drops out unseen.
 
-Bindings, seals and checkpoints say what *is*. The journal says what *happened*: attempts staged,
-races lost and to whom, replays and their verdicts, what people accepted or skipped and why.
+Bindings, seals and checkpoints say what *is*. The journal says what *happened*: what the
+gate said, races lost and to whom, replays and their verdicts, what people accepted or skipped and why.
 
 Every stored record, of the journal and of the other ledgers, carries a link: a checksum of itself
 and of the link before it. A record that was lost or changed breaks the chain, and that is another
@@ -28,6 +28,7 @@ CHAIN: Final = "chain"
 class Event(StrEnum):
     """What can happen to a transaction."""
 
+    JUDGED = "judged"
     LOST = "lost"
     VERIFIED = "verified"
     ACCEPTED = "accepted"

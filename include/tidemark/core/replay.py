@@ -71,6 +71,18 @@ class DataDiffers(InvariantViolation):
         self.finding = finding
 
 
+class ExpectationsFailed(InvalidUsage):
+    """The user's own expectations don't hold for what was staged."""
+
+    def __init__(self, txn: Txn, failed: Sequence[str]) -> None:
+        super().__init__(
+            f"transaction {txn} does not meet its expectations: {'; '.join(failed)}",
+            hint="fix the cause and clear the task; or accept or skip the transaction with a reason",
+        )
+        self.txn = txn
+        self.failed = tuple(failed)
+
+
 def judge(txn: Txn, *, recorded: Digests, found: Digests) -> Finding:
     """Compare all endpoints; digests of another encoding are not comparable."""
     encodings = {digest.encoding for digest in recorded.values()}

@@ -58,7 +58,8 @@ def digests_of(source: Digest, shards: Mapping[ShardId, ShardParts]) -> dict[str
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """One attempt's work: written, counted, invisible."""
+    """One attempt's work: written, counted, invisible. `base` is the watermark that it started from, and
+    `watermark` the one that it ends with."""
 
     txn: Txn
     token: WriterToken
@@ -66,6 +67,7 @@ class Staged:
     shards: Mapping[ShardId, ShardParts]
     engine: str
     watermark: int | None = None
+    base: int | None = None
 
     @property
     def digests(self) -> Digests:

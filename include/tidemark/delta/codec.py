@@ -16,6 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from tidemark.core.binding import Binding, BindingRecord, Claim
 from tidemark.core.checkpoint import Checkpoint
 from tidemark.core.errors import InvalidUsage, InvariantViolation, TidemarkError
+from tidemark.core.evidence import Evidence
 from tidemark.core.journal import JournalEntry, check_format
 from tidemark.core.lease import Lease
 from tidemark.core.ledger import Record
@@ -102,6 +103,11 @@ def run_column(record: object) -> str | None:
 @cache
 def bindings_codec() -> Codec[BindingRecord]:
     return Codec({"binding": Binding, "claim": Claim})
+
+
+@cache
+def attempts_codec() -> Codec[Evidence]:
+    return Codec({"evidence": Evidence})
 
 
 @cache

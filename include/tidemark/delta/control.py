@@ -15,6 +15,7 @@ from tidemark.core.publish import Published
 from tidemark.delta.codec import (
     Codec,
     R,
+    attempts_codec,
     bindings_codec,
     checkpoints_codec,
     journal_codec,
@@ -25,7 +26,7 @@ from tidemark.delta.codec import (
 from tidemark.delta.ledger import MARKS, DeltaLedger
 from tidemark.delta.log import DeltaLog
 
-CONTROL_TABLES: Final = ("bindings", "seals", "checkpoints", "journal", "publishes", "leases")
+CONTROL_TABLES: Final = ("bindings", "attempts", "seals", "checkpoints", "journal", "leases")
 
 
 class DeltaControl:
@@ -49,6 +50,7 @@ class DeltaControl:
         self._options = dict(storage_options or {})
         self._clock_ns = clock_ns
         self.bindings = self.ledger("bindings", bindings_codec())
+        self.attempts = self.ledger("attempts", attempts_codec())
         self.seals = self.ledger("seals", seals_codec())
         self.checkpoints = self.ledger("checkpoints", checkpoints_codec())
         self.journal = self.ledger("journal", journal_codec())

@@ -7,6 +7,7 @@ from typing import Any
 
 from tidemark.core.binding import BindingRecord
 from tidemark.core.checkpoint import Checkpoint
+from tidemark.core.evidence import Evidence
 from tidemark.core.ids import ShardId
 from tidemark.core.journal import JournalEntry
 from tidemark.core.lease import Lease
@@ -22,6 +23,7 @@ class MemoryWarehouse:
 
     def __init__(self) -> None:
         self.bindings: MemoryLedger[BindingRecord] = MemoryLedger()
+        self.attempts: MemoryLedger[Evidence] = MemoryLedger()
         self.seals: MemoryLedger[Seal] = MemoryLedger()
         self.checkpoints: MemoryLedger[Checkpoint] = MemoryLedger()
         self.journal: MemoryLedger[JournalEntry] = MemoryLedger()
@@ -39,6 +41,7 @@ class MemoryWarehouse:
         """Let every write that is still under way arrive now; one at a time, so a caller may stop."""
         ledgers: tuple[MemoryLedger[Any], ...] = (
             self.bindings,
+            self.attempts,
             self.seals,
             self.checkpoints,
             self.journal,
@@ -58,6 +61,7 @@ class MemoryControl:
         self._warehouse = warehouse
         self._chaos = chaos
         self.bindings = MemoryLedgerView(warehouse.bindings, chaos, "bindings")
+        self.attempts = MemoryLedgerView(warehouse.attempts, chaos, "attempts")
         self.seals = MemoryLedgerView(warehouse.seals, chaos, "seals")
         self.checkpoints = MemoryLedgerView(warehouse.checkpoints, chaos, "checkpoints")
         self.journal = MemoryLedgerView(warehouse.journal, chaos, "journal")

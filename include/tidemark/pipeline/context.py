@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tidemark.core.binding import Binding, Configuration, Owner
 from tidemark.core.errors import Determinate, InvariantViolation
-from tidemark.core.ids import TXN_NONE, ShardId, Txn, WriterToken
+from tidemark.core.ids import TXN_FIRST, TXN_NONE, ShardId, Txn, WriterToken
 from tidemark.core.journal import Event, JournalEntry, decide_note
 from tidemark.core.ledger import Head, Put
 from tidemark.core.seal import Seal
 from tidemark.pipeline.settle import settle
 from tidemark.ports.control import Control
+from tidemark.ports.gate import Gate, NoExpectations
 from tidemark.ports.plane import DataPlane
 from tidemark.ports.source import Source
 
@@ -26,15 +27,18 @@ class Pipeline:
     plane: DataPlane
     configuration: Configuration
     generation: int = 0
+    gate: Gate = field(default_factory=NoExpectations)
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One try of one run. The token is never used twice; `cleared` asks for a proof."""
+    """One try of one run. The token is never used twice; `cleared` asks for a proof; `round` counts how
+    often the run was cleared, so that a retry can tell its own work from that of an earlier round."""
 
     owner: Owner
     token: WriterToken
     cleared: bool = False
+    round: int = 0
 
 
 def binding_at(pipeline: Pipeline, txn: Txn) -> Binding:
@@ -79,6 +83,14 @@ def unfinished(pipeline: Pipeline) -> Unfinished:
     seals = pipeline.control.seals.read(done_upper, sealed_upper)
     touched = {shard: done_upper for seal in seals for shard in seal.shards}
     return Unfinished(sealed_upper, seals, dict(sorted({**touched, **waiting}.items())))
+
+
+def watermark_below(control: Control, txn: Txn) -> int | None:
+    """The highest sequence in the transactions below one."""
+    if txn <= TXN_FIRST:
+        return None
+    control.seals.head()
+    return next((seal.watermark for seal in control.seals.read(txn - 1, txn)), None)
 
 
 def note(

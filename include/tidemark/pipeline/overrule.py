@@ -49,8 +49,8 @@ def accept(pipeline: Pipeline, attempt: Attempt, txn: Txn, *, reason: str) -> Tx
     checked_reason(reason)
     outcome: Staged | SealOutcome = ingest(pipeline, attempt, txn)
     if isinstance(outcome, Staged):
-        finding = validate(pipeline, outcome)
-        outcome = commit_staged(pipeline, attempt, outcome, finding, reason=reason.strip())
+        gated = validate(pipeline, outcome)
+        outcome = commit_staged(pipeline, attempt, outcome, gated, reason=reason.strip())
     _refuse_unless_ours(outcome, txn)
     return _finished(pipeline, attempt, txn, Event.ACCEPTED, reason)
 

@@ -43,6 +43,7 @@ from tidemark.core.publish import (
     due,
     published_txn,
 )
+from tidemark.pipeline.context import watermark_below
 from tidemark.pipeline.settle import settle
 from tidemark.ports.control import Control
 from tidemark.ports.state import StatePlane, Tail
@@ -124,15 +125,6 @@ def put_record(control: Control, shard: ShardId, *, version: int, commit: StateC
 
     what = f"the record of transaction {commit.txn} in the state of {shard}"
     return settle(ledger, decide, what=what)
-
-
-def watermark_below(control: Control, txn: Txn) -> int | None:
-    """The highest sequence in the transactions below one."""
-    if txn <= TXN_FIRST:
-        return None
-    seals = control.seals
-    seals.head()
-    return next((seal.watermark for seal in seals.read(txn - 1, txn)), None)
 
 
 def publish(

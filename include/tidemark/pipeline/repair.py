@@ -16,7 +16,7 @@ from tidemark.core.ids import ShardId, Txn
 from tidemark.core.replay import DataDiffers, Finding, judge
 from tidemark.core.seal import Part, Seal, ShardParts, Staged
 from tidemark.pipeline.context import Attempt, Pipeline, binding_at, seal_at
-from tidemark.pipeline.replay import verify
+from tidemark.pipeline.replay import as_sealed, note_finding, replay_input
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +25,6 @@ class Repaired:
 
     finding: Finding
     parts: tuple[tuple[ShardId, Part], ...] = ()
-
-
-def as_sealed(seal: Seal) -> Staged:
-    """The sealed parts in the shape that a read-back takes."""
-    return Staged(seal.txn, seal.token, seal.source, seal.shards, seal.engine)
 
 
 def find_damage(pipeline: Pipeline, seal: Seal) -> dict[ShardId, tuple[Part, ...]]:
@@ -52,7 +47,8 @@ def repair(pipeline: Pipeline, attempt: Attempt, txn: Txn) -> Repaired:
     pipeline.control.seals.head()
     binding, seal = binding_at(pipeline, txn), seal_at(pipeline, txn)
     damage = find_damage(pipeline, seal)
-    finding = verify(pipeline, attempt, binding, seal)
+    finding = replay_input(pipeline, binding, seal)
+    note_finding(pipeline, attempt, finding)
     if not damage or not finding.passed:
         return Repaired(finding)
     staged = pipeline.plane.stage(binding, attempt.token)

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Final
+
 from tidemark.core.binding import Binding
+from tidemark.core.checksum import Digests
 from tidemark.core.ids import Txn
 from tidemark.core.journal import Event
-from tidemark.core.replay import Finding, ReplayStep, Verdict, judge_replay, plan_replay
-from tidemark.core.seal import Seal
+from tidemark.core.lease import SINCE, Lease, since_of
+from tidemark.core.ledger import Head, Put
+from tidemark.core.replay import Finding, ReplayStep, Verdict, judge, judge_replay, plan_replay
+from tidemark.core.seal import Seal, Staged
 from tidemark.pipeline.context import Attempt, Pipeline, note
+from tidemark.pipeline.settle import settle
+
+PARTS_DIFFER: Final = "the input is as it was, but the parts are not what was sealed; repair them"
 
 
 def replay_plan(pipeline: Pipeline, *, txn_from: Txn, txn_to: Txn) -> tuple[ReplayStep, ...]:
@@ -23,13 +32,47 @@ def replay_plan(pipeline: Pipeline, *, txn_from: Txn, txn_to: Txn) -> tuple[Repl
     return plan_replay(txn_from=txn_from, txn_to=txn_to, bindings=bindings, seals=seals)
 
 
-def verify(pipeline: Pipeline, attempt: Attempt, binding: Binding, seal: Seal) -> Finding:
-    """Judge one sealed transaction against its input as it is now, and note the verdict."""
+def as_sealed(seal: Seal) -> Staged:
+    """The sealed parts in the shape that a read-back takes."""
+    return Staged(seal.txn, seal.token, seal.source, seal.shards, seal.engine)
+
+
+def replay_input(pipeline: Pipeline, binding: Binding, seal: Seal) -> Finding:
+    """Judge a sealed transaction by its input as it is now."""
     gone = pipeline.source.inspect(binding)
     if gone:
-        finding = Finding(binding.txn, Verdict.INPUT_GONE, why=gone)
-    else:
-        finding = judge_replay(seal, pipeline.plane.replay(binding))
+        return Finding(binding.txn, Verdict.INPUT_GONE, why=gone)
+    return judge_replay(seal, pipeline.plane.replay(binding))
+
+
+def judge_parts(pipeline: Pipeline, seal: Seal, found: Digests) -> Finding:
+    """Judge what the sealed parts gave; those that maintenance was free to remove prove nothing."""
+    finding = judge(seal.txn, recorded=seal.digests, found=found)
+    if finding.passed:
+        return finding
+    # Asked after the parts were read: maintenance moves this mark before it removes anything. An old
+    # snapshot would blame it; a commit that changes nothing goes in on the newest one only.
+    since = settle(pipeline.control.leases, confirmed_since, what="the look at since")
+    if seal.txn < since:
+        return Finding(seal.txn, Verdict.IDENTICAL, why=f"by its input; its parts are gone, below {since}")
+    return replace(finding, why=PARTS_DIFFER)
+
+
+def confirmed_since(head: Head) -> Put[Lease, Txn] | Txn:
+    """The first transaction whose parts are kept, in a way that only the newest snapshot can tell."""
+    since = since_of(head)
+    return Put(marks={SINCE: since}, records=(), result=since)
+
+
+def verify(pipeline: Pipeline, attempt: Attempt, binding: Binding, seal: Seal) -> Finding:
+    """Judge one sealed transaction by its input and by its parts as they are now; note the verdict."""
+    finding = replay_input(pipeline, binding, seal)
+    if finding.passed and seal.shards:
+        finding = judge_parts(pipeline, seal, pipeline.plane.read_back(as_sealed(seal)))
+    note_finding(pipeline, attempt, finding)
+    return finding
+
+
+def note_finding(pipeline: Pipeline, attempt: Attempt, finding: Finding) -> None:
     detail = {"verdict": str(finding.verdict), "finding": str(finding), "run": attempt.owner.run_id}
     note(pipeline, Event.VERIFIED, txn=finding.txn, token=attempt.token, detail=detail)
-    return finding

@@ -47,9 +47,9 @@ def finish(pipeline: Pipeline, attempt: Attempt, txn: Txn, *, progress: Progress
     outcome: Staged | SealOutcome = ingest(pipeline, attempt, txn)
     if isinstance(outcome, Staged):
         progress(txn, "validate")
-        finding = validate(pipeline, outcome)
+        gated = validate(pipeline, outcome)
         progress(txn, "upsert")
-        outcome = commit_staged(pipeline, attempt, outcome, finding)
+        outcome = commit_staged(pipeline, attempt, outcome, gated)
     if isinstance(outcome, TooEarly):
         raise Determinate(
             f"transaction {txn} can't be decided before {outcome.upper}",

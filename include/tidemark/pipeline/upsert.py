@@ -8,15 +8,14 @@ its digests with the winner's: the same number with other data is an error, neve
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
-from tidemark.core.errors import TidemarkError
+from tidemark.core.errors import Determinate, TidemarkError
 from tidemark.core.ids import TXN_FIRST, ShardId, Txn
 from tidemark.core.journal import Event
 from tidemark.core.ledger import Head, Put
-from tidemark.core.replay import DataDiffers, Finding, InputGone, judge_replay
+from tidemark.core.replay import DataDiffers, ExpectationsFailed, InputGone, judge_replay
 from tidemark.core.seal import (
     Lost,
     Seal,
@@ -39,9 +38,18 @@ from tidemark.core.shard import (
     decide_append,
     next_append,
 )
-from tidemark.pipeline.context import Attempt, Pipeline, binding_at, note, seal_at, unfinished
+from tidemark.pipeline.context import (
+    Attempt,
+    Pipeline,
+    binding_at,
+    note,
+    seal_at,
+    unfinished,
+    watermark_below,
+)
 from tidemark.pipeline.ingest import standing
 from tidemark.pipeline.settle import settle
+from tidemark.pipeline.validate import Gated
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,17 +85,16 @@ def commit_staged(
     pipeline: Pipeline,
     attempt: Attempt,
     staged: Staged,
-    finding: Finding,
+    gated: Gated,
     *,
-    held: Mapping[ShardId, str] | None = None,
     reason: str = "",
 ) -> SealOutcome:
     """Seal what passed the gate (or what someone accepted for a reason); drop what came second."""
-    refusal = refused(pipeline, staged, finding, reason)
+    refusal = refused(pipeline, staged, gated, reason)
     # Whoever comes second may find its parts swept away; that is a lost race, not a red gate.
     if refusal is not None and standing(pipeline, staged.txn) is not Standing.BELOW:
         raise refusal
-    seal = seal_of(staged, generation=pipeline.generation, held=held or {}, reason=reason)
+    seal = seal_of(staged, generation=pipeline.generation, held=gated.opinion.held, reason=reason)
     outcome = put_seal(pipeline, seal)
     match outcome:
         case Lost(winner):
@@ -97,10 +104,18 @@ def commit_staged(
     return outcome
 
 
-def refused(pipeline: Pipeline, staged: Staged, finding: Finding, reason: str) -> TidemarkError | None:
+def refused(pipeline: Pipeline, staged: Staged, gated: Gated, reason: str) -> TidemarkError | None:
     """Why an attempt may not be sealed, if it may not."""
-    if not finding.passed and not reason:
-        return DataDiffers(finding)
+    if not gated.finding.passed and not reason:
+        return DataDiffers(gated.finding)
+    if gated.opinion.failed and not reason:
+        return ExpectationsFailed(staged.txn, gated.opinion.failed)
+    # What counts as late depends on the transaction before; it is final once that one is sealed.
+    if staged.watermark is not None and staged.base != watermark_below(pipeline.control, staged.txn):
+        return Determinate(
+            f"transaction {staged.txn} was staged above another transaction {staged.txn - 1} than was sealed",
+            hint="clear the ingest task, or run the pipeline again: it is staged anew",
+        )
     # The input is looked at once more: what changed while it was being read must not be sealed.
     gone = pipeline.source.inspect(binding_at(pipeline, staged.txn))
     return InputGone(staged.txn, what=gone) if gone else None

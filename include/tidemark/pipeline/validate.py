@@ -1,17 +1,34 @@
 """Validate: the gate, while the data is only staged.
 
-A first attempt compares what the write computed with what a read-back of the parts computes. What
-does not pass was never visible (Invariant 15).
+A first attempt compares what the write computed with what a read-back of the parts computes; then come
+the user's own expectations. What does not pass was never visible (Invariant 15).
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from tidemark.core.replay import Finding, judge
 from tidemark.core.seal import Staged
 from tidemark.pipeline.context import Pipeline
+from tidemark.ports.gate import Opinion
 
 
-def validate(pipeline: Pipeline, staged: Staged) -> Finding:
-    """Read the staged parts back, and compare every endpoint."""
+@dataclass(frozen=True, slots=True)
+class Gated:
+    """What the gate says of one attempt."""
+
+    finding: Finding
+    opinion: Opinion = field(default_factory=Opinion)
+
+    @property
+    def passed(self) -> bool:
+        return self.finding.passed and not self.opinion.failed
+
+
+def validate(pipeline: Pipeline, staged: Staged) -> Gated:
+    """Read the staged parts back, compare every endpoint, and ask the expectations."""
     found = pipeline.plane.read_back(staged)
-    return judge(staged.txn, recorded=staged.digests, found=found)
+    finding = judge(staged.txn, recorded=staged.digests, found=found)
+    # Rows that are not those that were written need no opinion.
+    return Gated(finding, pipeline.gate.opinion(staged) if finding.passed else Opinion())

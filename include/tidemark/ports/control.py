@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 from tidemark.core.binding import BindingRecord
 from tidemark.core.checkpoint import Checkpoint
+from tidemark.core.evidence import Evidence
 from tidemark.core.ids import ShardId
 from tidemark.core.journal import JournalEntry
 from tidemark.core.lease import Lease
@@ -53,6 +54,9 @@ class Control(Protocol):
 
     @property
     def bindings(self) -> Ledger[BindingRecord]: ...
+
+    @property
+    def attempts(self) -> Ledger[Evidence]: ...
 
     @property
     def seals(self) -> Ledger[Seal]: ...

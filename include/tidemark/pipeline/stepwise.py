@@ -1,0 +1,294 @@
+"""A run whose steps are tasks of their own: each picks up from durable facts what the one before left.
+
+`gather` stages what is open and replays what a clear asked for, `judge_gathered` puts both before the
+gate, `seal_judged` seals what passed. Each can be repeated, retried and cleared by itself, in any process:
+the bindings say what the run owns, the attempts what was found, the journal what the gate said, and the
+seal decides. A step that finds nothing to do needs no data plane.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tidemark.core.binding import owned_in
+from tidemark.core.checksum import Digests
+from tidemark.core.errors import Determinate
+from tidemark.core.evidence import Evidence, decide_evidence, newest_of
+from tidemark.core.ids import ShardId, Txn, WriterToken
+from tidemark.core.journal import Event, JournalEntry
+from tidemark.core.ledger import Head, Put
+from tidemark.core.replay import Finding, RunPlan, Verdict, judge, judge_replay, plan_run
+from tidemark.core.seal import Lost, Seal, SealOutcome, Staged, TooEarly
+from tidemark.core.shard import Standing
+from tidemark.pipeline.context import Attempt, Pipeline, binding_at, note, seal_at
+from tidemark.pipeline.ingest import standing
+from tidemark.pipeline.replay import as_sealed, judge_parts
+from tidemark.pipeline.run import Progress, unwatched
+from tidemark.pipeline.settle import settle
+from tidemark.pipeline.upsert import bring_up_logs, commit_staged, drop_lost
+from tidemark.pipeline.validate import Gated
+from tidemark.ports.gate import Opinion
+
+Pair = tuple[Txn, Digests, Digests]
+Compare = Callable[[Sequence[Pair]], Sequence[Finding]]
+"""Judges (transaction, recorded, found), in order."""
+
+
+def compare_plainly(pairs: Sequence[Pair]) -> Sequence[Finding]:
+    return [judge(txn, recorded=recorded, found=found) for txn, recorded, found in pairs]
+
+
+def known_plan(pipeline: Pipeline, attempt: Attempt) -> RunPlan:
+    """What the run has to do now; its share was decided when it was reclocked."""
+    bindings = pipeline.control.bindings
+    bound_upper = bindings.head().upper
+    owned = owned_in(bindings.find(attempt.owner.identity))
+    if owned is None:
+        hint = "retry; if it stays so, clear the reclock task"
+        raise Determinate(f"{attempt.owner.identity} was not reclocked", hint=hint)
+    sealed_upper = pipeline.control.seals.head().upper
+    return plan_run(
+        owned=owned.txns, cleared=attempt.cleared, sealed_upper=sealed_upper, bound_upper=bound_upper
+    )
+
+
+# Ingest.
+
+
+def found_by(pipeline: Pipeline, attempt: Attempt) -> Sequence[Evidence]:
+    """All that the run has found so far, in order; what other runs found is theirs."""
+    pipeline.control.attempts.head()
+    return pipeline.control.attempts.find(attempt.owner.identity)
+
+
+def keep(pipeline: Pipeline, attempt: Attempt, evidence: Evidence) -> None:
+    """Put the evidence on record, once."""
+    attempts = pipeline.control.attempts
+
+    def decide(head: Head) -> Put[Evidence, None] | None:
+        return decide_evidence(head=head, found=attempts.find(evidence.key), new=evidence)
+
+    settle(attempts, decide, what=f"the evidence on transaction {evidence.txn}")
+
+
+def is_usable(pipeline: Pipeline, evidence: Evidence | None) -> bool:
+    """Whether an earlier try of the same round has done this work, and its files are still there."""
+    if evidence is None or evidence.staged is None:
+        return False
+    shards = evidence.staged.shards
+    return evidence.replayed or not any(pipeline.plane.damaged(name, shards[name].parts) for name in shards)
+
+
+def gather_one(pipeline: Pipeline, attempt: Attempt, txn: Txn, *, replayed: bool) -> Evidence:
+    """The evidence on one transaction: found from an earlier try, or made now."""
+    before = newest_of(found_by(pipeline, attempt), txn, replayed=replayed, round_min=attempt.round)
+    if before is not None and is_usable(pipeline, before):
+        return before
+    binding = binding_at(pipeline, txn)
+    gone = pipeline.source.inspect(binding)
+    staged: Staged | None = None
+    if not gone:
+        plane = pipeline.plane
+        staged = plane.replay(binding) if replayed else plane.stage(binding, attempt.token)
+    made = Evidence(0, txn, attempt.owner, attempt.round, attempt.token, staged, replayed, gone)
+    keep(pipeline, attempt, made)
+    return made
+
+
+def gather(pipeline: Pipeline, attempt: Attempt, *, progress: Progress = unwatched) -> tuple[Evidence, ...]:
+    """Stage every open transaction of the run's plan, and replay those that it has to prove.
+
+    Input that is gone is evidence too: the gate says so. What comes after it in order is left alone."""
+    plan = known_plan(pipeline, attempt)
+    gathered: list[Evidence] = []
+    for txn in plan.finish:
+        progress(txn, "ingest")
+        gathered.append(gather_one(pipeline, attempt, txn, replayed=False))
+        if gathered[-1].gone:
+            break
+    for txn in plan.prove:
+        progress(txn, "replay")
+        gathered.append(gather_one(pipeline, attempt, txn, replayed=True))
+    return tuple(gathered)
+
+
+# Validate.
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What the gate said of one transaction, as the journal has it."""
+
+    gated: Gated
+    replayed: bool
+
+    @property
+    def txn(self) -> Txn:
+        return self.gated.finding.txn
+
+
+def judge_gathered(
+    pipeline: Pipeline,
+    attempt: Attempt,
+    *,
+    compare: Compare = compare_plainly,
+    progress: Progress = unwatched,
+) -> tuple[Judged, ...]:
+    """Put what was gathered before the gate: every staged transaction of the plan, and every replay.
+
+    A proof compares twice with the seal: what the input gives now, and what the sealed parts give now."""
+    plan = known_plan(pipeline, attempt)
+    pairs: list[Pair] = []
+    staged: dict[Txn, Staged] = {}
+    settled: dict[tuple[Txn, bool], Finding] = {}
+    found = found_by(pipeline, attempt)
+    for txn in plan.finish:
+        evidence = newest_of(found, txn)
+        if evidence is None:
+            break
+        progress(txn, "read back")
+        if evidence.staged is None:
+            settled[txn, False] = Finding(txn, Verdict.INPUT_GONE, why=evidence.gone)
+            break
+        staged[txn] = evidence.staged
+        pairs.append((txn, evidence.staged.digests, pipeline.plane.read_back(evidence.staged)))
+    for txn in plan.prove:
+        progress(txn, "prove")
+        settled[txn, True] = proven(pipeline, attempt, txn, pairs)
+    compared = compare(pairs)
+    for finding in compared:
+        replayed = finding.txn not in staged
+        before = settled.get((finding.txn, replayed))
+        if before is None or before.passed:
+            settled[finding.txn, replayed] = finding
+    judged: list[Judged] = []
+    for (txn, replayed), finding in sorted(settled.items()):
+        asked = finding.passed and not replayed
+        opinion = pipeline.gate.opinion(staged[txn]) if asked else Opinion()
+        judged.append(Judged(Gated(finding, opinion), replayed))
+        record(pipeline, attempt, judged[-1], token_of=staged.get(txn))
+    return tuple(judged)
+
+
+def proven(pipeline: Pipeline, attempt: Attempt, txn: Txn, pairs: list[Pair]) -> Finding:
+    """Collect what proves a sealed transaction; a finding that needs no comparison is returned as it is."""
+    seal = seal_at(pipeline, txn)
+    evidence = gather_one(pipeline, attempt, txn, replayed=True)
+    if evidence.staged is None:
+        return Finding(txn, Verdict.INPUT_GONE, why=evidence.gone)
+    finding = judge_replay(seal, evidence.staged)
+    if finding.verdict is Verdict.NOT_COMPARABLE or not seal.digests:
+        return finding
+    pairs.append((txn, seal.digests, evidence.staged.digests))
+    if not finding.passed or not seal.shards:
+        return finding
+    return judge_parts(pipeline, seal, pipeline.plane.read_back(as_sealed(seal)))
+
+
+def record(pipeline: Pipeline, attempt: Attempt, judged: Judged, *, token_of: Staged | None) -> None:
+    """The verdict's row in the journal: under the token that was judged, with the one that judged."""
+    finding, opinion = judged.gated.finding, judged.gated.opinion
+    detail = {
+        "verdict": str(finding.verdict),
+        "finding": str(finding),
+        "run": attempt.owner.run_id,
+        "by": attempt.token,
+        "failed": json.dumps(opinion.failed),
+        "held": json.dumps(dict(opinion.held)),
+        "warned": json.dumps(opinion.warned),
+    }
+    event = Event.VERIFIED if judged.replayed else Event.JUDGED
+    token = token_of.token if token_of is not None else attempt.token
+    note(pipeline, event, txn=finding.txn, token=token, detail=detail)
+
+
+def judged_in(entry: JournalEntry) -> Judged:
+    """The verdict that a row of the journal holds; its mismatches are in its words."""
+    finding = Finding(entry.txn, Verdict(entry.detail["verdict"]), why=entry.detail["finding"])
+    opinion = Opinion(
+        failed=tuple(json.loads(entry.detail.get("failed", "[]"))),
+        held={ShardId(name): why for name, why in json.loads(entry.detail.get("held", "{}")).items()},
+        warned=tuple(json.loads(entry.detail.get("warned", "[]"))),
+    )
+    return Judged(Gated(finding, opinion), entry.event is Event.VERIFIED)
+
+
+def verdicts_of(pipeline: Pipeline, attempt: Attempt) -> tuple[Judged, ...]:
+    """What this very attempt has put on record; for whoever waited for it in another process."""
+    plan = known_plan(pipeline, attempt)
+    pipeline.control.journal.head()
+    found = [
+        entry
+        for txn in sorted({*plan.finish, *plan.prove})
+        for entry in pipeline.control.journal.find(str(txn))
+        if entry.detail.get("by") == attempt.token
+    ]
+    return tuple(map(judged_in, found))
+
+
+# Upsert.
+
+
+def seal_judged(
+    pipeline: Pipeline, attempt: Attempt, *, progress: Progress = unwatched
+) -> tuple[SealOutcome, ...]:
+    """Seal in order what this run staged and the gate let through, and bring the logs up.
+
+    What somebody else has decided meanwhile is dropped, recorded with its winner, and its parts go."""
+    attempts: dict[Txn, dict[WriterToken, Staged]] = {}
+    for entry in found_by(pipeline, attempt):
+        if entry.staged is not None and not entry.replayed:
+            attempts.setdefault(entry.txn, {})[entry.token] = entry.staged
+    outcomes: list[SealOutcome] = []
+    for txn, tries in sorted(attempts.items()):
+        if standing(pipeline, txn) is Standing.BELOW:
+            outcomes += drop_overtaken(pipeline, attempt, seal_at(pipeline, txn), tries)
+            continue
+        progress(txn, "seal")
+        staged, gated = last_judged(pipeline, txn, tries)
+        outcome = commit_staged(pipeline, attempt, staged, gated)
+        if isinstance(outcome, TooEarly):
+            raise Determinate(f"transaction {txn} can't be decided before {outcome.upper}", hint="retry")
+        others = {token: other for token, other in tries.items() if token != staged.token}
+        winner = outcome.winner if isinstance(outcome, Lost) else outcome.seal
+        outcomes += [outcome, *drop_overtaken(pipeline, attempt, winner, others)]
+    left = set(known_plan(pipeline, attempt).finish).intersection(owned_txns(pipeline, attempt))
+    if left:
+        hint = "retry; if it stays so, clear the ingest task"
+        raise Determinate(f"transaction {min(left)} is not staged", hint=hint)
+    bring_up_logs(pipeline)
+    return tuple(outcomes)
+
+
+def drop_overtaken(
+    pipeline: Pipeline, attempt: Attempt, winner: Seal, tries: Mapping[WriterToken, Staged]
+) -> list[SealOutcome]:
+    """Drop, once, every try at a decided transaction that is not the one that decided it."""
+    pipeline.control.journal.head()
+    entries = pipeline.control.journal.find(str(winner.txn))
+    dropped = {entry.token for entry in entries if entry.event is Event.LOST}
+    overtaken = [staged for token, staged in tries.items() if token not in {*dropped, winner.token}]
+    for staged in overtaken:
+        drop_lost(pipeline, attempt, staged, winner)
+    return [Lost(winner) for _ in overtaken]
+
+
+def owned_txns(pipeline: Pipeline, attempt: Attempt) -> tuple[Txn, ...]:
+    """The transactions that the run has bound."""
+    pipeline.control.bindings.head()
+    owned = owned_in(pipeline.control.bindings.find(attempt.owner.identity))
+    return owned.txns if owned is not None else ()
+
+
+def last_judged(pipeline: Pipeline, txn: Txn, tries: Mapping[WriterToken, Staged]) -> tuple[Staged, Gated]:
+    """The try that the gate saw last, with what it said. Nothing is sealed unseen (Invariant 15)."""
+    pipeline.control.journal.head()
+    for entry in reversed(pipeline.control.journal.find(str(txn))):
+        if entry.event is Event.JUDGED and entry.token in tries:
+            return tries[entry.token], judged_in(entry).gated
+    raise Determinate(
+        f"transaction {txn} as staged by {', '.join(tries)} was not validated",
+        hint="retry; if it stays so, clear the validate task",
+    )
