@@ -10,6 +10,7 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tidemark.config import PipelineConfig
@@ -21,7 +22,9 @@ from tidemark.core.seal import Part, Staged
 from tidemark.delta.control import DeltaControl
 from tidemark.delta.schema import log_schema, quarantine_schema
 from tidemark.pipeline.context import Pipeline, watermark_below
+from tidemark.ports.gate import Opinion
 from tidemark.sources.files import FileSource
+from tidemark.spark.home import home
 from tidemark.spark.parts import QUARANTINE, PartStore
 
 if TYPE_CHECKING:
@@ -60,6 +63,7 @@ class Deployment:
             plane=LazyPlane(self),
             configuration=Configuration.of(config.canonical_json()),
             generation=config.generation,
+            gate=Expectations(self),
         )
         self._plane: SparkPlane | None = None
         self._state: SparkStatePlane | None = None
@@ -74,6 +78,11 @@ class Deployment:
 
     def shard_uri(self, shard: ShardId) -> str:
         return f"{self.root}/{shard}"
+
+    @property
+    def data_docs(self) -> Path:
+        """Where Great Expectations documents what it found, as a site to open in a browser."""
+        return home() / "data-docs" / self.config.name
 
     def plane(self) -> SparkPlane:
         """The data plane; the first call starts Spark."""
@@ -94,6 +103,31 @@ class Deployment:
 
             self._state = SparkStatePlane(self.session(), self.config)
         return self._state
+
+
+class Expectations:
+    """The `Gate` port: the user's own suites, by Great Expectations, when a staged shard has one."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self._deployment = deployment
+
+    def opinion(self, staged: Staged) -> Opinion:
+        config = self._deployment.config
+        asked = [
+            shard for shard in config.shards if shard.expectations and ShardId(shard.name) in staged.shards
+        ]
+        if not asked:
+            return Opinion()
+        from tidemark.quality.gate import check_rows, opinion_of
+
+        plane = self._deployment.plane()
+        checked = check_rows(
+            lambda shard: plane.rows(shard, staged.shards[shard].parts),
+            asked,
+            txn=staged.txn,
+            site=self._deployment.data_docs,
+        )
+        return opinion_of(checked)
 
 
 class LazyPlane:

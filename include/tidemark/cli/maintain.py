@@ -31,9 +31,7 @@ def maintain(
 
     deployment = open_deployment(pipeline, environment)
     swept = sweep(deployment.pipeline)
-    control = deployment.control
-    tables = (control.bindings, control.seals, control.checkpoints, control.journal, control.leases)
-    removed = sum(table.sweep() for table in tables)
+    removed = sum(table.sweep() for table in deployment.control.tables)
     if as_json:
         print_json({"attempts": swept, "control_files": removed})
         return

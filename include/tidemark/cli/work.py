@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from tidemark.core.ids import ShardId
     from tidemark.core.replay import Finding
     from tidemark.core.seal import SealOutcome
-    from tidemark.pipeline.context import Attempt
     from tidemark.pipeline.run import Progress
 
 
@@ -74,6 +73,7 @@ def run(
     Open transactions come first, whoever began them. Any number of runs may work at once.
     """
     from tidemark.pipeline.run import run as run_pipeline
+    from tidemark.tasks import publish_due
 
     deployment = open_deployment(pipeline, environment)
     attempt = new_attempt(run_id, cleared=prove)
@@ -81,31 +81,16 @@ def run(
         report = run_pipeline(
             deployment.pipeline, attempt, transactions_max=max_transactions, progress=progress
         )
-        published = {} if no_publish else publish_due(deployment, attempt)
+        published = {} if no_publish else publish_due(deployment, attempt, progress=progress)
     if as_json:
         print_json({"run_id": attempt.owner.run_id, "report": report, "published": published})
     else:
         show_decided(report.decided)
         show_findings(report.findings)
         for shard, what in published.items():
-            say(f"state of {shard}: {what}")
+            say(f"state of {shard}: {_published(what)}")
         say(f"checkpoint {report.checkpoint}, run {attempt.owner.run_id}", style="bold")
     exit_unless_passed(report.findings)
-
-
-def publish_due(deployment: Deployment, attempt: Attempt) -> dict[ShardId, str]:
-    """Publish every shard whose policy asks for it; Spark is started only if one does."""
-    from tidemark.pipeline.publish import is_due, publish
-
-    done: dict[ShardId, str] = {}
-    for shard in deployment.shards:
-        if is_due(deployment.control, shard, deployment.policy(shard)):
-            uri = deployment.shard_uri(shard)
-            state = deployment.state()
-            done[shard] = _published(
-                publish(deployment.control, state, shard, token=attempt.token, shard_uri=uri)
-            )
-    return done
 
 
 def _published(outcome: object) -> str:
@@ -170,27 +155,13 @@ def replay(
     Answers per transaction: identical, differs, input gone, or not comparable. The verdicts go to the
     journal; no row is written.
     """
-    from tidemark.core.ids import Txn
-    from tidemark.pipeline.repair import repair
-    from tidemark.pipeline.run import replay as replay_range
+    from tidemark.tasks import replay_range
 
     deployment = open_deployment(pipeline, environment)
-    works, attempt = deployment.pipeline, new_attempt()
-    last = txn_to or deployment.control.bindings.head().upper - 1
-    restored: list[tuple[int, str, str]] = []
-    findings: tuple[Finding, ...] = ()
     with watched(as_json) as progress:
-        if mode is Mode.REPAIR:
-            sealed_upper = deployment.control.seals.head().upper
-            for txn in range(txn_from, min(last + 1, sealed_upper)):
-                progress(Txn(txn), "repair")
-                done = repair(works, attempt, Txn(txn))
-                findings += (done.finding,)
-                restored += [(txn, shard, part.path) for shard, part in done.parts]
-        elif last >= txn_from:
-            findings = replay_range(
-                works, attempt, txn_from=Txn(txn_from), txn_to=Txn(last), progress=progress
-            )
+        findings, restored = replay_range(
+            deployment, new_attempt(), txn_from=txn_from, txn_to=txn_to, mode=mode.value, progress=progress
+        )
     if as_json:
         print_json({"findings": findings, "restored": restored})
     else:

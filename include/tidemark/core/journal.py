@@ -34,6 +34,7 @@ class Event(StrEnum):
     ACCEPTED = "accepted"
     SKIPPED = "skipped"
     RELEASED = "released"
+    REPAIRED = "repaired"
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Any
 
 from deltalake import Schema
 
@@ -25,8 +25,6 @@ from tidemark.delta.codec import (
 )
 from tidemark.delta.ledger import MARKS, DeltaLedger
 from tidemark.delta.log import DeltaLog
-
-CONTROL_TABLES: Final = ("bindings", "attempts", "seals", "checkpoints", "journal", "leases")
 
 
 class DeltaControl:
@@ -57,6 +55,11 @@ class DeltaControl:
         self.leases = self.ledger("leases", leases_codec(), marks=(UPPER, SINCE))
         self._logs: dict[ShardId, DeltaLog] = {}
         self._publishes: dict[ShardId, DeltaLedger[Published]] = {}
+
+    @property
+    def tables(self) -> tuple[DeltaLedger[Any], ...]:
+        """The control tables, for who looks after them."""
+        return (self.bindings, self.attempts, self.seals, self.checkpoints, self.journal, self.leases)
 
     def ledger(self, name: str, codec: Codec[R], *, marks: Sequence[str] = MARKS) -> DeltaLedger[R]:
         """A control table of this pipeline by its name, with the records that its codec knows. Its

@@ -8,14 +8,16 @@ files can't be the same; then nothing is replaced. What was restored is read bac
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import ShardId, Txn
+from tidemark.core.journal import Event
 from tidemark.core.replay import DataDiffers, Finding, judge
 from tidemark.core.seal import Part, Seal, ShardParts, Staged
-from tidemark.pipeline.context import Attempt, Pipeline, binding_at, seal_at
+from tidemark.pipeline.context import Attempt, Pipeline, binding_at, note, seal_at
 from tidemark.pipeline.replay import as_sealed, note_finding, replay_input
 
 
@@ -62,6 +64,9 @@ def repair(pipeline: Pipeline, attempt: Attempt, txn: Txn) -> Repaired:
     restored = judge(txn, recorded=seal.digests, found=pipeline.plane.read_back(as_sealed(seal)))
     if not restored.passed:
         raise DataDiffers(restored)
+    replaced = {str(shard): [part.path for part in parts] for shard, parts in damage.items()}
+    detail = {"parts": json.dumps(replaced), "run": attempt.owner.run_id}
+    note(pipeline, Event.REPAIRED, txn=txn, token=attempt.token, detail=detail)
     return Repaired(finding, tuple((shard, part) for shard, parts in damage.items() for part in parts))
 
 

@@ -1,0 +1,42 @@
+"""Tidemark for Airflow 3. A DAGs folder needs two lines:
+
+    from tidemark.airflow import pipeline_dags
+
+    globals().update(pipeline_dags("/path/to/the/pipeline/files"))
+
+Importing this, and so parsing a DAG, loads neither Spark nor a warehouse.
+"""
+
+from __future__ import annotations
+
+from tidemark.airflow.assets import shard_asset
+from tidemark.airflow.factory import maintain_dag, pipeline_dags, replay_dag
+from tidemark.airflow.operators import (
+    CheckpointOperator,
+    IngestOperator,
+    MaintainOperator,
+    ReclockOperator,
+    ReplayOperator,
+    ReplayPlanOperator,
+    ReplayReportOperator,
+    UpsertOperator,
+    ValidateOperator,
+)
+from tidemark.airflow.sensors import ShardUpperSensor
+
+__all__ = [
+    "CheckpointOperator",
+    "IngestOperator",
+    "MaintainOperator",
+    "ReclockOperator",
+    "ReplayOperator",
+    "ReplayPlanOperator",
+    "ReplayReportOperator",
+    "ShardUpperSensor",
+    "UpsertOperator",
+    "ValidateOperator",
+    "maintain_dag",
+    "pipeline_dags",
+    "replay_dag",
+    "shard_asset",
+]

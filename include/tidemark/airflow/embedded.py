@@ -1,0 +1,256 @@
+"""An Airflow of one's own, in one folder, for the demo, for a look at the UI, and for tests.
+
+SQLite, the local executor and the simple login manager: for one person on one machine, bound to loopback.
+`python -m tidemark.airflow.embedded start|stop|status` is what `make ui` and `make stop` run. What it
+started, it stops, and nothing else: the processes are known by the folder's pid file and their start times.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from tidemark.airflow.client import AirflowClient
+from tidemark.core.errors import Determinate, InvalidUsage
+
+USER: Final = "admin"
+COMPONENTS: Final = ("api-server", "scheduler", "dag-processor", "triggerer")
+PORT: Final = 8080
+STOP_SECONDS_MAX: Final = 20.0
+HEALTHY_SECONDS_MAX: Final = 300.0
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def started_at(pid: int) -> str:
+    """When a process began, so that a pid that was given to another one is not taken for it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+
+
+@dataclass(frozen=True)
+class EmbeddedAirflow:
+    """One Airflow in a folder.
+
+    `environ` goes to all its processes, on top of what is set here."""
+
+    home: Path
+    dags: Path
+    settings: Path | None = None
+    port: int = PORT
+    plugins: Path | None = None
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def url(self) -> str:
+        return f"http://localhost:{self.port}"
+
+    @property
+    def _pids(self) -> Path:
+        return self.home / "processes.json"
+
+    def secret(self, name: str) -> str:
+        """A secret of this Airflow: made once, readable by its owner only."""
+        file = self.home / "secrets" / name
+        if not file.exists():
+            file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            made = secrets.token_urlsafe(24)
+            if name == "fernet":
+                from cryptography.fernet import Fernet
+
+                made = Fernet.generate_key().decode()
+            with os.fdopen(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as sink:
+                sink.write(made)
+        return file.read_text()
+
+    @property
+    def password(self) -> str:
+        return self.secret("password")
+
+    def environment(self) -> dict[str, str]:
+        """The environment of every process of this Airflow."""
+        passwords = self.home / "secrets" / "passwords.json"
+        configured = {
+            "CORE__DAGS_FOLDER": str(self.dags),
+            "CORE__PLUGINS_FOLDER": str(self.plugins or self.home / "plugins"),
+            "CORE__LOAD_EXAMPLES": "False",
+            "CORE__EXECUTOR": "LocalExecutor",
+            "CORE__PARALLELISM": "4",
+            "CORE__FERNET_KEY": self.secret("fernet"),
+            "CORE__SIMPLE_AUTH_MANAGER_USERS": f"{USER}:admin",
+            "CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(passwords),
+            "CORE__EXECUTION_API_SERVER_URL": f"{self.url}/execution/",
+            "CORE__DAGS_ARE_PAUSED_AT_CREATION": "True",
+            "DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{self.home}/airflow.db",
+            "API__HOST": "127.0.0.1",
+            "API__PORT": str(self.port),
+            "API__BASE_URL": self.url,
+            "API__WORKERS": "1",
+            "API__SECRET_KEY": self.secret("api"),
+            "API_AUTH__JWT_SECRET": self.secret("jwt"),
+            "DAG_PROCESSOR__REFRESH_INTERVAL": "5",
+            "DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "5",
+            "DAG_PROCESSOR__BUNDLE_REFRESH_CHECK_INTERVAL": "2",
+            "SCHEDULER__SCHEDULER_HEARTBEAT_SEC": "1",
+            "LOGGING__BASE_LOG_FOLDER": str(self.home / "logs"),
+            "USAGE_DATA_COLLECTION__ENABLED": "False",
+        }
+        folder = str(Path(sys.executable).parent)
+        return {
+            **os.environ,
+            "PATH": os.pathsep.join([folder, os.environ.get("PATH", "")]),
+            "AIRFLOW_HOME": str(self.home),
+            "PYTHONUNBUFFERED": "1",
+            **{f"AIRFLOW__{name}": value for name, value in configured.items()},
+            **self.environ,
+        }
+
+    def prepare(self) -> None:
+        """Make the database and load the settings; again and again, whatever is there."""
+        self.home.mkdir(parents=True, exist_ok=True)
+        (self.home / "plugins").mkdir(exist_ok=True)
+        environment = self.environment()
+        passwords = Path(environment["AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE"])
+        passwords.write_text(json.dumps({USER: self.password}))
+        passwords.chmod(0o600)
+        arguments = [str(self.settings)] if self.settings is not None else []
+        done = subprocess.run(
+            [sys.executable, "-m", "tidemark.airflow.embedded", "prepare", *arguments],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            tail = "\n".join((done.stdout + done.stderr).splitlines()[-15:])
+            raise Determinate(f"Airflow's database could not be prepared:\n{tail}", hint="retry")
+
+    def start(self) -> None:
+        """Start what does not run, each in a session of its own, and wait until all are healthy."""
+        if self.running():
+            return
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", self.port)) == 0:
+                raise InvalidUsage(f"port {self.port} is in use", hint="stop what uses it, or set PORT")
+        logs = self.home / "logs"
+        logs.mkdir(parents=True, exist_ok=True)
+        pids: dict[str, list[Any]] = {}
+        for component in COMPONENTS:
+            with (logs / f"{component}.log").open("ab") as log:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "airflow", component],
+                    env=self.environment(),
+                    cwd=self.home,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            pids[component] = [process.pid, started_at(process.pid)]
+            self._pids.write_text(json.dumps(pids))
+        self.wait_healthy()
+
+    def client(self) -> AirflowClient:
+        return AirflowClient(self.url, USER, self.password)
+
+    def wait_healthy(self) -> None:
+        """Return when all components say that they are well; an end that never comes has a deadline."""
+        deadline = time.monotonic() + HEALTHY_SECONDS_MAX
+        while time.monotonic() < deadline:
+            missing = [name for name in COMPONENTS if name not in self.running()]
+            if missing:
+                log = self.home / "logs" / f"{missing[0]}.log"
+                tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
+                raise Determinate(f"Airflow's {missing[0]} has ended:\n{tail}", hint="see its log")
+            if self.client().healthy():
+                return
+            time.sleep(0.5)
+        raise Determinate(f"Airflow is not healthy after {HEALTHY_SECONDS_MAX:.0f} s", hint="see its logs")
+
+    def running(self) -> dict[str, int]:
+        """The processes of this Airflow that are alive."""
+        try:
+            known: dict[str, list[Any]] = json.loads(self._pids.read_text())
+        except (OSError, ValueError):
+            return {}
+        return {name: pid for name, (pid, began) in known.items() if began and started_at(pid) == began}
+
+    def stop(self) -> None:
+        """End the processes that this folder's Airflow started, with the tasks below them."""
+        for signal_number in (signal.SIGTERM, signal.SIGKILL):
+            for pid in self.running().values():
+                os.killpg(pid, signal_number)
+            deadline = time.monotonic() + STOP_SECONDS_MAX
+            while self.running() and time.monotonic() < deadline:
+                _reap()
+                time.sleep(0.2)
+        self._pids.unlink(missing_ok=True)
+
+
+def _reap() -> None:
+    """Collect ended children of this process, if it is the one that started them."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return
+
+
+def main(arguments: list[str]) -> int:
+    """`prepare [SETTINGS]` for a configured environment; `start`, `stop` and `status` for the project's."""
+    from tidemark.airflow.settings import load_settings, read_settings
+
+    command, *rest = arguments or ["status"]
+    if command == "prepare":
+        from airflow.utils.db import upgradedb
+
+        upgradedb()
+        for name in rest:
+            load_settings(read_settings(Path(name)))
+        return 0
+    airflow = project_airflow()
+    if command == "start":
+        airflow.prepare()
+        airflow.start()
+    elif command == "stop":
+        airflow.stop()
+    alive = airflow.running()
+    where = f"{airflow.url}   user {USER}, password {airflow.password}" if alive else "not running"
+    sys.stdout.write(f"Airflow: {where}\n")
+    return 0
+
+
+def project_airflow(**more: Any) -> EmbeddedAirflow:
+    """The Airflow of this project's folder, with its DAGs and its settings."""
+    from tidemark.spark.home import home
+
+    project = Path(__file__).resolve().parents[3]
+    return EmbeddedAirflow(
+        home=home() / "airflow",
+        dags=project / "dags",
+        plugins=project / "plugins",
+        settings=project / "airflow_settings.yaml",
+        port=int(os.environ.get("PORT") or PORT),
+        **more,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

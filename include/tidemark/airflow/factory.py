@@ -1,0 +1,215 @@
+"""DAGs out of pipeline files: one per file, and one each for replays and for maintenance.
+
+A file that can't be used becomes one import error of the DAG file, with the pipeline file, the line and what
+to do; the DAGs of all other files are there as before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from airflow.sdk import DAG, Param, chain
+
+from tidemark.airflow.operators import (
+    CheckpointOperator,
+    IngestOperator,
+    MaintainOperator,
+    ReclockOperator,
+    ReplayOperator,
+    ReplayPlanOperator,
+    ReplayReportOperator,
+    UpsertOperator,
+    ValidateOperator,
+)
+from tidemark.config import PipelineConfig, load_pipelines
+from tidemark.core.errors import InvalidUsage
+from tidemark.job import MODES, VERIFY
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+TAG = "tidemark"
+DEFAULT_ARGS: Mapping[str, Any] = {"owner": TAG, "retries": 2, "retry_delay": timedelta(seconds=30)}
+
+
+class BrokenPipelines(DAG):
+    """Stands for pipeline files that can't be used: Airflow reports why instead of taking it in."""
+
+    problems: str = ""
+
+    def validate(self) -> None:
+        raise InvalidUsage(self.problems)
+
+
+def pipeline_dags(
+    folder: str | Path,
+    *,
+    environment: str | None = None,
+    conn_id: str = "spark_default",
+    publisher_pool: str = "default_pool",
+    default_args: Mapping[str, Any] | None = None,
+    **dag_kwargs: Any,
+) -> dict[str, DAG]:
+    """A DAG for each pipeline file of a folder, by DAG id; `globals().update(...)` puts them in place.
+
+    :param environment: which of the files' environments; `$TIDEMARK_ENVIRONMENT` by default
+    :param conn_id: a Spark connection (jobs are submitted) or a Spark Connect one (they run on a warm server)
+    :param publisher_pool: the pool that upserts take a slot of, since they publish
+    :param default_args: for all tasks, over Tidemark's own
+    :param dag_kwargs: for all DAGs: `max_active_runs`, `catchup`, `start_date`, `tags` …
+    """
+    loaded = load_pipelines(folder, environment)
+    dags: dict[str, DAG] = {}
+    for file, config in loaded.pipelines.items():
+        dag = _pipeline_dag(
+            config,
+            Path(folder).absolute() / file,
+            environment=environment,
+            conn_id=conn_id,
+            publisher_pool=publisher_pool,
+            default_args={**DEFAULT_ARGS, **(default_args or {})},
+            dag_kwargs=dag_kwargs,
+        )
+        dags[dag.dag_id] = dag
+    if loaded.errors:
+        broken = BrokenPipelines("tidemark_broken_pipelines", schedule=None)
+        broken.problems = "\n".join(str(error) for error in loaded.errors.values())
+        dags[broken.dag_id] = broken
+    return dags
+
+
+def _pipeline_dag(
+    config: PipelineConfig,
+    file: Path,
+    *,
+    environment: str | None,
+    conn_id: str,
+    publisher_pool: str,
+    default_args: Mapping[str, Any],
+    dag_kwargs: Mapping[str, Any],
+) -> DAG:
+    shards = ", ".join(shard.name for shard in config.shards)
+    settings: dict[str, Any] = {
+        "schedule": config.schedule,
+        "start_date": START,
+        "catchup": False,
+        "max_active_runs": 1,
+        "tags": [TAG],
+        "description": f"Upserts changes into {shards}"[:200],
+        "doc_md": _doc_of(config, file),
+        **dag_kwargs,
+    }
+    common: dict[str, Any] = {"pipeline_file": str(file), "environment": environment}
+    with DAG(config.name, default_args=dict(default_args), **settings) as dag:
+        reclock = ReclockOperator(task_id="reclock", **common)
+        common["plan"] = reclock.output
+        ingest = IngestOperator(task_id="ingest", conn_id=conn_id, **common)
+        validate = ValidateOperator(task_id="validate", conn_id=conn_id, **common)
+        upsert = UpsertOperator(task_id="upsert", conn_id=conn_id, pool=publisher_pool, **common)
+        checkpoint = CheckpointOperator(task_id="checkpoint", pipeline=config.name, **common)
+        chain(reclock, ingest, validate, upsert, checkpoint)
+    return dag
+
+
+def _doc_of(config: PipelineConfig, file: Path) -> str:
+    shards = "\n".join(
+        f"- `x-tidemark://{config.name}/{shard.name}`, keys {', '.join(shard.keys) or 'none'}"
+        for shard in config.shards
+    )
+    return f"""\
+**{config.name}** upserts the changes of its source into Delta tables. Made from `{file.name}`.
+
+{shards}
+
+*Retry* finishes what is missing. *Clear*, or a backfill over the same date, reads the recorded input again
+and proves that the tables hold exactly that; it writes nothing. A red **validate** says what differs, and
+the ways out.
+"""
+
+
+def _files(folder: str | Path, environment: str | None) -> dict[str, str]:
+    """The pipelines that can be used, with their files; `pipeline_dags` reports the others."""
+    loaded = load_pipelines(folder, environment)
+    return {
+        config.name: str(Path(folder).absolute() / file) for file, config in sorted(loaded.pipelines.items())
+    }
+
+
+def replay_dag(
+    folder: str | Path,
+    *,
+    environment: str | None = None,
+    conn_id: str = "spark_default",
+    dag_id: str = "replay",
+    **dag_kwargs: Any,
+) -> dict[str, DAG]:
+    """A DAG for people: choose a pipeline and a range, and have it proven again, or repaired."""
+    files = _files(folder, environment)
+    if not files:
+        return {}
+    params = {
+        "pipeline": Param(
+            next(iter(files)), type="string", enum=list(files), description="The pipeline to replay"
+        ),
+        "txn_from": Param(1, type="integer", minimum=1, description="The first transaction"),
+        "txn_to": Param(
+            None, type=["integer", "null"], minimum=1, description="The last one; all by default"
+        ),
+        "mode": Param(
+            VERIFY,
+            type="string",
+            enum=list(MODES),
+            description="verify writes nothing; repair restores lost parts of identical input",
+        ),
+        "dry_run": Param(False, type="boolean", description="Only say what would be read"),
+    }
+    settings: dict[str, Any] = {
+        "schedule": None,
+        "catchup": False,
+        "tags": [TAG],
+        "description": "Read recorded input again and prove, or repair, what was written",
+        **dag_kwargs,
+    }
+    with DAG(dag_id, params=params, default_args={"owner": TAG}, **settings) as dag:
+        plan = ReplayPlanOperator(task_id="plan", pipeline_files=files, environment=environment)
+        replay = ReplayOperator(
+            task_id="replay", pipeline_files=files, environment=environment, conn_id=conn_id
+        )
+        report = ReplayReportOperator(task_id="report", report=replay.output)
+        chain(plan, replay, report)
+    return {dag.dag_id: dag}
+
+
+def maintain_dag(
+    folder: str | Path,
+    *,
+    environment: str | None = None,
+    conn_id: str = "spark_default",
+    publisher_pool: str = "default_pool",
+    dag_id: str = "maintain",
+    **dag_kwargs: Any,
+) -> dict[str, DAG]:
+    """A DAG that looks after all pipelines: publish what is due, sweep, clean the control tables."""
+    files = _files(folder, environment)
+    settings: dict[str, Any] = {
+        "schedule": "@daily",
+        "start_date": START,
+        "catchup": False,
+        "max_active_runs": 1,
+        "tags": [TAG],
+        "description": "Publish what is due, remove what lost its transaction, clean the control tables",
+        **dag_kwargs,
+    }
+    if not files:
+        return {}
+    with DAG(dag_id, default_args=dict(DEFAULT_ARGS), **settings) as dag:
+        for name, file in files.items():
+            MaintainOperator(
+                task_id=name,
+                pipeline_file=file,
+                environment=environment,
+                conn_id=conn_id,
+                pool=publisher_pool,
+            )
+    return {dag.dag_id: dag}

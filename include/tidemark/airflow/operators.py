@@ -1,0 +1,255 @@
+"""The operators: one per step of a run, thin, each around a function of `tidemark.tasks`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseOperator
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+
+from tidemark.airflow.assets import pipeline_alias, shard_asset
+from tidemark.airflow.runs import failure, order_of
+from tidemark.airflow.steps import SparkStepOperator
+from tidemark.core.errors import InvalidUsage, TidemarkError
+from tidemark.job import Order
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from tidemark.assemble import Deployment
+    from tidemark.tasks import Told
+
+
+class ControlOperator(BaseOperator):
+    """A step that needs the control plane only, and so takes milliseconds.
+
+    :param pipeline_file: the pipeline file (templated)
+    :param environment: which of the file's environments, `$TIDEMARK_ENVIRONMENT` by default (templated)
+    :param plan: what the run's reclock has told (templated)
+    """
+
+    template_fields: Sequence[str] = ("pipeline_file", "environment", "plan")
+    ui_color = "#eef4e2"
+
+    def __init__(
+        self, *, pipeline_file: str | Path, environment: str | None = None, plan: Any = None, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self.pipeline_file = str(pipeline_file)
+        self.environment = environment
+        self.plan = plan
+
+    def execute(self, context: Context) -> Any:
+        from tidemark import tasks
+
+        order = order_of(
+            context, pipeline_file=self.pipeline_file, environment=self.environment, plan=self.plan
+        )
+        try:
+            deployment = tasks.open_pipeline(self.pipeline_file, self.environment)
+            return self.work(context, deployment, order)
+        except TidemarkError as error:
+            raise failure(error) from error
+
+    def work(self, context: Context, deployment: Deployment, order: Order) -> Any:
+        raise NotImplementedError
+
+
+class ReclockOperator(ControlOperator):
+    """Find the run's transactions, or bind new input to new ones."""
+
+    def work(self, context: Context, deployment: Deployment, order: Order) -> Any:
+        from tidemark import tasks
+
+        told = tasks.reclock(deployment, order.attempt, first_try=context["ti"].try_number == 1)
+        if told["recognised"]:
+            self.log.warning(
+                "%s was done before, by run %s, which this Airflow does not know as a clear or a retry. "
+                "Its transactions %s are proven again; nothing is bound to it anew.",
+                order.attempt.owner.identity,
+                told["recorded_run_id"],
+                told["owned"],
+            )
+        self.log.info("this run owns transactions %s; open now: %s", told["owned"], told["open"])
+        return told
+
+
+class IngestOperator(SparkStepOperator):
+    """Stage what is open, or replay what a clear asks to prove. Nothing of it is visible yet."""
+
+    step = "ingest"
+
+
+class ValidateOperator(SparkStepOperator):
+    """The gate: Great Expectations over recorded and found checksums, then the user's own suite.
+
+    Red when a verdict is not `identical` or an expectation with action `fail` does not hold. The message says
+    which transaction and endpoint, both counts and digests, and the ways out.
+    """
+
+    step = "validate"
+    ui_color = "#f7e9c9"
+
+    def without_spark(self, order: Order) -> Told:
+        from tidemark import tasks
+        from tidemark.pipeline.stepwise import known_plan
+
+        deployment = tasks.open_pipeline(order.pipeline_file, order.environment or None)
+        plan = known_plan(deployment.pipeline, order.attempt)
+        if plan.finish or plan.prove:
+            raise tasks.SparkNeeded
+        return tasks.told_verdicts(())
+
+    def with_spark(self, context: Context, order: Order) -> Told:
+        from tidemark import tasks
+        from tidemark.pipeline.stepwise import verdicts_of
+
+        if self.connects:
+            self.over_connection(order)
+        else:
+            self.submit(context, order)
+        deployment = tasks.open_pipeline(order.pipeline_file, order.environment or None)
+        judged = verdicts_of(deployment.pipeline, order.attempt)
+        red = [one for one in judged if not one.gated.passed]
+        if red:
+            raise AirflowFailException(tasks.explained(deployment, red))
+        return tasks.told_verdicts(judged)
+
+
+class UpsertOperator(SparkStepOperator):
+    """Seal what passed the gate, append it to the logs, and publish the states that are due."""
+
+    step = "upsert"
+    ui_color = "#d9e8d0"
+
+
+class CheckpointOperator(ControlOperator):
+    """Advance the checkpoint, acknowledge the source, and wake who waits for the shards.
+
+    :param pipeline: the pipeline's name, for its assets
+    """
+
+    def __init__(self, *, pipeline: str, **kwargs: Any) -> None:
+        self.alias = pipeline_alias(pipeline)
+        super().__init__(**{**kwargs, "outlets": [*kwargs.get("outlets", ()), self.alias]})
+
+    def work(self, context: Context, deployment: Deployment, order: Order) -> Any:
+        from tidemark import tasks
+
+        told = tasks.checkpoint(deployment, order.attempt)
+        events = context["outlet_events"][self.alias]
+        for shard, facts in told["shards"].items():
+            events.add(shard_asset(deployment.config.name, shard), extra={**facts, "run_id": order.run_id})
+        self.log.info("checkpoint %s; shards touched: %s", told["checkpoint"], sorted(told["shards"]))
+        return told
+
+
+def chosen_file(files: Mapping[str, str], pipeline: str) -> str:
+    """The file of a pipeline that a person has chosen; anything but a known name is refused."""
+    if pipeline not in files:
+        known = ", ".join(sorted(files)) or "none"
+        raise AirflowFailException(f"there is no pipeline {pipeline[:80]!r}: there are {known}")
+    return files[pipeline]
+
+
+class ReplayPlanOperator(BaseOperator):
+    """Say what a replay will read again, and whether it is still there. Reads no data.
+
+    :param pipeline_files: pipeline names and their files
+    """
+
+    template_fields: Sequence[str] = ("pipeline", "environment")
+    ui_color = "#eef4e2"
+
+    def __init__(
+        self, *, pipeline_files: Mapping[str, str], environment: str | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self.pipeline_files = dict(pipeline_files)
+        self.environment = environment
+        self.pipeline = "{{ params.pipeline }}"
+
+    def execute(self, context: Context) -> Any:
+        from tidemark import tasks
+
+        params = context["params"]
+        first, last = params["txn_from"], params["txn_to"]
+        try:
+            if last is not None and last < first:
+                raise InvalidUsage(f"txn_to {last} is below txn_from {first}", hint="give a range")
+            deployment = tasks.open_pipeline(
+                chosen_file(self.pipeline_files, self.pipeline), self.environment
+            )
+            steps = tasks.plan_of_replay(deployment, txn_from=first, txn_to=last)
+        except TidemarkError as error:
+            raise failure(error) from error
+        for step in steps:
+            there = f"GONE: {step['gone']}" if step["gone"] else "still there"
+            self.log.info("transaction %s: %s, its input is %s", step["txn"], step["action"], there)
+        self.log.info("%s transactions to %s; nothing else is read", len(steps), params["mode"])
+        return {"transactions": len(steps), "gone": [step["txn"] for step in steps if step["gone"]]}
+
+
+class ReplayOperator(SparkStepOperator):
+    """Replay a range of transactions in one Spark application; `repair` also restores lost parts.
+
+    :param pipeline_files: pipeline names and their files; which one, and the range, are the run's params
+    """
+
+    step = "replay"
+
+    def __init__(self, *, pipeline_files: Mapping[str, str], **kwargs: Any) -> None:
+        super().__init__(pipeline_file="{{ params.pipeline }}", **kwargs)
+        self.pipeline_files = dict(pipeline_files)
+
+    def order(self, context: Context, **more: Any) -> Order:
+        params = context["params"]
+        self.pipeline_file = chosen_file(self.pipeline_files, self.pipeline_file)
+        return super().order(
+            context, txn_from=params["txn_from"], txn_to=params["txn_to"] or 0, mode=params["mode"], **more
+        )
+
+    def execute(self, context: Context) -> Told:  # type: ignore[override]
+        if context["params"]["dry_run"]:
+            raise AirflowSkipException("a dry run: see the plan's log for what would be read")
+        return super().execute(context)
+
+    def after_submit(self, order: Order) -> Told:
+        """The verdicts that the job has put into the journal."""
+        from tidemark import tasks
+
+        deployment = tasks.open_pipeline(order.pipeline_file, order.environment or None)
+        return tasks.told_verdicts_of(deployment, order.attempt, txn_from=order.txn_from, txn_to=order.txn_to)
+
+
+class ReplayReportOperator(BaseOperator):
+    """Print the verdicts; red unless all are identical.
+
+    :param report: what the replay has told (templated)
+    """
+
+    template_fields: Sequence[str] = ("report",)
+    ui_color = "#f7e9c9"
+
+    def __init__(self, *, report: Any, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.report = report
+
+    def execute(self, context: Context) -> Any:
+        findings = self.report["findings"]
+        for finding in findings:
+            self.log.info("%s", finding["finding"])
+        red = [finding["finding"] for finding in findings if finding["verdict"] != "identical"]
+        for part in self.report.get("restored", ()):
+            self.log.info("restored part %(part)s of shard %(shard)s, transaction %(txn)s", part)
+        if red:
+            raise AirflowFailException("\n".join([f"{len(red)} of {len(findings)} are not identical:", *red]))
+        return {"identical": len(findings)}
+
+
+class MaintainOperator(SparkStepOperator):
+    """Publish what is due, remove what lost its transaction, clean the control tables."""
+
+    step = "maintain"

@@ -1,0 +1,51 @@
+"""From Airflow's idea of a run to Tidemark's: who owns what, and what a try asks for.
+
+A retry keeps the run's `clear_number`, so it finishes what is missing. A clear, or a backfill over the same
+date, raises it, so what the run owns is proven again. The run itself is named by its partition key, else its
+logical date, else its run id; `conf`, task instance ids and try numbers decide nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+from tidemark.core.errors import Determinate, Indeterminate, TidemarkError
+from tidemark.job import Order
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+
+def order_of(
+    context: Context,
+    *,
+    pipeline_file: str,
+    environment: str | None,
+    plan: Mapping[str, Any] | None = None,
+    **more: Any,
+) -> Order:
+    """What one try of a task of this run is asked to do. `plan` is what the run's reclock has told."""
+    from tidemark.assemble import new_token
+
+    run = context["dag_run"]
+    rounds = run.clear_number or 0
+    return Order(
+        pipeline_file=pipeline_file,
+        environment=environment or "",
+        run_id=run.run_id,
+        logical_date=run.logical_date.isoformat() if run.logical_date is not None else "",
+        partition_key=getattr(run, "partition_key", None) or "",
+        round=rounds,
+        cleared=rounds > 0 or bool((plan or {}).get("recognised")),
+        token=new_token(),
+        **more,
+    )
+
+
+def failure(error: TidemarkError) -> AirflowException:
+    """The error as Airflow takes it: one that a retry can't mend ends the task at once."""
+    retries = isinstance(error, Determinate | Indeterminate)
+    return AirflowException(str(error)) if retries else AirflowFailException(str(error))

@@ -1,0 +1,183 @@
+"""Running a step: without Spark when it needs none, else by `spark-submit` or over Spark Connect.
+
+Which of the two is decided by the type of the task's connection. `spark` (`spark_default`) submits one of
+the files of `jobs/` through the Spark provider. `spark_connect` (`spark_connect_default`) runs the same step
+in the worker, on a server that is warm already.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+from airflow.sdk import BaseHook
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+from tidemark.airflow.runs import failure, order_of
+from tidemark.core.errors import TidemarkError
+from tidemark.job import Order, failure_in, job_file, perform
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from tidemark.tasks import Told
+
+CONNECT_TYPE = "spark_connect"
+
+
+class SparkStepOperator(SparkSubmitOperator):
+    """One step of a run, on Spark where it needs it.
+
+    :param pipeline_file: the pipeline file (templated)
+    :param environment: which of the file's environments, `$TIDEMARK_ENVIRONMENT` by default (templated)
+    :param plan: what the run's reclock has told (templated; give `reclock.output`)
+    :param conn_id: a Spark connection, or a Spark Connect one for warm, low-latency runs
+
+    All parameters of `SparkSubmitOperator` may be given too; `conf` wins over what Tidemark sets.
+
+    Known limitation: a worker that dies of SIGKILL leaves its Spark process alone. That is a second writer,
+    and safe: the seal decides, and the one that comes second drops its work.
+    """
+
+    step: ClassVar[str]
+    template_fields: Sequence[str] = (
+        *SparkSubmitOperator.template_fields,
+        "pipeline_file",
+        "environment",
+        "plan",
+    )
+    ui_color = "#d6ecf2"
+
+    def __init__(
+        self,
+        *,
+        pipeline_file: str | Path,
+        environment: str | None = None,
+        plan: Any = None,
+        conn_id: str = "spark_default",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(conn_id=conn_id, **kwargs)
+        self.pipeline_file = str(pipeline_file)
+        self.environment = environment
+        self.plan = plan
+        self._connected: Any = None
+
+    def order(self, context: Context, **more: Any) -> Order:
+        return order_of(
+            context, pipeline_file=self.pipeline_file, environment=self.environment, plan=self.plan, **more
+        )
+
+    def execute(self, context: Context) -> Told:  # type: ignore[override]
+        """Try without Spark; if the step asks for it, go on with Spark."""
+        from tidemark.tasks import SparkNeeded
+
+        order = self.order(context)
+        try:
+            return self.without_spark(order)
+        except SparkNeeded:
+            pass
+        except TidemarkError as error:
+            raise failure(error) from error
+        return self.with_spark(context, order)
+
+    def without_spark(self, order: Order) -> Told:
+        """The step, as far as the control plane goes."""
+        from tidemark.tasks import open_pipeline
+
+        return perform(self.step, open_pipeline(order.pipeline_file, order.environment or None), order)
+
+    def with_spark(self, context: Context, order: Order) -> Told:
+        if self.connects:
+            return self.over_connection(order)
+        self.submit(context, order)
+        return self.after_submit(order)
+
+    def after_submit(self, order: Order) -> Told:
+        """What the job has done, from the durable facts that it left."""
+        try:
+            return self.without_spark(order)
+        except TidemarkError as error:
+            raise failure(error) from error
+
+    @cached_property
+    def connects(self) -> bool:
+        """Whether the connection is a Spark Connect one."""
+        return bool(BaseHook.get_connection(self._conn_id).conn_type == CONNECT_TYPE)
+
+    def submit(self, context: Context, order: Order) -> None:
+        """Run the step's job through the provider's own operator."""
+        from tidemark.spark.jars import jar_paths
+        from tidemark.spark.java import use_java
+        from tidemark.spark.session import session_confs
+
+        try:
+            use_java()
+            jars = jar_paths()
+            self.application = str(job_file(self.step))
+        except TidemarkError as error:
+            raise failure(error) from error
+        host = BaseHook.get_connection(self._conn_id).host or "local[*]"
+        confs = session_confs(master=host, jars=jars)
+        self.jars = self.jars or confs.pop("spark.jars")
+        self.conf = {**confs, **(self.conf or {})}
+        self.name = f"tidemark {self.step} {Path(order.pipeline_file).stem}"
+        self.application_args = order.arguments()
+        self.env_vars = {**submit_environment(), **(self.env_vars or {})}
+        try:
+            super().execute(context)
+        except AirflowException as error:
+            told = failure_in(str(error))
+            if told is None:
+                raise
+            kind = AirflowException if told["retry"] else AirflowFailException
+            raise kind(told["message"]) from None
+
+    def over_connection(self, order: Order) -> Told:
+        """Run the step here, on the server that the connection names."""
+        from tidemark.spark.session import connect_session
+        from tidemark.tasks import open_pipeline
+
+        def session() -> Any:
+            if self._connected is None:
+                found = BaseHook.get_connection(self._conn_id)
+                port = f":{found.port}" if found.port else ""
+                self._connected = connect_session(f"sc://{found.host}{port}", token=found.password or None)
+            return self._connected
+
+        try:
+            deployment = open_pipeline(order.pipeline_file, order.environment or None, session)
+            return perform(self.step, deployment, order)
+        except TidemarkError as error:
+            raise failure(error) from error
+        finally:
+            self.disconnect()
+
+    def disconnect(self) -> None:
+        if self._connected is not None:
+            self._connected.stop()
+            self._connected = None
+
+    def on_kill(self) -> None:
+        """End the Spark work: what runs on a server is interrupted, a submitted process is killed."""
+        if self._connected is not None:
+            self._connected.interruptAll()
+            self.disconnect()
+        elif self._hook is not None:
+            self._hook.on_kill()
+
+
+def submit_environment() -> dict[str, str]:
+    """What a submitted process needs to run with this interpreter and its `spark-submit`."""
+    folder = str(Path(sys.executable).parent)
+    return {
+        "PATH": os.pathsep.join([folder, os.environ.get("PATH", "")]),
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": os.environ.get("SPARK_LOCAL_IP", "127.0.0.1"),
+    }

@@ -1,0 +1,154 @@
+"""A step as a Spark application: what the files of `jobs/` run when they are submitted.
+
+The arguments name the pipeline file, the run and the try; everything else is read from there. They are in
+the process list for everybody to see, and hold no secret. When the step fails, the last line of output says
+why in a form that the worker picks up (`failure_in`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from tidemark.core.binding import Owner
+from tidemark.core.errors import Determinate, Indeterminate, TidemarkError
+from tidemark.core.ids import Txn, WriterToken
+from tidemark.pipeline.context import Attempt
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tidemark.assemble import Deployment
+
+VERIFY, REPAIR = "verify", "repair"
+MODES: Final = (VERIFY, REPAIR)
+KINDS: Final[Mapping[str, Callable[[str], Any]]] = {"int": int, "bool": lambda text: text == "1"}
+ERROR_MARK: Final = "tidemark-error "
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One step of one try of one run, as it is handed to a job."""
+
+    pipeline_file: str
+    run_id: str
+    token: str
+    environment: str = ""
+    logical_date: str = ""
+    partition_key: str = ""
+    round: int = 0
+    cleared: bool = False
+    txn_from: int = 1
+    txn_to: int = 0
+    mode: str = VERIFY
+
+    @property
+    def attempt(self) -> Attempt:
+        owner = Owner(self.run_id, self.logical_date, self.partition_key)
+        return Attempt(owner, WriterToken(self.token), self.cleared, self.round)
+
+    def arguments(self) -> list[str]:
+        """The order as command-line arguments; what is empty or a default is left out."""
+        given: list[str] = []
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value != field.default:
+                given.append(f"--{field.name.replace('_', '-')}={int(value) if value is True else value}")
+        return given
+
+    @classmethod
+    def parsed(cls, arguments: Sequence[str]) -> Order:
+        parser = argparse.ArgumentParser(allow_abbrev=False)
+        for field in fields(cls):
+            kind: Callable[[str], Any] = KINDS.get(str(field.type), str)
+            needed = field.name in ("pipeline_file", "run_id", "token")
+            parser.add_argument(
+                f"--{field.name.replace('_', '-')}", type=kind, required=needed, default=field.default
+            )
+        return cls(**vars(parser.parse_args(arguments)))
+
+
+def job_file(step: str) -> Path:
+    """Where a step's job lies: in the installed package, or in the project's own `jobs` folder."""
+    package = Path(__file__).resolve().parent
+    for folder in (package / "_jobs", package.parents[1] / "jobs"):
+        if (folder / f"{step}.py").is_file():
+            return folder / f"{step}.py"
+    raise Determinate(f"the job {step}.py is not installed", hint="install the tidemark package again")
+
+
+def perform(step: str, deployment: Deployment, order: Order) -> dict[str, Any]:
+    """Do one step; the same function in a worker, in a job and over a connection."""
+    from tidemark import tasks
+
+    attempt = order.attempt
+    match step:
+        case "ingest":
+            return tasks.ingest(deployment, attempt, progress=tell)
+        case "validate":
+            judged = tasks.validate(deployment, attempt, compare=tasks.gate_of(deployment), progress=tell)
+            return tasks.told_verdicts(judged)
+        case "upsert":
+            return tasks.upsert(deployment, attempt, progress=tell)
+        case "replay":
+            findings, restored = tasks.replay_range(
+                deployment,
+                attempt,
+                txn_from=order.txn_from,
+                txn_to=order.txn_to or None,
+                mode=order.mode,
+                progress=tell,
+            )
+            return tasks.told_findings(findings, restored)
+        case _:
+            return tasks.maintain(deployment, attempt, progress=tell)
+
+
+def tell(txn: Txn, phase: str) -> None:
+    """A line for whoever watches the task's log."""
+    sys.stdout.write(f"transaction {txn}: {phase}\n")
+    sys.stdout.flush()
+
+
+def main(step: str, arguments: Sequence[str] | None = None) -> int:
+    """The body of a submitted application."""
+    from tidemark.tasks import open_pipeline
+
+    order = Order.parsed(sys.argv[1:] if arguments is None else arguments)
+    try:
+        deployment = open_pipeline(order.pipeline_file, order.environment or None, submitted_session)
+        told = perform(step, deployment, order)
+    except TidemarkError as error:
+        sys.stdout.write(f"{ERROR_MARK}{json.dumps(described(error))}\n")
+        return 1
+    sys.stdout.write(f"{json.dumps(told)}\n")
+    return 0
+
+
+def submitted_session() -> SparkSession:
+    """The session of the application that this process was submitted as."""
+    from pyspark.sql import SparkSession
+
+    session = SparkSession.builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    return session
+
+
+def described(error: TidemarkError) -> dict[str, Any]:
+    """An error as a line of text: what it says, and whether trying again can help."""
+    return {"message": str(error), "retry": isinstance(error, Determinate | Indeterminate)}
+
+
+def failure_in(output: str) -> Mapping[str, Any] | None:
+    """What a failed job's output says about why; None when the job did not come so far."""
+    for line in reversed(output.splitlines()):
+        _, mark, text = line.partition(ERROR_MARK)
+        if mark:
+            found: Mapping[str, Any] = json.loads(text)
+            return found
+    return None

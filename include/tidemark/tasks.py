@@ -1,0 +1,319 @@
+"""What each task of a run does with a deployment, and what it tells in a few kilobytes.
+
+The steps are idempotent and find their work in durable facts, so that one function serves everybody: the
+worker, which tries it without Spark first (`SparkNeeded` says that it can't), a submitted job, and a worker
+that is connected to a warm server.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from tidemark.assemble import Deployment
+from tidemark.config import load_pipeline
+from tidemark.core.ids import ShardId, Txn
+from tidemark.core.journal import Event
+from tidemark.core.publish import Published
+from tidemark.core.replay import Finding
+from tidemark.core.seal import Seal
+from tidemark.job import REPAIR
+from tidemark.pipeline import reclock as minting
+from tidemark.pipeline import stepwise
+from tidemark.pipeline.checkpoint import checkpoint as advance
+from tidemark.pipeline.context import Attempt
+from tidemark.pipeline.maintain import sweep
+from tidemark.pipeline.publish import is_due, last_published, publish
+from tidemark.pipeline.repair import repair
+from tidemark.pipeline.replay import replay_plan
+from tidemark.pipeline.run import Progress, replay, unwatched
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Told = dict[str, Any]
+"""What a task returns: plain values for XCom, an asset's event or a terminal; never rows."""
+
+LISTED_MAX: Final = 100
+
+
+class SparkNeeded(Exception):
+    """The step can't go on without a Spark session."""
+
+
+def no_session() -> NoReturn:
+    raise SparkNeeded
+
+
+def open_pipeline(
+    file: str | Path, environment: str | None, session: Callable[[], SparkSession] = no_session
+) -> Deployment:
+    """The deployment that a pipeline file describes; without a session, for the control plane only."""
+    return Deployment(load_pipeline(file, environment), session)
+
+
+def reclock(deployment: Deployment, attempt: Attempt, *, first_try: bool) -> Told:
+    """Find the run's transactions, or mint them.
+
+    A first try that finds its share decided is not the first after all: the scheduler has forgotten
+    a run that the warehouse remembers. That is told, and treated as a clear: proven, never done again.
+    """
+    owned = minting.mint(deployment.pipeline, attempt)
+    recognised = first_try and not attempt.cleared and not owned.minted
+    plan = stepwise.known_plan(deployment.pipeline, attempt)
+    return {
+        "pipeline": deployment.config.name,
+        "owned": list(owned.txns),
+        "open": list(plan.finish[:LISTED_MAX]),
+        "minted": owned.minted,
+        "recognised": recognised,
+        "recorded_run_id": owned.recorded_run_id,
+    }
+
+
+def ingest(deployment: Deployment, attempt: Attempt, *, progress: Progress = unwatched) -> Told:
+    """Stage what is open; replay what is to be proven."""
+    gathered = stepwise.gather(deployment.pipeline, attempt, progress=progress)
+    return {
+        "staged": [
+            {"txn": one.txn, "read": one.staged.source.count, "rows": rows_of(one.staged.shards)}
+            for one in gathered
+            if one.staged is not None and not one.replayed
+        ],
+        "replayed": [one.txn for one in gathered if one.replayed and one.staged is not None],
+        "gone": {str(one.txn): one.gone for one in gathered if one.gone},
+    }
+
+
+def rows_of(shards: Mapping[ShardId, Any]) -> dict[str, int]:
+    return {str(shard): parts.digest.count for shard, parts in shards.items()}
+
+
+def validate(
+    deployment: Deployment,
+    attempt: Attempt,
+    *,
+    compare: stepwise.Compare = stepwise.compare_plainly,
+    progress: Progress = unwatched,
+) -> tuple[stepwise.Judged, ...]:
+    """Put what was gathered before the gate, and the verdicts into the journal."""
+    return stepwise.judge_gathered(deployment.pipeline, attempt, compare=compare, progress=progress)
+
+
+def gate_of(deployment: Deployment) -> stepwise.Compare:
+    """The comparison by Great Expectations, which documents every verdict in the pipeline's Data Docs."""
+    from tidemark.quality.gate import check_digests
+
+    def compare(pairs: Sequence[stepwise.Pair]) -> Sequence[Finding]:
+        return check_digests(pairs, site=deployment.data_docs) if pairs else ()
+
+    return compare
+
+
+def told_verdicts(judged: Sequence[stepwise.Judged]) -> Told:
+    """The verdicts as a task tells them."""
+    return {
+        "verdicts": [
+            {
+                "txn": one.txn,
+                "verdict": str(one.gated.finding.verdict),
+                "replayed": one.replayed,
+                "held": {str(shard): why for shard, why in one.gated.opinion.held.items()},
+                "warned": list(one.gated.opinion.warned),
+            }
+            for one in judged
+        ]
+    }
+
+
+def upsert(deployment: Deployment, attempt: Attempt, *, progress: Progress = unwatched) -> Told:
+    """Seal what passed, bring the logs up, and publish what is due."""
+    stepwise.seal_judged(deployment.pipeline, attempt, progress=progress)
+    publish_due(deployment, attempt, progress=progress)
+    found = stepwise.found_by(deployment.pipeline, attempt)
+    staged = {one.txn: one.token for one in found if one.staged is not None and not one.replayed}
+    seals = seals_of(deployment, sorted(staged))
+    own = {(one.txn, one.token) for one in found}
+    published = {shard: last_published(deployment.control, shard) for shard in deployment.shards}
+    return {
+        "sealed": [seal.txn for seal in seals if (seal.txn, seal.token) in own],
+        "lost": {str(seal.txn): seal.token for seal in seals if (seal.txn, seal.token) not in own},
+        "published": {str(shard): told_publish(last) for shard, last in published.items() if last},
+    }
+
+
+def seals_of(deployment: Deployment, txns: Sequence[Txn]) -> Sequence[Seal]:
+    """The seals of those of the transactions that are decided."""
+    upper = deployment.control.seals.head().upper
+    if not txns:
+        return ()
+    found = deployment.control.seals.read(txns[0], min(txns[-1] + 1, upper))
+    return [seal for seal in found if seal.txn in set(txns)]
+
+
+def publish_due(
+    deployment: Deployment, attempt: Attempt, *, progress: Progress = unwatched
+) -> dict[ShardId, Published]:
+    """Publish every shard whose policy asks for it; Spark is started only if one does."""
+    done: dict[ShardId, Published] = {}
+    for shard in deployment.shards:
+        if is_due(deployment.control, shard, deployment.policy(shard)):
+            progress(Txn(deployment.control.log(shard).head().upper - 1), f"publish {shard}")
+            uri = deployment.shard_uri(shard)
+            outcome = publish(
+                deployment.control, deployment.state(), shard, token=attempt.token, shard_uri=uri
+            )
+            if isinstance(outcome, Published):
+                done[shard] = outcome
+    return done
+
+
+def told_publish(published: Published) -> Told:
+    return {"txn": published.txn, "version": published.version, "rows": published.commit.digest.count}
+
+
+def checkpoint(deployment: Deployment, attempt: Attempt) -> Told:
+    """Advance the checkpoint, acknowledge the source, and tell what the run did to each shard."""
+    reached = advance(deployment.pipeline)
+    found = stepwise.found_by(deployment.pipeline, attempt)
+    staged = {one.txn for one in found if not one.replayed}
+    txns = sorted(staged.union(stepwise.owned_txns(deployment.pipeline, attempt)))
+    seals = seals_of(deployment, txns)
+    touched = {shard: [seal for seal in seals if seal.touches(shard)] for shard in deployment.shards}
+    told = {str(shard): told_shard(deployment, shard, its) for shard, its in touched.items() if its}
+    return {"checkpoint": reached, "shards": told}
+
+
+def told_shard(deployment: Deployment, shard: ShardId, seals: Sequence[Seal]) -> Told:
+    """What an asset's event says: a wake-up with facts, for consumers that keep their own frontier."""
+    log = deployment.control.log(shard).head()
+    published = last_published(deployment.control, shard)
+    return {
+        "txn_from": seals[0].txn,
+        "txn_to": seals[-1].txn,
+        "upper": log.upper,
+        "log_version": log.version,
+        "published_txn": published.txn if published is not None else 0,
+        "state_version": published.version if published is not None else None,
+        "rows": sum(seal.shards[shard].digest.count for seal in seals),
+        "digests": {str(seal.txn): str(seal.shards[shard].digest) for seal in seals[-LISTED_MAX:]},
+        "verdict": "identical",
+    }
+
+
+def plan_of_replay(deployment: Deployment, *, txn_from: int, txn_to: int | None) -> list[Told]:
+    """What a replay would read again, and whether that is still there. Reads no data."""
+    last = txn_to or deployment.control.bindings.head().upper - 1
+    if last < txn_from:
+        return []
+    steps = replay_plan(deployment.pipeline, txn_from=Txn(txn_from), txn_to=Txn(last))
+    return [
+        {
+            "txn": step.binding.txn,
+            "action": step.action.value,
+            "read": step.seal.source.count if step.seal is not None else None,
+            "gone": deployment.pipeline.source.inspect(step.binding),
+            "run_id": step.binding.owner.run_id,
+        }
+        for step in steps
+    ]
+
+
+def replay_range(
+    deployment: Deployment,
+    attempt: Attempt,
+    *,
+    txn_from: int,
+    txn_to: int | None,
+    mode: str,
+    progress: Progress = unwatched,
+) -> tuple[tuple[Finding, ...], list[tuple[int, str, str]]]:
+    """Prove every transaction of a range; with `repair`, restore the parts that were lost."""
+    last = txn_to or deployment.control.bindings.head().upper - 1
+    if last < txn_from:
+        return (), []
+    if mode != REPAIR:
+        works = deployment.pipeline
+        found = replay(works, attempt, txn_from=Txn(txn_from), txn_to=Txn(last), progress=progress)
+        return found, []
+    findings: list[Finding] = []
+    restored: list[tuple[int, str, str]] = []
+    for txn in range(txn_from, min(last + 1, deployment.control.seals.head().upper)):
+        progress(Txn(txn), "repair")
+        done = repair(deployment.pipeline, attempt, Txn(txn))
+        findings.append(done.finding)
+        restored += [(txn, str(shard), part.path) for shard, part in done.parts]
+    return tuple(findings), restored
+
+
+def told_findings(findings: Sequence[Finding], restored: Sequence[tuple[int, str, str]]) -> Told:
+    """A replay's report: the verdict on each transaction, and what was restored."""
+    return {
+        "findings": [{"txn": one.txn, "verdict": str(one.verdict), "finding": str(one)} for one in findings],
+        "restored": [{"txn": txn, "shard": shard, "part": part} for txn, shard, part in restored],
+    }
+
+
+def told_verdicts_of(deployment: Deployment, attempt: Attempt, *, txn_from: int, txn_to: int) -> Told:
+    """The report of a replay that another process made, out of the journal."""
+    journal = deployment.control.journal
+    journal.head()
+    last = txn_to or deployment.control.bindings.head().upper - 1
+    entries = [
+        entry
+        for txn in range(txn_from, last + 1)
+        for entry in journal.find(str(txn))
+        if entry.token == attempt.token
+    ]
+    findings = [
+        {"txn": one.txn, "verdict": one.detail["verdict"], "finding": one.detail["finding"]}
+        for one in entries
+        if one.event is Event.VERIFIED
+    ]
+    restored = [
+        {"txn": one.txn, "shard": shard, "part": part}
+        for one in entries
+        if one.event is Event.REPAIRED
+        for shard, parts in json.loads(one.detail["parts"]).items()
+        for part in parts
+    ]
+    return {"findings": findings, "restored": restored}
+
+
+def explained(deployment: Deployment, red: Sequence[stepwise.Judged]) -> str:
+    """Why a gate is red, and the ways out, for people."""
+    name = deployment.config.name
+    lines: list[str] = []
+    for one in red:
+        finding, txn = one.gated.finding, one.txn
+        lines.append(f"the gate is red. {finding}")
+        lines += [f"  expectation not met: {failed}" for failed in one.gated.opinion.failed]
+        if one.replayed:
+            lines += [
+                "what was committed stays as it is, and downstream waits. To get out:",
+                "  restore the input that changed and clear this task; or, if the parts were damaged:",
+                f"  tidemark replay {name} --from {txn} --to {txn} --mode repair",
+            ]
+        else:
+            lines += [
+                "nothing of it is visible. To get out:",
+                "  fix the cause and clear the run's tasks from ingest on; or",
+                f'  tidemark accept {name} {txn} --reason "..."   seals it as it is; or',
+                f'  tidemark skip {name} {txn} --reason "..."     passes over it',
+            ]
+    return "\n".join(lines)
+
+
+def maintain(deployment: Deployment, attempt: Attempt, *, progress: Progress = unwatched) -> Told:
+    """Publish what is due, remove what lost its transaction, clean the control tables."""
+    swept = sweep(deployment.pipeline)
+    removed = sum(table.sweep() for table in deployment.control.tables)
+    published = publish_due(deployment, attempt, progress=progress)
+    return {
+        "pipeline": deployment.config.name,
+        "published": {str(shard): told_publish(done) for shard, done in published.items()},
+        "attempts_removed": [{"txn": txn, "token": token} for txn, token in swept],
+        "control_files_removed": removed,
+    }
