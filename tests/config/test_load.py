@@ -184,11 +184,9 @@ def test_routes_must_send_each_record_to_one_shard(load: Load, problems: Problem
 
 
 def test_expectations_are_known_and_name_known_columns(load: Load, problems: Problems) -> None:
-    check = (
-        "[id]\n    expectations:\n    - type: {}\n      kwargs: {{column: {}, value_set: [[1], {{a: 2}}]}}"
-    )
+    check = "[id]\n    expectations:\n    - type: {}\n      kwargs: {{column: {}, value_set: [a, b]}}"
     good = load(("[id]", check.format("expect_column_values_to_be_in_set", "v")))
-    assert good.shards[0].expectations[0].kwargs == {"column": "v", "value_set": [[1], {"a": 2}]}
+    assert good.shards[0].expectations[0].kwargs == {"column": "v", "value_set": ["a", "b"]}
     [problem] = problems(("[id]", check.format("expect_column_values_to_be_in_sets", "v")))
     assert problem.hint == "did you mean 'expect_column_values_to_be_in_set'?"
     [problem] = problems(("[id]", check.format("expect_column_values_to_be_in_set", "w")))

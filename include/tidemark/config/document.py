@@ -42,7 +42,8 @@ _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z")
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One value: what it is, at which path and line it was written, and where its key stands."""
+    """One value: what it is, at which path and line it was written, and where its key stands; and in which
+    file, when that is not the document's own."""
 
     value: Any
     path: Path = ()
@@ -52,6 +53,7 @@ class Node:
     key_column: int = 0
     text_line: int = 0
     text_column: int = 0
+    file: str = ""
 
     @property
     def items(self) -> Mapping[str, Node]:

@@ -69,7 +69,7 @@ def problem_at(
     line, column = (node.key_line, node.key_column) if at_key and not rest else (node.line, node.column)
     if offset is not None and not rest:
         line, column = node.place_of(offset)
-    return Problem(file, line, column, path[:300], fact, hint)
+    return Problem(node.file or file, line, column, path[:300], fact, hint)
 
 
 def _unknown_key(key: str, known: Sequence[str]) -> tuple[str, str]:

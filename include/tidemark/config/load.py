@@ -19,6 +19,7 @@ from tidemark.config.explain import problem_at, validated
 from tidemark.config.model import PipelineConfig
 from tidemark.config.paths import default_root, is_relative, resolved, shown_place
 from tidemark.config.problems import ConfigInvalid, Problem
+from tidemark.config.suites import SuiteReader
 from tidemark.config.tables import ShardSettings, matches_any, shard_name_of
 from tidemark.config.text import nearest, shown
 from tidemark.core.errors import InvalidUsage
@@ -57,7 +58,9 @@ def load_pipeline(
             reader.problems.append(problem_at(tree, (), fact, "begin with name: …", file=str(path)))
         raise ConfigInvalid(reader.problems)
     chosen = environment or environ.get("TIDEMARK_ENVIRONMENT") or None
-    problems = [*reader.problems, *_file_problems(tree, str(path), chosen)]
+    suites = SuiteReader(str(path), root)
+    tree = suites.expanded(tree)
+    problems = [*reader.problems, *suites.problems, *_file_problems(tree, str(path), chosen)]
     effective = _effective(tree, chosen, environ.get("TIDEMARK_WAREHOUSE"))
     problems += validated(PipelineConfig, effective, file=str(path), extra_keys=FILE_ONLY_KEYS)
     problems += _place_problems(effective, str(path), root)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, model_serializer, model_validator
@@ -163,8 +164,17 @@ def shard_flaws(shard: ShardConfig) -> Iterator[Flaw]:
     for index, name in enumerate(shard.masked):
         yield from _known(shard.columns, name, ("masked", index))
     for index, expectation in enumerate(shard.expectations):
+        path = ("expectations", index)
         for name in expectation.columns:
-            yield from _known(shard.columns, name, ("expectations", index, "kwargs"))
+            yield from _known(shard.columns, name, (*path, "kwargs"))
+        flaws = expectations.expectation_flaws(
+            expectation.type,
+            expectation.kwargs,
+            expectation.columns,
+            shard.columns,
+            quarantines=expectation.action == "quarantine",
+        )
+        yield from (replace(flaw, path=(*path, *flaw.path)) for flaw in flaws)
 
 
 def _known(schema: Schema, name: str, path: tuple[str | int, ...]) -> Iterator[Flaw]:

@@ -1,0 +1,14 @@
+"""The gate's quality side in one place: what is checked, and what comes of it.
+
+- `check_digests`: the verdict on what was written or replayed, documented by Great Expectations.
+- `check_rows`: the user's own expectations on the staged rows.
+- `GateReport` puts both together; `explain` says it to people.
+
+Great Expectations takes seconds to import and is imported by the first call, not by this module.
+"""
+
+from tidemark.quality.digests import check_digests
+from tidemark.quality.report import Checked, GateReport, explain
+from tidemark.quality.rows import check_rows
+
+__all__ = ["Checked", "GateReport", "check_digests", "check_rows", "explain"]

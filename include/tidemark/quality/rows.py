@@ -1,0 +1,187 @@
+"""The user's own suites, on the staged rows, by Great Expectations on Spark.
+
+A suite sees what would become of the table: the upserted rows, with the declared columns. Deletions carry
+keys only, so they would look like rows full of NULLs, and are left out.
+
+No value of a row leaves Spark but inside an aggregate: results have counts; an observed value is kept where
+it is a count, a share, a mean or a sum of a column that is not masked; an exception is reduced to its kind.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from tidemark.config.shard import Expectation, ShardConfig
+from tidemark.core.ids import ShardId, Txn
+from tidemark.quality import engine
+from tidemark.quality.digests import run_name
+from tidemark.quality.report import Checked, described
+from tidemark.quality.rowwise import broken_when
+
+if TYPE_CHECKING:
+    from great_expectations.core import ExpectationSuiteValidationResult, ExpectationValidationResult
+    from great_expectations.expectations.expectation import Expectation as LibraryExpectation
+    from pyspark.sql import DataFrame
+
+# Counts, and not one unexpected value: a limit of 0 is answered without a job.
+_RESULT_FORMAT: Final = {"result_format": "BASIC", "partial_unexpected_count": 0}
+_COUNTS: Final = frozenset(
+    {"element_count", "unexpected_count", "unexpected_percent", "missing_count", "missing_percent"}
+    | {"unexpected_percent_total", "unexpected_percent_nonmissing"}
+)
+# Where the observed value is computed from many rows or from the schema; a maximum is a row's own value.
+_OBSERVED: Final = frozenset(
+    {
+        "expect_column_mean_to_be_between",
+        "expect_column_proportion_of_non_null_values_to_be_between",
+        "expect_column_proportion_of_unique_values_to_be_between",
+        "expect_column_stdev_to_be_between",
+        "expect_column_sum_to_be_between",
+        "expect_column_type_to_be",
+        "expect_column_unique_value_count_to_be_between",
+        "expect_column_values_to_be_in_type_list",
+        "expect_column_values_to_be_of_type",
+        "expect_table_column_count_to_be_between",
+        "expect_table_column_count_to_equal",
+        "expect_table_columns_to_match_ordered_list",
+        "expect_table_columns_to_match_set",
+        "expect_table_row_count_to_be_between",
+        "expect_table_row_count_to_equal",
+    }
+)
+_POSITION: Final = "position"
+_ERROR_CLASS = re.compile(r"\[([A-Z][A-Z0-9_]{3,}(?:\.[A-Z0-9_]+)*)\]")
+_ERROR_NAME = re.compile(r"\b([A-Z][A-Za-z]*(?:Error|Exception))\b")
+
+
+def check_rows(
+    frame_of: Callable[[ShardId], DataFrame],
+    shards: Sequence[ShardConfig],
+    *,
+    txn: Txn,
+    site: Path | None,
+) -> tuple[Checked, ...]:
+    """The results of each shard's suite on its staged rows, in the order in which they are declared.
+
+    A shard without expectations costs nothing; its rows are not asked for. An expectation that can't be
+    evaluated has not succeeded."""
+    checked: list[Checked] = []
+    documents: list[ExpectationSuiteValidationResult] = []
+    for shard in shards:
+        if not shard.expectations:
+            continue
+        rows = frame_of(ShardId(shard.name)).where("_op = 'U'").select(*shard.columns.names)
+        found, document = _check_shard(shard, rows, site)
+        checked += found
+        documents += document
+    if site is not None and documents:
+        engine.document(documents, site=site, run_name=run_name(txn))
+    return tuple(checked)
+
+
+def _check_shard(
+    shard: ShardConfig, rows: DataFrame, site: Path | None
+) -> tuple[list[Checked], list[ExpectationSuiteValidationResult]]:
+    built, refused = _built(shard.expectations)
+    if not built:
+        return [_refused(shard, position, refused) for position in sorted(refused)], []
+    name = f"rows-{shard.name}"
+    result = engine.validate(rows, built, site=site, engine="spark", name=name, result_format=_RESULT_FORMAT)
+    stripped = {_position_of(one): _stripped(one, shard) for one in result.results}
+    result.results = [stripped[position] for position in sorted(stripped)]
+    checked = [
+        _checked(shard, shard.expectations[position], stripped[position])
+        if position in stripped
+        else _refused(shard, position, refused)
+        for position in range(len(shard.expectations))
+    ]
+    return checked, [result]
+
+
+def _built(expectations: Sequence[Expectation]) -> tuple[list[LibraryExpectation], Mapping[int, str]]:
+    """The library's own objects, and why some can't be made, by position."""
+    built: list[LibraryExpectation] = []
+    refused: dict[int, str] = {}
+    for position, expectation in enumerate(expectations):
+        meta = {_POSITION: position, "action": expectation.action}
+        try:
+            made = engine.expectation(expectation.type, expectation.kwargs, meta)
+        except Exception as error:  # Whatever it is, it comes from the file's own kwargs, not from a row.
+            refused[position] = " ".join(str(error).split())[:300]
+        else:
+            built.append(made)
+    return built, refused
+
+
+def _position_of(result: ExpectationValidationResult) -> int:
+    config = result.expectation_config
+    meta = (config.meta if config is not None else None) or {}
+    return int(meta[_POSITION])
+
+
+def _stripped(result: ExpectationValidationResult, shard: ShardConfig) -> ExpectationValidationResult:
+    """The result without anything that could be a value of a row."""
+    expectation = shard.expectations[_position_of(result)]
+    kept = {key: value for key, value in result.result.items() if key in _COUNTS}
+    is_masked = not set(shard.masked).isdisjoint(expectation.columns)
+    if expectation.type in _OBSERVED and not is_masked and "observed_value" in result.result:
+        kept["observed_value"] = result.result["observed_value"]
+    problem = "; ".join(sorted(set(_exceptions(result.exception_info))))
+    result.result = kept
+    result.exception_info = {
+        "raised_exception": bool(problem),
+        "exception_message": problem or None,
+        "exception_traceback": None,
+    }
+    return result
+
+
+def _exceptions(info: Mapping[str, Any] | None) -> Iterator[str]:
+    """The kinds of the exceptions that were raised, whether there is one or one per metric."""
+    if not info:
+        return
+    if "raised_exception" in info:
+        if info["raised_exception"]:
+            text = f"{info.get('exception_message') or ''}\n{info.get('exception_traceback') or ''}"
+            kind = _ERROR_CLASS.search(text) or _ERROR_NAME.search(text)
+            yield f"could not be evaluated, {kind[1] if kind else 'an exception was raised'}"
+        return
+    for inner in info.values():
+        if isinstance(inner, Mapping):
+            yield from _exceptions(inner)
+
+
+def _checked(shard: ShardConfig, expectation: Expectation, result: ExpectationValidationResult) -> Checked:
+    detail = str((result.exception_info or {}).get("exception_message") or "")
+    if not detail and "observed_value" in result.result:
+        detail = f"observed {result.result['observed_value']}"
+    return Checked(
+        shard=ShardId(shard.name),
+        expectation=described(expectation),
+        action=expectation.action,
+        success=bool(result.success),
+        unexpected_count=result.result.get("unexpected_count"),
+        element_count=result.result.get("element_count"),
+        detail=detail,
+        broken_when=_condition(expectation),
+    )
+
+
+def _refused(shard: ShardConfig, position: int, refused: Mapping[int, str]) -> Checked:
+    expectation = shard.expectations[position]
+    why = refused.get(position, "great expectations gave no result for it")
+    return Checked(
+        shard=ShardId(shard.name),
+        expectation=described(expectation),
+        action=expectation.action,
+        success=False,
+        detail=f"could not be evaluated, {why}",
+        broken_when=_condition(expectation),
+    )
+
+
+def _condition(expectation: Expectation) -> str:
+    return (broken_when(expectation) or "") if expectation.action == "quarantine" else ""

@@ -1,0 +1,170 @@
+"""Expectations in pipeline files: what fits a column, what may quarantine, suites in own files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.config.harness import GOOD
+from tidemark.config import PipelineConfig, Problem
+from tidemark.config.expectations import KNOWN, ROW_WISE
+
+Load = Callable[..., PipelineConfig]
+Problems = Callable[..., list[Problem]]
+
+SCHEMA = (
+    "id BIGINT NOT NULL, v STRING, n INT, x DECIMAL(5,2), at TIMESTAMP, day DATE, ok BOOLEAN, l TIMESTAMP_NTZ"
+)
+
+
+def given(kind: str, kwargs: str, action: str = "fail") -> tuple[tuple[str, str], ...]:
+    line = f"    expectations:\n    - {{type: expect_{kind}, action: {action}, kwargs: {kwargs}}}\n"
+    start = GOOD.index("    schema:")
+    return ((GOOD[start:], f"    schema: {SCHEMA}\n    keys: [id]\n{line}"),)
+
+
+@pytest.mark.parametrize(
+    ("kind", "kwargs"),
+    [
+        ("column_values_to_be_between", "{column: n, min_value: 0, max_value: 9}"),
+        ("column_values_to_be_between", "{column: day, min_value: '2024-01-01'}"),
+        ("column_values_to_be_between", "{column: at, min_value: '2024-01-01T00:00:00Z'}"),
+        ("column_values_to_be_in_set", "{column: v, value_set: [a, b]}"),
+        ("column_values_to_be_in_set", "{column: x, value_set: [1, 2.5]}"),
+        ("column_values_to_be_in_set", "{column: ok, value_set: [true]}"),
+        ("column_pair_values_to_be_in_set", "{column_A: n, column_B: v, value_pairs_set: [[1, a]]}"),
+        ("column_pair_values_a_to_be_greater_than_b", "{column_A: at, column_B: day}"),
+        ("column_mean_to_be_between", "{column: x, max_value: 1}"),
+        ("column_values_to_match_regex", "{column: v, regex: '^a'}"),
+    ],
+)
+def test_an_expectation_that_fits_its_column_is_taken(load: Load, kind: str, kwargs: str) -> None:
+    [expectation] = load(*given(kind, kwargs)).shards[0].expectations
+    assert expectation.type == f"expect_{kind}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "kwargs", "fact"),
+    [
+        ("column_values_to_be_between", "{column: n, min_vale: 0}", "takes no 'min_vale'"),
+        ("column_values_to_be_between", "{column: n}", "needs a bound"),
+        ("column_values_to_be_between", "{column: n, min_value: 2, max_value: 1}", "1 is below 2"),
+        ("column_values_to_be_between", "{column: v, min_value: 0}", "'v' is STRING"),
+        ("column_values_to_be_between", "{column: n, min_value: '0'}", "'n' is INT, compared with '0'"),
+        ("column_values_to_be_between", "{column: day, min_value: '2024-13-01'}", "'day' is DATE"),
+        ("column_values_to_be_between", "{column: at, min_value: '2024-01-01'}", "'at' is TIMESTAMP"),
+        ("column_values_to_be_between", "{column: l, min_value: '2024-01-01'}", "'l' is TIMESTAMP_NTZ"),
+        ("column_values_to_be_in_set", "{column: v, value_set: [a, 1]}", "'v' is STRING, compared with 1"),
+        ("column_values_to_be_in_set", "{column: n}", "needs value_set"),
+        ("column_mean_to_be_between", "{column: v, max_value: 1}", "needs a number"),
+        ("column_values_to_match_regex", "{column: n, regex: a}", "needs text"),
+        ("column_pair_values_to_be_equal", "{column_A: n, column_B: v}", "can't be compared, INT, STRING"),
+        ("column_values_to_not_be_null", "{column: v, row_condition: '1 = 1'}", "takes no 'row_condition'"),
+        ("column_values_to_not_be_null", "{column: v, result_format: COMPLETE}", "takes no 'result_format'"),
+        ("column_values_to_match_like_pattern", "{column: v, like_pattern: a}", "not a known expectation"),
+        ("column_values_to_be_increasing", "{column: n}", "not a known expectation"),
+    ],
+)
+def test_what_would_fail_at_the_gate_or_quote_a_row_is_refused(
+    problems: Problems, kind: str, kwargs: str, fact: str
+) -> None:
+    """Invariant 14: at definition, with its line."""
+    found = problems(*given(kind, kwargs))
+    assert any(fact in problem.fact for problem in found), found
+    assert all(problem.line == 11 for problem in found)
+
+
+def test_p12_only_what_single_rows_break_may_quarantine(load: Load, problems: Problems) -> None:
+    """Invariant 14."""
+    assert ROW_WISE <= KNOWN
+    kept = load(*given("column_values_to_not_be_null", "{column: v}", "quarantine"))
+    assert kept.shards[0].expectations[0].action == "quarantine"
+    for kind, kwargs in (
+        ("column_values_to_be_unique", "{column: v}"),
+        ("column_max_to_be_between", "{column: n, max_value: 1}"),
+        ("column_values_to_not_be_null", "{column: v, mostly: 0.9}"),
+    ):
+        [problem] = problems(*given(kind, kwargs, "quarantine"))
+        assert problem.path == "shards[0].expectations[0].action"
+        assert "can't quarantine" in problem.fact
+        load(*given(kind, kwargs, "warn"))
+
+
+SUITE = """\
+- type: expect_column_values_to_not_be_null
+  kwargs: {column: v}
+  action: warn
+"""
+NAMED = ("[id]", "[id]\n    expectations: suites/orders.yaml")
+
+
+@pytest.fixture
+def suite(project: Path) -> Callable[[str], Path]:
+    def suite(text: str, name: str = "orders.yaml") -> Path:
+        (project / "suites").mkdir(exist_ok=True)
+        (project / "suites" / name).write_text(text, encoding="utf-8")
+        return project / "suites" / name
+
+    return suite
+
+
+def test_a_suite_in_a_file_is_as_if_it_were_written_in_place(load: Load, suite: Callable[..., Path]) -> None:
+    listed = load(
+        ("[id]", "[id]\n    expectations:\n" + SUITE.replace("- ", "    - ").replace("\n  ", "\n      "))
+    )
+    suite(SUITE)
+    named = load(NAMED)
+    assert named.shards[0].expectations
+    assert named.canonical_json() == listed.canonical_json()
+    suite("expectations:\n" + SUITE)
+    assert load(NAMED).canonical_json() == listed.canonical_json()
+    suite(
+        json.dumps(
+            [{"type": e.type, "kwargs": e.kwargs, "action": e.action} for e in named.shards[0].expectations]
+        ),
+        "o.json",
+    )
+    assert load(("[id]", "[id]\n    expectations: suites/o.json")).canonical_json() == listed.canonical_json()
+
+
+def test_a_mistake_in_a_suite_is_reported_with_the_suites_own_line(
+    problems: Problems, suite: Callable[..., Path]
+) -> None:
+    file = suite(SUITE.replace("column: v", "column: w").replace("warn", "quarantin"))
+    found = problems(NAMED)
+    assert {problem.file for problem in found} == {str(file)}
+    assert {problem.line for problem in found} <= {2, 3}
+    suite("name: x\nexpectations: []\n")
+    [problem] = problems(NAMED)
+    assert "not a list" in problem.fact
+    suite("- [\n")
+    [problem] = problems(NAMED)
+    assert (problem.file, "not YAML" in problem.fact) == (str(file), True)
+
+
+def test_a_suite_comes_from_inside_the_root_or_not_at_all(
+    problems: Problems, project: Path, suite: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    outside = tmp_path_factory.mktemp("outside") / "s.yaml"
+    outside.write_text(SUITE, encoding="utf-8")
+    suite(SUITE)
+    (project / "suites" / "link.yaml").symlink_to(outside)
+    for name, fact in {
+        str(outside): "not relative",
+        "../s.yaml": "goes up",
+        "suites/link.yaml": "leads out of the root",
+        "suites/none.yaml": "can't be read",
+        "s3://bucket/s.yaml": "not relative",
+    }.items():
+        [problem] = problems(("[id]", f"[id]\n    expectations: '{name}'"))
+        assert fact in problem.fact
+        assert (problem.line, problem.path) == (10, "shards[0].expectations")
+
+
+def test_defaults_may_name_a_suite_too(load: Load, suite: Callable[..., Path]) -> None:
+    suite(SUITE)
+    config = load(("shards:", "defaults: {expectations: suites/orders.yaml}\nshards:"))
+    assert len(config.shards[0].expectations) == 1
