@@ -8,7 +8,7 @@ Great Expectations takes seconds to import and is imported by the first call, no
 """
 
 from tidemark.quality.digests import check_digests
-from tidemark.quality.report import Checked, GateReport, explain
+from tidemark.quality.report import Checked, GateReport, explain, opinion_of
 from tidemark.quality.rows import check_rows
 
-__all__ = ["Checked", "GateReport", "check_digests", "check_rows", "explain"]
+__all__ = ["Checked", "GateReport", "check_digests", "check_rows", "explain", "opinion_of"]

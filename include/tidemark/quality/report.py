@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tidemark.config.shard import Expectation
 from tidemark.config.text import shown
 from tidemark.core.ids import ShardId
 from tidemark.core.replay import Finding, Verdict
+from tidemark.ports.gate import Opinion
 
 _COLUMN_KEYS = ("column", "column_A", "column_B", "column_list", "column_set")
 
@@ -76,6 +77,20 @@ class GateReport:
 
     def _broken(self, action: str) -> tuple[Checked, ...]:
         return tuple(checked for checked in self.checked if checked.action == action and not checked.success)
+
+
+def opinion_of(checked: Sequence[Checked]) -> Opinion:
+    """What the checks ask of the gate."""
+    broken = [one for one in checked if not one.success]
+    reasons: dict[ShardId, list[str]] = {}
+    for one in broken:
+        if one.action == "pause":
+            reasons.setdefault(one.shard, []).append(_reason(one))
+    return Opinion(
+        failed=tuple(str(one) for one in broken if one.action == "fail"),
+        held={shard: "; ".join(found) for shard, found in reasons.items()},
+        warned=tuple(str(one) for one in broken if one.action in ("warn", "quarantine")),
+    )
 
 
 def described(expectation: Expectation) -> str:

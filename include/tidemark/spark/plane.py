@@ -30,6 +30,7 @@ from tidemark.spark import documents as doc
 from tidemark.spark.decode import SHARD, Rules, hashed_columns
 from tidemark.spark.digest import digest_of, partials, row_hash
 from tidemark.spark.failures import translated
+from tidemark.spark.fold import log_schema
 from tidemark.spark.parts import QUARANTINE, PartStore
 from tidemark.spark.read import READ_CONFS, read_lines, read_rows
 from tidemark.spark.route import route, shards_of
@@ -133,6 +134,11 @@ class SparkPlane:
             return {}
         counted = hashes.groupBy(SHARD).agg(*partials(F.col("_hash"), prefix="")).collect()
         return {ShardId(row[SHARD]): digest_of(row.asDict(), prefix="") for row in counted}
+
+    def rows(self, shard: ShardId, parts: Sequence[Part]) -> DataFrame:
+        """The rows of a shard's parts, as a log has them."""
+        columns = log_schema(doc.declared_schema(self._config.shard(shard)))
+        return self._spark.read.schema(columns).parquet(*self._store.existing(shard, parts))
 
     def discard(self, txn: Txn, token: WriterToken) -> None:
         """Remove one attempt's parts."""

@@ -1,0 +1,129 @@
+"""The DAGs as Airflow sees them: what they consist of, what they cost to parse, what they refuse."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.airflow.conftest import PIPELINE, PROJECT
+
+pytestmark = [pytest.mark.airflow, pytest.mark.slow]
+
+# What parsing a DAG file must never load.
+HEAVY = ("pyspark", "deltalake", "pyarrow", "pandas", "numpy", "great_expectations")
+BAG = """
+import json, sys, time
+from airflow.dag_processing.dagbag import DagBag
+began = time.perf_counter()
+bag = DagBag(sys.argv[1], bundle_path=None, bundle_name="test")
+seconds = time.perf_counter() - began
+dags = {
+    dag_id: {
+        "tasks": {task.task_id: [type(task).__name__, sorted(task.downstream_task_ids)] for task in dag.tasks},
+        "params": {name: dag.params.get_param(name).schema for name in dag.params},
+        "pools": {task.task_id: task.pool for task in dag.tasks},
+        "schedule": str(dag.schedule),
+    }
+    for dag_id, dag in bag.dags.items()
+}
+heavy = [name for name in %r if name in sys.modules]
+print("RESULT" + json.dumps({"dags": dags, "errors": bag.import_errors, "heavy": heavy, "seconds": seconds}))
+""" % (HEAVY,)
+
+
+def parse(dags: Path, pipelines: Path, home: Path) -> dict[str, Any]:
+    """Parse a DAGs folder in a process of its own, as the DAG processor does."""
+    import os
+
+    done = subprocess.run(
+        [sys.executable, "-c", BAG, str(dags)],
+        env={
+            **os.environ,
+            "AIRFLOW_HOME": str(home),
+            "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+            "AIRFLOW__CORE__UNIT_TEST_MODE": "False",
+            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home}/airflow.db",
+            "TIDEMARK_PIPELINES": str(pipelines),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "RESULT" in done.stdout, done.stdout[-2000:] + done.stderr[-4000:]
+    found: dict[str, Any] = json.loads(done.stdout.rpartition("RESULT")[2])
+    return found
+
+
+@pytest.fixture(scope="module")
+def parsed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The project's own DAGs over a folder with two good pipeline files and two broken ones."""
+    folder = tmp_path_factory.mktemp("project") / "pipelines"
+    folder.mkdir()
+    for name in ("one", "two"):
+        (folder / f"{name}.yaml").write_text(PIPELINE.format(name=name))
+    (folder / "broken.yaml").write_text(PIPELINE.format(name="broken").replace("keys:", "keyz:"))
+    (folder / "worse.yaml").write_text("name: [")
+    return parse(PROJECT / "dags", folder, tmp_path_factory.mktemp("airflow"))
+
+
+def test_every_pipeline_file_has_a_dag_with_exactly_these_tasks(parsed: dict[str, Any]) -> None:
+    assert set(parsed["dags"]) == {"one", "two", "replay", "maintain"}
+    assert parsed["dags"]["one"]["tasks"] == {
+        "reclock": ["ReclockOperator", ["checkpoint", "ingest", "upsert", "validate"]],
+        "ingest": ["IngestOperator", ["validate"]],
+        "validate": ["ValidateOperator", ["upsert"]],
+        "upsert": ["UpsertOperator", ["checkpoint"]],
+        "checkpoint": ["CheckpointOperator", []],
+    }
+    assert parsed["dags"]["one"]["pools"]["upsert"] == "tidemark_publishers"
+
+
+def test_the_replay_dag_asks_for_what_it_needs_and_no_more(parsed: dict[str, Any]) -> None:
+    dag = parsed["dags"]["replay"]
+    assert {name: kind for name, (kind, _) in dag["tasks"].items()} == {
+        "plan": "ReplayPlanOperator",
+        "replay": "ReplayOperator",
+        "report": "ReplayReportOperator",
+    }
+    assert dag["params"]["pipeline"]["enum"] == ["one", "two"]
+    assert dag["params"]["mode"]["enum"] == ["verify", "repair"]
+    assert (dag["params"]["txn_from"]["type"], dag["params"]["txn_from"]["minimum"]) == ("integer", 1)
+    assert set(parsed["dags"]["maintain"]["tasks"]) == {"one", "two"}
+
+
+def test_a_broken_pipeline_file_is_one_import_error_with_file_and_line_and_the_others_live(
+    parsed: dict[str, Any],
+) -> None:
+    (error,) = parsed["errors"].values()
+    assert "broken.yaml:9" in error
+    assert "keyz" in error
+    assert "keys" in error
+    assert "worse.yaml:2" in error
+
+
+def test_parsing_loads_no_engine(parsed: dict[str, Any]) -> None:
+    assert parsed["heavy"] == []
+
+
+def test_the_projects_own_pipelines_parse(tmp_path: Path) -> None:
+    found = parse(PROJECT / "dags", PROJECT / "include" / "pipelines", tmp_path)
+    assert found["errors"] == {}
+    assert {"orders", "shop"} <= set(found["dags"])
+
+
+def test_a_dags_folder_of_ones_own_needs_two_lines(tmp_path: Path) -> None:
+    pipelines = tmp_path / "pipelines"
+    pipelines.mkdir()
+    (pipelines / "mine.yaml").write_text(PIPELINE.format(name="mine"))
+    dags = tmp_path / "dags"
+    dags.mkdir()
+    (dags / "mine.py").write_text(
+        f"from tidemark.airflow import pipeline_dags\nglobals().update(pipeline_dags({str(pipelines)!r}))  # dag\n"
+    )
+    found = parse(dags, pipelines, tmp_path / "home")
+    assert (set(found["dags"]), found["errors"]) == ({"mine"}, {})
