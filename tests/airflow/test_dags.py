@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -24,24 +25,22 @@ bag = DagBag(sys.argv[1], bundle_path=None, bundle_name="test")
 seconds = time.perf_counter() - began
 dags = {
     dag_id: {
-        "tasks": {task.task_id: [type(task).__name__, sorted(task.downstream_task_ids)] for task in dag.tasks},
+        "tasks": {one.task_id: [type(one).__name__, sorted(one.downstream_task_ids)] for one in dag.tasks},
         "params": {name: dag.params.get_param(name).schema for name in dag.params},
         "pools": {task.task_id: task.pool for task in dag.tasks},
         "schedule": str(dag.schedule),
     }
     for dag_id, dag in bag.dags.items()
 }
-heavy = [name for name in %r if name in sys.modules]
+heavy = [name for name in sys.argv[2].split() if name in sys.modules]
 print("RESULT" + json.dumps({"dags": dags, "errors": bag.import_errors, "heavy": heavy, "seconds": seconds}))
-""" % (HEAVY,)
+"""
 
 
 def parse(dags: Path, pipelines: Path, home: Path) -> dict[str, Any]:
     """Parse a DAGs folder in a process of its own, as the DAG processor does."""
-    import os
-
     done = subprocess.run(
-        [sys.executable, "-c", BAG, str(dags)],
+        [sys.executable, "-c", BAG, str(dags), " ".join(HEAVY)],
         env={
             **os.environ,
             "AIRFLOW_HOME": str(home),
@@ -122,8 +121,7 @@ def test_a_dags_folder_of_ones_own_needs_two_lines(tmp_path: Path) -> None:
     (pipelines / "mine.yaml").write_text(PIPELINE.format(name="mine"))
     dags = tmp_path / "dags"
     dags.mkdir()
-    (dags / "mine.py").write_text(
-        f"from tidemark.airflow import pipeline_dags\nglobals().update(pipeline_dags({str(pipelines)!r}))  # dag\n"
-    )
+    line = f"globals().update(pipeline_dags({str(pipelines)!r}))  # dag"
+    (dags / "mine.py").write_text(f"from tidemark.airflow import pipeline_dags\n{line}\n")
     found = parse(dags, pipelines, tmp_path / "home")
     assert (set(found["dags"]), found["errors"]) == ({"mine"}, {})
