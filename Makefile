@@ -9,7 +9,7 @@ TESTS ?= tests
 HEAVY := spark or airflow or server or browser or slow
 
 .DEFAULT_GOAL := help
-.PHONY: help ready setup demo doctor test test-fast check format simulate crash bench build lock jars-lock clean distclean
+.PHONY: help ready setup demo ui stop doctor test test-fast check format simulate crash bench build lock jars-lock clean distclean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":[^#]*## "} /^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' Makefile
@@ -20,8 +20,14 @@ ready:
 setup: ## Set up, checking every piece again: environment, Java, jars
 	@sh scripts/setup/setup.sh --full
 
-demo: ready ## The main job: a small shop through all that can go wrong, checked by DuckDB
+demo: ready ## The main job: a small shop through real DAG runs and all that can go wrong
 	@$(PYTHON) scripts/demo.py
+
+ui: ready ## Start Airflow with the project's DAGs and a warm Spark; prints address and login
+	@$(PYTHON) -m tidemark.airflow.embedded start
+
+stop: ready ## Stop what `make ui` started
+	@$(PYTHON) -m tidemark.airflow.embedded stop
 
 doctor: ready ## Check versions, Java, jars, Spark and the store
 	@.venv/bin/tidemark doctor

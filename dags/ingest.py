@@ -11,4 +11,7 @@ PROJECT = Path(__file__).resolve().parents[1]
 PIPELINES = os.environ.get("TIDEMARK_PIPELINES") or PROJECT / "include" / "pipelines"
 SPARK = os.environ.get("TIDEMARK_SPARK_CONN_ID") or "spark_default"
 
-globals().update(pipeline_dags(PIPELINES, conn_id=SPARK, publisher_pool="tidemark_publishers"))
+# Overlapping runs are safe, so that a run that hangs keeps nobody waiting.
+globals().update(
+    pipeline_dags(PIPELINES, conn_id=SPARK, publisher_pool="tidemark_publishers", max_active_runs=2)
+)

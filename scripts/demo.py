@@ -1,8 +1,9 @@
-"""`make demo`: a small shop's change files through everything that can go wrong, checked by DuckDB.
+"""`make demo`: a small shop through real DAG runs and all that can go wrong, checked by DuckDB.
 
-Everything happens below .tidemark/demo, which is made anew each time: a first load, an incremental with
-updates, deletes, late and broken records, a run killed in the middle of its work, two runs at once, a replay
-that proves everything, and a damaged part that is found and repaired.
+An Airflow of its own, in .tidemark/airflow, runs the `demo` pipeline (include/pipelines/demo.yaml) on a warm
+Spark: a first load; updates, deletes, late and broken records; Spark killed in the middle of a write, and
+Airflow's retry; two runs at once; a clear that proves itself and writes nothing; one changed byte that turns
+the gate red, and its repair. Runs again from any state; `make ui` shows what happened.
 """
 
 from __future__ import annotations
@@ -14,46 +15,30 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import duckdb
-from pyspark.sql import SparkSession
+from deltalake import DeltaTable, QueryBuilder
 from rich.console import Console
+from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
-from tidemark.assemble import Deployment, new_token
-from tidemark.cli.inspect import status_of
-from tidemark.config import load_pipeline
-from tidemark.core.binding import Owner
-from tidemark.core.ids import Txn
-from tidemark.core.seal import Lost, Sealed
-from tidemark.pipeline.context import Attempt
-from tidemark.pipeline.publish import publish
-from tidemark.pipeline.repair import repair
-from tidemark.pipeline.run import replay, run
+from tidemark.airflow.client import FINAL_STATES, AirflowClient
+from tidemark.airflow.embedded import SPARK, EmbeddedAirflow, free_port, project_airflow
 from tidemark.spark.home import home
-from tidemark.spark.session import build_session
-from tidemark.views import View, read
+from tidemark.tasks import open_pipeline
 
+PROJECT = Path(__file__).resolve().parents[1]
+PIPELINE = PROJECT / "include" / "pipelines" / "demo.yaml"
 FOLDER = home() / "demo"
-PIPELINE = """\
-name: shop
-source: {type: files, path: landing, format: json, settle_seconds: 0}
-warehouse: warehouse
-defaults: {sequence_by: version, apply_as_deletes: op = 'D', publish: manual}
-shards:
-  - name: customers
-    schema: id BIGINT NOT NULL, name STRING, city STRING, version INT
-    keys: [id]
-    route: {column: shop_table, equals: customers}
-  - name: orders
-    schema: id BIGINT NOT NULL, customer BIGINT, status STRING, amount DECIMAL(12,2), version INT
-    keys: [id]
-    route: {column: shop_table, equals: orders}
-"""
+TABLES = FOLDER / "warehouse" / "demo"
+DAG = "demo"
+TASKS = ("reclock", "ingest", "validate", "upsert", "checkpoint")
+MARKS = {"success": "[green]✓[/]", "failed": "[red]✗[/]", "running": "[yellow]…[/]", "up_for_retry": "↻"}
+RUN_SECONDS_MAX = 600
 CITIES = ("London", "Göttingen", "New York", "Kyiv", "Nairobi", "Lima")
 STATUSES = ("new", "paid", "sent", "returned")
 # What the tables must hold, said once more in SQL that shares nothing with the product.
@@ -117,75 +102,112 @@ class Shop:
 
 
 class Demo:
-    """One pipeline, one warm Spark, and the questions that one would ask."""
+    """The pipeline's runs, as someone at the UI would start and watch them."""
 
-    def __init__(self, spark: SparkSession) -> None:
-        self.spark = spark
-        self.config = load_pipeline(FOLDER / "shop.yaml")
-        self.deployment = self.open()
+    def __init__(self, airflow: EmbeddedAirflow) -> None:
+        self.airflow = airflow
+        self.client: AirflowClient = airflow.client()
+        self.good = True
 
-    def open(self) -> Deployment:
-        return Deployment(self.config, lambda: self.spark)
+    def expect(self, holds: bool, what: str) -> None:
+        self.good = self.good and holds
+        say(f"{'[green]yes[/]' if holds else '[red]NO[/]'}  {what}")
 
-    def run(self, name: str, deployment: Deployment | None = None) -> None:
-        begun = time.monotonic()
-        report = run((deployment or self.deployment).pipeline, Attempt(Owner(name), new_token()))
-        for outcome in report.decided:
-            if isinstance(outcome, Sealed | Lost):
-                seal = outcome.seal if isinstance(outcome, Sealed) else outcome.winner
-                bad = seal.shards["quarantine"].digest.count if "quarantine" in seal.shards else 0  # type: ignore[index]
+    def line(self, run_id: str, began: float) -> Text:
+        """The run's tasks, one mark each."""
+        found = self.client.tasks(DAG, run_id)
+        marks = []
+        for task in TASKS:
+            one = found.get(task) or {}
+            tries = f" (try {one['try_number']})" if (one.get("try_number") or 0) > 1 else ""
+            marks.append(f"{task} {MARKS.get(one.get('state') or '', '·')}{tries}")
+        return Text.from_markup(f"  {'  '.join(marks)}   {time.monotonic() - began:.0f} s")
+
+    def watch(self, *run_ids: str) -> list[str]:
+        """Show the runs until they have ended; their states."""
+        began = time.monotonic()
+        for run_id in run_ids:
+            with Live(self.line(run_id, began), console=console, refresh_per_second=2) as live:
+                while self.client.run(DAG, run_id)["state"] not in FINAL_STATES:
+                    if time.monotonic() - began > RUN_SECONDS_MAX:
+                        raise SystemExit(f"run {run_id} has not ended; see `make ui`")
+                    time.sleep(0.5)
+                    live.update(self.line(run_id, began))
+                live.update(self.line(run_id, began))
+        return [self.client.run(DAG, run_id)["state"] for run_id in run_ids]
+
+    def run(self) -> str:
+        run_id = self.client.trigger(DAG)
+        (state,) = self.watch(run_id)
+        self.expect(state == "success", f"run {run_id} is green")
+        return run_id
+
+    def tell(self, run_id: str) -> None:
+        """What the run's transactions read, applied and quarantined."""
+        control = open_pipeline(PIPELINE, None).control
+        bindings = control.bindings.read(1, control.bindings.head().upper)
+        owned = {one.txn for one in bindings if one.owner.run_id == run_id}
+        for seal in control.seals.read(1, control.seals.head().upper):
+            if seal.txn in owned:
+                bad = sum(part.digest.count for name, part in seal.shards.items() if name == "quarantine")
                 read = seal.source.count
-                who = "" if isinstance(outcome, Sealed) else ", decided by the other run"
-                told = f"{read:,} read = {read - bad:,} applied + {bad} quarantined{who}"
-                say(f"{name}: transaction {seal.txn}: {told}")
-        say(f"{name}: checkpoint {report.checkpoint}, {time.monotonic() - begun:.1f} s")
+                say(f"transaction {seal.txn}: {read:,} read = {read - bad:,} applied + {bad} quarantined")
 
-    def publish(self) -> None:
-        for shard in self.deployment.shards:
-            publish(
-                self.deployment.control, self.deployment.state(), shard,
-                token=new_token(), shard_uri=self.deployment.shard_uri(shard),
-            )  # fmt: skip
-
-    def check(self) -> bool:
-        """The fresh view and the state, against DuckDB over the files themselves."""
-        good = True
-        for shard in self.deployment.shards:
-            columns = self.config.shard(shard).columns.names
-            query = EXPECTED.format(columns=", ".join(columns), folder=FOLDER / "landing", table=shard)
+    def check(self) -> None:
+        """Every row of the states, against DuckDB's own answer over the files."""
+        for table in ("customers", "orders"):
+            columns = ", ".join(
+                column.name for column in DeltaTable(TABLES / table / "state").schema().fields
+            )
+            query = EXPECTED.format(columns=columns, folder=FOLDER / "landing", table=table)
             expected = duckdb.sql(query).fetchall()
-            for view in (View.FRESH, View.STATE):
-                frame = read(self.deployment, shard, view=view).select(*columns).orderBy("id")
-                same = [tuple(row) for row in frame.collect()] == expected
-                good = good and same
-                mark = "[green]equal[/]" if same else "[red]DIFFERENT[/]"
-                say(f"{shard} ({view}): {len(expected):,} rows, {mark} to DuckDB's own answer")
-        return good
+            state = QueryBuilder().register("t", DeltaTable(TABLES / table / "state"))
+            found = state.execute(f"SELECT {columns} FROM t ORDER BY id").read_all()
+            rows = list(zip(*(column.to_pylist() for column in found.columns), strict=True))
+            self.expect(rows == expected, f"{table}: {len(rows):,} rows, equal to DuckDB's own answer")
 
 
-def killed_run(demo: Demo) -> None:
-    """Start a run of its own, and kill it as soon as it has begun to write."""
-    before = set((FOLDER / "warehouse").rglob("txn=*/*/*"))
-    command = [sys.executable, "-m", "tidemark.cli", "run", str(FOLDER / "shop.yaml"), "--no-publish"]
-    quiet = subprocess.DEVNULL
-    child = subprocess.Popen(command, start_new_session=True, stdout=quiet, stderr=quiet)
+def prepared() -> EmbeddedAirflow:
+    """The project's Airflow, up, with an empty warehouse."""
+    airflow = project_airflow()
+    if not airflow.running() and "PORT" not in os.environ:
+        os.environ |= {"PORT": str(free_port()), "SPARK_PORT": str(free_port())}
+        airflow = project_airflow()
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    (FOLDER / "landing").mkdir(parents=True)
+    with console.status("starting Airflow and Spark (about a minute)"):
+        airflow.prepare()
+        airflow.start()
+    client = airflow.client()
+    with console.status("waiting for the DAGs"):
+        deadline = time.monotonic() + 120
+        while DAG not in {one["dag_id"] for one in client.call("GET", "/dags", limit=100)["dags"]}:
+            if time.monotonic() > deadline:
+                raise SystemExit(f"Airflow did not find the DAG: {client.call('GET', '/importErrors')}")
+            time.sleep(1)
+        client.unpause(DAG)
+    return airflow
+
+
+def kill_spark_while_it_writes(airflow: EmbeddedAirflow) -> bool:
+    """SIGKILL the Spark server as soon as a new part is being written; then start it again."""
+    before = set(TABLES.rglob("txn=*/*/*"))
     deadline = time.monotonic() + 240
-    while child.poll() is None and time.monotonic() < deadline:
-        if set((FOLDER / "warehouse").rglob("txn=*/*/*")) - before:
-            break
-        time.sleep(0.02)
-    if child.poll() is None:
-        os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
-    found = status_of(demo.deployment)
-    say(f"killed; bound {found.bound}, sealed {found.sealed}, open {list(found.open)}: no row is visible")
+    while not set(TABLES.rglob("txn=*/*/*")) - before:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    os.killpg(airflow.running()[SPARK], signal.SIGKILL)
+    say("Spark is dead, in the middle of a write; starting it again, while Airflow retries")
+    airflow.start_spark()
+    return True
 
 
-def tree_bytes(folder: Path) -> int:
+def bytes_in(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def flip_a_byte(folder: Path) -> Path:
+def change_a_byte(folder: Path) -> Path:
     part = min(folder.rglob("part-*.parquet"))
     data = bytearray(part.read_bytes())
     data[len(data) // 3] ^= 1
@@ -193,19 +215,27 @@ def flip_a_byte(folder: Path) -> Path:
     return part
 
 
-def main() -> int:
-    shutil.rmtree(FOLDER, ignore_errors=True)
-    (FOLDER / "landing").mkdir(parents=True)
-    (FOLDER / "shop.yaml").write_text(PIPELINE, encoding="utf-8")
-    shop = Shop(FOLDER / "landing")
-    with console.status("starting Spark"):
-        spark = build_session("tidemark demo", master="local[2]", log_file=home() / "logs" / "spark.log")
-    demo = Demo(spark)
+def journal_table() -> Table:
+    """What happened, as the journal has it."""
+    control = open_pipeline(PIPELINE, None).control
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in ("txn", "event", "verdict", "run"):
+        table.add_column(column)
+    for entry in control.journal.read(1, control.journal.head().upper):
+        told = [
+            str(entry.txn),
+            str(entry.event),
+            entry.detail.get("verdict", ""),
+            entry.detail.get("run", ""),
+        ]
+        table.add_row(*map(Text, told))
+    return table
 
+
+def tell_the_story(demo: Demo, shop: Shop) -> None:
     step("1. First load")
     shop.land([shop.record(t, n) for t in ("customers", "orders") for n in range(2_000)], files=4)
-    demo.run("first")
-    demo.publish()
+    demo.tell(demo.run())
 
     step("2. Updates, deletes, late and broken records")
     broken = (
@@ -213,51 +243,65 @@ def main() -> int:
         '{"shop_table": "customers", "id": 5, "ver',
     )
     shop.land(list(shop.changes(998)), raw=broken)
-    demo.run("incremental")
+    second = demo.run()
+    demo.tell(second)
 
-    step("3. Killed in the middle of a write, and run again")
-    shop.land(list(shop.changes(500)))
-    killed_run(demo)
-    demo.run("next")
+    step("3. Spark killed in the middle of a write, and Airflow's retry")
+    shop.land(list(shop.changes(20_000)))
+    run_id = demo.client.trigger(DAG)
+    killed = kill_spark_while_it_writes(demo.airflow)
+    (state,) = demo.watch(run_id)
+    demo.expect(killed and state == "success", "killed, retried, green")
+    demo.tell(run_id)
 
     step("4. Two runs at once")
     shop.land(list(shop.changes(500)))
-    others = [threading.Thread(target=demo.run, args=(name, demo.open())) for name in ("left", "right")]
-    for other in others:
-        other.start()
-    for other in others:
-        other.join()
+    left = demo.client.trigger(DAG)
+    time.sleep(2)
+    shop.land(list(shop.changes(500)))
+    right = demo.client.trigger(DAG)
+    demo.expect(demo.watch(left, right) == ["success", "success"], "both are green")
+    demo.tell(left)
+    demo.tell(right)
 
-    step("5. The proof: every transaction again from its recorded input")
-    last = Txn(demo.deployment.control.seals.head().upper - 1)
-    before = tree_bytes(FOLDER / "warehouse/shop/orders") + tree_bytes(FOLDER / "warehouse/shop/customers")
-    prover = Attempt(Owner("prover"), new_token())
-    findings = replay(demo.deployment.pipeline, prover, txn_from=Txn(1), txn_to=last)
-    after = tree_bytes(FOLDER / "warehouse/shop/orders") + tree_bytes(FOLDER / "warehouse/shop/customers")
-    say(
-        f"{', '.join(f'{f.txn} {f.verdict}' for f in findings)}; {after - before} bytes written to the tables"
-    )
+    step("5. A clear: the recorded input is read again and proven")
+    before = bytes_in(TABLES / "orders") + bytes_in(TABLES / "customers")
+    demo.client.clear(DAG, second)
+    (state,) = demo.watch(second)
+    written = bytes_in(TABLES / "orders") + bytes_in(TABLES / "customers") - before
+    demo.expect(state == "success", "identical")
+    demo.expect(written == 0, f"{written} bytes written")
 
-    step("6. One flipped byte in a part, found and repaired")
-    part = flip_a_byte(FOLDER / "warehouse/shop/orders/log")
-    mended = repair(demo.deployment.pipeline, Attempt(Owner("mender"), new_token()), Txn(1))
-    restored = [lost.path for _, lost in mended.parts]
-    say(f"damaged {part.name}; the input is {mended.finding.verdict}; restored {len(restored)} part(s)")
+    step("6. One changed byte turns the gate red")
+    part = change_a_byte(TABLES / "orders" / "log" / "txn=00000000000000000002")
+    demo.client.clear(DAG, second)
+    (state,) = demo.watch(second)
+    demo.expect(state == "failed", f"red: {part.name[:24]}… is not what was sealed, and downstream waits")
+    command = ["tidemark", "replay", str(PIPELINE), "--from", "2", "--to", "2", "--mode", "repair"]
+    say(f"$ {' '.join([*command[:2], 'demo', *command[3:]])}")
+    done = subprocess.run([sys.executable, "-m", "tidemark.cli", *command[1:]], check=False)
+    demo.client.clear(DAG, second)
+    (state,) = demo.watch(second)
+    demo.expect(done.returncode == 0 and state == "success", "repaired, cleared again, identical")
 
-    step("7. What the tables hold")
-    demo.publish()
-    good = demo.check() and all(finding.passed for finding in findings)
-    good = good and any(part.name in path for path in restored)
-    table = Table(box=None)
-    for column in ("shard", "log has", "state has"):
-        table.add_column(column)
-    for shard in status_of(demo.deployment).shards:
-        table.add_row(shard.shard, str(shard.log_upper - 1), str(shard.published or "-"))
-    console.print(table)
-    say("look around: .venv/bin/tidemark txns .tidemark/demo/shop.yaml")
-    say("             .venv/bin/tidemark quarantine .tidemark/demo/shop.yaml")
-    spark.stop()
-    return 0 if good else 1
+
+def main() -> int:
+    began = time.monotonic()
+    airflow = prepared()
+    demo = Demo(airflow)
+    try:
+        tell_the_story(demo, Shop(FOLDER / "landing"))
+        step("7. What the tables hold, and what the journal says")
+        demo.check()
+        console.print(journal_table())
+    finally:
+        with console.status("stopping Airflow and Spark"):
+            airflow.stop()
+    say(f"{time.monotonic() - began:.0f} s. To look around:")
+    say("make ui                            the same runs in Airflow's own pages; make stop ends it")
+    say(".venv/bin/tidemark status demo     where everything stands")
+    say(".venv/bin/tidemark quarantine demo what was broken, and why")
+    return 0 if demo.good else 1
 
 
 if __name__ == "__main__":

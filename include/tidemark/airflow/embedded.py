@@ -18,14 +18,20 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tidemark.airflow.client import AirflowClient
 from tidemark.core.errors import Determinate, InvalidUsage
 
+if TYPE_CHECKING:
+    from tidemark.airflow.settings import AirflowSettings
+
 USER: Final = "admin"
 COMPONENTS: Final = ("api-server", "scheduler", "dag-processor", "triggerer")
 PORT: Final = 8080
+SPARK: Final = "spark"
+SPARK_PORT: Final = "TIDEMARK_SPARK_PORT"
+SPARK_TOKEN: Final = "TIDEMARK_SPARK_TOKEN"
 STOP_SECONDS_MAX: Final = 20.0
 HEALTHY_SECONDS_MAX: Final = 300.0
 
@@ -49,13 +55,15 @@ def started_at(pid: int) -> str:
 class EmbeddedAirflow:
     """One Airflow in a folder.
 
-    `environ` goes to all its processes, on top of what is set here."""
+    With a `spark_port` it has a warm Spark of its own, a Spark Connect server on that port, and the
+    connection `spark_connect_default` to it. `environ` goes to all processes, on top of what is set here."""
 
     home: Path
     dags: Path
     settings: Path | None = None
     port: int = PORT
     plugins: Path | None = None
+    spark_port: int = 0
     environ: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -133,7 +141,7 @@ class EmbeddedAirflow:
         arguments = [str(self.settings)] if self.settings is not None else []
         done = subprocess.run(
             [sys.executable, "-m", "tidemark.airflow.embedded", "prepare", *arguments],
-            env=environment,
+            env={**environment, **self._spark_variables()},
             capture_output=True,
             text=True,
             check=False,
@@ -142,17 +150,40 @@ class EmbeddedAirflow:
             tail = "\n".join((done.stdout + done.stderr).splitlines()[-15:])
             raise Determinate(f"Airflow's database could not be prepared:\n{tail}", hint="retry")
 
+    def _spark_variables(self) -> dict[str, str]:
+        if not self.spark_port:
+            return {}
+        return {SPARK_PORT: str(self.spark_port), SPARK_TOKEN: self.secret("spark")}
+
+    def start_spark(self) -> None:
+        """Start the warm Spark, if this Airflow has one and it does not run."""
+        if not self.spark_port or SPARK in self.running():
+            return
+        from tidemark.spark.connect import start_server
+
+        server = start_server(self.spark_port, self.secret("spark"), folder=self.home / "spark")
+        self._remember(SPARK, server.process.pid)
+
+    def _remember(self, name: str, pid: int) -> None:
+        try:
+            known = json.loads(self._pids.read_text())
+        except (OSError, ValueError):
+            known = {}
+        self._pids.write_text(json.dumps({**known, name: [pid, started_at(pid)]}))
+
     def start(self) -> None:
         """Start what does not run, each in a session of its own, and wait until all are healthy."""
-        if self.running():
-            return
+        running = self.running()
+        if not running:
+            self._pids.unlink(missing_ok=True)
+        self.start_spark()
+        missing = [name for name in COMPONENTS if name not in running]
         with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", self.port)) == 0:
+            if "api-server" in missing and probe.connect_ex(("127.0.0.1", self.port)) == 0:
                 raise InvalidUsage(f"port {self.port} is in use", hint="stop what uses it, or set PORT")
         logs = self.home / "logs"
         logs.mkdir(parents=True, exist_ok=True)
-        pids: dict[str, list[Any]] = {}
-        for component in COMPONENTS:
+        for component in missing:
             with (logs / f"{component}.log").open("ab") as log:
                 process = subprocess.Popen(
                     [sys.executable, "-m", "airflow", component],
@@ -163,8 +194,7 @@ class EmbeddedAirflow:
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
                 )
-            pids[component] = [process.pid, started_at(process.pid)]
-            self._pids.write_text(json.dumps(pids))
+            self._remember(component, process.pid)
         self.wait_healthy()
 
     def client(self) -> AirflowClient:
@@ -224,6 +254,7 @@ def main(arguments: list[str]) -> int:
         upgradedb()
         for name in rest:
             load_settings(read_settings(Path(name)))
+        load_settings(spark_settings(os.environ))
         return 0
     airflow = project_airflow()
     if command == "start":
@@ -237,6 +268,22 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
+def spark_settings(environ: Mapping[str, str]) -> AirflowSettings:
+    """The connection to an Airflow's own warm Spark, if it has one."""
+    from tidemark.airflow.settings import AirflowSettings, ConnectionSetting
+
+    if not environ.get(SPARK_PORT):
+        return AirflowSettings()
+    connection = ConnectionSetting(
+        conn_id="spark_connect_default",
+        conn_type="spark_connect",
+        conn_host="localhost",
+        conn_port=int(environ[SPARK_PORT]),
+        conn_password=environ[SPARK_TOKEN],
+    )
+    return AirflowSettings(connections=(connection,))
+
+
 def project_airflow(**more: Any) -> EmbeddedAirflow:
     """The Airflow of this project's folder, with its DAGs and its settings."""
     from tidemark.spark.home import home
@@ -248,6 +295,8 @@ def project_airflow(**more: Any) -> EmbeddedAirflow:
         plugins=project / "plugins",
         settings=project / "airflow_settings.yaml",
         port=int(os.environ.get("PORT") or PORT),
+        spark_port=int(os.environ.get("SPARK_PORT") or 15_002),
+        environ={"TIDEMARK_SPARK_CONN_ID": "spark_connect_default"},
         **more,
     )
 

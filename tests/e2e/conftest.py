@@ -1,0 +1,73 @@
+"""The stack is started once for all end-to-end tests of a worker, and stopped at the end."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.e2e.stack import CONSUMER, DAGS, Project, Stack
+from tidemark.airflow.embedded import EmbeddedAirflow, free_port
+from tidemark.spark.home import jars_folder
+
+EXPECTATIONS = [
+    {
+        "type": "expect_column_values_to_be_between",
+        "kwargs": {"column": "amount", "min_value": 0},
+        "action": "fail",
+    }
+]
+CANARY = f"canary-{secrets.token_hex(8)}"
+
+
+def make_projects(root: Path) -> dict[str, Project]:
+    """A pipeline for each story, so that none disturbs another."""
+    names = (
+        "scheduled", "manual", "cleared", "killed", "overlapping", "backfilled", "replayed", "tampered",
+        "changed", "consumed", "submitted", "secret",
+    )  # fmt: skip
+    projects = {name: Project.make(root, name) for name in names if name != "scheduled"}
+    projects["scheduled"] = Project.make(root, "scheduled", schedule="* * * * *")
+    red = Project.make(root, "red")
+    config = yaml.safe_load(red.file.read_text())
+    config["shards"][0]["expectations"] = EXPECTATIONS
+    red.file.write_text(yaml.safe_dump(config))
+    return {**projects, "red": red}
+
+
+@pytest.fixture(scope="session")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    root = tmp_path_factory.mktemp("e2e")
+    projects = make_projects(root / "projects")
+    dags = root / "dags"
+    dags.mkdir()
+    (dags / "pipelines.py").write_text(DAGS.format(folder=str(root / "projects")))
+    (dags / "consumer.py").write_text(CONSUMER.format(folder=str(projects["consumed"].folder)))
+    settings = root / "airflow_settings.yaml"
+    connections = [
+        {"conn_id": "spark_default", "conn_type": "spark", "conn_host": "local[*]", "conn_password": CANARY},
+    ]
+    settings.write_text(yaml.safe_dump({"airflow": {"connections": connections}}))
+    airflow = EmbeddedAirflow(
+        home=root / "airflow",
+        dags=dags,
+        settings=settings,
+        port=free_port(),
+        spark_port=free_port(),
+        environ={
+            "TIDEMARK_HOME": str(root / "tidemark"),
+            "TIDEMARK_TEST_SECRET": CANARY,
+            "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "60",
+        },
+    )
+    (root / "tidemark").mkdir()
+    (root / "tidemark" / "jars").symlink_to(jars_folder())
+    airflow.prepare()
+    try:
+        airflow.start()
+        yield Stack(root, airflow, airflow.client(), projects)
+    finally:
+        airflow.stop()

@@ -1,0 +1,233 @@
+"""A whole stack for the tests: a warm Spark, an Airflow with all its parts, and pipelines of their own.
+
+The tests drive it through the REST API, as the UI does, and look at what is durable: tables, journal, files.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from deltalake import DeltaTable, QueryBuilder
+
+from tidemark.airflow.client import AirflowClient
+from tidemark.airflow.embedded import EmbeddedAirflow
+from tidemark.core.ids import ShardId, Txn
+from tidemark.core.journal import JournalEntry
+from tidemark.core.seal import Seal
+from tidemark.tasks import open_pipeline
+
+PROJECT = Path(__file__).resolve().parents[2]
+SHARD = ShardId("orders")
+TEMPLATE: Mapping[str, Any] = {
+    "schedule": None,
+    "source": {"type": "files", "path": "landing", "format": "json", "settle_seconds": 0},
+    "warehouse": "warehouse",
+    "shards": [
+        {
+            "name": str(SHARD),
+            "schema": "id BIGINT NOT NULL, status STRING, amount DOUBLE",
+            "keys": ["id"],
+            "apply_as_deletes": "op = 'D'",
+        }
+    ],
+}
+DAGS = """\
+from pathlib import Path
+from tidemark.airflow import pipeline_dags, replay_dag
+
+folder = Path({folder!r})
+args = {{"retries": 2, "retry_delay": 1}}
+for path in sorted(folder.iterdir()):
+    conn = "spark_default" if path.name.startswith("submit") else "spark_connect_default"
+    globals().update(
+        pipeline_dags(path / "pipelines", conn_id=conn, default_args=args, max_active_runs=2)
+    )
+    if path.name == "replayed":
+        globals().update(replay_dag(path / "pipelines", conn_id=conn))
+"""
+CONSUMER = """\
+# A downstream DAG: the event only wakes it, and it reads what is above its own frontier.
+import json
+from pathlib import Path
+from airflow.sdk import dag, task
+from tidemark.airflow import shard_asset
+from tidemark.tasks import open_pipeline
+
+FOLDER = Path({folder!r})
+
+@dag(schedule=[shard_asset("consumed", "orders")], catchup=False, max_active_runs=1)
+def consumer():
+    @task
+    def consume():
+        seen = FOLDER / "seen.json"
+        frontier = json.loads(seen.read_text())[-1] + 1 if seen.exists() else 1
+        log = open_pipeline(FOLDER / "pipelines" / "consumed.yaml", None).control.log("orders")
+        upper = log.head().upper
+        new = [entry.txn for entry in log.read(frontier, upper)]
+        before = json.loads(seen.read_text()) if seen.exists() else []
+        seen.write_text(json.dumps(before + new))
+        return new
+    consume()
+
+consumer()
+"""
+
+
+@dataclass
+class Project:
+    """One pipeline in a folder of its own, and what its source said, in plain Python."""
+
+    folder: Path
+    name: str
+    files: int = 0
+    truth: dict[int, tuple[str, float]] = field(default_factory=dict)
+
+    @classmethod
+    def make(cls, root: Path, name: str, **settings: Any) -> Project:
+        folder = root / name
+        (folder / "pipelines").mkdir(parents=True)
+        (folder / "landing").mkdir()
+        config = {"name": name, **TEMPLATE, **settings}
+        (folder / "pipelines" / f"{name}.yaml").write_text(yaml.safe_dump(config))
+        return cls(folder, name)
+
+    @property
+    def file(self) -> Path:
+        return self.folder / "pipelines" / f"{self.name}.yaml"
+
+    def land(self, records: Iterable[Mapping[str, Any]]) -> Path:
+        """A change file, whole from the moment it has its name."""
+        self.files += 1
+        path = self.folder / "landing" / f"{self.files:04}.json"
+        records = list(records)
+        hidden = path.with_suffix(".tmp")
+        hidden.write_text("".join(json.dumps(record) + "\n" for record in records))
+        hidden.rename(path)
+        for record in records:
+            if record["op"] == "D":
+                self.truth.pop(record["id"], None)
+            else:
+                self.truth[record["id"]] = (record["status"], record["amount"])
+        return path
+
+    def land_some(self, count: int = 40, *, seed: int = 0) -> Path:
+        rng = random.Random(f"{self.name}/{self.files}/{seed}")
+        return self.land(
+            {
+                "id": rng.randrange(60),
+                "status": rng.choice(("new", "paid", "sent")),
+                "amount": rng.randrange(10_000) / 4,
+                "op": "D" if rng.random() < 0.15 else "U",
+            }
+            for _ in range(count)
+        )
+
+    # What is durable, read without the code that wrote it where that matters.
+
+    def state(self) -> dict[int, tuple[str, float]]:
+        """The state's rows, by delta-rs's own query engine."""
+        table = DeltaTable(str(self.folder / "warehouse" / self.name / SHARD / "state"))
+        found = QueryBuilder().register("t", table).execute("SELECT id, status, amount FROM t").read_all()
+        rows = list(zip(*(column.to_pylist() for column in found.columns), strict=True))
+        assert len({row[0] for row in rows}) == len(rows), "a key is there twice"
+        return {row[0]: (row[1], row[2]) for row in rows}
+
+    def check(self) -> None:
+        """The state holds exactly what the files say."""
+        assert self.state() == self.truth
+
+    @property
+    def control(self) -> Any:
+        return open_pipeline(self.file, None).control
+
+    def seals(self) -> list[Seal]:
+        seals = self.control.seals
+        return list(seals.read(1, seals.head().upper))
+
+    def journal(self, txn: int) -> list[JournalEntry]:
+        journal = self.control.journal
+        journal.head()
+        return list(journal.find(str(txn)))
+
+    def verdicts(self, txn: int) -> list[str]:
+        return [entry.detail["verdict"] for entry in self.journal(txn) if "verdict" in entry.detail]
+
+    def owned(self, run_id: str) -> list[int]:
+        bindings = self.control.bindings
+        found = bindings.read(1, bindings.head().upper)
+        return [one.txn for one in found if one.owner.run_id == run_id]
+
+    def data_files(self) -> dict[str, tuple[int, int]]:
+        """Every file of the shard's tables, with size and time of change."""
+        shard = self.folder / "warehouse" / self.name / SHARD
+        return {
+            str(path.relative_to(shard)): (path.stat().st_size, path.stat().st_mtime_ns)
+            for path in shard.rglob("*")
+            if path.is_file()
+        }
+
+    def part(self, txn: int) -> Path:
+        """The file of a sealed part."""
+        (part,) = self.seals()[txn - 1].shards[SHARD].parts
+        return self.folder / "warehouse" / self.name / SHARD / "log" / part.path
+
+    def tidemark(self, *arguments: str) -> str:
+        """The command, as a person runs it; it must succeed."""
+        done = subprocess.run(
+            [sys.executable, "-m", "tidemark.cli", *arguments],
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+
+@dataclass
+class Stack:
+    """The running parts."""
+
+    root: Path
+    airflow: EmbeddedAirflow
+    client: AirflowClient
+    projects: dict[str, Project]
+
+    def go(self, name: str, **kwargs: Any) -> str:
+        """Trigger a run of a pipeline and wait for its end; it must succeed."""
+        run_id = self.client.trigger(name, **kwargs)
+        self.ends(name, run_id)
+        return run_id
+
+    def ends(self, name: str, run_id: str, *, state: str = "success") -> None:
+        found = self.client.wait(name, run_id)
+        assert found == state, self.story(name, run_id)
+
+    def clear(self, name: str, run_id: str, *, state: str = "success", **kwargs: Any) -> None:
+        self.client.clear(name, run_id, **kwargs)
+        self.ends(name, run_id, state=state)
+
+    def story(self, name: str, run_id: str) -> str:
+        """What the tasks of a run did, with the end of the logs of those that failed."""
+        lines = []
+        for task, one in self.client.tasks(name, run_id).items():
+            lines.append(f"{task}: {one['state']} (try {one['try_number']})")
+            if one["state"] in ("failed", "up_for_retry"):
+                lines.append(self.client.log(name, run_id, task, try_number=one["try_number"])[-3000:])
+        return "\n".join(lines)
+
+    def log(self, name: str, run_id: str, task: str) -> str:
+        tries = self.client.tasks(name, run_id)[task]["try_number"]
+        return self.client.log(name, run_id, task, try_number=tries)
+
+
+def first_txns(seals: Iterable[Seal]) -> list[Txn]:
+    return [seal.txn for seal in seals]

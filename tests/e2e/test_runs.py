@@ -1,0 +1,198 @@
+"""Runs through a real Airflow: by schedule, by hand, cleared, killed, overlapping, over past dates.
+
+Green tasks prove nothing by themselves; each story ends at the tables, the journal and the files, against
+what the change files say in plain Python.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.stack import SHARD, Stack, first_txns
+
+pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.server, pytest.mark.slow]
+TASKS = ("reclock", "ingest", "validate", "upsert", "checkpoint")
+
+
+def wait_until(done, *, what: str, seconds_max: float = 300.0) -> None:  # type: ignore[no-untyped-def]
+    deadline = time.monotonic() + seconds_max
+    while not done():
+        assert time.monotonic() < deadline, f"{what} has not come"
+        time.sleep(0.2)
+
+
+def test_a_scheduled_run_takes_what_has_landed(stack: Stack) -> None:
+    project, client = stack.projects["scheduled"], stack.client
+    project.land_some()
+    client.unpause("scheduled")
+    runs = lambda: client.call("GET", "/dags/scheduled/dagRuns")["dag_runs"]  # noqa: E731
+    wait_until(lambda: any(run["state"] == "success" for run in runs()), what="a scheduled run")
+    client.unpause("scheduled", paused=True)
+    first = min(runs(), key=lambda run: run["run_after"])
+    assert first["run_type"] == "scheduled"
+    assert project.owned(first["dag_run_id"]) == [1]
+    project.check()
+
+
+def test_a_manual_run_without_a_logical_date_works_and_the_next_takes_only_what_is_new(stack: Stack) -> None:
+    project = stack.projects["manual"]
+    stack.client.unpause("manual")
+    project.land_some()
+    first = stack.go("manual")
+    project.check()
+    project.land_some()
+    project.land_some()
+    second = stack.go("manual")
+    project.check()
+    assert (project.owned(first), project.owned(second)) == ([1], [2])
+    empty = stack.go("manual")
+    assert project.owned(empty) == [], "a run that finds nothing owns nothing"
+    assert stack.client.xcom("manual", empty, "checkpoint")["shards"] == {}
+    assert [project.verdicts(txn) for txn in (1, 2)] == [["identical"], ["identical"]]
+
+
+def test_p8_clearing_any_task_of_a_finished_run_proves_it_and_writes_nothing_twice(stack: Stack) -> None:
+    project = stack.projects["cleared"]
+    stack.client.unpause("cleared")
+    project.land_some()
+    run_id = stack.go("cleared")
+    written = project.data_files()
+    project.land_some()  # What has landed since must not get into the cleared run.
+    for task in TASKS:
+        stack.clear("cleared", run_id, tasks=[task])
+        assert project.data_files() == written, f"clearing {task} wrote data"
+        assert first_txns(project.seals()) == [1]
+    # Clearing reclock, ingest and validate put the proof before the gate; the others had nothing to prove.
+    assert project.verdicts(1) == ["identical"] * 4
+    stack.clear("cleared", run_id)
+    assert project.verdicts(1) == ["identical"] * 5
+    assert project.data_files() == written
+
+
+def test_a_task_killed_in_the_middle_is_retried_by_airflow_and_nothing_is_lost_or_doubled(
+    stack: Stack,
+) -> None:
+    project, client = stack.projects["killed"], stack.client
+    client.unpause("killed")
+    for _ in range(3):
+        project.land_some(2_000)
+    run_id = client.trigger("killed")
+    for task in ("ingest", "upsert"):
+        wait_until(lambda task=task: kill_worker(stack, run_id, task), what=f"a running {task}")  # type: ignore[misc]
+    stack.ends("killed", run_id)
+    tries = {name: one["try_number"] for name, one in client.tasks("killed", run_id).items()}
+    assert (tries["ingest"], tries["upsert"]) == (2, 2)
+    project.check()
+    assert first_txns(project.seals()) == [1]
+    project.tidemark("maintain", "killed")
+    folders = list((project.folder / "warehouse" / "killed" / SHARD / "log").glob("txn=*/*"))
+    assert [folder.name for folder in folders] == [project.seals()[0].token], "no part is left behind"
+
+
+def kill_worker(stack: Stack, run_id: str, task: str) -> bool:
+    """SIGKILL the process that runs the task, with its supervisor, once it is running."""
+    found = stack.client.tasks("killed", run_id)[task]
+    if found["state"] != "running" or found["try_number"] != 1:
+        return False
+    pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+    workers = [pid for pid in pids if found["id"] in title(pid)]
+    for pid in workers:
+        os.kill(pid, signal.SIGKILL)
+    return bool(workers)
+
+
+def title(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def test_m8_two_overlapping_runs_are_both_green_and_every_record_is_there_once(stack: Stack) -> None:
+    project, client = stack.projects["overlapping"], stack.client
+    client.unpause("overlapping")
+    project.land_some()
+    one = client.trigger("overlapping")
+    wait_until(lambda: bool(project.owned(one)), what="the first run's binding")
+    project.land_some()
+    two = client.trigger("overlapping")
+    for run_id in (one, two):
+        stack.ends("overlapping", run_id)
+    project.check()
+    assert (project.owned(one), project.owned(two)) == ([1], [2])
+    assert first_txns(project.seals()) == [1, 2]
+
+
+def test_a_backfill_does_what_its_reprocess_behavior_says(stack: Stack) -> None:
+    project, client = stack.projects["backfilled"], stack.client
+    client.unpause("backfilled")
+    day = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0) - timedelta(days=3)
+    project.land_some()
+    run_id = stack.go("backfilled", logical_date=day.isoformat())
+    written, verdicts = project.data_files(), project.verdicts(1)
+
+    def backfill(behavior: str) -> None:
+        body = {
+            "dag_id": "backfilled",
+            "from_date": day.isoformat(),
+            "to_date": day.isoformat(),
+            "reprocess_behavior": behavior,
+            "max_active_runs": 1,
+            "run_backwards": False,
+            "dag_run_conf": {},
+        }
+        made = client.call("POST", "/backfills", body)
+        path = f"/backfills/{made['id']}"
+        wait_until(lambda: client.call("GET", path)["completed_at"] is not None, what="the backfill's end")
+
+    for behavior in ("none", "failed"):
+        backfill(behavior)
+        assert project.verdicts(1) == verdicts, f"{behavior} leaves a run that succeeded alone"
+    backfill("completed")
+    stack.ends("backfilled", run_id)
+    assert project.verdicts(1) == [*verdicts, "identical"], "completed replays it, and proves it"
+    assert (project.data_files(), first_txns(project.seals())) == (written, [1])
+
+
+def test_the_submit_path_does_the_same_as_the_connected_one(stack: Stack) -> None:
+    project = stack.projects["submitted"]
+    stack.client.unpause("submitted")
+    project.land_some()
+    run_id = stack.go("submitted")
+    project.check()
+    written = project.data_files()
+    stack.clear("submitted", run_id)
+    assert project.verdicts(1) == ["identical", "identical"]
+    assert project.data_files() == written
+
+
+def test_a_consumer_on_the_asset_sees_each_transaction_once_though_events_merge(stack: Stack) -> None:
+    import json
+
+    project, client = stack.projects["consumed"], stack.client
+    client.unpause("consumed")
+    for _ in range(2):
+        project.land_some()
+        stack.go("consumed")
+    client.unpause("consumer")  # Two events wait for it, and become one run.
+    seen = project.folder / "seen.json"
+    wait_until(lambda: seen.exists() and json.loads(seen.read_text()) == [1, 2], what="the first two")
+    project.land_some()
+    run_id = stack.go("consumed")
+    wait_until(lambda: json.loads(seen.read_text()) == [1, 2, 3], what="the third")
+    (event,) = [
+        one
+        for one in client.call("GET", "/assets/events")["asset_events"]
+        if one["source_run_id"] == run_id and one["source_dag_id"] == "consumed"
+    ]
+    assert event["uri"] == "x-tidemark://consumed/orders"
+    facts = event["extra"]
+    assert (facts["txn_from"], facts["txn_to"], facts["upper"], facts["verdict"]) == (3, 3, 4, "identical")
+    stack.clear("consumed", run_id)
+    assert json.loads(seen.read_text()) == [1, 2, 3]
