@@ -11,6 +11,7 @@ from tidemark.core.checksum import SOURCE, Digest
 from tidemark.core.ids import ShardId, Txn
 from tidemark.core.replay import judge
 from tidemark.quality.report import Checked, GateReport, explain
+from tidemark.quality.rows import exception_kinds
 
 SAME = {SOURCE: Digest.of([1, 2]), "shard:orders": Digest.of([7])}
 
@@ -59,6 +60,21 @@ def test_what_holds_is_not_listed() -> None:
     good = Checked(ShardId("orders"), "expect_x(v)", "fail", True, 0, 9)
     text = explain(report(good), "shop")
     assert text == "pipeline shop, transaction 17: passed the gate; the digests are identical"
+
+
+@pytest.mark.parametrize(
+    ("message", "trace", "said"),
+    [
+        ("[CAST_INVALID_INPUT] The value 'canary' can't be cast", "", "CAST_INVALID_INPUT"),
+        ("The value [CANARY] is bad", "Traceback\n  File x\nvalue.ValueError: canary\n", "ValueError"),
+        ("canary", "canary", "an exception was raised"),
+    ],
+)
+def test_an_exception_is_reduced_to_its_kind(message: str, trace: str, said: str) -> None:
+    info = {"raised_exception": True, "exception_message": message, "exception_traceback": trace}
+    expected = [f"could not be evaluated, {said}"]
+    assert list(exception_kinds(info)) == expected
+    assert list(exception_kinds({"metric": info, "other": {"raised_exception": False}})) == expected
 
 
 @pytest.mark.slow
