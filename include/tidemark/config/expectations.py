@@ -11,7 +11,7 @@ type. The latter has a second reason: a cast that fails quotes the row's value i
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -95,6 +95,16 @@ ROW_WISE: Final = frozenset(
 )
 """Those that each row holds or breaks by itself, so that the rows that break them can be quarantined."""
 
+_ARGUMENT_TYPES: Final[Mapping[str, tuple[str, type | tuple[type, ...]]]] = {
+    **dict.fromkeys(("mostly", "multiplier", "sum_total", "threshold"), ("a number", (int, float))),
+    **dict.fromkeys(("column_index", "value"), ("an integer", int)),
+    **dict.fromkeys(("strict_min", "strict_max", "or_equal", "ties_okay", "exact_match"), ("a flag", bool)),
+    **dict.fromkeys(("regex", "strftime_format", "type_", "match_on", "ignore_row_if"), ("text", str)),
+    **dict.fromkeys(("column", "column_A", "column_B"), ("a column's name", str)),
+    **dict.fromkeys(("value_set", "value_pairs_set", "regex_list", "type_list"), ("a list", list)),
+    **dict.fromkeys(("column_list", "column_set"), ("a list", list)),
+}
+
 _NUMERIC = re.compile(r"_(mean|median|stdev|sum|quantile|z_scores|outliers)_?")
 _TEXTUAL = re.compile(r"_(regex|lengths|strftime|json)_?")
 _COMPARING = re.compile(r"_(greater_than_b|pair_values_to_be_equal|multicolumn_values|within_record)")
@@ -132,6 +142,21 @@ def _argument_flaws(kind: str, kwargs: Mapping[str, Any]) -> Iterator[Flaw]:
     for name in listed:
         if name.endswith("!") and kwargs.get(name[:-1]) is None:
             yield Flaw(("kwargs",), f"{kind} needs {name[:-1]}", f"add {name[:-1]}")
+    wanted = dict(_ARGUMENT_TYPES)
+    if "min_value" in known and not _BOUNDED.search(kind):
+        wanted |= dict.fromkeys(("min_value", "max_value"), ("a number", (int, float)))
+    for name, value in kwargs.items():
+        if name in wanted and value is not None and not _is(value, wanted[name][1]):
+            fact = f"{name} is {wanted[name][0]}, found {shown(value)}"
+            yield Flaw(("kwargs", name), fact, "write it like that")
+    yield from _bound_flaws(kind, kwargs, known)
+
+
+def _is(value: object, wanted: type | tuple[type, ...]) -> bool:
+    return isinstance(value, wanted) and (wanted is bool or not isinstance(value, bool))
+
+
+def _bound_flaws(kind: str, kwargs: Mapping[str, Any], known: Sequence[str]) -> Iterator[Flaw]:
     low, high = kwargs.get("min_value"), kwargs.get("max_value")
     if "min_value" in known and low is None and high is None:
         yield Flaw(("kwargs",), f"{kind} needs a bound", "add min_value or max_value")

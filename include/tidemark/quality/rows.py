@@ -53,8 +53,9 @@ _OBSERVED: Final = frozenset(
     }
 )
 _POSITION: Final = "position"
-_ERROR_CLASS = re.compile(r"\[([A-Z][A-Z0-9_]{3,}(?:\.[A-Z0-9_]+)*)\]")
-_ERROR_NAME = re.compile(r"\b([A-Z][A-Za-z]*(?:Error|Exception))\b")
+# At the beginning only: further on, a message may quote a row.
+_ERROR_CLASS = re.compile(r"\s*(?:[\w.]+(?:Error|Exception):\s*)?\[([A-Z][A-Z0-9_]{3,}(?:\.[A-Z0-9_]+)*)\]")
+_ERROR_NAME = re.compile(r"^(?:\w+\.)*([A-Z]\w*(?:Error|Exception))(?::|$)", re.MULTILINE)
 
 
 def check_rows(
@@ -129,7 +130,7 @@ def _stripped(result: ExpectationValidationResult, shard: ShardConfig) -> Expect
     is_masked = not set(shard.masked).isdisjoint(expectation.columns)
     if expectation.type in _OBSERVED and not is_masked and "observed_value" in result.result:
         kept["observed_value"] = result.result["observed_value"]
-    problem = "; ".join(sorted(set(_exceptions(result.exception_info))))
+    problem = "; ".join(sorted(set(exception_kinds(result.exception_info))))
     result.result = kept
     result.exception_info = {
         "raised_exception": bool(problem),
@@ -139,19 +140,19 @@ def _stripped(result: ExpectationValidationResult, shard: ShardConfig) -> Expect
     return result
 
 
-def _exceptions(info: Mapping[str, Any] | None) -> Iterator[str]:
+def exception_kinds(info: Mapping[str, Any] | None) -> Iterator[str]:
     """The kinds of the exceptions that were raised, whether there is one or one per metric."""
     if not info:
         return
     if "raised_exception" in info:
         if info["raised_exception"]:
-            text = f"{info.get('exception_message') or ''}\n{info.get('exception_traceback') or ''}"
-            kind = _ERROR_CLASS.search(text) or _ERROR_NAME.search(text)
+            message, trace = (str(info.get(f"exception_{part}") or "") for part in ("message", "traceback"))
+            kind = _ERROR_CLASS.match(message) or _ERROR_NAME.search(trace)
             yield f"could not be evaluated, {kind[1] if kind else 'an exception was raised'}"
         return
     for inner in info.values():
         if isinstance(inner, Mapping):
-            yield from _exceptions(inner)
+            yield from exception_kinds(inner)
 
 
 def _checked(shard: ShardConfig, expectation: Expectation, result: ExpectationValidationResult) -> Checked:
