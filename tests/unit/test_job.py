@@ -1,0 +1,53 @@
+"""Orders on a command line, and failures in a job's output."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidemark.core.errors import Determinate, InvalidUsage
+from tidemark.job import ERROR_MARK, Order, described, failure_in, job_file
+
+TEXT = st.text(st.characters(blacklist_characters="\0", blacklist_categories=("Cs",)), min_size=1)
+
+
+@given(
+    file=TEXT,
+    run_id=TEXT,
+    date=st.text(max_size=5).filter(lambda text: "\0" not in text),
+    rounds=st.integers(0, 9),
+    cleared=st.booleans(),
+    txn_to=st.integers(0, 10**9),
+)
+def test_an_order_survives_its_command_line(
+    file: str, run_id: str, date: str, rounds: int, cleared: bool, txn_to: int
+) -> None:
+    order = Order(
+        file, run_id, "token", logical_date=date, round=rounds, cleared=cleared, txn_to=txn_to, mode="repair"
+    )
+    assert Order.parsed(order.arguments()) == order
+
+
+def test_the_attempt_of_an_order_is_known_by_its_date_before_its_run() -> None:
+    order = Order("p.yaml", "backfill__1", "t", logical_date="2026-01-01", round=2, cleared=True)
+    attempt = order.attempt
+    assert (attempt.owner.identity, attempt.round, attempt.cleared) == ("date:2026-01-01", 2, True)
+
+
+@pytest.mark.parametrize(("error", "retry"), [(Determinate("disk full"), True), (InvalidUsage("bad"), False)])
+def test_a_failure_is_found_in_the_output_of_a_job(error: Determinate | InvalidUsage, retry: bool) -> None:
+    line = ERROR_MARK + json.dumps(described(error))
+    found = failure_in(f"some log\n{line}\nJVM says goodbye")
+    assert found == {"message": str(error), "retry": retry}
+    assert failure_in("killed") is None
+
+
+def test_every_step_has_a_job() -> None:
+    for step in ("ingest", "validate", "upsert", "replay", "maintain"):
+        assert f'main("{step}")' in Path(job_file(step)).read_text()
+    with pytest.raises(Determinate, match="not installed"):
+        job_file("nothing")
