@@ -28,12 +28,14 @@ from tidemark.core.seal import Part, ShardParts, Staged
 from tidemark.sources.manifest import BoundFile, Manifest
 from tidemark.spark import documents as doc
 from tidemark.spark.decode import SHARD, Rules, hashed_columns
-from tidemark.spark.digest import digest_of, partials, row_hash
+from tidemark.spark.digest import digest_of, partials, row_hash_sql
 from tidemark.spark.failures import translated
+from tidemark.spark.fold import ORDINAL
 from tidemark.spark.parts import QUARANTINE, PartStore
 from tidemark.spark.read import READ_CONFS, read_lines, read_rows
 from tidemark.spark.route import route, shards_of
 from tidemark.spark.shape import form_of, rows_schema
+from tidemark.spark.sql import literal
 from tidemark.spark.work import QUARANTINE_COLUMNS, Sink, Totals, fold_shard, quarantine
 
 _CONFS: Final = {
@@ -48,11 +50,14 @@ _CONFS: Final = {
     # It would leave out columns that aren't read further, and with them the complaints about their values.
     "spark.sql.optimizer.enableJsonExpressionOptimization": "false",
     "spark.sql.optimizer.enableCsvExpressionOptimization": "false",
+    # What is large says itself into how many partitions it goes; all else is a handful of rows.
+    "spark.sql.shuffle.partitions": "1",
     # The old default has no statistics, and other engines have dropped it.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.parquet.compression.codec": "zstd",
 }
 _PART_BYTES: Final = 128 * 1024**2
+_PART_BYTES_MIN: Final = 4 * 1024**2
 _TASKS_PER_CORE: Final = 3
 _COMPRESSED: Final = {".gz": 6, ".bz2": 6, ".zst": 6}
 _HEADER_LINE: Final = 0
@@ -77,7 +82,7 @@ class SparkPlane:
         self._spark = spark.newSession()
         for name, value in {**_CONFS, **(confs or {})}.items():
             self._spark.conf.set(name, value)
-        self._fixed_partitions = (confs or {}).get("spark.sql.shuffle.partitions")
+        self._parts_fixed = int((confs or {}).get("spark.sql.shuffle.partitions", 0))
         self._cores = spark.sparkContext.defaultParallelism
         self._config = config
         self._store = PartStore(f"{warehouse or config.warehouse_location}/{config.name}")
@@ -127,11 +132,13 @@ class SparkPlane:
             paths = self._store.existing(shard, added.parts)
             if paths:
                 rows = self._spark.read.schema(columns[shard]).parquet(*paths)
-                one = rows.select(F.lit(shard).alias(SHARD), row_hash(columns[shard]).alias("_hash"))
+                one = rows.selectExpr(
+                    f"{literal(shard)} AS {SHARD}", f"{row_hash_sql(columns[shard])} AS _hash"
+                )
                 hashes = one if hashes is None else hashes.unionAll(one)
         if hashes is None:
             return {}
-        counted = hashes.groupBy(SHARD).agg(*partials(F.col("_hash"), prefix="")).collect()
+        counted = hashes.groupBy(SHARD).agg(*partials("_hash", prefix="")).collect()
         return {ShardId(row[SHARD]): digest_of(row.asDict(), prefix="") for row in counted}
 
     def discard(self, txn: Txn, token: WriterToken) -> None:
@@ -169,9 +176,8 @@ class SparkPlane:
     ) -> None:
         folder = config.source_location
         form = form_of(config, folder, files)
-        routed = route(doc.open_envelope(self._read(config, form, folder, files), form), form, config)
-        parts = max(1, -(-sum(map(_read_bytes, files)) // _PART_BYTES))
-        self._spark.conf.set("spark.sql.shuffle.partitions", self._fixed_partitions or str(parts))
+        routed = route(self._read(config, form, folder, files), form, config)
+        parts = self._parts_fixed or _parts_of(sum(map(_read_bytes, files)), cores=self._cores)
         shards = shards_of(config)
         rules = {shard.name: Rules(shard, form, txn, totals.watermark) for shard in shards}
         if len(shards) == 1:
@@ -200,7 +206,7 @@ class SparkPlane:
             return read_rows(self._spark, folder, files, schema, tasks_max=tasks_max)
         lines = read_lines(self._spark, folder, files, tasks_max=tasks_max)
         if form.format == "csv" and form.csv.header:
-            return lines.where(F.col("_ordinal") != _HEADER_LINE)
+            return lines.where(f"{ORDINAL} != {_HEADER_LINE}")
         return lines
 
 
@@ -209,6 +215,11 @@ def _by_shard(routed: DataFrame, names: Sequence[str]) -> dict[str, DataFrame]:
     frames = {name: routed.where(F.col(SHARD) == name) for name in names}
     frames[names[0]] = routed.where((F.col(SHARD) == names[0]) | F.col(SHARD).isNull())
     return frames
+
+
+def _parts_of(size: int, *, cores: int) -> int:
+    """How many parts a shard gets: none too large, and work for every core where it is worth a file."""
+    return max(1, -(-size // _PART_BYTES), min(cores, size // _PART_BYTES_MIN))
 
 
 def _read_bytes(file: BoundFile) -> int:
