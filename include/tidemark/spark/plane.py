@@ -6,7 +6,8 @@ when there are some does a second one write them to quarantine; it must find exa
 
 The plane works in a session of its own, a child of the one it is given, so that its settings (how files are
 cut, ANSI, time zone, strict parsing, no adaptive re-planning) hold whatever the caller's are, and leave those
-alone.
+alone. They are set once and never again, so one plane may serve several threads: the next transaction can be
+staged while the last one is read back. The session may be one on a Spark Connect server.
 """
 
 from __future__ import annotations
@@ -14,10 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812
 
 from tidemark.config import PipelineConfig
 from tidemark.core.binding import Binding
@@ -29,11 +27,12 @@ from tidemark.sources.manifest import BoundFile, Manifest
 from tidemark.spark import documents as doc
 from tidemark.spark.decode import SHARD, Rules, hashed_columns
 from tidemark.spark.digest import digest_of, partials, row_hash_sql
-from tidemark.spark.failures import translated
+from tidemark.spark.failures import JOB_ERRORS, translated
 from tidemark.spark.fold import ORDINAL
 from tidemark.spark.parts import QUARANTINE, PartStore
 from tidemark.spark.read import READ_CONFS, read_lines, read_rows
 from tidemark.spark.route import route, shards_of
+from tidemark.spark.session import child_session, cores_of
 from tidemark.spark.shape import form_of, rows_schema
 from tidemark.spark.sql import literal
 from tidemark.spark.work import QUARANTINE_COLUMNS, Sink, Totals, fold_shard, quarantine
@@ -64,7 +63,7 @@ _HEADER_LINE: Final = 0
 
 
 class SparkPlane:
-    """The `DataPlane` port on a Spark session. Not safe for several threads at once.
+    """The `DataPlane` port on a Spark session. Several threads may use it at once.
 
     `watermark_before` tells the watermark that the seals had reached before a transaction; it is asked only
     when a shard declares a lateness.
@@ -79,11 +78,13 @@ class SparkPlane:
         watermark_before: Callable[[Txn], int | None] | None = None,
         confs: Mapping[str, str] | None = None,
     ) -> None:
-        self._spark = spark.newSession()
+        self._spark = child_session(spark)
         for name, value in {**_CONFS, **(confs or {})}.items():
-            self._spark.conf.set(name, value)
+            # Spark warns of some when they are set, even to what they are.
+            if self._spark.conf.get(name) != value:
+                self._spark.conf.set(name, value)
         self._parts_fixed = int((confs or {}).get("spark.sql.shuffle.partitions", 0))
-        self._cores = spark.sparkContext.defaultParallelism
+        self._cores = cores_of(spark)
         self._config = config
         self._store = PartStore(f"{warehouse or config.warehouse_location}/{config.name}")
         self._watermark_before = watermark_before or _no_watermark
@@ -112,7 +113,7 @@ class SparkPlane:
         shard with a file that can't be read has none at all."""
         try:
             found = self._counted(staged.shards)
-        except (PySparkException, Py4JJavaError):
+        except JOB_ERRORS:
             found = {shard: self._counted_or_empty(shard, added) for shard, added in staged.shards.items()}
         shards = {shard_endpoint(shard): found.get(shard, Digest()) for shard in staged.shards}
         return {SOURCE: staged.source, **shards}
@@ -120,7 +121,7 @@ class SparkPlane:
     def _counted_or_empty(self, shard: ShardId, added: ShardParts) -> Digest:
         try:
             return self._counted({shard: added}).get(shard, Digest())
-        except (PySparkException, Py4JJavaError):
+        except JOB_ERRORS:
             return Digest()
 
     def _counted(self, shards: Mapping[ShardId, ShardParts]) -> dict[ShardId, Digest]:
@@ -167,7 +168,7 @@ class SparkPlane:
         if files:
             try:
                 self._work(config, files, binding.txn, sink, totals)
-            except PySparkException as error:
+            except JOB_ERRORS as error:
                 raise translated(error, binding.txn, files) from error
         return Staged(binding.txn, sink.token, totals.source, totals.shards, self.engine, totals.watermark)
 
@@ -212,8 +213,9 @@ class SparkPlane:
 
 def _by_shard(routed: DataFrame, names: Sequence[str]) -> dict[str, DataFrame]:
     """The routed records of each shard; the first one's job also counts those that no shard takes."""
-    frames = {name: routed.where(F.col(SHARD) == name) for name in names}
-    frames[names[0]] = routed.where((F.col(SHARD) == names[0]) | F.col(SHARD).isNull())
+    takes = {name: f"{SHARD} = {literal(name)}" for name in names}
+    frames = {name: routed.where(takes[name]) for name in names}
+    frames[names[0]] = routed.where(f"{takes[names[0]]} OR {SHARD} IS NULL")
     return frames
 
 

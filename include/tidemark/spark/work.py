@@ -62,7 +62,7 @@ class Sink:
             frame.write.format("noop").mode("overwrite").save()
             return
         folder = f"{self.store.log_root(shard)}/{attempt_folder(self.txn, self.token)}"
-        frame.write.options(**_WRITE_OPTIONS).mode("errorifexists").parquet(folder)
+        frame.write.options(**_WRITE_OPTIONS).mode("error").parquet(folder)
 
     def parts(self, shard: ShardId, count: int) -> tuple[Part, ...]:
         """What has been written; without a store, what would have been."""
