@@ -33,7 +33,6 @@ from tidemark.spark.fold import (
     OP,
     ORDINAL,
     POSITION,
-    TXN,
     UPSERT,
     lateness_number,
     sequence_number_sql,
@@ -41,7 +40,7 @@ from tidemark.spark.fold import (
 from tidemark.spark.read import HASH, RAW
 from tidemark.spark.sql import case, coalesced, literal, quoted, texts
 
-SHARD: Final = "_shard"
+SHARD: Final = doc.SHARD
 KEY: Final = "_key"
 REASON: Final = "_reason"
 SLOT: Final = "_slot"
@@ -85,13 +84,13 @@ def decode(frame: DataFrame, rules: Rules, *, explain: bool) -> DataFrame:
     """The records with their slot, and the log's columns where they are changes.
 
     The frame has an open envelope and `_shard`, NULL where no shard takes the record. Added are the declared
-    columns, `_txn`, `_op`, `_slot` and `_sequence` (a number, or NULL); position and `_hash` stay. With
+    columns, `_op`, `_slot` and `_sequence` (a number, or NULL); position and `_hash` stay. With
     `explain`, `_shard`, `_key`, `_raw` and the full `_reason` come along; who only counts does without.
     """
     parsed = doc.parse(frame, rules.form, rules.shard)
     explain = explain or rules.shard.on_error != "quarantine"
     judged = parsed.selectExpr(
-        *parsed.columns,
+        "*",
         f"{_deletion(rules)} AS _delete",
         f"{_fatal(rules)} AS _fatal",
         f"{_dropped(rules)} AS _dropped",
@@ -147,7 +146,10 @@ def _dropped(rules: Rules) -> str:
 
 def _unusual(rules: Rules) -> str:
     """Most records name the declared columns in one order; a comparison is cheaper than set differences."""
-    return f"{doc.NAMES} IS NOT NULL AND {doc.NAMES} != {texts(list(rules.shard.columns.names))}"
+    usual = {rules.shard.columns.names, tuple(doc.known_schema(rules.shard).names)}
+    return " AND ".join(
+        [f"{doc.NAMES} IS NOT NULL", *(f"{doc.NAMES} != {texts(names)}" for names in sorted(usual))]
+    )
 
 
 def _flaw(rules: Rules, *, explain: bool) -> str:
@@ -236,7 +238,6 @@ def _facts(rules: Rules) -> list[str]:
     if kind is not None and shard.lateness is not None and shard.sequence_by is not None:
         number = case("isnull(_flaw) AND isnull(_late)", sequence_number_sql(_value(shard.sequence_by), kind))
     return [
-        f"{int(rules.txn)}L AS {TXN}",
         f"CASE WHEN _delete AND NOT {kept} THEN '{DELETE}' ELSE '{UPSERT}' END AS {OP}",
         *POSITION,
         f"cast({slot} as tinyint) AS {SLOT}",

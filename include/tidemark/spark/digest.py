@@ -14,8 +14,8 @@ encoding in place; whatever changes a hash changes `core.checksum.ENCODING` too.
 
 A digest is never a scan of its own. Observe it where rows pass by in the *last* stage of a job: Spark counts
 each task of a result stage once, however often it ran, but counts a shuffle's map task again when a lost
-executor makes it run again (Invariant 7). What is known only before a shuffle, such as the raw input, is
-carried through it by `partials` as columns, and summed after it by `merged`.
+executor makes it run again (Invariant 7). What is known only before a shuffle, such as the hash of the raw
+input, is carried through it as a column.
 """
 
 from __future__ import annotations
@@ -125,20 +125,8 @@ def partials(value: Column | str, *, prefix: str) -> list[Column]:
     ]
 
 
-def merged(*, prefix: str, only: str = "true", alias: str | None = None) -> list[Column]:
-    """Aggregates over columns that `partials` made: of all rows, or of those where SQL text `only` holds."""
-    name = prefix if alias is None else alias
-    functions = {COUNT: "sum", XOR: "bit_xor", LOW: "sum", HIGH: "sum"}
-    # An observed aggregate may not have a FILTER clause.
-    start, end = ("", "") if only == "true" else (f"CASE WHEN {only} THEN ", " END")
-    return [
-        F.expr(f"{function}({start}{prefix}{part}{end}) AS {name}{part}")
-        for part, function in functions.items()
-    ]
-
-
 def digest_of(found: Mapping[str, Any], *, prefix: str) -> Digest:
-    """The digest in a row of `partials` or `merged`. Sums of no rows are NULL, and count as 0."""
+    """The digest in a row of `partials`. Sums of no rows are NULL, and count as 0."""
     if prefix + COUNT not in found:
         raise InvariantViolation(f"nothing was counted under {prefix!r}, found {sorted(found)}")
     parts = {part: int(found[prefix + part] or 0) for part in DIGEST_PARTS}

@@ -23,13 +23,23 @@ from functools import lru_cache
 from typing import Final
 
 from pyspark.sql import DataFrame
-from pyspark.sql.types import BooleanType, DataType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import (
+    BooleanType,
+    DataType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+)
 
 from tidemark.config import CsvOptions, ShardConfig
 from tidemark.core.errors import InvariantViolation
-from tidemark.spark.read import DATA, RAW
+from tidemark.spark.fold import POSITION
+from tidemark.spark.read import DATA, HASH, RAW
 from tidemark.spark.sql import case, literal, quoted, texts
 
+SHARD: Final = "_shard"
 VALUES: Final = "_v"
 NAMES: Final = "_names"
 BROKEN: Final = "_broken"
@@ -85,8 +95,15 @@ def known_schema(shard: ShardConfig) -> StructType:
     return StructType([StructField(field.name, field.dataType) for field in fields])
 
 
-def open_envelope(frame: DataFrame, form: Form) -> DataFrame:
-    """The frame with `_doc`, the JSON text of the row, and what the envelope says of it."""
+def record_columns(form: Form) -> list[str]:
+    """What a record is and where it stood, as it was read."""
+    return [DATA if form.format == "parquet" else RAW, HASH, *POSITION]
+
+
+def open_envelope(frame: DataFrame, form: Form, *more: str) -> DataFrame:
+    """The frame with `_doc`, the JSON text of the row, and what the envelope says of it.
+
+    `more` are expressions over the read columns to add in the same step."""
     if form.envelope != "debezium":
         return frame.selectExpr(
             "*",
@@ -96,21 +113,24 @@ def open_envelope(frame: DataFrame, form: Form) -> DataFrame:
             f"false AS {GONE}",
             f"false AS {SKIP}",
             f"cast(null as string) AS {REFUSAL}",
+            *more,
         )
+    columns = record_columns(form)
     outer = f"from_json({RAW}, 'struct<payload:struct<{_CHANGE}>,{_CHANGE}>') AS _outer"
     bare = "struct(_outer.before, _outer.after, _outer.op, _outer.source)"
     inner = f"CASE WHEN isnotnull(_outer.payload) THEN _outer.payload ELSE {bare} END AS _inner"
-    opened = frame.selectExpr("*", outer).selectExpr(*frame.columns, inner)
+    opened = frame.selectExpr("*", outer).selectExpr(*columns, inner)
     empty = literal('{"schema":null,"payload":null}')
     truncates = case("_inner.op = 't'", literal("a truncate can't be applied"))
     return opened.selectExpr(
-        *frame.columns,
+        *columns,
         f"coalesce(_inner.after, _inner.before) AS {DOCUMENT}",
         f"_inner.before AS {BEFORE}",
         f"_inner.source AS {ORIGIN}",
         f"isnull(_inner.after) AS {GONE}",
         f"trim({RAW}) IN ('null', {empty}) AS {SKIP}",
         f"{truncates} AS {REFUSAL}",
+        *more,
     )
 
 
@@ -123,25 +143,43 @@ def parse(frame: DataFrame, form: Form, shard: ShardConfig) -> DataFrame:
         case "csv":
             return _parse_csv(frame, form, known)
         case _:
-            others = [name for name in frame.columns if name != RAW]
             raw = f"to_json({DATA}, map('ignoreNullFields', 'false')) AS {RAW}"
             values = f"{_values_of(DATA, form.header, known)} AS {VALUES}"
-            return frame.selectExpr(*others, raw, values, _names_of(form), f"false AS {BROKEN}")
+            return frame.selectExpr("*", raw, values, _names_of(form), f"false AS {BROKEN}")
 
 
 def _parse_json(frame: DataFrame, form: Form, shard: ShardConfig, known: StructType) -> DataFrame:
     schema = literal(_ddl(StructType([*known.fields, StructField(_CORRUPT, StringType())])))
     values = f"from_json({DOCUMENT}, {schema}, {_options({})}) AS {VALUES}"
-    # Spark reads the first JSON value of a text and ignores the rest of it.
-    closed = f"endswith({DOCUMENT}, '}}') OR endswith(rtrim({DOCUMENT}), '}}')"
-    parsed = frame.selectExpr("*", values, f"{case(closed, f'json_object_keys({DOCUMENT})')} AS {NAMES}")
+    parsed = frame.selectExpr("*", values)
+    names = f"{_json_names(known)} AS {NAMES}"
     skip = f"({SKIP} OR coalesce(array_size({NAMES}) = 0, false))" if form.envelope == "append" else SKIP
     refusal = REFUSAL
     if form.envelope == "debezium":
         refusal = f"coalesce({REFUSAL}, {_key_change(shard, known)})"
-    others = [name for name in parsed.columns if name not in (SKIP, REFUSAL)]
     broken = f"isnotnull({VALUES}.{_CORRUPT}) AS {BROKEN}"
-    return parsed.selectExpr(*others, broken, f"{skip} AS {SKIP}", f"{refusal} AS {REFUSAL}")
+    kept = [*record_columns(form), SHARD, DOCUMENT, GONE, VALUES]
+    named = parsed.selectExpr(*kept, SKIP, REFUSAL, BEFORE, names, broken)
+    return named.selectExpr(*kept, NAMES, BROKEN, f"{skip} AS {SKIP}", f"{refusal} AS {REFUSAL}")
+
+
+def _json_names(known: StructType) -> str:
+    """The names in a JSON object, which is read once more only where that can tell something new.
+
+    It can't where every known column has a value, and so is there, and the object has no more names than
+    that. Each name is followed by `":`, unless there is a space between the two; so when no quote has a space
+    after it, as no common writer puts one, there are at most as many names as there are `":`.
+    """
+    # Spark reads the first JSON value of a text and ignores the rest of it.
+    closed = f"endswith({DOCUMENT}, '}}') OR endswith(rtrim({DOCUMENT}), '}}')"
+    read_again = f"json_object_keys({DOCUMENT})"
+    if not any(isinstance(field.dataType, StructType | MapType) for field in known.fields):
+        filled = " AND ".join(f"isnotnull({VALUES}.{quoted(field.name)})" for field in known.fields)
+        spaced = " AND ".join(f"NOT contains({DOCUMENT}, '\"{space}')" for space in (" ", "\\t", "\\r"))
+        marks = f"octet_length({DOCUMENT}) - octet_length(replace({DOCUMENT}, '\":', ''))"
+        exact = f"isnull({VALUES}.{_CORRUPT}) AND {filled} AND {marks} = {2 * len(known.fields)} AND {spaced}"
+        read_again = f"CASE WHEN {exact} THEN {texts(known.names)} ELSE {read_again} END"
+    return case(closed, read_again)
 
 
 def _key_change(shard: ShardConfig, known: StructType) -> str:
@@ -163,9 +201,7 @@ def _parse_csv(frame: DataFrame, form: Form, known: StructType) -> DataFrame:
     schema = literal(_ddl(StructType([*fields, StructField(_CORRUPT, StringType())])))
     parsed = frame.selectExpr("*", f"from_csv({RAW}, {schema}, {_options(_csv_options(form.csv))}) AS _csv")
     values = f"{_values_of('_csv', form.header, known)} AS {VALUES}"
-    return parsed.selectExpr(
-        *frame.columns, values, _names_of(form), f"isnotnull(_csv.{_CORRUPT}) AS {BROKEN}"
-    )
+    return parsed.selectExpr("*", values, _names_of(form), f"isnotnull(_csv.{_CORRUPT}) AS {BROKEN}")
 
 
 def csv_text(form: Form) -> str:

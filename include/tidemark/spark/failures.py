@@ -14,6 +14,15 @@ from tidemark.sources.manifest import BoundFile
 from tidemark.spark.decode import REFUSAL_MARK
 from tidemark.spark.read import is_missing_path
 
+# Over Spark Connect there is no gateway to Java, and it need not be installed.
+try:
+    from py4j.protocol import Py4JJavaError
+
+    JOB_ERRORS: tuple[type[Exception], ...] = (PySparkException, Py4JJavaError)
+except ImportError:
+    JOB_ERRORS = (PySparkException,)
+"""What a job that fails may raise, classic or over Spark Connect."""
+
 _REFUSAL = re.compile(rf"\[\[{REFUSAL_MARK} (\d+) (\d+) (.*?)\]\]", re.DOTALL)
 _MISSING_FILE = re.compile(r"FAILED_READ_FILE\.FILE_NOT_EXIST|FileNotFoundException")
 _MESSAGE_CHARACTERS_MAX = 500
@@ -32,7 +41,7 @@ class Refused(InvalidUsage):
         self.record = record
 
 
-def translated(error: PySparkException, txn: Txn, files: Sequence[BoundFile]) -> TidemarkError:
+def translated(error: Exception, txn: Txn, files: Sequence[BoundFile]) -> TidemarkError:
     """The error of one of the four families that a job's failure stands for."""
     text = str(error)
     refusal = _REFUSAL.search(text)

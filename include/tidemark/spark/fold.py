@@ -1,14 +1,15 @@
 """The one fold, on DataFrames: for each key the row that is last by (`sequence_by`, txn, position).
 
-It is `core.fold.fold` with Spark's means, and ingest, publish, fresh read and rebuild all call it:
+It is `core.fold.fold` with Spark's means, in two spellings of one order. Publish, fresh read and rebuild call
+`fold`; ingest, which counts losers too, marks the winners (`is_last`). The same things hold for both:
 
 - Keys are compared null-safe, as grouping does: a NULL part is a value like any other.
 - A NULL sequence is older than any other, as in Spark's order of structs.
 - Deletes take part like all else; whoever wants only living rows filters `_op` afterwards.
 
-The fold is an aggregation, not a window, so each task first reduces what it has read: a million updates of
-one key become one row before anything is shuffled. Rows come out grouped by key in every partition, and in
-key order where Spark aggregates by sorting, which is what a part file wants; nobody may rely on it.
+`fold` is an aggregation, so each task first reduces what it has read: a million updates of one key become one
+row before anything is shuffled. `is_last` is a window, which sorts once where an aggregation of whole rows
+sorts twice, and is the faster one where most keys are there once.
 
 Rows must carry the position columns. Rows of a state have none, and take part as what was before any
 transaction (`as_of_state`).
@@ -16,7 +17,6 @@ transaction (`as_of_state`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -79,21 +79,24 @@ def order_of(rule: FoldRule) -> str:
     return f"struct({', '.join([*sequence, TXN, *POSITION])})"
 
 
-def fold(
-    frame: DataFrame, rule: FoldRule, *, carried: Sequence[Column] = (), dropped: Sequence[str] = ()
-) -> DataFrame:
-    """The last row of each key, deletes included, with the frame's own columns but the `dropped` ones.
+def is_last(rule: FoldRule) -> str:
+    """Whether a row of one transaction is the last of its key, as SQL text, for who needs the others too.
 
-    `carried` are aggregates over all rows of the key, winners and losers, that are added as columns under
-    their aliases; that is how a count of the input survives the fold without being counted twice.
-    """
-    kept = [name for name in frame.columns if name not in dropped]
-    rest = [quoted(name) for name in kept if name not in rule.keys]
+    It brings all rows of a key together, and leaves them in key order."""
+    order = [name for name in (rule.sequence_by, *POSITION) if name is not None]
+    latest = ", ".join(f"{quoted(name)} DESC NULLS LAST" for name in order)
+    return f"row_number() OVER (PARTITION BY {', '.join(map(quoted, rule.keys))} ORDER BY {latest}) = 1"
+
+
+def fold(frame: DataFrame, rule: FoldRule) -> DataFrame:
+    """The last row of each key, deletes included, with the frame's own columns."""
+    names = frame.columns
+    rest = [quoted(name) for name in names if name not in rule.keys]
     last = F.expr(f"max_by(struct({', '.join(rest)}), {order_of(rule)}) AS {_ROW}")
-    grouped = frame.groupBy(*map(quoted, rule.keys)).agg(last, *carried)
-    added = [quoted(name) for name in grouped.columns if name not in rule.keys and name != _ROW]
-    chosen = [quoted(name) if name in rule.keys else f"{_ROW}.{quoted(name)}" for name in kept]
-    return grouped.selectExpr(*chosen, *added)
+    grouped = frame.groupBy(*map(quoted, rule.keys)).agg(last)
+    return grouped.selectExpr(
+        *[quoted(name) if name in rule.keys else f"{_ROW}.{quoted(name)}" for name in names]
+    )
 
 
 def as_of_state(state: DataFrame) -> DataFrame:

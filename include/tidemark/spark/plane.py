@@ -6,7 +6,8 @@ when there are some does a second one write them to quarantine; it must find exa
 
 The plane works in a session of its own, a child of the one it is given, so that its settings (how files are
 cut, ANSI, time zone, strict parsing, no adaptive re-planning) hold whatever the caller's are, and leave those
-alone.
+alone. They are set once and never again, so one plane may serve several threads: the next transaction can be
+staged while the last one is read back. The session may be one on a Spark Connect server.
 """
 
 from __future__ import annotations
@@ -14,10 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812
 
 from tidemark.config import PipelineConfig
 from tidemark.core.binding import Binding
@@ -28,13 +26,15 @@ from tidemark.core.seal import Part, ShardParts, Staged
 from tidemark.sources.manifest import BoundFile, Manifest
 from tidemark.spark import documents as doc
 from tidemark.spark.decode import SHARD, Rules, hashed_columns
-from tidemark.spark.digest import digest_of, partials, row_hash
-from tidemark.spark.failures import translated
-from tidemark.spark.fold import log_schema
+from tidemark.spark.digest import digest_of, partials, row_hash_sql
+from tidemark.spark.failures import JOB_ERRORS, translated
+from tidemark.spark.fold import ORDINAL, log_schema
 from tidemark.spark.parts import QUARANTINE, PartStore
 from tidemark.spark.read import READ_CONFS, read_lines, read_rows
 from tidemark.spark.route import route, shards_of
+from tidemark.spark.session import child_session, cores_of
 from tidemark.spark.shape import form_of, rows_schema
+from tidemark.spark.sql import literal
 from tidemark.spark.work import QUARANTINE_COLUMNS, Sink, Totals, fold_shard, quarantine
 
 _CONFS: Final = {
@@ -49,18 +49,21 @@ _CONFS: Final = {
     # It would leave out columns that aren't read further, and with them the complaints about their values.
     "spark.sql.optimizer.enableJsonExpressionOptimization": "false",
     "spark.sql.optimizer.enableCsvExpressionOptimization": "false",
+    # What is large says itself into how many partitions it goes; all else is a handful of rows.
+    "spark.sql.shuffle.partitions": "1",
     # The old default has no statistics, and other engines have dropped it.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.parquet.compression.codec": "zstd",
 }
 _PART_BYTES: Final = 128 * 1024**2
+_PART_BYTES_MIN: Final = 4 * 1024**2
 _TASKS_PER_CORE: Final = 3
 _COMPRESSED: Final = {".gz": 6, ".bz2": 6, ".zst": 6}
 _HEADER_LINE: Final = 0
 
 
 class SparkPlane:
-    """The `DataPlane` port on a Spark session. Not safe for several threads at once.
+    """The `DataPlane` port on a Spark session. Several threads may use it at once.
 
     `watermark_before` tells the watermark that the seals had reached before a transaction; it is asked only
     when a shard declares a lateness.
@@ -75,11 +78,13 @@ class SparkPlane:
         watermark_before: Callable[[Txn], int | None] | None = None,
         confs: Mapping[str, str] | None = None,
     ) -> None:
-        self._spark = spark.newSession()
+        self._spark = child_session(spark)
         for name, value in {**_CONFS, **(confs or {})}.items():
-            self._spark.conf.set(name, value)
-        self._fixed_partitions = (confs or {}).get("spark.sql.shuffle.partitions")
-        self._cores = spark.sparkContext.defaultParallelism
+            # Spark warns of some when they are set, even to what they are.
+            if self._spark.conf.get(name) != value:
+                self._spark.conf.set(name, value)
+        self._parts_fixed = int((confs or {}).get("spark.sql.shuffle.partitions", 0))
+        self._cores = cores_of(spark)
         self._config = config
         self._store = PartStore(f"{warehouse or config.warehouse_location}/{config.name}")
         self._watermark_before = watermark_before or _no_watermark
@@ -108,7 +113,7 @@ class SparkPlane:
         shard with a file that can't be read has none at all."""
         try:
             found = self._counted(staged.shards)
-        except (PySparkException, Py4JJavaError):
+        except JOB_ERRORS:
             found = {shard: self._counted_or_empty(shard, added) for shard, added in staged.shards.items()}
         shards = {shard_endpoint(shard): found.get(shard, Digest()) for shard in staged.shards}
         return {SOURCE: staged.source, **shards}
@@ -116,7 +121,7 @@ class SparkPlane:
     def _counted_or_empty(self, shard: ShardId, added: ShardParts) -> Digest:
         try:
             return self._counted({shard: added}).get(shard, Digest())
-        except (PySparkException, Py4JJavaError):
+        except JOB_ERRORS:
             return Digest()
 
     def _counted(self, shards: Mapping[ShardId, ShardParts]) -> dict[ShardId, Digest]:
@@ -128,11 +133,13 @@ class SparkPlane:
             paths = self._store.existing(shard, added.parts)
             if paths:
                 rows = self._spark.read.schema(columns[shard]).parquet(*paths)
-                one = rows.select(F.lit(shard).alias(SHARD), row_hash(columns[shard]).alias("_hash"))
+                one = rows.selectExpr(
+                    f"{literal(shard)} AS {SHARD}", f"{row_hash_sql(columns[shard])} AS _hash"
+                )
                 hashes = one if hashes is None else hashes.unionAll(one)
         if hashes is None:
             return {}
-        counted = hashes.groupBy(SHARD).agg(*partials(F.col("_hash"), prefix="")).collect()
+        counted = hashes.groupBy(SHARD).agg(*partials("_hash", prefix="")).collect()
         return {ShardId(row[SHARD]): digest_of(row.asDict(), prefix="") for row in counted}
 
     def rows(self, shard: ShardId, parts: Sequence[Part]) -> DataFrame:
@@ -166,7 +173,7 @@ class SparkPlane:
         if files:
             try:
                 self._work(config, files, binding.txn, sink, totals)
-            except PySparkException as error:
+            except JOB_ERRORS as error:
                 raise translated(error, binding.txn, files) from error
         return Staged(binding.txn, sink.token, totals.source, totals.shards, self.engine, totals.watermark)
 
@@ -175,9 +182,8 @@ class SparkPlane:
     ) -> None:
         folder = config.source_location
         form = form_of(config, folder, files)
-        routed = route(doc.open_envelope(self._read(config, form, folder, files), form), form, config)
-        parts = max(1, -(-sum(map(_read_bytes, files)) // _PART_BYTES))
-        self._spark.conf.set("spark.sql.shuffle.partitions", self._fixed_partitions or str(parts))
+        routed = route(self._read(config, form, folder, files), form, config)
+        parts = self._parts_fixed or _parts_of(sum(map(_read_bytes, files)), cores=self._cores)
         shards = shards_of(config)
         rules = {shard.name: Rules(shard, form, txn, totals.watermark) for shard in shards}
         if len(shards) == 1:
@@ -206,15 +212,21 @@ class SparkPlane:
             return read_rows(self._spark, folder, files, schema, tasks_max=tasks_max)
         lines = read_lines(self._spark, folder, files, tasks_max=tasks_max)
         if form.format == "csv" and form.csv.header:
-            return lines.where(F.col("_ordinal") != _HEADER_LINE)
+            return lines.where(f"{ORDINAL} != {_HEADER_LINE}")
         return lines
 
 
 def _by_shard(routed: DataFrame, names: Sequence[str]) -> dict[str, DataFrame]:
     """The routed records of each shard; the first one's job also counts those that no shard takes."""
-    frames = {name: routed.where(F.col(SHARD) == name) for name in names}
-    frames[names[0]] = routed.where((F.col(SHARD) == names[0]) | F.col(SHARD).isNull())
+    takes = {name: f"{SHARD} = {literal(name)}" for name in names}
+    frames = {name: routed.where(takes[name]) for name in names}
+    frames[names[0]] = routed.where(f"{takes[names[0]]} OR {SHARD} IS NULL")
     return frames
+
+
+def _parts_of(size: int, *, cores: int) -> int:
+    """How many parts a shard gets: none too large, and work for every core where it is worth a file."""
+    return max(1, -(-size // _PART_BYTES), min(cores, size // _PART_BYTES_MIN))
 
 
 def _read_bytes(file: BoundFile) -> int:

@@ -23,15 +23,15 @@ from typing import Final
 from urllib.parse import unquote
 
 from pyspark.errors import AnalysisException
-from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.types import LongType, StringType, StructField, StructType
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StringType, StructField, StructType
 
 from tidemark.core.errors import Determinate, InvariantViolation
 from tidemark.sources.manifest import PARTITION as FILES
 from tidemark.sources.manifest import BoundFile
-from tidemark.spark.digest import row_hash
-from tidemark.spark.fold import OFFSET, ORDINAL, PARTITION, quoted
+from tidemark.spark.digest import row_hash_sql
+from tidemark.spark.fold import OFFSET, ORDINAL, PARTITION
+from tidemark.spark.sql import literal, opaque, quoted
 
 _WHOLE: Final = str(1 << 40)
 READ_CONFS: Final = {
@@ -45,19 +45,21 @@ DATA: Final = "_data"
 _RAW_SCHEMA: Final = StructType([StructField(RAW, StringType())])
 _LINE_BITS: Final = 33
 _BUCKET_FILES: Final = 4
+_PLAIN_PATH: Final = re.compile(r"/[\w./=-]*\Z", re.ASCII)
 
 
 def read_lines(spark: SparkSession, folder: str, files: Sequence[BoundFile], *, tasks_max: int) -> DataFrame:
     """The lines of the files: `_raw`, its `_hash`, and the position. Blank lines count, but are left out."""
     reader = spark.read.text([_path(folder, file) for file in files])
-    number = F.monotonically_increasing_id().bitwiseAND(F.lit((1 << _LINE_BITS) - 1))
-    lines = reader.select(
-        F.col("value").alias(RAW), F.col("_metadata.file_path").alias("_file"), number.alias(ORDINAL)
+    numbered = reader.selectExpr(
+        f"value AS {RAW}",
+        f"monotonically_increasing_id() & {(1 << _LINE_BITS) - 1}L AS {ORDINAL}",
+        "_metadata.file_path AS _file",
     )
-    if len(files) > tasks_max:
-        lines = lines.coalesce(tasks_max)
-    placed = _placed(lines.where(F.trim(RAW) != ""), _sequences(reader, folder, files))
-    return placed.withColumn(HASH, row_hash(_RAW_SCHEMA))
+    placed = numbered.where(f"trim({RAW}) != ''").selectExpr(
+        RAW, f"{row_hash_sql(_RAW_SCHEMA)} AS {HASH}", *_position(_sequences(reader, folder, files))
+    )
+    return placed.coalesce(tasks_max) if len(files) > tasks_max else placed
 
 
 def read_rows(
@@ -65,16 +67,14 @@ def read_rows(
 ) -> DataFrame:
     """The rows of Parquet files that have these columns: `_data`, its `_hash`, and the position."""
     reader = spark.read.schema(schema).parquet(*[_path(folder, file) for file in files])
-    names = [F.col(quoted(name)) for name in schema.names]
-    rows = reader.select(
-        F.struct(*names).alias(DATA),
-        row_hash(schema).alias(HASH),
-        F.col("_metadata.file_path").alias("_file"),
-        F.col("_metadata.row_index").alias(ORDINAL),
+    numbered = reader.selectExpr(
+        f"struct({', '.join(map(quoted, schema.names))}) AS {DATA}",
+        f"{row_hash_sql(schema)} AS {HASH}",
+        "_metadata.file_path AS _file",
+        f"_metadata.row_index AS {ORDINAL}",
     )
-    if len(files) > tasks_max:
-        rows = rows.coalesce(tasks_max)
-    return _placed(rows, _sequences(reader, folder, files))
+    placed = numbered.selectExpr(DATA, HASH, *_position(_sequences(reader, folder, files)))
+    return placed.coalesce(tasks_max) if len(files) > tasks_max else placed
 
 
 def is_missing_path(error: AnalysisException) -> bool:
@@ -89,6 +89,9 @@ def _path(folder: str, file: BoundFile) -> str:
 def _sequences(frame: DataFrame, folder: str, files: Sequence[BoundFile]) -> dict[str, int]:
     """The file number for each path in Spark's own spelling; all files must have been found."""
     known = {f"{folder}/{file.name}": file.seq for file in files}
+    if all(map(_PLAIN_PATH.match, known)):
+        # These are spelled as they are; a file that is not there has stopped the reader already.
+        return {f"file:{slashes}{path}": seq for path, seq in known.items() for slashes in ("", "//")}
     found: dict[str, int] = {}
     for spelled in frame.inputFiles():
         path = unquote(re.sub(r"^file:/*(?=/)", "", spelled))
@@ -103,27 +106,23 @@ def _sequences(frame: DataFrame, folder: str, files: Sequence[BoundFile]) -> dic
     return found
 
 
-def _placed(frame: DataFrame, sequences: dict[str, int]) -> DataFrame:
-    """The frame with position columns, in place of the file's path."""
-    return frame.select(
-        *[column for column in frame.columns if column not in ("_file", ORDINAL)],
-        F.lit(FILES).alias(PARTITION),
-        _sequence_of(F.col("_file"), sequences).alias(OFFSET),
-        F.col(ORDINAL),
-    )
+def _position(sequences: dict[str, int]) -> tuple[str, str, str]:
+    """The position columns, out of `_file` and the ordinal."""
+    return f"'{FILES}' AS {PARTITION}", f"{_sequence_of('_file', sequences)} AS {OFFSET}", ORDINAL
 
 
-def _sequence_of(path: Column, sequences: dict[str, int]) -> Column:
+def _sequence_of(path: str, sequences: dict[str, int]) -> str:
     """A file's number by its path: a constant hash table, since a map is searched from end to end."""
     if len(set(sequences.values())) == 1:
-        return F.lit(next(iter(sequences.values()))).cast(LongType())
+        return opaque(next(iter(sequences.values())), beside=ORDINAL)
     count = max(1, len(sequences) // _BUCKET_FILES)
     buckets: list[dict[str, int]] = [{} for _ in range(count)]
     for spelled, sequence in sequences.items():
         buckets[zlib.crc32(spelled.encode()) % count][spelled] = sequence
     # One JSON literal is folded into a constant when the query is planned; thousands of literals are slow.
-    table = F.from_json(F.lit(json.dumps(buckets, ensure_ascii=False)), "array<map<string,bigint>>")
-    bucket = F.get(table, F.pmod(F.crc32(path.cast("binary")), F.lit(count)).cast("int"))
+    text = literal(json.dumps(buckets, ensure_ascii=False))
+    table = f"from_json({text}, 'array<map<string,bigint>>')"
+    bucket = f"get({table}, cast(pmod(crc32(cast({path} as binary)), {count}L) as int))"
     # Without a number the order would be wrong in silence.
-    unknown = F.raise_error(F.concat(F.lit("a record of a file that is not bound: "), path))
-    return F.coalesce(F.try_element_at(bucket, path), unknown.cast(LongType()))
+    unknown = f"raise_error(concat('a record of a file that is not bound: ', {path}))"
+    return f"coalesce(try_element_at({bucket}, {path}), cast({unknown} as bigint))"

@@ -17,7 +17,7 @@ from tidemark.config import PipelineConfig, ShardConfig
 from tidemark.spark import documents as doc
 from tidemark.spark.decode import SHARD
 from tidemark.spark.read import DATA
-from tidemark.spark.sql import quoted
+from tidemark.spark.sql import literal, quoted
 
 
 def shards_of(config: PipelineConfig) -> tuple[ShardConfig, ...]:
@@ -30,11 +30,12 @@ def shards_of(config: PipelineConfig) -> tuple[ShardConfig, ...]:
     return tuple(found.values())
 
 
-def route(frame: DataFrame, form: doc.Form, config: PipelineConfig) -> DataFrame:
-    """The frame with `_shard`; NULL where no shard takes the record."""
+def route(read: DataFrame, form: doc.Form, config: PipelineConfig) -> DataFrame:
+    """The records with their envelope open, and `_shard`; NULL where no shard takes the record."""
     shards = shards_of(config)
     if len(shards) == 1 and shards[0].route is None:
-        return frame.withColumn(SHARD, F.lit(shards[0].name))
+        return doc.open_envelope(read, form, f"{literal(shards[0].name)} AS {SHARD}")
+    frame = doc.open_envelope(read, form)
     if form.envelope == "debezium":
         return _by_table(frame, config, shards)
     column = next((shard.route.column for shard in shards if shard.route and shard.route.column), "")

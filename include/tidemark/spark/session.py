@@ -66,6 +66,42 @@ def build_session(
     return session
 
 
+def connect_session(url: str, *, token: str | None = None) -> SparkSession:
+    """A session on a Spark Connect server, such as `sc://localhost:15002`.
+
+    Delta's extension and jars are the server's affair. Without a `token` the one in
+    `SPARK_CONNECT_AUTHENTICATE_TOKEN` is used; with one, the host has to be `localhost`. A process has either
+    sessions like this one or those of `build_session`, never both.
+    """
+    from pyspark.sql import SparkSession
+
+    address = url if token is None else f"{url.rstrip('/')}/;token={token}"
+    return SparkSession.builder.remote(address).getOrCreate()
+
+
+def is_connect(spark: SparkSession) -> bool:
+    """Whether the session is one on a Spark Connect server."""
+    return type(spark).__module__.startswith("pyspark.sql.connect")
+
+
+def child_session(spark: SparkSession) -> SparkSession:
+    """A session with confs of its own, in the same Spark."""
+    if is_connect(spark):
+        _ = spark.version  # The server makes a session when it is first asked something.
+        clone: SparkSession = spark.cloneSession()  # type: ignore[attr-defined]
+        return clone
+    return spark.newSession()
+
+
+def cores_of(spark: SparkSession) -> int:
+    """How many tasks run at once; a Connect server is asked by a job of as many tasks."""
+    if not is_connect(spark):
+        return spark.sparkContext.defaultParallelism
+    cut = "SELECT spark_partition_id() AS part FROM range(65536)"
+    (row,) = spark.sql(f"SELECT count(DISTINCT part) FROM ({cut})").collect()
+    return max(1, int(row[0]))
+
+
 def _log_confs(log_file: Path) -> dict[str, str]:
     log_file.parent.mkdir(parents=True, exist_ok=True)
     settings = Path(__file__).with_name("log4j2.properties")

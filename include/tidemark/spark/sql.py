@@ -43,3 +43,12 @@ def coalesced(values: Iterable[str]) -> str:
 def case(condition: str, value: str) -> str:
     """The value where the condition holds, else NULL."""
     return f"CASE WHEN {condition} THEN {value} END"
+
+
+def opaque(value: int, *, beside: str) -> str:
+    """A number that stays out of the code which Spark generates, since the next transaction has another.
+
+    A literal would be written into that code, so every transaction's would be compiled anew. `beside` names
+    a column that is never negative; Spark can't know that, and so can't fold the expression.
+    """
+    return f"get(from_json('[{value}]', 'array<bigint>'), cast({beside} < 0 as int))"

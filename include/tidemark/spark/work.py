@@ -1,7 +1,7 @@
 """One transaction's work on one shard: fold, count, write; and the quarantine of what was bad.
 
 All counting happens in the last stage of the job that writes, so a stage that runs twice counts once
-(Invariant 7): the input's digest is carried through the fold as columns, one partial digest per key.
+(Invariant 7): every record comes there with its hash, winners and losers, and then the losers are left out.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from tidemark.spark.decode import (
     decode,
     hashed_columns,
 )
-from tidemark.spark.digest import DIGEST_PARTS, digest_of, merged, partials, row_hash, row_hash_sql
+from tidemark.spark.digest import digest_of, partials, row_hash, row_hash_sql
 from tidemark.spark.documents import declared_schema
-from tidemark.spark.fold import POSITION, TXN, FoldRule, fold, log_schema
+from tidemark.spark.fold import ORDINAL, POSITION, TXN, FoldRule, is_last, log_schema
 from tidemark.spark.parts import QUARANTINE, PartStore, attempt_folder
 from tidemark.spark.read import HASH, RAW
-from tidemark.spark.sql import quoted
+from tidemark.spark.sql import opaque, quoted
 
 QUARANTINE_COLUMNS: Final = StructType(
     [StructField(name, StringType()) for name in (SHARD, KEY, RAW, REASON)]
@@ -43,6 +43,7 @@ QUARANTINE_COLUMNS: Final = StructType(
 """What a quarantined record's output hash covers."""
 
 _OUT: Final = "_out"
+_LAST: Final = "_last"
 _IN_PREFIX, _OUT_PREFIX, _BAD_PREFIX = "in_", "out_", "bad_"
 _WRITE_OPTIONS: Final = {"mapreduce.fileoutputcommitter.marksuccessfuljobs": "false"}
 
@@ -61,7 +62,7 @@ class Sink:
             frame.write.format("noop").mode("overwrite").save()
             return
         folder = f"{self.store.log_root(shard)}/{attempt_folder(self.txn, self.token)}"
-        frame.write.options(**_WRITE_OPTIONS).mode("errorifexists").parquet(folder)
+        frame.write.options(**_WRITE_OPTIONS).mode("error").parquet(folder)
 
     def parts(self, shard: ShardId, count: int) -> tuple[Part, ...]:
         """What has been written; without a store, what would have been."""
@@ -88,33 +89,28 @@ def fold_shard(frame: DataFrame, rules: Rules, sink: Sink, totals: Totals, *, pa
     """Decode, fold, count and write one shard's records in one job."""
     shard = ShardId(rules.shard.name)
     watermark = totals.watermark
-    columns = [quoted(name) for name in log_schema(declared_schema(rules.shard)).names]
+    columns = _log_columns(rules)
     is_bad, is_change = f"{SLOT} = {BAD}", f"{SLOT} = {CHANGES}"
     decoded = decode(frame, rules, explain=False)
     if rules.keeps_all:
-        reduced = decoded.coalesce(parts)
-        bad_hash = f"CASE WHEN {is_bad} THEN {HASH} END"
-        counted = [*partials(HASH, prefix=_IN_PREFIX), *partials(bad_hash, prefix=_BAD_PREFIX)]
-        order = list(POSITION)
-        added = [HASH]
+        reduced = decoded.coalesce(parts).sortWithinPartitions(*POSITION)
+        wins = is_change
     else:
-        rule = FoldRule((*rules.shard.keys, SLOT), rules.shard.sequence_by)
-        carried = [*partials(HASH, prefix=_IN_PREFIX), F.expr(f"max({SEQUENCE}) AS _highest")]
-        unfolded = decoded.selectExpr(*columns, SLOT, SEQUENCE, HASH)
-        reduced = fold(unfolded, rule, carried=carried, dropped=(HASH, SEQUENCE))
-        counted = [
-            *merged(prefix=_IN_PREFIX),
-            *merged(prefix=_IN_PREFIX, only=is_bad, alias=_BAD_PREFIX),
-            F.expr("max(_highest) AS watermark"),
-        ]
-        order = [quoted(key) for key in rules.shard.keys]
-        added = [*(_IN_PREFIX + part for part in DIGEST_PARTS), "_highest"]
-    out = f"CASE WHEN {is_change} THEN {row_hash_sql(hashed_columns(rules.shard))} END AS {_OUT}"
-    hashed = reduced.selectExpr(*columns, SLOT, *added, out)
+        # Not before the shuffle is it known who wins, and not before it may be counted what was read.
+        keys = [quoted(key) for key in rules.shard.keys]
+        last = is_last(FoldRule((*rules.shard.keys, SLOT), rules.shard.sequence_by))
+        reduced = decoded.repartition(parts, *keys).selectExpr("*", f"{last} AS {_LAST}")
+        wins = f"{is_change} AND {_LAST}"
+    out = f"CASE WHEN {wins} THEN {row_hash_sql(hashed_columns(rules.shard))} END AS {_OUT}"
     seen = Observation()
-    observed = hashed.observe(seen, *counted, *partials(_OUT, prefix=_OUT_PREFIX))
-    changes = observed.where(is_change).selectExpr(*columns)
-    sink.take(shard, changes.sortWithinPartitions(*order))
+    observed = reduced.selectExpr("*", out).observe(
+        seen,
+        *partials(HASH, prefix=_IN_PREFIX),
+        *partials(f"CASE WHEN {is_bad} THEN {HASH} END", prefix=_BAD_PREFIX),
+        *partials(_OUT, prefix=_OUT_PREFIX),
+        F.expr(f"max({SEQUENCE}) AS watermark"),
+    )
+    sink.take(shard, observed.where(f"{_OUT} IS NOT NULL").selectExpr(*columns))
     found: Mapping[str, Any] = seen.get
     totals.source = totals.source.merge(digest_of(found, prefix=_IN_PREFIX))
     totals.bad[shard] = digest_of(found, prefix=_BAD_PREFIX)
@@ -125,6 +121,16 @@ def fold_shard(frame: DataFrame, rules: Rules, sink: Sink, totals: Totals, *, pa
         totals.watermark = highest if watermark is None else max(watermark, highest)
 
 
+def _log_columns(rules: Rules) -> list[str]:
+    """A log's columns, each in its place."""
+    txn = _txn_column(rules.txn)
+    return [txn if name == TXN else quoted(name) for name in log_schema(declared_schema(rules.shard)).names]
+
+
+def _txn_column(txn: Txn) -> str:
+    return f"{opaque(txn, beside=ORDINAL)} AS {TXN}"
+
+
 def quarantine(bad: Mapping[str, tuple[DataFrame, Rules]], sink: Sink, totals: Totals) -> None:
     """Write the bad records of all shards, in one more job; they must be those that were counted."""
     expected = Digest()
@@ -132,7 +138,7 @@ def quarantine(bad: Mapping[str, tuple[DataFrame, Rules]], sink: Sink, totals: T
     for name, (frame, rules) in bad.items():
         expected = expected.merge(totals.bad[name])
         records = decode(frame, rules, explain=True).where(f"{SLOT} = {BAD}")
-        chosen = records.select(TXN, SHARD, KEY, RAW, REASON, *POSITION, HASH)
+        chosen = records.selectExpr(_txn_column(sink.txn), SHARD, KEY, RAW, REASON, *POSITION, HASH)
         union = chosen if union is None else union.unionAll(chosen)
     if union is None:
         return

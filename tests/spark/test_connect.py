@@ -1,0 +1,96 @@
+"""Scenario P4, over Spark Connect: another Spark, another parallelism, the same digests."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.spark.connect_client import outcome, scenarios
+from tidemark.core.errors import Determinate, InvalidUsage
+from tidemark.spark.connect import TOKEN_VARIABLE, Server, start_server
+
+TOKEN = secrets.token_hex(16)
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port: int = taken.getsockname()[1]
+        return port
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("connect")
+    with start_server(free_port(), TOKEN, folder=folder, master="local[1]", memory="1g") as started:
+        yield started
+
+
+def client(url: str, root: Path, token: str) -> subprocess.CompletedProcess[str]:
+    top = str(Path(__file__).parents[2])
+    found = os.pathsep.join([top, os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, TOKEN_VARIABLE: token, "PYTHONPATH": found}
+    command = [sys.executable, "-m", "tests.spark.connect_client", url, str(root)]
+    return subprocess.run(
+        command, env=environment, cwd=top, capture_output=True, text=True, timeout=240, check=False
+    )
+
+
+def test_p4_over_connect_the_digests_are_those_of_a_classic_session(
+    spark: SparkSession, server: Server, tmp_path: Path
+) -> None:
+    """Invariants 6 and 7; what is refused or gone is so on both."""
+    found = {name: outcome(rig, binding, "classic") for name, rig, binding in scenarios(spark, tmp_path)}
+    done = client(server.url, tmp_path, TOKEN)
+    assert done.returncode == 0, done.stderr[-3000:]
+    over_connect: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    assert over_connect == found
+    staged, read_back, replayed, _ = found["folded"]
+    assert staged == read_back == replayed
+    assert {endpoint: text.split()[0] for endpoint, text in staged.items()} == {
+        "source": "502",
+        "shard:t": "70",
+        "shard:quarantine": "2",
+    }
+    assert found["refused"] == ["Refused", True]
+    assert found["gone"] == ["InputGone", False]
+
+
+def test_a_client_without_the_token_is_refused(server: Server, tmp_path: Path) -> None:
+    done = client(server.url, tmp_path, "wrong")
+    assert done.returncode != 0
+    assert "UNAUTHENTICATED" in done.stderr
+
+
+def test_the_token_is_on_no_command_line_and_the_port_on_no_other_interface(server: Server) -> None:
+    line = Path(f"/proc/{server.process.pid}/cmdline").read_bytes()
+    assert TOKEN.encode() not in line
+    port = int(server.url.rsplit(":", 1)[1])
+    listening = [
+        fields[1]
+        for table in ("tcp", "tcp6")
+        for fields in map(str.split, Path(f"/proc/net/{table}").read_text().splitlines()[1:])
+        if fields[3] == "0A" and int(fields[1].rsplit(":", 1)[1], 16) == port
+    ]
+    assert listening
+    # 127.0.0.1, little-endian, by itself or as an IPv6 address.
+    assert all(address.rsplit(":", 1)[0].endswith("0100007F") for address in listening)
+
+
+def test_a_server_that_can_not_start_says_why(server: Server, tmp_path: Path) -> None:
+    with pytest.raises(InvalidUsage, match="in use"):
+        start_server(int(server.url.rsplit(":", 1)[1]), TOKEN, folder=tmp_path)
+    with pytest.raises(InvalidUsage, match="token"):
+        start_server(free_port(), "", folder=tmp_path)
+    with pytest.raises(Determinate, match="ended with code"):
+        start_server(free_port(), TOKEN, folder=tmp_path, confs={"spark.driver.memory": "nonsense"})
