@@ -102,7 +102,20 @@ def make_environment(uv: str) -> None:
     shutil.rmtree(VENV, ignore_errors=True)
     failed = "the packages could not be installed: check the network and the free disk space (6 GB)"
     run([uv, "venv", "--quiet", "--python", sys.executable, str(VENV)], failed)
-    run([uv, "pip", "sync", "--quiet", "--compile-bytecode", "--python", str(PYTHON), "--require-hashes", str(LOCK)], failed)
+    run(
+        [
+            uv,
+            "pip",
+            "sync",
+            "--quiet",
+            "--compile-bytecode",
+            "--python",
+            str(PYTHON),
+            "--require-hashes",
+            str(LOCK),
+        ],
+        failed,
+    )
     write_atomically(marker, content)
 
 

@@ -11,10 +11,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from tidemark.config import ShardConfig
-from tidemark.core.checksum import SOURCE, Digest
 from tidemark.core.ids import ShardId, Txn
-from tidemark.core.replay import judge
-from tidemark.quality.gate import Checked, GateReport, check_rows
+from tidemark.quality.gate import Checked, check_rows, opinion_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -95,15 +93,14 @@ def test_p12_each_action_leads_to_its_own_part_of_the_report(check: Check) -> No
         shard(*(expect("column_values_to_not_be_null", action, column="v") for action in actions), name=name)
         for name, actions in {"orders": ("warn", "pause"), "lines": ("quarantine", "fail")}.items()
     ]
-    same = {SOURCE: Digest.of([1])}
-    report = GateReport(judge(Txn(3), recorded=same, found=same), check(*suites))
-    assert [one.shard for one in report.failed] == ["lines"]
-    assert [one.shard for one in report.quarantined] == ["lines"]
-    assert [one.shard for one in report.warned] == ["orders"]
-    assert list(report.paused) == ["orders"]
-    assert "expect_column_values_to_not_be_null(v), 1 rows" in report.paused[ShardId("orders")]
-    assert report.quarantined[0].broken_when == "coalesce(`v` IS NULL, false)"
-    assert not report.passed
+    checked = check(*suites)
+    opinion = opinion_of(checked)
+    assert [said.partition(":")[0] for said in opinion.failed] == ["shard lines", "shard lines"]
+    assert [said.partition(":")[0] for said in opinion.warned] == ["shard orders"]
+    assert dict(opinion.held) == {"orders": "expect_column_values_to_not_be_null(v), 1 rows"}
+    assert [one.broken_when for one in checked if one.action == "quarantine"] == [
+        "coalesce(`v` IS NULL, false)"
+    ]
 
 
 def test_no_value_of_a_row_reaches_the_site_the_results_the_log_or_the_report(

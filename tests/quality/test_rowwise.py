@@ -8,10 +8,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tidemark.config.expectations import ROW_WISE as ROW_WISE_IN_FILES
+from tidemark.config.rowwise import ROW_WISE, broken_when, quarantine_rules
 from tidemark.config.shard import Expectation, ShardConfig
 from tidemark.core.errors import InvalidUsage
 from tidemark.quality import engine
-from tidemark.quality.rowwise import ROW_WISE, broken_when, quarantine_rules
 
 SCHEMA = "row INT, s STRING, t STRING, i INT, j BIGINT, d DECIMAL(10,2), f DOUBLE, b BOOLEAN, day DATE"
 SQL_ROWS = """

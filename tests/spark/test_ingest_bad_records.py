@@ -52,6 +52,40 @@ def test_e1_a_null_key_is_quarantined_with_position_raw_and_reason(
     assert dict(rig.plane().replay(binding).digests) == dict(staged.digests)
 
 
+def test_p12_rows_that_break_a_quarantine_expectation_go_aside_in_the_same_pass(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    between = {"type": "expect_column_values_to_be_between", "kwargs": {"column": "n", "min_value": 0}}
+    known = {
+        "type": "expect_column_values_to_be_in_set",
+        "kwargs": {"column": "s", "value_set": ["a", "it's"]},
+    }
+    shard = {
+        "schema": "k STRING NOT NULL, n INT, s STRING",
+        "keys": ["k"],
+        "apply_as_deletes": "n = 99",
+        "expectations": [{**between, "action": "quarantine"}, {**known, "action": "quarantine"}],
+    }
+    rig = make_rig(spark, tmp_path, shard)
+    records: list[Row] = [
+        {"k": "good", "n": 1, "s": "a"},
+        {"k": "good", "n": -1, "s": "a"},  # Set aside: the key keeps its last good value.
+        {"k": "quoted", "n": 0, "s": "it's"},
+        {"k": "odd", "n": 5, "s": "z"},
+        {"k": "nulls", "n": None, "s": None},
+        {"k": "gone", "n": 99, "s": "z"},  # A deletion has no values to judge.
+    ]
+    binding = rig.bind_records(records, files=2)
+    staged = rig.plane().stage(binding, WriterToken("w"))
+    rows = {row["k"]: (row["_op"], row["n"]) for row in rig.rows(staged)}
+    assert rows == {"good": ("U", 1), "quoted": ("U", 0), "nulls": ("U", None), "gone": ("D", None)}
+    assert sorted((bad["_key"], bad["_reason"]) for bad in rig.rows(staged, QUARANTINE)) == [
+        ('{"k":"good"}', "breaks expect_column_values_to_be_between(n, min_value=0)"),
+        ('{"k":"odd"}', 'breaks expect_column_values_to_be_in_set(s, value_set=["a", "it\'s"])'),
+    ]
+    assert dict(rig.plane().replay(binding).digests) == dict(staged.digests)
+
+
 BROKEN: list[tuple[Any, str]] = [
     ({"id": "7"}, "column 'id' is INT, found 7"),
     ({"id": 2_147_483_648}, "column 'id' is INT, found 2147483648"),

@@ -167,6 +167,12 @@ def shard_flaws(shard: ShardConfig) -> Iterator[Flaw]:
         path = ("expectations", index)
         for name in expectation.columns:
             yield from _known(shard.columns, name, (*path, "kwargs"))
+        if expectation.action == "quarantine" and shard.on_error == "fail":
+            yield Flaw(
+                (*path, "action"),
+                "with on_error: fail nothing is quarantined",
+                "use fail, or on_error: quarantine",
+            )
         flaws = expectations.expectation_flaws(
             expectation.type,
             expectation.kwargs,

@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from tidemark.config.rowwise import broken_when, described
 from tidemark.config.shard import Expectation, ShardConfig
 from tidemark.core.ids import ShardId, Txn
 from tidemark.quality import engine
 from tidemark.quality.digests import run_name
-from tidemark.quality.report import Checked, described
-from tidemark.quality.rowwise import broken_when
+from tidemark.quality.report import Checked
 
 if TYPE_CHECKING:
     from great_expectations.core import ExpectationSuiteValidationResult, ExpectationValidationResult

@@ -25,6 +25,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import DataType, StringType, StructType
 
 from tidemark.config import ShardConfig
+from tidemark.config.rowwise import quarantine_rules
 from tidemark.core.ids import Txn
 from tidemark.spark import documents as doc
 from tidemark.spark.fold import (
@@ -173,6 +174,9 @@ def _flaw(rules: Rules, *, explain: bool) -> str:
             always = column.name in shard.keys
             needed = f"isnull({_value(column.name)})" + ("" if always else f" AND NOT {_deletion(rules)}")
             checks.append(case(needed, literal(f"column '{column.name}' is NOT NULL, and has no value")))
+    for rule in quarantine_rules(shard, f"{doc.VALUES}."):
+        broken = f"NOT {_deletion(rules)} AND NOT {doc.SKIP} AND {rule.broken_when}"
+        checks.append(case(broken, literal(f"breaks {rule.reason}")))
     return coalesced(checks)
 
 

@@ -9,15 +9,15 @@ Only checked column names and literals get into the text.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from tidemark.config.shard import Expectation, ShardConfig
-from tidemark.config.text import COLUMN_NAME
+from tidemark.config.text import COLUMN_NAME, shown
 from tidemark.core.errors import InvalidUsage
-from tidemark.quality.report import described
 
 Kwargs = Mapping[str, Any]
 
@@ -33,6 +33,11 @@ _ESCAPED: Final = {
 }
 
 
+_COLUMN_KEYS: Final = ("column", "column_A", "column_B", "column_list", "column_set")
+# Under this name, which no argument has, a condition is told where the columns are.
+_PLACE: Final = ""
+
+
 @dataclass(frozen=True, slots=True)
 class RowRule:
     """Rows for which `broken_when` is true belong into quarantine, with `reason`."""
@@ -41,13 +46,14 @@ class RowRule:
     broken_when: str
 
 
-def quarantine_rules(shard: ShardConfig) -> tuple[RowRule, ...]:
-    """What staging moves aside for a shard, in the order of its expectations."""
+def quarantine_rules(shard: ShardConfig, place: str = "") -> tuple[RowRule, ...]:
+    """What staging moves aside for a shard, in the order of its expectations; `place` goes before the names
+    of the columns."""
     rules = []
     for expectation in shard.expectations:
         if expectation.action != "quarantine":
             continue
-        condition = broken_when(expectation)
+        condition = broken_when(expectation, place)
         if condition is None:
             raise InvalidUsage(
                 f"shard {shard.name!r}: {described(expectation)} can't be decided row by row",
@@ -57,14 +63,29 @@ def quarantine_rules(shard: ShardConfig) -> tuple[RowRule, ...]:
     return tuple(rules)
 
 
-def broken_when(expectation: Expectation) -> str | None:
+def described(expectation: Expectation) -> str:
+    """The expectation on one line: its type, its columns, then what else it was given."""
+    named = [value for key in _COLUMN_KEYS if (value := expectation.kwargs.get(key)) is not None]
+    columns = [value if isinstance(value, str) else json.dumps(value) for value in named]
+    others = [
+        f"{key}={_short(value)}" for key, value in expectation.kwargs.items() if key not in _COLUMN_KEYS
+    ]
+    return f"{expectation.type}({', '.join(columns + others)})"
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 80 else shown(text, 80).strip("'")
+
+
+def broken_when(expectation: Expectation, place: str = "") -> str | None:
     """The Spark SQL condition of the rows that break it, never NULL; None where no row by itself does."""
     kwargs = expectation.kwargs
     build = ROW_WISE.get(expectation.type)
     mostly = kwargs.get("mostly")
     if build is None or (mostly is not None and mostly != 1):
         return None
-    broken = build(kwargs)
+    broken = build({**kwargs, _PLACE: place})
     return None if broken is None else f"coalesce({broken}, false)"
 
 
@@ -72,7 +93,7 @@ def _column(kwargs: Kwargs, key: str = "column") -> str:
     name = kwargs.get(key)
     if not isinstance(name, str) or not COLUMN_NAME.match(name):
         raise InvalidUsage(f"{name!r} is not a column name", hint=f"set {key}")
-    return f"`{name}`"
+    return f"{kwargs.get(_PLACE, '')}`{name}`"
 
 
 def _literal(value: object) -> str:
