@@ -194,7 +194,7 @@ class SparkStatePlane:
         if opened is not None:
             opened.commit(changed, stamp, upserts=effect.upserts, removed=effect.removed.count)
         elif version_of(spec.state, self._options) == VERSION_NONE:
-            write(upserts, spec, stamp, mode="errorifexists")
+            write(upserts, spec, stamp, mode="error")
         elif effect.removed.count == 0:
             write(upserts, spec, stamp.guarded, mode="append")
         elif effect.deletes == 0:

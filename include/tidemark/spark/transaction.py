@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from py4j.java_gateway import JavaClass
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
@@ -101,7 +100,7 @@ class StateTransaction:
         if stamp.base is not None:
             guard = delta.actions.SetTransaction(guard_of(stamp.app_id), stamp.base + 1, now)
             actions = actions.appended(guard)
-        write: JavaClass = getattr(delta, "DeltaOperations$Write")
+        write = getattr(delta, "DeltaOperations$Write")
         condition = self._some(key_condition(self._spec)) if replaced else self._none
         none = self._none
         operation = write(
