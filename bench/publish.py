@@ -6,7 +6,6 @@ a copy of the same state, in the same session, and must end with the same digest
 
 - *naive*: `MERGE` as most people write it, with Spark's own 200 shuffle partitions;
 - *tuned*: the same with the source broadcast and as many partitions as cores;
-- *commit only*: the one commit of a publish, without comparing anything first;
 - *publish*: the whole step, with losers and rows that change nothing left out, digest and read-back.
 
 The best of `--rounds`, in seconds of wall time; prints Markdown.
@@ -35,12 +34,12 @@ from tidemark.core.shard import LogEntry
 from tidemark.delta.control import DeltaControl
 from tidemark.delta.log import parts_folder
 from tidemark.ports.state import Tail
-from tidemark.spark.commit import Stamp, delete_and_insert, merge, replace
-from tidemark.spark.fold import OP, UPSERT, FoldRule, log_schema
+from tidemark.spark.commit import Stamp, merge
+from tidemark.spark.fold import UPSERT, FoldRule, log_schema
 from tidemark.spark.fresh import Pins, fresh
 from tidemark.spark.session import build_session
 from tidemark.spark.state import SparkStatePlane, StateSpecs, digest_of_rows
-from tidemark.spark.tail import EXISTS, StateSpec, folded_tail
+from tidemark.spark.tail import StateSpec, folded_tail
 
 SHARD = ShardId("t")
 DDL = "k STRING, v BIGINT, a STRING, b STRING, c DOUBLE"
@@ -122,12 +121,12 @@ class Bench:
         return StateSpec(SHARD, str(uri), self.spec.declared, self.spec.rule)
 
 
-def contenders(bench: Bench, txn: int, deletes: bool) -> dict[str, Callable[[StateSpec], object]]:
+def contenders(bench: Bench, txn: int) -> dict[str, Callable[[StateSpec], object]]:
     spark, stamp = bench.spark, Stamp("bench", txn, "")
 
     def tail(spec: StateSpec) -> DataFrame:
         frame = folded_tail(spark, spec, lower=2, upper=txn + 1, version=bench.log_version)
-        return frame.drop("_txn").withColumn(EXISTS, F.lit(True))
+        return frame.drop("_txn")
 
     def naive(spec: StateSpec) -> None:
         spark.conf.set("spark.sql.shuffle.partitions", "200")
@@ -143,12 +142,6 @@ def contenders(bench: Bench, txn: int, deletes: bool) -> dict[str, Callable[[Sta
         finally:
             spark.conf.set("spark.sql.shuffle.partitions", "2")
 
-    def commit_only(spec: StateSpec) -> None:
-        if deletes:
-            delete_and_insert(spark, tail(spec), spec, stamp)
-        else:
-            replace(tail(spec).where(F.col(OP) == UPSERT).select(*spec.columns), spec, stamp)
-
     def whole(spec: StateSpec) -> None:
         bounds = Tail(Txn(2), Txn(txn + 1), bench.log_version)
         bench.plane(spec).publish(SHARD, bounds, base=bench.base, token=WriterToken("bench"))
@@ -156,7 +149,6 @@ def contenders(bench: Bench, txn: int, deletes: bool) -> dict[str, Callable[[Sta
     return {
         "naive MERGE": naive,
         "tuned MERGE": lambda spec: merge(spark, tail(spec), spec, stamp),
-        "commit only": commit_only,
         "publish": whole,
     }
 
@@ -167,11 +159,11 @@ def timed(work: Callable[[], object]) -> float:
     return time.monotonic() - begun
 
 
-def measure(bench: Bench, txn: int, deletes: bool, rounds: int) -> None:
+def measure(bench: Bench, txn: int, rounds: int) -> None:
     """One table: each contender's best time, after checking that all end the same."""
     digests: dict[str, Digest] = {}
     print("| way | seconds |\n| --- | --- |")
-    for name, work in contenders(bench, txn, deletes).items():
+    for name, work in contenders(bench, txn).items():
         best = float("inf")
         for turn in range(rounds):
             spec = bench.copy(f"{txn}-{name.replace(' ', '-')}-{turn}")
@@ -217,13 +209,13 @@ def main() -> None:
             updates = rows_of(spark, 0, half, spread, UPSERT, 2)
             bench.log(2, updates.unionByName(rows_of(spark, given.rows, half, "id", UPSERT, 2)))
             print(f"## {given.rows:,} rows, {given.batch:,} upserts\n", flush=True)
-            measure(bench, 2, False, given.rounds)
+            measure(bench, 2, given.rounds)
             reading(bench, 2, given.rounds)
             fifth = given.batch // 5
             deletes = rows_of(spark, half, fifth, spread, "D", 3)
             bench.log(3, deletes.unionByName(rows_of(spark, 0, half, spread, UPSERT, 3)))
             print(f"## {given.rows:,} rows, {given.batch:,} upserts and {fifth:,} deletes\n", flush=True)
-            measure(bench, 3, True, given.rounds)
+            measure(bench, 3, given.rounds)
         finally:
             spark.stop()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,11 +11,14 @@ from deltalake import DeltaTable, QueryBuilder
 from pyspark.sql import SparkSession
 
 from tests.spark.state_rig import SHARD, Row, StateRig, gone, ordered
-from tidemark.core.ids import WriterToken
+from tidemark.core.errors import Determinate, Indeterminate
+from tidemark.core.ids import Txn, WriterToken
 from tidemark.core.publish import Published, StateOverwritten, UpToDate
 from tidemark.pipeline import publish as step
+from tidemark.ports.state import Tail
 from tidemark.spark import state as state_module
-from tidemark.spark.commit import delete_and_insert, merge
+from tidemark.spark.state import SparkStatePlane
+from tidemark.spark.transaction import StateTransaction
 
 pytestmark = pytest.mark.spark
 
@@ -243,38 +246,71 @@ def test_other_engines_read_the_same_state(rig: StateRig) -> None:
     assert ordered(pl.scan_delta(rig.spec.state).select("k", "v").collect().rows()) == rig.state()
 
 
+@pytest.mark.parametrize("way", ["merge", "transaction"])
 @pytest.mark.parametrize("deletion_vectors", [True, False])
-def test_a_merge_and_delta_s_own_delete_and_insert_give_the_same(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deletion_vectors: bool
+def test_every_way_to_commit_gives_the_same_rows_and_the_same_feed(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deletion_vectors: bool, way: str
 ) -> None:
-    results, feeds = [], []
-    for name, way in {"merge": merge, "internal": delete_and_insert}.items():
-        if way is delete_and_insert and not deletion_vectors:
-            continue
-        used: list[str] = []
+    if way == "transaction" and not deletion_vectors:
+        pytest.skip("without deletion vectors there is one way")
+    used: list[str] = []
 
-        def spy(*args: object, way: object = way, used: list[str] = used) -> None:
-            used.append("once")
-            way(*args)  # type: ignore[operator]
+    def spy(name: str, call: Callable[..., None]) -> Callable[..., None]:
+        return lambda *args, **named: (used.append(name), call(*args, **named))[1]  # type: ignore[func-returns-value]
 
-        monkeypatch.setattr(state_module, "merge", spy)
-        monkeypatch.setattr(state_module, "delete_and_insert", spy)
-        rig = StateRig(spark, tmp_path / name, change_data_feed=True, deletion_vectors=deletion_vectors)
-        rig.append(("a", "1"), ("b", "1"), (None, "1"), ("c", "1"))
-        rig.publish()
-        rig.append(("a", "2"), gone(None), gone("b"), ("d", "1"), gone("absent"), ("c", "1"))
-        published = rig.publish()
-        assert used == ["once"]
-        feeds.append(rig.changes(published.version))
-        results.append(rig.state())
-        step.verify_state(rig.control, rig.plane, SHARD)
-        assert DeltaTable(rig.spec.state).transaction_version("tidemark/p/t") == 2
-    assert all(result == [("a", "2"), ("c", "1"), ("d", "1")] for result in results)
-    assert all(
-        feed
-        == ordered([("-", "a", "1"), ("+", "a", "2"), ("-", None, "1"), ("-", "b", "1"), ("+", "d", "1")])
-        for feed in feeds
+    monkeypatch.setattr(state_module, "merge", spy("merge", state_module.merge))
+    monkeypatch.setattr(StateTransaction, "commit", spy("transaction", StateTransaction.commit))
+    if way == "merge":
+        monkeypatch.setattr(state_module, "classic_jvm", lambda spark: None)
+    rig = StateRig(spark, tmp_path, change_data_feed=True, deletion_vectors=deletion_vectors)
+    rig.append(("a", "1"), ("b", "1"), (None, "1"), ("c", "1"))
+    rig.publish()
+    rig.append(("a", "2"), gone(None), gone("b"), ("d", "1"), gone("absent"), ("c", "1"))
+    published = rig.publish()
+    assert used == [way]
+    assert rig.changes(published.version) == ordered(
+        [("-", "a", "1"), ("+", "a", "2"), ("-", None, "1"), ("-", "b", "1"), ("+", "d", "1")]
     )
+    assert rig.state() == [("a", "2"), ("c", "1"), ("d", "1")]
+    step.verify_state(rig.control, rig.plane, SHARD)
+    rig.append(("d", "2"), gone("c"), ("b", "3"))
+    rig.publish()
+    assert rig.state() == [("a", "2"), ("b", "3"), ("d", "2")]
+    step.verify_state(rig.control, rig.plane, SHARD)
+    assert rig.plane.standing(SHARD, rig.last).txn == 3
+
+
+@pytest.mark.parametrize("classic", [True, False])
+@pytest.mark.parametrize("late", ["upserts", "deletes", "new keys"])
+def test_m13_a_commit_on_a_base_that_another_was_made_on_never_counts(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, classic: bool, late: str
+) -> None:
+    """The late publisher looked before the other one committed, and commits after it."""
+    if not classic:
+        monkeypatch.setattr(state_module, "classic_jvm", lambda spark: None)
+    rig = StateRig(spark, tmp_path)
+    rig.append(("a", "1"), ("b", "1"))
+    base = rig.publish()
+    rig.append(("a", "2"))
+    first = Tail(Txn(2), Txn(3), rig.control.log(SHARD).head().version)
+    changes = {"upserts": ("a", "3"), "deletes": gone("b"), "new keys": ("c", "3")}
+    rig.append(("a", "1"), changes[late])
+    longer = Tail(Txn(2), Txn(4), rig.control.log(SHARD).head().version)
+    commit = SparkStatePlane._commit
+
+    def overtaken(self: SparkStatePlane, *args: object) -> None:
+        monkeypatch.setattr(SparkStatePlane, "_commit", commit)
+        self.publish(SHARD, first, base=base, token=WriterToken("other"))
+        self._commit(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(SparkStatePlane, "_commit", overtaken)
+    with pytest.raises((Determinate, Indeterminate)):
+        rig.plane.publish(SHARD, longer, base=base, token=WriterToken("late"))
+    assert rig.state() == [("a", "2"), ("b", "1")]
+    rig.publish()
+    fold = {"upserts": [("a", "3"), ("b", "1")], "deletes": [("a", "1")]}
+    assert rig.state() == fold.get(late, [("a", "1"), ("b", "1"), ("c", "3")])
+    step.verify_state(rig.control, rig.plane, SHARD)
 
 
 def test_a_state_is_rebuilt_from_an_earlier_publish_and_the_tail(rig: StateRig) -> None:

@@ -1,8 +1,9 @@
 """The three ways to read a shard: its state, the state with the log's tail folded in, and its log.
 
 `fresh` is exact at a transaction: the state at its recorded version and the tail at a pinned version of
-the log, so what is appended or published meanwhile makes no difference (Invariant 15). The tail is folded
-once and its keys are sent to the state's rows; a full read costs little more than a read of the state.
+the log, so what is appended or published meanwhile makes no difference (Invariant 15). The tail's keys are
+sent to the state's rows, and its folded rows put beside what is left of them; a full read costs little more
+than a read of the state.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tidemark.spark.tail import (
     SOURCE,
     TARGET,
     StateSpec,
-    folded_tail,
+    folded,
     log_rows,
     order,
     read_version,
@@ -55,36 +56,51 @@ def read_log(spark: SparkSession, spec: StateSpec, pins: Pins, *, lower: Txn = T
 
 def tail_at(spark: SparkSession, spec: StateSpec, pins: Pins) -> DataFrame | None:
     """The folded tail above the pinned publish, buried records left out; None when there is no tail."""
+    rows = tail_rows(spark, spec, pins)
+    if rows is None:
+        return None
+    return without_buried(folded(rows, spec), _tombstones_at(spark, spec, pins), spec.rule)
+
+
+def tail_rows(spark: SparkSession, spec: StateSpec, pins: Pins) -> DataFrame | None:
+    """The log's rows above the pinned publish; None when there is no tail."""
     if pins.upper < pins.lower:
         raise InvalidUsage(f"a read below {pins.upper} can't start from a publish of {pins.lower - 1}")
     if pins.upper == pins.lower or pins.log_version == VERSION_NONE:
         return None
-    tail = folded_tail(spark, spec, lower=pins.lower, upper=pins.upper, version=pins.log_version)
-    buried = pins.base.commit.tombstones if pins.base is not None else VERSION_NONE
-    return without_buried(tail, read_tombstones(spark, spec, buried), spec.rule)
+    return log_rows(spark, spec, lower=pins.lower, upper=pins.upper, version=pins.log_version)
+
+
+def _tombstones_at(spark: SparkSession, spec: StateSpec, pins: Pins) -> DataFrame | None:
+    return read_tombstones(spark, spec, pins.base.commit.tombstones if pins.base else VERSION_NONE)
 
 
 def fresh(spark: SparkSession, spec: StateSpec, pins: Pins) -> DataFrame:
     """The current row of each key below the pinned upper, in the declared columns."""
-    tail = tail_at(spark, spec, pins)
+    rows = tail_rows(spark, spec, pins)
     if pins.base is None:
-        if tail is None:
+        if rows is None:
             return spark.createDataFrame([], spec.declared)
-        return tail.where(F.col(OP) == UPSERT).select(*spec.columns)
+        return folded(rows, spec).where(F.col(OP) == UPSERT).select(*spec.columns)
     state = read_state(spark, spec, pins.base)
-    if tail is None:
+    if rows is None:
         return state
     if not spec.rule.keys:
-        return state.unionAll(tail.select(*spec.columns))
-    return overlaid(state, tail, spec)
+        return state.unionAll(rows.select(*spec.columns))
+    return overlaid(state, rows, _tombstones_at(spark, spec, pins), spec)
 
 
-def overlaid(state: DataFrame, tail: DataFrame, spec: StateSpec) -> DataFrame:
-    """The state with a folded tail over it."""
+def overlaid(state: DataFrame, rows: DataFrame, tombstones: DataFrame | None, spec: StateSpec) -> DataFrame:
+    """The state with a tail's rows over it.
+
+    Which rows of the state give way is asked of the tail as it is: one record that wins is enough, so the
+    keys need no fold before they are sent to the state."""
     rule = spec.rule
+    living = without_buried(rows, tombstones, rule)
     names = list(dict.fromkeys([*rule.keys, *([rule.sequence_by] if rule.sequence_by else []), TXN]))
-    heads = F.broadcast(tail.select([F.col(quoted(name)) for name in names]))
+    heads = F.broadcast(living.select([F.col(quoted(name)) for name in names]))
     same = same_key(TARGET, SOURCE, rule)
+    tail = without_buried(folded(rows, spec), tombstones, rule)
     if rule.sequence_by is None:
         kept = state.alias(TARGET).join(heads.alias(SOURCE), same, "left_anti")
         return kept.unionAll(tail.where(F.col(OP) == UPSERT).select(*spec.columns))
@@ -92,7 +108,7 @@ def overlaid(state: DataFrame, tail: DataFrame, spec: StateSpec) -> DataFrame:
     kept = state.alias(TARGET).join(heads.alias(SOURCE), same & ~older, "left_anti")
     lost = (
         state.alias(TARGET)
-        .join(heads.alias(SOURCE), same & older, "inner")
+        .join(F.broadcast(tail.select([F.col(quoted(name)) for name in names])).alias(SOURCE), same & older)
         .select([F.col(SOURCE + "." + quoted(key)).alias(key) for key in rule.keys])
     )
     won = tail.alias(TARGET).join(F.broadcast(lost).alias(SOURCE), same, "left_anti")

@@ -34,6 +34,17 @@ def app_id(pipeline: str, shard: str) -> str:
     return f"tidemark/{pipeline}/{shard}"
 
 
+def guard_of(app: str) -> str:
+    """The application that commits on a base are counted under, as base + 1 (`spark.commit`)."""
+    return f"{app}/base"
+
+
+def guard_version(uri: str, app: str, storage_options: Mapping[str, str] | None = None) -> int:
+    """The highest base that a commit was made on, plus 1; 0 before the first."""
+    table = _opened(uri, storage_options)
+    return 0 if table is None else int(table.transaction_version(guard_of(app)) or 0)
+
+
 def encoded(commit: StateCommit) -> str:
     """The facts of a commit, as it carries them."""
     digest = commit.digest
@@ -109,14 +120,28 @@ def read_standing(
     at_record = found.token if found is not None else ""
     if recorded in commits and found is None:
         at_record = f"a stranger ({next(e.get('operation') for e in history if e['version'] == recorded)})"
+    newest = commits.get(newest_version)
     return StateStanding(
         version=table.version(),
-        txn=Txn(table.transaction_version(app) or TXN_NONE),
-        newest=commits.get(newest_version),
+        txn=_stands_at(table, app, newest, since),
+        newest=newest,
         newest_version=newest_version,
         at_record=at_record,
         strangers=tuple(reversed(strangers)),
     )
+
+
+def _stands_at(table: DeltaTable, app: str, newest: StateCommit | None, since: Published | None) -> Txn:
+    """The last transaction in a table. A commit that counts by its base tells its own only in its facts;
+    when those are so old that the log was cleaned of them, no commit on top of the record means that the
+    record still stands."""
+    counted = Txn(table.transaction_version(app) or TXN_NONE)
+    if newest is not None:
+        return max(counted, newest.txn)
+    based = table.transaction_version(guard_of(app))
+    if since is not None and based is not None and based <= since.txn and table.version() >= since.version:
+        return max(counted, since.txn)
+    return counted
 
 
 def _moves(commit: StateCommit | None, since: Published | None) -> bool:

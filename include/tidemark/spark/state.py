@@ -1,16 +1,17 @@
 """The state plane on Spark: a tail folded into a state by one Delta commit (`tidemark.ports.state`).
 
-The steps of a publish: fold the tail at its pinned version of the log; leave out what loses and what
-changes nothing; write tombstones; make one commit, by the cheapest means that does it (`spark.commit`).
-The commit carries the digest of the whole state after it, carried forward from the hashes of the rows
-that go and come, which the comparison has read anyway.
+The steps of a publish: fold the tail at its pinned version of the log; write tombstones; compare it with the
+state's rows in one scan, which leaves out what loses and what changes nothing, and says where the rows lie
+that go; make one commit, by the cheapest means that does it (`spark.commit`). The commit carries the digest
+of the whole state after it, carried forward from the hashes of the rows that go and come, which the
+comparison has read anyway.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
@@ -31,25 +32,32 @@ from tidemark.core.publish import (
     published_txn,
 )
 from tidemark.ports.state import Tail
-from tidemark.spark.commit import Stamp, classic_jvm, delete_and_insert, insert, merge, replace, write
+from tidemark.spark.commit import Stamp, confs_set, merge, replace_keys, write
 from tidemark.spark.digest import digest_of, partials, row_hash
 from tidemark.spark.documents import declared_schema
 from tidemark.spark.fold import OP, UPSERT, FoldRule, lateness_number
 from tidemark.spark.fresh import Pins, fresh, tail_at
-from tidemark.spark.standing import app_id, encoded, read_standing, version_of
+from tidemark.spark.standing import app_id, encoded, guard_of, guard_version, read_standing, version_of
 from tidemark.spark.tail import (
     AFTER,
     BEFORE,
     StateSpec,
     changes,
+    extent_of,
     first_changes,
     folded_tail,
+    in_extent,
     read_version,
+    with_places,
 )
 from tidemark.spark.tombstones import bury
+from tidemark.spark.transaction import StateTransaction, classic_jvm
 
 _REMOVED = "removed_"
 _ADDED = "added_"
+_PLANNED_ONCE = {"spark.sql.adaptive.enabled": "false"}
+"""A publish has a few small joins whose sizes are known. Planned again after every stage, each of them
+would be three jobs instead of one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +125,10 @@ class SparkStatePlane:
         storage_options: Mapping[str, str] | None = None,
     ) -> None:
         self._spark = spark
-        self._specs = config if isinstance(config, StateSpecs) else specs_of(config)
+        specs = config if isinstance(config, StateSpecs) else specs_of(config)
         self._options = dict(storage_options or {})
+        known = {name: replace(spec, storage_options=self._options) for name, spec in specs.shards.items()}
+        self._specs = StateSpecs(specs.pipeline, known)
 
     def standing(self, shard: ShardId, since: Published | None) -> StateStanding:
         spec = self._specs.of(shard)
@@ -138,44 +148,59 @@ class SparkStatePlane:
             raise InvariantViolation(
                 f"a tail from {tail.lower} on does not follow the publish {pins.lower - 1}"
             )
-        with _kept(tail_at(spark, spec, pins)) as folded:
-            rows = folded.count()
+        app = app_id(self._specs.pipeline, shard)
+        with confs_set(spark, _PLANNED_ONCE), _kept(tail_at(spark, spec, pins)) as folded:
+            extent = extent_of(folded, spec)
             old = base.commit.tombstones if base is not None else VERSION_NONE
-            tombs = bury(folded, spec, base=old, watermark=tail.watermark, storage_options=self._options)
+            tombs = bury(folded, spec, base=old, watermark=tail.watermark, deletes=extent.deletes)
+            opened = self._opened(spec, Stamp(app, tail.txn, "", base=published_txn(base)))
             if base is None or not spec.rule.keys:
                 changed = first_changes(folded, spec)
             else:
-                state = read_version(spark, spec.state, base.version)
-                changed = changes(folded, state, spec, rows=rows)
+                version = opened.version if opened is not None else base.version
+                state = in_extent(read_version(spark, spec.state, version), extent, spec)
+                state = state.select(*spec.columns) if opened is None else with_places(state, spec)
+                changed = changes(folded, state, spec, rows=extent.rows)
             with _kept(changed) as kept:
                 effect = effect_of(kept)
                 before = base.commit.digest if base is not None else Digest()
                 digest = carried_forward(before, removed=effect.removed, added=effect.added)
                 commit = StateCommit(tail.txn, token, digest, tombs)
-                stamp = Stamp(
-                    app_id(self._specs.pipeline, shard), tail.txn, encoded(commit), base=published_txn(base)
-                )
+                stamp = Stamp(app, tail.txn, encoded(commit), base=published_txn(base))
                 with _unknown(shard, tail.txn):
-                    self._commit(kept, effect, spec, stamp)
+                    self._commit(kept, effect, spec, stamp, opened)
         return self._version_of(shard, commit, since=base), commit
 
-    def _commit(self, changed: DataFrame, effect: Effect, spec: StateSpec, stamp: Stamp) -> None:
+    def _opened(self, spec: StateSpec, stamp: Stamp) -> StateTransaction | None:
+        """A transaction on the state, where there is a state and a JVM to open one with."""
+        usable = spec.deletion_vectors and classic_jvm(self._spark) is not None
+        if not usable or version_of(spec.state, self._options) == VERSION_NONE:
+            return None
+        opened = StateTransaction(self._spark, spec)
+        opened.check_base(stamp)
+        return opened
+
+    def _commit(
+        self,
+        changed: DataFrame,
+        effect: Effect,
+        spec: StateSpec,
+        stamp: Stamp,
+        opened: StateTransaction | None,
+    ) -> None:
         """One commit, by the cheapest means that does it; also when nothing changes, so that the table
         tells how far it is."""
         upserts = changed.where(F.col(OP) == UPSERT).select(*spec.columns)
-        conditional = classic_jvm(self._spark) is not None
-        if version_of(spec.state, self._options) == VERSION_NONE:
-            write(upserts, spec, stamp, mode="errorifexists")
-        elif effect.removed.count == 0 and conditional:
-            insert(self._spark, upserts, spec, stamp)
-        elif spec.deletion_vectors and conditional:
-            delete_and_insert(self._spark, changed, spec, stamp)
+        if opened is not None:
+            opened.commit(changed, stamp, upserts=effect.upserts, removed=effect.removed.count)
+        elif version_of(spec.state, self._options) == VERSION_NONE:
+            write(upserts, spec, stamp, mode="error")
         elif effect.removed.count == 0:
-            write(upserts, spec, stamp, mode="append")
+            write(upserts, spec, stamp.guarded, mode="append")
         elif effect.deletes == 0:
-            replace(upserts, spec, stamp)
+            replace_keys(upserts, spec, stamp.guarded)
         else:
-            merge(self._spark, changed, spec, stamp)
+            merge(self._spark, changed, spec, stamp.guarded)
 
     def rebuild(
         self, shard: ShardId, tail: Tail, *, base: Published | None, token: WriterToken
@@ -185,20 +210,26 @@ class SparkStatePlane:
         folded = folded_tail(spark, spec, lower=tail.lower, upper=tail.upper, version=tail.log_version)
         with _kept(fresh(spark, spec, pins)) as rows:
             old = base.commit.tombstones if base is not None else VERSION_NONE
-            tombs = bury(
-                folded, spec, base=old, watermark=None, storage_options=self._options, afresh=base is None
-            )
+            tombs = bury(folded, spec, base=old, watermark=None, afresh=base is None)
             commit = StateCommit(tail.txn, token, digest_of_rows(rows, spec), tombs)
-            standing = self.standing(shard, None)
-            app, number = app_id(self._specs.pipeline, shard), int(tail.txn)
-            if tail.txn <= standing.txn:
-                # Delta would skip a number that the table has, and the rows with it; without any number
-                # it would skip a commit that replaces nothing by nothing. So rebuilds are counted apart.
-                app, number = f"{app}/rebuild", standing.version + 1
-            stamp = Stamp(app, number, encoded(commit))
             with _unknown(shard, tail.txn):
-                write(rows, spec, stamp, mode="overwrite")
+                write(rows, spec, self._rebuild_stamp(shard, commit), mode="overwrite")
         return self._version_of(shard, commit, since=base), commit
+
+    def _rebuild_stamp(self, shard: ShardId, commit: StateCommit) -> Stamp:
+        """What a rebuild counts as.
+
+        Delta would skip a number that the table has, and the rows with it; without any number it would skip
+        a commit that replaces nothing by nothing. So a rebuild that moves nothing is counted apart. One that
+        does move closes, over Connect, every base below it to commits that count by their base."""
+        spec, app = self._specs.of(shard), app_id(self._specs.pipeline, shard)
+        standing = self.standing(shard, None)
+        if commit.txn <= standing.txn:
+            return Stamp(f"{app}/rebuild", standing.version + 1, encoded(commit))
+        connect = classic_jvm(self._spark) is None
+        if connect and commit.txn > guard_version(spec.state, app, self._options):
+            return Stamp(guard_of(app), commit.txn, encoded(commit))
+        return Stamp(app, commit.txn, encoded(commit))
 
     def _version_of(self, shard: ShardId, commit: StateCommit, *, since: Published | None) -> int:
         """Read the commit back: the version it made, and that it is there at all."""

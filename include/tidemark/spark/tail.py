@@ -5,23 +5,43 @@ and rows that change nothing are left out, so that a publish writes changes and 
 change feed shows changes and nothing else (scenario U6). Keys are compared null-safe everywhere (U13).
 
 The state is read once, joined to the tail, which is small: the tail is sent to the state's rows, not the
-other way round.
+other way round. The same pass says where each row that has to go lies (`with_places`), so that nobody needs
+to look for it again. Files of the state that can't have a key of the tail are not opened.
+
+A log's parts are listed by delta-rs and read as the Parquet files that they are: through Delta's own reader
+Spark would first work out the log's whole snapshot, in several jobs, for each new version.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import reduce
-from typing import Final
+from typing import Any, Final
 
+import pyarrow as pa
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.types import ArrayType, DataType, LongType, MapType, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    DateType,
+    DecimalType,
+    IntegralType,
+    LongType,
+    MapType,
+    StringType,
+    StructType,
+)
 
+from tidemark.core.errors import Determinate
 from tidemark.spark.digest import row_hash
-from tidemark.spark.fold import DELETE, OP, TXN, UPSERT, FoldRule, fold, quoted
+from tidemark.spark.fold import DELETE, OP, TXN, UPSERT, FoldRule, fold, log_schema, quoted
 
-EXISTS: Final = "_tidemark_exists"
+FILE: Final = "_tidemark_file"
+ROW: Final = "_tidemark_row_index"
 BEFORE: Final = "_tidemark_before"
 AFTER: Final = "_tidemark_after"
 _OLDER: Final = "_tidemark_older"
@@ -37,6 +57,9 @@ _DEAD: Final = "_tidemark_dead"
 BROADCAST_ROWS_MAX: Final = 1_000_000
 """A longer tail is left to Spark's own choice of join."""
 
+BOUND_LENGTH_MAX: Final = 256
+"""A longer text is no use as the bound of a range: statistics have prefixes only."""
+
 
 @dataclass(frozen=True, slots=True)
 class StateSpec:
@@ -50,6 +73,7 @@ class StateSpec:
     lateness: int | None = None
     change_data_feed: bool = False
     deletion_vectors: bool = True
+    storage_options: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @property
     def log(self) -> str:
@@ -73,17 +97,91 @@ def read_version(spark: SparkSession, uri: str, version: int) -> DataFrame:
     return spark.read.format("delta").option("versionAsOf", version).load(uri)
 
 
+def log_files(spec: StateSpec, *, lower: int, upper: int, version: int) -> list[str]:
+    """The log's parts that may have rows with lower <= txn < upper, by their own statistics."""
+    try:
+        table = DeltaTable(spec.log, version=version, storage_options=dict(spec.storage_options))
+        adds = pa.table(table.get_add_actions(flatten=True))
+    except (DeltaError, OSError) as error:
+        raise Determinate(
+            f"version {version} of the log of {spec.name} can't be read: {error}",
+            hint="check the store, retry",
+        ) from error
+    known = [name for name in ("path", f"min.{TXN}", f"max.{TXN}") if name in adds.column_names]
+    return sorted(
+        f"{spec.log}/{add['path']}"
+        for add in adds.select(known).to_pylist()
+        if _at(add, "min", lower) < upper and _at(add, "max", lower) >= lower
+    )
+
+
+def _at(add: Mapping[str, Any], bound: str, unknown: int) -> int:
+    """A part's first or last transaction; where it doesn't say, one that makes us look into it."""
+    found = add.get(f"{bound}.{TXN}")
+    return unknown if found is None else int(found)
+
+
 def log_rows(spark: SparkSession, spec: StateSpec, *, lower: int, upper: int, version: int) -> DataFrame:
-    """The log's rows with lower <= txn < upper. The bounds are literals, so whole parts are skipped."""
-    rows = read_version(spark, spec.log, version)
-    return rows.where((F.col(TXN) >= F.lit(lower)) & (F.col(TXN) < F.lit(upper)))
+    """The log's rows with lower <= txn < upper, at a version of its table."""
+    files = log_files(spec, lower=lower, upper=upper, version=version)
+    schema = log_schema(spec.declared)
+    if not files:
+        return spark.createDataFrame([], schema)
+    rows = spark.read.schema(schema).parquet(*files)
+    return rows.where(f"{TXN} >= {lower}L AND {TXN} < {upper}L")
+
+
+def folded(rows: DataFrame, spec: StateSpec) -> DataFrame:
+    """One row per key of a log's rows, deletes included: the declared columns, `_txn` and `_op`."""
+    last = fold(rows, spec.rule) if spec.rule.keys else rows
+    return last.select(*spec.columns, TXN, OP)
 
 
 def folded_tail(spark: SparkSession, spec: StateSpec, *, lower: int, upper: int, version: int) -> DataFrame:
-    """One row per key of the tail, deletes included: the declared columns, `_txn` and `_op`."""
-    rows = log_rows(spark, spec, lower=lower, upper=upper, version=version)
-    folded = fold(rows, spec.rule) if spec.rule.keys else rows
-    return folded.select(*spec.columns, TXN, OP)
+    """`folded` of the log's rows with lower <= txn < upper."""
+    return folded(log_rows(spark, spec, lower=lower, upper=upper, version=version), spec)
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How much a folded tail is, and the range of its first key, where that says something."""
+
+    rows: int
+    deletes: int
+    lowest: Any = None
+    highest: Any = None
+
+
+def extent_of(tail: DataFrame, spec: StateSpec) -> Extent:
+    """Measure a tail, in one pass."""
+    key = F.lit(None)
+    if spec.rule.keys and isinstance(
+        spec.declared[spec.rule.keys[0]].dataType, StringType | IntegralType | DecimalType | DateType
+    ):
+        key = F.col(quoted(spec.rule.keys[0]))
+    deletes = F.count(F.when(F.col(OP) == DELETE, 1)).alias("deletes")
+    found = tail.agg(
+        F.count(F.lit(1)).alias("rows"), deletes, F.min(key).alias("lowest"), F.max(key).alias("highest")
+    ).first()
+    extent = Extent(**found.asDict()) if found is not None else Extent(0, 0)
+    if isinstance(extent.lowest, str) and max(len(extent.lowest), len(extent.highest)) > BOUND_LENGTH_MAX:
+        return Extent(extent.rows, extent.deletes)
+    return extent
+
+
+def in_extent(state: DataFrame, extent: Extent, spec: StateSpec) -> DataFrame:
+    """The state's rows that may have a key of the tail; Delta leaves out files by this condition."""
+    if extent.lowest is None:
+        return state
+    key = F.col(quoted(spec.rule.keys[0]))
+    return state.where(key.isNull() | key.between(F.lit(extent.lowest), F.lit(extent.highest)))
+
+
+def with_places(state: DataFrame, spec: StateSpec) -> DataFrame:
+    """A state's declared columns, and where each row lies: its file, and its number in it."""
+    return state.select(
+        *spec.columns, F.col("_metadata.file_path").alias(FILE), F.col("_metadata.row_index").alias(ROW)
+    )
 
 
 def same_key(left: str, right: str, rule: FoldRule) -> Column:
@@ -133,7 +231,7 @@ def sent(tail: DataFrame, rows: int) -> DataFrame:
 
 def compared(tail: DataFrame, state: DataFrame, spec: StateSpec, *, rows: int) -> DataFrame:
     """For each tail row whose key the state has: the key, whether it is older, whether it is the same,
-    and the hash of the state's row."""
+    the hash of the state's row, and its place where the state has places."""
     renamed = tail.select([F.col(quoted(name)).alias(_PREFIX + name) for name in tail.columns])
     keys = [F.col(quoted(key)).eqNullSafe(F.col(quoted(_PREFIX + key))) for key in spec.rule.keys]
     sequence = spec.rule.sequence_by
@@ -147,30 +245,35 @@ def compared(tail: DataFrame, state: DataFrame, spec: StateSpec, *, rows: int) -
         for f in spec.declared.fields
         if f.name not in spec.rule.keys
     ]
-    pairs = state.select(*spec.columns).join(sent(renamed, rows), reduce(Column.__and__, keys), "inner")
+    pairs = state.join(sent(renamed, rows), reduce(Column.__and__, keys), "inner")
     return pairs.select(
         *[F.col(quoted(key)) for key in spec.rule.keys],
         older.alias(_OLDER),
         reduce(Column.__and__, same, F.lit(True)).alias(_SAME),
         row_hash(spec.declared).alias(BEFORE),
+        *_places(state),
     )
+
+
+def _places(frame: DataFrame) -> list[Column]:
+    return [F.col(name) for name in (FILE, ROW) if name in frame.columns]
 
 
 def changes(tail: DataFrame, state: DataFrame, spec: StateSpec, *, rows: int) -> DataFrame:
-    """The tail's rows that change the state: the declared columns, `_op`, whether the key is there now,
-    and the hashes of the row before and after."""
-    pairs = compared(tail, state, spec, rows=rows).withColumn(EXISTS, F.lit(True))
+    """The tail's rows that change the state: the declared columns, `_op`, the hashes of the row before
+    (NULL where the key is new) and after (NULL where it goes), and the places that `state` has."""
+    pairs = compared(tail, state, spec, rows=rows)
     joined = tail.alias(SOURCE).join(
         sent(pairs, rows).alias(_PAIRS), same_key(SOURCE, _PAIRS, spec.rule), "left"
     )
-    exists = F.coalesce(F.col(EXISTS), F.lit(False))
+    exists = F.col(BEFORE).isNotNull()
     upserts = (F.col(OP) == UPSERT) & (~exists | ~(F.col(_OLDER) | F.col(_SAME)))
     deletes = (F.col(OP) == DELETE) & exists & ~F.col(_OLDER)
     chosen = joined.where(upserts | deletes).select(
         *[F.col(SOURCE + "." + quoted(name)).alias(name) for name in spec.declared.names],
         OP,
-        exists.alias(EXISTS),
         BEFORE,
+        *_places(pairs),
     )
     return chosen.withColumn(AFTER, F.when(F.col(OP) == UPSERT, row_hash(spec.declared)))
 
@@ -181,7 +284,6 @@ def first_changes(tail: DataFrame, spec: StateSpec) -> DataFrame:
     return living.select(
         *spec.columns,
         OP,
-        F.lit(False).alias(EXISTS),
         F.lit(None).cast(LongType()).alias(BEFORE),
         row_hash(spec.declared).alias(AFTER),
     )

@@ -11,8 +11,6 @@ the watermark of what the *previous* publish had.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
@@ -46,19 +44,20 @@ def bury(
     *,
     base: int,
     watermark: int | None,
-    storage_options: Mapping[str, str] | None = None,
+    deletes: int | None = None,
     afresh: bool = False,
 ) -> int:
     """Add the tail's deletes, let go what is too late, and return the version to read from now on.
 
-    `afresh` forgets what was there, for a rebuild from the first transaction."""
+    `deletes` is how many there are, where that is known. `afresh` forgets what was there,
+    for a rebuild from the first transaction."""
     sequence = spec.rule.sequence_by
     if sequence is None or not spec.rule.keys:
         return VERSION_NONE
     spark = tail.sparkSession
     columns = [F.col(quoted(name)) for name in (*spec.rule.keys, sequence)]
     rows = tail.where(F.col(OP) == DELETE).select(*columns, F.col(TXN))
-    if not afresh and rows.isEmpty():
+    if not afresh and (rows.isEmpty() if deletes is None else deletes == 0):
         return base
     line = None if afresh or watermark is None or spec.lateness is None else watermark - spec.lateness
     if afresh:
@@ -70,4 +69,4 @@ def bury(
         number = sequence_number(F.col(quoted(sequence)), spec.declared[sequence].dataType)
         too_late = is_too_late(number, watermark=watermark, lateness=spec.lateness)
         everything.where(~too_late).write.format("delta").mode("overwrite").save(spec.tombstones)
-    return version_of(spec.tombstones, storage_options)
+    return version_of(spec.tombstones, spec.storage_options)

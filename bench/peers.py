@@ -1,0 +1,236 @@
+"""What a transaction costs here and elsewhere, by the size of the table: `python -m bench.peers`.
+
+For each of `--sizes` (millions of rows) a table is loaded, then batches of 50,000 records (85 % updates of
+random keys, 15 % new ones; then, on tables of their own, 5 % deletes among them) go to every contender in
+turn, in one warm session, from the same JSON files:
+
+- *commit*: a whole run of the product, from binding to checkpoint, without a publish;
+- *publish, every transaction*: the state follows each of them; *publish, every ten*: one publish of ten
+  batches, a tenth of its time. What the product costs in all is commit and publish together;
+- *naive MERGE*: as most people write it, with Spark's defaults and without deletion vectors;
+- *tuned MERGE*: deletion vectors, the source broadcast, as many partitions as cores;
+- *delta-rs merge*: without a JVM;
+- *Iceberg merge-on-read*: format 3 (deletion vectors), the source broadcast;
+- *Parquet*: the batch read and written as plain Parquet, which nobody can be much faster than.
+
+Medians over `--batches`. The tables of all peers but the naive one, which gets one batch of each kind, must
+end with the rows of the state. Writes `docs/benchmarks.json`, and from that the report (`bench.report`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from deltalake import __version__ as delta_rs_version
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from bench.commit import BATCH, FILES, Bench, records, timed
+from bench.report import RESULTS, write_report
+from tidemark.assemble import new_token
+from tidemark.core.ids import ShardId
+from tidemark.pipeline.publish import publish, verify_state
+from tidemark.spark import ivy
+from tidemark.spark.home import home
+from tidemark.spark.jars import fetch, jar_paths, read_lock
+from tidemark.spark.session import build_session
+from tidemark.views import View, read
+
+LOCK = Path(__file__).with_name("jars.lock")
+ROWS = ShardId("rows")
+TOGETHER = 10
+ICEBERG = "ice.bench.rows"
+VALUES = ("id", "name", "amount", "note", "version")
+
+
+def bench_session(folder: Path, memory: str) -> SparkSession:
+    """A session with the product's jars and the peers', and a catalog for Iceberg in the folder."""
+    peers, jars = home() / "bench-jars", read_lock(LOCK)
+    fetch(peers, jars, ivy.download)
+    paths = [*jar_paths(), *(peers / jar.coordinate.filename for jar in jars)]
+    confs = {
+        "spark.jars": ",".join(map(str, paths)),
+        "spark.driver.memory": memory,
+        "spark.sql.catalog.ice": "org.apache.iceberg.spark.SparkCatalog",
+        "spark.sql.catalog.ice.type": "hadoop",
+        "spark.sql.catalog.ice.warehouse": str(folder / "iceberg"),
+    }
+    return build_session("bench", master="local[2]", scratch_folder=folder / "scratch", confs=confs)
+
+
+class Peers(Bench):
+    """One pipeline, and the tables of its peers, with batches of either kind."""
+
+    def land_kind(self, *, deletes: bool) -> list[str]:
+        """A batch as `land` makes it, where deletes may be upserts instead."""
+        frame = records(self.spark, BATCH, version=self.batches, rows=self.rows, first=False)
+        if not deletes:
+            frame = frame.withColumn("op", F.lit("U"))
+        made = self.folder / f"made-{self.batches}"
+        frame.repartition(FILES).write.json(str(made))
+        landed = []
+        for number, path in enumerate(sorted(made.glob("part-*.json"))):
+            target = self.folder / "in" / f"{self.batches:04}-{number:03}.json"
+            path.rename(target)
+            landed.append(str(target))
+        self.batches += 1
+        return landed
+
+    def publish(self) -> None:
+        work = self.deployment
+        publish(work.control, work.state(), ROWS, token=new_token(), shard_uri=work.shard_uri(ROWS))
+
+    def make_peers(self) -> None:
+        super().make_peers()
+        loaded = read(self.deployment, ROWS, view=View.FRESH)
+        modes = {f"write.{verb}.mode": "merge-on-read" for verb in ("merge", "update", "delete")}
+        writer = loaded.writeTo(ICEBERG).using("iceberg").tableProperty("format-version", "3")
+        for name, value in (modes | {"write.merge.distribution-mode": "none"}).items():
+            writer = writer.tableProperty(name, value)
+        writer.create()
+
+    def merge_iceberg(self, files: list[str]) -> None:
+        F.broadcast(self.source(files)).createOrReplaceTempView("batch")
+        assigned = ", ".join(f"{name} = s.{name}" for name in VALUES[1:])
+        self.spark.sql(
+            f"MERGE INTO {ICEBERG} t USING batch s ON t.id = s.id"
+            f" WHEN MATCHED AND s.op = 'D' THEN DELETE WHEN MATCHED THEN UPDATE SET {assigned}"
+            f" WHEN NOT MATCHED AND s.op = 'U' THEN INSERT ({', '.join(VALUES)})"
+            f" VALUES ({', '.join(f's.{name}' for name in VALUES)})"
+        )
+
+    def tables(self) -> dict[str, DataFrame]:
+        delta = self.spark.read.format("delta")
+        return {
+            "tuned MERGE": delta.load(str(self.folder / "tuned")),
+            "delta-rs merge": delta.load(str(self.folder / "delta_rs")),
+            "Iceberg merge-on-read": self.spark.table(ICEBERG),
+        }
+
+
+def scan(frame: DataFrame) -> None:
+    """Read every row and column, and throw them away."""
+    frame.write.format("noop").mode("overwrite").save()
+
+
+def measure_kind(bench: Peers, batches: int, *, deletes: bool) -> dict[str, Any]:
+    """Seconds of every contender for one kind of batch, reads among them."""
+    times: dict[str, list[float]] = {}
+    reads: dict[str, list[float]] = {}
+
+    def take(into: dict[str, list[float]], name: str, work: Callable[[], object]) -> None:
+        into.setdefault(name, []).append(timed(work))
+
+    for number in range(batches):
+        files = bench.land_kind(deletes=deletes)
+        take(times, "Parquet", lambda files=files: bench.plain(files))  # type: ignore[misc]
+        take(times, "commit", bench.commit)
+        take(reads, "fresh", lambda: scan(read(bench.deployment, ROWS, view=View.FRESH)))
+        take(reads, "state", lambda: scan(read(bench.deployment, ROWS, view=View.STATE)))
+        take(times, "publish, every transaction", bench.publish)
+        take(times, "tuned MERGE", lambda files=files: bench.merge("tuned", files, tuned=True))  # type: ignore[misc]
+        take(times, "Iceberg merge-on-read", lambda files=files: bench.merge_iceberg(files))  # type: ignore[misc]
+        take(times, "delta-rs merge", lambda files=files: bench.merge_delta_rs(files))  # type: ignore[misc]
+        if number == 0:
+            take(times, "naive MERGE", lambda files=files: bench.merge("naive", files, tuned=False))  # type: ignore[misc]
+    same = same_rows(bench)
+    for _ in range(TOGETHER):
+        bench.land_kind(deletes=deletes)
+        take(times, "commit", bench.commit)
+    times["publish, every ten"] = [timed(bench.publish) / TOGETHER]
+    verify_state(bench.deployment.control, bench.deployment.state(), ROWS)
+    return {
+        "seconds": {name: statistics.median(found) for name, found in times.items()},
+        "reads": {name: statistics.median(found) for name, found in reads.items()},
+        "same_rows": same,
+        "all": times,
+    }
+
+
+def same_rows(bench: Peers) -> dict[str, bool]:
+    """Whether each peer's table has the state's rows, duplicates counted."""
+    state = read(bench.deployment, ROWS, view=View.STATE)
+    return {name: not differs(state, table) for name, table in bench.tables().items()}
+
+
+def differs(left: DataFrame, right: DataFrame) -> bool:
+    """Whether two tables have other rows: by count and by sums of hashes, in one pass each."""
+
+    def sums(frame: DataFrame) -> object:
+        hashed = F.xxhash64(*VALUES)
+        low = F.sum(hashed.bitwiseAND(F.lit(0xFFFFFFFF).cast("bigint")))
+        return frame.agg(F.count(F.lit(1)), low, F.sum(F.shiftrightunsigned(hashed, 32))).first()
+
+    return sums(left) != sums(right)
+
+
+def measure(spark: SparkSession, folder: Path, rows: int, batches: int) -> dict[str, Any]:
+    """Everything for one size of the table, each kind of batch on a table of its own."""
+    found: dict[str, Any] = {"rows": rows}
+    for deletes in (False, True):
+        place = folder / f"{rows}-{deletes}"
+        place.mkdir()
+        bench = Peers(spark, place, rows)
+        for _ in range(2):  # The first jobs of a JVM measure its compiler.
+            bench.land(1_000, 2, first=True)
+            bench.commit()
+            bench.publish()
+        bench.land(rows, max(FILES, rows // 500_000), first=True)
+        found["first load"] = timed(bench.commit)
+        bench.publish()
+        bench.make_peers()
+        kind = "with deletes" if deletes else "upserts"
+        found[kind] = measure_kind(bench, batches, deletes=deletes)
+        if not deletes:
+            spark.read.format("delta").load(f"{bench.deployment.shard_uri(ROWS)}/state").write.format(
+                "delta"
+            ).save(str(place / "new"))
+            worn = read(bench.deployment, ROWS, view=View.STATE)
+            new = spark.read.format("delta").load(str(place / "new"))
+            for name, frame in {"state": worn, "new": new}.items():
+                found[f"scan {name}"] = min(timed(lambda frame=frame: scan(frame)) for _ in range(3))  # type: ignore[misc]
+        spark.sql(f"DROP TABLE {ICEBERG} PURGE")
+    return found
+
+
+def machine() -> dict[str, Any]:
+    """Where and when, and how busy it was: seconds mean little without that."""
+    import pyspark
+
+    return {
+        "cores": os.cpu_count(),
+        "load": round(os.getloadavg()[1], 1),
+        "at": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "versions": {"Spark": pyspark.__version__, "Delta": ivy.DELTA.version, "delta-rs": delta_rs_version}
+        | {"Iceberg": read_lock(LOCK)[0].coordinate.version},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--sizes", default="0.5,2", help="millions of rows, comma between")
+    parser.add_argument("--batches", type=int, default=3)
+    parser.add_argument("--memory", default="2g", help="the heap that Spark gets")
+    options = parser.parse_args()
+    sizes = [int(float(size) * 1_000_000) for size in options.sizes.split(",")]
+    with tempfile.TemporaryDirectory(prefix="tidemark-bench-") as made:
+        spark = bench_session(Path(made), options.memory)
+        results = machine() | {"memory": options.memory, "batches": options.batches, "sizes": []}
+        for rows in sizes:
+            results["sizes"].append(measure(spark, Path(made), rows, options.batches))
+            results["load"] = max(results["load"], round(os.getloadavg()[1], 1))
+            RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+            write_report(results)
+        spark.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""The comparison as Markdown and as a picture, from its measured numbers: `python -m bench.report`.
+
+`docs/benchmarks.json` is what `bench.peers` measured; `docs/benchmarks.md` and `docs/images/benchmarks.svg`
+are made from it and from nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+RESULTS = DOCS / "benchmarks.json"
+PICTURE = DOCS / "images" / "benchmarks.svg"
+KINDS = ("upserts", "with deletes")
+EVERY = "publish, every transaction"
+TEN = "publish, every ten"
+IN_ALL = "commit and publish, every ten"
+ORDER = (
+    "Parquet", "commit", TEN, IN_ALL, EVERY, "tuned MERGE", "naive MERGE", "Iceberg merge-on-read",
+    "delta-rs merge",
+)  # fmt: skip
+WANTED = (
+    ("upserts", TEN, "tuned MERGE", 1 / 6, "one publish of ten: 6 times faster than a tuned MERGE"),
+    ("upserts", TEN, "Iceberg merge-on-read", 1 / 2, "one publish of ten: 2 times faster than Iceberg"),
+    ("with deletes", TEN, "tuned MERGE", 1 / 4, "with deletes: 4 times faster than a tuned MERGE"),
+    ("with deletes", TEN, "Iceberg merge-on-read", 1.0, "with deletes: not slower than Iceberg"),
+    ("upserts", EVERY, "Iceberg merge-on-read", 1.0, "publish every transaction: not slower than Iceberg"),
+)
+_STYLE = (
+    "text{font:13px system-ui,sans-serif;fill:#24292f}.b{fill:#8c959f}.o{fill:#0969da}.t{font-weight:600}"
+    "@media(prefers-color-scheme:dark){text{fill:#e6edf3}.b{fill:#6e7681}.o{fill:#58a6ff}}"
+)
+
+
+def seconds_of(size: dict[str, Any], kind: str) -> dict[str, float]:
+    """A kind's medians, with what the product costs in all beside what its pieces do."""
+    found: dict[str, float] = dict(size[kind]["seconds"])
+    found[IN_ALL] = found["commit"] + found[TEN]
+    return {name: found[name] for name in ORDER if name in found}
+
+
+def millions(size: dict[str, Any]) -> str:
+    return f"{size['rows'] / 1e6:g}M rows"
+
+
+def table(results: dict[str, Any], kind: str) -> str:
+    """Seconds per transaction, one column per size."""
+    sizes = results["sizes"]
+    lines = [f"| seconds per transaction | {' | '.join(map(millions, sizes))} |"]
+    lines.append("| --- |" + " ---: |" * len(sizes))
+    columns = [seconds_of(size, kind) for size in sizes]
+    rows = {name: " | ".join(f"{column[name]:.2f}" for column in columns) for name in columns[0]}
+    return "\n".join([*lines, *(f"| {name} | {cells} |" for name, cells in rows.items())])
+
+
+def goals(size: dict[str, Any]) -> list[str]:
+    """What was aimed at and what was reached, as rows: a goal, the limit, what was found, and whether."""
+    lines = []
+    for kind, ours, theirs, limit, words in WANTED:
+        seconds = seconds_of(size, kind)
+        lines.append(_goal(words, seconds[ours] / seconds[theirs], limit))
+    reads = size["upserts"]["reads"]
+    lines.append(_goal("fresh read against a read of the state", reads["fresh"] / reads["state"], 1.5))
+    worn = size["scan state"] / size["scan new"]
+    lines.append(_goal("read of the state after publishes against a new table", worn, 1.2))
+    return lines
+
+
+def _goal(words: str, found: float, limit: float) -> str:
+    return f"| {words} | {limit:.2f} | {found:.2f} | {'yes' if found <= limit else 'no'} |"
+
+
+def markdown(results: dict[str, Any]) -> str:
+    """The whole report."""
+    versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
+    checked = all(
+        all(size[kind]["same_rows"].values()) for size in results["sizes"] for kind in KINDS
+    )  # fmt: skip
+    lines = [
+        "# Benchmarks",
+        "",
+        "Made by `python -m bench.peers`; don't edit. What each contender does is said there.",
+        "",
+        f"Measured {results['at']} on a machine with {results['cores']} cores that others used too (load"
+        f" average up to {results['load']}), Spark's heap {results['memory']}; {versions}. Batches of 50,000"
+        f" records from JSON files, medians of {results['batches']}; one publish of ten batches and one naive"
+        " MERGE per kind. Read the ratios, not the seconds: all contenders took turns in one session.",
+        "",
+        f"Every peer's table had the rows of the state: {'yes' if checked else '**no**'}.",
+        "",
+        "![seconds per transaction](images/benchmarks.svg)",
+    ]
+    for kind in KINDS:
+        title = "Upserts" if kind == "upserts" else "Upserts with 5 % deletes"
+        lines += ["", f"## {title}", "", table(results, kind)]
+    for size in results["sizes"]:
+        lines += ["", f"## Aimed at and reached, {millions(size)}", ""]
+        lines += ["| goal | at most | found | reached |", "| --- | ---: | ---: | --- |", *goals(size)]
+    return "\n".join(lines) + "\n"
+
+
+def picture(results: dict[str, Any]) -> str:
+    """Bars of seconds per transaction, a block per size; readable on light and on dark."""
+    width, label, bar, gap = 760, 230, 16, 6
+    parts: list[str] = []
+    y = 24
+    for size in results["sizes"]:
+        seconds = seconds_of(size, "upserts")
+        scale = (width - label - 70) / max(seconds.values())
+        parts.append(f'<text class="t" x="8" y="{y}">{millions(size)}, upserts: seconds each</text>')
+        y += 10
+        for name, value in seconds.items():
+            ours = "o" if name in ("commit", TEN, IN_ALL, EVERY) else "b"
+            length = max(value * scale, 1)
+            parts.append(f'<text x="{label - 8}" y="{y + 13}" text-anchor="end">{name}</text>')
+            parts.append(
+                f'<rect class="{ours}" x="{label}" y="{y}" width="{length:.1f}" height="{bar}" rx="2"/>'
+            )
+            parts.append(f'<text x="{label + length + 6:.1f}" y="{y + 13}">{value:.2f}</text>')
+            y += bar + gap
+        y += 26
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {y}" role="img">'
+    title = "<title>Seconds per transaction, by table size</title>"
+    return "\n".join([head, title, f"<style>{_STYLE}</style>", *parts, "</svg>"]) + "\n"
+
+
+def write_report(results: dict[str, Any]) -> None:
+    """Write report and picture."""
+    PICTURE.parent.mkdir(parents=True, exist_ok=True)
+    PICTURE.write_text(picture(results), encoding="utf-8")
+    (DOCS / "benchmarks.md").write_text(markdown(results), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_report(json.loads(RESULTS.read_text(encoding="utf-8")))
