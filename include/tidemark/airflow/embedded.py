@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -226,7 +227,9 @@ class EmbeddedAirflow:
         """End the processes that this folder's Airflow started, with the tasks below them."""
         for signal_number in (signal.SIGTERM, signal.SIGKILL):
             for pid in self.running().values():
-                os.killpg(pid, signal_number)
+                # Gone since we looked is as good as gone now.
+                with suppress(ProcessLookupError):
+                    os.killpg(pid, signal_number)
             deadline = time.monotonic() + STOP_SECONDS_MAX
             while self.running() and time.monotonic() < deadline:
                 _reap()

@@ -124,6 +124,7 @@ def _launch(port: int, token: str, folder: Path, confs: Mapping[str, str]) -> Se
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
+            start_new_session=True,  # It ends when it is told to, not with a terminal.
         )
     return Server(f"sc://{_HOST}:{port}", process, log_file)
 
