@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from tidemark.core.binding import Binding, Configuration, Owner
 from tidemark.core.errors import Determinate, InvariantViolation
@@ -16,6 +17,8 @@ from tidemark.ports.control import Control
 from tidemark.ports.gate import Gate, NoExpectations
 from tidemark.ports.plane import DataPlane
 from tidemark.ports.source import Source
+
+ATTEMPTS_LOOKED_AT: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +89,16 @@ def unfinished(pipeline: Pipeline) -> Unfinished:
 
 
 def watermark_below(control: Control, txn: Txn) -> int | None:
-    """The highest sequence in the transactions below one."""
+    """The highest sequence in the transactions below one: by the seal before it or, where that one is only
+    staged, by the last attempt at it, which the seal of this one will be held to."""
     if txn <= TXN_FIRST:
         return None
-    control.seals.head()
-    return next((seal.watermark for seal in control.seals.read(txn - 1, txn)), None)
+    if txn <= control.seals.head().upper:
+        return next((seal.watermark for seal in control.seals.read(txn - 1, txn)), None)
+    upper = control.attempts.head().upper
+    recent = control.attempts.read(max(TXN_FIRST, upper - ATTEMPTS_LOOKED_AT), upper)
+    staged = [entry.staged for entry in recent if entry.txn == txn - 1 and not entry.replayed]
+    return next((one.watermark for one in reversed(staged) if one is not None), None)
 
 
 def note(

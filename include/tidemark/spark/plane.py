@@ -175,7 +175,9 @@ class SparkPlane:
                 self._work(config, files, binding.txn, sink, totals)
             except JOB_ERRORS as error:
                 raise translated(error, binding.txn, files) from error
-        return Staged(binding.txn, sink.token, totals.source, totals.shards, self.engine, totals.watermark)
+        return Staged(
+            binding.txn, sink.token, totals.source, totals.shards, self.engine, totals.watermark, watermark
+        )
 
     def _work(
         self, config: PipelineConfig, files: Sequence[BoundFile], txn: Txn, sink: Sink, totals: Totals
