@@ -58,7 +58,7 @@ CONSUMER = """\
 import json
 from pathlib import Path
 from airflow.sdk import dag, task
-from tidemark.airflow import shard_asset
+from tidemark.airflow import ShardUpperSensor, shard_asset
 from tidemark.tasks import open_pipeline
 
 FOLDER = Path({folder!r})
@@ -78,6 +78,13 @@ def consumer():
     consume()
 
 consumer()
+
+@dag(schedule=None)
+def waiter():
+    file = FOLDER / "pipelines" / "consumed.yaml"
+    ShardUpperSensor(task_id="wait", pipeline_file=file, shard="orders", txn=2, poke_interval=1)
+
+waiter()
 """
 
 
