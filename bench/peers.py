@@ -37,9 +37,9 @@ from bench.commit import BATCH, FILES, Bench, records, timed
 from bench.report import RESULTS, write_report
 from tidemark.assemble import new_token
 from tidemark.core.ids import ShardId
+from tidemark.home import home
 from tidemark.pipeline.publish import publish, verify_state
 from tidemark.spark import ivy
-from tidemark.spark.home import home
 from tidemark.spark.jars import fetch, jar_paths, read_lock
 from tidemark.spark.session import build_session
 from tidemark.views import View, read

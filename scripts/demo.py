@@ -28,7 +28,7 @@ from rich.text import Text
 
 from tidemark.airflow.client import FINAL_STATES, AirflowClient
 from tidemark.airflow.embedded import SPARK, EmbeddedAirflow, free_port, project_airflow
-from tidemark.spark.home import home
+from tidemark.home import home
 from tidemark.tasks import open_pipeline
 
 PROJECT = Path(__file__).resolve().parents[1]

@@ -21,10 +21,10 @@ from tidemark.core.publish import Policy
 from tidemark.core.seal import Part, Staged
 from tidemark.delta.control import DeltaControl
 from tidemark.delta.schema import log_schema, quarantine_schema
+from tidemark.home import home
 from tidemark.pipeline.context import Pipeline, watermark_below
 from tidemark.ports.gate import Opinion
 from tidemark.sources.files import FileSource
-from tidemark.spark.home import home
 from tidemark.spark.parts import QUARANTINE, PartStore
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -19,14 +20,13 @@ from tidemark.core.binding import Owner
 from tidemark.core.errors import Determinate, Indeterminate, TidemarkError
 from tidemark.core.ids import Txn, WriterToken
 from tidemark.pipeline.context import Attempt
+from tidemark.pipeline.replay import VERIFY
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tidemark.assemble import Deployment
 
-VERIFY, REPAIR = "verify", "repair"
-MODES: Final = (VERIFY, REPAIR)
 KINDS: Final[Mapping[str, Callable[[str], Any]]] = {"int": int, "bool": lambda text: text == "1"}
 ERROR_MARK: Final = "tidemark-error "
 
@@ -84,7 +84,7 @@ def job_file(step: str) -> Path:
 
 def perform(step: str, deployment: Deployment, order: Order) -> dict[str, Any]:
     """Do one step; the same function in a worker, in a job and over a connection."""
-    from tidemark import tasks
+    from tidemark import tasks, telling
 
     attempt = order.attempt
     match step:
@@ -92,7 +92,7 @@ def perform(step: str, deployment: Deployment, order: Order) -> dict[str, Any]:
             return tasks.ingest(deployment, attempt, progress=tell)
         case "validate":
             judged = tasks.validate(deployment, attempt, compare=tasks.gate_of(deployment), progress=tell)
-            return tasks.told_verdicts(judged)
+            return telling.told_verdicts(judged)
         case "upsert":
             return tasks.upsert(deployment, attempt, progress=tell)
         case "replay":
@@ -104,9 +104,51 @@ def perform(step: str, deployment: Deployment, order: Order) -> dict[str, Any]:
                 mode=order.mode,
                 progress=tell,
             )
-            return tasks.told_findings(findings, restored)
+            return telling.told_findings(findings, restored)
         case _:
             return tasks.maintain(deployment, attempt, progress=tell)
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """What `spark-submit` needs to run a step."""
+
+    application: str
+    jars: str
+    confs: Mapping[str, str]
+    environment: Mapping[str, str]
+
+
+def submission(step: str, *, master: str) -> Submission:
+    """How a step is submitted with this interpreter and its `spark-submit`, offline, with Delta on board."""
+    from tidemark.spark.jars import jar_paths
+    from tidemark.spark.java import use_java
+    from tidemark.spark.session import session_confs
+
+    use_java()
+    confs = session_confs(master=master, jars=jar_paths())
+    folder = str(Path(sys.executable).parent)
+    environment = {
+        "PATH": os.pathsep.join([folder, os.environ.get("PATH", "")]),
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": os.environ.get("SPARK_LOCAL_IP", "127.0.0.1"),
+    }
+    return Submission(str(job_file(step)), confs.pop("spark.jars"), confs, environment)
+
+
+def connected(url: str, token: str | None) -> SparkSession:
+    """A session on a warm server."""
+    from tidemark.spark.session import connect_session
+
+    return connect_session(url, token=token)
+
+
+def start_spark(port: int, token: str, *, folder: Path) -> int:
+    """Start a warm server on this machine; returns its process id."""
+    from tidemark.spark.connect import start_server
+
+    return start_server(port, token, folder=folder).process.pid
 
 
 def tell(txn: Txn, phase: str) -> None:

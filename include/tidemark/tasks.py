@@ -7,19 +7,16 @@ that is connected to a warm server.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from tidemark.assemble import Deployment
 from tidemark.config import load_pipeline
 from tidemark.core.ids import ShardId, Txn
-from tidemark.core.journal import Event
 from tidemark.core.publish import Published
 from tidemark.core.replay import Finding
 from tidemark.core.seal import Seal
-from tidemark.job import REPAIR
 from tidemark.pipeline import reclock as minting
 from tidemark.pipeline import stepwise
 from tidemark.pipeline.checkpoint import checkpoint as advance
@@ -27,16 +24,12 @@ from tidemark.pipeline.context import Attempt
 from tidemark.pipeline.maintain import sweep
 from tidemark.pipeline.publish import is_due, last_published, publish
 from tidemark.pipeline.repair import repair
-from tidemark.pipeline.replay import replay_plan
+from tidemark.pipeline.replay import REPAIR, replay_plan
 from tidemark.pipeline.run import Progress, replay, unwatched
+from tidemark.telling import LISTED_MAX, Told, rows_of, told_publish, told_shard
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-Told = dict[str, Any]
-"""What a task returns: plain values for XCom, an asset's event or a terminal; never rows."""
-
-LISTED_MAX: Final = 100
 
 
 class SparkNeeded(Exception):
@@ -87,10 +80,6 @@ def ingest(deployment: Deployment, attempt: Attempt, *, progress: Progress = unw
     }
 
 
-def rows_of(shards: Mapping[ShardId, Any]) -> dict[str, int]:
-    return {str(shard): parts.digest.count for shard, parts in shards.items()}
-
-
 def validate(
     deployment: Deployment,
     attempt: Attempt,
@@ -110,22 +99,6 @@ def gate_of(deployment: Deployment) -> stepwise.Compare:
         return check_digests(pairs, site=deployment.data_docs) if pairs else ()
 
     return compare
-
-
-def told_verdicts(judged: Sequence[stepwise.Judged]) -> Told:
-    """The verdicts as a task tells them."""
-    return {
-        "verdicts": [
-            {
-                "txn": one.txn,
-                "verdict": str(one.gated.finding.verdict),
-                "replayed": one.replayed,
-                "held": {str(shard): why for shard, why in one.gated.opinion.held.items()},
-                "warned": list(one.gated.opinion.warned),
-            }
-            for one in judged
-        ]
-    }
 
 
 def upsert(deployment: Deployment, attempt: Attempt, *, progress: Progress = unwatched) -> Told:
@@ -170,10 +143,6 @@ def publish_due(
     return done
 
 
-def told_publish(published: Published) -> Told:
-    return {"txn": published.txn, "version": published.version, "rows": published.commit.digest.count}
-
-
 def checkpoint(deployment: Deployment, attempt: Attempt) -> Told:
     """Advance the checkpoint, acknowledge the source, and tell what the run did to each shard."""
     reached = advance(deployment.pipeline)
@@ -184,23 +153,6 @@ def checkpoint(deployment: Deployment, attempt: Attempt) -> Told:
     touched = {shard: [seal for seal in seals if seal.touches(shard)] for shard in deployment.shards}
     told = {str(shard): told_shard(deployment, shard, its) for shard, its in touched.items() if its}
     return {"checkpoint": reached, "shards": told}
-
-
-def told_shard(deployment: Deployment, shard: ShardId, seals: Sequence[Seal]) -> Told:
-    """What an asset's event says: a wake-up with facts, for consumers that keep their own frontier."""
-    log = deployment.control.log(shard).head()
-    published = last_published(deployment.control, shard)
-    return {
-        "txn_from": seals[0].txn,
-        "txn_to": seals[-1].txn,
-        "upper": log.upper,
-        "log_version": log.version,
-        "published_txn": published.txn if published is not None else 0,
-        "state_version": published.version if published is not None else None,
-        "rows": sum(seal.shards[shard].digest.count for seal in seals),
-        "digests": {str(seal.txn): str(seal.shards[shard].digest) for seal in seals[-LISTED_MAX:]},
-        "verdict": "identical",
-    }
 
 
 def plan_of_replay(deployment: Deployment, *, txn_from: int, txn_to: int | None) -> list[Told]:
@@ -246,64 +198,6 @@ def replay_range(
         findings.append(done.finding)
         restored += [(txn, str(shard), part.path) for shard, part in done.parts]
     return tuple(findings), restored
-
-
-def told_findings(findings: Sequence[Finding], restored: Sequence[tuple[int, str, str]]) -> Told:
-    """A replay's report: the verdict on each transaction, and what was restored."""
-    return {
-        "findings": [{"txn": one.txn, "verdict": str(one.verdict), "finding": str(one)} for one in findings],
-        "restored": [{"txn": txn, "shard": shard, "part": part} for txn, shard, part in restored],
-    }
-
-
-def told_verdicts_of(deployment: Deployment, attempt: Attempt, *, txn_from: int, txn_to: int) -> Told:
-    """The report of a replay that another process made, out of the journal."""
-    journal = deployment.control.journal
-    journal.head()
-    last = txn_to or deployment.control.bindings.head().upper - 1
-    entries = [
-        entry
-        for txn in range(txn_from, last + 1)
-        for entry in journal.find(str(txn))
-        if entry.token == attempt.token
-    ]
-    findings = [
-        {"txn": one.txn, "verdict": one.detail["verdict"], "finding": one.detail["finding"]}
-        for one in entries
-        if one.event is Event.VERIFIED
-    ]
-    restored = [
-        {"txn": one.txn, "shard": shard, "part": part}
-        for one in entries
-        if one.event is Event.REPAIRED
-        for shard, parts in json.loads(one.detail["parts"]).items()
-        for part in parts
-    ]
-    return {"findings": findings, "restored": restored}
-
-
-def explained(deployment: Deployment, red: Sequence[stepwise.Judged]) -> str:
-    """Why a gate is red, and the ways out, for people."""
-    name = deployment.config.name
-    lines: list[str] = []
-    for one in red:
-        finding, txn = one.gated.finding, one.txn
-        lines.append(f"the gate is red. {finding}")
-        lines += [f"  expectation not met: {failed}" for failed in one.gated.opinion.failed]
-        if one.replayed:
-            lines += [
-                "what was committed stays as it is, and downstream waits. To get out:",
-                "  restore the input that changed and clear this task; or, if the parts were damaged:",
-                f"  tidemark replay {name} --from {txn} --to {txn} --mode repair",
-            ]
-        else:
-            lines += [
-                "nothing of it is visible. To get out:",
-                "  fix the cause and clear the run's tasks from ingest on; or",
-                f'  tidemark accept {name} {txn} --reason "..."   seals it as it is; or',
-                f'  tidemark skip {name} {txn} --reason "..."     passes over it',
-            ]
-    return "\n".join(lines)
 
 
 def maintain(deployment: Deployment, attempt: Attempt, *, progress: Progress = unwatched) -> Told:

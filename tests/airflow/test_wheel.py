@@ -15,7 +15,7 @@ import pytest
 
 from tests.airflow.conftest import PIPELINE, PROJECT
 from tests.airflow.test_dags import BAG, HEAVY
-from tidemark.spark.home import jars_folder
+from tidemark.home import jars_folder
 
 pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.slow]
 

@@ -11,7 +11,7 @@ import yaml
 
 from tests.e2e.stack import CONSUMER, DAGS, Project, Stack
 from tidemark.airflow.embedded import EmbeddedAirflow, free_port
-from tidemark.spark.home import jars_folder
+from tidemark.home import jars_folder
 
 EXPECTATIONS = [
     {

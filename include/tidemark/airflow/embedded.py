@@ -19,20 +19,17 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from tidemark.airflow.client import AirflowClient
+from tidemark.airflow.settings import SPARK_PORT, SPARK_TOKEN
 from tidemark.core.errors import Determinate, InvalidUsage
-
-if TYPE_CHECKING:
-    from tidemark.airflow.settings import AirflowSettings
+from tidemark.job import start_spark
 
 USER: Final = "admin"
 COMPONENTS: Final = ("api-server", "scheduler", "dag-processor", "triggerer")
 PORT: Final = 8080
 SPARK: Final = "spark"
-SPARK_PORT: Final = "TIDEMARK_SPARK_PORT"
-SPARK_TOKEN: Final = "TIDEMARK_SPARK_TOKEN"
 STOP_SECONDS_MAX: Final = 20.0
 HEALTHY_SECONDS_MAX: Final = 300.0
 
@@ -160,10 +157,8 @@ class EmbeddedAirflow:
         """Start the warm Spark, if this Airflow has one and it does not run."""
         if not self.spark_port or SPARK in self.running():
             return
-        from tidemark.spark.connect import start_server
-
-        server = start_server(self.spark_port, self.secret("spark"), folder=self.home / "spark")
-        self._remember(SPARK, server.process.pid)
+        pid = start_spark(self.spark_port, self.secret("spark"), folder=self.home / "spark")
+        self._remember(SPARK, pid)
 
     def _remember(self, name: str, pid: int) -> None:
         try:
@@ -248,7 +243,7 @@ def _reap() -> None:
 
 def main(arguments: list[str]) -> int:
     """`prepare [SETTINGS]` for a configured environment; `start`, `stop` and `status` for the project's."""
-    from tidemark.airflow.settings import load_settings, read_settings
+    from tidemark.airflow.settings import load_settings, read_settings, spark_settings
 
     command, *rest = arguments or ["status"]
     if command == "prepare":
@@ -271,25 +266,9 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def spark_settings(environ: Mapping[str, str]) -> AirflowSettings:
-    """The connection to an Airflow's own warm Spark, if it has one."""
-    from tidemark.airflow.settings import AirflowSettings, ConnectionSetting
-
-    if not environ.get(SPARK_PORT):
-        return AirflowSettings()
-    connection = ConnectionSetting(
-        conn_id="spark_connect_default",
-        conn_type="spark_connect",
-        conn_host="localhost",
-        conn_port=int(environ[SPARK_PORT]),
-        conn_password=environ[SPARK_TOKEN],
-    )
-    return AirflowSettings(connections=(connection,))
-
-
 def project_airflow(**more: Any) -> EmbeddedAirflow:
     """The Airflow of this project's folder, with its DAGs and its settings."""
-    from tidemark.spark.home import home
+    from tidemark.home import home
 
     project = Path(__file__).resolve().parents[3]
     return EmbeddedAirflow(

@@ -26,7 +26,7 @@ from tidemark.airflow.operators import (
 )
 from tidemark.config import PipelineConfig, load_pipelines
 from tidemark.core.errors import InvalidUsage
-from tidemark.job import MODES, VERIFY
+from tidemark.pipeline.replay import MODES, VERIFY
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 TAG = "tidemark"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from tidemark.assemble import Deployment
-    from tidemark.tasks import Told
+    from tidemark.telling import Told
 
 
 class ControlOperator(BaseOperator):
@@ -93,17 +93,17 @@ class ValidateOperator(SparkStepOperator):
     ui_color = "#f7e9c9"
 
     def without_spark(self, order: Order) -> Told:
-        from tidemark import tasks
+        from tidemark import tasks, telling
         from tidemark.pipeline.stepwise import known_plan
 
         deployment = tasks.open_pipeline(order.pipeline_file, order.environment or None)
         plan = known_plan(deployment.pipeline, order.attempt)
         if plan.finish or plan.prove:
             raise tasks.SparkNeeded
-        return tasks.told_verdicts(())
+        return telling.told_verdicts(())
 
     def with_spark(self, context: Context, order: Order) -> Told:
-        from tidemark import tasks
+        from tidemark import tasks, telling
         from tidemark.pipeline.stepwise import verdicts_of
 
         if self.connects:
@@ -114,8 +114,8 @@ class ValidateOperator(SparkStepOperator):
         judged = verdicts_of(deployment.pipeline, order.attempt)
         red = [one for one in judged if not one.gated.passed]
         if red:
-            raise AirflowFailException(tasks.explained(deployment, red))
-        return tasks.told_verdicts(judged)
+            raise AirflowFailException(telling.explained(deployment, red))
+        return telling.told_verdicts(judged)
 
 
 class UpsertOperator(SparkStepOperator):
@@ -218,10 +218,12 @@ class ReplayOperator(SparkStepOperator):
 
     def after_submit(self, order: Order) -> Told:
         """The verdicts that the job has put into the journal."""
-        from tidemark import tasks
+        from tidemark import tasks, telling
 
         deployment = tasks.open_pipeline(order.pipeline_file, order.environment or None)
-        return tasks.told_verdicts_of(deployment, order.attempt, txn_from=order.txn_from, txn_to=order.txn_to)
+        return telling.told_verdicts_of(
+            deployment, order.attempt, txn_from=order.txn_from, txn_to=order.txn_to
+        )
 
 
 class ReplayReportOperator(BaseOperator):

@@ -6,14 +6,17 @@ Loading it again changes what is different and leaves alone what the file does n
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from tidemark.core.errors import InvalidUsage
 
+SPARK_PORT: Final = "TIDEMARK_SPARK_PORT"
+SPARK_TOKEN: Final = "TIDEMARK_SPARK_TOKEN"
 Items = BeforeValidator(lambda value: value or [])
 
 
@@ -110,3 +113,17 @@ def _connection(kind: Any, one: ConnectionSetting) -> Any:
         port=one.conn_port,
         extra=extra,
     )
+
+
+def spark_settings(environ: Mapping[str, str]) -> AirflowSettings:
+    """The connection to an Airflow's own warm Spark, if it has one."""
+    if not environ.get(SPARK_PORT):
+        return AirflowSettings()
+    connection = ConnectionSetting(
+        conn_id="spark_connect_default",
+        conn_type="spark_connect",
+        conn_host="localhost",
+        conn_port=int(environ[SPARK_PORT]),
+        conn_password=environ[SPARK_TOKEN],
+    )
+    return AirflowSettings(connections=(connection,))

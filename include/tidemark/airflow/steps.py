@@ -7,8 +7,6 @@ in the worker, on a server that is warm already.
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -20,12 +18,12 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from tidemark.airflow.runs import failure, order_of
 from tidemark.core.errors import TidemarkError
-from tidemark.job import Order, failure_in, job_file, perform
+from tidemark.job import Order, connected, failure_in, perform, submission
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from tidemark.tasks import Told
+    from tidemark.telling import Told
 
 CONNECT_TYPE = "spark_connect"
 
@@ -112,23 +110,17 @@ class SparkStepOperator(SparkSubmitOperator):
 
     def submit(self, context: Context, order: Order) -> None:
         """Run the step's job through the provider's own operator."""
-        from tidemark.spark.jars import jar_paths
-        from tidemark.spark.java import use_java
-        from tidemark.spark.session import session_confs
-
+        host = BaseHook.get_connection(self._conn_id).host or "local[*]"
         try:
-            use_java()
-            jars = jar_paths()
-            self.application = str(job_file(self.step))
+            how = submission(self.step, master=host)
         except TidemarkError as error:
             raise failure(error) from error
-        host = BaseHook.get_connection(self._conn_id).host or "local[*]"
-        confs = session_confs(master=host, jars=jars)
-        self.jars = self.jars or confs.pop("spark.jars")
-        self.conf = {**confs, **(self.conf or {})}
+        self.application = how.application
+        self.jars = self.jars or how.jars
+        self.conf = {**how.confs, **(self.conf or {})}
         self.name = f"tidemark {self.step} {Path(order.pipeline_file).stem}"
         self.application_args = order.arguments()
-        self.env_vars = {**submit_environment(), **(self.env_vars or {})}
+        self.env_vars = {**how.environment, **(self.env_vars or {})}
         try:
             super().execute(context)
         except AirflowException as error:
@@ -140,14 +132,13 @@ class SparkStepOperator(SparkSubmitOperator):
 
     def over_connection(self, order: Order) -> Told:
         """Run the step here, on the server that the connection names."""
-        from tidemark.spark.session import connect_session
         from tidemark.tasks import open_pipeline
 
         def session() -> Any:
             if self._connected is None:
                 found = BaseHook.get_connection(self._conn_id)
                 port = f":{found.port}" if found.port else ""
-                self._connected = connect_session(f"sc://{found.host}{port}", token=found.password or None)
+                self._connected = connected(f"sc://{found.host}{port}", found.password or None)
             return self._connected
 
         try:
@@ -170,14 +161,3 @@ class SparkStepOperator(SparkSubmitOperator):
             self.disconnect()
         elif self._hook is not None:
             self._hook.on_kill()
-
-
-def submit_environment() -> dict[str, str]:
-    """What a submitted process needs to run with this interpreter and its `spark-submit`."""
-    folder = str(Path(sys.executable).parent)
-    return {
-        "PATH": os.pathsep.join([folder, os.environ.get("PATH", "")]),
-        "PYSPARK_PYTHON": sys.executable,
-        "PYSPARK_DRIVER_PYTHON": sys.executable,
-        "SPARK_LOCAL_IP": os.environ.get("SPARK_LOCAL_IP", "127.0.0.1"),
-    }

@@ -114,7 +114,8 @@ def check_java() -> Check:
 
 def check_jars(folder: Path | None = None) -> Check:
     """Every jar of jars.lock, with its sum."""
-    from tidemark.spark import home, jars
+    from tidemark import home
+    from tidemark.spark import jars
 
     folder = folder or home.jars_folder()
     try:

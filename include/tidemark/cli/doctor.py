@@ -25,7 +25,7 @@ def doctor(
 ) -> None:
     """Check versions, Java, jars, Spark and the warehouse's put-if-absent; fail if one of them fails."""
     from tidemark.cli.checks import all_checks
-    from tidemark.spark.home import warehouse_folder
+    from tidemark.home import warehouse_folder
 
     checks = list(all_checks(warehouse=warehouse or warehouse_folder(), with_spark=spark))
     failed = sum(not check.ok for check in checks)

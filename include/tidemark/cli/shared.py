@@ -83,7 +83,7 @@ def open_deployment(pipeline: str, environment: str | None, *, cores: int | None
     config = find_config(pipeline, environment)
 
     def session() -> SparkSession:
-        from tidemark.spark.home import home
+        from tidemark.home import home
         from tidemark.spark.session import build_session
 
         master = os.environ.get("TIDEMARK_SPARK_MASTER") or f"local[{cores or '*'}]"

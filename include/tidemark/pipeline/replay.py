@@ -16,6 +16,8 @@ from tidemark.core.seal import Seal, Staged
 from tidemark.pipeline.context import Attempt, Pipeline, note
 from tidemark.pipeline.settle import settle
 
+VERIFY, REPAIR = "verify", "repair"
+MODES: Final = (VERIFY, REPAIR)
 PARTS_DIFFER: Final = "the input is as it was, but the parts are not what was sealed; repair them"
 
 

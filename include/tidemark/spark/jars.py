@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tidemark.core.errors import Determinate, InvalidUsage, TidemarkError
-from tidemark.spark.home import home, jars_folder
+from tidemark.home import home, jars_folder
 
 LOCK = Path(__file__).with_name("jars.lock")
 

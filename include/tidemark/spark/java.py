@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tidemark.core.errors import InvalidUsage
-from tidemark.spark.home import java_folder
+from tidemark.home import java_folder
 
 JAVA_VERSION_MIN = 17
 JAVA_VERSION_MAX = 23

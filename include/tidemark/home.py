@@ -15,7 +15,7 @@ def home() -> Path:
     chosen = os.environ.get("TIDEMARK_HOME")
     if chosen:
         return Path(chosen).absolute()
-    checkout = Path(__file__).resolve().parents[3]
+    checkout = Path(__file__).resolve().parents[2]
     if (checkout / "pyproject.toml").is_file() and (checkout / "include" / "tidemark").is_dir():
         return checkout / ".tidemark"
     return Path.cwd() / ".tidemark"

@@ -1,0 +1,122 @@
+"""What a task tells, in plain values and in words: for XCom, an asset's event, a log or a terminal.
+
+Never rows; a few kilobytes at most.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from tidemark.assemble import Deployment
+from tidemark.core.ids import ShardId
+from tidemark.core.journal import Event
+from tidemark.core.publish import Published
+from tidemark.core.replay import Finding
+from tidemark.core.seal import Seal
+from tidemark.pipeline import stepwise
+from tidemark.pipeline.context import Attempt
+from tidemark.pipeline.publish import last_published
+
+Told = dict[str, Any]
+LISTED_MAX: Final = 100
+
+
+def rows_of(shards: Mapping[ShardId, Any]) -> dict[str, int]:
+    return {str(shard): parts.digest.count for shard, parts in shards.items()}
+
+
+def told_verdicts(judged: Sequence[stepwise.Judged]) -> Told:
+    """The verdicts as a task tells them."""
+    return {
+        "verdicts": [
+            {
+                "txn": one.txn,
+                "verdict": str(one.gated.finding.verdict),
+                "replayed": one.replayed,
+                "held": {str(shard): why for shard, why in one.gated.opinion.held.items()},
+                "warned": list(one.gated.opinion.warned),
+            }
+            for one in judged
+        ]
+    }
+
+
+def told_publish(published: Published) -> Told:
+    return {"txn": published.txn, "version": published.version, "rows": published.commit.digest.count}
+
+
+def told_shard(deployment: Deployment, shard: ShardId, seals: Sequence[Seal]) -> Told:
+    """What an asset's event says: a wake-up with facts, for consumers that keep their own frontier."""
+    log = deployment.control.log(shard).head()
+    published = last_published(deployment.control, shard)
+    return {
+        "txn_from": seals[0].txn,
+        "txn_to": seals[-1].txn,
+        "upper": log.upper,
+        "log_version": log.version,
+        "published_txn": published.txn if published is not None else 0,
+        "state_version": published.version if published is not None else None,
+        "rows": sum(seal.shards[shard].digest.count for seal in seals),
+        "digests": {str(seal.txn): str(seal.shards[shard].digest) for seal in seals[-LISTED_MAX:]},
+        "verdict": "identical",
+    }
+
+
+def told_findings(findings: Sequence[Finding], restored: Sequence[tuple[int, str, str]]) -> Told:
+    """A replay's report: the verdict on each transaction, and what was restored."""
+    return {
+        "findings": [{"txn": one.txn, "verdict": str(one.verdict), "finding": str(one)} for one in findings],
+        "restored": [{"txn": txn, "shard": shard, "part": part} for txn, shard, part in restored],
+    }
+
+
+def told_verdicts_of(deployment: Deployment, attempt: Attempt, *, txn_from: int, txn_to: int) -> Told:
+    """The report of a replay that another process made, out of the journal."""
+    journal = deployment.control.journal
+    journal.head()
+    last = txn_to or deployment.control.bindings.head().upper - 1
+    entries = [
+        entry
+        for txn in range(txn_from, last + 1)
+        for entry in journal.find(str(txn))
+        if entry.token == attempt.token
+    ]
+    findings = [
+        {"txn": one.txn, "verdict": one.detail["verdict"], "finding": one.detail["finding"]}
+        for one in entries
+        if one.event is Event.VERIFIED
+    ]
+    restored = [
+        {"txn": one.txn, "shard": shard, "part": part}
+        for one in entries
+        if one.event is Event.REPAIRED
+        for shard, parts in json.loads(one.detail["parts"]).items()
+        for part in parts
+    ]
+    return {"findings": findings, "restored": restored}
+
+
+def explained(deployment: Deployment, red: Sequence[stepwise.Judged]) -> str:
+    """Why a gate is red, and the ways out, for people."""
+    name = deployment.config.name
+    lines: list[str] = []
+    for one in red:
+        finding, txn = one.gated.finding, one.txn
+        lines.append(f"the gate is red. {finding}")
+        lines += [f"  expectation not met: {failed}" for failed in one.gated.opinion.failed]
+        if one.replayed:
+            lines += [
+                "what was committed stays as it is, and downstream waits. To get out:",
+                "  restore the input that changed and clear this task; or, if the parts were damaged:",
+                f"  tidemark replay {name} --from {txn} --to {txn} --mode repair",
+            ]
+        else:
+            lines += [
+                "nothing of it is visible. To get out:",
+                "  fix the cause and clear the run's tasks from ingest on; or",
+                f'  tidemark accept {name} {txn} --reason "..."   seals it as it is; or',
+                f'  tidemark skip {name} {txn} --reason "..."     passes over it',
+            ]
+    return "\n".join(lines)
