@@ -14,8 +14,9 @@ from pyspark.sql import SparkSession
 from tests.spark.connect_client import shown
 from tests.spark.lost_executor import RECORDS, transaction
 
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
-@pytest.mark.slow
+
 def test_p11_a_lost_executor_reruns_a_stage_and_nothing_is_counted_twice(
     spark: SparkSession, tmp_path: Path
 ) -> None:
