@@ -155,15 +155,16 @@ def _parse_json(frame: DataFrame, form: Form, shard: ShardConfig, known: StructT
     schema = literal(_ddl(StructType([*known.fields, StructField(_CORRUPT, StringType())])))
     values = f"from_json({DOCUMENT}, {schema}, {_options({})}) AS {VALUES}"
     parsed = frame.selectExpr("*", values)
-    names = f"{_json_names(known)} AS {NAMES}"
-    skip = f"({SKIP} OR coalesce(array_size({NAMES}) = 0, false))" if form.envelope == "append" else SKIP
-    refusal = REFUSAL
-    if form.envelope == "debezium":
-        refusal = f"coalesce({REFUSAL}, {_key_change(shard, known)})"
-    broken = f"isnotnull({VALUES}.{_CORRUPT}) AS {BROKEN}"
     kept = [*record_columns(form), SHARD, DOCUMENT, GONE, VALUES]
-    named = parsed.selectExpr(*kept, SKIP, REFUSAL, BEFORE, names, broken)
-    return named.selectExpr(*kept, NAMES, BROKEN, f"{skip} AS {SKIP}", f"{refusal} AS {REFUSAL}")
+    found = [f"{_json_names(known)} AS {NAMES}", f"isnotnull({VALUES}.{_CORRUPT}) AS {BROKEN}"]
+    if form.envelope == "debezium":
+        refusal = f"coalesce({REFUSAL}, {_key_change(shard, known)}) AS {REFUSAL}"
+        return parsed.selectExpr(*kept, *found, SKIP, refusal)
+    named = parsed.selectExpr(*kept, *found, SKIP, REFUSAL)
+    if form.envelope != "append":
+        return named
+    empty = f"{SKIP} OR coalesce(array_size({NAMES}) = 0, false) AS {SKIP}"
+    return named.selectExpr(*kept, NAMES, BROKEN, empty, REFUSAL)
 
 
 def _json_names(known: StructType) -> str:

@@ -43,7 +43,6 @@ QUARANTINE_COLUMNS: Final = StructType(
 """What a quarantined record's output hash covers."""
 
 _OUT: Final = "_out"
-_LAST: Final = "_last"
 _IN_PREFIX, _OUT_PREFIX, _BAD_PREFIX = "in_", "out_", "bad_"
 _WRITE_OPTIONS: Final = {"mapreduce.fileoutputcommitter.marksuccessfuljobs": "false"}
 
@@ -101,9 +100,8 @@ def fold_shard(frame: DataFrame, rules: Rules, sink: Sink, totals: Totals, *, pa
         # Not before the shuffle is it known who wins, and not before it may be counted what was read.
         keys = [quoted(key) for key in rules.shard.keys]
         last = is_last(FoldRule((*rules.shard.keys, SLOT), rules.shard.sequence_by))
-        gathered = decoded.repartition(parts, *keys) if parts else decoded.coalesce(1)
-        reduced = gathered.selectExpr("*", f"{last} AS {_LAST}")
-        wins = f"{is_change} AND {_LAST}"
+        reduced = decoded.repartition(parts, *keys) if parts else decoded.coalesce(1)
+        wins = f"{is_change} AND {last}"
     out = f"CASE WHEN {wins} THEN {row_hash_sql(hashed_columns(rules.shard))} END AS {_OUT}"
     seen = Observation()
     observed = reduced.selectExpr("*", out).observe(
