@@ -9,6 +9,9 @@ one warm session; the report has the medians and their ratios:
 - *naive MERGE*: as most people write it, with Spark's defaults; *tuned MERGE*: deletion vectors, the source
   broadcast, as many partitions as cores; *delta-rs merge*: without a JVM.
 
+With `--digests`, a replay of the last batch is also run without its hashes and sums, in turn with whole ones:
+the difference is what proving costs an ingest.
+
 At the end the fresh read must have the rows of the tuned MERGE's table. Also measured: the first load against
 a plain read and write, a replay against the commit, and a run in a new process that finds everything done.
 """
@@ -22,11 +25,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
 from deltalake import DeltaTable
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from tidemark.assemble import Deployment, new_token
@@ -35,6 +40,7 @@ from tidemark.core.binding import Owner
 from tidemark.core.ids import Txn
 from tidemark.pipeline.context import Attempt
 from tidemark.pipeline.run import replay, run
+from tidemark.spark import digest
 from tidemark.spark.session import build_session
 from tidemark.views import View, read
 
@@ -181,8 +187,8 @@ def measure(bench: Bench, batches: int, *, peers: bool) -> None:
             works["naive MERGE"] = lambda files=files: bench.merge("naive", files, tuned=False)  # type: ignore[misc]
             works["tuned MERGE"] = lambda files=files: bench.merge("tuned", files, tuned=True)  # type: ignore[misc]
             works["delta-rs merge"] = lambda files=files: bench.merge_delta_rs(files)  # type: ignore[misc]
-        for name, work in works.items():
-            times.setdefault(name, []).append(timed(work))
+        for name, work_of in works.items():
+            times.setdefault(name, []).append(timed(work_of))
     last = Txn(bench.deployment.control.seals.head().upper - 1)
     attempt = Attempt(Owner("prover"), new_token())
     proof = timed(lambda: replay(bench.deployment.pipeline, attempt, txn_from=last, txn_to=last))
@@ -194,6 +200,37 @@ def measure(bench: Bench, batches: int, *, peers: bool) -> None:
         peer = bench.spark.read.format("delta").load(str(bench.folder / "tuned")).select(*fresh.columns)
         same = fresh.exceptAll(peer).isEmpty() and peer.exceptAll(fresh).isEmpty()
         print(f"\nthe same rows as the tuned MERGE's table: {'yes' if same else 'NO'}", flush=True)
+
+
+@contextmanager
+def without_digests() -> Iterator[None]:
+    """Count rows, and nothing else: no hash is computed, and no sum of hashes."""
+
+    def counts(value: Column | str, *, prefix: str) -> list[Column]:
+        rest = [F.expr(f"max(0L) AS {prefix}{part}") for part in digest.DIGEST_PARTS[1:]]
+        return [F.expr(f"count({value}) AS {prefix}{digest.COUNT}"), *rest]
+
+    with (
+        mock.patch("tidemark.spark.work.partials", counts),
+        mock.patch("tidemark.spark.work.row_hash_sql", return_value="1L"),
+        mock.patch("tidemark.spark.read.row_hash_sql", return_value="1L"),
+    ):
+        yield
+
+
+def digests(bench: Bench, rounds: int) -> None:
+    """The cost of digests: the same transaction read, decoded and folded with and without them."""
+    last = bench.deployment.control.bindings.head().upper - 1
+    (binding,) = bench.deployment.control.bindings.read(last, last + 1)
+    plane = bench.deployment.pipeline.plane
+    found: dict[str, list[float]] = {"with digests": [], "without": []}
+    for _ in range(rounds):
+        found["with digests"].append(timed(lambda: plane.replay(binding)))  # type: ignore[arg-type]
+        with without_digests():
+            found["without"].append(timed(lambda: plane.replay(binding)))  # type: ignore[arg-type]
+    base = statistics.median(found["without"])
+    medians = [(name, statistics.median(times)) for name, times in found.items()]
+    report([(name, value, value / base) for name, value in medians], "without")
 
 
 def nothing_to_do(folder: Path) -> None:
@@ -217,11 +254,15 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=5)
     parser.add_argument("--memory", default="2g", help="the heap that Spark gets")
     parser.add_argument("--no-peers", action="store_true")
+    parser.add_argument("--digests", type=int, default=0, metavar="ROUNDS", help="measure digests apart")
     options = parser.parse_args()
     spark = build_session("bench", master="local[2]", confs={"spark.driver.memory": options.memory})
     with tempfile.TemporaryDirectory(prefix="tidemark-bench-") as made:
         print(f"## Commit: {options.rows:,} rows, batches of {BATCH:,}, heap {options.memory}")
-        measure(Bench(spark, Path(made), options.rows), options.batches, peers=not options.no_peers)
+        bench = Bench(spark, Path(made), options.rows)
+        measure(bench, options.batches, peers=not options.no_peers)
+        if options.digests:
+            digests(bench, options.digests)
         nothing_to_do(Path(made))
     spark.stop()
 

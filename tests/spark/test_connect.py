@@ -19,6 +19,8 @@ from tests.spark.connect_client import outcome, scenarios
 from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.spark.connect import TOKEN_VARIABLE, Server, start_server
 
+pytestmark = [pytest.mark.spark, pytest.mark.server, pytest.mark.slow]
+
 TOKEN = secrets.token_hex(16)
 
 

@@ -147,6 +147,34 @@ def test_e4_a_refusal_stops_the_transaction_before_anything_is_written(
     assert rig.files_on_disk() == []
 
 
+@pytest.mark.parametrize(
+    "record",
+    [
+        '{"k":"a","v":"b","w":1}',
+        '{"k" : "a", "v" : "b", "w" : 1}',
+        """{'k':"a","v":'b',"w":1}""",
+        '{"k":"a","v":"b","\\u0077":1}',
+        '{"w":{"k":1,"v":2},"k":"a","v":"b"}',
+        '{"k":"a:","v":"b","k":"a","w":1}',
+    ],
+)
+def test_e4_an_undeclared_column_is_noticed_however_the_record_is_spelled(
+    spark: SparkSession, tmp_path: Path, record: str
+) -> None:
+    """Next to good records with colons, quotes and spaces where they are rare."""
+    good = [
+        '{"k":"a","v":"b"}',
+        '{"k" :\t"x:y", "v":":\\":"}',
+        '{"v":"1","k":"\\u003a"}',
+        '{"k":"c","v":null}',
+    ]
+    rig = make_rig(spark, tmp_path)
+    assert state(rig.rows(rig.stage(good))) == {"a": "b", "x:y": ':":', ":": "1"}
+    with pytest.raises(Refused, match="undeclared column 'w'") as refused:
+        rig.stage([*good, record], token="x")
+    assert refused.value.record == len(good)
+
+
 def test_with_add_columns_a_missing_nullable_column_is_null(spark: SparkSession, tmp_path: Path) -> None:
     shard = {"schema": "k STRING, v STRING", "keys": ["k"], "on_schema_change": "add_columns"}
     rig = make_rig(spark, tmp_path, shard)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from tidemark.core.frontier import Position
 from tidemark.core.ids import Txn, WriterToken
 from tidemark.sources.manifest import BoundFile
 from tidemark.spark.digest import digest_of, partials, row_hash
-from tidemark.spark.fold import FoldRule, fold
+from tidemark.spark.fold import FoldRule, fold, is_last
 from tidemark.spark.read import READ_CONFS, read_lines
 
 pytestmark = pytest.mark.spark
@@ -131,6 +132,36 @@ def test_the_fold_is_the_core_s_fold(spark: SparkSession, sequence_by: str | Non
         key: (change.value, change.txn, change.position.offset) for key, change in core_fold(changes).items()
     }
     assert found == expected
+
+
+@pytest.mark.parametrize("sequence_by", [None, "n"])
+def test_both_spellings_of_the_fold_choose_the_same_row(spark: SparkSession, sequence_by: str | None) -> None:
+    """Invariant 6: within one transaction the marked rows are the folded ones."""
+    frame = frame_of(spark, random_changes(11, 600)).where("_txn = 1").repartition(5)
+    rule = FoldRule(("k1", "k2"), sequence_by)
+    marked = frame.selectExpr("*", f"{is_last(rule)} AS last").where("last").drop("last")
+    assert marked.count() > 0
+    assert marked.exceptAll(fold(frame, rule)).isEmpty()
+    assert fold(frame, rule).exceptAll(marked).isEmpty()
+
+
+def test_one_transaction_is_staged_while_others_are_read_back_and_replayed(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Invariants 6 and 7: one plane serves several threads, and none of them changes another's digests."""
+    rig = make_rig(spark, tmp_path, {"schema": "k INT, v STRING", "keys": ["k"]})
+    plane = rig.plane()
+    records = [[{"k": n % (100 * txn), "v": f"{txn} {n}"} for n in range(2_000)] for txn in range(1, 4)]
+    bindings = [rig.bind_records(batch, files=3) for batch in records]
+    alone = [dict(plane.replay(binding).digests) for binding in bindings]
+    first = plane.stage(bindings[0], WriterToken("w"))
+    with ThreadPoolExecutor(max_workers=3) as pool:
+        staged = [pool.submit(plane.stage, binding, WriterToken("w")) for binding in bindings[1:]]
+        back = pool.submit(plane.read_back, first)
+        again = [pool.submit(plane.replay, binding) for binding in bindings]
+        assert dict(back.result()) == alone[0]
+        assert [dict(future.result().digests) for future in staged] == alone[1:]
+        assert [dict(future.result().digests) for future in again] == alone
 
 
 def test_invariant_6_digests_do_not_depend_on_how_the_work_is_cut(

@@ -108,8 +108,9 @@ def _launch(port: int, token: str, folder: Path, confs: Mapping[str, str]) -> Se
     home = Path(pyspark.__file__).parent
     properties = folder / "spark.properties"
     properties.write_text("".join(f"{name}={value}\n" for name, value in confs.items()), encoding="utf-8")
+    local = {"SPARK_LOCAL_IP": _ADDRESS} if confs["spark.master"].startswith("local") else {}
     environment = {
-        "SPARK_LOCAL_IP": _ADDRESS,
+        **local,
         **os.environ,
         "JAVA_HOME": str(use_java().home),
         "SPARK_HOME": str(home),

@@ -31,6 +31,8 @@ from pyspark.sql.types import (
     StringType,
     StructField,
     StructType,
+    TimestampNTZType,
+    TimestampType,
 )
 
 from tidemark.config import CsvOptions, ShardConfig
@@ -51,6 +53,7 @@ BEFORE: Final = "_before"
 ORIGIN: Final = "_origin"
 
 _CORRUPT: Final = "_corrupt"
+_WITH_COLONS: Final = (MapType, StructType, TimestampNTZType, TimestampType)
 _ORIGIN: Final = "struct<db:string,schema:string,table:string>"
 _CHANGE: Final = f"before:string,after:string,op:string,source:{_ORIGIN}"
 
@@ -152,32 +155,31 @@ def _parse_json(frame: DataFrame, form: Form, shard: ShardConfig, known: StructT
     schema = literal(_ddl(StructType([*known.fields, StructField(_CORRUPT, StringType())])))
     values = f"from_json({DOCUMENT}, {schema}, {_options({})}) AS {VALUES}"
     parsed = frame.selectExpr("*", values)
-    names = f"{_json_names(known)} AS {NAMES}"
-    skip = f"({SKIP} OR coalesce(array_size({NAMES}) = 0, false))" if form.envelope == "append" else SKIP
-    refusal = REFUSAL
-    if form.envelope == "debezium":
-        refusal = f"coalesce({REFUSAL}, {_key_change(shard, known)})"
-    broken = f"isnotnull({VALUES}.{_CORRUPT}) AS {BROKEN}"
     kept = [*record_columns(form), SHARD, DOCUMENT, GONE, VALUES]
-    named = parsed.selectExpr(*kept, SKIP, REFUSAL, BEFORE, names, broken)
-    return named.selectExpr(*kept, NAMES, BROKEN, f"{skip} AS {SKIP}", f"{refusal} AS {REFUSAL}")
+    found = [f"{_json_names(known)} AS {NAMES}", f"isnotnull({VALUES}.{_CORRUPT}) AS {BROKEN}"]
+    if form.envelope == "debezium":
+        refusal = f"coalesce({REFUSAL}, {_key_change(shard, known)}) AS {REFUSAL}"
+        return parsed.selectExpr(*kept, *found, SKIP, refusal)
+    named = parsed.selectExpr(*kept, *found, SKIP, REFUSAL)
+    if form.envelope != "append":
+        return named
+    empty = f"{SKIP} OR coalesce(array_size({NAMES}) = 0, false) AS {SKIP}"
+    return named.selectExpr(*kept, NAMES, BROKEN, empty, REFUSAL)
 
 
 def _json_names(known: StructType) -> str:
     """The names in a JSON object, which is read once more only where that can tell something new.
 
-    It can't where every known column has a value, and so is there, and the object has no more names than
-    that. Each name is followed by `":`, unless there is a space between the two; so when no quote has a space
-    after it, as no common writer puts one, there are at most as many names as there are `":`.
+    It can't where every known column has a value, and so is there, and the text has no more colons than that:
+    an object has at most as many names as colons. Values with colons of their own are read once more.
     """
     # Spark reads the first JSON value of a text and ignores the rest of it.
     closed = f"endswith({DOCUMENT}, '}}') OR endswith(rtrim({DOCUMENT}), '}}')"
     read_again = f"json_object_keys({DOCUMENT})"
-    if not any(isinstance(field.dataType, StructType | MapType) for field in known.fields):
+    if not any(isinstance(field.dataType, _WITH_COLONS) for field in known.fields):
         filled = " AND ".join(f"isnotnull({VALUES}.{quoted(field.name)})" for field in known.fields)
-        spaced = " AND ".join(f"NOT contains({DOCUMENT}, '\"{space}')" for space in (" ", "\\t", "\\r"))
-        marks = f"octet_length({DOCUMENT}) - octet_length(replace({DOCUMENT}, '\":', ''))"
-        exact = f"isnull({VALUES}.{_CORRUPT}) AND {filled} AND {marks} = {2 * len(known.fields)} AND {spaced}"
+        colons = f"octet_length({DOCUMENT}) - octet_length(replace({DOCUMENT}, ':', ''))"
+        exact = f"isnull({VALUES}.{_CORRUPT}) AND {filled} AND {colons} = {len(known.fields)}"
         read_again = f"CASE WHEN {exact} THEN {texts(known.names)} ELSE {read_again} END"
     return case(closed, read_again)
 

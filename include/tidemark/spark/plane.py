@@ -57,6 +57,7 @@ _CONFS: Final = {
 }
 _PART_BYTES: Final = 128 * 1024**2
 _PART_BYTES_MIN: Final = 4 * 1024**2
+_ONE_TASK_BYTES_MAX: Final = 256 * 1024
 _TASKS_PER_CORE: Final = 3
 _COMPRESSED: Final = {".gz": 6, ".bz2": 6, ".zst": 6}
 _HEADER_LINE: Final = 0
@@ -227,7 +228,11 @@ def _by_shard(routed: DataFrame, names: Sequence[str]) -> dict[str, DataFrame]:
 
 
 def _parts_of(size: int, *, cores: int) -> int:
-    """How many parts a shard gets: none too large, and work for every core where it is worth a file."""
+    """How many parts a shard gets: none too large, and work for every core where it is worth a file.
+
+    0 for so little that one task has read and folded it before two stages could be scheduled."""
+    if size <= _ONE_TASK_BYTES_MAX:
+        return 0
     return max(1, -(-size // _PART_BYTES), min(cores, size // _PART_BYTES_MIN))
 
 

@@ -44,7 +44,6 @@ HASH: Final = "_hash"
 DATA: Final = "_data"
 _RAW_SCHEMA: Final = StructType([StructField(RAW, StringType())])
 _LINE_BITS: Final = 33
-_BUCKET_FILES: Final = 4
 _PLAIN_PATH: Final = re.compile(r"/[\w./=-]*\Z", re.ASCII)
 
 
@@ -112,10 +111,13 @@ def _position(sequences: dict[str, int]) -> tuple[str, str, str]:
 
 
 def _sequence_of(path: str, sequences: dict[str, int]) -> str:
-    """A file's number by its path: a constant hash table, since a map is searched from end to end."""
+    """A file's number by its path: a constant hash table, since a map is searched from end to end.
+
+    It has as many buckets as paths: every record is looked up, and paths are slow to compare.
+    """
     if len(set(sequences.values())) == 1:
         return opaque(next(iter(sequences.values())), beside=ORDINAL)
-    count = max(1, len(sequences) // _BUCKET_FILES)
+    count = len(sequences)
     buckets: list[dict[str, int]] = [{} for _ in range(count)]
     for spelled, sequence in sequences.items():
         buckets[zlib.crc32(spelled.encode()) % count][spelled] = sequence

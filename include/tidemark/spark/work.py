@@ -43,7 +43,6 @@ QUARANTINE_COLUMNS: Final = StructType(
 """What a quarantined record's output hash covers."""
 
 _OUT: Final = "_out"
-_LAST: Final = "_last"
 _IN_PREFIX, _OUT_PREFIX, _BAD_PREFIX = "in_", "out_", "bad_"
 _WRITE_OPTIONS: Final = {"mapreduce.fileoutputcommitter.marksuccessfuljobs": "false"}
 
@@ -86,21 +85,23 @@ class Totals:
 
 
 def fold_shard(frame: DataFrame, rules: Rules, sink: Sink, totals: Totals, *, parts: int) -> None:
-    """Decode, fold, count and write one shard's records in one job."""
+    """Decode, fold, count and write one shard's records in one job, into so many parts.
+
+    With 0 parts it is all one task, and one part."""
     shard = ShardId(rules.shard.name)
     watermark = totals.watermark
     columns = _log_columns(rules)
     is_bad, is_change = f"{SLOT} = {BAD}", f"{SLOT} = {CHANGES}"
     decoded = decode(frame, rules, explain=False)
     if rules.keeps_all:
-        reduced = decoded.coalesce(parts).sortWithinPartitions(*POSITION)
+        reduced = decoded.coalesce(parts or 1).sortWithinPartitions(*POSITION)
         wins = is_change
     else:
         # Not before the shuffle is it known who wins, and not before it may be counted what was read.
         keys = [quoted(key) for key in rules.shard.keys]
         last = is_last(FoldRule((*rules.shard.keys, SLOT), rules.shard.sequence_by))
-        reduced = decoded.repartition(parts, *keys).selectExpr("*", f"{last} AS {_LAST}")
-        wins = f"{is_change} AND {_LAST}"
+        reduced = decoded.repartition(parts, *keys) if parts else decoded.coalesce(1)
+        wins = f"{is_change} AND {last}"
     out = f"CASE WHEN {wins} THEN {row_hash_sql(hashed_columns(rules.shard))} END AS {_OUT}"
     seen = Observation()
     observed = reduced.selectExpr("*", out).observe(
