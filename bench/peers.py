@@ -127,7 +127,9 @@ def measure_kind(bench: Peers, batches: int, *, deletes: bool) -> dict[str, Any]
     reads: dict[str, list[float]] = {}
 
     def take(into: dict[str, list[float]], name: str, work: Callable[[], object]) -> None:
-        into.setdefault(name, []).append(timed(work))
+        seconds = timed(work)
+        into.setdefault(name, []).append(seconds)
+        print(f"{bench.rows:,} rows, batch {bench.batches}: {name} {seconds:.2f} s", flush=True)
 
     for number in range(batches):
         files = bench.land_kind(deletes=deletes)
