@@ -24,7 +24,7 @@ import json
 import os
 import statistics
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -147,7 +147,8 @@ def measure_kind(bench: Peers, batches: int, *, deletes: bool) -> dict[str, Any]
     for _ in range(TOGETHER):
         bench.land_kind(deletes=deletes)
         take(times, "commit", bench.commit)
-    times["publish, every ten"] = [timed(bench.publish) / TOGETHER]
+    take(times, "publish, every ten", bench.publish)
+    times["publish, every ten"] = [seconds / TOGETHER for seconds in times["publish, every ten"]]
     verify_state(bench.deployment.control, bench.deployment.state(), ROWS)
     return {
         "seconds": {name: statistics.median(found) for name, found in times.items()},
@@ -174,8 +175,9 @@ def differs(left: DataFrame, right: DataFrame) -> bool:
     return sums(left) != sums(right)
 
 
-def measure(spark: SparkSession, folder: Path, rows: int, batches: int) -> dict[str, Any]:
-    """Everything for one size of the table, each kind of batch on a table of its own."""
+def measure(spark: SparkSession, folder: Path, rows: int, batches: int) -> Iterator[dict[str, Any]]:
+    """Everything for one size of the table, each kind of batch on a table of its own; what there is so far
+    after each kind."""
     found: dict[str, Any] = {"rows": rows}
     for deletes in (False, True):
         place = folder / f"{rows}-{deletes}"
@@ -200,7 +202,7 @@ def measure(spark: SparkSession, folder: Path, rows: int, batches: int) -> dict[
             for name, frame in {"state": worn, "new": new}.items():
                 found[f"scan {name}"] = min(timed(lambda frame=frame: scan(frame)) for _ in range(3))  # type: ignore[misc]
         spark.sql(f"DROP TABLE {ICEBERG} PURGE")
-    return found
+        yield found
 
 
 def machine() -> dict[str, Any]:
@@ -226,11 +228,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="tidemark-bench-") as made:
         spark = bench_session(Path(made), options.memory)
         results = machine() | {"memory": options.memory, "batches": options.batches, "sizes": []}
+        done: list[dict[str, Any]] = []
         for rows in sizes:
-            results["sizes"].append(measure(spark, Path(made), rows, options.batches))
-            results["load"] = max(results["load"], round(os.getloadavg()[1], 1))
-            RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-            write_report(results)
+            for found in measure(spark, Path(made), rows, options.batches):
+                results["sizes"] = [*done, found]
+                results["load"] = max(results["load"], round(os.getloadavg()[1], 1))
+                RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+                write_report(results)
+            done = results["sizes"]
         spark.stop()
 
 
