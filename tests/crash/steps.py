@@ -107,10 +107,12 @@ def wrap_planes(steps: Steps) -> None:
     wrap(PartStore, "discard", lambda store, txn, token: f"discard {txn}", steps)
 
     wrap(state, "bury", lambda tail, spec, **kwargs: f"tombstones {spec.name}", steps)
-    for function in ("write", "replace"):
-        wrap(state, function, lambda rows, spec, stamp, **kw: f"state {spec.name} {stamp.txn}", steps)
-    for function in ("insert", "delete_and_insert", "merge"):
-        wrap(state, function, lambda spark, rows, spec, stamp: f"state {spec.name} {stamp.txn}", steps)
+    wrap(
+        state.SparkStatePlane,
+        "_commit",
+        lambda plane, changed, effect, spec, stamp, *rest: f"state {spec.name} {stamp.txn}",
+        steps,
+    )
 
 
 def wrap_source(steps: Steps, acknowledged: Path) -> None:

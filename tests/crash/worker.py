@@ -191,34 +191,21 @@ def meet_at_seal(deployment: Deployment, root: Path, job: Job) -> None:
     seals.commit = met  # type: ignore[method-assign]
 
 
-def state_commits(change: Callable[..., Any]) -> None:
-    """Wrap every function that commits a state: `change(original, rows, spec)` may change the rows."""
-    from tidemark.spark import state
-
-    def over(original: Callable[..., Any], at: int) -> Callable[..., Any]:
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            values = list(args)
-            values[at] = change(values[at], values[at + 1])
-            return original(*values, **kwargs)
-
-        return wrapped
-
-    for name, at in (("write", 0), ("replace", 0), ("insert", 1), ("delete_and_insert", 1), ("merge", 1)):
-        setattr(state, name, over(getattr(state, name), at))
-
-
 def hold_state_commit(root: Path, *, ready: str, until: Callable[[], bool]) -> None:
     """Let the commit of the first state wait, with all its changes worked out."""
+    from tidemark.spark.state import SparkStatePlane
 
-    def held(rows: Any, spec: Any) -> Any:
+    commit = SparkStatePlane._commit
+
+    def held(plane: Any, changed: Any, effect: Any, spec: Any, *rest: Any) -> None:
         if spec.name == ORDERS:
             (root / ready).touch()
             deadline = time.monotonic() + MEET_SECONDS_MAX
             while not until() and time.monotonic() < deadline:
                 time.sleep(0.02)
-        return rows
+        commit(plane, changed, effect, spec, *rest)
 
-    state_commits(held)
+    SparkStatePlane._commit = held  # type: ignore[method-assign]
 
 
 def state_version(root: Path) -> int:

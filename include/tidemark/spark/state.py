@@ -153,7 +153,10 @@ class SparkStatePlane:
             extent = extent_of(folded, spec)
             old = base.commit.tombstones if base is not None else VERSION_NONE
             tombs = bury(folded, spec, base=old, watermark=tail.watermark, deletes=extent.deletes)
-            opened = self._opened(spec, Stamp(app, tail.txn, "", base=published_txn(base)))
+            # Looked at once, before the changes are worked out: a table that comes into being after that
+            # is another publisher's, and the commit that makes ours must fail.
+            there = version_of(spec.state, self._options) != VERSION_NONE
+            opened = self._opened(spec, Stamp(app, tail.txn, "", base=published_txn(base))) if there else None
             if base is None or not spec.rule.keys:
                 changed = first_changes(folded, spec)
             else:
@@ -168,13 +171,12 @@ class SparkStatePlane:
                 commit = StateCommit(tail.txn, token, digest, tombs)
                 stamp = Stamp(app, tail.txn, encoded(commit), base=published_txn(base))
                 with _unknown(shard, tail.txn):
-                    self._commit(kept, effect, spec, stamp, opened)
+                    self._commit(kept, effect, spec, stamp, opened, there)
         return self._version_of(shard, commit, since=base), commit
 
     def _opened(self, spec: StateSpec, stamp: Stamp) -> StateTransaction | None:
-        """A transaction on the state, where there is a state and a JVM to open one with."""
-        usable = spec.deletion_vectors and classic_jvm(self._spark) is not None
-        if not usable or version_of(spec.state, self._options) == VERSION_NONE:
+        """A transaction on the state, where there is a JVM to open one with."""
+        if not spec.deletion_vectors or classic_jvm(self._spark) is None:
             return None
         opened = StateTransaction(self._spark, spec)
         opened.check_base(stamp)
@@ -187,13 +189,14 @@ class SparkStatePlane:
         spec: StateSpec,
         stamp: Stamp,
         opened: StateTransaction | None,
+        there: bool,
     ) -> None:
         """One commit, by the cheapest means that does it; also when nothing changes, so that the table
         tells how far it is."""
         upserts = changed.where(F.col(OP) == UPSERT).select(*spec.columns)
         if opened is not None:
             opened.commit(changed, stamp, upserts=effect.upserts, removed=effect.removed.count)
-        elif version_of(spec.state, self._options) == VERSION_NONE:
+        elif not there:
             write(upserts, spec, stamp, mode="error")
         elif effect.removed.count == 0:
             write(upserts, spec, stamp.guarded, mode="append")

@@ -1,0 +1,43 @@
+"""The comparison's report says what was measured, and says so when a goal was missed."""
+
+from __future__ import annotations
+
+from typing import Any
+from xml.etree import ElementTree
+
+from bench.report import markdown, picture
+
+SECONDS = {
+    "Parquet": 0.5, "commit": 1.0, "publish, every ten": 0.4, "publish, every transaction": 2.0,
+    "tuned MERGE": 4.0, "naive MERGE": 9.0, "Iceberg merge-on-read": 1.5, "delta-rs merge": 2.0,
+}  # fmt: skip
+
+
+def results(*, same: bool = True) -> dict[str, Any]:
+    kind = {"seconds": SECONDS, "reads": {"fresh": 1.2, "state": 1.0}, "same_rows": {"tuned MERGE": same}}
+    size = {"rows": 2_000_000, "upserts": kind, "with deletes": kind, "scan state": 1.3, "scan new": 1.0}
+    return {
+        "at": "now", "cores": 2, "load": 3.5, "memory": "2g", "batches": 3, "versions": {"Spark": "4"},
+        "sizes": [size],
+    }  # fmt: skip
+
+
+def test_goals_are_reported_reached_or_missed_by_what_was_measured() -> None:
+    report = markdown(results())
+    assert "| one publish of ten: 6 times faster than a tuned MERGE | 0.17 | 0.10 | yes |" in report
+    assert "| publish every transaction: not slower than Iceberg | 1.00 | 1.33 | no |" in report
+    assert "| read of the state after publishes against a new table | 1.20 | 1.30 | no |" in report
+    assert "| commit and publish, every ten | 1.40 |" in report
+
+
+def test_tables_that_differ_are_not_hidden() -> None:
+    assert "rows of the state: yes" in markdown(results())
+    assert "rows of the state: **no**" in markdown(results(same=False))
+
+
+def test_the_picture_is_well_formed_and_has_a_bar_for_everyone() -> None:
+    root = ElementTree.fromstring(picture(results()))
+    bars = root.findall("{http://www.w3.org/2000/svg}rect")
+    assert len(bars) == len(SECONDS) + 1
+    widest = max(bars, key=lambda bar: float(bar.attrib["width"]))
+    assert widest.attrib["class"] == "b"
