@@ -29,8 +29,8 @@ def make_projects(root: Path) -> dict[str, Project]:
         "scheduled", "manual", "cleared", "killed", "overlapping", "backfilled", "replayed", "tampered",
         "changed", "consumed", "submitted", "secret",
     )  # fmt: skip
-    projects = {name: Project.make(root, name) for name in names if name != "scheduled"}
-    projects["scheduled"] = Project.make(root, "scheduled", schedule="* * * * *")
+    schedules = {"scheduled": "* * * * *", "backfilled": "@daily"}
+    projects = {name: Project.make(root, name, schedule=schedules.get(name)) for name in names}
     red = Project.make(root, "red")
     config = yaml.safe_load(red.file.read_text())
     config["shards"][0]["expectations"] = EXPECTATIONS

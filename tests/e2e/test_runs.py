@@ -6,6 +6,7 @@ what the change files say in plain Python.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -129,15 +130,11 @@ def test_m8_two_overlapping_runs_are_both_green_and_every_record_is_there_once(s
     assert first_txns(project.seals()) == [1, 2]
 
 
-def test_a_backfill_does_what_its_reprocess_behavior_says(stack: Stack) -> None:
+def test_a_backfill_over_a_past_date_does_what_its_reprocess_behavior_says(stack: Stack) -> None:
     project, client = stack.projects["backfilled"], stack.client
-    client.unpause("backfilled")
     day = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0) - timedelta(days=3)
-    project.land_some()
-    run_id = stack.go("backfilled", logical_date=day.isoformat())
-    written, verdicts = project.data_files(), project.verdicts(1)
 
-    def backfill(behavior: str) -> None:
+    def backfill(behavior: str, *, state: str = "success") -> str:
         body = {
             "dag_id": "backfilled",
             "from_date": day.isoformat(),
@@ -147,16 +144,33 @@ def test_a_backfill_does_what_its_reprocess_behavior_says(stack: Stack) -> None:
             "run_backwards": False,
             "dag_run_conf": {},
         }
-        made = client.call("POST", "/backfills", body)
-        path = f"/backfills/{made['id']}"
+        path = f"/backfills/{client.call('POST', '/backfills', body)['id']}"
         wait_until(lambda: client.call("GET", path)["completed_at"] is not None, what="the backfill's end")
+        runs = client.call("GET", "/dags/backfilled/dagRuns")["dag_runs"]
+        (run,) = [run for run in runs if run["run_type"] == "backfill"]
+        assert run["state"] == state, stack.story("backfilled", run["dag_run_id"])
+        return str(run["dag_run_id"])
 
+    client.unpause("backfilled")
+    runs = lambda: client.call("GET", "/dags/backfilled/dagRuns")["dag_runs"]  # noqa: E731
+    # The schedule's own run of today finds nothing yet, and owns nothing.
+    wait_until(lambda: [run["state"] for run in runs()] == ["success"], what="today's scheduled run")
+    file = project.land_some()
+    run_id = backfill("none")
+    project.check()
+    assert project.owned(run_id) == [1]
+    written, verdicts = project.data_files(), project.verdicts(1)
     for behavior in ("none", "failed"):
         backfill(behavior)
         assert project.verdicts(1) == verdicts, f"{behavior} leaves a run that succeeded alone"
-    backfill("completed")
-    stack.ends("backfilled", run_id)
+    assert backfill("completed") == run_id
     assert project.verdicts(1) == [*verdicts, "identical"], "completed replays it, and proves it"
+    original = file.read_bytes()
+    file.write_bytes(original.replace(b"new", b"old"))
+    backfill("completed", state="failed")
+    file.write_bytes(original)
+    backfill("failed")
+    assert project.verdicts(1)[-2:] == ["input gone", "identical"]
     assert (project.data_files(), first_txns(project.seals())) == (written, [1])
 
 
@@ -172,26 +186,29 @@ def test_the_submit_path_does_the_same_as_the_connected_one(stack: Stack) -> Non
     assert project.data_files() == written
 
 
-def test_a_consumer_on_the_asset_sees_each_transaction_once_though_events_merge(stack: Stack) -> None:
-    import json
-
+def test_a_consumer_on_the_asset_sees_each_transaction_once_though_events_merge_or_pass_it_by(
+    stack: Stack,
+) -> None:
     project, client = stack.projects["consumed"], stack.client
-    client.unpause("consumed")
-    client.unpause("waiter")
+    seen = project.folder / "seen.json"
+    for dag in ("consumed", "consumer", "waiter"):
+        client.unpause(dag)
     project.land_some()
     stack.go("consumed")
+    wait_until(lambda: seen.exists() and json.loads(seen.read_text()) == [1], what="the first")
+
     waiting = client.trigger("waiter")
     wait_until(lambda: client.states("waiter", waiting)["wait"] == "deferred", what="a sensor that waits")
+    client.unpause("consumer", paused=True)  # The next event finds nobody.
     project.land_some()
     stack.go("consumed")
     stack.ends("waiter", waiting)  # Transaction 2 is there, and the trigger has seen it.
     assert client.xcom("waiter", waiting, "wait") == 3
-    client.unpause("consumer")  # Two events wait for it, and become one run.
-    seen = project.folder / "seen.json"
-    wait_until(lambda: seen.exists() and json.loads(seen.read_text()) == [1, 2], what="the first two")
+
+    client.unpause("consumer")
     project.land_some()
     run_id = stack.go("consumed")
-    wait_until(lambda: json.loads(seen.read_text()) == [1, 2, 3], what="the third")
+    wait_until(lambda: json.loads(seen.read_text()) == [1, 2, 3], what="the two others")
     (event,) = [
         one
         for one in client.call("GET", "/assets/events")["asset_events"]
@@ -200,5 +217,8 @@ def test_a_consumer_on_the_asset_sees_each_transaction_once_though_events_merge(
     assert event["uri"] == "x-tidemark://consumed/orders"
     facts = event["extra"]
     assert (facts["txn_from"], facts["txn_to"], facts["upper"], facts["verdict"]) == (3, 3, 4, "identical")
-    stack.clear("consumed", run_id)
+
+    stack.clear("consumed", run_id)  # A proof wakes the consumer again, and there is nothing new to it.
+    runs = lambda: client.call("GET", "/dags/consumer/dagRuns")["dag_runs"]  # noqa: E731
+    wait_until(lambda: [run["state"] for run in runs()] == ["success"] * 3, what="the consumer's last run")
     assert json.loads(seen.read_text()) == [1, 2, 3]
