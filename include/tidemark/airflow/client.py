@@ -16,6 +16,10 @@ FINAL_STATES: Final = ("success", "failed")
 POLL_SECONDS: Final = 0.5
 
 
+class Busy(Determinate):
+    """The server could not do it now; what it had begun may have to be taken back first."""
+
+
 class AirflowClient:
     """Talks to one API server as one user. The token comes from the login, and goes into a header only."""
 
@@ -51,7 +55,7 @@ class AirflowClient:
                 text = reply.read()
         except urllib.error.HTTPError as error:
             said = error.read().decode(errors="replace")[:2000]
-            kind = InvalidUsage if error.code < 500 else Determinate
+            kind = InvalidUsage if error.code < 500 else Busy if error.code == 503 else Determinate
             raise kind(f"Airflow answered {error.code} to {method} {path}: {said}") from None
         except (OSError, TimeoutError) as error:
             raise Determinate(f"Airflow does not answer at {self._url}: {error}", hint="retry") from None

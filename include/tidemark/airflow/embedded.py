@@ -12,11 +12,12 @@ import os
 import secrets
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -104,7 +105,7 @@ class EmbeddedAirflow:
             "CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(passwords),
             "CORE__EXECUTION_API_SERVER_URL": f"{self.url}/execution/",
             "CORE__DAGS_ARE_PAUSED_AT_CREATION": "True",
-            "DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{self.home}/airflow.db",
+            "DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{self.home}/airflow.db?timeout=60",
             "API__HOST": "127.0.0.1",
             "API__PORT": str(self.port),
             "API__BASE_URL": self.url,
@@ -250,6 +251,7 @@ def main(arguments: list[str]) -> int:
         from airflow.utils.db import upgradedb
 
         upgradedb()
+        read_while_written(Path(os.environ["AIRFLOW_HOME"]) / "airflow.db")
         for name in rest:
             load_settings(read_settings(Path(name)))
         load_settings(spark_settings(os.environ))
@@ -264,6 +266,12 @@ def main(arguments: list[str]) -> int:
     where = f"{airflow.url}   user {USER}, password {airflow.password}" if alive else "not running"
     sys.stdout.write(f"Airflow: {where}\n")
     return 0
+
+
+def read_while_written(database: Path) -> None:
+    """Let Airflow's parts read the file while one of them writes; the mode stays with the file."""
+    with closing(sqlite3.connect(database)) as connection:
+        connection.execute("PRAGMA journal_mode=WAL")
 
 
 def project_airflow(**more: Any) -> EmbeddedAirflow:
