@@ -198,6 +198,8 @@ def kill_spark_while_it_writes(airflow: EmbeddedAirflow) -> bool:
             return False
         time.sleep(0.01)
     os.killpg(airflow.running()[SPARK], signal.SIGKILL)
+    while SPARK in airflow.running():
+        time.sleep(0.1)
     say("Spark is dead, in the middle of a write; starting it again, while Airflow retries")
     airflow.start_spark()
     return True

@@ -42,12 +42,19 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def is_listening(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 def started_at(pid: int) -> str:
-    """When a process began, so that a pid that was given to another one is not taken for it."""
+    """When a process began, so that a pid that was given to another one is not taken for it; empty for one
+    that is not there, or has ended and waits to be collected."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
+        state, *facts = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
         return ""
+    return "" if state == "Z" else facts[18]
 
 
 @dataclass(frozen=True)
@@ -158,6 +165,9 @@ class EmbeddedAirflow:
         """Start the warm Spark, if this Airflow has one and it does not run."""
         if not self.spark_port or SPARK in self.running():
             return
+        deadline = time.monotonic() + STOP_SECONDS_MAX
+        while is_listening(self.spark_port) and time.monotonic() < deadline:
+            time.sleep(0.1)  # One that was killed a moment ago lets its port go a moment later.
         pid = start_spark(self.spark_port, self.secret("spark"), folder=self.home / "spark")
         self._remember(SPARK, pid)
 
@@ -175,9 +185,8 @@ class EmbeddedAirflow:
             self._pids.unlink(missing_ok=True)
         self.start_spark()
         missing = [name for name in COMPONENTS if name not in running]
-        with socket.socket() as probe:
-            if "api-server" in missing and probe.connect_ex(("127.0.0.1", self.port)) == 0:
-                raise InvalidUsage(f"port {self.port} is in use", hint="stop what uses it, or set PORT")
+        if "api-server" in missing and is_listening(self.port):
+            raise InvalidUsage(f"port {self.port} is in use", hint="stop what uses it, or set PORT")
         logs = self.home / "logs"
         logs.mkdir(parents=True, exist_ok=True)
         for component in missing:

@@ -30,7 +30,7 @@ from tidemark.pipeline.replay import MODES, VERIFY
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 TAG = "tidemark"
-DEFAULT_ARGS: Mapping[str, Any] = {"owner": TAG, "retries": 2, "retry_delay": timedelta(seconds=30)}
+DEFAULT_ARGS: Mapping[str, Any] = {"owner": TAG, "retries": 2, "retry_delay": timedelta(seconds=10)}
 
 
 class BrokenPipelines(DAG):

@@ -16,7 +16,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tidemark.spark.jars import jar_paths
 from tidemark.spark.java import use_java
@@ -24,6 +24,8 @@ from tidemark.spark.java import use_java
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_RETRIES_MAX = 8
+_BACKOFF_MILLISECONDS_MAX = 4_000
 _SHUFFLE_PARTITIONS_ELSEWHERE = 32
 """For a master whose cores can't be known from here; adaptive execution merges what is too small."""
 
@@ -76,7 +78,17 @@ def connect_session(url: str, *, token: str | None = None) -> SparkSession:
     from pyspark.sql import SparkSession
 
     address = url if token is None else f"{url.rstrip('/')}/;token={token}"
-    return SparkSession.builder.remote(address).getOrCreate()
+    session: SparkSession = _impatient(SparkSession.builder.remote(address).getOrCreate())
+    return session
+
+
+def _impatient(session: Any) -> Any:
+    """By default a client waits ten minutes for a server that died; whoever runs us retries anyway."""
+    from pyspark.sql.connect.client.retries import DefaultPolicy
+
+    policy = DefaultPolicy(max_retries=_RETRIES_MAX, max_backoff=_BACKOFF_MILLISECONDS_MAX)
+    session.client.set_retry_policies([policy])
+    return session
 
 
 def is_connect(spark: SparkSession) -> bool:
@@ -88,7 +100,7 @@ def child_session(spark: SparkSession) -> SparkSession:
     """A session with confs of its own, in the same Spark."""
     if is_connect(spark):
         _ = spark.version  # The server makes a session when it is first asked something.
-        clone: SparkSession = spark.cloneSession()  # type: ignore[attr-defined]
+        clone: SparkSession = _impatient(spark.cloneSession())  # type: ignore[attr-defined]
         return clone
     return spark.newSession()
 
