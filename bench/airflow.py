@@ -23,7 +23,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from tidemark.airflow.embedded import EmbeddedAirflow, free_port
+from tidemark.airflow.embedded import EmbeddedAirflow
+from tidemark.airflow.processes import free_port
 
 STEPS = ("reclock", "ingest", "validate", "upsert", "checkpoint")
 PIPELINE = """\

@@ -27,7 +27,8 @@ from rich.table import Table
 from rich.text import Text
 
 from tidemark.airflow.client import FINAL_STATES, AirflowClient
-from tidemark.airflow.embedded import SPARK, EmbeddedAirflow, free_port, project_airflow
+from tidemark.airflow.embedded import SPARK, EmbeddedAirflow, project_airflow
+from tidemark.airflow.processes import free_port
 from tidemark.home import home
 from tidemark.tasks import open_pipeline
 

@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from tests.e2e.stack import CONSUMER, DAGS, Project, Stack
-from tidemark.airflow.embedded import EmbeddedAirflow, free_port
+from tidemark.airflow.embedded import EmbeddedAirflow
+from tidemark.airflow.processes import free_port
 from tidemark.home import jars_folder
 
 EXPECTATIONS = [

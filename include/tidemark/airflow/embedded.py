@@ -11,7 +11,6 @@ import json
 import os
 import secrets
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tidemark.airflow.client import AirflowClient
+from tidemark.airflow.processes import is_listening, reap, started_at
 from tidemark.airflow.settings import SPARK_PORT, SPARK_TOKEN
 from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.job import start_spark
@@ -33,28 +33,6 @@ PORT: Final = 8080
 SPARK: Final = "spark"
 STOP_SECONDS_MAX: Final = 20.0
 HEALTHY_SECONDS_MAX: Final = 300.0
-
-
-def free_port() -> int:
-    """A port of the loopback interface that nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def is_listening(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def started_at(pid: int) -> str:
-    """When a process began, so that a pid that was given to another one is not taken for it; empty for one
-    that is not there, or has ended and waits to be collected."""
-    try:
-        state, *facts = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return "" if state == "Z" else facts[18]
 
 
 @dataclass(frozen=True)
@@ -237,18 +215,9 @@ class EmbeddedAirflow:
                     os.killpg(pid, signal_number)
             deadline = time.monotonic() + STOP_SECONDS_MAX
             while self.running() and time.monotonic() < deadline:
-                _reap()
+                reap()
                 time.sleep(0.2)
         self._pids.unlink(missing_ok=True)
-
-
-def _reap() -> None:
-    """Collect ended children of this process, if it is the one that started them."""
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:
-        return
 
 
 def main(arguments: list[str]) -> int:
