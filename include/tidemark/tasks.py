@@ -7,9 +7,10 @@ that is connected to a warm server.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from tidemark.assemble import Deployment
 from tidemark.config import load_pipeline
@@ -22,7 +23,7 @@ from tidemark.pipeline import stepwise
 from tidemark.pipeline.checkpoint import checkpoint as advance
 from tidemark.pipeline.context import Attempt
 from tidemark.pipeline.maintain import sweep
-from tidemark.pipeline.publish import is_due, last_published, publish
+from tidemark.pipeline.publish import BeingPublished, is_due, last_published, publish
 from tidemark.pipeline.repair import repair
 from tidemark.pipeline.replay import REPAIR, replay_plan
 from tidemark.pipeline.run import Progress, replay, unwatched
@@ -30,6 +31,9 @@ from tidemark.telling import LISTED_MAX, Told, rows_of, told_publish, told_shard
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+PUBLISHER_WAIT_SECONDS_MAX: Final = 900.0
 
 
 class SparkNeeded(Exception):
@@ -132,15 +136,28 @@ def publish_due(
     """Publish every shard whose policy asks for it; Spark is started only if one does."""
     done: dict[ShardId, Published] = {}
     for shard in deployment.shards:
-        if is_due(deployment.control, shard, deployment.policy(shard)):
-            progress(Txn(deployment.control.log(shard).head().upper - 1), f"publish {shard}")
-            uri = deployment.shard_uri(shard)
-            outcome = publish(
-                deployment.control, deployment.state(), shard, token=attempt.token, shard_uri=uri
-            )
-            if isinstance(outcome, Published):
-                done[shard] = outcome
+        outcome = publish_when_free(deployment, attempt, shard, progress=progress)
+        if isinstance(outcome, Published):
+            done[shard] = outcome
     return done
+
+
+def publish_when_free(
+    deployment: Deployment, attempt: Attempt, shard: ShardId, *, progress: Progress
+) -> object | None:
+    """Publish a shard if that is due; while another process does, wait, and ask again whether it is."""
+    deadline = time.monotonic() + PUBLISHER_WAIT_SECONDS_MAX
+    uri = deployment.shard_uri(shard)
+    while is_due(deployment.control, shard, deployment.policy(shard)):
+        progress(Txn(deployment.control.log(shard).head().upper - 1), f"publish {shard}")
+        state = deployment.state()
+        try:
+            return publish(deployment.control, state, shard, token=attempt.token, shard_uri=uri)
+        except BeingPublished:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(1)
+    return None
 
 
 def checkpoint(deployment: Deployment, attempt: Attempt) -> Told:

@@ -106,7 +106,10 @@ def _pipeline_dag(
         common["plan"] = reclock.output
         ingest = IngestOperator(task_id="ingest", conn_id=conn_id, **common)
         validate = ValidateOperator(task_id="validate", conn_id=conn_id, **common)
-        upsert = UpsertOperator(task_id="upsert", conn_id=conn_id, pool=publisher_pool, **common)
+        # One publisher at a time: a second run's upsert waits in the scheduler, not in a slot.
+        upsert = UpsertOperator(
+            task_id="upsert", conn_id=conn_id, pool=publisher_pool, max_active_tis_per_dag=1, **common
+        )
         checkpoint = CheckpointOperator(task_id="checkpoint", pipeline=config.name, **common)
         chain(reclock, ingest, validate, upsert, checkpoint)
     return dag

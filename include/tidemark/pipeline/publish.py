@@ -60,6 +60,10 @@ class NotDue:
     log_upper: Txn
 
 
+class BeingPublished(Determinate):
+    """Another process is publishing the shard at this moment."""
+
+
 @contextmanager
 def publisher_lock(shard_uri: str, *, conditional_log_store: bool = False) -> Iterator[None]:
     """Be the one publisher of a shard, or raise `Determinate` at once; nobody waits here.
@@ -82,7 +86,7 @@ def publisher_lock(shard_uri: str, *, conditional_log_store: bool = False) -> It
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise Determinate(
+            raise BeingPublished(
                 f"another process is publishing {shard_uri}", hint="retry when it is through"
             ) from None
         yield

@@ -89,6 +89,7 @@ def start_server(
         "spark.master": master,
         "spark.app.name": "tidemark-connect",
         "spark.driver.memory": memory,
+        "spark.log.level": "WARN",
         "spark.connect.grpc.binding.address": _ADDRESS,
         "spark.connect.grpc.binding.port": str(port),
         **(confs or {}),
