@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from tidemark.cli.masking import MASK, masked_record
 from tidemark.cli.shared import (
     EXIT_CODES,
     EnvironmentOption,
@@ -54,7 +55,7 @@ def read(
     shown = frame.orderBy(*(f"`{name}`" for name in order)) if order else frame
     records = [json.loads(text) for text in shown.limit(limit).toJSON().collect()]
     masked = [
-        {name: "***" if name in config.masked else record.get(name) for name in frame.columns}
+        {name: MASK if name in config.masked else record.get(name) for name in frame.columns}
         for record in records
     ]
     if as_json:
@@ -75,13 +76,15 @@ def quarantine(
 ) -> None:
     """Show records that could not be applied, the newest first, with their position and the reason.
 
-    A record whose key could not be read belongs to no key, and is never shown as open.
+    A record whose key could not be read belongs to no key, and is never shown as open. Values of masked
+    columns are shown as ***, and so is a whole record that can't be taken apart, where there are any.
     """
     deployment = open_deployment(pipeline, environment)
     if only_open:
         found = still_open(deployment, txn=txn, limit=limit)
     else:
         found = quarantined(f"{deployment.root}/{QUARANTINE}/log", txn=txn, limit=limit)
+    found = [masked_record(record, deployment.config) for record in found]
     if as_json:
         print_json(found)
     elif not found:
