@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
@@ -131,3 +133,19 @@ def test_the_command_shows_no_canary(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert [one["_raw"] for one in json.loads(seen["p"])] == ['{"id":1,"pin":"***","n":"x"}', "***"]
     (still,) = json.loads(seen["--open"])
     assert (still["_key"], still["_reason"]) == ('{"id":1}', "column 'n' is INT, found x")
+
+    # A replay that differs shows what differs, and a masked column only by its name.
+    (part,) = (tmp_path / "wh/p/a/log").rglob("part-*.parquet")
+    table = pq.read_table(part)
+    (row,) = table.to_pylist()
+    pq.write_table(pa.Table.from_pylist([{**row, "pin": f"{CANARY}x", "n": 2}], table.schema), part)
+    for more in ([], ["--json"]):
+        result = CliRunner().invoke(app, ["replay", "p", *more])
+        assert (result.exit_code, "canary" in result.output) == (3, False)
+        seen["replay"] = result.output
+        assert "pin, n" in result.output
+    (differing,) = json.loads(seen["replay"])["differing_rows"]
+    assert (differing["key"], differing["values"]) == (
+        {"id": "3"},
+        {"pin": ["***", "***"], "n": ["1", "2"]},
+    )
