@@ -178,6 +178,8 @@ class SparkPlane:
         try:
             routed, rules, count = self._prepared(config, files, binding.txn, watermark)
             for name, parts in shards.items():
+                if name not in rules:
+                    continue
                 shard = rules[name].shard
                 masked = {*shard.masked, *today.get(name, ())}
                 if masked and shard.error_column is not None:
