@@ -9,24 +9,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from tidemark.assemble import Deployment
 from tidemark.config import load_pipeline
+from tidemark.core.checksum import SOURCE
+from tidemark.core.errors import TidemarkError
 from tidemark.core.ids import ShardId, Txn
 from tidemark.core.publish import Published
-from tidemark.core.replay import Finding
+from tidemark.core.replay import Difference, Finding, Verdict
 from tidemark.core.seal import Seal
 from tidemark.pipeline import reclock as minting
 from tidemark.pipeline import stepwise
 from tidemark.pipeline.checkpoint import checkpoint as advance
-from tidemark.pipeline.context import Attempt
+from tidemark.pipeline.context import Attempt, binding_at, seal_at
 from tidemark.pipeline.maintain import sweep
 from tidemark.pipeline.publish import BeingPublished, is_due, last_published, publish
 from tidemark.pipeline.repair import repair
 from tidemark.pipeline.replay import REPAIR, replay_plan
 from tidemark.pipeline.run import Progress, replay, unwatched
+from tidemark.spark.parts import QUARANTINE
 from tidemark.telling import LISTED_MAX, Told, rows_of, told_publish, told_shard
 
 if TYPE_CHECKING:
@@ -34,6 +38,8 @@ if TYPE_CHECKING:
 
 
 PUBLISHER_WAIT_SECONDS_MAX: Final = 900.0
+SAMPLE_KEYS_MAX: Final = 10
+SAMPLED_TXNS_MAX: Final = 10
 
 
 class SparkNeeded(Exception):
@@ -215,6 +221,29 @@ def replay_range(
         findings.append(done.finding)
         restored += [(txn, str(shard), part.path) for shard, part in done.parts]
     return tuple(findings), restored
+
+
+def differing_rows(
+    deployment: Deployment, findings: Sequence[Finding], *, progress: Progress = unwatched
+) -> tuple[Difference, ...]:
+    """For each shard of which a replay says `differs`, a few keys with what differs, for a person to see.
+
+    The input is read once more, beside the sealed parts. What can't be read any more shows nothing: the
+    verdict stands without it."""
+    found: list[Difference] = []
+    differ = [finding for finding in findings if finding.verdict is Verdict.DIFFERS]
+    for finding in differ[:SAMPLED_TXNS_MAX]:
+        names = [one.endpoint.removeprefix("shard:") for one in finding.mismatches if one.endpoint != SOURCE]
+        progress(finding.txn, "look at what differs")
+        binding, seal = (
+            binding_at(deployment.pipeline, finding.txn),
+            seal_at(deployment.pipeline, finding.txn),
+        )
+        shards = [ShardId(name) for name in names if name != QUARANTINE]
+        parts = {shard: seal.shards[shard].parts if seal.touches(shard) else () for shard in shards}
+        with suppress(TidemarkError):
+            found += deployment.plane().sample(binding, parts, limit=SAMPLE_KEYS_MAX)
+    return tuple(found)
 
 
 def maintain(deployment: Deployment, attempt: Attempt, *, progress: Progress = unwatched) -> Told:

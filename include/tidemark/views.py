@@ -76,6 +76,24 @@ def read(
     return fresh(spark, spec, pins)
 
 
+def open_errors(deployment: Deployment, shard: str) -> DataFrame:
+    """The shard's quarantined records whose key has had no good row since, as quarantine keeps them.
+
+    Exact at the last transaction that both logs can be read at. A record without a readable key is not
+    among them: nobody can tell whose error it is (scenario E2)."""
+    from tidemark.spark.open_errors import ErrorPins
+    from tidemark.spark.open_errors import open_errors as still_open
+    from tidemark.spark.parts import QUARANTINE
+    from tidemark.spark.state import specs_of
+
+    name = ShardId(deployment.config.shard(shard).name)
+    upper = min(readable_upper(deployment, name), readable_upper(deployment, QUARANTINE))
+    quarantine_version, version = (deployment.control.log(one).head().version for one in (QUARANTINE, name))
+    pins = ErrorPins(quarantine_version, version, upper)
+    spec = specs_of(deployment.config).of(name)
+    return still_open(deployment.session(), spec, deployment.shard_uri(QUARANTINE), pins)
+
+
 def _base(deployment: Deployment, shard: ShardId, as_of: Txn) -> Published | None:
     """The publish that a read starts from, once the state is known to be as it was published."""
     last = checked_record(deployment.control, deployment.state(), shard)

@@ -97,6 +97,9 @@ def test_a_pipeline_from_its_first_day_on(shell: Shell, monkeypatch: pytest.Monk
             (1, 2, "column 'id' is BIGINT, found four")
         ]
 
+    # Its key could not be read: nobody's error.
+    assert shell.json("quarantine", "customers", "--open") == []
+
     # Input that the policy refuses stops before anything is written; a person may pass over it.
     (shell.folder / "data/customers/0003.json").write_text(
         '{"id": 9, "name": "x", "city": "y", "version": 1, "z": 1}\n'

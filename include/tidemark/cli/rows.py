@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from functools import reduce
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from tidemark.cli.masking import MASK, masked_record
 from tidemark.cli.shared import (
     EXIT_CODES,
     EnvironmentOption,
@@ -19,6 +21,10 @@ from tidemark.cli.shared import (
 )
 from tidemark.views import View
 
+if TYPE_CHECKING:
+    from tidemark.assemble import Deployment
+
+QUARANTINE: Final = "quarantine"
 LimitOption = Annotated[int, typer.Option("--limit", "-n", min=1, max=10_000, help="How many rows at most.")]
 
 
@@ -49,7 +55,7 @@ def read(
     shown = frame.orderBy(*(f"`{name}`" for name in order)) if order else frame
     records = [json.loads(text) for text in shown.limit(limit).toJSON().collect()]
     masked = [
-        {name: "***" if name in config.masked else record.get(name) for name in frame.columns}
+        {name: MASK if name in config.masked else record.get(name) for name in frame.columns}
         for record in records
     ]
     if as_json:
@@ -61,21 +67,43 @@ def read(
 def quarantine(
     pipeline: PipelineArgument,
     txn: Annotated[int | None, typer.Option(min=1, help="Only of this transaction.")] = None,
+    only_open: Annotated[
+        bool, typer.Option("--open", help="Only those whose key has had no good record since.")
+    ] = False,
     limit: LimitOption = 20,
     environment: EnvironmentOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show records that could not be applied, the newest first, with their position and the reason."""
+    """Show records that could not be applied, the newest first, with their position and the reason.
+
+    A record whose key could not be read belongs to no key, and is never shown as open. Values of masked
+    columns are shown as ***, and so is a whole record that can't be taken apart, where there are any.
+    """
     deployment = open_deployment(pipeline, environment)
-    found = quarantined(f"{deployment.root}/quarantine/log", txn=txn, limit=limit)
+    if only_open:
+        found = still_open(deployment, txn=txn, limit=limit)
+    else:
+        found = quarantined(f"{deployment.root}/{QUARANTINE}/log", txn=txn, limit=limit)
+    found = [masked_record(record, deployment.config) for record in found]
     if as_json:
         print_json(found)
     elif not found:
-        say("nothing is quarantined")
+        say("no key has an open error" if only_open else "nothing is quarantined")
     else:
-        columns = ("txn", "shard", "file", "record", "reason", "raw")
-        rows = [(r["_txn"], r["_shard"], r["_offset"], r["_ordinal"], r["_reason"], r["_raw"]) for r in found]
-        print_table("", columns, rows)
+        columns = ("txn", "shard", "key", "file", "record", "reason", "raw")
+        shown = ("_txn", "_shard", "_key", "_offset", "_ordinal", "_reason", "_raw")
+        print_table("", columns, [[record[name] for name in shown] for record in found])
+
+
+def still_open(deployment: Deployment, *, txn: int | None, limit: int) -> list[dict[str, Any]]:
+    """The open errors of all shards, in the same order and shape as `quarantined`."""
+    from tidemark.views import open_errors
+
+    frames = [open_errors(deployment, shard) for shard in deployment.shards]
+    found = reduce(lambda all_, one: all_.unionAll(one), frames)
+    chosen = found if txn is None else found.where(f"_txn = {int(txn)}")
+    newest = chosen.orderBy("_txn", "_partition", "_offset", "_ordinal", ascending=[False, True, True, True])
+    return [row.asDict() for row in newest.limit(limit).collect()]
 
 
 def quarantined(uri: str, *, txn: int | None, limit: int) -> list[dict[str, Any]]:

@@ -25,7 +25,7 @@ from tidemark.cli.shared import (
 if TYPE_CHECKING:
     from tidemark.assemble import Deployment
     from tidemark.core.ids import ShardId
-    from tidemark.core.replay import Finding
+    from tidemark.core.replay import Difference, Finding
     from tidemark.core.seal import SealOutcome
     from tidemark.pipeline.run import Progress
 
@@ -128,6 +128,21 @@ def show_findings(findings: tuple[Finding, ...]) -> None:
         print_table("", ("txn", "verdict", ""), rows)
 
 
+def show_differences(found: tuple[Difference, ...]) -> None:
+    """One line per column that differs, or per key that is on one side only."""
+    rows = []
+    for one in found:
+        key = ", ".join(f"{name}={_shown(text)}" for name, text in one.key.items())
+        values = [(name, *map(_shown, sides)) for name, sides in one.values.items()]
+        rows += [(one.txn, one.shard, key, one.what, *columns) for columns in values or [("", "", "")]]
+    if rows:
+        print_table("", ("txn", "shard", "key", "what", "column", "in the input", "in the table"), rows)
+
+
+def _shown(text: str | None) -> str:
+    return "NULL" if text is None else text
+
+
 def exit_unless_passed(findings: tuple[Finding, ...]) -> None:
     if any(not finding.passed for finding in findings):
         raise typer.Exit(code=EXIT_BROKEN)
@@ -153,19 +168,21 @@ def replay(
     """Read recorded input again and prove what was written.
 
     Answers per transaction: identical, differs, input gone, or not comparable. The verdicts go to the
-    journal; no row is written.
+    journal; no row is written. Where a shard differs, up to ten of its keys are shown with what differs.
     """
-    from tidemark.tasks import replay_range
+    from tidemark.tasks import differing_rows, replay_range
 
     deployment = open_deployment(pipeline, environment)
     with watched(as_json) as progress:
         findings, restored = replay_range(
             deployment, new_attempt(), txn_from=txn_from, txn_to=txn_to, mode=mode.value, progress=progress
         )
+        rows = differing_rows(deployment, findings, progress=progress)
     if as_json:
-        print_json({"findings": findings, "restored": restored})
+        print_json({"findings": findings, "restored": restored, "differing_rows": rows})
     else:
         show_findings(findings)
+        show_differences(rows)
         if restored:
             print_table("", ("txn", "shard", "restored part"), restored)
         passed = sum(finding.passed for finding in findings)

@@ -10,14 +10,14 @@ of the plan too: it is finished, and verified by its own gate (Invariant 7).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 
 from tidemark.core.binding import Binding
 from tidemark.core.checksum import Digests, Mismatch, compare
 from tidemark.core.errors import InvalidUsage, InvariantViolation
-from tidemark.core.ids import Txn
+from tidemark.core.ids import ShardId, Txn
 from tidemark.core.seal import Decision, Seal, Staged
 
 
@@ -46,6 +46,19 @@ class Finding:
     def __str__(self) -> str:
         lines = [f"transaction {self.txn}: {self.verdict}", self.why, *map(str, self.mismatches)]
         return "; ".join(line for line in lines if line)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One key of a transaction that is not the same in the input as in the table, for people to look at:
+    on which side it is, or which columns differ, with (input, table) of each as shortened text. It is
+    never recorded: values belong into no journal."""
+
+    txn: Txn
+    shard: ShardId
+    key: Mapping[str, str | None]
+    what: str
+    values: Mapping[str, tuple[str | None, str | None]] = field(default_factory=dict)
 
 
 class InputGone(InvalidUsage):

@@ -39,7 +39,7 @@ from tidemark.spark.fold import (
     sequence_number_sql,
 )
 from tidemark.spark.read import HASH, RAW
-from tidemark.spark.sql import case, coalesced, literal, quoted, texts
+from tidemark.spark.sql import case, coalesced, key_text, literal, quoted, texts
 
 SHARD: Final = doc.SHARD
 KEY: Final = "_key"
@@ -184,11 +184,8 @@ def _broken_columns(rules: Rules) -> str:
     """Which values don't fit. Reads the record once more, which only broken ones pay for."""
     said: list[str] = []
     for column in rules.shard.columns:
-        if rules.form.format == "json":
-            found = f"get_json_object({doc.DOCUMENT}, {literal('$.' + column.name)})"
-        elif rules.form.format == "csv" and column.name in rules.form.header:
-            found = f"{doc.csv_text(rules.form)}.{quoted(column.name)}"
-        else:
+        found = _found(rules, column.name)
+        if found is None:
             continue
         fact = literal(f"column '{column.name}' is {column.type.ddl}, found ")
         value = f"substring({found}, 1, {_VALUE_CHARACTERS_MAX})"
@@ -198,6 +195,15 @@ def _broken_columns(rules: Rules) -> str:
     nested = [column.name for column in rules.shard.columns if column.type.name in ("ARRAY", "MAP", "STRUCT")]
     inside = f"a value inside of {' or '.join(nested)} does not fit its type"
     return coalesced([*said, literal(inside if nested else "the record is malformed")])
+
+
+def _found(rules: Rules, name: str) -> str | None:
+    """What a record has for a column, as text; None for formats whose values have types of their own."""
+    if rules.form.format == "json":
+        return f"get_json_object({doc.DOCUMENT}, {literal('$.' + name)})"
+    if rules.form.format == "csv" and name in rules.form.header:
+        return f"{doc.csv_text(rules.form)}.{quoted(name)}"
+    return None
 
 
 def _too_late(rules: Rules) -> str:
@@ -252,16 +258,25 @@ def _facts(rules: Rules) -> list[str]:
 
 def _reasons(rules: Rules) -> list[str]:
     """What quarantine keeps of a bad record."""
-    keys = rules.shard.keys
-    fields = ", ".join(f"{_value(key)} AS {quoted(key)}" for key in keys)
-    some = " OR ".join(f"isnotnull({_value(key)})" for key in keys)
-    text = f"to_json(struct({fields}), map('ignoreNullFields', 'false'))"
     return [
         SHARD,
-        f"{case(some, text) if keys else _NULL_TEXT} AS {KEY}",
+        f"{_key(rules)} AS {KEY}",
         RAW,
         f"{case(f'NOT {doc.SKIP}', 'coalesce(_flaw, _late)')} AS {REASON}",
     ]
+
+
+def _key(rules: Rules) -> str:
+    """The key as text, if all of it could be read: a part that could not is not a part that is NULL."""
+    keys = list(rules.shard.keys)
+    if not keys:
+        return _NULL_TEXT
+    some = " OR ".join(f"isnotnull({_value(key)})" for key in keys)
+    found = {key: _found(rules, key) for key in keys}
+    lost = [f"(isnull({_value(key)}) AND isnotnull({text}))" for key, text in found.items() if text]
+    absent = "0" if rules.keeps_all else f"array_size({_absent(keys)})"
+    unread = f"coalesce({' OR '.join([f'{absent} > 0', *lost])}, true)"
+    return case(f"({some}) AND NOT {unread}", key_text({key: _value(key) for key in keys}))
 
 
 def _kept_inline(rules: Rules) -> str:

@@ -77,6 +77,15 @@ class PartStore:
             if info.type == fs.FileType.File
         ]
 
+    def readable(self, shard: ShardId, parts: Sequence[Part]) -> list[str]:
+        """The paths of those parts that have a footer, whatever is in them, as Spark spells them."""
+        store, root = self._store
+        return [
+            f"{self.log_root(shard)}/{part.path}"
+            for part in parts
+            if _rows_in(store, f"{root}/{shard}/log/{part.path}") is not None
+        ]
+
     def damaged(self, shard: ShardId, parts: Sequence[Part]) -> list[Part]:
         """Those of the parts whose file is gone, cut, or has no readable footer."""
         store, root = self._store
@@ -138,11 +147,16 @@ class PartStore:
 
 
 def _opens(store: fs.FileSystem, path: str, part: Part) -> bool:
+    return _rows_in(store, path) == part.rows
+
+
+def _rows_in(store: fs.FileSystem, path: str) -> int | None:
+    """How many rows a file has by its footer; None when it has none."""
     try:
         rows: int = pq.read_metadata(path, filesystem=store).num_rows
     except (OSError, ValueError):
-        return False
-    return rows == part.rows
+        return None
+    return rows
 
 
 def stats_of(footer: pq.FileMetaData) -> str:

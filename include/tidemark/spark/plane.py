@@ -22,6 +22,7 @@ from tidemark.core.binding import Binding
 from tidemark.core.checksum import ENCODING, SOURCE, Digest, Digests, shard_endpoint
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import ShardId, Txn, WriterToken
+from tidemark.core.replay import Difference
 from tidemark.core.seal import Part, ShardParts, Staged
 from tidemark.sources.manifest import BoundFile, Manifest
 from tidemark.spark import documents as doc
@@ -30,12 +31,13 @@ from tidemark.spark.digest import digest_of, partials, row_hash_sql
 from tidemark.spark.failures import JOB_ERRORS, translated
 from tidemark.spark.fold import ORDINAL, log_schema
 from tidemark.spark.parts import QUARANTINE, PartStore
-from tidemark.spark.read import READ_CONFS, read_lines, read_rows
+from tidemark.spark.read import READ_CONFS, parts_of, read_lines, read_rows
 from tidemark.spark.route import route, shards_of
+from tidemark.spark.sample import Sampler
 from tidemark.spark.session import child_session, cores_of
 from tidemark.spark.shape import form_of, rows_schema
 from tidemark.spark.sql import literal
-from tidemark.spark.work import QUARANTINE_COLUMNS, Sink, Totals, fold_shard, quarantine
+from tidemark.spark.work import QUARANTINE_COLUMNS, Sink, Totals, fold_shard, quarantine, rows_given
 
 _CONFS: Final = {
     **READ_CONFS,
@@ -55,11 +57,7 @@ _CONFS: Final = {
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.parquet.compression.codec": "zstd",
 }
-_PART_BYTES: Final = 128 * 1024**2
-_PART_BYTES_MIN: Final = 4 * 1024**2
-_ONE_TASK_BYTES_MAX: Final = 256 * 1024
 _TASKS_PER_CORE: Final = 3
-_COMPRESSED: Final = {".gz": 6, ".bz2": 6, ".zst": 6}
 _HEADER_LINE: Final = 0
 
 
@@ -164,12 +162,51 @@ class SparkPlane:
         """The attempts that have files below the logs; which of them a log has, its own table tells."""
         return self._store.attempts()
 
-    def _run(self, binding: Binding, sink: Sink) -> Staged:
-        """Read with the configuration that the binding recorded (Invariant 6)."""
+    def sample(
+        self, binding: Binding, shards: Mapping[ShardId, Sequence[Part]], *, limit: int
+    ) -> tuple[Difference, ...]:
+        """Up to `limit` keys of each shard whose rows are not the same in the input and in these parts.
+
+        A part that is lost or cut has no rows. The input is read with the recorded configuration; a column
+        that is masked there or in the configuration of today is never shown."""
+        config, files = self._recorded(binding)
+        if not files:
+            return ()
+        watermark = self._watermark(config, binding.txn)
+        today = {shard.name: shard.masked for shard in shards_of(self._config)}
+        found: list[Difference] = []
+        try:
+            routed, rules, count = self._prepared(config, files, binding.txn, watermark)
+            for name, parts in shards.items():
+                if name not in rules:
+                    continue
+                shard = rules[name].shard
+                masked = {*shard.masked, *today.get(name, ())}
+                if masked and shard.error_column is not None:
+                    masked.add(
+                        shard.error_column
+                    )  # It quotes values, and was written with the masks of then.
+                paths = self._store.readable(name, parts)
+                kept = self._spark.read.schema(hashed_columns(shard)).parquet(*paths) if paths else None
+                given = rows_given(routed.where(f"{SHARD} = {literal(name)}"), rules[name], parts=count)
+                sampler = Sampler(rules[name], masked)
+                found += sampler.differing(given, kept, parts=count, limit=limit)
+        except JOB_ERRORS as error:
+            raise translated(error, binding.txn, files) from error
+        return tuple(found)
+
+    def _recorded(self, binding: Binding) -> tuple[PipelineConfig, Sequence[BoundFile]]:
+        """The configuration and the files that the binding recorded (Invariant 6)."""
         config = PipelineConfig.from_canonical_json(binding.configuration.text, root=self._config.root)
         _check(config)
-        files = Manifest.from_json(binding.manifest).files if binding.manifest else ()
-        watermark = self._watermark_before(binding.txn) if _has_lateness(config) else None
+        return config, Manifest.from_json(binding.manifest).files if binding.manifest else ()
+
+    def _watermark(self, config: PipelineConfig, txn: Txn) -> int | None:
+        return self._watermark_before(txn) if _has_lateness(config) else None
+
+    def _run(self, binding: Binding, sink: Sink) -> Staged:
+        config, files = self._recorded(binding)
+        watermark = self._watermark(config, binding.txn)
         totals = Totals(watermark)
         if files:
             try:
@@ -180,15 +217,21 @@ class SparkPlane:
             binding.txn, sink.token, totals.source, totals.shards, self.engine, totals.watermark, watermark
         )
 
-    def _work(
-        self, config: PipelineConfig, files: Sequence[BoundFile], txn: Txn, sink: Sink, totals: Totals
-    ) -> None:
+    def _prepared(
+        self, config: PipelineConfig, files: Sequence[BoundFile], txn: Txn, watermark: int | None
+    ) -> tuple[DataFrame, dict[str, Rules], int]:
+        """The routed records, what decides over those of each shard, and into how many parts they go."""
         folder = config.source_location
         form = form_of(config, folder, files)
         routed = route(self._read(config, form, folder, files), form, config)
-        parts = self._parts_fixed or _parts_of(sum(map(_read_bytes, files)), cores=self._cores)
+        parts = self._parts_fixed or parts_of(files, cores=self._cores)
+        return routed, {s.name: Rules(s, form, txn, watermark) for s in shards_of(config)}, parts
+
+    def _work(
+        self, config: PipelineConfig, files: Sequence[BoundFile], txn: Txn, sink: Sink, totals: Totals
+    ) -> None:
+        routed, rules, parts = self._prepared(config, files, txn, totals.watermark)
         shards = shards_of(config)
-        rules = {shard.name: Rules(shard, form, txn, totals.watermark) for shard in shards}
         if len(shards) == 1:
             frames = {shards[0].name: routed}
         else:
@@ -225,20 +268,6 @@ def _by_shard(routed: DataFrame, names: Sequence[str]) -> dict[str, DataFrame]:
     frames = {name: routed.where(takes[name]) for name in names}
     frames[names[0]] = routed.where(f"{takes[names[0]]} OR {SHARD} IS NULL")
     return frames
-
-
-def _parts_of(size: int, *, cores: int) -> int:
-    """How many parts a shard gets: none too large, and work for every core where it is worth a file.
-
-    0 for so little that one task has read and folded it before two stages could be scheduled."""
-    if size <= _ONE_TASK_BYTES_MAX:
-        return 0
-    return max(1, -(-size // _PART_BYTES), min(cores, size // _PART_BYTES_MIN))
-
-
-def _read_bytes(file: BoundFile) -> int:
-    """How much a file is once it is decompressed, roughly."""
-    return file.size * next((times for suffix, times in _COMPRESSED.items() if file.name.endswith(suffix)), 1)
 
 
 def _has_lateness(config: PipelineConfig) -> bool:

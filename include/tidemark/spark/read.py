@@ -34,6 +34,10 @@ from tidemark.spark.fold import OFFSET, ORDINAL, PARTITION
 from tidemark.spark.sql import literal, opaque, quoted
 
 _WHOLE: Final = str(1 << 40)
+_PART_BYTES: Final = 128 * 1024**2
+_PART_BYTES_MIN: Final = 4 * 1024**2
+_ONE_TASK_BYTES_MAX: Final = 256 * 1024
+_COMPRESSED: Final = {".gz": 6, ".bz2": 6, ".zst": 6}
 READ_CONFS: Final = {
     "spark.sql.files.openCostInBytes": _WHOLE,
     "spark.sql.files.maxPartitionBytes": _WHOLE,
@@ -128,3 +132,18 @@ def _sequence_of(path: str, sequences: dict[str, int]) -> str:
     # Without a number the order would be wrong in silence.
     unknown = f"raise_error(concat('a record of a file that is not bound: ', {path}))"
     return f"coalesce(try_element_at({bucket}, {path}), cast({unknown} as bigint))"
+
+
+def parts_of(files: Sequence[BoundFile], *, cores: int) -> int:
+    """How many parts a shard gets: none too large, and work for every core where it is worth a file.
+
+    0 for so little that one task has read and folded it before two stages could be scheduled."""
+    size = sum(map(_read_bytes, files))
+    if size <= _ONE_TASK_BYTES_MAX:
+        return 0
+    return max(1, -(-size // _PART_BYTES), min(cores, size // _PART_BYTES_MIN))
+
+
+def _read_bytes(file: BoundFile) -> int:
+    """How much a file is once it is decompressed, roughly."""
+    return file.size * next((times for suffix, times in _COMPRESSED.items() if file.name.endswith(suffix)), 1)

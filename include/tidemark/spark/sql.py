@@ -7,7 +7,7 @@ Nothing of a pipeline file gets in here but through these functions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 
 def quoted(name: str) -> str:
@@ -52,3 +52,19 @@ def opaque(value: int, *, beside: str) -> str:
     a column that is never negative; Spark can't know that, and so can't fold the expression.
     """
     return f"get(from_json('[{value}]', 'array<bigint>'), cast({beside} < 0 as int))"
+
+
+def key_text(values: Mapping[str, str]) -> str:
+    """A key as JSON text, from expressions by name; equal for equal keys only, in any session's time zone."""
+    fields = ", ".join(f"{value} AS {quoted(name)}" for name, value in values.items())
+    options = ", ".join(literal(text) for pair in _KEY_OPTIONS.items() for text in pair)
+    return f"to_json(struct({fields}), map({options}))"
+
+
+_KEY_OPTIONS = {
+    "ignoreNullFields": "false",
+    "timeZone": "UTC",
+    # By default a timestamp's text ends at its milliseconds, and two keys could have the same one.
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}

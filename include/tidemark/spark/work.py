@@ -91,17 +91,8 @@ def fold_shard(frame: DataFrame, rules: Rules, sink: Sink, totals: Totals, *, pa
     shard = ShardId(rules.shard.name)
     watermark = totals.watermark
     columns = _log_columns(rules)
-    is_bad, is_change = f"{SLOT} = {BAD}", f"{SLOT} = {CHANGES}"
-    decoded = decode(frame, rules, explain=False)
-    if rules.keeps_all:
-        reduced = decoded.coalesce(parts or 1).sortWithinPartitions(*POSITION)
-        wins = is_change
-    else:
-        # Not before the shuffle is it known who wins, and not before it may be counted what was read.
-        keys = [quoted(key) for key in rules.shard.keys]
-        last = is_last(FoldRule((*rules.shard.keys, SLOT), rules.shard.sequence_by))
-        reduced = decoded.repartition(parts, *keys) if parts else decoded.coalesce(1)
-        wins = f"{is_change} AND {last}"
+    is_bad = f"{SLOT} = {BAD}"
+    reduced, wins = _reduced(frame, rules, parts=parts)
     out = f"CASE WHEN {wins} THEN {row_hash_sql(hashed_columns(rules.shard))} END AS {_OUT}"
     seen = Observation()
     observed = reduced.selectExpr("*", out).observe(
@@ -120,6 +111,26 @@ def fold_shard(frame: DataFrame, rules: Rules, sink: Sink, totals: Totals, *, pa
     highest = found.get("watermark")
     if highest is not None:
         totals.watermark = highest if watermark is None else max(watermark, highest)
+
+
+def _reduced(frame: DataFrame, rules: Rules, *, parts: int) -> tuple[DataFrame, str]:
+    """The decoded records where those of one key are together, and which of them win, as SQL text."""
+    is_change = f"{SLOT} = {CHANGES}"
+    decoded = decode(frame, rules, explain=False)
+    if rules.keeps_all:
+        return decoded.coalesce(parts or 1).sortWithinPartitions(*POSITION), is_change
+    # Not before the shuffle is it known who wins, and not before it may be counted what was read.
+    keys = [quoted(key) for key in rules.shard.keys]
+    last = is_last(FoldRule((*rules.shard.keys, SLOT), rules.shard.sequence_by))
+    reduced = decoded.repartition(parts, *keys) if parts else decoded.coalesce(1)
+    return reduced, f"{is_change} AND {last}"
+
+
+def rows_given(frame: DataFrame, rules: Rules, *, parts: int) -> DataFrame:
+    """The rows that one shard's records come to, for who wants to see them and not to count them."""
+    reduced, wins = _reduced(frame, rules, parts=parts)
+    marked = reduced.selectExpr("*", f"{wins} AS {_OUT}").where(_OUT)
+    return marked.select(*map(quoted, hashed_columns(rules.shard).names))
 
 
 def _log_columns(rules: Rules) -> list[str]:

@@ -1,0 +1,73 @@
+"""Quarantined records as a command may show them: without a value of a masked column.
+
+A bad record is kept as it came, so it has to be masked when it is shown. What can be taken apart, a JSON
+object, loses the values of fields with a masked column's name, wherever they are in it; of anything else
+nobody can say where the masked value is, so all of it goes. A record that no shard took, or whose shard is
+not there any more, loses what any shard masks.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from tidemark.config import PipelineConfig, ShardConfig
+from tidemark.config.tables import ShardSettings
+
+Settings = ShardConfig | ShardSettings
+MASK: Final = "***"
+_FOUND: Final = re.compile(r"column '(?P<name>.*?)' is .*?, found (?P<value>.*)\Z", re.DOTALL)
+_TOO_LATE: Final = "too late: "
+_ROWS: Final = ("before", "after")
+
+
+def masked_record(record: Mapping[str, Any], config: PipelineConfig) -> dict[str, Any]:
+    """A quarantined record, as its log has it, without what its shard masks."""
+    named = [shard for shard in config.shards if shard.name == record["_shard"]]
+    others = config.tables.overrides if config.tables is not None else ()
+    shards: Sequence[Settings] = named or [*config.shards, *others]
+    names = frozenset(name.lower() for shard in shards for name in shard.masked or ())
+    if not names:
+        return dict(record)
+    # A line of CSV may look like JSON, and then names nothing.
+    raw = record["_raw"] if config.source.format != "csv" or record["_raw"] is None else ""
+    shown = {"_raw": _text(raw, names, config.envelope), "_key": _text(record["_key"], names, "")}
+    return {**record, **shown, "_reason": _reason(record["_reason"], names, shards)}
+
+
+def _text(text: str | None, names: frozenset[str], envelope: str) -> str | None:
+    if text is None:
+        return None
+    try:
+        parsed = json.loads(text)
+        if isinstance(parsed, dict):
+            return json.dumps(_value(parsed, names, envelope), ensure_ascii=False, separators=(",", ":"))
+    except (ValueError, RecursionError):
+        pass
+    return MASK
+
+
+def _value(value: Any, names: frozenset[str], envelope: str) -> Any:
+    if isinstance(value, list):
+        return [_value(item, names, envelope) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        name: MASK
+        if name.lower() in names or (envelope == "debezium" and name in _ROWS and isinstance(item, str))
+        else _value(item, names, envelope)
+        for name, item in value.items()
+    }
+
+
+def _reason(reason: str | None, names: frozenset[str], shards: Sequence[Settings]) -> str | None:
+    """Reasons are masked when they are written, but a column may be masked later than that."""
+    if reason is None:
+        return None
+    found = _FOUND.match(reason)
+    if found is not None and found["name"].lower() in names:
+        return reason[: found.start("value")] + MASK
+    by_sequence = any((shard.sequence_by or "").lower() in names for shard in shards)
+    return _TOO_LATE + MASK if by_sequence and reason.startswith(_TOO_LATE) else reason

@@ -1,0 +1,117 @@
+"""Which rows of a shard's transaction differ: what the input gives now beside what the parts have, by key.
+
+Both sides are put below each other and grouped by the key, which compares keys as grouping does: a NULL part
+equals a NULL part (U13). Columns are compared by their hashes, as digests are, so that whatever changed a
+digest is found, in any type. Rows stay where they are; only the sample, limited first, comes to the driver,
+as text that is cut and, for masked columns, never made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import BinaryType, StructField, StructType
+
+from tidemark.core.ids import ShardId
+from tidemark.core.replay import Difference
+from tidemark.spark.decode import Rules, hashed_columns
+from tidemark.spark.digest import row_hash_sql
+from tidemark.spark.sql import literal, quoted
+
+MASK: Final = "***"
+VALUE_CHARACTERS_MAX: Final = 80
+INPUT, TABLE = "input", "table"
+
+_SIDE: Final = "_tidemark_side"
+_HASH: Final = "_tidemark_hash"
+_HASHES: Final = "_tidemark_hashes"
+_TEXTS: Final = "_tidemark_texts"
+_KEY: Final = "_tidemark_key_"
+
+
+@dataclass(frozen=True, slots=True)
+class Sampler:
+    """How the rows of one shard in one transaction are told apart and shown.
+
+    Where all records are rows (the append envelope), a row has no key but all that it is."""
+
+    rules: Rules
+    masked: Collection[str]
+
+    @property
+    def fields(self) -> list[StructField]:
+        return list(hashed_columns(self.rules.shard).fields)
+
+    @property
+    def keys(self) -> Sequence[str]:
+        return () if self.rules.keeps_all else self.rules.shard.keys
+
+    def differing(
+        self, given: DataFrame | None, kept: DataFrame | None, *, parts: int, limit: int
+    ) -> tuple[Difference, ...]:
+        """Up to `limit` keys, in their order, whose rows are not the same on both sides."""
+        sides = [(INPUT, given), (TABLE, kept)]
+        there = [self._side(side, frame) for side, frame in sides if frame is not None]
+        if not there:
+            return ()
+        both = there[0] if len(there) == 1 else there[0].unionAll(there[1])
+        keys = [name for name in both.columns if name.startswith(_KEY)] or [_HASH]
+        counted = both.repartition(parts or 1, *keys).groupBy(*keys).agg(*_counts())
+        differs = f"{INPUT}_count != {TABLE}_count OR NOT {INPUT}_hash <=> {TABLE}_hash"
+        sample = counted.where(differs).orderBy(*keys).drop(*keys).limit(limit).collect()
+        return tuple(self._difference(row.asDict(recursive=True)) for row in sample)
+
+    def _side(self, side: str, frame: DataFrame) -> DataFrame:
+        hashes = ", ".join(row_hash_sql(StructType([field])) for field in self.fields)
+        texts = ", ".join(map(self._text, self.fields))
+        keys = [f"{quoted(key)} AS {_KEY}{index}" for index, key in enumerate(self.keys)]
+        return frame.selectExpr(
+            f"{literal(side)} AS {_SIDE}",
+            f"{row_hash_sql(StructType(self.fields))} AS {_HASH}",
+            f"array({hashes}) AS {_HASHES}",
+            f"array({texts}) AS {_TEXTS}",
+            *keys,
+        )
+
+    def _text(self, field: StructField) -> str:
+        if field.name in self.masked:
+            return literal(MASK)
+        name = quoted(field.name)
+        text = f"hex({name})" if isinstance(field.dataType, BinaryType) else f"cast({name} as string)"
+        return f"substring({text}, 1, {VALUE_CHARACTERS_MAX})"
+
+    def _difference(self, found: dict[str, Any]) -> Difference:
+        names = [field.name for field in self.fields]  # The operation is the last one.
+        counts = {side: found[f"{side}_count"] for side in (INPUT, TABLE)}
+        rows = {side: found[f"{side}_row"] for side in (INPUT, TABLE) if counts[side]}
+        texts = {side: dict(zip(names, row[_TEXTS], strict=True)) for side, row in rows.items()}
+        one = next(iter(texts.values()))
+        key = {name: one[name] for name in self.keys or names[:-1]}
+        shard, txn = ShardId(self.rules.shard.name), self.rules.txn
+        if len(rows) == 1:
+            return Difference(txn, shard, key, f"only in the {next(iter(rows))}")
+        hashes = zip(names, rows[INPUT][_HASHES], rows[TABLE][_HASHES], strict=True)
+        changed = [name for name, ours, theirs in hashes if ours != theirs]
+        times = f"{counts[INPUT]} times in the input, {counts[TABLE]} times in the table"
+        what = [", ".join(changed)] if changed else []
+        values = {name: (texts[INPUT][name], texts[TABLE][name]) for name in changed}
+        several = [times] if counts[INPUT] != counts[TABLE] else []
+        return Difference(txn, shard, key, "; ".join([*what, *several]), values)
+
+
+def _counts() -> list[Any]:
+    """Per key and side: how many rows, what they hash to together, and the first of them by its text."""
+    found = []
+    for side in (INPUT, TABLE):
+        here = f"{_SIDE} = {literal(side)}"
+        row = f"struct({_HASHES}, {_TEXTS})"
+        found += [
+            F.expr(f"count_if({here}) AS {side}_count"),
+            F.expr(f"bit_xor(CASE WHEN {here} THEN {_HASH} END) AS {side}_hash"),
+            F.expr(f"min(CASE WHEN {here} THEN {row} END) AS {side}_row"),
+        ]
+    return found

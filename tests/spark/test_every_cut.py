@@ -1,0 +1,66 @@
+"""E1, E3 and D1 to D5 with 1, 2 and 5 files, on one core and on two, and again after a replay."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.spark.every_cut import CASES, FILES, Case, played
+
+pytestmark = pytest.mark.spark
+
+
+def check(found: dict[str, Any], case: Case) -> None:
+    assert found["tables"] == list(case.tables)
+    assert found["quarantined"] == list(case.quarantined)
+    assert found["replayed"] == found["digests"]
+
+
+Outcomes = dict[str, list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def two_cores(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+    root = tmp_path_factory.mktemp("cuts")
+    return {
+        name: [played(spark, root / f"{name}-{files}", case, files=files) for files in FILES]
+        for name, case in CASES.items()
+    }
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_e1_e3_d1_d2_d3_d4_d5_with_1_2_and_5_files(two_cores: Outcomes, name: str) -> None:
+    """Invariant 6: how the input is cut makes no difference, to the table or to a digest."""
+    for one in two_cores[name]:
+        check(one, CASES[name])
+        assert one["digests"] == two_cores[name][0]["digests"]
+
+
+@pytest.mark.slow
+def test_e1_e3_d1_d2_d3_d4_d5_on_one_core(two_cores: Outcomes, tmp_path: Path) -> None:
+    """Invariant 7: other parallelism, the same rows and the same digests."""
+    top = str(Path(__file__).parents[2])
+    found_in = os.pathsep.join([top, os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.spark.every_cut", str(tmp_path / "one")],
+        env={**os.environ, "PYTHONPATH": found_in},
+        cwd=top,
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert sorted(found) == sorted(CASES)
+    for name, case in CASES.items():
+        for one, other in zip(found[name], two_cores[name], strict=True):
+            check(one, case)
+            assert one["digests"] == other["digests"]
