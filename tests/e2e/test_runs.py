@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.conftest import CANARY
 from tests.e2e.stack import SHARD, Stack, first_txns
-from tidemark.airflow.client import AirflowClient, Busy
+from tidemark.airflow.client import FINAL_STATES, AirflowClient, Busy
 
 pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.server, pytest.mark.slow]
 TASKS = ("reclock", "ingest", "validate", "upsert", "checkpoint")
@@ -191,8 +192,15 @@ def test_the_submit_path_does_the_same_as_the_connected_one(stack: Stack) -> Non
     project = stack.projects["submitted"]
     stack.client.unpause("submitted")
     project.land_some()
-    run_id = stack.go("submitted")
+    run_id = stack.client.trigger("submitted")
+    listed: set[str] = set()
+    while stack.client.run("submitted", run_id)["state"] not in FINAL_STATES:
+        listed |= {title(int(path.name)) for path in Path("/proc").iterdir() if path.name.isdigit()}
+        time.sleep(0.5)
+    stack.ends("submitted", run_id)
     project.check()
+    assert any("jobs/ingest.py" in line for line in listed), "the jobs were in the list"
+    assert not any(CANARY in line for line in listed), "and the connection's password was not"
     written = project.data_files()
     stack.clear("submitted", run_id)
     assert project.verdicts(1) == ["identical", "identical"]
