@@ -14,6 +14,8 @@ settings.load_profile("tidemark")
 ROOT = Path(__file__).parent
 # Folders whose tests share something that is dear to start, the longest first.
 GROUPS = ("e2e", "crash", "spark", "quality", "cli", "airflow")
+# What shares a server, or one long computation, stays on one worker.
+TOGETHER = ("e2e", "crash", "connect", "every_cut", "wheel", "quality")
 
 
 def group_of(item: pytest.Item) -> str:
@@ -24,8 +26,8 @@ def group_of(item: pytest.Item) -> str:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long groups first, and each on one worker: what they share is started once."""
     for item in items:
-        group = group_of(item)
-        if group in ("e2e", "crash"):
-            item.add_marker(pytest.mark.xdist_group(group))
+        together = next((word for word in TOGETHER if word in str(item.path.relative_to(ROOT))), None)
+        if together is not None:
+            item.add_marker(pytest.mark.xdist_group(together))
     places = {group: place for place, group in enumerate(GROUPS)}
     items.sort(key=lambda item: places.get(group_of(item), len(GROUPS)))
