@@ -104,7 +104,8 @@ def explained(deployment: Deployment, red: Sequence[stepwise.Judged]) -> str:
     lines: list[str] = []
     for one in red:
         finding, txn = one.gated.finding, one.txn
-        lines.append(f"the gate is red. {finding}")
+        # From the journal, the finding's whole text is in its why.
+        lines.append(f"the gate is red. {finding.why or finding}")
         lines += [f"  expectation not met: {failed}" for failed in one.gated.opinion.failed]
         if one.replayed:
             lines += [

@@ -62,6 +62,8 @@ def _put_off(names: Sequence[str]) -> Iterator[None]:
 @cache
 def load() -> ModuleType:
     """The library, imported once, silent."""
+    # It tells of hundreds of types that it registers; in a task's log that hides what matters.
+    logging.getLogger("great_expectations").setLevel(logging.WARNING)
     with _put_off(_LATER):
         import great_expectations
     return great_expectations
