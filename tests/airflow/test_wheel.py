@@ -88,4 +88,4 @@ def test_the_wheel_runs_a_pipeline_on_spark(installed: Installed, tmp_path: Path
     told = json.loads(installed.run("-m", "tidemark.cli", "run", "mine.yaml", "--json", cwd=tmp_path))
     assert told["report"]["checkpoint"] == 1
     read = installed.run("-m", "tidemark.cli", "read", "mine.yaml", "orders", "--json", cwd=tmp_path)
-    assert json.loads(read)["rows"] == [{"id": 1, "status": "new", "amount": 1.5}]
+    assert json.loads(read) == [{"id": 1, "status": "new", "amount": 1.5}]
