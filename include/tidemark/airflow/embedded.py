@@ -101,6 +101,7 @@ class EmbeddedAirflow:
             "DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "30",
             "DAG_PROCESSOR__BUNDLE_REFRESH_CHECK_INTERVAL": "2",
             "SCHEDULER__SCHEDULER_HEARTBEAT_SEC": "1",
+            "SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.3",
             "LOGGING__BASE_LOG_FOLDER": str(self.home / "logs"),
             "USAGE_DATA_COLLECTION__ENABLED": "False",
         }
@@ -161,7 +162,6 @@ class EmbeddedAirflow:
         running = self.running()
         if not running:
             self._pids.unlink(missing_ok=True)
-        self.start_spark()
         missing = [name for name in COMPONENTS if name not in running]
         if "api-server" in missing and is_listening(self.port):
             raise InvalidUsage(f"port {self.port} is in use", hint="stop what uses it, or set PORT")
@@ -179,6 +179,7 @@ class EmbeddedAirflow:
                     start_new_session=True,
                 )
             self._remember(component, process.pid)
+        self.start_spark()
         self.wait_healthy()
 
     def client(self) -> AirflowClient:

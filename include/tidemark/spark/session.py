@@ -24,7 +24,7 @@ from tidemark.spark.java import use_java
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_RETRIES_MAX = 8
+_RETRIES_MAX = 5
 _BACKOFF_MILLISECONDS_MAX = 4_000
 _SHUFFLE_PARTITIONS_ELSEWHERE = 32
 """For a master whose cores can't be known from here; adaptive execution merges what is too small."""
