@@ -85,14 +85,17 @@ def job_file(step: str) -> Path:
 def perform(step: str, deployment: Deployment, order: Order) -> dict[str, Any]:
     """Do one step; the same function in a worker, in a job and over a connection."""
     from tidemark import tasks, telling
+    from tidemark.pipeline.stepwise import judge_gathered
 
     attempt = order.attempt
     match step:
         case "ingest":
             return tasks.ingest(deployment, attempt, progress=tell)
         case "validate":
-            judged = tasks.validate(deployment, attempt, compare=tasks.gate_of(deployment), progress=tell)
-            return telling.told_verdicts(judged)
+            gate = tasks.gate_of(deployment)
+            return telling.told_verdicts(
+                judge_gathered(deployment.pipeline, attempt, compare=gate, progress=tell)
+            )
         case "upsert":
             return tasks.upsert(deployment, attempt, progress=tell)
         case "replay":

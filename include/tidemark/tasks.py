@@ -90,17 +90,6 @@ def ingest(deployment: Deployment, attempt: Attempt, *, progress: Progress = unw
     }
 
 
-def validate(
-    deployment: Deployment,
-    attempt: Attempt,
-    *,
-    compare: stepwise.Compare = stepwise.compare_plainly,
-    progress: Progress = unwatched,
-) -> tuple[stepwise.Judged, ...]:
-    """Put what was gathered before the gate, and the verdicts into the journal."""
-    return stepwise.judge_gathered(deployment.pipeline, attempt, compare=compare, progress=progress)
-
-
 def gate_of(deployment: Deployment) -> stepwise.Compare:
     """The comparison by Great Expectations, which documents every verdict in the pipeline's Data Docs."""
     from tidemark.quality.gate import check_digests

@@ -13,8 +13,8 @@ from tidemark.assemble import Deployment
 from tidemark.core.ids import ShardId
 from tidemark.core.journal import Event
 from tidemark.core.publish import Published
-from tidemark.core.replay import Finding
-from tidemark.core.seal import Seal
+from tidemark.core.replay import Finding, Verdict
+from tidemark.core.seal import Decision, Seal
 from tidemark.pipeline import stepwise
 from tidemark.pipeline.context import Attempt
 from tidemark.pipeline.publish import last_published
@@ -60,8 +60,15 @@ def told_shard(deployment: Deployment, shard: ShardId, seals: Sequence[Seal]) ->
         "state_version": published.version if published is not None else None,
         "rows": sum(seal.shards[shard].digest.count for seal in seals),
         "digests": {str(seal.txn): str(seal.shards[shard].digest) for seal in seals[-LISTED_MAX:]},
-        "verdict": "identical",
+        "verdict": told_gate(seals),
     }
+
+
+def told_gate(seals: Sequence[Seal]) -> str:
+    """What let the transactions through: nothing is committed that the gate did not find identical, and
+    what someone has accepted all the same says so."""
+    committed = all(seal.decision is Decision.COMMITTED for seal in seals)
+    return str(Verdict.IDENTICAL if committed else Decision.ACCEPTED)
 
 
 def told_findings(findings: Sequence[Finding], restored: Sequence[tuple[int, str, str]]) -> Told:
