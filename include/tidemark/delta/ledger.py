@@ -21,7 +21,6 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any, Final, Generic, TypeVar
 
 import pyarrow as pa
@@ -41,6 +40,7 @@ from tidemark.delta.records import (
     read_file,
     read_keys,
     rows_of,
+    table_of,
     write_file,
 )
 from tidemark.delta.table import VERSION_NONE, Action, ControlTable, housekeeping
@@ -185,7 +185,7 @@ class DeltaLedger(Generic[R]):
         return self._settled(outcome, (*snapshot.files, file))
 
     def _encoded(self, records: Sequence[R], chain: int) -> pa.Table:
-        at = datetime.fromtimestamp(self._clock_ns() / 1e9, UTC)
+        at = self._clock_ns() // 1_000
         columns: dict[str, list[Any]] = {name: [] for name in ARROW_SCHEMA.names}
         for record in records:
             body = self._codec.encode(record)
@@ -204,7 +204,7 @@ class DeltaLedger(Generic[R]):
             }
             for name, value in values.items():
                 columns[name].append(value)
-        return pa.table(columns, schema=ARROW_SCHEMA)
+        return table_of(columns)
 
     def _written(self, rows: pa.Table, *, versions: tuple[int, int], link_before: int) -> RecordFile:
         try:

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from arro3.core import Array
 from deltalake import Field, Schema
 from deltalake.schema import PrimitiveType
 from deltalake.transaction import AddAction, RemoveAction
@@ -170,7 +171,8 @@ def _opened(store: Store, file: RecordFile, *, table: str, columns: Sequence[str
         ) from error
     if _digest_of(data) != file.path.split("-")[6]:
         raise _broken(table, f"the file {file.path} is damaged")
-    return pq.read_table(pa.BufferReader(data), columns=list(columns), use_threads=False)
+    # Not read_table: it imports all of pyarrow.dataset, and pandas, for a file of a few kilobytes.
+    return pq.ParquetFile(pa.BufferReader(data)).read(columns=list(columns), use_threads=False)
 
 
 def read_keys(store: Store, file: RecordFile, *, table: str) -> frozenset[str]:
@@ -190,6 +192,18 @@ def read_file(store: Store, file: RecordFile, *, table: str) -> Contents:
     if last != file.link_last or len(rows) != file.rows:
         raise _broken(table, f"the file {file.path} has {len(rows)} rows that end at {last:016x}")
     return Contents(found, rows)
+
+
+def table_of(columns: Mapping[str, Sequence[Any]]) -> pa.Table:
+    """The columns of `ARROW_SCHEMA` as a table; the time is given in microseconds.
+
+    The lists go through arro3, delta-rs's own arrays: for a Python list pyarrow imports pandas."""
+    plain = {field.name: field.type for field in ARROW_SCHEMA} | {"at": pa.int64()}
+    arrays = [
+        pa.array(Array(columns[field.name], type=plain[field.name])).view(field.type)
+        for field in ARROW_SCHEMA
+    ]
+    return pa.Table.from_arrays(arrays, schema=ARROW_SCHEMA)
 
 
 def rows_of(table: pa.Table) -> tuple[Row, ...]:

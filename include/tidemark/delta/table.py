@@ -48,6 +48,7 @@ CLEANUP_VERSIONS: Final = 50
 # A writer that was frozen for longer than log entries are kept could create an entry that is not
 # absent but cleaned away. So a commit that took this long is not believed, but read back.
 COMMIT_SECONDS_MAX: Final = 60
+ADD_FACTS: Final = ("path", "size_bytes", "num_records", "min.number", "max.number", "min.key", "max.key")
 EXPIRING_IDS: Final = "delta.setTransactionRetentionDuration"
 
 logger = logging.getLogger(__name__)
@@ -159,11 +160,14 @@ class ControlTable:
         return marks
 
     def adds(self) -> list[dict[str, Any]]:
-        """The active files of the loaded version: path, size_bytes, num_records, min.…, max.…"""
+        """The active files of the loaded version, with those of the `ADD_FACTS` that they have."""
         if self._table is None:
             return []
         with reading(self.uri):
-            listed: list[dict[str, Any]] = pa.table(self._table.get_add_actions(flatten=True)).to_pylist()
+            # Not pa.table(), and no times: for either pyarrow imports pandas, which costs more than the rest.
+            found = pa.RecordBatchReader.from_stream(self._table.get_add_actions(flatten=True)).read_all()
+            names = [name for name in ADD_FACTS if name in found.schema.names]
+            listed: list[dict[str, Any]] = found.select(names).to_pylist()
             return listed
 
     def prepare(self, head: Head, moved: Iterable[str]) -> bool:

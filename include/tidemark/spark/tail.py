@@ -101,7 +101,7 @@ def log_files(spec: StateSpec, *, lower: int, upper: int, version: int) -> list[
     """The log's parts that may have rows with lower <= txn < upper, by their own statistics."""
     try:
         table = DeltaTable(spec.log, version=version, storage_options=dict(spec.storage_options))
-        adds = pa.table(table.get_add_actions(flatten=True))
+        adds = pa.RecordBatchReader.from_stream(table.get_add_actions(flatten=True)).read_all()
     except (DeltaError, OSError) as error:
         raise Determinate(
             f"version {version} of the log of {spec.name} can't be read: {error}",
