@@ -10,6 +10,7 @@ import json
 import time
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -119,7 +120,8 @@ def do(job: Job, root: Path, report: Report) -> None:
     if job.prove:
         prove(deployment, attempt, report)
         return
-    ran = run(deployment.pipeline, attempt)
+    with ThreadPoolExecutor(1) as background:
+        ran = run(deployment.pipeline, attempt, background=background)
     report.checkpoint = ran.checkpoint
     report.decided = [
         (outcome.winner.txn, False) if hasattr(outcome, "winner") else (outcome.seal.txn, True)  # type: ignore[union-attr]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from tests.simulation.reader import Reader, truncate
 from tests.simulation.scheduler import Scheduler
+from tests.unit.harness import AtOnce
 from tidemark.core.binding import Binding, Configuration, Owner
 from tidemark.core.errors import Determinate
 from tidemark.core.ids import ShardId, Txn, WriterToken
@@ -157,6 +158,7 @@ class World:
         generation = 1 if self.rng.random() < 0.1 else 0
         cleared = False
         steps = self.rng.random() < 0.5
+        background = AtOnce() if self.rng.random() < 0.5 else None
         for _ in range(4):
             token = self.token()
             pipeline = self.pipeline(self.scheduler, generation)
@@ -164,7 +166,11 @@ class World:
                 if generation:
                     announce_generation(pipeline)
                 attempt = Attempt(owner, token, cleared, int(cleared))
-                findings = self.stepwise(attempt, generation) if steps else run(pipeline, attempt).findings
+                findings = (
+                    self.stepwise(attempt, generation)
+                    if steps
+                    else run(pipeline, attempt, background=background).findings
+                )
             except DataDiffers as error:
                 self.evidence.differing.add((error.finding.txn, token))
                 return

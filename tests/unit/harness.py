@@ -7,7 +7,9 @@ in a `Script`: the n-th call of a name meets a fault, or lets somebody else run 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, Future
 from itertools import count
+from typing import Any
 
 from tidemark.core.binding import Binding, Configuration, Owner
 from tidemark.core.fold import Change, Key, fold, visible
@@ -58,6 +60,18 @@ class Script:
         at = (call, self.calls.count(call))
         self._hooks.pop(at, lambda: None)()
         return self._faults.get(at, Fault.NONE)
+
+
+class AtOnce(Executor):
+    """A background without threads: what is submitted is done before anything else goes on."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        try:
+            done.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            done.set_exception(error)
+        return done
 
 
 class World:

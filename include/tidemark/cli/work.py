@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
@@ -77,9 +78,13 @@ def run(
 
     deployment = open_deployment(pipeline, environment)
     attempt = new_attempt(run_id, cleared=prove)
-    with watched(as_json) as progress:
+    with watched(as_json) as progress, ThreadPoolExecutor(1) as background:
         report = run_pipeline(
-            deployment.pipeline, attempt, transactions_max=max_transactions, progress=progress
+            deployment.pipeline,
+            attempt,
+            transactions_max=max_transactions,
+            progress=progress,
+            background=background,
         )
         published = {} if no_publish else publish_due(deployment, attempt, progress=progress)
     if as_json:

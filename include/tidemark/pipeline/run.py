@@ -5,12 +5,15 @@ same steps as tasks."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Executor
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from tidemark.core.errors import Determinate
-from tidemark.core.ids import Txn
+from tidemark.core.ids import TXN_NONE, Txn
 from tidemark.core.replay import Finding, Verdict
 from tidemark.core.seal import Lost, SealOutcome, Staged, TooEarly
+from tidemark.pipeline.ahead import Ahead
 from tidemark.pipeline.checkpoint import checkpoint
 from tidemark.pipeline.context import Attempt, Pipeline
 from tidemark.pipeline.ingest import ingest
@@ -41,12 +44,25 @@ class RunReport:
         return sum(isinstance(outcome, Lost) for outcome in self.decided)
 
 
-def finish(pipeline: Pipeline, attempt: Attempt, txn: Txn, *, progress: Progress = unwatched) -> SealOutcome:
-    """Take one open transaction through to its logs, or find that someone has."""
+def finish(
+    pipeline: Pipeline,
+    attempt: Attempt,
+    txn: Txn,
+    *,
+    progress: Progress = unwatched,
+    ahead: Ahead | None = None,
+    following: Txn | None = None,
+) -> SealOutcome:
+    """Take one open transaction through to its logs, or find that someone has.
+
+    `ahead` may have staged it already, and is given the following one to stage meanwhile."""
     progress(txn, "ingest")
-    outcome: Staged | SealOutcome = ingest(pipeline, attempt, txn)
+    outcome: Staged | SealOutcome | None = ahead.take(txn) if ahead is not None else None
+    outcome = outcome or ingest(pipeline, attempt, txn)
     if isinstance(outcome, Staged):
         progress(txn, "validate")
+        if ahead is not None:
+            ahead.begin(following, after=outcome)
         gated = validate(pipeline, outcome)
         progress(txn, "upsert")
         outcome = commit_staged(pipeline, attempt, outcome, gated)
@@ -65,18 +81,26 @@ def run(
     *,
     transactions_max: int | None = None,
     progress: Progress = unwatched,
+    background: Executor | None = None,
 ) -> RunReport:
     """One run of a pipeline; any number of them may work at once.
 
-    With `transactions_max`, what is left over stays open, and the next run finishes it first."""
+    With `transactions_max`, what is left over stays open, and the next run finishes it first. With a
+    `background`, each transaction of a backlog is staged there while the one before is committed."""
     plan = reclock(pipeline, attempt)
+    todo = plan.finish[:transactions_max]
     decided: list[SealOutcome] = []
-    for txn in plan.finish[:transactions_max]:
-        decided.append(finish(pipeline, attempt, txn, progress=progress))
-        progress(txn, "checkpoint")
-        checkpoint(pipeline)
-    bring_up_logs(pipeline)  # A run with nothing to finish may still find logs behind their seals.
-    reached = checkpoint(pipeline)
+    reached = TXN_NONE
+    with Ahead(pipeline, attempt, background) as ahead:
+        for txn, following in zip_longest(todo, todo[1:]):
+            decided.append(
+                finish(pipeline, attempt, txn, progress=progress, ahead=ahead, following=following)
+            )
+            progress(txn, "checkpoint")
+            reached = checkpoint(pipeline)
+    if not todo:
+        bring_up_logs(pipeline)  # Somebody may have died between a seal and its logs.
+        reached = checkpoint(pipeline)
     findings = [
         finding
         for txn in plan.prove
