@@ -30,6 +30,7 @@ from tidemark.airflow.client import FINAL_STATES, AirflowClient
 from tidemark.airflow.embedded import SPARK, EmbeddedAirflow, project_airflow
 from tidemark.airflow.processes import free_port
 from tidemark.home import home
+from tidemark.spark.connect import TOKEN_VARIABLE
 from tidemark.tasks import open_pipeline
 
 PROJECT = Path(__file__).resolve().parents[1]
@@ -282,7 +283,12 @@ def tell_the_story(demo: Demo, shop: Shop) -> None:
     demo.expect(state == "failed", f"red: {part.name[:24]}… is not what was sealed, and downstream waits")
     command = ["tidemark", "replay", str(PIPELINE), "--from", "2", "--to", "2", "--mode", "repair"]
     say(f"$ {' '.join([*command[:2], 'demo', *command[3:]])}")
-    done = subprocess.run([sys.executable, "-m", "tidemark.cli", *command[1:]], check=False)
+    warm = {
+        "TIDEMARK_SPARK_MASTER": f"sc://localhost:{demo.airflow.spark_port}",
+        TOKEN_VARIABLE: demo.airflow.secret("spark"),
+    }
+    line = [sys.executable, "-m", "tidemark.cli", *command[1:]]
+    done = subprocess.run(line, env={**os.environ, **warm}, check=False)
     demo.client.clear(DAG, second)
     (state,) = demo.watch(second)
     demo.expect(done.returncode == 0 and state == "success", "repaired, cleared again, identical")

@@ -1,4 +1,6 @@
-"""The simulation in the test command: every seed is one interleaving with its own faults."""
+"""The simulation in the test command: every seed is one interleaving with its own faults.
+
+`make simulate` runs many more."""
 
 from __future__ import annotations
 
@@ -8,8 +10,8 @@ from tests.simulation.explore import explore, simulate
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.world import World
 
-SEEDS = 100_000
-CHUNKS = 20
+SEEDS = 30_000
+CHUNKS = 6
 MUTANT_SEEDS_MAX = 6_000
 
 

@@ -38,14 +38,18 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield started
 
 
-def client(url: str, root: Path, token: str) -> subprocess.CompletedProcess[str]:
-    top = str(Path(__file__).parents[2])
-    found = os.pathsep.join([top, os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, TOKEN_VARIABLE: token, "PYTHONPATH": found}
-    command = [sys.executable, "-m", "tests.spark.connect_client", url, str(root)]
+def python(*words: str, folder: Path, token: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """A module in a process of its own, which may have no classic session."""
+    found = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, TOKEN_VARIABLE: token, "PYTHONPATH": found, **more}
+    command = [sys.executable, "-m", *words]
     return subprocess.run(
-        command, env=environment, cwd=top, capture_output=True, text=True, timeout=240, check=False
+        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=240, check=False
     )
+
+
+def client(url: str, root: Path, token: str) -> subprocess.CompletedProcess[str]:
+    return python("tests.spark.connect_client", url, str(root), folder=root, token=token)
 
 
 def test_p4_over_connect_the_digests_are_those_of_a_classic_session(
@@ -66,6 +70,13 @@ def test_p4_over_connect_the_digests_are_those_of_a_classic_session(
     }
     assert found["refused"] == ["Refused", True]
     assert found["gone"] == ["InputGone", False]
+
+
+def test_the_command_works_on_a_warm_server(server: Server, tmp_path: Path) -> None:
+    for words in (["init", "customers"], ["run", "customers"], ["read", "customers", "customers", "--json"]):
+        done = python("tidemark.cli", *words, folder=tmp_path, token=TOKEN, TIDEMARK_SPARK_MASTER=server.url)
+        assert done.returncode == 0, (words, done.stderr[-3000:])
+    assert [row["name"] for row in json.loads(done.stdout)] == ["Ada", "Emmy"]
 
 
 def test_a_client_without_the_token_is_refused(server: Server, tmp_path: Path) -> None:

@@ -53,7 +53,8 @@ def read(
     frame = read_rows(deployment, shard, view=view, as_of=as_of)
     order = ["_txn", *config.keys] if view is View.LOG else list(config.keys)
     shown = frame.orderBy(*(f"`{name}`" for name in order)) if order else frame
-    records = [json.loads(text) for text in shown.limit(limit).toJSON().collect()]
+    texts = shown.limit(limit).selectExpr("to_json(struct(*)) AS text").collect()
+    records = [json.loads(row.text) for row in texts]
     masked = [
         {name: MASK if name in config.masked else record.get(name) for name in frame.columns}
         for record in records

@@ -84,9 +84,11 @@ def open_deployment(pipeline: str, environment: str | None, *, cores: int | None
 
     def session() -> SparkSession:
         from tidemark.home import home
-        from tidemark.spark.session import build_session
+        from tidemark.spark.session import build_session, connect_session
 
         master = os.environ.get("TIDEMARK_SPARK_MASTER") or f"local[{cores or '*'}]"
+        if master.startswith("sc://"):
+            return connect_session(master)
         log_file = home() / "logs" / "spark.log"
         return build_session(f"tidemark {config.name}", master=master, log_file=log_file)
 
