@@ -46,6 +46,7 @@ def read(
     as_json: JsonOption = False,
 ) -> None:
     """Show a shard's rows, in the order of its keys. Masked columns are shown as ***."""
+    from tidemark.spark.failures import rows_of
     from tidemark.views import read as read_rows
 
     deployment = open_deployment(pipeline, environment)
@@ -53,7 +54,8 @@ def read(
     frame = read_rows(deployment, shard, view=view, as_of=as_of)
     order = ["_txn", *config.keys] if view is View.LOG else list(config.keys)
     shown = frame.orderBy(*(f"`{name}`" for name in order)) if order else frame
-    texts = shown.limit(limit).selectExpr("to_json(struct(*)) AS text").collect()
+    with rows_of(shard):
+        texts = shown.limit(limit).selectExpr("to_json(struct(*)) AS text").collect()
     records = [json.loads(row.text) for row in texts]
     masked = [
         {name: MASK if name in config.masked else record.get(name) for name in frame.columns}

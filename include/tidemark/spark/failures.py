@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from pyspark.errors import AnalysisException, PySparkException
 
@@ -25,6 +26,7 @@ except ImportError:
 
 _REFUSAL = re.compile(rf"\[\[{REFUSAL_MARK} (\d+) (\d+) (.*?)\]\]", re.DOTALL)
 _MISSING_FILE = re.compile(r"FAILED_READ_FILE\.FILE_NOT_EXIST|FileNotFoundException")
+_CAUSE = re.compile(r"^Caused by: (.+)$", re.MULTILINE)
 _MESSAGE_CHARACTERS_MAX = 500
 
 
@@ -51,5 +53,25 @@ def translated(error: Exception, txn: Txn, files: Sequence[BoundFile]) -> Tidema
         return Refused(txn, file=name, record=record, fact=fact)
     if (isinstance(error, AnalysisException) and is_missing_path(error)) or _MISSING_FILE.search(text):
         return InputGone(txn, what=text[:_MESSAGE_CHARACTERS_MAX])
-    shown = text[:_MESSAGE_CHARACTERS_MAX]
-    return Determinate(f"the job of transaction {txn} failed: {shown}", hint="its parts are removed; retry")
+    return Determinate(
+        f"the job of transaction {txn} failed: {cause_in(text)}", hint="its parts are removed; retry"
+    )
+
+
+@contextmanager
+def rows_of(shard: str) -> Iterator[None]:
+    """Within, a job that fails is an error that names the shard, and what to do about a damaged part."""
+    try:
+        yield
+    except JOB_ERRORS as error:
+        raise Determinate(
+            f"the rows of {shard} can't be worked out: {cause_in(str(error))}",
+            hint="nothing was changed; `tidemark replay` names a damaged part, --mode repair restores it",
+        ) from error
+
+
+def cause_in(text: str) -> str:
+    """What a Java error says went wrong at the bottom, without the stack around it."""
+    bottom = _CAUSE.findall(text)
+    plain = " ".join(line.strip() for line in text.splitlines() if not line.startswith("\t"))
+    return (bottom[-1] if bottom else plain)[:_MESSAGE_CHARACTERS_MAX]

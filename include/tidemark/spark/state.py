@@ -35,6 +35,7 @@ from tidemark.ports.state import Tail
 from tidemark.spark.commit import Stamp, confs_set, merge, replace_keys, write
 from tidemark.spark.digest import digest_of, partials, row_hash
 from tidemark.spark.documents import declared_schema
+from tidemark.spark.failures import cause_in, rows_of
 from tidemark.spark.fold import OP, UPSERT, FoldRule, lateness_number
 from tidemark.spark.fresh import Pins, fresh, tail_at
 from tidemark.spark.standing import app_id, encoded, guard_of, guard_version, read_standing, version_of
@@ -137,7 +138,8 @@ class SparkStatePlane:
 
     def digest(self, shard: ShardId, version: int) -> Digest:
         spec = self._specs.of(shard)
-        return digest_of_rows(read_version(self._spark, spec.state, version), spec)
+        with rows_of(shard):
+            return digest_of_rows(read_version(self._spark, spec.state, version), spec)
 
     def publish(
         self, shard: ShardId, tail: Tail, *, base: Published | None, token: WriterToken
@@ -149,7 +151,7 @@ class SparkStatePlane:
                 f"a tail from {tail.lower} on does not follow the publish {pins.lower - 1}"
             )
         app = app_id(self._specs.pipeline, shard)
-        with confs_set(spark, _PLANNED_ONCE), _kept(tail_at(spark, spec, pins)) as folded:
+        with rows_of(shard), confs_set(spark, _PLANNED_ONCE), _kept(tail_at(spark, spec, pins)) as folded:
             extent = extent_of(folded, spec)
             old = base.commit.tombstones if base is not None else VERSION_NONE
             tombs = bury(folded, spec, base=old, watermark=tail.watermark, deletes=extent.deletes)
@@ -211,7 +213,7 @@ class SparkStatePlane:
         spec, spark = self._specs.of(shard), self._spark
         pins = Pins(base, tail.log_version, tail.upper)
         folded = folded_tail(spark, spec, lower=tail.lower, upper=tail.upper, version=tail.log_version)
-        with _kept(fresh(spark, spec, pins)) as rows:
+        with rows_of(shard), _kept(fresh(spark, spec, pins)) as rows:
             old = base.commit.tombstones if base is not None else VERSION_NONE
             tombs = bury(folded, spec, base=old, watermark=None, afresh=base is None)
             commit = StateCommit(tail.txn, token, digest_of_rows(rows, spec), tombs)
@@ -268,7 +270,7 @@ def _unknown(shard: ShardId, txn: int) -> Iterator[None]:
         yield
     except (PySparkException, Py4JError) as error:
         raise Indeterminate(
-            f"the commit of transaction {txn} to the state of {shard} failed: {str(error)[:500]}",
+            f"the commit of transaction {txn} to the state of {shard} failed: {cause_in(str(error))}",
             hint="publish again: it compares the table with its record first",
         ) from error
 
