@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 # A slow machine is not a failing property; the examples' number bounds the time instead.
 settings.register_profile("tidemark", deadline=None)
@@ -31,3 +36,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group(together))
     places = {group: place for place, group in enumerate(GROUPS)}
     items.sort(key=lambda item: places.get(group_of(item), len(GROUPS)))
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """One small local session for all tests of a process; the JVM goes away with it."""
+    from tidemark.spark.session import build_session
+
+    session = build_session(
+        "tidemark-tests",
+        master="local[2]",
+        scratch_folder=tmp_path_factory.mktemp("spark"),
+        confs={"spark.driver.memory": "1g", "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"},
+    )
+    yield session
+    session.stop()

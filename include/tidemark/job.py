@@ -100,7 +100,7 @@ def perform(step: str, deployment: Deployment, order: Order) -> dict[str, Any]:
         case "upsert":
             return tasks.upsert(deployment, attempt, progress=tell)
         case "replay":
-            findings, restored = tasks.replay_range(
+            tasks.replay_range(
                 deployment,
                 attempt,
                 txn_from=order.txn_from,
@@ -108,7 +108,7 @@ def perform(step: str, deployment: Deployment, order: Order) -> dict[str, Any]:
                 mode=order.mode,
                 progress=tell,
             )
-            return telling.told_findings(findings, restored)
+            return telling.told_replay(deployment, attempt, txn_from=order.txn_from, txn_to=order.txn_to)
         case _:
             return tasks.maintain(deployment, attempt, progress=tell)
 

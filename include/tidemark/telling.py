@@ -13,7 +13,7 @@ from tidemark.assemble import Deployment
 from tidemark.core.ids import ShardId
 from tidemark.core.journal import Event
 from tidemark.core.publish import Published
-from tidemark.core.replay import Finding, Verdict
+from tidemark.core.replay import Verdict
 from tidemark.core.seal import Decision, Seal
 from tidemark.pipeline import stepwise
 from tidemark.pipeline.context import Attempt
@@ -71,16 +71,9 @@ def told_gate(seals: Sequence[Seal]) -> str:
     return str(Verdict.IDENTICAL if committed else Decision.ACCEPTED)
 
 
-def told_findings(findings: Sequence[Finding], restored: Sequence[tuple[int, str, str]]) -> Told:
-    """A replay's report: the verdict on each transaction, and what was restored."""
-    return {
-        "findings": [{"txn": one.txn, "verdict": str(one.verdict), "finding": str(one)} for one in findings],
-        "restored": [{"txn": txn, "shard": shard, "part": part} for txn, shard, part in restored],
-    }
-
-
-def told_verdicts_of(deployment: Deployment, attempt: Attempt, *, txn_from: int, txn_to: int) -> Told:
-    """The report of a replay that another process made, out of the journal."""
+def told_replay(deployment: Deployment, attempt: Attempt, *, txn_from: int, txn_to: int) -> Told:
+    """A replay's report, out of the journal, whichever process made it: the last verdict on each transaction,
+    and what was restored."""
     journal = deployment.control.journal
     journal.head()
     last = txn_to or deployment.control.bindings.head().upper - 1
@@ -90,11 +83,11 @@ def told_verdicts_of(deployment: Deployment, attempt: Attempt, *, txn_from: int,
         for entry in journal.find(str(txn))
         if entry.token == attempt.token
     ]
-    findings = [
-        {"txn": one.txn, "verdict": one.detail["verdict"], "finding": one.detail["finding"]}
+    findings = {
+        one.txn: {"txn": one.txn, "verdict": one.detail["verdict"], "finding": one.detail["finding"]}
         for one in entries
         if one.event is Event.VERIFIED
-    ]
+    }
     restored = [
         {"txn": one.txn, "shard": shard, "part": part}
         for one in entries
@@ -102,7 +95,7 @@ def told_verdicts_of(deployment: Deployment, attempt: Attempt, *, txn_from: int,
         for shard, parts in json.loads(one.detail["parts"]).items()
         for part in parts
     ]
-    return {"findings": findings, "restored": restored}
+    return {"findings": list(findings.values()), "restored": restored}
 
 
 def explained(deployment: Deployment, red: Sequence[stepwise.Judged]) -> str:

@@ -380,6 +380,7 @@ def test_a_last_transaction_without_a_seal_is_finished_and_verified_too() -> Non
         (1, Verdict.IDENTICAL, ""),
         (2, Verdict.IDENTICAL, "finished now"),
     ]
+    assert [entry.txn for entry in world.journal(Event.VERIFIED)] == [1, 2]
     assert world.state() == {("k",): 2}
 
 

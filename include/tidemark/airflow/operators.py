@@ -221,9 +221,7 @@ class ReplayOperator(SparkStepOperator):
         from tidemark import tasks, telling
 
         deployment = tasks.open_pipeline(order.pipeline_file, order.environment or None)
-        return telling.told_verdicts_of(
-            deployment, order.attempt, txn_from=order.txn_from, txn_to=order.txn_to
-        )
+        return telling.told_replay(deployment, order.attempt, txn_from=order.txn_from, txn_to=order.txn_to)
 
 
 class ReplayReportOperator(BaseOperator):

@@ -18,7 +18,7 @@ from tidemark.pipeline.checkpoint import checkpoint
 from tidemark.pipeline.context import Attempt, Pipeline
 from tidemark.pipeline.ingest import ingest
 from tidemark.pipeline.reclock import reclock
-from tidemark.pipeline.replay import replay_plan, verify
+from tidemark.pipeline.replay import note_finding, replay_plan, verify
 from tidemark.pipeline.upsert import bring_up_logs, commit_staged
 from tidemark.pipeline.validate import validate
 
@@ -129,6 +129,7 @@ def replay(
             seal = outcome.winner if isinstance(outcome, Lost) else None
         if seal is None:
             findings.append(Finding(binding.txn, Verdict.IDENTICAL, why="finished now"))
+            note_finding(pipeline, attempt, findings[-1])
         else:
             progress(binding.txn, "verify")
             findings.append(verify(pipeline, attempt, binding, seal))
