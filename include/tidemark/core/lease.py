@@ -10,9 +10,8 @@ race one is decided anew: nobody gets a hold on what is about to be removed.
 
 Expiry is *observed non-renewal*: clocks of two machines are never compared. An observer calls a lease
 expired once it has seen one epoch unchanged for longer than its ttl on its own clock. One look counts
-for half a ttl at most, and for nothing if the clock went back: a clock that jumps, or an observer that
-slept, needs two more looks, and a live holder renews meanwhile. Renew every third of a ttl, look every
-quarter.
+for half a ttl at most, and for nothing if the clock went back: after a jump, or a sleep, it needs two
+more looks, and a live holder renews meanwhile. Renew every third of a ttl, look every quarter.
 
 The holder's deadline is stricter: it counts from *before* its last write, so it gives up before
 anyone may take its lease. From then on `Tenure.check` and a renewal raise `LeaseLost`, taken or not.
