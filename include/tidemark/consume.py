@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
@@ -29,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tidemark.core.consumer import effect_key, lease_name
 from tidemark.core.errors import InvalidUsage, TidemarkError
 from tidemark.core.freeze import Frozen
-from tidemark.core.ids import TXN_FIRST, TXN_NONE, ShardId, Txn
+from tidemark.core.ids import TXN_FIRST, ShardId, Txn
 from tidemark.core.lease import SINCE, HolderToken, LeaseLost
 from tidemark.core.ledger import UPPER
 from tidemark.core.listing import Condition, Limits
@@ -143,7 +142,9 @@ class Consumer:
         if hold is None or reader is None:
             return
         try:
-            if given is not None and isinstance(error, Exception) and not isinstance(error, TidemarkError):
+            failed = isinstance(error, Exception) and not isinstance(error, TidemarkError)
+            # Who was asked to stop may fail in any way, and has no time to look for the cause.
+            if given is not None and failed and not self._stop.is_set():
                 _examine(reader, given, error)
         finally:
             hold.release()
@@ -152,6 +153,11 @@ class Consumer:
     def frontier(self) -> Txn:
         """The first transaction that this consumer has not been given for good."""
         return self._opened.frontier
+
+    @property
+    def is_new(self) -> bool:
+        """Whether nothing was ever delivered to it for good: then a snapshot may come first."""
+        return self._held.is_new
 
     def snapshot(self, as_of: int | None = None) -> Batch:
         """The shard's rows as of a transaction (now, by default), as one batch; `listen` goes on after it.
@@ -215,22 +221,28 @@ class Consumer:
         once = {"txnAppId": app, "txnVersion": str(given.txn)}
         return Batch(given.lower, given.upper, frame, once, is_snapshot, given.skipped)
 
+    @property
+    def _held(self) -> Hold:
+        if self._hold is None:
+            raise InvalidUsage(f"consumer {self._name!r} is not open", hint="use it in a `with`")
+        return self._hold
+
     def _check_start(self) -> None:
         """A new consumer of a log that doesn't reach back to the beginning needs a snapshot first."""
-        lease = self._hold.lease if self._hold is not None else None
-        if lease is not None and lease.planned == TXN_NONE and lease.txn > TXN_FIRST and self._start is None:
+        first = self.frontier
+        if first > TXN_FIRST and self._start is None and self.is_new:
             raise InvalidUsage(
-                f"what lies below transaction {lease.txn} can't be read one by one any more",
+                f"what lies below transaction {first} can't be read one by one any more",
                 hint="take a snapshot() first; listen() goes on after it",
             )
 
 
-def _examine(reader: ShardReader, given: Range, error: Exception) -> None:
+def _examine(reader: ShardReader, given: Range, error: BaseException | None) -> None:
     """A batch has failed: say so if a part of it, or a lost lease, is to blame; else the error stands."""
     try:
         reader.examine(given)
     except (Frozen, LeaseLost) as blamed:
         raise blamed from error
-    except TidemarkError:
-        with suppress(AttributeError):
-            error.add_note("whether the batch's files are to blame could not be found out")
+    except TidemarkError as unknown:
+        if error is not None:
+            error.add_note(f"whether the batch's files are to blame could not be found out: {unknown}")

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
 from tidemark.assemble import Deployment, SessionMaker
-from tidemark.config import PipelineConfig
+from tidemark.config import load_pipeline
 from tidemark.core.checkpoint import Checkpoint
 from tidemark.core.checksum import Digest
 from tidemark.core.ids import ShardId, Txn, WriterToken
@@ -26,6 +26,17 @@ ARROW = pa.schema(
     [("k", pa.string()), ("v", pa.int64()), ("_txn", pa.int64()), ("_op", pa.string()),
      ("_partition", pa.string()), ("_offset", pa.int64()), ("_ordinal", pa.int64())]
 )  # fmt: skip
+
+PIPELINE = """\
+name: p
+source: {type: files, path: in, format: json, settle_seconds: 0}
+warehouse: wh
+shards:
+  - name: t
+    schema: k STRING NOT NULL, v BIGINT
+    keys: [k]
+    apply_as_deletes: op = 'D'
+"""
 
 Change = tuple[str, int | None]
 """A key and its value; None is a delete."""
@@ -86,15 +97,10 @@ def deployed(root: Path, session: SessionMaker | None = None) -> Deployment:
     def none() -> SparkSession:
         raise AssertionError("this needs no Spark")
 
-    source = {"type": "files", "path": "in", "format": "json", "settle_seconds": 0}
-    shard = {
-        "name": SHARD,
-        "schema": "k STRING NOT NULL, v BIGINT",
-        "keys": ["k"],
-        "apply_as_deletes": "op = 'D'",
-    }
-    settings = {"name": "p", "source": source, "warehouse": "wh", "shards": [shard]}
-    return Deployment(PipelineConfig.model_validate(settings).at(root), session or none)
+    file = root / "p.yaml"
+    if not file.exists():
+        file.write_text(PIPELINE, encoding="utf-8")
+    return Deployment(load_pipeline(file), session or none)
 
 
 def changes_in(frame: DataFrame) -> list[tuple[int, str, int | None]]:

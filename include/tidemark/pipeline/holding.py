@@ -44,6 +44,12 @@ class Hold:
         """Our lease, as we wrote it last."""
         return self._tenure.lease
 
+    @property
+    def is_new(self) -> bool:
+        """Whether nothing was ever delivered under this name."""
+        with self._lock:
+            return self._leases.began_at(self.lease.name) == self.lease.txn
+
     def check(self) -> None:
         """Raise `LeaseLost` if what we read may not be ours any more."""
         with self._lock:
