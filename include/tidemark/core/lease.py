@@ -1,22 +1,24 @@
 """Named leases: a reader's hold on a `txn`, and the floor that all holds give to maintenance.
 
-A lease says "from this `txn` on I still need every part". Maintenance removes only what lies below
-the floor, the lowest `txn` that anyone needs (Invariant 12: maintenance asks the leases first).
+A lease says "from this `txn` on I need every part". Maintenance removes only what lies below the
+floor, the lowest `txn` that anyone needs (Invariant 12: maintenance asks the leases first).
 
 Leases are records of one ledger; the last record of a name is the lease as it stands, and each
 write has its own *epoch*, the record's number. The same ledger carries the mark `since`, the first
 `txn` that is kept. Raising `since` and taking a lease are commits on one head, so of the two that
 race one is decided anew: nobody gets a hold on what is about to be removed.
 
-Expiry is *observed non-renewal*: clocks of two machines are never compared. An observer looks at a
-lease again and again, and calls it expired once it has seen one epoch unchanged for longer than the
-lease's ttl on its own monotonic clock. One look counts for at most half a ttl, and for nothing if
-the clock went back: a clock that jumps, or an observer that was itself asleep, needs two more looks
-at the least, and a live holder renews in between. Renew every third of a ttl, look every quarter.
+Expiry is *observed non-renewal*: clocks of two machines are never compared. An observer calls a lease
+expired once it has seen one epoch unchanged for longer than its ttl on its own clock. One look counts
+for half a ttl at most, and for nothing if the clock went back: after a jump, or a sleep, it needs two
+more looks, and a live holder renews meanwhile. Renew every third of a ttl, look every quarter.
 
-The holder's deadline is stricter: it counts from *before* its last write, so it gives up
-before anyone may take its lease. From then on `Tenure.check` and a renewal raise `LeaseLost`, even
-if nobody has taken it: a holder that slept can't know, and a restart from the lease costs little.
+The holder's deadline is stricter: it counts from *before* its last write, so it gives up before
+anyone may take its lease. From then on `Tenure.check` and a renewal raise `LeaseLost`, taken or not.
+
+A *consumer's* lease is named `<consumer>/<shard>`, and its `txn` is the consumer's frontier: moved by the
+same conditional commit that renews the hold, so that who has lost the lease can't move it. It counts
+also while nobody holds it, until the consumer is forgotten, and who takes it goes on exactly there.
 
 Known limitation: each renewal is a record, so choose a ttl of minutes, not of seconds.
 """
@@ -24,13 +26,13 @@ Known limitation: each renewal is a record, so choose a ttl of minutes, not of s
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, Literal, NewType
 
 from tidemark.core.errors import Determinate, InvalidUsage, InvariantViolation
-from tidemark.core.ids import TXN_FIRST, Txn, checked_name
+from tidemark.core.ids import TXN_FIRST, TXN_NONE, Txn, checked_name
 from tidemark.core.ledger import UPPER, Head, Put
 
 HolderToken = NewType("HolderToken", str)
@@ -39,16 +41,19 @@ SINCE: Final = "since"
 
 
 class LeaseState(StrEnum):
-    """How a lease stands; an ended one needs nothing any more."""
+    """How a lease stands. An ended one needs nothing any more, unless it is a consumer's."""
 
     LIVE = "live"
     RELEASED = "released"
     EXPIRED = "expired"
+    FORGOTTEN = "forgotten"
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """`name` is the reader's and outlives its processes; `holder` is the token of one process."""
+    """`name` is the reader's and outlives its processes; `holder` is the token of one process.
+
+    `planned` is the upper of the batch that a consumer was given last and may have done; 0 for none."""
 
     name: str
     holder: HolderToken
@@ -56,9 +61,11 @@ class Lease:
     epoch: int
     ttl_seconds: float
     state: LeaseState = LeaseState.LIVE
+    planned: Txn = TXN_NONE
 
     def __post_init__(self) -> None:
-        checked_name(self.name, what="lease")
+        for name in self.name.split("/", 1):
+            checked_name(name, what="lease")
         if not self.holder or self.txn < TXN_FIRST or self.epoch < 1:
             raise InvalidUsage(
                 f"lease {self.name!r}: no holder, or txn {self.txn}, epoch {self.epoch} below 1"
@@ -78,14 +85,16 @@ class Lease:
     def is_live(self) -> bool:
         return self.state is LeaseState.LIVE
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether its `txn` is needed: while it is held and, for a consumer, until it is forgotten."""
+        return self.is_live or ("/" in self.name and self.state is not LeaseState.FORGOTTEN)
+
 
 class LeaseLost(Determinate):
     """The holder's lease is past its deadline, taken or ended; what it was about to do did not happen.
 
-    `Determinate`, because nothing is wrong with the request: acquire again, and go on from the last
-    delivered `txn`. It is not a lost race, because the holder was promised its parts and must stop
-    reading at once, so it has to unwind.
-    """
+    It is not a lost race: the holder was promised its parts, and has to unwind at once."""
 
     def __init__(self, lease: Lease, why: str) -> None:
         super().__init__(
@@ -175,33 +184,33 @@ def decide_acquire(
 ) -> Put[Lease, Acquired] | HeldByOther:
     """Take the name: new at `start`, or where the hold of the expired holder (or our own) stands.
 
-    A live lease keeps its `txn`, so the next reader goes on exactly there; `current` is the last
-    record of the name at this head.
-    """
-    if current is not None and current.is_live:
+    A kept lease keeps its `txn`, so the next reader goes on exactly there; `current` is the last
+    record of the name at this head."""
+    planned, taken_from, since = TXN_NONE, None, since_of(head)
+    if current is not None and current.is_kept:
         expired = observation is not None and observation.expires(current)
-        if current.holder != holder and not expired:
+        if current.is_live and current.holder != holder and not expired:
             return HeldByOther(current)
-        if current.txn < since_of(head):
+        if current.txn < since:
             raise InvariantViolation(
-                f"lease {name!r} holds txn {current.txn}, but {since_of(head)} is the first that was kept",
-                hint="maintenance passed a live lease: stop it, and compare its journal with the leases",
+                f"lease {name!r} holds txn {current.txn}, but {since} is the first that was kept",
+                hint="maintenance passed a lease: stop it, and compare its journal with the leases",
             )
-        taken_from = None if current.holder == holder else current
-        lease = Lease(name, holder, current.txn, head.upper, ttl_seconds)
-        return Put(marks=_written(lease), records=(lease,), result=Acquired(lease, taken_from))
-    if start < since_of(head):
+        start, planned = current.txn, current.planned
+        taken_from = current if current.is_live and current.holder != holder else None
+    elif start < since:
         raise InvalidUsage(
-            f"lease {name!r} can't hold txn {start}: {since_of(head)} is the first that was kept",
+            f"lease {name!r} can't hold txn {start}: {since} is the first that was kept",
             hint="start from a snapshot, and hold the txn after it",
         )
-    lease = Lease(name, holder, start, head.upper, ttl_seconds)
-    return Put(marks=_written(lease), records=(lease,), result=Acquired(lease))
+    lease = Lease(name, holder, start, head.upper, ttl_seconds, planned=planned)
+    return Put(marks={UPPER: lease.epoch + 1}, records=(lease,), result=Acquired(lease, taken_from))
 
 
 def decide_renew(
-    *, head: Head, tenure: Tenure, current: Lease | None, now_seconds: float, txn: Txn | None = None
-) -> Put[Lease, Lease]:
+    *, head: Head, tenure: Tenure, current: Lease | None, now_seconds: float,
+    txn: Txn | None = None, planned: Txn | None = None,
+) -> Put[Lease, Lease]:  # fmt: skip
     """A new epoch, or `LeaseLost`. With `txn`, advance: let go of what is below. A hold never goes back."""
     mine = tenure.lease
     tenure.check(now_seconds=now_seconds)
@@ -216,8 +225,9 @@ def decide_renew(
             f"lease {mine.name!r} can't go back from txn {current.txn} to {wanted}",
             hint="what was let go may be gone; acquire another name for an earlier txn",
         )
-    lease = replace(mine, txn=wanted, epoch=int(head.upper))
-    return Put(marks=_written(lease), records=(lease,), result=lease)
+    plan = current.planned if planned is None else planned
+    lease = replace(mine, txn=wanted, epoch=int(head.upper), planned=plan)
+    return Put(marks={UPPER: lease.epoch + 1}, records=(lease,), result=lease)
 
 
 def decide_release(*, head: Head, lease: Lease, current: Lease | None) -> Put[Lease, Lease] | AlreadyEnded:
@@ -225,7 +235,7 @@ def decide_release(*, head: Head, lease: Lease, current: Lease | None) -> Put[Le
     if current is None or not current.is_live or current.holder != lease.holder:
         return AlreadyEnded(current)
     ended = replace(current, epoch=int(head.upper), state=LeaseState.RELEASED)
-    return Put(marks=_written(ended), records=(ended,), result=ended)
+    return Put(marks={UPPER: ended.epoch + 1}, records=(ended,), result=ended)
 
 
 def decide_expire(*, head: Head, current: Lease, observation: Observation) -> Put[Lease, Lease] | HeldByOther:
@@ -233,7 +243,7 @@ def decide_expire(*, head: Head, current: Lease, observation: Observation) -> Pu
     if not observation.expires(current):
         return HeldByOther(current)
     ended = replace(current, epoch=int(head.upper), state=LeaseState.EXPIRED)
-    return Put(marks=_written(ended), records=(ended,), result=ended)
+    return Put(marks={UPPER: ended.epoch + 1}, records=(ended,), result=ended)
 
 
 def live_leases(records: Iterable[Lease]) -> tuple[Lease, ...]:
@@ -271,13 +281,13 @@ class Floor:
         return tuple(need for need in self.needs if need.txn == self.txn)
 
 
-def floor(leases: Iterable[Lease], *, consumers: Mapping[str, Txn], window: Txn) -> Floor:
-    """The lowest `txn` that anyone needs: live leases, consumers (a state's publisher), the kept window.
+def floor(leases: Sequence[Lease], *, consumers: Mapping[str, Txn], window: Txn) -> Floor:
+    """The lowest `txn` that anyone needs: kept leases, consumers (a state's publisher), the kept window.
 
-    A lease counts until its end is recorded, however late its holder is: expire it first.
-    """
+    `leases` has the last record of each name. One counts until its end is recorded: expire it first."""
     needs = [Need(lease.txn, "lease", lease.name, lease.holder) for lease in leases if lease.is_live]
-    needs += [Need(txn, "consumer", name) for name, txn in consumers.items()]
+    idle = {lease.name: lease.txn for lease in leases if lease.is_kept and not lease.is_live}
+    needs += [Need(txn, "consumer", name) for name, txn in {**consumers, **idle}.items()]
     needs.append(Need(window, "window", "retention"))
     needs.sort(key=lambda need: (need.txn, need.kind, need.name))
     return Floor(needs[0].txn, tuple(needs))
@@ -288,7 +298,3 @@ def decide_since(*, head: Head, floor: Floor) -> Put[Lease, Txn] | Txn:
     if floor.txn <= since_of(head):
         return since_of(head)
     return Put(marks={SINCE: floor.txn}, records=(), result=floor.txn)
-
-
-def _written(lease: Lease) -> dict[str, int]:
-    return {UPPER: lease.epoch + 1}

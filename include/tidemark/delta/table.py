@@ -161,14 +161,21 @@ class ControlTable:
 
     def adds(self) -> list[dict[str, Any]]:
         """The active files of the loaded version, with those of the `ADD_FACTS` that they have."""
-        if self._table is None:
+        found = self.add_actions()
+        if found is None:
             return []
+        listed: list[dict[str, Any]] = found.select(
+            [n for n in ADD_FACTS if n in found.schema.names]
+        ).to_pylist()
+        return listed
+
+    def add_actions(self) -> pa.Table | None:
+        """All that is known of the active files, as a table; None where there is no table."""
+        if self._table is None:
+            return None
         with reading(self.uri):
-            # Not pa.table(), and no times: for either pyarrow imports pandas, which costs more than the rest.
-            found = pa.RecordBatchReader.from_stream(self._table.get_add_actions(flatten=True)).read_all()
-            names = [name for name in ADD_FACTS if name in found.schema.names]
-            listed: list[dict[str, Any]] = found.select(names).to_pylist()
-            return listed
+            # Not pa.table(), and no times as Python's: for either pyarrow imports pandas, which costs more.
+            return pa.RecordBatchReader.from_stream(self._table.get_add_actions(flatten=True)).read_all()
 
     def prepare(self, head: Head, moved: Iterable[str]) -> bool:
         """Stand at `head`, making the table if it isn't there; False when it has moved on."""

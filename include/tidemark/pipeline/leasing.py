@@ -1,0 +1,201 @@
+"""Leases as they are taken, renewed, released and expired, by one process, over a pipeline's ledger.
+
+`Leases` is one process's view: it reads what was written since its last look, decides by `core.lease`, and
+commits on the head that it decided on. Everybody who reads or removes parts goes through it: a reader takes
+its lease *before* it looks at what there is, and maintenance announces `since` before it removes anything
+(Invariant 12).
+
+Restriction: like the ledger below it, a `Leases` is for one thread at a time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from tidemark.core.consumer import decide_forget
+from tidemark.core.ids import Txn
+from tidemark.core.lease import (
+    Acquired,
+    AlreadyEnded,
+    Floor,
+    HeldByOther,
+    HolderToken,
+    Lease,
+    Observation,
+    Tenure,
+    decide_acquire,
+    decide_expire,
+    decide_release,
+    decide_renew,
+    decide_since,
+    floor,
+    observe,
+    since_of,
+)
+from tidemark.core.ledger import Head, Put
+from tidemark.pipeline.settle import settle
+from tidemark.ports.control import Ledger
+
+TTL_SECONDS: Final = 120.0
+LOOKS_PER_TTL: Final = 4
+RENEWALS_PER_TTL: Final = 3
+
+# A machine that was suspended must notice: where there is a clock that goes on meanwhile, it is used.
+_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def monotonic_seconds() -> float:
+    """Seconds on this machine's clock that never goes back, and counts while the machine sleeps."""
+    return time.clock_gettime(_CLOCK)
+
+
+class Leases:
+    """The leases of one pipeline, as one process sees and changes them."""
+
+    def __init__(self, ledger: Ledger[Lease], *, clock: Callable[[], float] = monotonic_seconds) -> None:
+        self._ledger = ledger
+        self._clock = clock
+        self._last: dict[str, Lease] = {}
+        self._first: dict[str, Lease] = {}
+        self._read_upper = 1
+        self._seen: dict[str, Observation] = {}
+
+    def standing(self) -> tuple[Lease, ...]:
+        """The last record of each name, ended ones too."""
+        return self._standing(self._ledger.head())
+
+    def since(self) -> Txn:
+        """The first `txn` that maintenance has kept."""
+        return since_of(self._ledger.head())
+
+    def current(self, name: str) -> Lease | None:
+        """The lease of this name as it stands."""
+        self.standing()
+        return self._last.get(name)
+
+    def began_at(self, name: str) -> Txn | None:
+        """Where the lease of this name stood when it was taken anew: a consumer that still stands there
+        has had nothing for good."""
+        self.standing()
+        first = self._first.get(name)
+        return None if first is None else first.txn
+
+    def take(
+        self, name: str, holder: HolderToken, *, start: Txn, ttl_seconds: float = TTL_SECONDS
+    ) -> Tenure | HeldByOther:
+        """Take a lease: new at `start`, or where it stands. One that another holds is taken once this
+        process has seen it stand still for longer than it lasts; each call is one look."""
+        self.look()
+        began = self._clock()
+
+        def decide(head: Head) -> Put[Lease, Any] | HeldByOther:
+            nonlocal began
+            self._standing(head)
+            began = self._clock()
+            return decide_acquire(
+                head=head,
+                current=self._last.get(name),
+                name=name,
+                holder=holder,
+                start=start,
+                ttl_seconds=ttl_seconds,
+                observation=self._seen.get(name),
+            )
+
+        outcome: Any = settle(self._ledger, decide, what=f"lease {name!r}")
+        match outcome:
+            case Acquired(lease):
+                return Tenure(lease, began)
+            case _:
+                return HeldByOther(outcome.current)
+
+    def renew(self, tenure: Tenure, *, txn: Txn | None = None, planned: Txn | None = None) -> Tenure:
+        """A new deadline, or `LeaseLost`. `txn` lets go of what lies below, `planned` notes a batch."""
+        began = self._clock()
+
+        def decide(head: Head) -> Put[Lease, Lease] | Lease:
+            nonlocal began
+            self._standing(head)
+            began = self._clock()
+            return decide_renew(
+                head=head,
+                tenure=tenure,
+                current=self._last.get(tenure.lease.name),
+                now_seconds=began,
+                txn=txn,
+                planned=planned,
+            )
+
+        return Tenure(settle(self._ledger, decide, what=f"lease {tenure.lease.name!r}"), began)
+
+    def release(self, lease: Lease) -> None:
+        """End our own lease; one that has ended already is left as it is."""
+
+        def decide(head: Head) -> Put[Lease, Lease] | Lease | AlreadyEnded:
+            self._standing(head)
+            return decide_release(head=head, lease=lease, current=self._last.get(lease.name))
+
+        settle(self._ledger, decide, what=f"lease {lease.name!r}")
+
+    def look(self) -> None:
+        """Look at every live lease; looks add up to an observation that one has stood still."""
+        now = self._clock()
+        self._seen = {
+            lease.name: observe(self._seen.get(lease.name), lease, now_seconds=now)
+            for lease in self.standing()
+            if lease.is_live
+        }
+
+    def expire(self) -> tuple[Lease, ...]:
+        """Look, and end the leases that this process has seen stand still for longer than they last."""
+        self.look()
+        due = [name for name, seen in self._seen.items() if seen.expires(self._last[name])]
+        ended = [self._expired(name, self._seen[name]) for name in due]
+        return tuple(lease for lease in ended if lease is not None)
+
+    def _expired(self, name: str, seen: Observation) -> Lease | None:
+        def decide(head: Head) -> Put[Lease, Any] | HeldByOther | None:
+            self._standing(head)
+            current = self._last[name]
+            return decide_expire(head=head, current=current, observation=seen) if current.is_live else None
+
+        outcome: Any = settle(self._ledger, decide, what=f"lease {name!r}")
+        return outcome if isinstance(outcome, Lease) else None
+
+    def forget(self, name: str) -> Lease:
+        """Let a consumer's frontier go, for good."""
+
+        def decide(head: Head) -> Put[Lease, Lease] | Lease:
+            self._standing(head)
+            return decide_forget(head=head, current=self._last.get(name), name=name)
+
+        return settle(self._ledger, decide, what=f"consumer {name!r}")
+
+    def floor(self, *, consumers: Mapping[str, Txn], window: Txn) -> Floor:
+        """What may go lies below this, as far as leases, consumers and the kept window say now."""
+        return floor(self.standing(), consumers=consumers, window=window)
+
+    def announce(self, *, consumers: Mapping[str, Txn], window: Txn) -> Floor:
+        """Raise `since` to the floor, on the head that the floor was worked out on; then it is safe to
+        remove what lies below `since`. `consumers` and `window` must not rise while this runs."""
+        found = self.floor(consumers=consumers, window=window)
+
+        def decide(head: Head) -> Put[Lease, Txn] | Txn:
+            nonlocal found
+            found = floor(self._standing(head), consumers=consumers, window=window)
+            return decide_since(head=head, floor=found)
+
+        settle(self._ledger, decide, what="the floor of the kept transactions")
+        return found
+
+    def _standing(self, head: Head) -> tuple[Lease, ...]:
+        # Records never change, so only those that were added since the last look are read.
+        for lease in self._ledger.read(self._read_upper, head.upper):
+            before = self._last.get(lease.name)
+            if before is None or not before.is_kept:
+                self._first[lease.name] = lease
+            self._last[lease.name] = lease
+        self._read_upper = max(self._read_upper, head.upper)
+        return tuple(self._last.values())
