@@ -67,7 +67,7 @@ class LightPlane:
         added = ShardParts(tuple(parts), digest_of(rows))
         return Staged(binding.txn, token, source, {SHARD: added}, ENGINE)
 
-    def read_back(self, staged: Staged) -> Digests:
+    def read_back(self, staged: Staged, **_: object) -> Digests:
         rows = [
             row
             for part in staged.shards[SHARD].parts

@@ -54,9 +54,12 @@ class PartStore:
 
     def parts(self, shard: ShardId, txn: Txn, token: WriterToken) -> tuple[Part, ...]:
         """The attempt's parts that have rows, described by their footers; all other files are removed."""
+        return self.described(shard, attempt_folder(txn, token))
+
+    def described(self, shard: ShardId, folder: str) -> tuple[Part, ...]:
+        """The same of any folder below a log, which is the caller's own."""
         store, root = self._store
         log = f"{root}/{shard}/log"
-        folder = attempt_folder(txn, token)
         found: list[Part] = []
         for info in self._listed(f"{log}/{folder}"):
             name = info.path.rsplit("/", 1)[-1]
