@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from tidemark.spark.plane import SparkPlane
     from tidemark.spark.state import SparkStatePlane
+    from tidemark.spark.upkeep import SparkStateKeeper
 
 SessionMaker = Callable[[], "SparkSession"]
 
@@ -104,6 +105,13 @@ class Deployment:
             self._state = SparkStatePlane(self.session(), self.config)
         return self._state
 
+    def keeper(self) -> SparkStateKeeper:
+        """Who keeps the states' tables in shape; the first call starts Spark."""
+        from tidemark.spark.state import specs_of
+        from tidemark.spark.upkeep import SparkStateKeeper
+
+        return SparkStateKeeper(self.session(), specs_of(self.config))
+
 
 class Expectations:
     """The `Gate` port: the user's own suites, by Great Expectations, when a staged shard has one."""
@@ -140,8 +148,8 @@ class LazyPlane:
     def stage(self, binding: Binding, token: WriterToken) -> Staged:
         return self._deployment.plane().stage(binding, token)
 
-    def read_back(self, staged: Staged) -> Digests:
-        return self._deployment.plane().read_back(staged)
+    def read_back(self, staged: Staged, *, moved: Mapping[ShardId, Sequence[Part]] | None = None) -> Digests:
+        return self._deployment.plane().read_back(staged, moved=moved)
 
     def replay(self, binding: Binding) -> Staged:
         return self._deployment.plane().replay(binding)

@@ -10,9 +10,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
+from tidemark import upkeep
 from tidemark.assemble import Deployment
 from tidemark.config import load_pipeline
 from tidemark.core.checksum import SOURCE
@@ -25,7 +27,6 @@ from tidemark.pipeline import reclock as minting
 from tidemark.pipeline import stepwise
 from tidemark.pipeline.checkpoint import checkpoint as advance
 from tidemark.pipeline.context import Attempt, binding_at, seal_at
-from tidemark.pipeline.maintain import sweep
 from tidemark.pipeline.publish import BeingPublished, is_due, last_published, publish
 from tidemark.pipeline.repair import repair
 from tidemark.pipeline.replay import REPAIR, replay_plan
@@ -236,13 +237,13 @@ def differing_rows(
 
 
 def maintain(deployment: Deployment, attempt: Attempt, *, progress: Progress = unwatched) -> Told:
-    """Publish what is due, remove what lost its transaction, clean the control tables."""
-    swept = sweep(deployment.pipeline)
-    removed = sum(table.sweep() for table in deployment.control.tables)
+    """Publish what is due, then do the upkeep of logs, states and control tables (`tidemark.upkeep`)."""
     published = publish_due(deployment, attempt, progress=progress)
+    done = upkeep.maintain(deployment, attempt.token, upkeep.terms_of(deployment))
     return {
-        "pipeline": deployment.config.name,
-        "published": {str(shard): told_publish(done) for shard, done in published.items()},
-        "attempts_removed": [{"txn": txn, "token": token} for txn, token in swept],
-        "control_files_removed": removed,
+        "pipeline": done.pipeline,
+        "published": {str(shard): told_publish(one) for shard, one in published.items()},
+        "since": done.since,
+        "done": [asdict(chore) for chore in done.chores],
+        "warnings": list(done.warnings),
     }

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING
 
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import TXN_NONE, ShardId, Txn, next_txn
+from tidemark.core.lease import since_of
 from tidemark.core.publish import Published, state_as_of
+from tidemark.core.snapshot import Truncated
 from tidemark.pipeline.listing import readable_upper
 from tidemark.pipeline.publish import checked_record
 
@@ -40,7 +42,7 @@ def read(
     """The shard's rows, as of a transaction or now.
 
     `state` is what was published last, at or below `as_of`. `fresh` is exact at `as_of`. `log` has every
-    change up to it, with `_txn` and `_op`.
+    change up to it, from `since` on, with `_txn` and `_op`. What maintenance has let go is `Truncated`.
     """
     from tidemark.spark.fresh import Pins, fresh, read_log, read_state
     from tidemark.spark.state import specs_of
@@ -56,9 +58,13 @@ def read(
     base = _base(deployment, name, Txn(upper - 1))
     spec = specs_of(deployment.config).of(name)
     pins = Pins(base, deployment.control.log(name).head().version, upper)
+    since = since_of(deployment.control.leases.head())
+    lower = since if view is View.LOG else pins.lower
+    if lower > upper or (lower < since and lower < upper and view is View.FRESH):
+        raise Truncated(name, as_of=Txn(upper - 1), since=since)
     spark = deployment.session()
     if view is View.LOG:
-        return read_log(spark, spec, pins)
+        return read_log(spark, spec, pins, lower=since)
     if view is View.STATE and base is not None:
         return read_state(spark, spec, base)
     if view is View.STATE:

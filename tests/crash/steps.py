@@ -103,7 +103,7 @@ def wrap_planes(steps: Steps) -> None:
 
     wrap(Sink, "take", lambda sink, shard, frame: f"parts {shard} {sink.txn}", steps)
     wrap(SparkPlane, "stage", lambda plane, binding, token: f"stage {binding.txn}", steps)
-    wrap(SparkPlane, "read_back", lambda plane, staged: f"gate {staged.txn}", steps)
+    wrap(SparkPlane, "read_back", lambda plane, staged, **kwargs: f"gate {staged.txn}", steps)
     wrap(PartStore, "discard", lambda store, txn, token: f"discard {txn}", steps)
 
     wrap(state, "bury", lambda tail, spec, **kwargs: f"tombstones {spec.name}", steps)

@@ -57,7 +57,7 @@ def held() -> World:
 class Forgetful(MemoryPlane):
     """A plane whose parts read back empty: its gate is always red."""
 
-    def read_back(self, staged: Staged) -> Digests:
+    def read_back(self, staged: Staged, **_: object) -> Digests:
         return {}
 
 

@@ -1,6 +1,8 @@
-"""`tidemark maintain`: remove what can never be needed again."""
+"""`tidemark maintain`: keep logs, states and control tables small, and never under a reader's feet."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -8,11 +10,19 @@ from tidemark.cli.shared import (
     EXIT_CODES,
     EnvironmentOption,
     JsonOption,
-    PipelineArgument,
+    find_names,
+    new_attempt,
     open_deployment,
     print_json,
+    print_table,
     say,
 )
+
+if TYPE_CHECKING:
+    from tidemark.telling import Told
+    from tidemark.upkeep import Upkeep
+
+COLUMNS = ("what", "shard", "files", "bytes", "held by", "until")
 
 
 def register(app: typer.Typer) -> None:
@@ -21,20 +31,62 @@ def register(app: typer.Typer) -> None:
 
 
 def maintain(
-    pipeline: PipelineArgument, environment: EnvironmentOption = None, as_json: JsonOption = False
+    pipeline: Annotated[
+        str | None,
+        typer.Argument(help="A pipeline's name, or its file's path; all by default.", metavar="PIPELINE"),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what would be done, and who holds what back.")
+    ] = False,
+    environment: EnvironmentOption = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Remove the parts of attempts that lost their transaction, and old files of the control tables.
+    """Publish what is due, merge small files, let go what retention allows, delete what nobody needs.
 
-    Attempts on open transactions are left alone, however old they are.
+    Nothing goes that a lease, a consumer, a state or the pipeline file's `retention` still needs.
     """
-    from tidemark.pipeline.maintain import sweep
+    from tidemark import tasks, upkeep
 
-    deployment = open_deployment(pipeline, environment)
-    swept = sweep(deployment.pipeline)
-    removed = sum(table.sweep() for table in deployment.control.tables)
+    names = [pipeline] if pipeline is not None else find_names(environment)
+    told: list[Told | Upkeep] = []
+    for name in names:
+        deployment = open_deployment(name, environment)
+        if dry_run:
+            found = upkeep.plan(deployment, upkeep.terms_of(deployment))
+            told.append(found)
+            if not as_json:
+                _print_plan(found)
+            continue
+        done = tasks.maintain(deployment, new_attempt())
+        told.append(done)
+        if not as_json:
+            _print_done(done)
     if as_json:
-        print_json({"attempts": swept, "control_files": removed})
-        return
-    for txn, token in swept:
-        say(f"removed what {token} had staged for transaction {txn}")
-    say(f"removed {len(swept)} lost attempts and {removed} old files of the control tables")
+        print_json(told[0] if pipeline is not None else told)
+
+
+def _print_plan(found: Upkeep) -> None:
+    say(f"pipeline {found.pipeline}: single transactions are kept from {found.since} on", style="bold")
+    if found.chores:
+        rows = [
+            (one.what, one.shard, one.files, one.bytes, one.held_by or "nobody: goes now", one.until)
+            for one in found.chores
+        ]
+        print_table("", COLUMNS, rows)
+    else:
+        say("there is nothing to do")
+    for warning in found.warnings:
+        say(warning, style="yellow")
+
+
+def _print_done(done: Told) -> None:
+    say(f"pipeline {done['pipeline']}: single transactions are kept from {done['since']} on", style="bold")
+    for shard, published in done["published"].items():
+        say(f"published {shard} up to transaction {published['txn']}")
+    rows = [(one["what"], one["shard"], one["files"], one["bytes"]) for one in done["done"]]
+    if rows:
+        print_table("", COLUMNS[:4], rows)
+    else:
+        say("there was nothing to do")
+    for warning in done["warnings"]:
+        say(warning, style="yellow")

@@ -76,6 +76,21 @@ def find_config(pipeline: str, environment: str | None) -> PipelineConfig:
     )
 
 
+def find_names(environment: str | None) -> list[str]:
+    """The pipelines in the folder of pipeline files; one that can't be used stops the command."""
+    from tidemark.config import load_pipelines
+
+    chosen = os.environ.get("TIDEMARK_PIPELINES")
+    folders = [chosen] if chosen else [folder for folder in PIPELINES_FOLDERS if Path(folder).is_dir()]
+    for folder in folders:
+        loaded = load_pipelines(folder, environment)
+        for error in loaded.errors.values():
+            raise error
+        if loaded.pipelines:
+            return sorted(config.name for config in loaded.pipelines.values())
+    raise InvalidUsage(f"no pipelines in {', '.join(folders)}", hint="give the path of a pipeline file")
+
+
 def open_deployment(pipeline: str, environment: str | None, *, cores: int | None = None) -> Deployment:
     """A pipeline ready to work. Spark starts when a step asks for it."""
     from tidemark.assemble import Deployment

@@ -61,6 +61,15 @@ class Difference:
     values: Mapping[str, tuple[str | None, str | None]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Replayable:
+    """Whether a transaction's input can still be read as it was, and until when: `gone` says why not,
+    `until_seconds` is the time (since 1970) at which the source lets it go, None where none is known."""
+
+    gone: str = ""
+    until_seconds: float | None = None
+
+
 class InputGone(InvalidUsage):
     """What a binding names can't be read any more as it was."""
 

@@ -11,7 +11,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tidemark.core.errors import InvalidUsage
-from tidemark.core.ids import TXN_FIRST, TXN_NONE, Txn, next_txn
+from tidemark.core.ids import TXN_FIRST, TXN_NONE, ShardId, Txn, next_txn
+
+
+class Truncated(InvalidUsage):
+    """What is asked for lies below `since`, and maintenance was free to remove it."""
+
+    def __init__(self, shard: ShardId, *, as_of: Txn, since: Txn) -> None:
+        super().__init__(
+            f"shard {shard!r} can't be read as of transaction {as_of}: single transactions are kept from"
+            f" {since} on",
+            hint=f"read as of {since - 1} or later; `retention` in the pipeline file says what is kept",
+        )
+        self.as_of = as_of
+        self.since = since
 
 
 @dataclass(frozen=True, slots=True)

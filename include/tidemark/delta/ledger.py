@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -134,6 +135,29 @@ class DeltaLedger(Generic[R]):
         ]
         rows.sort(key=lambda row: row.number)
         return [self._codec.decode(row, table=self.uri) for row in rows]
+
+    def written_at(self, number: int) -> datetime | None:
+        """When the first record of a number was committed, by its writer's clock; None where there is none.
+        For retention only: no decision about what happened depends on it."""
+        for file in self._snapshot.files:
+            if file.may_hold_number(number, number + 1):
+                contents = self._contents_of(file)
+                for at, row in enumerate(contents.rows):
+                    if row.number == number:
+                        found: datetime = contents.table["at"][at].as_py()
+                        return found
+        return None
+
+    def first_since(self, moment: datetime) -> int:
+        """The lowest number whose record was committed at a moment or later; the upper when none was. The
+        records must be numbered densely from 1 on."""
+        upper = int(self.head().upper)
+
+        def is_since(number: int) -> bool:
+            at = self.written_at(number)
+            return at is None or at >= moment
+
+        return 1 + bisect_left(range(1, upper), True, key=is_since)
 
     def _holds_key(self, file: RecordFile, key: str) -> bool:
         if file.rows < 100 or file.path in self._contents:

@@ -1,10 +1,12 @@
 """A shard's log as a ledger: its records are the sealed parts, added to the shard's Delta table.
 
 An entry is not stored beside the data; it *is* the data's add actions. A part's path names its
-transaction and its writer (`txn=00000000000000000007/<token>/part-….parquet`), so the entries can be
-read back from the table's file list, which is also what every reader of the log sees.
+transaction and its writer (`_txn=00000000000000000007/<token>/part-….parquet`), so the entries can be
+read back from the table's file list, which is also what every reader of the log sees. The underscore makes
+the folder a hidden one: a VACUUM by other hands leaves it alone, whatever its retention is.
 
-Parts that maintenance has folded together have other names and belong to no single entry any more.
+Files that compaction has written (`_txns=<first>-<last>/…`) have the rows of several transactions and belong
+to no single entry any more; `files` tells which of the active files may have a transaction's rows.
 """
 
 from __future__ import annotations
@@ -16,14 +18,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from deltalake import Schema
-from deltalake.transaction import AddAction
+from deltalake.transaction import AddAction, RemoveAction
 
 from tidemark.core.errors import InvalidUsage, InvariantViolation
 from tidemark.core.ids import Txn, WriterToken
 from tidemark.core.ledger import UPPER, CommitOutcome, Committed, Conflict, Head, Put
 from tidemark.core.seal import Part
 from tidemark.core.shard import LogEntry
-from tidemark.delta.table import VERSION_NONE, ControlTable, housekeeping
+from tidemark.core.upkeep import COMPACTION, Leftover, LogFile, Replacement
+from tidemark.delta.actions import read_files
+from tidemark.delta.table import VERSION_NONE, Action, ControlTable, housekeeping
 
 CONFIGURATION: Final = {
     "delta.appendOnly": "true",
@@ -31,12 +35,13 @@ CONFIGURATION: Final = {
     "delta.deletedFileRetentionDuration": "interval 7 days",
     "delta.checkpointInterval": "10",
 }
-_PATH = re.compile(r"txn=(\d{20})/([A-Za-z0-9._-]+)/[A-Za-z0-9._-]+\Z")
+_PATH = re.compile(r"_txn=(\d{20})/([A-Za-z0-9._-]+)/[A-Za-z0-9._-]+\Z")
+_MERGED = re.compile(r"_txns=(\d{20})-(\d{20})/(\d{10})-([A-Za-z0-9._-]+)/[A-Za-z0-9._-]+\Z")
 
 
 def parts_folder(txn: Txn, token: WriterToken) -> str:
     """Where one attempt's parts of a transaction go, relative to the log table's root."""
-    folder = f"txn={txn:020}/{token}"
+    folder = f"_txn={txn:020}/{token}"
     if not _PATH.match(f"{folder}/part"):
         raise InvalidUsage(
             f"token {token!r} can't be in a path", hint="use letters, digits, '.', '_' and '-'"
@@ -61,10 +66,11 @@ class DeltaLog:
             storage_options=storage_options or {},
             schema=schema,
             configuration=CONFIGURATION,
-            marks=(UPPER,),
+            marks=(UPPER, COMPACTION),
             seconds=lambda: clock_ns() / 1e9,
         )
         self._head = Head(VERSION_NONE)
+        self._adds: Sequence[Mapping[str, Any]] | None = ()
         self._entries: dict[int, LogEntry] | None = {}
 
     @property
@@ -75,14 +81,24 @@ class DeltaLog:
         """Load the newest snapshot. A log that is not there yet reads as empty and is not made."""
         head = self._table.refresh()
         if head.version != self._head.version:
-            self._head, self._entries = head, None if head.version != VERSION_NONE else {}
+            self._head = head
+            self._adds, self._entries = None, None
         return self._head
 
+    def _listed(self) -> Sequence[Mapping[str, Any]]:
+        # The list of a long log's files is only read when one is asked for.
+        if self._adds is None:
+            self._adds = self._table.adds()
+        return self._adds
+
     def _loaded(self) -> Mapping[int, LogEntry]:
-        # The list of a long log's files is only read when an entry is asked for.
         if self._entries is None:
-            self._entries = entries_of(self._table.adds(), table=self.uri)
+            self._entries = entries_of(self._listed(), table=self.uri)
         return self._entries
+
+    def files(self) -> Sequence[LogFile]:
+        """The active files, at the snapshot that `head` loaded last."""
+        return [file_of(add, table=self.uri) for add in self._listed()]
 
     def read(self, lower: int, upper: int) -> Sequence[LogEntry]:
         if lower >= self._head.upper:
@@ -99,13 +115,50 @@ class DeltaLog:
         marks = self._head.moved(put.marks)
         at_ms = self._clock_ns() // 1_000_000
         adds = [add_of(entry, part, at_ms=at_ms) for entry in put.records for part in entry.parts]
-        if head.version != self._head.version or not self._table.prepare(head, put.marks):
+        return self._commit(head, put.marks, adds, marks)
+
+    def replace(self, head: Head, put: Put[Replacement, Any]) -> CommitOutcome:
+        """Change files and marks, if and only if the log still stands at `head`; no row is changed.
+
+        `dataChange` is false, also where rows below `since` go: who follows an append-only table is not
+        told of rows that its retention lets go."""
+        marks = self._head.moved(put.marks)
+        at_ms = self._clock_ns() // 1_000_000
+        actions: list[Action] = []
+        for change in put.records:
+            actions += [merged_add_of(part, at_ms=at_ms) for part in change.added]
+            actions += [RemoveAction(old.path, False, at_ms, old.bytes, {}) for old in change.removed]
+        return self._commit(head, put.marks, actions, marks)
+
+    def _commit(
+        self, head: Head, moved: Mapping[str, int], actions: Sequence[Action], marks: Mapping[str, int]
+    ) -> CommitOutcome:
+        if head.version != self._head.version or not self._table.prepare(head, moved):
             return Conflict()
-        outcome = self._table.commit(adds, moved=put.marks, marks=marks)
+        outcome = self._table.commit(actions, moved=moved, marks=marks)
         if isinstance(outcome, Committed):
             with housekeeping(self.uri):
                 self._table.tidy_log(outcome.version)
         return outcome
+
+    def leftovers(self) -> Sequence[Leftover]:
+        """The files in the log's folder that the newest version does not name."""
+        # Listed before the table is read: what is committed meanwhile is then active, not left over.
+        found = self._table.store.listed()
+        head = self.head()
+        active = {str(add["path"]) for add in self._listed()}
+        removed = read_files(self._table.store, head.version).removed_ms
+        named = (
+            leftover_of(path, size, removed.get(path))
+            for path, size in sorted(found.items())
+            if path not in active
+        )
+        return [leftover for leftover in named if leftover is not None]
+
+    def delete(self, leftovers: Sequence[Leftover]) -> None:
+        """Delete files that may go; who comes second finds nothing to do."""
+        for leftover in leftovers:
+            self._table.store.delete(leftover.path)
 
 
 def add_of(entry: LogEntry, part: Part, *, at_ms: int) -> AddAction:
@@ -117,6 +170,47 @@ def add_of(entry: LogEntry, part: Part, *, at_ms: int) -> AddAction:
     if counted != part.rows:
         raise InvariantViolation(f"part {part.path} has {part.rows} rows, but its statistics say {counted}")
     return AddAction(part.path, part.bytes, {}, at_ms, True, stats)
+
+
+def merged_add_of(part: Part, *, at_ms: int) -> AddAction:
+    """The add action of a file that compaction wrote, or of a sealed part that comes back in its place."""
+    if not _MERGED.match(part.path) and not _PATH.match(part.path):
+        raise InvalidUsage(f"{part.path!r} is not a file of a log")
+    return AddAction(
+        part.path, part.bytes, {}, at_ms, False, part.stats or json.dumps({"numRecords": part.rows})
+    )
+
+
+def file_of(add: Mapping[str, Any], *, table: str) -> LogFile:
+    """An active file with the transactions that its name says."""
+    path = str(add["path"])
+    span = span_of(path)
+    if span is None:
+        raise InvariantViolation(
+            f"{table}: {path} is in the log, and is neither a sealed part nor a compaction's file",
+            hint="the log was written by something else than tidemark; restore it from a backup",
+        )
+    return LogFile(path, int(add["num_records"] or 0), int(add["size_bytes"]), *span)
+
+
+def span_of(path: str) -> tuple[Txn, Txn] | None:
+    """The first and the last transaction that a file of a log may have rows of, by its name."""
+    if part := _PATH.match(path):
+        return Txn(int(part[1])), Txn(int(part[1]))
+    if merged := _MERGED.match(path):
+        return Txn(int(merged[1])), Txn(int(merged[2]))
+    return None
+
+
+def leftover_of(path: str, size: int, removed_ms: int | None) -> Leftover | None:
+    """What a file is by its name; None for one that is none of ours."""
+    span = span_of(path)
+    if span is None:
+        return None
+    merged, part = _MERGED.match(path), _PATH.match(path)
+    if merged is not None:
+        return Leftover(path, size, *span, merged[4], int(merged[3]), removed_ms)
+    return Leftover(path, size, *span, part[2] if part is not None else "", removed_ms=removed_ms)
 
 
 def entries_of(adds: Sequence[Mapping[str, Any]], *, table: str) -> dict[int, LogEntry]:

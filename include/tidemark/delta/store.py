@@ -49,6 +49,24 @@ class Store:
         data: bytes = self._files().open_input_file(path).read()  # type: ignore[call-arg]
         return data
 
+    def listed(self) -> dict[str, int]:
+        """Every file below the root with its size; none where there is no root."""
+        infos = self._files().get_file_info_selector("", True, True)
+        return {info.path: info.size for info in infos if info.size is not None}
+
+    def delete(self, path: str) -> None:
+        """Delete a file, and on a disk its folders when they are empty. One that is gone is no error."""
+        try:
+            self._files().delete_file(path)
+        except FileNotFoundError:
+            return
+        if self.folder is not None:
+            with suppress(OSError):
+                for folder in (self.folder / path).parents:
+                    if folder == self.folder:
+                        break
+                    folder.rmdir()
+
     def remove_quietly(self, path: str) -> None:
         """Remove a file of our own that nobody can see; what stays behind is swept by maintenance."""
         with suppress(OSError):

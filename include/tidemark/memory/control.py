@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tidemark.core.binding import BindingRecord
@@ -14,6 +14,7 @@ from tidemark.core.lease import Lease
 from tidemark.core.publish import Published
 from tidemark.core.seal import Seal
 from tidemark.core.shard import LogEntry
+from tidemark.core.upkeep import LogFile
 from tidemark.memory.chaos import Chaos
 from tidemark.memory.ledger import MemoryLedger, MemoryLedgerView
 
@@ -54,6 +55,18 @@ class MemoryWarehouse:
                 yield ledger.delayed.pop(0)()
 
 
+class MemoryLogView(MemoryLedgerView[LogEntry]):
+    """One process's handle on a log, which nobody compacts."""
+
+    def files(self) -> Sequence[LogFile]:
+        entries = self.read(0, self._truth.head(self._version).upper)
+        return [
+            LogFile(part.path, part.rows, part.bytes, entry.txn, entry.txn)
+            for entry in entries
+            for part in entry.parts
+        ]
+
+
 class MemoryControl:
     """One process's view of a warehouse."""
 
@@ -66,12 +79,12 @@ class MemoryControl:
         self.checkpoints = MemoryLedgerView(warehouse.checkpoints, chaos, "checkpoints")
         self.journal = MemoryLedgerView(warehouse.journal, chaos, "journal")
         self.leases = MemoryLedgerView(warehouse.leases, chaos, "leases")
-        self._logs: dict[ShardId, MemoryLedgerView[LogEntry]] = {}
+        self._logs: dict[ShardId, MemoryLogView] = {}
         self._publishes: dict[ShardId, MemoryLedgerView[Published]] = {}
 
-    def log(self, shard: ShardId) -> MemoryLedgerView[LogEntry]:
+    def log(self, shard: ShardId) -> MemoryLogView:
         if shard not in self._logs:
-            self._logs[shard] = MemoryLedgerView(self._warehouse.log(shard), self._chaos, "log")
+            self._logs[shard] = MemoryLogView(self._warehouse.log(shard), self._chaos, "log")
         return self._logs[shard]
 
     def publishes(self, shard: ShardId) -> MemoryLedgerView[Published]:

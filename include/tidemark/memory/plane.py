@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tidemark.core.binding import Binding
 from tidemark.core.checksum import SOURCE, Digest, Digests, shard_endpoint
@@ -78,10 +78,12 @@ class MemoryPlane:
             raise Crash
         return Part(path, len(rows), len(rows))
 
-    def read_back(self, staged: Staged) -> Digests:
+    def read_back(self, staged: Staged, *, moved: Mapping[ShardId, Sequence[Part]] | None = None) -> Digests:
         found: dict[str, Digest] = {SOURCE: staged.source}
         for shard, shard_parts in staged.shards.items():
-            rows = [row for part in shard_parts.parts for row in self._files.get(part.path, ())]
+            parts = (moved or {}).get(shard, shard_parts.parts)
+            kept = [row for part in parts for row in self._files.get(part.path, ())]
+            rows = [row for row in kept if row.txn == staged.txn]
             found[shard_endpoint(shard)] = digest_of(rows)
         return found
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tidemark.core.binding import Binding, Step
 from tidemark.core.frontier import Frontier, Position
 from tidemark.core.ids import ShardId
+from tidemark.core.replay import Replayable
 from tidemark.memory.chaos import Calm, Chaos, Crash, Fault
 
 
@@ -66,6 +67,9 @@ class MemorySource:
                 return f"partition {partition!r} ends at {size}, and [{size}, {upper}) is missing"
         return ""
 
+    def replayable(self, binding: Binding) -> Replayable:
+        return Replayable(gone=self.inspect(binding))
+
     def acknowledge(self, frontier: Frontier) -> None:
         self.acknowledged = self.acknowledged.join(frontier)
 
@@ -90,6 +94,9 @@ class MemorySourceView:
 
     def inspect(self, binding: Binding) -> str:
         return self._truth.inspect(binding)
+
+    def replayable(self, binding: Binding) -> Replayable:
+        return self._truth.replayable(binding)
 
     def acknowledge(self, frontier: Frontier) -> None:
         fault = self._chaos.meet("source.acknowledge")

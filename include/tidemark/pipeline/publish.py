@@ -28,6 +28,7 @@ from typing import Final
 from tidemark.core.checksum import Digest
 from tidemark.core.errors import Determinate, InvalidUsage, InvariantViolation
 from tidemark.core.ids import TXN_FIRST, ShardId, Txn, WriterToken, next_txn
+from tidemark.core.lease import since_of
 from tidemark.core.ledger import Head, Put
 from tidemark.core.publish import (
     Policy,
@@ -43,6 +44,7 @@ from tidemark.core.publish import (
     due,
     published_txn,
 )
+from tidemark.core.snapshot import Truncated
 from tidemark.pipeline.context import watermark_below
 from tidemark.pipeline.settle import settle
 from tidemark.ports.control import Control
@@ -183,22 +185,27 @@ def rebuild(
 ) -> Published:
     """Replace the state by what its log says, all at once, whatever has become of the state.
 
-    `base` is a recorded publish to start from, for a log that no longer reaches back to transaction 1;
-    its version of the state is read back and must have its recorded digest."""
+    `base` is a recorded publish to start from; for a log that no longer reaches back to transaction 1 it is
+    the last one, unless another is given. Its version of the state is read back and must have its recorded
+    digest."""
 
     def work() -> Published:
-        log = control.log(shard).head()
         last = last_published(control, shard)
-        if base is not None:
-            _check_base(plane, shard, base)
-        lower = next_txn(base.txn) if base is not None else TXN_FIRST
+        since = since_of(control.leases.head())
+        start = base if base is not None or since == TXN_FIRST else last
+        log = control.log(shard).head()
+        if start is not None:
+            _check_base(plane, shard, start)
+        lower = next_txn(start.txn) if start is not None else TXN_FIRST
+        if lower < since:
+            raise Truncated(shard, as_of=Txn(lower - 1), since=since)
         if log.upper - 1 < published_txn(last):
             raise InvariantViolation(
                 f"the log of {shard} ends at {log.upper - 1}, below the published {published_txn(last)}",
                 hint="restore the log from a backup first",
             )
         tail = Tail(lower, log.upper, log.version)
-        version, commit = plane.rebuild(shard, tail, base=base, token=token)
+        version, commit = plane.rebuild(shard, tail, base=start, token=token)
         return put_record(control, shard, version=version, commit=commit)
 
     if not shard_uri:

@@ -7,12 +7,13 @@ from typing import Final
 
 from tidemark.core.binding import Binding
 from tidemark.core.checksum import Digests
-from tidemark.core.ids import Txn
+from tidemark.core.ids import ShardId, Txn
 from tidemark.core.journal import Event
 from tidemark.core.lease import SINCE, Lease, since_of
 from tidemark.core.ledger import Head, Put
 from tidemark.core.replay import Finding, ReplayStep, Verdict, judge, judge_replay, plan_replay
-from tidemark.core.seal import Seal, Staged
+from tidemark.core.seal import Part, Seal, Staged
+from tidemark.core.upkeep import covering
 from tidemark.pipeline.context import Attempt, Pipeline, note
 from tidemark.pipeline.settle import settle
 
@@ -37,6 +38,20 @@ def replay_plan(pipeline: Pipeline, *, txn_from: Txn, txn_to: Txn) -> tuple[Repl
 def as_sealed(seal: Seal) -> Staged:
     """The sealed parts in the shape that a read-back takes."""
     return Staged(seal.txn, seal.token, seal.source, seal.shards, seal.engine)
+
+
+def read_sealed(pipeline: Pipeline, seal: Seal) -> Digests:
+    """What a sealed transaction's rows give now: from its parts or, where compaction has merged those, from
+    the files that have taken their place in the log."""
+    moved: dict[ShardId, tuple[Part, ...]] = {}
+    for shard, added in seal.shards.items():
+        log = pipeline.control.log(shard)
+        # A log that waits has not taken the parts in; they lie where they were staged.
+        if log.head().upper > seal.txn:
+            files = covering(log.files(), seal.txn)
+            if {file.path for file in files} != {part.path for part in added.parts}:
+                moved[shard] = tuple(file.part for file in files)
+    return pipeline.plane.read_back(as_sealed(seal), moved=moved)
 
 
 def replay_input(pipeline: Pipeline, binding: Binding, seal: Seal) -> Finding:
@@ -70,7 +85,7 @@ def verify(pipeline: Pipeline, attempt: Attempt, binding: Binding, seal: Seal) -
     """Judge one sealed transaction by its input and by its parts as they are now; note the verdict."""
     finding = replay_input(pipeline, binding, seal)
     if finding.passed and seal.shards:
-        finding = judge_parts(pipeline, seal, pipeline.plane.read_back(as_sealed(seal)))
+        finding = judge_parts(pipeline, seal, read_sealed(pipeline, seal))
     note_finding(pipeline, attempt, finding)
     return finding
 

@@ -10,11 +10,10 @@ that lands late, can never put a thing twice.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from tidemark.core.errors import Determinate, Indeterminate
-from tidemark.core.ledger import Committed, Head, Put
-from tidemark.ports.control import Ledger
+from tidemark.core.ledger import CommitOutcome, Committed, Head, Put
 
 ATTEMPTS_MAX: Final = 200
 
@@ -22,7 +21,15 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
-def settle(ledger: Ledger[R], decide: Callable[[Head], Put[R, T] | T], *, what: str) -> T:
+class Changed(Protocol[R]):
+    """What can be settled: something with a head that is committed on."""
+
+    def head(self) -> Head: ...
+
+    def commit(self, head: Head, put: Put[R, Any]) -> CommitOutcome: ...
+
+
+def settle(ledger: Changed[R], decide: Callable[[Head], Put[R, T] | T], *, what: str) -> T:
     """Decide and commit until one of both is final. Every wait has an end (Invariant 14)."""
     for _ in range(ATTEMPTS_MAX):
         head = ledger.head()

@@ -24,7 +24,7 @@ from tidemark.core.seal import Lost, Seal, SealOutcome, Staged, TooEarly
 from tidemark.core.shard import Standing
 from tidemark.pipeline.context import Attempt, Pipeline, binding_at, note, seal_at
 from tidemark.pipeline.ingest import standing
-from tidemark.pipeline.replay import as_sealed, judge_parts
+from tidemark.pipeline.replay import judge_parts, read_sealed
 from tidemark.pipeline.run import Progress, unwatched
 from tidemark.pipeline.settle import settle
 from tidemark.pipeline.upsert import bring_up_logs, commit_staged, drop_lost
@@ -184,7 +184,7 @@ def proven(pipeline: Pipeline, attempt: Attempt, txn: Txn, pairs: list[Pair]) ->
     pairs.append((txn, seal.digests, evidence.staged.digests))
     if not finding.passed or not seal.shards:
         return finding
-    return judge_parts(pipeline, seal, pipeline.plane.read_back(as_sealed(seal)))
+    return judge_parts(pipeline, seal, read_sealed(pipeline, seal))
 
 
 def record(pipeline: Pipeline, attempt: Attempt, judged: Judged, *, token_of: Staged | None) -> None:

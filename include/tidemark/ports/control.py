@@ -25,6 +25,7 @@ from tidemark.core.ledger import CommitOutcome, Head, Put
 from tidemark.core.publish import Published
 from tidemark.core.seal import Seal
 from tidemark.core.shard import LogEntry
+from tidemark.core.upkeep import Leftover, LogFile, Replacement
 
 R = TypeVar("R")
 
@@ -49,6 +50,30 @@ class Ledger(Protocol[R]):
         ...
 
 
+class Log(Ledger[LogEntry], Protocol):
+    """A shard's log: a ledger whose records are the sealed parts."""
+
+    def files(self) -> Sequence[LogFile]:
+        """The active files, which have the rows that readers see, at the snapshot of the last `head`."""
+        ...
+
+
+class KeptLog(Log, Protocol):
+    """A log as its maintenance sees it."""
+
+    def replace(self, head: Head, put: Put[Replacement, Any]) -> CommitOutcome:
+        """Change files and marks, if and only if the log still stands at `head`."""
+        ...
+
+    def leftovers(self) -> Sequence[Leftover]:
+        """The files in the log's folder that its newest version does not name."""
+        ...
+
+    def delete(self, leftovers: Sequence[Leftover]) -> None:
+        """Delete files that may go; who comes second finds nothing to do."""
+        ...
+
+
 class Control(Protocol):
     """All ledgers of one pipeline."""
 
@@ -70,7 +95,7 @@ class Control(Protocol):
     @property
     def leases(self) -> Ledger[Lease]: ...
 
-    def log(self, shard: ShardId) -> Ledger[LogEntry]:
+    def log(self, shard: ShardId) -> Log:
         """The shard's log: the parts that its readers see. Made when it is first asked for."""
         ...
 

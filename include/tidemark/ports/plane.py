@@ -7,7 +7,7 @@ removes the files of that one attempt, and is a no-op when there are none.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from tidemark.core.binding import Binding
@@ -23,8 +23,9 @@ class DataPlane(Protocol):
         """Write the transaction's parts under the token, and count what was read and written."""
         ...
 
-    def read_back(self, staged: Staged) -> Digests:
-        """The digests that the staged parts give when they are read again."""
+    def read_back(self, staged: Staged, *, moved: Mapping[ShardId, Sequence[Part]] | None = None) -> Digests:
+        """The digests that the transaction's rows give when they are read again: from the staged parts or,
+        for a shard in `moved`, from these files of its log, which may have other transactions' rows too."""
         ...
 
     def replay(self, binding: Binding) -> Staged:

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from tidemark.core.binding import Binding, Step
 from tidemark.core.frontier import Frontier
+from tidemark.core.replay import Replayable
 
 
 class Source(Protocol):
@@ -23,6 +24,10 @@ class Source(Protocol):
 
     def inspect(self, binding: Binding) -> str:
         """Why the bound input can't be read any more as it was; empty when it can."""
+        ...
+
+    def replayable(self, binding: Binding) -> Replayable:
+        """Whether the bound input can still be read as it was, and until when that is so."""
         ...
 
     def acknowledge(self, frontier: Frontier) -> None:

@@ -33,6 +33,7 @@ from tidemark.config.model import PipelineConfig
 from tidemark.core.binding import Binding, BindingRecord, Step
 from tidemark.core.errors import InvalidUsage, InvariantViolation
 from tidemark.core.frontier import Frontier
+from tidemark.core.replay import Replayable
 from tidemark.ports.control import Ledger
 from tidemark.sources.change import Change, find_change, listed
 from tidemark.sources.content import Content, read_content
@@ -129,6 +130,10 @@ class FileSource:
         """Which bound files are not what they were; empty when all are."""
         files = Manifest.from_json(binding.manifest).files
         return listed([change for file in files if (change := self._change(file)) is not None])
+
+    def replayable(self, binding: Binding) -> Replayable:
+        """Files have no retention of their own: they can be read until someone changes or removes them."""
+        return Replayable(gone=self.inspect(binding))
 
     def acknowledge(self, frontier: Frontier) -> None:
         """Nothing: files are the user's, and are never moved or removed."""

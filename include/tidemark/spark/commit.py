@@ -38,6 +38,7 @@ from tidemark.spark.fold import DELETE, OP, UPSERT, quoted
 from tidemark.spark.standing import guard_of
 from tidemark.spark.tail import SOURCE, TARGET, StateSpec
 
+RETENTION: Final = "delta.deletedFileRetentionDuration"
 _TXN_APP: Final = "spark.databricks.delta.write.txnAppId"
 _TXN_VERSION: Final = "spark.databricks.delta.write.txnVersion"
 _USER_METADATA: Final = "spark.databricks.delta.commitInfo.userMetadata"
@@ -72,7 +73,14 @@ def table_properties(spec: StateSpec) -> dict[str, str]:
     return {
         "delta.enableDeletionVectors": str(spec.deletion_vectors).lower(),
         "delta.enableChangeDataFeed": str(spec.change_data_feed).lower(),
+        RETENTION: retention_of(spec),
     }
+
+
+def retention_of(spec: StateSpec) -> str:
+    """For how long files stay that the newest version doesn't need, in Delta's words: a VACUUM by anybody
+    goes by it."""
+    return f"interval {spec.history_days} days"
 
 
 def key_condition(spec: StateSpec) -> str:

@@ -46,7 +46,7 @@ class Pins:
 
 def read_state(spark: SparkSession, spec: StateSpec, base: Published) -> DataFrame:
     """The state as a publish left it."""
-    return read_version(spark, spec.state, base.version).select(*spec.columns)
+    return read_version(spark, spec, spec.state, base.version).select(*spec.columns)
 
 
 def read_log(spark: SparkSession, spec: StateSpec, pins: Pins, *, lower: Txn = TXN_FIRST) -> DataFrame:

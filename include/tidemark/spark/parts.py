@@ -1,7 +1,9 @@
 """Part files: where an attempt's parts lie, what is in them by their own footers, and how they go away.
 
-A part lies inside the log's folder, `<shard>/log/txn=<20 digits>/<token>/`, and is invisible until a commit
-of the log adds it. Everything here touches names and footers, never rows.
+A part lies inside the log's folder, `<shard>/log/_txn=<20 digits>/<token>/`, and is invisible until a commit
+of the log adds it. The underscore makes the folder a hidden one, which a VACUUM leaves alone whatever its
+retention is: a part that waits to be sealed, or to be appended, is safe from other hands. Everything here
+touches names and footers, never rows.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.seal import Part
 
 QUARANTINE: Final = ShardId("quarantine")
-_TXN_FOLDER = re.compile(r"txn=(\d{20})\Z")
+_TXN_FOLDER = re.compile(r"_txn=(\d{20})\Z")
 _TOKEN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}\Z")
 _TEXT_CHARACTERS_MAX: Final = 64
 
@@ -30,7 +32,7 @@ def attempt_folder(txn: Txn, token: WriterToken) -> str:
     """An attempt's folder, relative to a log's root."""
     if not _TOKEN.match(token):
         raise InvalidUsage(f"token {token!r} can't name a folder", hint="use letters, digits, - and _")
-    return f"txn={txn:020d}/{token}"
+    return f"_txn={txn:020d}/{token}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +54,12 @@ class PartStore:
 
     def parts(self, shard: ShardId, txn: Txn, token: WriterToken) -> tuple[Part, ...]:
         """The attempt's parts that have rows, described by their footers; all other files are removed."""
+        return self.described(shard, attempt_folder(txn, token))
+
+    def described(self, shard: ShardId, folder: str) -> tuple[Part, ...]:
+        """The same of any folder below a log, which is the caller's own."""
         store, root = self._store
         log = f"{root}/{shard}/log"
-        folder = attempt_folder(txn, token)
         found: list[Part] = []
         for info in self._listed(f"{log}/{folder}"):
             name = info.path.rsplit("/", 1)[-1]
@@ -107,21 +112,21 @@ class PartStore:
     def discard(self, txn: Txn, token: WriterToken) -> None:
         """Remove one attempt's folders, in every shard; those of other attempts are not looked at."""
         _, root = self._store
-        for shard in self._folders(root):
+        for shard in self._shards():
             self._remove(f"{root}/{shard}/log/{attempt_folder(txn, token)}")
 
     def has(self, txn: Txn, token: WriterToken) -> bool:
         """Whether the attempt has a folder in some shard."""
         store, root = self._store
         folder = attempt_folder(txn, token)
-        infos = store.get_file_info([f"{root}/{shard}/log/{folder}" for shard in self._folders(root)])
+        infos = store.get_file_info([f"{root}/{shard}/log/{folder}" for shard in self._shards()])
         return any(info.type == fs.FileType.Directory for info in infos)
 
     def attempts(self) -> list[tuple[Txn, WriterToken]]:
         """Every attempt that has files in some shard, committed or not."""
         _, root = self._store
         found: set[tuple[Txn, WriterToken]] = set()
-        for shard in self._folders(root):
+        for shard in self._shards():
             for name in self._folders(f"{root}/{shard}/log"):
                 match = _TXN_FOLDER.match(name)
                 tokens = self._folders(f"{root}/{shard}/log/{name}") if match else ()
@@ -136,9 +141,13 @@ class PartStore:
     def _folders(self, folder: str) -> Iterator[str]:
         store, _ = self._store
         for info in store.get_file_info(fs.FileSelector(folder, allow_not_found=True)):
-            name = info.path.rsplit("/", 1)[-1]
-            if info.type == fs.FileType.Directory and not name.startswith("_"):
-                yield name
+            if info.type == fs.FileType.Directory:
+                yield info.path.rsplit("/", 1)[-1]
+
+    def _shards(self) -> list[str]:
+        """The folders of shards; the control tables' begins with an underscore."""
+        _, root = self._store
+        return [name for name in self._folders(root) if not name.startswith("_")]
 
     def _remove(self, folder: str) -> None:
         store, _ = self._store

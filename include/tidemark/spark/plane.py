@@ -23,21 +23,21 @@ from tidemark.core.checksum import ENCODING, SOURCE, Digest, Digests, shard_endp
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.replay import Difference
-from tidemark.core.seal import Part, ShardParts, Staged
+from tidemark.core.seal import Part, Staged
 from tidemark.sources.manifest import BoundFile, Manifest
 from tidemark.spark import documents as doc
 from tidemark.spark.decode import SHARD, Rules, hashed_columns
-from tidemark.spark.digest import digest_of, partials, row_hash_sql
 from tidemark.spark.failures import JOB_ERRORS, translated
 from tidemark.spark.fold import ORDINAL, log_schema
-from tidemark.spark.parts import QUARANTINE, PartStore
+from tidemark.spark.kept import KeptRows
+from tidemark.spark.parts import PartStore
 from tidemark.spark.read import READ_CONFS, parts_of, read_lines, read_rows
 from tidemark.spark.route import route, shards_of
 from tidemark.spark.sample import Sampler
 from tidemark.spark.session import child_session, cores_of
 from tidemark.spark.shape import form_of, rows_schema
 from tidemark.spark.sql import literal
-from tidemark.spark.work import QUARANTINE_COLUMNS, Sink, Totals, fold_shard, quarantine, rows_given
+from tidemark.spark.work import Sink, Totals, fold_shard, quarantine, rows_given
 
 _CONFS: Final = {
     **READ_CONFS,
@@ -86,6 +86,7 @@ class SparkPlane:
         self._cores = cores_of(spark)
         self._config = config
         self._store = PartStore(f"{warehouse or config.warehouse_location}/{config.name}")
+        self.kept = KeptRows(self._spark, config, self._store)
         self._watermark_before = watermark_before or _no_watermark
         self.engine = engine_of(spark)
         _check(config)
@@ -107,39 +108,13 @@ class SparkPlane:
         """What staging would give now; not a byte is written."""
         return self._run(binding, Sink(None, binding.txn, WriterToken("")))
 
-    def read_back(self, staged: Staged) -> Digests:
-        """The digests of the staged parts as they are on disk, in one job; a lost file has no rows, and a
-        shard with a file that can't be read has none at all."""
-        try:
-            found = self._counted(staged.shards)
-        except JOB_ERRORS:
-            found = {shard: self._counted_or_empty(shard, added) for shard, added in staged.shards.items()}
-        shards = {shard_endpoint(shard): found.get(shard, Digest()) for shard in staged.shards}
-        return {SOURCE: staged.source, **shards}
-
-    def _counted_or_empty(self, shard: ShardId, added: ShardParts) -> Digest:
-        try:
-            return self._counted({shard: added}).get(shard, Digest())
-        except JOB_ERRORS:
-            return Digest()
-
-    def _counted(self, shards: Mapping[ShardId, ShardParts]) -> dict[ShardId, Digest]:
-        """The digests of the rows that these parts have now."""
-        columns = {ShardId(shard.name): hashed_columns(shard) for shard in shards_of(self._config)}
-        columns[QUARANTINE] = QUARANTINE_COLUMNS
-        hashes: DataFrame | None = None
-        for shard, added in shards.items():
-            paths = self._store.existing(shard, added.parts)
-            if paths:
-                rows = self._spark.read.schema(columns[shard]).parquet(*paths)
-                one = rows.selectExpr(
-                    f"{literal(shard)} AS {SHARD}", f"{row_hash_sql(columns[shard])} AS _hash"
-                )
-                hashes = one if hashes is None else hashes.unionAll(one)
-        if hashes is None:
-            return {}
-        counted = hashes.groupBy(SHARD).agg(*partials("_hash", prefix="")).collect()
-        return {ShardId(row[SHARD]): digest_of(row.asDict(), prefix="") for row in counted}
+    def read_back(self, staged: Staged, *, moved: Mapping[ShardId, Sequence[Part]] | None = None) -> Digests:
+        """The digests of the transaction's rows as they are on disk, in one job; a lost file has no rows, and
+        a shard with a file that can't be read has none at all."""
+        shards = {shard: added.parts for shard, added in staged.shards.items()} | dict(moved or {})
+        found = self.kept.digests(staged.txn, shards)
+        counted = {shard_endpoint(shard): found.get(shard, Digest()) for shard in shards}
+        return {SOURCE: staged.source, **counted}
 
     def rows(self, shard: ShardId, parts: Sequence[Part]) -> DataFrame:
         """The rows of a shard's parts, as a log has them."""

@@ -79,6 +79,12 @@ def version_of(uri: str, storage_options: Mapping[str, str] | None = None) -> in
     return VERSION_NONE if table is None else table.version()
 
 
+def configuration_of(uri: str, storage_options: Mapping[str, str] | None = None) -> dict[str, str]:
+    """A table's properties; none when there is no table."""
+    table = _opened(uri, storage_options)
+    return {} if table is None else dict(table.metadata().configuration)
+
+
 def _opened(uri: str, storage_options: Mapping[str, str] | None) -> DeltaTable | None:
     try:
         return DeltaTable(uri, storage_options=dict(storage_options or {}))
@@ -88,6 +94,20 @@ def _opened(uri: str, storage_options: Mapping[str, str] | None) -> DeltaTable |
         raise Determinate(
             f"the log of {uri} can't be read: {error}", hint="check the store, retry"
         ) from error
+
+
+def same_rows_version(uri: str, version: int, storage_options: Mapping[str, str] | None = None) -> int:
+    """The newest version up to which a table was only rearranged or described since the given one."""
+    table = _opened(uri, storage_options)
+    if table is None or table.version() <= version:
+        return version
+    after = [e for e in table.history(limit=table.version() - version) if int(e["version"]) > version]
+    same = version
+    for entry in sorted(after, key=lambda entry: int(entry["version"])):
+        if entry.get("operation") not in _HARMLESS or decoded(entry.get("userMetadata")) is not None:
+            return same
+        same = int(entry["version"])
+    return same
 
 
 def read_standing(

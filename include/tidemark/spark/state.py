@@ -43,6 +43,7 @@ from tidemark.spark.tail import (
     AFTER,
     BEFORE,
     StateSpec,
+    at_version,
     changes,
     extent_of,
     first_changes,
@@ -91,14 +92,17 @@ def specs_of(config: PipelineConfig) -> StateSpecs:
         config.name,
         {
             ShardId(shard.name): spec_of(
-                shard, f"{config.warehouse_location}/{config.name}/{shard.name}", config.envelope
+                shard,
+                f"{config.warehouse_location}/{config.name}/{shard.name}",
+                config.envelope,
+                history_days=config.retention.state_history_days,
             )
             for shard in config.shards
         },
     )
 
 
-def spec_of(shard: ShardConfig, uri: str, envelope: str) -> StateSpec:
+def spec_of(shard: ShardConfig, uri: str, envelope: str, *, history_days: int = 7) -> StateSpec:
     """One shard's state. The append envelope has no keys: every record is a row."""
     declared = declared_schema(shard)
     lateness = shard.lateness
@@ -112,6 +116,7 @@ def spec_of(shard: ShardConfig, uri: str, envelope: str) -> StateSpec:
         lateness=lateness,
         change_data_feed=shard.change_data_feed,
         deletion_vectors=shard.deletion_vectors,
+        history_days=history_days,
     )
 
 
@@ -139,7 +144,7 @@ class SparkStatePlane:
     def digest(self, shard: ShardId, version: int) -> Digest:
         spec = self._specs.of(shard)
         with rows_of(shard):
-            return digest_of_rows(read_version(self._spark, spec.state, version), spec)
+            return digest_of_rows(read_version(self._spark, spec, spec.state, version), spec)
 
     def publish(
         self, shard: ShardId, tail: Tail, *, base: Published | None, token: WriterToken
@@ -163,7 +168,8 @@ class SparkStatePlane:
                 changed = first_changes(folded, spec)
             else:
                 version = opened.version if opened is not None else base.version
-                state = in_extent(read_version(spark, spec.state, version), extent, spec)
+                # Exactly this version: the places of its rows are what the transaction knows.
+                state = in_extent(at_version(spark, spec.state, version), extent, spec)
                 state = state.select(*spec.columns) if opened is None else with_places(state, spec)
                 changed = changes(folded, state, spec, rows=extent.rows)
             with _kept(changed) as kept:

@@ -39,6 +39,7 @@ from pyspark.sql.types import (
 from tidemark.core.errors import Determinate
 from tidemark.spark.digest import row_hash
 from tidemark.spark.fold import DELETE, OP, TXN, UPSERT, FoldRule, fold, log_schema, quoted
+from tidemark.spark.standing import same_rows_version
 
 FILE: Final = "_tidemark_file"
 ROW: Final = "_tidemark_row_index"
@@ -73,6 +74,7 @@ class StateSpec:
     lateness: int | None = None
     change_data_feed: bool = False
     deletion_vectors: bool = True
+    history_days: int = 7
     storage_options: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @property
@@ -92,9 +94,17 @@ class StateSpec:
         return [F.col(quoted(name)) for name in self.declared.names]
 
 
-def read_version(spark: SparkSession, uri: str, version: int) -> DataFrame:
+def at_version(spark: SparkSession, uri: str, version: int) -> DataFrame:
     """A Delta table at one version."""
     return spark.read.format("delta").option("versionAsOf", version).load(uri)
+
+
+def read_version(spark: SparkSession, spec: StateSpec, uri: str, version: int) -> DataFrame:
+    """The rows that a Delta table of a shard has at one version.
+
+    They are read at the newest version that has the same rows: Delta refuses a version that is older than
+    its retention and not the newest one, and after a compaction the newest one has fewer files."""
+    return at_version(spark, uri, same_rows_version(uri, version, spec.storage_options))
 
 
 def log_files(spec: StateSpec, *, lower: int, upper: int, version: int) -> list[str]:

@@ -24,7 +24,7 @@ def read_tombstones(spark: SparkSession, spec: StateSpec, version: int) -> DataF
     """The last tombstone of each key, at a version; None where the shard has none."""
     if spec.rule.sequence_by is None or version == VERSION_NONE:
         return None
-    return _last(read_version(spark, spec.tombstones, version), spec)
+    return _last(read_version(spark, spec, spec.tombstones, version), spec)
 
 
 def _last(rows: DataFrame, spec: StateSpec) -> DataFrame:
@@ -65,7 +65,7 @@ def bury(
     elif line is None or base == VERSION_NONE:
         rows.write.format("delta").mode("append").save(spec.tombstones)
     else:
-        everything = _last(rows.unionByName(read_version(spark, spec.tombstones, base)), spec)
+        everything = _last(rows.unionByName(read_version(spark, spec, spec.tombstones, base)), spec)
         number = sequence_number(F.col(quoted(sequence)), spec.declared[sequence].dataType)
         too_late = is_too_late(number, watermark=watermark, lateness=spec.lateness)
         everything.where(~too_late).write.format("delta").mode("overwrite").save(spec.tombstones)

@@ -44,7 +44,7 @@ QUARANTINE_COLUMNS: Final = StructType(
 
 _OUT: Final = "_out"
 _IN_PREFIX, _OUT_PREFIX, _BAD_PREFIX = "in_", "out_", "bad_"
-_WRITE_OPTIONS: Final = {"mapreduce.fileoutputcommitter.marksuccessfuljobs": "false"}
+WRITE_OPTIONS: Final = {"mapreduce.fileoutputcommitter.marksuccessfuljobs": "false"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Sink:
             frame.write.format("noop").mode("overwrite").save()
             return
         folder = f"{self.store.log_root(shard)}/{attempt_folder(self.txn, self.token)}"
-        frame.write.options(**_WRITE_OPTIONS).mode("error").parquet(folder)
+        frame.write.options(**WRITE_OPTIONS).mode("error").parquet(folder)
 
     def parts(self, shard: ShardId, count: int) -> tuple[Part, ...]:
         """What has been written; without a store, what would have been."""

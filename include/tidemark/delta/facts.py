@@ -1,0 +1,76 @@
+"""A table's shape, as far as its maintenance goes: small files, hidden rows, old files. Needs no JVM."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError, TableNotFoundError
+
+from tidemark.core.errors import Determinate
+from tidemark.delta.actions import read_files
+from tidemark.delta.store import Store
+
+SMALL_BYTES: Final = 128 * 1024 * 1024
+SMALL_FILES_DUE: Final = 10
+HIDDEN_ROWS_DUE: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class TableFacts:
+    """`small` files could be merged; `hidden` of the `rows` are taken out by deletion vectors; `old` files
+    are needed by no version within the retention, `waiting` ones not by the newest version."""
+
+    files: int
+    bytes: int
+    rows: int
+    hidden: int
+    small: int
+    small_bytes: int
+    old: int
+    old_bytes: int
+    waiting: int
+    waiting_bytes: int
+    configuration: Mapping[str, str]
+
+    @property
+    def is_due(self) -> bool:
+        """Whether rewriting is worth it."""
+        return self.small >= SMALL_FILES_DUE or self.hidden > HIDDEN_ROWS_DUE * max(self.rows, 1)
+
+
+def facts_of(
+    uri: str, *, now_ms: int, kept_ms: int, storage_options: Mapping[str, str] | None = None
+) -> TableFacts | None:
+    """The shape of a table; None where there is no table."""
+    store = Store(uri, storage_options or {})
+    try:
+        table = DeltaTable(uri, storage_options=dict(storage_options or {}))
+    except TableNotFoundError:
+        return None
+    except (DeltaError, OSError) as error:
+        raise Determinate(f"{uri} can't be read: {error}", hint="check the store, retry") from error
+    found = read_files(store, table.version())
+    listed = store.listed()
+    gone = {
+        path: (size, found.removed_ms.get(path))
+        for path, size in listed.items()
+        if path.endswith(".parquet") and not path.startswith("_") and path not in found.active
+    }
+    waiting = [size for size, at in gone.values() if at is not None and now_ms - at < kept_ms]
+    small = [file.bytes for file in found.active.values() if file.bytes < SMALL_BYTES]
+    return TableFacts(
+        files=len(found.active),
+        bytes=sum(file.bytes for file in found.active.values()),
+        rows=sum(file.rows for file in found.active.values()),
+        hidden=sum(file.hidden for file in found.active.values()),
+        small=len(small),
+        small_bytes=sum(small),
+        old=len(gone) - len(waiting),
+        old_bytes=sum(size for size, _ in gone.values()) - sum(waiting),
+        waiting=len(waiting),
+        waiting_bytes=sum(waiting),
+        configuration=dict(table.metadata().configuration),
+    )

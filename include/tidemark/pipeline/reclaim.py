@@ -1,0 +1,76 @@
+"""Reclaim: delete the files that a log does not name any more, once nobody can need them.
+
+What has to stay is decided by `core.upkeep.hold_on`: by seals, marks, leases and the time since the commit
+that took a file out of the log. The parts of attempts that lost their seal are left to `maintain.sweep`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tidemark.core.ids import ShardId
+from tidemark.core.lease import Lease
+from tidemark.core.upkeep import Hold, Leftover, compaction_of, hold_on
+from tidemark.pipeline.compact import begin
+from tidemark.ports.control import Control, KeptLog
+
+
+@dataclass(frozen=True, slots=True)
+class Reclaim:
+    """The leftovers of one log: which may go, which stay and why."""
+
+    free: tuple[Leftover, ...] = ()
+    held: Mapping[Hold, tuple[Leftover, ...]] = field(default_factory=dict)
+
+
+def plan_reclaim(
+    control: Control, log: KeptLog, leases: Sequence[Lease], *, now_ms: int, kept_ms: int
+) -> Reclaim:
+    """Sort a log's leftovers, and change nothing. `leases` has the last record of each name."""
+    found = log.leftovers()
+    if not found:
+        return Reclaim()
+    head = log.head()
+    # Read after the files were listed: a part that was listed can only be sealed since, never unsealed.
+    sealed_upper = control.seals.head().upper
+    parts = [one.first for one in found if not one.number]
+    seals = control.seals.read(min(parts), min(max(parts) + 1, sealed_upper)) if parts else ()
+    tokens = {seal.txn: str(seal.token) for seal in seals}
+    live = sorted((lease for lease in leases if lease.is_live), key=lambda lease: lease.txn)
+    held_by = f"lease {live[0].name} of {live[0].holder} at {live[0].txn}" if live else ""
+    free: list[Leftover] = []
+    held: defaultdict[Hold, list[Leftover]] = defaultdict(list)
+    for leftover in found:
+        hold = hold_on(
+            leftover,
+            begun=compaction_of(head),
+            sealed_token=tokens.get(leftover.first),
+            log_upper=head.upper,
+            held_from=live[0].txn if live else None,
+            held_by=held_by,
+            now_ms=now_ms,
+            kept_ms=kept_ms,
+        )
+        if hold is None:
+            free.append(leftover)
+        else:
+            held[hold].append(leftover)
+    return Reclaim(tuple(free), {hold: tuple(files) for hold, files in held.items()})
+
+
+def reclaim(
+    control: Control, log: KeptLog, shard: ShardId, leases: Sequence[Lease], *, now_ms: int, kept_ms: int
+) -> Reclaim:
+    """Delete what may go; returns it, and what stays.
+
+    Files of a compaction that died carry the number of the last one begun: to be sure that they never go
+    in, another is begun, with nothing to merge. One that is still at work is shut out by that, and loses
+    its work, never a row."""
+    head = log.head()
+    if any(one.number and one.number >= compaction_of(head) for one in log.leftovers()):
+        begin(log, shard)
+    plan = plan_reclaim(control, log, leases, now_ms=now_ms, kept_ms=kept_ms)
+    log.delete(plan.free)
+    return plan

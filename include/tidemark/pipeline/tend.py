@@ -1,0 +1,60 @@
+"""Tend a state: keep its table in shape under the publisher's lock, and never under a reader's feet.
+
+Spark commits a state, so merging its files is the publisher's right alone (`pipeline.publish`): who finds the
+lock taken leaves the table for the next time. The state is checked against its record first; one that is not
+as it was published is left as it is, for people to look at.
+
+A VACUUM goes by the table's retention. A lease whose snapshot was superseded longer ago than that holds it
+back: the snapshot's files would be among those that go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tidemark.core.ids import ShardId, Txn
+from tidemark.core.lease import Lease
+from tidemark.core.publish import Published, state_as_of
+from tidemark.pipeline.publish import checked_record, publisher_lock
+from tidemark.ports.control import Control
+from tidemark.ports.state import StatePlane
+from tidemark.ports.upkeep import StateKeeper
+
+
+def snapshot_held(
+    records: Sequence[Published],
+    leases: Sequence[Lease],
+    *,
+    superseded_ms: Callable[[int], int | None],
+    now_ms: int,
+    kept_ms: int,
+) -> Lease | None:
+    """A live lease whose snapshot a VACUUM would break, if there is one. `superseded_ms` tells when the
+    publish of a number was put on record."""
+    for lease in leases:
+        base = state_as_of(records, as_of=Txn(lease.txn - 1)) if lease.is_live else None
+        if base is None or base.number == records[-1].number:
+            continue
+        at_ms = superseded_ms(base.number + 1)
+        if at_ms is not None and now_ms - at_ms >= kept_ms:
+            return lease
+    return None
+
+
+def tend(
+    control: Control,
+    plane: StatePlane,
+    keeper: StateKeeper,
+    shard: ShardId,
+    *,
+    shard_uri: str,
+    optimize: bool,
+    vacuum: bool,
+) -> None:
+    """Merge and clean what is due. `BeingPublished` while another process publishes the shard."""
+    with publisher_lock(shard_uri):
+        checked_record(control, plane, shard)
+        if optimize:
+            keeper.optimize(shard)
+        if vacuum:
+            keeper.vacuum(shard)

@@ -1,0 +1,38 @@
+"""What maintenance needs of the engines: merging a log's files, and keeping a state's table in shape.
+
+Promise: neither changes a row. `merge` writes to a folder of its own that nobody sees; whoever calls puts it
+into the log. What a `StateKeeper` commits, publishers and readers recognise as no publish.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from tidemark.core.checksum import Digest
+from tidemark.core.ids import ShardId, Txn
+from tidemark.core.seal import Part
+
+
+class Merger(Protocol):
+    """Rewrites the files of a log."""
+
+    def merge(self, shard: ShardId, files: Sequence[Part], *, folder: str) -> tuple[Part, ...]:
+        """Write the rows of these files to few in a folder below the log. `Determinate` when it can't."""
+        ...
+
+    def digests_by_txn(self, shard: ShardId, parts: Sequence[Part]) -> Mapping[Txn, Digest]:
+        """The digest of each transaction's rows in these files, as they are on disk."""
+        ...
+
+
+class StateKeeper(Protocol):
+    """Rewrites and cleans the table of a state, without changing a row."""
+
+    def optimize(self, shard: ShardId) -> None:
+        """Merge small files, and write those anew that deletion vectors have taken rows out of."""
+        ...
+
+    def vacuum(self, shard: ShardId) -> None:
+        """Delete the files that no version within the table's retention needs."""
+        ...

@@ -1,0 +1,100 @@
+"""The rows of log files as they are on disk: counted for a proof, and merged by compaction.
+
+Merging copies rows as they are, each with its `_txn`, ordered by it, so that who wants one transaction of a
+merged file reads few of its pages. What was written is counted again from the disk, per transaction, before
+anybody relies on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import LongType, StructField, StructType
+
+from tidemark.config import PipelineConfig
+from tidemark.core.checksum import Digest
+from tidemark.core.errors import Determinate
+from tidemark.core.ids import ShardId, Txn
+from tidemark.core.seal import Part
+from tidemark.spark import documents as doc
+from tidemark.spark.decode import SHARD, hashed_columns
+from tidemark.spark.digest import digest_of, partials, row_hash_sql
+from tidemark.spark.failures import JOB_ERRORS
+from tidemark.spark.fold import POSITION, TXN, log_schema
+from tidemark.spark.parts import QUARANTINE, PartStore
+from tidemark.spark.route import shards_of
+from tidemark.spark.sql import literal
+from tidemark.spark.work import QUARANTINE_COLUMNS, WRITE_OPTIONS
+
+_HASH: Final = "_hash"
+
+
+class KeptRows:
+    """The rows in one pipeline's log files."""
+
+    def __init__(self, spark: SparkSession, config: PipelineConfig, store: PartStore) -> None:
+        self._spark = spark
+        self._config = config
+        self._store = store
+        self._columns = {ShardId(shard.name): hashed_columns(shard) for shard in shards_of(config)}
+        self._columns[QUARANTINE] = QUARANTINE_COLUMNS
+
+    def digests(self, txn: Txn, shards: Mapping[ShardId, Sequence[Part]]) -> dict[ShardId, Digest]:
+        """The digests of a transaction's rows that these files have now, in one job. A lost file has no rows,
+        and a shard with a file that can't be read has none at all."""
+        try:
+            return self._counted(txn, shards)
+        except JOB_ERRORS:
+            return {shard: self._counted_or_empty(txn, shard, parts) for shard, parts in shards.items()}
+
+    def _counted_or_empty(self, txn: Txn, shard: ShardId, parts: Sequence[Part]) -> Digest:
+        try:
+            return self._counted(txn, {shard: parts}).get(shard, Digest())
+        except JOB_ERRORS:
+            return Digest()
+
+    def _counted(self, txn: Txn, shards: Mapping[ShardId, Sequence[Part]]) -> dict[ShardId, Digest]:
+        hashes: DataFrame | None = None
+        for shard, parts in shards.items():
+            paths = self._store.existing(shard, parts)
+            if paths:
+                rows = self._hashed(shard, paths).where(f"{TXN} = {int(txn)}L")
+                one = rows.selectExpr(f"{literal(shard)} AS {SHARD}", _HASH)
+                hashes = one if hashes is None else hashes.unionAll(one)
+        if hashes is None:
+            return {}
+        counted = hashes.groupBy(SHARD).agg(*partials(_HASH, prefix="")).collect()
+        return {ShardId(row[SHARD]): digest_of(row.asDict(), prefix="") for row in counted}
+
+    def _hashed(self, shard: ShardId, paths: Sequence[str]) -> DataFrame:
+        columns = self._columns[shard]
+        schema = StructType([*columns.fields, StructField(TXN, LongType())])
+        rows = self._spark.read.schema(schema).parquet(*paths)
+        return rows.selectExpr(TXN, f"{row_hash_sql(columns)} AS {_HASH}")
+
+    def merge(self, shard: ShardId, files: Sequence[Part], *, folder: str) -> tuple[Part, ...]:
+        """Write the rows of these files to one in a folder below the log; `Determinate` when one of them is
+        lost or can't be read."""
+        paths = [f"{self._store.log_root(shard)}/{file.path}" for file in files]
+        reader = self._spark.read
+        if shard != QUARANTINE:
+            reader = reader.schema(log_schema(doc.declared_schema(self._config.shard(shard))))
+        try:
+            rows = reader.parquet(*paths).coalesce(1).sortWithinPartitions(TXN, *POSITION)
+            rows.write.options(**WRITE_OPTIONS).mode("error").parquet(
+                f"{self._store.log_root(shard)}/{folder}"
+            )
+        except JOB_ERRORS as error:
+            raise Determinate(
+                f"files of the log of {shard} can't be merged: {str(error)[:300]}",
+                hint=f"look for damage: tidemark replay {self._config.name}",
+            ) from error
+        return self._store.described(shard, folder)
+
+    def digests_by_txn(self, shard: ShardId, parts: Sequence[Part]) -> dict[Txn, Digest]:
+        """The digest of each transaction's rows in these files, as they are on disk."""
+        paths = [f"{self._store.log_root(shard)}/{part.path}" for part in parts]
+        counted = self._hashed(shard, paths).groupBy(TXN).agg(*partials(_HASH, prefix="")).collect()
+        return {Txn(row[TXN]): digest_of(row.asDict(), prefix="") for row in counted}

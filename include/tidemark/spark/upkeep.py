@@ -1,0 +1,70 @@
+"""Keeping a state's table in shape, with Delta's own commands: OPTIMIZE, REORG … APPLY (PURGE), VACUUM.
+
+They change no row and are no publish: `spark.standing` knows them by their names, and `read_version` reads a
+publish at the newest version that has its rows, so that readers get the merged files at once. The VACUUM
+makes no commit of its own.
+
+The table keeps `delta.deletedFileRetentionDuration` at what the pipeline file says, so that a VACUUM by other
+hands, which goes by it, removes nothing that a version within `state_history_days` needs. With RETAIN 0 it
+does; then who reads such a version is told which file is gone.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pyspark.sql import SparkSession
+
+from tidemark.core.ids import ShardId
+from tidemark.core.publish import VERSION_NONE
+from tidemark.spark.commit import RETENTION, confs_set, retention_of
+from tidemark.spark.standing import configuration_of, version_of
+from tidemark.spark.state import StateSpecs
+from tidemark.spark.tail import StateSpec
+
+_OPTIMIZE: Final = {
+    # Above this a file is left alone, so that a row is not rewritten for ever.
+    "spark.databricks.delta.optimize.minFileSize": str(128 * 1024 * 1024),
+    "spark.databricks.delta.optimize.maxFileSize": str(256 * 1024 * 1024),
+}
+_VACUUM: Final = {
+    "spark.databricks.delta.vacuum.logging.enabled": "false",
+    # A listing of ten thousand tasks, which is the default, takes minutes on a small machine.
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
+}
+
+
+class SparkStateKeeper:
+    """The `StateKeeper` port; the caller holds the publisher's lock."""
+
+    def __init__(self, spark: SparkSession, specs: StateSpecs) -> None:
+        self._spark = spark
+        self._specs = specs
+
+    def optimize(self, shard: ShardId) -> None:
+        """Merge small files, then write those anew that deletion vectors have taken rows out of."""
+        spec = self._specs.of(shard)
+        for table in self._tables(spec):
+            self._keep_retention(table, spec)
+            with confs_set(self._spark, _OPTIMIZE):
+                self._spark.sql(f"OPTIMIZE {table}")
+                self._spark.sql(f"REORG TABLE {table} APPLY (PURGE)")
+
+    def vacuum(self, shard: ShardId) -> None:
+        """Delete what no version within the retention needs."""
+        spec = self._specs.of(shard)
+        for table in self._tables(spec):
+            self._keep_retention(table, spec)
+            with confs_set(self._spark, _VACUUM):
+                self._spark.sql(f"VACUUM {table}")
+
+    def _tables(self, spec: StateSpec) -> list[str]:
+        uris = (spec.state, spec.tombstones)
+        there = [uri for uri in uris if version_of(uri, spec.storage_options) != VERSION_NONE]
+        return ["delta.`" + uri.replace("`", "``") + "`" for uri in there]
+
+    def _keep_retention(self, table: str, spec: StateSpec) -> None:
+        """Set the property where it is missing or another."""
+        uri = table.removeprefix("delta.`").removesuffix("`").replace("``", "`")
+        if configuration_of(uri, spec.storage_options).get(RETENTION) != retention_of(spec):
+            self._spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('{RETENTION}' = '{retention_of(spec)}')")

@@ -1,0 +1,279 @@
+"""The upkeep of one pipeline: what there is to do, who holds what back, and doing it.
+
+`plan` looks and changes nothing; `maintain` does what the plan says, in an order in which each step makes
+room for the next: raise `since` and truncate, merge, delete what is left over, then the states and the
+control tables. Every step is idempotent and safe against readers, writers and other maintenance by its own
+conditional commits; one that dies is finished by the next run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from tidemark.assemble import Deployment
+from tidemark.core.ids import TXN_FIRST, ShardId, Txn, WriterToken
+from tidemark.core.lease import Floor, Lease, since_of
+from tidemark.core.upkeep import Leftover, choose_runs
+from tidemark.delta.facts import TableFacts, facts_of
+from tidemark.delta.log import DeltaLog
+from tidemark.pipeline import proof
+from tidemark.pipeline.compact import compact
+from tidemark.pipeline.leasing import LOOKS_PER_TTL, Leases
+from tidemark.pipeline.maintain import announce, plan_floor, sweep, truncate
+from tidemark.pipeline.publish import BeingPublished
+from tidemark.pipeline.reclaim import Reclaim, plan_reclaim, reclaim
+from tidemark.pipeline.tend import snapshot_held, tend
+from tidemark.spark.parts import QUARANTINE
+
+DAY_MS: Final = 86_400_000
+LEASE_WATCHED_SECONDS_MAX: Final = 600.0
+LOST: Final = "it is left to the sweep of lost attempts"
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """The time of a maintenance, and what the pipeline file wants kept: transactions from `window` on,
+    quarantined records from `quarantine_window` on, and for how long files that a version needed."""
+
+    now_ms: int
+    window: Txn
+    quarantine_window: Txn
+    kept_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chore:
+    """One thing to do, or that has to wait: how many files and bytes, and who holds it until when."""
+
+    what: str
+    shard: str
+    files: int
+    bytes: int
+    held_by: str = ""
+    until: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Upkeep:
+    """What maintenance has to do, or has done; `since` is the first transaction that is kept."""
+
+    pipeline: str
+    since: Txn
+    chores: tuple[Chore, ...]
+    warnings: tuple[str, ...] = ()
+
+
+def terms_of(deployment: Deployment, *, now_ms: int | None = None) -> Terms:
+    """What the pipeline file wants kept, from now on back."""
+    retention = deployment.config.retention
+    at_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
+    now = datetime.fromtimestamp(at_ms / 1000, UTC)
+
+    def first_kept(days: int | None) -> Txn:
+        if days is None:
+            return TXN_FIRST
+        return Txn(deployment.control.seals.first_since(now - timedelta(days=days)))
+
+    window = first_kept(retention.log_days)
+    # A quarantined record goes with the log at the earliest: `since` is one for all shards.
+    quarantined = min(window, first_kept(retention.quarantine_days))
+    return Terms(at_ms, window, quarantined, retention.state_history_days * DAY_MS)
+
+
+def logs_of(deployment: Deployment) -> dict[ShardId, DeltaLog]:
+    """The logs that there are."""
+    shards = (*deployment.shards, QUARANTINE)
+    logs = {shard: deployment.control.log(shard) for shard in shards}
+    return {shard: log for shard, log in logs.items() if log.head().upper > TXN_FIRST}
+
+
+def lower_of(shard: ShardId, floor: Txn, terms: Terms) -> Txn:
+    return min(floor, terms.quarantine_window) if shard == QUARANTINE else floor
+
+
+def plan(deployment: Deployment, terms: Terms) -> Upkeep:
+    """What there is to do, and who holds what back. Changes nothing, and starts no Spark."""
+    leases = Leases(deployment.control.leases)
+    floor = plan_floor(deployment.pipeline, leases, deployment.shards, window=terms.window)
+    since = leases.since()
+    chores: list[Chore] = []
+    for shard, log in logs_of(deployment).items():
+        chores += _log_chores(shard, log, floor, max(since, floor.txn), terms)
+        found = plan_reclaim(
+            deployment.control, log, leases.standing(), now_ms=terms.now_ms, kept_ms=terms.kept_ms
+        )
+        chores += _reclaim_chores(shard, found)
+    for shard in deployment.shards:
+        facts = _facts(deployment, shard, terms)
+        if facts is not None:
+            held = _snapshot_held(deployment, shard, leases.standing(), terms)
+            chores += _state_chores(shard, facts, held, terms)
+    return Upkeep(deployment.config.name, since, tuple(chores), warnings(deployment, since, terms))
+
+
+def warnings(deployment: Deployment, since: Txn, terms: Terms) -> tuple[str, ...]:
+    """What can't be proven any more, or soon can't."""
+    found = proof.replayable(deployment.pipeline)
+    return proof.warnings(found, since=since, now_seconds=terms.now_ms / 1000)
+
+
+def _log_chores(shard: ShardId, log: DeltaLog, floor: Floor, since: Txn, terms: Terms) -> Iterable[Chore]:
+    lower = lower_of(shard, since, terms)
+    wanted = terms.quarantine_window if shard == QUARANTINE else terms.window
+    files = log.files()
+    below = [file for file in files if file.last < lower]
+    if below:
+        yield Chore("truncate the log", shard, len(below), sum(file.bytes for file in below))
+    waiting = [file for file in files if lower <= file.last < wanted]
+    if waiting:
+        held = "; ".join(str(need) for need in floor.held_by)
+        yield Chore(
+            "truncate the log",
+            shard,
+            len(waiting),
+            sum(file.bytes for file in waiting),
+            held,
+            "it is released, or no longer renewed" if "lease" in held else "it has gone on",
+        )
+    for run in choose_runs([file for file in files if file.last >= lower]):
+        yield Chore("merge small files", shard, len(run.files), run.bytes)
+
+
+def _reclaim_chores(shard: ShardId, found: Reclaim) -> Iterable[Chore]:
+    if found.free:
+        yield Chore("delete replaced files", shard, len(found.free), _bytes(found.free))
+    for hold, files in found.held.items():
+        if hold.why == LOST:
+            yield Chore("remove lost attempts", shard, len(files), _bytes(files))
+        else:
+            until = moment(hold.until_ms) if hold.until_ms is not None else ""
+            yield Chore("delete replaced files", shard, len(files), _bytes(files), hold.why, until)
+
+
+def _state_chores(shard: ShardId, facts: TableFacts, held: Lease | None, terms: Terms) -> Iterable[Chore]:
+    if facts.is_due:
+        yield Chore("merge the state's files", shard, facts.small, facts.small_bytes)
+    if facts.old:
+        by = f"lease {held.name} of {held.holder} at {held.txn}" if held is not None else ""
+        yield Chore("vacuum the state", shard, facts.old, facts.old_bytes, by)
+    if facts.waiting:
+        days = terms.kept_ms // DAY_MS
+        yield Chore(
+            "vacuum the state", shard, facts.waiting, facts.waiting_bytes, f"state_history_days: {days}"
+        )
+
+
+def _bytes(files: Iterable[Leftover]) -> int:
+    return sum(file.bytes for file in files)
+
+
+def moment(milliseconds: int) -> str:
+    """A point in time as people write it."""
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).strftime("%Y-%m-%d %H:%M")
+
+
+def _facts(deployment: Deployment, shard: ShardId, terms: Terms) -> TableFacts | None:
+    uri = f"{deployment.shard_uri(shard)}/state"
+    return facts_of(uri, now_ms=terms.now_ms, kept_ms=terms.kept_ms)
+
+
+def _snapshot_held(
+    deployment: Deployment, shard: ShardId, leases: Iterable[Lease], terms: Terms
+) -> Lease | None:
+    ledger = deployment.control.publishes(shard)
+    records = ledger.read(1, ledger.head().upper)
+
+    def superseded_ms(number: int) -> int | None:
+        at = ledger.written_at(number)
+        return int(at.timestamp() * 1000) if at is not None else None
+
+    return snapshot_held(
+        records, tuple(leases), superseded_ms=superseded_ms, now_ms=terms.now_ms, kept_ms=terms.kept_ms
+    )
+
+
+def expire_stale(leases: Leases, *, sleep: Callable[[float], None] = time.sleep) -> tuple[Lease, ...]:
+    """End the leases whose holders are seen to be gone; a holder that renews is not waited for.
+
+    Each is watched for a little longer than it lasts, and a long one not at all (Invariant 14)."""
+    ended: list[Lease] = []
+    first = {lease.name: lease for lease in leases.standing() if lease.is_live}
+    watched = {n: lease for n, lease in first.items() if lease.ttl_seconds <= LEASE_WATCHED_SECONDS_MAX}
+    leases.look()
+    looks_max = 2 * LOOKS_PER_TTL
+    for _ in range(looks_max):
+        still = {lease.name: lease for lease in leases.standing() if lease.is_live}
+        quiet = [lease for name, lease in watched.items() if still.get(name) == lease]
+        if not quiet:
+            break
+        sleep(max(lease.ttl_seconds for lease in quiet) / LOOKS_PER_TTL)
+        ended += leases.expire()
+    return tuple(ended)
+
+
+def maintain(deployment: Deployment, token: WriterToken, terms: Terms, *, watch: bool = True) -> Upkeep:
+    """Do what there is to do; what has to wait is told. `watch` waits for silent leases to be seen as such,
+    where they hold something back."""
+    pipeline, control = deployment.pipeline, deployment.control
+    sweep(pipeline)
+    leases = Leases(control.leases)
+    held = plan_floor(pipeline, leases, deployment.shards, window=terms.window).held_by
+    if watch and any(need.kind == "lease" for need in held):
+        expire_stale(leases)
+    announce(pipeline, leases, deployment.shards, window=terms.window)
+    since = since_of(control.leases.head())
+    done: list[Chore] = []
+    told: list[str] = []
+    for shard, log in logs_of(deployment).items():
+        taken = truncate(log, shard, lower_of(shard, since, terms))
+        if taken:
+            done.append(Chore("truncated the log", shard, len(taken), sum(file.bytes for file in taken)))
+        log.head()
+        if choose_runs(log.files()):
+            found = compact(control, log, deployment.plane().kept, shard, token=token)
+            done.append(Chore("merged small files", shard, found.files_before, found.bytes_before))
+            told += [f"files of the log of {shard} are left alone: {why}" for why in found.left]
+        freed = reclaim(
+            control, log, shard, leases.standing(), now_ms=terms.now_ms, kept_ms=terms.kept_ms
+        ).free
+        if freed:
+            done.append(Chore("deleted replaced files", shard, len(freed), _bytes(freed)))
+    for shard in deployment.shards:
+        done += _tended(deployment, shard, leases.standing(), terms, told)
+    control_files = sum(table.sweep() for table in control.tables)
+    if control_files:
+        done.append(Chore("cleaned the control tables", "", control_files, 0))
+    told += warnings(deployment, since, terms)
+    return Upkeep(deployment.config.name, since, tuple(done), tuple(told))
+
+
+def _tended(
+    deployment: Deployment, shard: ShardId, leases: Iterable[Lease], terms: Terms, told: list[str]
+) -> Iterable[Chore]:
+    facts = _facts(deployment, shard, terms)
+    if facts is None:
+        return
+    vacuum = facts.old > 0 and _snapshot_held(deployment, shard, leases, terms) is None
+    if not facts.is_due and not vacuum:
+        return
+    try:
+        tend(
+            deployment.control,
+            deployment.state(),
+            deployment.keeper(),
+            shard,
+            shard_uri=deployment.shard_uri(shard),
+            optimize=facts.is_due,
+            vacuum=vacuum,
+        )
+    except BeingPublished:
+        told.append(f"the state of {shard} is being published, and is left for the next time")
+        return
+    if facts.is_due:
+        yield Chore("merged the state's files", shard, facts.small, facts.small_bytes)
+    if vacuum:
+        yield Chore("vacuumed the state", shard, facts.old, facts.old_bytes)

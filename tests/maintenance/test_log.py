@@ -1,0 +1,208 @@
+"""The upkeep of a log, on real tables with real processes: nothing lost, nobody broken, space given back."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+
+from tests.crash.jvm import ROOT
+from tests.maintenance.killed import WINDOW, maintain
+from tests.maintenance.racing import keep_house, write
+from tests.maintenance.rig import (
+    LightDeployment,
+    feed,
+    files_on_disk,
+    log_folder,
+    log_rows,
+    published,
+    terms,
+    wanted_rows,
+)
+from tidemark import upkeep
+from tidemark.assemble import new_token
+from tidemark.core.binding import Owner
+from tidemark.core.errors import InvalidUsage
+from tidemark.core.ids import Txn, WriterToken
+from tidemark.core.lease import HolderToken, Tenure
+from tidemark.pipeline.context import Attempt
+from tidemark.pipeline.leasing import Leases
+from tidemark.pipeline.run import replay
+
+T = WriterToken("maintainer")
+FED = 14
+
+
+@pytest.fixture
+def fed(tmp_path: Path) -> Path:
+    """Fourteen transactions of two parts each, published up to 12, and an attempt that lost its seal."""
+    feed(tmp_path, first=0, files=FED)
+    published(LightDeployment(tmp_path), 12)
+    deployment = LightDeployment(tmp_path)
+    binding = (
+        next(iter(deployment.control.bindings.read(3, 4))) if deployment.control.bindings.head() else None
+    )
+    deployment.light.stage(binding, WriterToken("loser"))  # type: ignore[arg-type]
+    return tmp_path
+
+
+def verdicts(root: Path) -> set[str]:
+    found = replay(
+        LightDeployment(root).pipeline, Attempt(Owner("prove"), new_token()), txn_from=Txn(1), txn_to=Txn(FED)
+    )
+    return {str(finding.verdict) for finding in found}
+
+
+def test_compaction_keeps_every_row_with_its_transaction_and_every_proof(fed: Path) -> None:
+    """Invariant 7: what was merged gives, transaction by transaction, what was sealed."""
+    done = upkeep.maintain(LightDeployment(fed), T, terms(kept_ms=10**18))
+    assert ("merged small files", 28) in [(chore.what, chore.files) for chore in done.chores]
+    assert len(DeltaTable(str(log_folder(fed))).file_uris()) == 1
+    assert log_rows(fed) == wanted_rows(fed)
+    assert len([path for path in files_on_disk(fed) if path.startswith("_txn=")]) == 28, "kept for who looked"
+    assert verdicts(fed) == {"identical"}
+    upkeep.maintain(LightDeployment(fed), T, terms())
+    assert [path for path in files_on_disk(fed) if path.startswith("_txn=")] == []
+    assert log_rows(fed) == wanted_rows(fed)
+    assert verdicts(fed) == {"identical"}, "the rows are proven where they lie now"
+    feed(fed, first=FED, files=2)
+    assert log_rows(fed) == wanted_rows(fed)
+
+
+def test_a_log_that_is_not_what_was_sealed_is_left_alone_and_told(fed: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    part = next(log_folder(fed).glob("_txn=00000000000000000005/*/part-0.parquet"))
+    table = pq.ParquetFile(part).read()
+    values = pa.array(["changed"] * table.num_rows)
+    pq.write_table(table.set_column(table.schema.get_field_index("value"), "value", values), part)
+    done = upkeep.maintain(LightDeployment(fed), T, terms())
+    assert any("transaction 5" in warning and "sealed" in warning for warning in done.warnings)
+    assert len(DeltaTable(str(log_folder(fed))).file_uris()) == 28
+    assert [path for path in files_on_disk(fed) if path.startswith("_txns=")] == [], "it is gone"
+
+
+def test_truncation_advances_since_and_never_passes_what_is_published(fed: Path) -> None:
+    deployment = LightDeployment(fed)
+    planned = upkeep.plan(deployment, terms(window=20))
+    assert planned.since == 1
+    held = [chore for chore in planned.chores if chore.what == "truncate the log" and chore.held_by]
+    assert held[0].held_by == "consumer state of points needs txn 13"
+    assert held[0].files == 4
+    done = upkeep.maintain(deployment, T, terms(window=20))
+    assert done.since == 13
+    assert log_rows(fed) == wanted_rows(fed, since=13)
+    with pytest.raises(InvalidUsage, match="13 is the first that was kept"):
+        Leases(deployment.control.leases).take("late", HolderToken("h"), start=Txn(12))
+    assert verdicts(fed) == {"identical"}, "by the input; the parts were free to go"
+
+
+def test_r4_what_a_live_lease_needs_stays_and_the_dry_run_names_the_holder(fed: Path) -> None:
+    """Invariant 12: maintenance asks the leases first; once they end, the space is given back."""
+    deployment = LightDeployment(fed)
+    leases = Leases(deployment.control.leases)
+    tenure = leases.take("report", HolderToken("host-7"), start=Txn(5))
+    assert isinstance(tenure, Tenure)
+    before = files_on_disk(fed)
+
+    planned = upkeep.plan(deployment, terms(window=10))
+    assert files_on_disk(fed) == before, "a dry run changes nothing"
+    (held,) = [chore for chore in planned.chores if chore.what == "truncate the log" and chore.held_by]
+    assert held.held_by == "lease report of host-7 needs txn 5"
+    assert held.files == 10
+    assert held.bytes == sum(
+        size for path, size in before.items() if "loser" not in path and 5 <= int(path[5:25]) < 10
+    )
+    lost = [chore.files for chore in planned.chores if chore.what == "remove lost attempts"]
+    assert lost == [2]
+
+    done = upkeep.maintain(deployment, T, terms(window=10), watch=False)
+    assert done.since == 5
+    kept = [path for path in files_on_disk(fed) if path.startswith("_txn=") and int(path[5:25]) >= 5]
+    assert len(kept) == 20, "the parts that the holder may have looked up are merged, and still on disk"
+    assert log_rows(fed) == wanted_rows(fed, since=5)
+    replaced = [
+        chore for chore in upkeep.plan(deployment, terms(window=10)).chores if "replaced" in chore.what
+    ]
+    assert [chore.held_by for chore in replaced] == ["lease report of host-7 at 5"]
+
+    leases.release(tenure.lease)
+    upkeep.maintain(deployment, T, terms(window=10))
+    after = files_on_disk(fed)
+    assert sum(after.values()) < sum(before.values()) / 3, (sum(before.values()), sum(after.values()))
+    assert log_rows(fed, since=10) == wanted_rows(fed, since=10)
+
+
+def test_r4_a_holder_that_is_gone_is_seen_to_be_and_holds_nothing_any_more(fed: Path) -> None:
+    deployment = LightDeployment(fed)
+    assert isinstance(
+        Leases(deployment.control.leases).take("dead", HolderToken("h"), start=Txn(2), ttl_seconds=0.4),
+        Tenure,
+    )
+    done = upkeep.maintain(deployment, T, terms(window=10), watch=True)
+    assert done.since == 10
+
+
+@pytest.mark.slow
+def test_p3_maintenance_that_is_killed_at_any_step_loses_nothing_and_is_finished_by_the_next(
+    fed: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Invariants 4, 5 and 12, with SIGKILL before each durable step of a real process."""
+    copies = tmp_path_factory.mktemp("copies")
+    ran = subprocess.run(
+        [sys.executable, "-m", "tests.maintenance.killed", str(fed), str(copies)],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    told = [json.loads(line) for line in ran.stdout.splitlines()]
+    assert told[-1]["status"] == 0, ran.stderr[-2000:]
+    assert {one["status"] for one in told[:-1]} == {-9}
+    kinds = {step.split()[0] for step in told[-1]["steps"]}
+    assert {"commit", "merge", "delete", "discard", "sweep"} <= kinds, kinds
+    assert len(told) > 14, "the steps were not found"
+    for one in told:
+        copy, last_step = Path(one["copy"]), one["steps"][-1]
+        assert log_rows(copy, since=WINDOW) == wanted_rows(copy, since=WINDOW), last_step
+        maintain(copy)
+        assert log_rows(copy, since=WINDOW) == wanted_rows(copy, since=WINDOW), last_step
+        active = DeltaTable(str(log_folder(copy))).file_uris()
+        named = sorted(str(Path(uri).relative_to(log_folder(copy))) for uri in active)
+        assert sorted(files_on_disk(copy)) == named, last_step
+        assert verdicts(copy) == {"identical"}
+
+
+@pytest.mark.slow
+def test_two_maintenances_at_once_beside_a_writer_and_a_reader_lose_and_break_nothing(fed: Path) -> None:
+    """Invariants 2 and 12: compare-and-append alone; the reader never meets a missing file."""
+    context = multiprocessing.get_context("spawn")
+    reports = context.Queue()
+    until = time.monotonic() + 7
+    targets = [(keep_house, (str(fed), until, reports))] * 2 + [(write, (str(fed), FED, until, reports))]
+    processes = [context.Process(target=target, args=args) for target, args in targets]
+    for process in processes:
+        process.start()
+    reads = 0
+    try:
+        while time.monotonic() < until:
+            assert (
+                wanted_rows(fed, since=1) >= log_rows(fed) >= wanted_rows(fed) - wanted_rows(fed, since=FED)
+            )
+            reads += 1
+        told = [reports.get(timeout=60) for _ in processes]
+    finally:
+        for process in processes:
+            process.join(60)
+            process.kill()
+    assert [error for errors, _ in told for error in errors] == []
+    assert all(rounds > 0 for _, rounds in told)
+    assert reads > 0
+    assert log_rows(fed) == wanted_rows(fed)
+    upkeep.maintain(LightDeployment(fed), T, terms())
+    assert log_rows(fed) == wanted_rows(fed)
+    assert len(files_on_disk(fed)) < 40
