@@ -1,4 +1,4 @@
-"""One Spark session for all tests of a process."""
+"""One Spark session, and one Kafka broker, for all tests of a process."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
+from tests.kafka_broker import Broker, running_broker
 from tidemark.spark.session import build_session
 
 
@@ -21,3 +22,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     )
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """A Kafka broker, for all tests of a process that ask for one."""
+    with running_broker(tmp_path_factory.mktemp("kafka")) as started:
+        yield started
