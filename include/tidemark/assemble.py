@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tidemark.config import PipelineConfig
-from tidemark.core.binding import Binding, Configuration
+from tidemark.core.binding import Binding, BindingRecord, Configuration
 from tidemark.core.checksum import Digests
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.publish import Policy
@@ -23,7 +23,9 @@ from tidemark.delta.control import DeltaControl
 from tidemark.delta.schema import log_schema, quarantine_schema
 from tidemark.home import home
 from tidemark.pipeline.context import Pipeline, watermark_below
+from tidemark.ports.control import Ledger
 from tidemark.ports.gate import Opinion
+from tidemark.ports.source import Source
 from tidemark.sources.files import FileSource
 from tidemark.spark.parts import QUARANTINE, PartStore
 
@@ -43,6 +45,15 @@ def new_token() -> WriterToken:
     return WriterToken(f"{host}-{os.getpid()}-{secrets.token_hex(6)}")
 
 
+def source_of(config: PipelineConfig, bindings: Ledger[BindingRecord]) -> Source:
+    """The source that a pipeline file describes."""
+    if config.source.type == "kafka":
+        from tidemark.sources.kafka import TopicSource
+
+        return TopicSource.of(config, config.source, bindings=bindings)
+    return FileSource.of(config, bindings=bindings)
+
+
 class Deployment:
     """One pipeline, ready to work: its control plane at once, its Spark when it is needed."""
 
@@ -60,7 +71,7 @@ class Deployment:
         self.control = DeltaControl(config.warehouse_location, config.name, schemas, storage_options)
         self.pipeline = Pipeline(
             control=self.control,
-            source=FileSource.of(config, bindings=self.control.bindings),
+            source=source_of(config, self.control.bindings),
             plane=LazyPlane(self),
             configuration=Configuration.of(config.canonical_json()),
             generation=config.generation,

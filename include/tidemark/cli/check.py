@@ -166,13 +166,16 @@ def _summary(results: Sequence[Checked]) -> Iterator[RenderableType]:
 
 
 def _lines(config: PipelineConfig) -> Iterator[tuple[str, str]]:
-    source, limits = config.source, config.transaction
-    when = f", {source.settle_seconds} s after their last change"
-    marker = f", once {source.ready_marker} is there" if source.ready_marker else ""
+    from tidemark.config.kafka import RECORDS_MAX
+
+    limits = config.transaction
     yield "pipeline", f"{config.name}, generation {config.generation}"
     yield "runs", config.schedule or "when it is asked to"
-    yield "takes", f"{source.format} files {source.pattern or 'by their suffix'}{when}{marker}"
+    yield "takes", config.source.summary
     yield "reads them as", config.envelope
+    if config.source.type == "kafka":
+        yield "at a time", f"up to {limits.max_records or RECORDS_MAX:,} records"
+        return
     records = f", {limits.max_records:,} records" if limits.max_records else ""
     size = f"{limits.max_bytes / 1024**2:,.0f} MiB"
     yield "at a time", f"up to {limits.max_files:,} files, {size}{records}"

@@ -4,6 +4,7 @@
 DAG parsing.
 """
 
+from tidemark.config.kafka import KafkaSource
 from tidemark.config.load import LoadedPipelines, environments_of, load_pipeline, load_pipelines
 from tidemark.config.model import PipelineConfig, Retention, Transaction
 from tidemark.config.predicate import Predicate
@@ -19,6 +20,7 @@ __all__ = [
     "CsvOptions",
     "Expectation",
     "FilesSource",
+    "KafkaSource",
     "LoadedPipelines",
     "PipelineConfig",
     "Predicate",

@@ -76,8 +76,8 @@ class PipelineConfig(Model):
 
     @property
     def source_location(self) -> str:
-        """The source's folder as an absolute path, checked again now."""
-        return resolved(self.source.path, root=self._root)
+        """Where the source's records are: for files an absolute path, checked again now."""
+        return self.source.located(self._root)
 
     def at(self, root: Path) -> Self:
         """The same configuration with another root."""

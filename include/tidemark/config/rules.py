@@ -98,6 +98,14 @@ def _overlap(one: tuple[object, ...], other: tuple[object, ...]) -> bool:
 
 
 def _format_flaws(config: PipelineConfig) -> Iterator[Flaw]:
+    if config.source.type == "kafka":
+        for index, shard in enumerate(config.shards):
+            if config.source.key_format == "string" and len(shard.keys) > 1:
+                fact = f"a string is one key column, and shard {shard.name!r} has {len(shard.keys)}"
+                yield Flaw(
+                    ("source", "key_format"), fact, f"use key_format: json, or one key in shards[{index}]"
+                )
+        return
     if config.source.format != "csv":
         return
     if config.envelope == "debezium":

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
 from tidemark.config.base import Model, checked
-from tidemark.config.paths import checked_path, is_uri, shown_place
+from tidemark.config.kafka import KafkaSource
+from tidemark.config.paths import checked_path, is_uri, resolved, shown_place
 from tidemark.config.problems import Flaw, raise_flaws
 from tidemark.config.text import shown
 from tidemark.core.errors import InvalidUsage
@@ -72,6 +74,17 @@ class FilesSource(Model):
         """Whether the source itself can say which tables there are."""
         return False
 
+    @property
+    def summary(self) -> str:
+        """What is taken, in one line."""
+        when = f", {self.settle_seconds} s after their last change"
+        marker = f", once {self.ready_marker} is there" if self.ready_marker else ""
+        return f"{self.format} files {self.pattern or 'by their suffix'}{when}{marker}"
+
+    def located(self, root: Path) -> str:
+        """The folder as an absolute path, checked again now."""
+        return resolved(self.path, root=root)
+
     @model_validator(mode="after")
     def _rules(self) -> FilesSource:
         if self.csv is not None and self.format != "csv":
@@ -80,5 +93,5 @@ class FilesSource(Model):
         return self
 
 
-SourceConfig = FilesSource
-"""The union of all sources; with a second one, `Annotated[FilesSource | …, Field(discriminator="type")]`."""
+SourceConfig = Annotated[FilesSource | KafkaSource, Field(discriminator="type")]
+"""The union of all sources."""

@@ -118,12 +118,20 @@ def judge(txn: Txn, *, recorded: Digests, found: Digests) -> Finding:
 
 def judge_replay(seal: Seal, staged: Staged) -> Finding:
     """Compare a seal with what the same input gives now. A skipped transaction has nothing to prove."""
-    if seal.decision is Decision.SKIPPED:
-        return Finding(seal.txn, Verdict.IDENTICAL, why=f"skipped: {seal.reason}")
+    skipped = judge_skipped(seal)
+    if skipped is not None:
+        return skipped
     if seal.engine != staged.engine:
         why = f"sealed by {seal.engine!r}, replayed by {staged.engine!r}"
         return Finding(seal.txn, Verdict.NOT_COMPARABLE, why=why)
     return judge(seal.txn, recorded=seal.digests, found=staged.digests)
+
+
+def judge_skipped(seal: Seal) -> Finding | None:
+    """The finding on a skipped transaction, whatever became of its input; None for any other."""
+    if seal.decision is not Decision.SKIPPED:
+        return None
+    return Finding(seal.txn, Verdict.IDENTICAL, why=f"skipped: {seal.reason}")
 
 
 class Action(Enum):

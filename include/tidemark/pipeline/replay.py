@@ -11,7 +11,7 @@ from tidemark.core.ids import ShardId, Txn
 from tidemark.core.journal import Event
 from tidemark.core.lease import SINCE, Lease, since_of
 from tidemark.core.ledger import Head, Put
-from tidemark.core.replay import Finding, ReplayStep, Verdict, judge, judge_replay, plan_replay
+from tidemark.core.replay import Finding, ReplayStep, Verdict, judge, judge_replay, judge_skipped, plan_replay
 from tidemark.core.seal import Part, Seal, Staged
 from tidemark.core.upkeep import covering
 from tidemark.pipeline.context import Attempt, Pipeline, note
@@ -55,7 +55,10 @@ def read_sealed(pipeline: Pipeline, seal: Seal) -> Digests:
 
 
 def replay_input(pipeline: Pipeline, binding: Binding, seal: Seal) -> Finding:
-    """Judge a sealed transaction by its input as it is now."""
+    """Judge a sealed transaction by its input as it is now. A skipped one may have lost it: that is why."""
+    skipped = judge_skipped(seal)
+    if skipped is not None:
+        return skipped
     gone = pipeline.source.inspect(binding)
     if gone:
         return Finding(binding.txn, Verdict.INPUT_GONE, why=gone)

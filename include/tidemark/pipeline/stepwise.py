@@ -19,7 +19,7 @@ from tidemark.core.evidence import Evidence, decide_evidence, newest_of
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.journal import Event, JournalEntry
 from tidemark.core.ledger import Head, Put
-from tidemark.core.replay import Finding, RunPlan, Verdict, judge, judge_replay, plan_run
+from tidemark.core.replay import Finding, RunPlan, Verdict, judge, judge_replay, judge_skipped, plan_run
 from tidemark.core.seal import Lost, Seal, SealOutcome, Staged, TooEarly
 from tidemark.core.shard import Standing
 from tidemark.pipeline.context import Attempt, Pipeline, binding_at, note, seal_at
@@ -177,7 +177,7 @@ def proven(pipeline: Pipeline, attempt: Attempt, txn: Txn, pairs: list[Pair]) ->
     seal = seal_at(pipeline, txn)
     evidence = gather_one(pipeline, attempt, txn, replayed=True)
     if evidence.staged is None:
-        return Finding(txn, Verdict.INPUT_GONE, why=evidence.gone)
+        return judge_skipped(seal) or Finding(txn, Verdict.INPUT_GONE, why=evidence.gone)
     finding = judge_replay(seal, evidence.staged)
     if finding.verdict is Verdict.NOT_COMPARABLE or not seal.digests:
         return finding

@@ -18,7 +18,7 @@ be quoted. A value of another type (text in an INT, 3.7 in an INT, 2147483648 in
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
 
@@ -38,7 +38,7 @@ from pyspark.sql.types import (
 from tidemark.config import CsvOptions, ShardConfig
 from tidemark.core.errors import InvariantViolation
 from tidemark.spark.fold import POSITION
-from tidemark.spark.read import DATA, HASH, RAW
+from tidemark.spark.read import DATA, HASH, KEY_DOCUMENT, RAW, RECORD
 from tidemark.spark.sql import case, literal, quoted, texts
 
 SHARD: Final = "_shard"
@@ -53,6 +53,7 @@ BEFORE: Final = "_before"
 ORIGIN: Final = "_origin"
 
 _CORRUPT: Final = "_corrupt"
+_KEY_VALUES: Final = "_k"
 _WITH_COLONS: Final = (MapType, StructType, TimestampNTZType, TimestampType)
 _ORIGIN: Final = "struct<db:string,schema:string,table:string>"
 _CHANGE: Final = f"before:string,after:string,op:string,source:{_ORIGIN}"
@@ -60,12 +61,14 @@ _CHANGE: Final = f"before:string,after:string,op:string,source:{_ORIGIN}"
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How the records of one transaction are written. `header` names the columns of CSV and Parquet files."""
+    """How the records of one transaction are written. `header` names the columns of CSV and Parquet files;
+    a `keyed` record has a key beside its value (see `read_topics`)."""
 
     format: str
     envelope: str
-    csv: CsvOptions
+    csv: CsvOptions = field(default_factory=CsvOptions)
     header: tuple[str, ...] = ()
+    keyed: bool = False
 
 
 @lru_cache(maxsize=4_096)
@@ -100,7 +103,13 @@ def known_schema(shard: ShardConfig) -> StructType:
 
 def record_columns(form: Form) -> list[str]:
     """What a record is and where it stood, as it was read."""
-    return [DATA if form.format == "parquet" else RAW, HASH, *POSITION]
+    beside = [KEY_DOCUMENT, RECORD] if form.keyed else []
+    return [DATA if form.format == "parquet" else RAW, HASH, *POSITION, *beside]
+
+
+def raw_text(form: Form) -> str:
+    """What quarantine keeps of a record: all of it, exactly."""
+    return f"to_json({RECORD})" if form.keyed else RAW
 
 
 def open_envelope(frame: DataFrame, form: Form, *more: str) -> DataFrame:
@@ -108,13 +117,20 @@ def open_envelope(frame: DataFrame, form: Form, *more: str) -> DataFrame:
 
     `more` are expressions over the read columns to add in the same step."""
     if form.envelope != "debezium":
+        document = RAW if form.format == "json" else "cast(null as string)"
+        gone = skip = "false"
+        if form.keyed:
+            empty = f"isnull({RECORD}.value)"
+            skip = f"({empty} AND isnull({RECORD}.key))" if form.envelope == "append" else "false"
+            gone = "false" if form.envelope == "append" else empty
+            document = f"CASE WHEN {gone} THEN {KEY_DOCUMENT} ELSE {RAW} END"
         return frame.selectExpr(
             "*",
-            f"{RAW if form.format == 'json' else 'cast(null as string)'} AS {DOCUMENT}",
+            f"{document} AS {DOCUMENT}",
             f"cast(null as string) AS {BEFORE}",
             f"cast(null as {_ORIGIN}) AS {ORIGIN}",
-            f"false AS {GONE}",
-            f"false AS {SKIP}",
+            f"{gone} AS {GONE}",
+            f"{skip} AS {SKIP}",
             f"cast(null as string) AS {REFUSAL}",
             *more,
         )
@@ -125,13 +141,16 @@ def open_envelope(frame: DataFrame, form: Form, *more: str) -> DataFrame:
     opened = frame.selectExpr("*", outer).selectExpr(*columns, inner)
     empty = literal('{"schema":null,"payload":null}')
     truncates = case("_inner.op = 't'", literal("a truncate can't be applied"))
+    skip = f"trim({RAW}) IN ('null', {empty})"
+    # A deletion without a `before` still has the key of its record.
+    by_key = case("_inner.op = 'd'", KEY_DOCUMENT) if form.keyed else "cast(null as string)"
     return opened.selectExpr(
         *columns,
-        f"coalesce(_inner.after, _inner.before) AS {DOCUMENT}",
+        f"coalesce(_inner.after, _inner.before, {by_key}) AS {DOCUMENT}",
         f"_inner.before AS {BEFORE}",
         f"_inner.source AS {ORIGIN}",
         f"isnull(_inner.after) AS {GONE}",
-        f"trim({RAW}) IN ('null', {empty}) AS {SKIP}",
+        f"{f'(isnull({RECORD}.value) OR {skip})' if form.keyed else skip} AS {SKIP}",
         f"{truncates} AS {REFUSAL}",
         *more,
     )
@@ -156,7 +175,10 @@ def _parse_json(frame: DataFrame, form: Form, shard: ShardConfig, known: StructT
     values = f"from_json({DOCUMENT}, {schema}, {_options({})}) AS {VALUES}"
     parsed = frame.selectExpr("*", values)
     kept = [*record_columns(form), SHARD, DOCUMENT, GONE, VALUES]
-    found = [f"{_json_names(known)} AS {NAMES}", f"isnotnull({VALUES}.{_CORRUPT}) AS {BROKEN}"]
+    names, broken = _json_names(known), f"isnotnull({VALUES}.{_CORRUPT})"
+    if form.keyed and shard.keys and form.envelope == "upsert":
+        parsed, names, broken = _completed(parsed, shard, known, names)
+    found = [f"{names} AS {NAMES}", f"{broken} AS {BROKEN}"]
     if form.envelope == "debezium":
         refusal = f"coalesce({REFUSAL}, {_key_change(shard, known)}) AS {REFUSAL}"
         return parsed.selectExpr(*kept, *found, SKIP, refusal)
@@ -165,6 +187,39 @@ def _parse_json(frame: DataFrame, form: Form, shard: ShardConfig, known: StructT
         return named
     empty = f"{SKIP} OR coalesce(array_size({NAMES}) = 0, false) AS {SKIP}"
     return named.selectExpr(*kept, NAMES, BROKEN, empty, REFUSAL)
+
+
+def _completed(
+    parsed: DataFrame, shard: ShardConfig, known: StructType, names: str
+) -> tuple[DataFrame, str, str]:
+    """The values with the key columns of the record's own key where the value has none, and what is named and
+    broken then. The key is parsed only where it is needed."""
+    keys = [field for field in known.fields if field.name in shard.keys]
+    schema = literal(_ddl(StructType([*keys, StructField(_CORRUPT, StringType())])))
+    lacking = " OR ".join(f"isnull({VALUES}.{quoted(key.name)})" for key in keys)
+    needed = f"NOT {GONE} AND isnotnull({VALUES}) AND isnotnull({KEY_DOCUMENT}) AND ({lacking})"
+    key = f"{case(needed, f'from_json({KEY_DOCUMENT}, {schema}, {_options({})})')} AS {_KEY_VALUES}"
+    filled = [
+        f"coalesce({VALUES}.{quoted(field.name)}, {_KEY_VALUES}.{quoted(field.name)}) AS {quoted(field.name)}"
+        if field in keys
+        else f"{VALUES}.{quoted(field.name)}"
+        for field in known.fields
+    ]
+    whole = (
+        f"CASE WHEN isnotnull({VALUES}) THEN struct({', '.join(filled)}, {VALUES}.{_CORRUPT}) END AS {VALUES}"
+    )
+    ours = texts(list(shard.keys))
+    # A key may have more fields than the table has key columns; only those count.
+    of_key = f"array_intersect(json_object_keys({KEY_DOCUMENT}), {ours})"
+    more = f"isnotnull({_KEY_VALUES}) AND isnotnull({of_key}) AND isnotnull({names})"
+    named = (
+        f"CASE WHEN {GONE} THEN array_intersect({names}, {ours})"
+        f" WHEN {more} THEN array_union({names}, {of_key}) ELSE {names} END"
+    )
+    broken = f"(isnotnull({VALUES}.{_CORRUPT}) OR isnotnull({_KEY_VALUES}.{_CORRUPT}))"
+    rest = [name for name in parsed.columns if name != VALUES]
+    with_key = parsed.selectExpr("*", key)
+    return with_key.selectExpr(*rest, whole, f"{named} AS {NAMES}", f"{broken} AS {BROKEN}"), NAMES, BROKEN
 
 
 def _json_names(known: StructType) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from pyspark.errors import AnalysisException, PySparkException
@@ -11,8 +11,8 @@ from pyspark.errors import AnalysisException, PySparkException
 from tidemark.core.errors import Determinate, InvalidUsage, TidemarkError
 from tidemark.core.ids import Txn
 from tidemark.core.replay import InputGone
-from tidemark.sources.manifest import BoundFile
 from tidemark.spark.decode import REFUSAL_MARK
+from tidemark.spark.inputs import Input
 from tidemark.spark.read import is_missing_path
 
 # Over Spark Connect there is no gateway to Java, and it need not be installed.
@@ -24,7 +24,10 @@ except ImportError:
     JOB_ERRORS = (PySparkException,)
 """What a job that fails may raise, classic or over Spark Connect."""
 
-_REFUSAL = re.compile(rf"\[\[{REFUSAL_MARK} (\d+) (\d+) (.*?)\]\]", re.DOTALL)
+_REFUSAL = re.compile(rf"\[\[{REFUSAL_MARK} (\S+) (\d+) (\d+) (.*?)\]\]", re.DOTALL)
+_LOST_OFFSETS = re.compile(
+    r"KAFKA_DATA_LOSS|OffsetOutOfRangeException|Cannot fetch offset|data may have been lost"
+)
 _MISSING_FILE = re.compile(r"FAILED_READ_FILE\.FILE_NOT_EXIST|FileNotFoundException")
 _CAUSE = re.compile(r"^Caused by: (.+)$", re.MULTILINE)
 _MESSAGE_CHARACTERS_MAX = 500
@@ -33,25 +36,25 @@ _MESSAGE_CHARACTERS_MAX = 500
 class Refused(InvalidUsage):
     """A record that stops its whole transaction; nothing was written."""
 
-    def __init__(self, txn: Txn, *, file: str, record: int, fact: str) -> None:
+    def __init__(self, txn: Txn, *, place: str, record: int, fact: str) -> None:
         super().__init__(
-            f"transaction {txn} is refused at file {file!r}, record {record}: {fact}",
+            f"transaction {txn} is refused at {place}: {fact}",
             hint="mend the schema or the policy and retry, or skip the transaction with a reason",
         )
         self.txn = txn
-        self.file = file
+        self.place = place
         self.record = record
 
 
-def translated(error: Exception, txn: Txn, files: Sequence[BoundFile]) -> TidemarkError:
+def translated(error: Exception, txn: Txn, read: Input) -> TidemarkError:
     """The error of one of the four families that a job's failure stands for."""
     text = str(error)
     refusal = _REFUSAL.search(text)
     if refusal is not None:
-        offset, record, fact = int(refusal[1]), int(refusal[2]), refusal[3]
-        name = next((file.name for file in files if file.seq == offset), str(offset))
-        return Refused(txn, file=name, record=record, fact=fact)
-    if (isinstance(error, AnalysisException) and is_missing_path(error)) or _MISSING_FILE.search(text):
+        partition, offset, record, fact = refusal[1], int(refusal[2]), int(refusal[3]), refusal[4]
+        return Refused(txn, place=read.place(partition, offset, record), record=record, fact=fact)
+    missing = isinstance(error, AnalysisException) and is_missing_path(error)
+    if missing or _MISSING_FILE.search(text) or _LOST_OFFSETS.search(text):
         return InputGone(txn, what=text[:_MESSAGE_CHARACTERS_MAX])
     return Determinate(
         f"the job of transaction {txn} failed: {cause_in(text)}", hint="its parts are removed; retry"

@@ -19,9 +19,10 @@ from tidemark.core.errors import Determinate
 from tidemark.core.ids import ShardId, Txn
 from tidemark.core.seal import Part
 from tidemark.spark import documents as doc
-from tidemark.spark.decode import SHARD, hashed_columns
+from tidemark.spark.decode import hashed_columns
 from tidemark.spark.digest import digest_of, partials, row_hash_sql
 from tidemark.spark.failures import JOB_ERRORS
+from tidemark.spark.flaws import SHARD
 from tidemark.spark.fold import POSITION, TXN, log_schema
 from tidemark.spark.parts import QUARANTINE, PartStore
 from tidemark.spark.route import shards_of

@@ -20,7 +20,8 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from tidemark.core.ids import Txn
 from tidemark.core.publish import VERSION_NONE
-from tidemark.spark.decode import KEY, REASON, SHARD
+from tidemark.spark.decode import KEY, REASON
+from tidemark.spark.flaws import SHARD
 from tidemark.spark.fold import OFFSET, ORDINAL, PARTITION, POSITION, TXN
 from tidemark.spark.parts import QUARANTINE
 from tidemark.spark.read import RAW

@@ -24,18 +24,18 @@ from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.replay import Difference
 from tidemark.core.seal import Part, Staged
-from tidemark.sources.manifest import BoundFile, Manifest
 from tidemark.spark import documents as doc
-from tidemark.spark.decode import SHARD, Rules, hashed_columns
+from tidemark.spark.decode import hashed_columns
 from tidemark.spark.failures import JOB_ERRORS, translated
-from tidemark.spark.fold import ORDINAL, log_schema
+from tidemark.spark.flaws import SHARD, Rules
+from tidemark.spark.fold import log_schema
+from tidemark.spark.inputs import Input, input_of
 from tidemark.spark.kept import KeptRows
 from tidemark.spark.parts import PartStore
-from tidemark.spark.read import READ_CONFS, parts_of, read_lines, read_rows
+from tidemark.spark.read import READ_CONFS
 from tidemark.spark.route import route, shards_of
 from tidemark.spark.sample import Sampler
 from tidemark.spark.session import child_session, cores_of
-from tidemark.spark.shape import form_of, rows_schema
 from tidemark.spark.sql import literal
 from tidemark.spark.work import Sink, Totals, fold_shard, quarantine, rows_given
 
@@ -57,8 +57,6 @@ _CONFS: Final = {
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.parquet.compression.codec": "zstd",
 }
-_TASKS_PER_CORE: Final = 3
-_HEADER_LINE: Final = 0
 
 
 class SparkPlane:
@@ -144,14 +142,14 @@ class SparkPlane:
 
         A part that is lost or cut has no rows. The input is read with the recorded configuration; a column
         that is masked there or in the configuration of today is never shown."""
-        config, files = self._recorded(binding)
-        if not files:
+        config, read = self._recorded(binding)
+        if not read:
             return ()
         watermark = self._watermark(config, binding.txn)
         today = {shard.name: shard.masked for shard in shards_of(self._config)}
         found: list[Difference] = []
         try:
-            routed, rules, count = self._prepared(config, files, binding.txn, watermark)
+            routed, rules, count = self._prepared(config, read, binding.txn, watermark)
             for name, parts in shards.items():
                 if name not in rules:
                     continue
@@ -167,45 +165,42 @@ class SparkPlane:
                 sampler = Sampler(rules[name], masked)
                 found += sampler.differing(given, kept, parts=count, limit=limit)
         except JOB_ERRORS as error:
-            raise translated(error, binding.txn, files) from error
+            raise translated(error, binding.txn, read) from error
         return tuple(found)
 
-    def _recorded(self, binding: Binding) -> tuple[PipelineConfig, Sequence[BoundFile]]:
-        """The configuration and the files that the binding recorded (Invariant 6)."""
+    def _recorded(self, binding: Binding) -> tuple[PipelineConfig, Input]:
+        """The configuration and the input that the binding recorded (Invariant 6)."""
         config = PipelineConfig.from_canonical_json(binding.configuration.text, root=self._config.root)
         _check(config)
-        return config, Manifest.from_json(binding.manifest).files if binding.manifest else ()
+        return config, input_of(config, binding, today=self._config)
 
     def _watermark(self, config: PipelineConfig, txn: Txn) -> int | None:
         return self._watermark_before(txn) if _has_lateness(config) else None
 
     def _run(self, binding: Binding, sink: Sink) -> Staged:
-        config, files = self._recorded(binding)
+        config, read = self._recorded(binding)
         watermark = self._watermark(config, binding.txn)
         totals = Totals(watermark)
-        if files:
+        if read:
             try:
-                self._work(config, files, binding.txn, sink, totals)
+                self._work(config, read, binding.txn, sink, totals)
             except JOB_ERRORS as error:
-                raise translated(error, binding.txn, files) from error
+                raise translated(error, binding.txn, read) from error
         return Staged(
             binding.txn, sink.token, totals.source, totals.shards, self.engine, totals.watermark, watermark
         )
 
     def _prepared(
-        self, config: PipelineConfig, files: Sequence[BoundFile], txn: Txn, watermark: int | None
+        self, config: PipelineConfig, read: Input, txn: Txn, watermark: int | None
     ) -> tuple[DataFrame, dict[str, Rules], int]:
         """The routed records, what decides over those of each shard, and into how many parts they go."""
-        folder = config.source_location
-        form = form_of(config, folder, files)
-        routed = route(self._read(config, form, folder, files), form, config)
-        parts = self._parts_fixed or parts_of(files, cores=self._cores)
+        form = read.form(config)
+        routed = route(read.read(self._spark, config, form, cores=self._cores), form, config)
+        parts = self._parts_fixed or read.parts(cores=self._cores)
         return routed, {s.name: Rules(s, form, txn, watermark) for s in shards_of(config)}, parts
 
-    def _work(
-        self, config: PipelineConfig, files: Sequence[BoundFile], txn: Txn, sink: Sink, totals: Totals
-    ) -> None:
-        routed, rules, parts = self._prepared(config, files, txn, totals.watermark)
+    def _work(self, config: PipelineConfig, read: Input, txn: Txn, sink: Sink, totals: Totals) -> None:
+        routed, rules, parts = self._prepared(config, read, txn, totals.watermark)
         shards = shards_of(config)
         if len(shards) == 1:
             frames = {shards[0].name: routed}
@@ -223,18 +218,6 @@ class SparkPlane:
         finally:
             if len(shards) > 1:
                 routed.unpersist()
-
-    def _read(
-        self, config: PipelineConfig, form: doc.Form, folder: str, files: Sequence[BoundFile]
-    ) -> DataFrame:
-        tasks_max = self._cores * _TASKS_PER_CORE
-        if form.format == "parquet":
-            schema = rows_schema(form, doc.known_schema(shards_of(config)[0]))
-            return read_rows(self._spark, folder, files, schema, tasks_max=tasks_max)
-        lines = read_lines(self._spark, folder, files, tasks_max=tasks_max)
-        if form.format == "csv" and form.csv.header:
-            return lines.where(f"{ORDINAL} != {_HEADER_LINE}")
-        return lines
 
 
 def _by_shard(routed: DataFrame, names: Sequence[str]) -> dict[str, DataFrame]:

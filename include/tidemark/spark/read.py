@@ -46,6 +46,8 @@ READ_CONFS: Final = {
 RAW: Final = "_raw"
 HASH: Final = "_hash"
 DATA: Final = "_data"
+KEY_DOCUMENT: Final = "_key_doc"
+RECORD: Final = "_record"
 _RAW_SCHEMA: Final = StructType([StructField(RAW, StringType())])
 _LINE_BITS: Final = 33
 _PLAIN_PATH: Final = re.compile(r"/[\w./=-]*\Z", re.ASCII)
@@ -138,7 +140,11 @@ def parts_of(files: Sequence[BoundFile], *, cores: int) -> int:
     """How many parts a shard gets: none too large, and work for every core where it is worth a file.
 
     0 for so little that one task has read and folded it before two stages could be scheduled."""
-    size = sum(map(_read_bytes, files))
+    return parts_for(sum(map(_read_bytes, files)), cores=cores)
+
+
+def parts_for(size: int, *, cores: int) -> int:
+    """`parts_of` for so many bytes."""
     if size <= _ONE_TASK_BYTES_MAX:
         return 0
     return max(1, -(-size // _PART_BYTES), min(cores, size // _PART_BYTES_MIN))

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from tidemark.config import PipelineConfig, ShardConfig
 from tidemark.spark import documents as doc
-from tidemark.spark.decode import SHARD
+from tidemark.spark.flaws import SHARD
 from tidemark.spark.read import DATA
 from tidemark.spark.sql import literal, quoted
 

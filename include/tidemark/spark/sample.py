@@ -18,8 +18,9 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 
 from tidemark.core.ids import ShardId
 from tidemark.core.replay import Difference
-from tidemark.spark.decode import Rules, hashed_columns
+from tidemark.spark.decode import hashed_columns
 from tidemark.spark.digest import row_hash_sql
+from tidemark.spark.flaws import Rules
 from tidemark.spark.sql import literal, quoted
 
 MASK: Final = "***"

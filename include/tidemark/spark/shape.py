@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql.types import StructField, StructType
 
-from tidemark.config import CsvOptions, PipelineConfig
-from tidemark.core.errors import InvalidUsage
+from tidemark.config import CsvOptions, FilesSource, PipelineConfig
+from tidemark.core.errors import InvalidUsage, InvariantViolation
 from tidemark.sources.manifest import BoundFile
 from tidemark.spark import documents as doc
 
@@ -24,6 +24,8 @@ _HEADER_BYTES_MAX = 1 << 20
 def form_of(config: PipelineConfig, folder: str, files: Sequence[BoundFile]) -> doc.Form:
     """How the records of these files are written."""
     source = config.source
+    if not isinstance(source, FilesSource):
+        raise InvariantViolation(f"a {source.type} source has no files")
     header: tuple[str, ...] = ()
     if source.format == "csv":
         options = source.csv_options

@@ -24,14 +24,13 @@ from tidemark.spark.decode import (
     KEY,
     REASON,
     SEQUENCE,
-    SHARD,
     SLOT,
-    Rules,
     decode,
     hashed_columns,
 )
 from tidemark.spark.digest import digest_of, partials, row_hash, row_hash_sql
 from tidemark.spark.documents import declared_schema
+from tidemark.spark.flaws import SHARD, Rules
 from tidemark.spark.fold import ORDINAL, POSITION, TXN, FoldRule, is_last, log_schema
 from tidemark.spark.parts import QUARANTINE, PartStore, attempt_folder
 from tidemark.spark.read import HASH, RAW

@@ -1,0 +1,225 @@
+"""Kafka topics as a source: bound by topic id and by offsets up to the last stable one.
+
+Promise: a binding names, for every partition, exactly which offsets it reads, and all of them are decided:
+what a transaction has open or aborted is not among the records, in the binding as in the read. Where to go on
+comes from the last binding alone; the consumer group's offsets are written for who watches lag, and never
+read (scenario S1).
+
+- `start` says where a pipeline begins. A partition that appears later begins at 0, and a topic that is added
+  later at its earliest record.
+- Gaps in the offsets, which compaction and transactions leave, are no loss: a binding counts offsets, a read
+  counts records (S3).
+- Offsets that expired before they were bound become a transaction of their own, of exactly the lost range. It
+  can't be read, so the run stops there and names it; skipping it takes a recorded reason, and costs nothing
+  that is still there (S4).
+- A topic that is gone, or that was made anew under its name, is an error that no retry mends (S5).
+
+Known limitation: `max_records` counts offsets, so a transaction over a compacted range has fewer records.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from tidemark.config.kafka import RECORDS_MAX, KafkaSource, split_partition
+from tidemark.config.model import PipelineConfig
+from tidemark.core.binding import Binding, BindingRecord, Claim, Step
+from tidemark.core.errors import InvalidUsage, TidemarkError
+from tidemark.core.frontier import Frontier
+from tidemark.core.replay import Replayable
+from tidemark.ports.control import Ledger
+from tidemark.sources.kafka_cluster import Cluster, Topic
+from tidemark.sources.kafka_manifest import KafkaManifest, Range
+from tidemark.sources.kafka_settings import settings_of
+
+_NAMED_MAX: Final = 5
+_LOG: Final = logging.getLogger(__name__)
+
+Offsets = Mapping[str, int]
+
+
+class TopicLost(InvalidUsage):
+    """A topic is not the one that is bound, or not there at all."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what, hint="bind the new topic in a new pipeline, or restore the old one")
+
+
+class TopicSource:
+    """The `Source` port over Kafka topics. Not safe for several threads at once."""
+
+    def __init__(
+        self,
+        source: KafkaSource,
+        cluster: Cluster,
+        *,
+        bindings: Ledger[BindingRecord],
+        group: str,
+        records_max: int,
+    ) -> None:
+        self._source = source
+        self._cluster = cluster
+        self._bindings = bindings
+        self._group = group
+        self._records_max = records_max
+
+    @classmethod
+    def of(
+        cls, config: PipelineConfig, source: KafkaSource, *, bindings: Ledger[BindingRecord]
+    ) -> TopicSource:
+        """The source that a pipeline file describes."""
+        return cls(
+            source,
+            Cluster(lambda: settings_of(source)),
+            bindings=bindings,
+            group=source.group_of(config.name),
+            records_max=config.transaction.max_records or RECORDS_MAX,
+        )
+
+    def offer(self, last: Binding | None) -> Sequence[Step]:
+        """Everything up to the last stable offsets, cut into transactions; what is lost comes first."""
+        known = (
+            KafkaManifest.from_json(last.manifest) if last is not None and last.manifest else KafkaManifest()
+        )
+        topics = self._topics(known)
+        partitions = [name for topic in topics.values() for name in topic.partitions]
+        ends = self._cluster.stable(partitions)
+        lows = self._cluster.earliest(partitions)
+        bound = last.upper.as_dict() if last is not None else {}
+        firsts = {
+            name: bound.get(name, 0) if topic.name in known.topics else self._start(name, last, lows, ends)
+            for topic in topics.values()
+            for name in topic.partitions
+        }
+        # Partitions of topics that are no longer listed stay where they are; others must be there still.
+        kept = {name: offset for name, offset in bound.items() if split_partition(name)[0] not in topics}
+        ids = {**known.topics, **{topic.name: topic.id for topic in topics.values()}}
+        if any(ends[name] < first for name, first in firsts.items()):
+            return [Step(Frontier.of({**kept, **ends}), KafkaManifest.of(ids, ()).to_json())]
+        return list(_steps(firsts, lows, ends, kept=kept, ids=ids, records_max=self._records_max))
+
+    def inspect(self, binding: Binding) -> str:
+        """Which of the bound offsets can't be read any more; empty when all can."""
+        manifest = KafkaManifest.from_json(binding.manifest)
+        topics = (
+            self._cluster.describe(sorted({one.topic for one in manifest.ranges})) if manifest.ranges else {}
+        )
+        there = [one for one in manifest.ranges if _is_there(one, topics, manifest)]
+        lows = self._cluster.earliest([one.name for one in there])
+        ends = self._cluster.stable([one.name for one in there])
+        gone = [text for one in manifest.ranges if (text := _gone(one, manifest, topics, lows, ends))]
+        more = [f"and {len(gone) - _NAMED_MAX} more"] if len(gone) > _NAMED_MAX else []
+        return "; ".join([*gone[:_NAMED_MAX], *more])
+
+    def replayable(self, binding: Binding) -> Replayable:
+        """Whether the offsets are still there. Until when, the broker decides: it deletes whole segments."""
+        return Replayable(self.inspect(binding))
+
+    def acknowledge(self, frontier: Frontier) -> None:
+        """Show how far the pipeline is, as the offsets of its consumer group; never back, and never in the
+        way: nothing reads them here, so a cluster that refuses them is a warning."""
+        ours = {n: o for n, o in frontier.offsets if split_partition(n)[0] in self._source.topics}
+        try:
+            committed = self._cluster.committed(self._group)
+            ahead = {name: offset for name, offset in ours.items() if offset > committed.get(name, -1)}
+            if ahead:
+                self._cluster.commit(self._group, ahead)
+        except TidemarkError as error:
+            _LOG.warning("the offsets of group %s could not be committed: %s", self._group, error)
+
+    def _topics(self, known: KafkaManifest) -> dict[str, Topic]:
+        """The listed topics, each the one that is bound."""
+        found = self._cluster.describe(self._source.topics)
+        for name in self._source.topics:
+            if name not in found and name in known.topics:
+                raise TopicLost(f"topic {name!r} is gone from kafka at {self._cluster.servers}")
+            if name not in found:
+                hint = "make it, or correct its name; the user also needs the right to see it"
+                raise InvalidUsage(
+                    f"there is no topic {name!r} in kafka at {self._cluster.servers}", hint=hint
+                )
+            if name in known.topics and found[name].id != known.topics[name]:
+                raise TopicLost(_recreated(name, bound=known.topics[name], found=found[name].id))
+        return found
+
+    def _start(self, name: str, last: Binding | None, lows: Offsets, ends: Offsets) -> int:
+        """Where a partition of a topic that is not bound yet begins."""
+        source, time = self._source, self._source.start_time
+        if last is not None:
+            return lows[name]
+        if time is not None:
+            return self._cluster.since([name], int(time.timestamp() * 1000)).get(name, ends[name])
+        if name in source.start_offsets:
+            if source.start_offsets[name] > ends[name]:
+                fact = f"the start {source.start_offsets[name]} of {name} is above its end {ends[name]}"
+                raise InvalidUsage(fact, hint="give an offset that is there, or latest")
+            return source.start_offsets[name]
+        # A run before us has found the topics empty, and with that its latest: 0.
+        return 0 if self._has_begun() else ends[name] if source.start == "latest" else lows[name]
+
+    def _has_begun(self) -> bool:
+        return self._source.start == "latest" and any(
+            isinstance(record, Claim) for record in self._bindings.read(1, 2)
+        )
+
+
+def _steps(
+    firsts: Offsets, lows: Offsets, ends: Offsets, *, kept: Offsets, ids: Mapping[str, str], records_max: int
+) -> Iterator[Step]:
+    """The lost offsets, if there are any, then the others, at most `records_max` in a transaction."""
+    reached = dict(firsts)
+    lost = {name: (first, lows[name]) for name, first in firsts.items() if first < lows[name]}
+    if lost:
+        reached |= {name: low for name, (_, low) in lost.items()}
+        manifest = KafkaManifest.of(ids, [(name, first, low) for name, (first, low) in lost.items()])
+        yield Step(Frontier.of({**kept, **reached}), manifest.to_json())
+    if all(reached[name] == ends[name] for name in reached) and not lost:
+        # Nothing to read. Where the pipeline begins is worth a binding all the same.
+        yield Step(Frontier.of({**kept, **reached}), KafkaManifest.of(ids, ()).to_json())
+    while any(reached[name] < ends[name] for name in reached):
+        shares = _shares({name: ends[name] - offset for name, offset in reached.items()}, records_max)
+        ranges = [(name, reached[name], reached[name] + share) for name, share in shares.items()]
+        reached |= {name: upper for name, _, upper in ranges}
+        yield Step(Frontier.of({**kept, **reached}), KafkaManifest.of(ids, ranges).to_json())
+
+
+def _shares(left: Offsets, limit: int) -> dict[str, int]:
+    """How many offsets of each partition go into one transaction: equal shares, and what the short ones
+    leave over goes to the others."""
+    shares: dict[str, int] = {}
+    waiting = sorted((offsets, name) for name, offsets in left.items() if offsets)
+    for index, (offsets, name) in enumerate(waiting):
+        shares[name] = min(offsets, limit // (len(waiting) - index))
+        limit -= shares[name]
+    return shares
+
+
+def _recreated(name: str, *, bound: str, found: str) -> str:
+    return f"topic {name!r} was made anew: it has id {found}, and {bound} is bound"
+
+
+def _is_there(one: Range, topics: Mapping[str, Topic], manifest: KafkaManifest) -> bool:
+    topic = topics.get(one.topic)
+    return topic is not None and topic.id == manifest.topics[one.topic] and one.name in topic.partitions
+
+
+def _gone(
+    one: Range, manifest: KafkaManifest, topics: Mapping[str, Topic], lows: Offsets, ends: Offsets
+) -> str:
+    """What of a range can't be read; empty when all can."""
+    topic = topics.get(one.topic)
+    if topic is None:
+        return f"{one}: topic {one.topic!r} is gone"
+    if topic.id != manifest.topics[one.topic]:
+        return f"{one}: {_recreated(one.topic, bound=manifest.topics[one.topic], found=topic.id)}"
+    if one.name not in topic.partitions:
+        return f"{one}: topic {one.topic!r} has {len(topic.partitions)} partitions"
+    if lows[one.name] > one.lower:
+        lost = Range(one.topic, one.partition, one.lower, min(one.upper, lows[one.name]))
+        verb = "has" if lost.size == 1 else "have"
+        return f"{lost} {verb} expired: the partition begins at {lows[one.name]}"
+    if ends[one.name] < one.upper:
+        return f"{one}: the partition ends at {ends[one.name]}"
+    return ""

@@ -1,0 +1,196 @@
+"""Asking a Kafka cluster: topics and their ids, offsets as a read-committed reader sees them, group offsets.
+
+Every call has a deadline, and ends in one error that says what is so: a cluster that can't be reached may be
+tried again, one that refuses the credentials may not. The client's own log lines are kept off the terminal.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotYet
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from tidemark.config.kafka import partition_name, split_partition
+from tidemark.core.errors import Determinate, InvalidUsage, TidemarkError
+from tidemark.sources.kafka_settings import SERVERS
+
+if TYPE_CHECKING:
+    from confluent_kafka.admin import AdminClient, OffsetSpec
+
+WAIT_SECONDS_MAX: Final = 20.0
+_POLL_SECONDS: Final = 0.1
+_NO_OFFSET: Final = -1
+_REFUSED: Final = ("_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED", "_SSL")
+_FORBIDDEN: Final = (
+    "TOPIC_AUTHORIZATION_FAILED",
+    "CLUSTER_AUTHORIZATION_FAILED",
+    "GROUP_AUTHORIZATION_FAILED",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic as the cluster has it now."""
+
+    name: str
+    id: str
+    partitions: tuple[str, ...]
+
+
+class Cluster:
+    """A cluster. Its settings are looked up, and it is connected to, when it is first asked something."""
+
+    def __init__(
+        self, settings: Callable[[], Mapping[str, str]], *, wait_seconds_max: float = WAIT_SECONDS_MAX
+    ) -> None:
+        self._settings = settings
+        self._wait_seconds_max = wait_seconds_max
+        self._client: AdminClient | None = None
+        self._complaints: list[tuple[str, str]] = []
+
+    @property
+    def servers(self) -> str:
+        return self._settings()[SERVERS]
+
+    def describe(self, names: Iterable[str]) -> dict[str, Topic]:
+        """Those of the topics that are there."""
+        from confluent_kafka import KafkaException, TopicCollection
+
+        asked = self._admin().describe_topics(TopicCollection(list(names)), **self._deadline())
+        found: dict[str, Topic] = {}
+        for name, future in asked.items():
+            try:
+                topic = self._result(future)
+            except KafkaException as error:
+                if error.args[0].name() != "UNKNOWN_TOPIC_OR_PART":
+                    raise self._failure(error) from None
+                continue
+            numbers = sorted(partition.id for partition in topic.partitions)
+            parts = tuple(partition_name(name, number) for number in numbers)
+            found[name] = Topic(name, str(topic.topic_id), parts)
+        return found
+
+    def earliest(self, partitions: Iterable[str]) -> dict[str, int]:
+        """The first offset that each partition still has."""
+        from confluent_kafka.admin import OffsetSpec
+
+        return self._offsets(dict.fromkeys(partitions, OffsetSpec.earliest()))
+
+    def stable(self, partitions: Iterable[str]) -> dict[str, int]:
+        """The last stable offset of each partition: all transactions below it are decided."""
+        from confluent_kafka.admin import OffsetSpec
+
+        return self._offsets(dict.fromkeys(partitions, OffsetSpec.latest()))
+
+    def since(self, partitions: Iterable[str], milliseconds: int) -> dict[str, int]:
+        """The offset of each partition's first record from a time on; partitions without one are left out."""
+        from confluent_kafka.admin import OffsetSpec
+
+        found = self._offsets(dict.fromkeys(partitions, OffsetSpec.for_timestamp(milliseconds)))
+        return {name: offset for name, offset in found.items() if offset != _NO_OFFSET}
+
+    def committed(self, group: str) -> dict[str, int]:
+        """The offsets that a consumer group has."""
+        from confluent_kafka import ConsumerGroupTopicPartitions
+
+        asked = self._admin().list_consumer_group_offsets(
+            [ConsumerGroupTopicPartitions(group)], **self._deadline()
+        )
+        listed = self._translated(asked[group]).topic_partitions
+        return {partition_name(one.topic, one.partition): one.offset for one in listed if one.offset >= 0}
+
+    def commit(self, group: str, offsets: Mapping[str, int]) -> None:
+        """Give a consumer group these offsets."""
+        from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
+
+        given = [TopicPartition(*split_partition(name), offset) for name, offset in offsets.items()]
+        asked = self._admin().alter_consumer_group_offsets(
+            [ConsumerGroupTopicPartitions(group, given)], **self._deadline()
+        )
+        self._translated(asked[group])
+
+    def _offsets(self, wanted: Mapping[str, OffsetSpec]) -> dict[str, int]:
+        from confluent_kafka import IsolationLevel, TopicPartition
+
+        if not wanted:
+            return {}
+        asked = self._admin().list_offsets(
+            {TopicPartition(*split_partition(name)): spec for name, spec in wanted.items()},
+            isolation_level=IsolationLevel.READ_COMMITTED,
+            **self._deadline(),
+        )
+        return {
+            partition_name(one.topic, one.partition): self._translated(future).offset
+            for one, future in asked.items()
+        }
+
+    def _admin(self) -> AdminClient:
+        if self._client is None:
+            from confluent_kafka import KafkaException
+            from confluent_kafka.admin import AdminClient
+
+            quiet = logging.getLogger(f"{__name__}.client")
+            quiet.propagate = False
+            quiet.addHandler(logging.NullHandler())
+            settings: dict[str, Any] = {**self._settings(), "error_cb": self._complain}
+            try:
+                self._client = AdminClient(settings, logger=quiet)
+            except KafkaException as error:
+                fact = f"the kafka client can't be set up: {error.args[0].str()}"
+                raise InvalidUsage(fact, hint="check the connection's settings") from None
+        return self._client
+
+    def _deadline(self) -> dict[str, float]:
+        return {"request_timeout": self._wait_seconds_max}
+
+    def _complain(self, error: Any) -> None:
+        self._complaints.append((error.name(), error.str()))
+
+    def _translated(self, future: Future[Any]) -> Any:
+        from confluent_kafka import KafkaException
+
+        try:
+            return self._result(future)
+        except KafkaException as error:
+            raise self._failure(error) from None
+
+    def _result(self, future: Future[Any]) -> Any:
+        """The answer; refused credentials end the wait at once, since the client would go on trying."""
+        deadline = time.monotonic() + self._wait_seconds_max + 1
+        while True:
+            try:
+                return future.result(timeout=_POLL_SECONDS)
+            except NotYet:
+                self._admin().poll(0)
+                refused = next((text for name, text in self._complaints if name in _REFUSED), None)
+                if refused is not None:
+                    raise self._denied(refused) from None
+                if time.monotonic() > deadline:
+                    raise self._unreachable() from None
+
+    def _failure(self, error: Any) -> TidemarkError:
+        found = error.args[0]
+        self._admin().poll(0)
+        refused = next((text for name, text in self._complaints if name in _REFUSED), None)
+        if found.name() in _REFUSED or refused is not None:
+            return self._denied(refused or found.str())
+        if found.name() in _FORBIDDEN:
+            return InvalidUsage(
+                f"kafka at {self.servers} does not allow it: {found.str()}", hint="grant the rights"
+            )
+        if found.name() in ("_TIMED_OUT", "_TRANSPORT", "_RESOLVE", "_ALL_BROKERS_DOWN"):
+            return self._unreachable()
+        return Determinate(f"kafka at {self.servers} can't answer: {found.str()}", hint="retry")
+
+    def _unreachable(self) -> Determinate:
+        said = next((text for name, text in self._complaints if name != "_ALL_BROKERS_DOWN"), "no answer")
+        fact = f"kafka at {self.servers} can't be reached in {self._wait_seconds_max:g} s: {said}"
+        return Determinate(fact, hint="check the servers' address and that they run, then retry")
+
+    def _denied(self, said: str) -> InvalidUsage:
+        fact = f"kafka at {self.servers} refuses the credentials: {said}"
+        return InvalidUsage(fact, hint="check user, password and security settings of the connection")

@@ -1,0 +1,149 @@
+"""What makes a record bad: the reasons that are kept with it, as SQL text over the columns of `documents`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from pyspark.sql.types import DataType
+
+from tidemark.config import ShardConfig
+from tidemark.config.rowwise import quarantine_rules
+from tidemark.core.ids import Txn
+from tidemark.spark import documents as doc
+from tidemark.spark.fold import lateness_number, sequence_number_sql
+from tidemark.spark.read import KEY_DOCUMENT, RECORD
+from tidemark.spark.sql import case, coalesced, literal, quoted, texts
+
+SHARD: Final = doc.SHARD
+NULL_TEXT: Final = "cast(null as string)"
+_VALUE_CHARACTERS_MAX: Final = 80
+_KEY_UNREADABLE: Final = "its key is not a JSON object"
+_UNREADABLE: Final = {
+    "upsert": "it is not a JSON object",
+    "append": "it is not a JSON object",
+    "debezium": "it has no readable 'after' or 'before'",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What decides over the records of one shard in one transaction."""
+
+    shard: ShardConfig
+    form: doc.Form
+    txn: Txn
+    watermark: int | None = None
+
+    @property
+    def keeps_all(self) -> bool:
+        """The append envelope: no key, no order, no deletion."""
+        return self.form.envelope == "append"
+
+    @property
+    def sequence_type(self) -> DataType | None:
+        name = self.shard.sequence_by
+        return None if name is None else doc.known_schema(self.shard)[name].dataType
+
+
+def value_of(name: str) -> str:
+    return f"{doc.VALUES}.{quoted(name)}"
+
+
+def deletes(rules: Rules) -> str:
+    condition = rules.shard.apply_as_deletes
+    if rules.form.envelope == "debezium" or condition is None:
+        return doc.GONE
+    column = value_of(condition.column)
+    if condition.is_null:
+        return f"({doc.GONE} OR isnull({column}))"
+    return f"({doc.GONE} OR coalesce({column} IN ({', '.join(map(literal, condition.values))}), false))"
+
+
+def absent_names(names: list[str]) -> str:
+    return f"array_except({texts(names)}, {doc.NAMES})"
+
+
+def first_of(before: str, names: str) -> str:
+    """A message with the first of the names; NULL when there is none."""
+    return case(f"array_size({names}) > 0", f"concat({literal(before)}, ' \\'', {names}[0], '\\'')")
+
+
+def flaw_of(rules: Rules, *, explain: bool) -> str:
+    """Why a record is bad; NULL when it isn't."""
+    shard = rules.shard
+    broken = _broken_columns(rules) if explain else "'broken'"
+    checks = [
+        case(f"{SHARD} IS NULL", "'no shard takes it'"),
+        case(f"{doc.NAMES} IS NULL", _unreadable(rules)),
+        case(doc.BROKEN, broken),
+    ]
+    if shard.keys and not rules.keeps_all:
+        keys = list(shard.keys)
+        # The array is looked at only where a part is NULL: absent and NULL look the same up to here.
+        some_null = " OR ".join(f"isnull({value_of(key)})" for key in keys)
+        all_null = " AND ".join(f"isnull({value_of(key)})" for key in keys)
+        checks.append(case(some_null, first_of("missing key column", absent_names(keys))))
+        checks.append(case(all_null, literal(f"the key ({', '.join(keys)}) is NULL")))
+    for column in shard.columns:
+        if not column.nullable:
+            always = column.name in shard.keys
+            needed = f"isnull({value_of(column.name)})" + ("" if always else f" AND NOT {deletes(rules)}")
+            checks.append(case(needed, literal(f"column '{column.name}' is NOT NULL, and has no value")))
+    for rule in quarantine_rules(shard, f"{doc.VALUES}."):
+        broken = f"NOT {deletes(rules)} AND NOT {doc.SKIP} AND {rule.broken_when}"
+        checks.append(case(broken, literal(f"breaks {rule.reason}")))
+    return coalesced(checks)
+
+
+def _unreadable(rules: Rules) -> str:
+    """Why a record is none."""
+    said = literal(_UNREADABLE[rules.form.envelope])
+    if not rules.form.keyed or rules.form.envelope == "debezium":
+        return said
+    valueless = "it has no value" if rules.keeps_all else f"it has no value, and {_KEY_UNREADABLE}"
+    return f"CASE WHEN isnull({RECORD}.value) THEN {literal(valueless)} ELSE {said} END"
+
+
+def _broken_columns(rules: Rules) -> str:
+    """Which values don't fit. Reads the record once more, which only broken ones pay for."""
+    said: list[str] = []
+    if rules.form.keyed and rules.shard.keys:
+        lacking = " OR ".join(f"isnull({found_text(rules, key)})" for key in rules.shard.keys)
+        no_key = f"isnull(json_object_keys({KEY_DOCUMENT}))"
+        said.append(case(f"({lacking}) AND {no_key}", literal(_KEY_UNREADABLE)))
+    for column in rules.shard.columns:
+        found = found_text(rules, column.name)
+        if found is None:
+            continue
+        fact = literal(f"column '{column.name}' is {column.type.ddl}, found ")
+        value = f"substring({found}, 1, {_VALUE_CHARACTERS_MAX})"
+        shown = f"concat({fact}, {literal('***') if column.name in rules.shard.masked else value})"
+        said.append(case(f"isnull({value_of(column.name)}) AND isnotnull({found})", shown))
+    # A struct with one broken field is not NULL itself.
+    nested = [column.name for column in rules.shard.columns if column.type.name in ("ARRAY", "MAP", "STRUCT")]
+    inside = f"a value inside of {' or '.join(nested)} does not fit its type"
+    return coalesced([*said, literal(inside if nested else "the record is malformed")])
+
+
+def found_text(rules: Rules, name: str) -> str | None:
+    """What a record has for a column, as text; None for formats whose values have types of their own."""
+    if rules.form.format == "json":
+        path = literal("$." + name)
+        found = f"get_json_object({doc.DOCUMENT}, {path})"
+        of_key = rules.form.keyed and name in rules.shard.keys
+        return f"coalesce({found}, get_json_object({KEY_DOCUMENT}, {path}))" if of_key else found
+    if rules.form.format == "csv" and name in rules.form.header:
+        return f"{doc.csv_text(rules.form)}.{quoted(name)}"
+    return None
+
+
+def too_late(rules: Rules) -> str:
+    shard, kind = rules.shard, rules.sequence_type
+    if kind is None or shard.sequence_by is None or shard.lateness is None or rules.watermark is None:
+        return NULL_TEXT
+    number = sequence_number_sql(value_of(shard.sequence_by), kind)
+    line = rules.watermark - lateness_number(shard.lateness, kind)
+    rest = literal(f" is more than {shard.lateness} below the watermark {rules.watermark}")
+    late = f"isnull({number}) OR {number} < {line}"
+    return case(late, f"concat('too late: sequence ', coalesce({number}, 'NULL'), {rest})")

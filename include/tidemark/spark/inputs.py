@@ -1,0 +1,128 @@
+"""What a binding's input is to the plane: files or topics, each with its own way of being read.
+
+The plane asks for the form of the records, for the records, into how many parts they go, and how to name a
+place in a message. All else is the same for every source.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from pyspark.sql import DataFrame, SparkSession
+
+from tidemark.config import FilesSource, KafkaSource, PipelineConfig
+from tidemark.core.binding import Binding
+from tidemark.core.errors import InvalidUsage
+from tidemark.sources.kafka_manifest import KafkaManifest, Range
+from tidemark.sources.kafka_settings import java_settings, settings_of
+from tidemark.sources.manifest import BoundFile, Manifest
+from tidemark.spark import documents as doc
+from tidemark.spark.fold import ORDINAL
+from tidemark.spark.read import parts_for, parts_of, read_lines, read_rows
+from tidemark.spark.route import shards_of
+from tidemark.spark.shape import form_of, rows_schema
+from tidemark.spark.topics import read_topics
+
+_TASKS_PER_CORE: Final = 3
+_HEADER_LINE: Final = 0
+_RECORD_BYTES: Final = 500
+"""What a record of a topic is guessed to be; nobody counts its bytes before it is read."""
+
+
+class Input(Protocol):
+    """The input of one transaction. It is false when there is nothing in it."""
+
+    def __bool__(self) -> bool: ...
+
+    def form(self, config: PipelineConfig) -> doc.Form:
+        """How its records are written."""
+        ...
+
+    def read(self, spark: SparkSession, config: PipelineConfig, form: doc.Form, *, cores: int) -> DataFrame:
+        """Its records, each with its position."""
+        ...
+
+    def parts(self, *, cores: int) -> int:
+        """How many parts a shard gets; 0 for so little that one task does it all."""
+        ...
+
+    def place(self, partition: str, offset: int, ordinal: int) -> str:
+        """Where a record stands, for people."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FilesInput:
+    """The files of a binding."""
+
+    folder: str
+    files: tuple[BoundFile, ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.files)
+
+    def form(self, config: PipelineConfig) -> doc.Form:
+        return form_of(config, self.folder, self.files)
+
+    def read(self, spark: SparkSession, config: PipelineConfig, form: doc.Form, *, cores: int) -> DataFrame:
+        tasks_max = cores * _TASKS_PER_CORE
+        if form.format == "parquet":
+            schema = rows_schema(form, doc.known_schema(shards_of(config)[0]))
+            return read_rows(spark, self.folder, self.files, schema, tasks_max=tasks_max)
+        lines = read_lines(spark, self.folder, self.files, tasks_max=tasks_max)
+        if form.format == "csv" and form.csv.header:
+            return lines.where(f"{ORDINAL} != {_HEADER_LINE}")
+        return lines
+
+    def parts(self, *, cores: int) -> int:
+        return parts_of(self.files, cores=cores)
+
+    def place(self, partition: str, offset: int, ordinal: int) -> str:
+        name = next((file.name for file in self.files if file.seq == offset), str(offset))
+        return f"file {name!r}, record {ordinal}"
+
+
+@dataclass(frozen=True, slots=True)
+class TopicsInput:
+    """The offsets of a binding. They are read from where the topics are today, by the connection of today."""
+
+    source: KafkaSource
+    ranges: tuple[Range, ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.ranges)
+
+    def form(self, config: PipelineConfig) -> doc.Form:
+        return doc.Form(config.source.format, config.envelope, keyed=True)
+
+    def read(self, spark: SparkSession, config: PipelineConfig, form: doc.Form, *, cores: int) -> DataFrame:
+        settings = java_settings(settings_of(self.source))
+        key = None
+        if isinstance(config.source, KafkaSource) and config.source.key_format == "string":
+            shard = next((shard for shard in shards_of(config) if shard.keys), None)
+            key = doc.known_schema(shard)[shard.keys[0]] if shard is not None else None
+        return read_topics(spark, self.ranges, settings, key=key, tasks_max=cores)
+
+    def parts(self, *, cores: int) -> int:
+        return parts_for(sum(one.size for one in self.ranges) * _RECORD_BYTES, cores=cores)
+
+    def place(self, partition: str, offset: int, ordinal: int) -> str:
+        return f"{partition}, offset {offset}"
+
+
+def input_of(config: PipelineConfig, binding: Binding, *, today: PipelineConfig) -> Input:
+    """The input that a binding names, under the configuration that it recorded."""
+    source = config.source
+    if isinstance(source, FilesSource):
+        return FilesInput(config.source_location, _files(binding))
+    if not isinstance(today.source, KafkaSource):
+        raise InvalidUsage(
+            f"transaction {binding.txn} was read from kafka, and the source is {today.source.type} now",
+            hint="give the pipeline file its kafka source again, and a new source a new pipeline",
+        )
+    return TopicsInput(today.source, KafkaManifest.from_json(binding.manifest).ranges)
+
+
+def _files(binding: Binding) -> tuple[BoundFile, ...]:
+    return Manifest.from_json(binding.manifest).files if binding.manifest else ()

@@ -1,0 +1,127 @@
+"""Reading the exact offsets of a binding from Kafka, with Spark's own reader.
+
+The reader is given the partitions and both ends of each range, and reads committed records only; an offset
+that is not there any more stops it. How it cuts the ranges into tasks makes no difference to a record's
+position, which is its partition and its offset (Invariant 6).
+
+A record comes as:
+
+============  =====================================================================================
+`_record`     what it was, for quarantine: `key`, `value` and `headers`, as text, or as `base64:…`
+              where the bytes are no text in UTF-8
+`_raw`        the value's text; NULL where there is none, or where the bytes are no text
+`_key_doc`    the key as a JSON object
+`_hash`       over the bytes of key, value and headers, and the timestamp
+============  =====================================================================================
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    NumericType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from tidemark.sources.kafka_manifest import Range
+from tidemark.spark.digest import row_hash_sql
+from tidemark.spark.fold import OFFSET, ORDINAL, PARTITION
+from tidemark.spark.read import HASH, KEY_DOCUMENT, RAW, RECORD
+from tidemark.spark.sql import case, literal
+
+_HEADER: Final = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
+_HASHED: Final = StructType(
+    [
+        StructField("key", BinaryType()),
+        StructField("value", BinaryType()),
+        StructField("headers", ArrayType(_HEADER)),
+        StructField("timestamp", TimestampType()),
+    ]
+)
+_SPLIT_RECORDS: Final = 50_000
+"""A range that is worth another task."""
+_NUMBER: Final = r"^-?(0|[1-9]\\d*)(\\.\\d+)?$"
+
+
+def read_topics(
+    spark: SparkSession,
+    ranges: Sequence[Range],
+    settings: Mapping[str, str],
+    *,
+    key: StructField | None,
+    tasks_max: int,
+) -> DataFrame:
+    """The records of these ranges. `settings` are the Java client's. With a `key`, the records' keys are
+    texts of that column; else they are JSON objects."""
+    reader = spark.read.format("kafka").options(**{f"kafka.{name}": text for name, text in settings.items()})
+    records = (
+        reader.option("kafka.isolation.level", "read_committed")
+        .option("assign", _partitions(ranges))
+        .option("startingOffsets", _offsets({one: one.lower for one in ranges}))
+        .option("endingOffsets", _offsets({one: one.upper for one in ranges}))
+        .option("failOnDataLoss", "true")
+        .option("includeHeaders", "true")
+        .option("minPartitions", str(_tasks(ranges, tasks_max)))
+        .load()
+    )
+    headers = f"transform(headers, h -> struct(h.key AS key, {_text('h.value')} AS value))"
+    return records.selectExpr(
+        f"{case('is_valid_utf8(cast(value as string))', 'cast(value as string)')} AS {RAW}",
+        f"{row_hash_sql(_HASHED)} AS {HASH}",
+        f"concat(topic, '-', partition) AS {PARTITION}",
+        f"offset AS {OFFSET}",
+        f"0L AS {ORDINAL}",
+        f"{_key_document(key)} AS {KEY_DOCUMENT}",
+        f"struct({_text('key')} AS key, {_text('value')} AS value, {headers} AS headers) AS {RECORD}",
+    )
+
+
+def _tasks(ranges: Sequence[Range], tasks_max: int) -> int:
+    """At least one task for each partition; more where there is work for them."""
+    records = sum(one.size for one in ranges)
+    return max(len(ranges), min(tasks_max, records // _SPLIT_RECORDS))
+
+
+def _partitions(ranges: Sequence[Range]) -> str:
+    named: dict[str, list[int]] = {}
+    for one in ranges:
+        named.setdefault(one.topic, []).append(one.partition)
+    return json.dumps(named)
+
+
+def _offsets(ends: Mapping[Range, int]) -> str:
+    named: dict[str, dict[str, int]] = {}
+    for one, offset in ends.items():
+        named.setdefault(one.topic, {})[str(one.partition)] = offset
+    return json.dumps(named)
+
+
+def _text(value: str) -> str:
+    """Bytes as text that gives them back."""
+    text = f"cast({value} as string)"
+    is_text = f"isnull({value}) OR is_valid_utf8({text})"
+    return f"CASE WHEN {is_text} THEN {text} ELSE concat('base64:', base64({value})) END"
+
+
+def _key_document(key: StructField | None) -> str:
+    """The key as a JSON object; NULL where there is none, or where the bytes are no text."""
+    text = "cast(key as string)"
+    if key is None:
+        return case(f"is_valid_utf8({text})", text)
+    quoted = f"to_json(named_struct({literal(key.name)}, {text}))"
+    if isinstance(key.dataType, NumericType | BooleanType):
+        # A number in quotes would not be one; anything else in its place is quoted, and then does not fit.
+        bare = f"concat({literal(f'{json.dumps(key.name)}:')}, {text}, '}}')"
+        is_bare = f"{text} rlike '{_NUMBER}' OR {text} IN ('true', 'false')"
+        quoted = f"CASE WHEN {is_bare} THEN concat('{{', {bare}) ELSE {quoted} END"
+    return case(f"is_valid_utf8({text})", quoted)
