@@ -24,6 +24,7 @@ from tidemark.delta.schema import log_schema, quarantine_schema
 from tidemark.home import home
 from tidemark.pipeline.context import Pipeline, watermark_below
 from tidemark.ports.gate import Opinion
+from tidemark.ports.source import Source
 from tidemark.sources.files import FileSource
 from tidemark.spark.parts import QUARANTINE, PartStore
 
@@ -40,6 +41,15 @@ def new_token() -> WriterToken:
     """A name for one attempt, never used twice; it says where the attempt ran."""
     host = "".join(c for c in socket.gethostname() if c.isalnum() or c == "-")[:32] or "host"
     return WriterToken(f"{host}-{os.getpid()}-{secrets.token_hex(6)}")
+
+
+def source_of(config: PipelineConfig, control: DeltaControl) -> Source:
+    """Where the pipeline's records come from. Nothing is connected to before it is asked."""
+    if config.source.type == "postgres":
+        from tidemark.sources.postgres.source import SlotSource
+
+        return SlotSource(config, bindings=control.bindings)
+    return FileSource.of(config, bindings=control.bindings)
 
 
 class Deployment:
@@ -59,7 +69,7 @@ class Deployment:
         self.control = DeltaControl(config.warehouse_location, config.name, schemas, storage_options)
         self.pipeline = Pipeline(
             control=self.control,
-            source=FileSource.of(config, bindings=self.control.bindings),
+            source=source_of(config, self.control),
             plane=LazyPlane(self),
             configuration=Configuration.of(config.canonical_json()),
             generation=config.generation,

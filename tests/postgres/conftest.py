@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count
+from pathlib import Path
+from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
+from tests.postgres.rig import CONN_ID, Rig
 from tests.postgres.server import Server, start
 from tests.spark.conftest import spark as spark  # noqa: PLC0414
 
@@ -35,3 +39,14 @@ def database(server: Server) -> Iterator[str]:
             (name,),
         )
         db.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture
+def rig(server: Server, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Rig]:
+    """Make a pipeline: its tables as keywords, each with schema and keys, `spark` where rows are read."""
+    monkeypatch.setenv(f"AIRFLOW_CONN_{CONN_ID.upper()}", server.uri(database))
+
+    def make(spark: SparkSession | None = None, settings: dict[str, Any] | None = None, **tables: Any) -> Rig:
+        return Rig(server, database, tmp_path, spark, tables, settings or {})
+
+    return make

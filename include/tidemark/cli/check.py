@@ -13,7 +13,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from tidemark.config import PipelineConfig, Problem
+    from tidemark.config import PipelineConfig, Problem, SourceConfig
 
 EXIT_INVALID = 2
 
@@ -166,13 +166,21 @@ def _summary(results: Sequence[Checked]) -> Iterator[RenderableType]:
 
 
 def _lines(config: PipelineConfig) -> Iterator[tuple[str, str]]:
-    source, limits = config.source, config.transaction
-    when = f", {source.settle_seconds} s after their last change"
-    marker = f", once {source.ready_marker} is there" if source.ready_marker else ""
+    limits = config.transaction
     yield "pipeline", f"{config.name}, generation {config.generation}"
     yield "runs", config.schedule or "when it is asked to"
-    yield "takes", f"{source.format} files {source.pattern or 'by their suffix'}{when}{marker}"
+    yield "takes", _taken(config.source)
     yield "reads them as", config.envelope
     records = f", {limits.max_records:,} records" if limits.max_records else ""
     size = f"{limits.max_bytes / 1024**2:,.0f} MiB"
     yield "at a time", f"up to {limits.max_files:,} files, {size}{records}"
+
+
+def _taken(source: SourceConfig) -> str:
+    """What a source hands over, in a few words."""
+    if source.type == "postgres":
+        connection = f"the database of connection {source.postgres_conn_id}"
+        return f"changes of publication {source.publication} by slot {source.slot}, from {connection}"
+    when = f", {source.settle_seconds} s after their last change"
+    marker = f", once {source.ready_marker} is there" if source.ready_marker else ""
+    return f"{source.format} files {source.pattern or 'by their suffix'}{when}{marker}"

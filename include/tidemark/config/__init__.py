@@ -10,7 +10,7 @@ from tidemark.config.predicate import Predicate
 from tidemark.config.problems import ConfigInvalid, Problem
 from tidemark.config.schema import Column, Schema
 from tidemark.config.shard import Expectation, Publish, Route, ShardConfig
-from tidemark.config.source import CsvOptions, FilesSource, SourceConfig
+from tidemark.config.source import CsvOptions, FilesSource, PostgresSource, SourceConfig
 from tidemark.config.tables import Tables
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "FilesSource",
     "LoadedPipelines",
     "PipelineConfig",
+    "PostgresSource",
     "Predicate",
     "Problem",
     "Publish",

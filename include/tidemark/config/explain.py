@@ -49,6 +49,8 @@ def _problems_of(
         fact, hint = _unknown_key(str(loc[-1]), [*known_keys(model, loc[:-1]), *extra_keys])
         yield problem_at(root, loc, fact, hint, file=file, at_key=True)
         return
+    if details["type"] in ("union_tag_invalid", "union_tag_not_found"):
+        loc = (*loc, str(context["discriminator"]).strip("'"))
     fact, hint = _explained(details, context)
     yield problem_at(root, loc, fact, hint, file=file, offset=context.get("offset"))
 
@@ -83,8 +85,11 @@ def _explained(details: ErrorDetails, context: dict[str, Any]) -> tuple[str, str
         return str(context["fact"]), str(context["hint"])
     if kind == "missing":
         return "a required key is missing", f"add {details['loc'][-1]}"
-    if kind == "literal_error":
-        allowed = str(context.get("expected", ""))
+    if kind == "union_tag_not_found":
+        return "a required key is missing", f"add {str(context['discriminator']).strip(chr(39))}"
+    if kind in ("literal_error", "union_tag_invalid"):
+        tags = " or ".join(str(context.get("expected_tags", "")).rsplit(", ", 1))
+        allowed, value = str(context.get("expected", tags)), context.get("tag", value)
         names = allowed.replace("'", "").replace(" or ", ", ").split(", ")
         hint = nearest(str(value), names, otherwise="use one of these")
         return f"{shown(value)} is not {allowed}", hint
@@ -116,8 +121,14 @@ def known_keys(model: type[BaseModel], path: Path) -> list[str]:
             if (info.alias or name) == step
             for found in _models_in(info.annotation)
         ]
-        models = inner or models
+        # A union's tag says which of its models is meant.
+        tagged = [one for one in models if step in get_args(_annotation(one, "type"))]
+        models = inner or tagged or models
     return [info.alias or name for current in models for name, info in current.model_fields.items()]
+
+
+def _annotation(model: type[BaseModel], name: str) -> Any:
+    return model.model_fields[name].annotation if name in model.model_fields else None
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Final
 
 from tidemark.config.model import PipelineConfig
+from tidemark.config.source import FilesSource
 from tidemark.core.binding import Binding, BindingRecord, Step
 from tidemark.core.errors import InvalidUsage, InvariantViolation
 from tidemark.core.frontier import Frontier
@@ -100,6 +101,8 @@ class FileSource:
     def of(cls, config: PipelineConfig, *, bindings: Ledger[BindingRecord]) -> FileSource:
         """The source that a pipeline file describes."""
         source, limits = config.source, config.transaction
+        if not isinstance(source, FilesSource):
+            raise InvalidUsage(f"pipeline {config.name!r} reads a {source.type} source, not files")
         return cls(
             config.source_location,
             FileRules(source.format, source.pattern, source.settle_seconds, source.ready_marker),
