@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +15,9 @@ from pyspark.sql import SparkSession
 from tests.postgres.server import Server
 from tidemark.assemble import Deployment, new_token
 from tidemark.config import PipelineConfig
-from tidemark.core.binding import Owner
-from tidemark.pipeline.context import Attempt
+from tidemark.core.binding import Binding, Owner
+from tidemark.pipeline.context import Attempt, binding_at
+from tidemark.pipeline.reclock import mint
 from tidemark.pipeline.run import RunReport, run
 from tidemark.sources.lsn import parsed_lsn
 from tidemark.sources.postgres.source import SlotSource
@@ -102,3 +105,28 @@ class Rig:
 
     def log_end(self) -> int:
         return parsed_lsn(self.sql("SELECT pg_current_wal_insert_lsn()::text")[0][0])
+
+    # Without Spark: what is bound, and what is in the files of it.
+
+    def bind(self, **more: Any) -> list[Binding]:
+        """Bind what the source offers, as a run of its own."""
+        works = self.begun(**more)
+        owned = mint(works.pipeline, attempt())
+        return [binding_at(works.pipeline, txn) for txn in owned.txns]
+
+    def records(self, binding: Binding) -> list[dict[str, Any]]:
+        """The captured records of a binding, in order."""
+        folder = Path(self.config().source_location)
+        return [
+            json.loads(line)
+            for file in json.loads(binding.manifest)["files"]
+            for line in gzip.decompress((folder / file["name"]).read_bytes()).splitlines()
+        ]
+
+    def changes(self, *bindings: Binding) -> list[tuple[Any, ...]]:
+        """The captured records in short: table, operation, row or key."""
+        return [
+            (one["source"]["table"], one["op"], tuple((one["after"] or one["before"] or {}).values()))
+            for binding in bindings
+            for one in self.records(binding)
+        ]

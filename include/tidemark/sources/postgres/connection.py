@@ -30,7 +30,7 @@ SETTINGS: Final = {
     "client_encoding": "UTF8",
 }
 """A session's settings decide how values are spelled; these spell every value in full."""
-_REFUSALS: Final = ("authentication", "does not exist", "pg_hba.conf", "no password supplied")
+_REFUSALS: Final = ("authentication", "does not exist", "pg_hba.conf", "no password supplied", "REPLICATION")
 
 
 def parameters_of(conn_id: str, environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
@@ -89,10 +89,10 @@ def connect(conn_id: str, *, replication: bool = False) -> psycopg.Connection:
             autocommit=replication,
         )
     except psycopg.OperationalError as error:
-        said = str(error).strip().splitlines()[-1]
+        said = "; ".join(line.strip() for line in str(error).splitlines() if line.strip())
         fact = f"connection {conn_id!r} was not made: {said}"
         if any(word in said for word in _REFUSALS):
-            raise InvalidUsage(fact, hint="check its login, password and database") from None
+            raise InvalidUsage(fact, hint="check its login, password, database and rights") from None
         raise Determinate(fact, hint="check that the server runs and can be reached") from None
 
 

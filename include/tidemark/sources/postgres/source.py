@@ -33,9 +33,10 @@ from tidemark.config.model import PipelineConfig
 from tidemark.config.shard import ShardConfig
 from tidemark.config.source import PostgresSource
 from tidemark.core.binding import Binding, BindingRecord, Step
-from tidemark.core.errors import InvalidUsage
+from tidemark.core.errors import InvalidUsage, TidemarkError
 from tidemark.core.frontier import Frontier
 from tidemark.ports.control import Ledger
+from tidemark.ports.source import Standing
 from tidemark.sources.change import find_change, listed
 from tidemark.sources.content import read_content
 from tidemark.sources.listing import Found
@@ -46,7 +47,14 @@ from tidemark.sources.postgres.capture import CHANGES_PER_PEEK, Counted, capture
 from tidemark.sources.postgres.changes import WAL, ChangeFiles
 from tidemark.sources.postgres.connection import connect, told
 from tidemark.sources.postgres.snapshot import find_snapshot, renumbered, take_snapshot
-from tidemark.sources.postgres.tables import Published, checked_tables, taken_shards
+from tidemark.sources.postgres.tables import (
+    Published,
+    identity_flaws,
+    published_tables,
+    raise_first,
+    shape_flaws,
+    taken_shards,
+)
 
 ACKNOWLEDGED: Final = "acknowledged"
 
@@ -73,12 +81,15 @@ class SlotSource:
                 found = slots.usable_slot(db, self._source.slot)
                 if last is not None:
                     slots.check_continues(found, bound=last.upper[WAL], acknowledged=self.acknowledged)
-                tables = checked_tables(db, self._config, self._source.publication)
+                published, shards = self._tables(db)
                 lower = last.upper if last is not None else _start(found.confirmed)
-                missing = {name: table for name, table in tables.items() if name not in known}
+                missing = {name: (published[name], shards[name]) for name in shards if name not in known}
                 steps = self._first_readings(missing, known, lower, lsn_min=max(found.confirmed, lower[WAL]))
                 lower = steps[-1].upper if steps else lower
                 steps += captured(db, self._config, self._source, self.files, lower, known)
+                if not steps:
+                    # Of a table that has changed its columns, what came before is bound first.
+                    raise_first(shape_flaws(published, shards))
         if is_new and not steps:
             # All new tables are empty, and the slot has nothing up to the mark: that they were read is kept.
             upper = Frontier.of({PARTITION: lower[PARTITION], WAL: marked})
@@ -106,6 +117,19 @@ class SlotSource:
                 reached, is_needed = self._unneeded(db)
                 reached = marked if not reached and not is_needed else reached
             self._advance(db, reached)
+
+    def standing(self) -> Standing:
+        """Where the slot stands, and how much log the server keeps for it."""
+        try:
+            with told(), closing(self.connect()) as db:
+                found = slots.usable_slot(db, self._source.slot)
+        except TidemarkError as error:
+            return Standing("", trouble=str(error))
+        kept = f"{found.retained_bytes:,} bytes of log kept by the server"
+        return Standing(lsn_text(found.confirmed), cost=kept)
+
+    def shown(self, frontier: Frontier) -> str:
+        return lsn_text(frontier[WAL])
 
     def connect(self) -> psycopg.Connection:
         return connect(self._source.postgres_conn_id)
@@ -142,6 +166,13 @@ class SlotSource:
             if is_needed or messages.count < changes_max or changes_max >= CHANGES_PER_PEEK:
                 return reached, is_needed
             changes_max = CHANGES_PER_PEEK
+
+    def _tables(self, db: psycopg.Connection) -> tuple[dict[str, Published], dict[str, ShardConfig]]:
+        """The published tables and the shards that follow them, once their rows can be told apart."""
+        published = published_tables(db, self._source.publication)
+        shards = taken_shards(self._config)
+        raise_first(identity_flaws(published, shards, self._source.publication))
+        return published, shards
 
     def _bound_tables(self) -> set[str]:
         upper = self._bindings.head().upper

@@ -87,10 +87,10 @@ def taken_shards(config: PipelineConfig) -> dict[str, ShardConfig]:
     return {shard.route.table: shard for shard in config.shards if shard.route and shard.route.table}
 
 
-def table_flaws(
+def identity_flaws(
     published: Mapping[str, Published], shards: Mapping[str, ShardConfig], publication: str
 ) -> Iterator[InvalidUsage]:
-    """Every table that can't be captured as it is, each with what to do."""
+    """Every table whose rows could not be told apart, or not be told whole, each with what to do."""
     for name, shard in shards.items():
         table = published.get(name)
         if table is None:
@@ -98,11 +98,6 @@ def table_flaws(
                 f"table {name} is not in publication {publication!r}, or does not exist",
                 hint=f"ALTER PUBLICATION {publication} ADD TABLE {name}, or take it out of the pipeline",
             )
-            continue
-        try:
-            Table.of(table.relation, shard)
-        except InvalidUsage as error:
-            yield error
             continue
         if set(shard.keys) != set(table.key):
             have = ", ".join(table.key) or "none"
@@ -119,11 +114,18 @@ def table_flaws(
             )
 
 
-def checked_tables(
-    db: psycopg.Connection, config: PipelineConfig, publication: str
-) -> dict[str, tuple[Published, ShardConfig]]:
-    """The pipeline's tables with their shards, once all of them can be captured."""
-    published, shards = published_tables(db, publication), taken_shards(config)
-    for flaw in table_flaws(published, shards, publication):
+def shape_flaws(
+    published: Mapping[str, Published], shards: Mapping[str, ShardConfig]
+) -> Iterator[InvalidUsage]:
+    """Every table whose columns, as they are now, are not those that are declared, each with what to do."""
+    for name, shard in shards.items():
+        try:
+            if name in published:
+                Table.of(published[name].relation, shard)
+        except InvalidUsage as error:
+            yield error
+
+
+def raise_first(flaws: Iterator[InvalidUsage]) -> None:
+    for flaw in flaws:
         raise flaw
-    return {name: (published[name], shard) for name, shard in shards.items()}
