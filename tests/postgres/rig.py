@@ -106,6 +106,13 @@ class Rig:
     def log_end(self) -> int:
         return parsed_lsn(self.sql("SELECT pg_current_wal_insert_lsn()::text")[0][0])
 
+    def changed(self, table: str) -> list[int]:
+        """The transactions that a shard's log has, by the seals."""
+        control = self.begun().control
+        return [
+            seal.txn for seal in control.seals.read(1, control.seals.head().upper) if table in seal.shards
+        ]
+
     # Without Spark: what is bound, and what is in the files of it.
 
     def bind(self, **more: Any) -> list[Binding]:

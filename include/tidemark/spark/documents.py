@@ -124,7 +124,10 @@ def open_envelope(frame: DataFrame, form: Form, *more: str) -> DataFrame:
     inner = f"CASE WHEN isnotnull(_outer.payload) THEN _outer.payload ELSE {bare} END AS _inner"
     opened = frame.selectExpr("*", outer).selectExpr(*columns, inner)
     empty = literal('{"schema":null,"payload":null}')
-    truncates = case("_inner.op = 't'", literal("a truncate can't be applied"))
+    of = "concat(' of ', concat_ws('.', _inner.source.schema, _inner.source.table))"
+    named = f"CASE WHEN isnotnull(_inner.source.table) THEN {of} ELSE '' END"
+    fact = f"concat('a truncate', {named}, {literal(" can't be applied")})"
+    truncates = case("_inner.op = 't'", fact)
     return opened.selectExpr(
         *columns,
         f"coalesce(_inner.after, _inner.before) AS {DOCUMENT}",
