@@ -113,8 +113,8 @@ def test_m11_f11_one_source_transaction_is_one_transaction_over_its_tables_and_i
         spark, orders=("id INT NOT NULL, body STRING", ["id"]), lines=("id INT NOT NULL, of INT", ["id"])
     )
     works.ready(
-        "CREATE TABLE orders (id int PRIMARY KEY, body text)", "CREATE TABLE lines (id int PRIMARY KEY, of int)",
-        "CREATE TABLE foreigners (id int)",
+        "CREATE TABLE orders (id int PRIMARY KEY, body text)",
+        "CREATE TABLE lines (id int PRIMARY KEY, of int)", "CREATE TABLE foreigners (id int)",
     )  # fmt: skip
     works.run()
     before = works.slot()[0]

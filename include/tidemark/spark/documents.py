@@ -126,8 +126,8 @@ def open_envelope(frame: DataFrame, form: Form, *more: str) -> DataFrame:
     empty = literal('{"schema":null,"payload":null}')
     of = "concat(' of ', concat_ws('.', _inner.source.schema, _inner.source.table))"
     named = f"CASE WHEN isnotnull(_inner.source.table) THEN {of} ELSE '' END"
-    fact = f"concat('a truncate', {named}, {literal(" can't be applied")})"
-    truncates = case("_inner.op = 't'", fact)
+    refused = literal(" can't be applied")
+    truncates = case("_inner.op = 't'", f"concat('a truncate', {named}, {refused})")
     return opened.selectExpr(
         *columns,
         f"coalesce(_inner.after, _inner.before) AS {DOCUMENT}",
