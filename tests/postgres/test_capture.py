@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -141,6 +142,26 @@ def test_a_run_that_comes_second_adopts_what_the_first_bound(items: Rig) -> None
     one, two = items.begun(), items.begun()
     first, second = mint(one.pipeline, attempt()), mint(two.pipeline, attempt())
     assert (len(first.txns), second.txns) == (1, ())
+
+
+def test_m5_runs_that_capture_at_once_while_the_database_goes_on_bind_each_change_once_and_in_order(
+    items: Rig,
+) -> None:
+    def write() -> None:
+        with items.server.connect(items.database) as db:
+            for n in range(60):
+                db.execute("INSERT INTO items VALUES (%s)", (n,))
+
+    def take() -> list[Binding]:
+        return [one for _ in range(3) for one in items.bind()]
+
+    with ThreadPoolExecutor(4) as pool:
+        writing = pool.submit(write)
+        taking = [pool.submit(take) for _ in range(3)]
+        writing.result()
+        bound = [one for each in taking for one in each.result()]
+    bound = sorted([*bound, *items.bind()], key=lambda one: one.txn)
+    assert [row[0] for _, _, row in items.changes(*bound)] == list(range(60))
 
 
 def test_s6_a_captured_file_that_is_lost_or_changed_is_named(items: Rig) -> None:

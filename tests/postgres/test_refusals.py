@@ -16,7 +16,7 @@ from tests.postgres.server import PASSWORD, Server
 from tidemark.cli.app import app
 from tidemark.config import load_pipeline
 from tidemark.core.errors import Determinate, InvalidUsage
-from tidemark.sources.postgres.connection import parameters_of
+from tidemark.sources.postgres.connection import SETTINGS, parameters_of
 
 pytestmark = pytest.mark.server
 MakeRig = Callable[..., Rig]
@@ -95,6 +95,20 @@ def test_a_dropped_table_is_named_before_and_after_it_was_read(items: Rig) -> No
         InvalidUsage, match=r"table public\.items is not in publication 'p', or does not exist"
     ):
         items.bind()
+
+
+def test_a_first_reading_that_waits_for_an_old_transaction_says_so(
+    items: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SETTINGS, "lock_timeout", "200ms")
+    with items.server.connect(items.database) as db:
+        db.execute("BEGIN")
+        db.execute("INSERT INTO items VALUES (1)")
+        with pytest.raises(Determinate, match=r"first reading of table public\.items waits") as waits:
+            items.bind()
+        db.execute("ROLLBACK")
+    assert "pg_stat_activity" in waits.value.hint
+    assert len(items.bind()) == 1
 
 
 def test_d7_a_changed_key_is_refused_by_name_and_nothing_is_bound(items: Rig) -> None:

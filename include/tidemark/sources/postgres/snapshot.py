@@ -18,9 +18,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import psycopg
+from psycopg import errors
 
 from tidemark.config.shard import ShardConfig
-from tidemark.core.errors import InvariantViolation
+from tidemark.core.errors import Determinate, InvariantViolation
 from tidemark.sources.lsn import parsed_lsn
 from tidemark.sources.manifest import BoundFile
 from tidemark.sources.postgres.changes import FRAGMENT_BYTES, ChangeFiles
@@ -63,7 +64,14 @@ def take_snapshot(
 ) -> Snapshot:
     """Read the table now, over a connection for replication, into files of at most `rows_max` rows."""
     db.execute("BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ")
-    made = db.execute(f"CREATE_REPLICATION_SLOT {slot} TEMPORARY LOGICAL pgoutput (SNAPSHOT 'use')")
+    try:
+        made = db.execute(f"CREATE_REPLICATION_SLOT {slot} TEMPORARY LOGICAL pgoutput (SNAPSHOT 'use')")
+    except errors.LockNotAvailable:
+        raise Determinate(
+            f"the first reading of table {published.name} waits for transactions that are open since long",
+            hint="end them: SELECT pid, xact_start, query FROM pg_stat_activity WHERE backend_xid IS NOT NULL"
+            " ORDER BY xact_start; then run again",
+        ) from None
     row = made.fetchone()
     if row is None:
         raise InvariantViolation(f"the server made the slot {slot!r} and did not say where it stands")
