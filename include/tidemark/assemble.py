@@ -46,12 +46,18 @@ def new_token() -> WriterToken:
 
 
 def source_of(config: PipelineConfig, bindings: Ledger[BindingRecord]) -> Source:
-    """The source that a pipeline file describes."""
-    if config.source.type == "kafka":
-        from tidemark.sources.kafka import TopicSource
+    """Where the pipeline's records come from. Nothing is connected to before it is asked."""
+    match config.source.type:
+        case "kafka":
+            from tidemark.sources.kafka import TopicSource
 
-        return TopicSource.of(config, config.source, bindings=bindings)
-    return FileSource.of(config, bindings=bindings)
+            return TopicSource.of(config, config.source, bindings=bindings)
+        case "postgres":
+            from tidemark.sources.postgres.source import SlotSource
+
+            return SlotSource(config, bindings=bindings)
+        case _:
+            return FileSource.of(config, bindings=bindings)
 
 
 class Deployment:

@@ -44,6 +44,19 @@ class ShardStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceStatus:
+    """How far a source that remembers for us was received, is durable, and was told so; and what holds the
+    rest back, at what cost."""
+
+    received: str
+    flushed: str
+    acknowledged: str
+    held_back_by: tuple[str, ...]
+    cost: str
+    trouble: str
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """Where a pipeline stands."""
 
@@ -54,6 +67,7 @@ class Status:
     generation: int
     open: tuple[int, ...]
     shards: tuple[ShardStatus, ...]
+    source: SourceStatus | None = None
 
 
 def status(
@@ -69,6 +83,8 @@ def status(
     say(f"bound {found.bound}, sealed {found.sealed}, checkpoint {found.checkpoint}")
     if found.open:
         say(f"open: {', '.join(map(str, found.open))}; the next run finishes them first", style="yellow")
+    if found.source is not None:
+        _show_source(found.source)
     rows = [
         (s.shard, s.log_upper - 1 or "-", s.published or "-", s.log_upper - 1 - s.published, s.paused or "")
         for s in found.shards
@@ -98,9 +114,51 @@ def status_of(deployment: Deployment) -> Status:
         if shard != QUARANTINE or log.upper > 1:
             shards.append(ShardStatus(shard, log.upper, log.version, published, paused))
     unsealed = tuple(range(seals.upper, bound + 1))
+    source = source_status(deployment, bound=bound, done=done, unsealed=unsealed)
     return Status(
-        deployment.config.name, bound, seals.upper - 1, done, seals.generation, unsealed, tuple(shards)
+        deployment.config.name,
+        bound,
+        seals.upper - 1,
+        done,
+        seals.generation,
+        unsealed,
+        tuple(shards),
+        source,
     )
+
+
+def source_status(
+    deployment: Deployment, *, bound: int, done: int, unsealed: tuple[int, ...]
+) -> SourceStatus | None:
+    """The source's standing, where it is one that has to be acknowledged; asks the source."""
+    from tidemark.core.frontier import Frontier
+    from tidemark.core.ids import Txn
+    from tidemark.pipeline.context import binding_at
+    from tidemark.pipeline.flushing import holding_back
+    from tidemark.ports.source import TellsStanding
+
+    pipeline = deployment.pipeline
+    source = pipeline.source
+    if not isinstance(source, TellsStanding):
+        return None
+    received, flushed = (
+        source.shown(binding_at(pipeline, Txn(txn)).upper if txn else Frontier()) for txn in (bound, done)
+    )
+    holds = [f"shard {lag.shard}, which lacks transaction {lag.wanted.txn}" for lag in holding_back(pipeline)]
+    if unsealed:
+        holds.append(f"transaction {unsealed[0]}, which is not sealed")
+    told = source.standing()
+    return SourceStatus(received, flushed, told.acknowledged, tuple(holds), told.cost, told.trouble)
+
+
+def _show_source(source: SourceStatus) -> None:
+    say(f"source: received {source.received}, flushed {source.flushed}, acknowledged {source.acknowledged}")
+    if source.trouble:
+        say(f"source: {source.trouble}", style="red")
+    else:
+        say(f"source: {source.cost}")
+    for what in source.held_back_by:
+        say(f"source: held back by {what}", style="yellow")
 
 
 def txns(

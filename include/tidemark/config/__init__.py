@@ -11,7 +11,7 @@ from tidemark.config.predicate import Predicate
 from tidemark.config.problems import ConfigInvalid, Problem
 from tidemark.config.schema import Column, Schema
 from tidemark.config.shard import Expectation, Publish, Route, ShardConfig
-from tidemark.config.source import CsvOptions, FilesSource, SourceConfig
+from tidemark.config.source import CsvOptions, FilesSource, PostgresSource, SourceConfig
 from tidemark.config.tables import Tables
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "KafkaSource",
     "LoadedPipelines",
     "PipelineConfig",
+    "PostgresSource",
     "Predicate",
     "Problem",
     "Publish",

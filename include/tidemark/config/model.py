@@ -18,9 +18,12 @@ from tidemark.config.paths import checked_path, default_root, resolved
 from tidemark.config.problems import raise_flaws
 from tidemark.config.rules import pipeline_flaws
 from tidemark.config.shard import ShardConfig
-from tidemark.config.source import SourceConfig
+from tidemark.config.source import PostgresSource, SourceConfig
 from tidemark.config.tables import Tables, shard_name_of
 from tidemark.core.errors import InvalidUsage
+
+CAPTURED = "_captured"
+"""Where a pipeline keeps the changes that its source can't be asked for again; no shard has such a name."""
 
 Days = Annotated[int, Field(ge=1, le=36_500)]
 Count = Annotated[int, Field(ge=1, le=2**53)]
@@ -77,6 +80,8 @@ class PipelineConfig(Model):
     @property
     def source_location(self) -> str:
         """Where the source's records are: for files an absolute path, checked again now."""
+        if isinstance(self.source, PostgresSource):
+            return f"{self.warehouse_location}/{self.name}/{CAPTURED}"
         return self.source.located(self._root)
 
     def at(self, root: Path) -> Self:

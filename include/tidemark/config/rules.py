@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tidemark.config.base import is_pattern
+from tidemark.config.paths import is_uri
 from tidemark.config.problems import Flaw
 from tidemark.config.text import shown
 
@@ -21,6 +22,7 @@ def pipeline_flaws(config: PipelineConfig) -> Iterator[Flaw]:
     yield from _envelope_flaws(config)
     yield from _route_flaws(config)
     yield from _format_flaws(config)
+    yield from _postgres_flaws(config)
 
 
 def _shard_list_flaws(config: PipelineConfig) -> Iterator[Flaw]:
@@ -129,3 +131,23 @@ def _format_flaws(config: PipelineConfig) -> Iterator[Flaw]:
         if column is not None and shard.columns.get(column) is None:
             fact = f"csv without a header has no column {column!r} beside the schema's"
             yield Flaw((*path, "route", "column"), fact, "declare it in the schema")
+
+
+def _postgres_flaws(config: PipelineConfig) -> Iterator[Flaw]:
+    if config.source.type != "postgres":
+        return
+    if config.envelope != "debezium":
+        fact = f"changes of a database are captured as debezium records, not {config.envelope}"
+        yield Flaw(("envelope",), fact, "write envelope: debezium")
+    if is_uri(config.warehouse):
+        fact = "captured changes need a local or mounted warehouse"
+        yield Flaw(("warehouse",), fact, "object stores can't hold what a slot is captured into")
+    for index, shard in enumerate(config.shards):
+        if shard.sequence_by is not None:
+            fact = "a replication slot has an order of its own, and its deletions carry no sequence"
+            yield Flaw(("shards", index, "sequence_by"), fact, "remove sequence_by")
+        table = shard.route.table if shard.route is not None else None
+        if table is None or table.count(".") != 1:
+            fact = f"shard {shard.name!r} does not say which table it follows"
+            hint = "write route: {table: schema.table}, with the schema"
+            yield Flaw(("shards", index, "route"), fact, hint)

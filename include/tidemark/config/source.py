@@ -16,6 +16,8 @@ from tidemark.config.text import shown
 from tidemark.core.errors import InvalidUsage
 
 _MARKER = re.compile(r"[^/\\{}*?\x00-\x1f]+\Z")
+_CONN_ID = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,199}\Z")
+_SLOT = re.compile(r"[a-z0-9_]{1,63}\Z")
 
 
 def _local_folder(text: str) -> str:
@@ -38,6 +40,20 @@ def _marker(text: str) -> str:
     if not _MARKER.match(plain) or plain in (".", "..") or len(text) > 200:
         hint = "write a name beside the file, like '{name}.ready', or one for the folder, like _SUCCESS"
         raise InvalidUsage(f"{shown(text)} is not a marker's name", hint=hint)
+    return text
+
+
+def _conn_id(text: str) -> str:
+    if not _CONN_ID.match(text):
+        hint = "write the id of an Airflow connection, like warehouse_db; never a URI"
+        raise InvalidUsage("this is not a connection's id", hint=hint)
+    return text
+
+
+def _slot(text: str) -> str:
+    if not _SLOT.match(text):
+        hint = "use lower case letters, digits and _, 63 at most"
+        raise InvalidUsage(f"{shown(text)} is not a replication slot's name", hint=hint)
     return text
 
 
@@ -93,5 +109,37 @@ class FilesSource(Model):
         return self
 
 
-SourceConfig = Annotated[FilesSource | KafkaSource, Field(discriminator="type")]
-"""The union of all sources."""
+class PostgresSource(Model):
+    """Changes of a PostgreSQL database, out of a logical replication slot that reads one publication.
+
+    They are captured into files below the warehouse first, as Debezium records in JSON, one line each; these
+    files are what transactions are bound to, and what replays read.
+    """
+
+    type: Literal["postgres"]
+    postgres_conn_id: Annotated[str, AfterValidator(checked(_conn_id))]
+    slot: Annotated[str, AfterValidator(checked(_slot))]
+    publication: Annotated[str, Field(min_length=1, max_length=63)]
+
+    @property
+    def summary(self) -> str:
+        """What it hands over, in a few words."""
+        connection = f"the database of connection {self.postgres_conn_id}"
+        return f"changes of publication {self.publication} by slot {self.slot}, from {connection}"
+
+    @property
+    def format(self) -> Literal["json"]:
+        return "json"
+
+    @property
+    def csv_options(self) -> CsvOptions:
+        return CsvOptions()
+
+    @property
+    def lists_tables(self) -> bool:
+        """Whether the source itself can say which tables there are: not without a connection."""
+        return False
+
+
+SourceConfig = Annotated[FilesSource | KafkaSource | PostgresSource, Field(discriminator="type")]
+"""The union of all sources, told apart by `type`."""

@@ -8,7 +8,8 @@ as it is; the core refuses it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from tidemark.core.binding import Binding, Step
 from tidemark.core.frontier import Frontier
@@ -32,4 +33,27 @@ class Source(Protocol):
 
     def acknowledge(self, frontier: Frontier) -> None:
         """Everything below is durable for every shard; the source may forget it. Never goes back."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a source stands by its own account. `cost` is what it keeps for us meanwhile; `trouble` says
+    what is wrong and what to do, and is empty when nothing is."""
+
+    acknowledged: str
+    cost: str = ""
+    trouble: str = ""
+
+
+@runtime_checkable
+class TellsStanding(Protocol):
+    """A source that remembers for us, and can say how much."""
+
+    def standing(self) -> Standing:
+        """Where it stands now; one that can't be asked says so in `trouble`."""
+        ...
+
+    def shown(self, frontier: Frontier) -> str:
+        """A frontier as the source's own people write it."""
         ...

@@ -103,7 +103,7 @@ class FileSource:
         """The source that a pipeline file describes."""
         source, limits = config.source, config.transaction
         if not isinstance(source, FilesSource):
-            raise InvariantViolation(f"a {source.type} source has no files")
+            raise InvalidUsage(f"pipeline {config.name!r} reads a {source.type} source, not files")
         return cls(
             config.source_location,
             FileRules(source.format, source.pattern, source.settle_seconds, source.ready_marker),

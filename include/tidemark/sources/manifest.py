@@ -7,8 +7,8 @@ A file's *sequence number* is its offset in the one partition, `files`: dense fr
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from tidemark.core.errors import InvariantViolation
@@ -30,17 +30,23 @@ class BoundFile:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The files of one transaction, in order of their sequence numbers."""
+    """The files of one transaction, in order of their sequence numbers.
+
+    `snapshots` are a captured database's: by table, the position in its log that the rows of its first
+    reading stand for. Every manifest has those of all tables read so far."""
 
     format: str
     files: tuple[BoundFile, ...]
+    snapshots: Mapping[str, int] = field(default_factory=dict)
 
     def to_json(self) -> str:
         files = [
             {"seq": f.seq, "name": f.name, "size": f.size, "hash": f.hash, "mtime_ns": f.mtime_ns}
             for f in self.files
         ]
-        return json.dumps({"kind": _KIND, "format": self.format, "files": files}, separators=(",", ":"))
+        more = {"snapshots": dict(self.snapshots)} if self.snapshots else {}
+        found = {"kind": _KIND, "format": self.format, "files": files, **more}
+        return json.dumps(found, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> Manifest:
@@ -52,7 +58,8 @@ class Manifest:
             files = tuple(
                 BoundFile(f["seq"], f["name"], f["size"], f["hash"], f["mtime_ns"]) for f in found["files"]
             )
-            manifest = cls(found["format"], files)
+            snapshots = {str(table): int(lsn) for table, lsn in found.get("snapshots", {}).items()}
+            manifest = cls(found["format"], files, snapshots)
         except (ValueError, KeyError, TypeError) as error:
             fact = f"a binding's manifest can't be read: {type(error).__name__}"
             raise InvariantViolation(fact, hint="the bindings table was changed by hand") from None

@@ -140,7 +140,10 @@ def open_envelope(frame: DataFrame, form: Form, *more: str) -> DataFrame:
     inner = f"CASE WHEN isnotnull(_outer.payload) THEN _outer.payload ELSE {bare} END AS _inner"
     opened = frame.selectExpr("*", outer).selectExpr(*columns, inner)
     empty = literal('{"schema":null,"payload":null}')
-    truncates = case("_inner.op = 't'", literal("a truncate can't be applied"))
+    of = "concat(' of ', concat_ws('.', _inner.source.schema, _inner.source.table))"
+    named = f"CASE WHEN isnotnull(_inner.source.table) THEN {of} ELSE '' END"
+    refused = literal(" can't be applied")
+    truncates = case("_inner.op = 't'", f"concat('a truncate', {named}, {refused})")
     skip = f"trim({RAW}) IN ('null', {empty})"
     # A deletion without a `before` still has the key of its record.
     by_key = case("_inner.op = 'd'", KEY_DOCUMENT) if form.keyed else "cast(null as string)"

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from pyspark.sql import DataFrame, SparkSession
 
-from tidemark.config import FilesSource, KafkaSource, PipelineConfig
+from tidemark.config import KafkaSource, PipelineConfig
 from tidemark.core.binding import Binding
 from tidemark.core.errors import InvalidUsage
 from tidemark.sources.kafka_manifest import KafkaManifest, Range
@@ -113,8 +113,7 @@ class TopicsInput:
 
 def input_of(config: PipelineConfig, binding: Binding, *, today: PipelineConfig) -> Input:
     """The input that a binding names, under the configuration that it recorded."""
-    source = config.source
-    if isinstance(source, FilesSource):
+    if not isinstance(config.source, KafkaSource):
         return FilesInput(config.source_location, _files(binding))
     if not isinstance(today.source, KafkaSource):
         raise InvalidUsage(

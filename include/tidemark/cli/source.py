@@ -1,0 +1,55 @@
+"""`tidemark source …`: look at a source before it is read, and write down what it has."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tidemark.cli.shared import (
+    EXIT_CODES,
+    EXIT_USAGE,
+    EnvironmentOption,
+    JsonOption,
+    PipelineArgument,
+    find_config,
+    print_json,
+    print_table,
+    say,
+)
+
+source = typer.Typer(help="Look at a database that changes are captured from.", no_args_is_help=True)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the main one."""
+    app.add_typer(source, name="source")
+
+
+@source.command(name="check", epilog=EXIT_CODES)
+def check(
+    pipeline: PipelineArgument, environment: EnvironmentOption = None, as_json: JsonOption = False
+) -> None:
+    """Check rights, log level, slot, publication, retained log and tables, with the SQL to mend each."""
+    from tidemark.sources.postgres.check import requirements
+
+    found = requirements(find_config(pipeline, environment))
+    failed = [one for one in found if not one.ok]
+    if as_json:
+        print_json({"ok": not failed, "requirements": found})
+    else:
+        print_table("", ("", "what", "found"), [("ok" if r.ok else "no", r.what, r.found) for r in found])
+        for one in failed:
+            say(f"to mend {one.what}: {one.fix}", style="yellow")
+    raise typer.Exit(code=EXIT_USAGE if failed else 0)
+
+
+@source.command(name="schema", epilog=EXIT_CODES)
+def schema(
+    conn_id: Annotated[str, typer.Argument(help="The connection's id.", metavar="CONN_ID")],
+    publication: Annotated[str, typer.Argument(help="The publication.", metavar="PUBLICATION")],
+) -> None:
+    """Print the `shards` of a pipeline file that takes every table of a publication."""
+    from tidemark.sources.postgres.check import shards_yaml
+
+    typer.echo(shards_yaml(conn_id, publication))

@@ -1,0 +1,185 @@
+"""Change files: written whole, once, and cut into steps at the source's own commits.
+
+A file is named for the commits of its step and for its content, `<first>-<last>-<number>-<hash>.json.gz`,
+and is put if absent: it is written aside, made durable, and linked to its name. A capture that is done again
+after a crash finds its files there. What a binding doesn't name is never read.
+
+A step ends at a commit, never within one. A source transaction that doesn't fit into memory goes to several
+files (*fragments*), as they fill, and is a step of its own; it becomes visible with its binding, whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import os
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tidemark.config.model import Transaction
+from tidemark.core.binding import Step
+from tidemark.core.frontier import Frontier
+from tidemark.sources.content import HASH_BYTES
+from tidemark.sources.manifest import PARTITION, BoundFile, Manifest
+
+WAL: Final = "wal"
+"""The frontier's partition that tells how far the log is bound; records stand in `files`."""
+FRAGMENT_BYTES: Final = 16 * 1024**2
+_LEVEL: Final = 1
+
+
+class ChangeFiles:
+    """The folder of captured changes."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = Path(folder)
+
+    def put(self, prefix: str, lines: Sequence[bytes], seq: int) -> BoundFile:
+        """Write the lines as one file, durable when this returns; the same lines again are the same file."""
+        data = gzip.compress(b"".join(lines), _LEVEL, mtime=0)
+        content = hashlib.blake2b(data, digest_size=HASH_BYTES).hexdigest()
+        path = self.folder / f"{prefix}-{content[:12]}.json.gz"
+        if not path.exists():
+            self.write(path, data)
+        found = path.stat()
+        return BoundFile(seq, path.name, found.st_size, content, found.st_mtime_ns)
+
+    def write(self, path: Path, data: bytes) -> None:
+        """Put a file if it is absent, whole and durable."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        aside = self._aside(data)
+        with contextlib.suppress(FileExistsError):
+            os.link(aside, path)
+        aside.unlink(missing_ok=True)
+        self._sync()
+
+    def replace(self, path: Path, data: bytes) -> None:
+        """Write a file in the place of the one that is there."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._aside(data).replace(path)
+        self._sync()
+
+    def _aside(self, data: bytes) -> Path:
+        path = self.folder / f".{secrets.token_hex(8)}.tmp"
+        with path.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        return path
+
+    def _sync(self) -> None:
+        folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+@dataclass(slots=True)
+class _Buffer:
+    """Lines that are not in a file yet."""
+
+    lines: list[bytes]
+    size: int = 0
+
+    def add(self, lines: Sequence[bytes], size: int) -> None:
+        self.lines.extend(lines)
+        self.size += size
+
+    def taken(self) -> list[bytes]:
+        lines, self.lines, self.size = self.lines, [], 0
+        return lines
+
+
+class StepCutter:
+    """Hears records and commits; makes files and steps of them. `steps` are those that are complete."""
+
+    def __init__(
+        self, files: ChangeFiles, limits: Transaction, lower: Frontier, snapshots: dict[str, int]
+    ) -> None:
+        self.steps: list[Step] = []
+        self._files, self._limits, self._snapshots = files, limits, snapshots
+        self._seq, self._wal = lower[PARTITION], lower[WAL]
+        self._closed = self._wal
+        self._open, self._step = _Buffer([]), _Buffer([])
+        self._bound: list[BoundFile] = []
+        self._records = self._bytes = 0
+        self._first = self._last = self._commit = self._spilled = 0
+
+    def begin(self, commit: int) -> None:
+        """A source transaction starts whose commit lies at `commit`."""
+        self._commit, self._spilled = commit, 0
+
+    def record(self, line: bytes) -> None:
+        """One record of the open source transaction."""
+        self._open.add([line], len(line))
+        if self._open.size >= FRAGMENT_BYTES:
+            if not self._spilled:
+                self.close()
+                self._first = self._last = self._commit
+            self._spill_open()
+
+    def commit(self, end: int, *, alone: bool = False) -> None:
+        """The open source transaction is whole, and the log is read up to `end`. With `alone`, nothing
+        else goes into its step, so that it can be skipped by itself."""
+        count, size = len(self._open.lines), self._open.size
+        if self._spilled:
+            self._spill_open()
+            self._wal = end
+            self.close()
+            return
+        if alone or not self._fits(count, size):
+            self.close()
+        if count:
+            if not self._records:
+                self._first = self._commit
+            self._last = self._commit
+        self._step.add(self._open.taken(), size)
+        self._records += count
+        self._bytes += size
+        self._wal = end
+        if alone:
+            self.close()
+        elif self._step.size >= FRAGMENT_BYTES:
+            self._put(self._step)
+
+    def abandon(self) -> None:
+        """Forget the open source transaction."""
+        self._open.taken()
+        if self._spilled:
+            self._seq -= len(self._bound)
+            self._bound.clear()
+            self._spilled = self._records = self._bytes = 0
+
+    def close(self) -> None:
+        """End the step at the last commit, if there was one since the last step."""
+        self._put(self._step)
+        if self._bound or self._wal > self._closed:
+            manifest = Manifest("json", tuple(self._bound), self._snapshots)
+            upper = Frontier.of({PARTITION: self._seq, WAL: self._wal})
+            self.steps.append(Step(upper, manifest.to_json()))
+        self._bound, self._closed = [], self._wal
+        self._records = self._bytes = 0
+
+    def _fits(self, count: int, size: int) -> bool:
+        if not self._records:
+            return True
+        records_max = self._limits.max_records
+        too_many = records_max is not None and self._records + count > records_max
+        return not too_many and self._bytes + size <= self._limits.max_bytes
+
+    def _spill_open(self) -> None:
+        self._records += len(self._open.lines)
+        self._spilled += 1
+        self._put(self._open)
+
+    def _put(self, buffer: _Buffer) -> None:
+        if not buffer.lines:
+            return
+        prefix = f"{self._first:016x}-{self._last:016x}-{len(self._bound):04d}"
+        self._bound.append(self._files.put(prefix, buffer.taken(), self._seq))
+        self._seq += 1

@@ -1,0 +1,164 @@
+"""What has to be so before changes can be captured: each requirement, whether it holds, how to mend it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+from psycopg import sql
+
+from tidemark.config.model import PipelineConfig
+from tidemark.config.source import PostgresSource
+from tidemark.core.errors import InvalidUsage, TidemarkError
+from tidemark.sources.lsn import lsn_text
+from tidemark.sources.postgres import slot as slots
+from tidemark.sources.postgres.connection import connect, told
+from tidemark.sources.postgres.tables import (
+    Published,
+    identity_flaws,
+    published_tables,
+    shape_flaws,
+    taken_shards,
+)
+from tidemark.sources.postgres.values import declared_for
+
+VERSION_MIN: Final = 150_000
+_MEGABYTE: Final = 1024**2
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """One thing that must be so. `fix` is SQL or a sentence; empty when nothing is to be done."""
+
+    what: str
+    ok: bool
+    found: str
+    fix: str = ""
+
+
+def requirements(config: PipelineConfig) -> list[Requirement]:
+    """Every requirement of a pipeline, looked at now. One that can't be looked at is not met."""
+    source = config.source
+    if not isinstance(source, PostgresSource):
+        raise InvalidUsage(
+            f"pipeline {config.name!r} reads {source.type}, not a database",
+            hint="`tidemark check` looks at its file",
+        )
+    found: list[Requirement] = []
+    try:
+        with told(), closing(connect(source.postgres_conn_id)) as db:
+            found += _server(db)
+            found += _rights(db, config)
+            found += _slot(db, source)
+            found += _tables(db, config, source)
+    except TidemarkError as error:
+        found.append(Requirement("connection", False, error.fact, error.hint))
+    return found
+
+
+def shards_yaml(conn_id: str, publication: str) -> str:
+    """The `shards` of a pipeline file that takes all tables of a publication, in types that lose nothing."""
+    with told(), closing(connect(conn_id)) as db:
+        tables = published_tables(db, publication)
+    lines = ["shards:"]
+    for table in tables.values():
+        name = table.name.removeprefix("public.").replace(".", "__").lower()
+        lines += [
+            f"  - name: {name}",
+            f"    route: {{table: {table.name}}}",
+            f"    keys: [{', '.join(table.key)}]",
+            "    schema: |",
+            *(f"      {line}" for line in _ddl(table)),
+        ]
+    return "\n".join(lines)
+
+
+def _ddl(table: Published) -> list[str]:
+    columns = table.relation.columns
+    listed = [
+        f"{column.name} {declared_for(column.type_oid, column.type_modifier)}"
+        f"{' NOT NULL' if column.name in table.key else ''}"
+        for column in columns
+    ]
+    return [f"{line}," for line in listed[:-1]] + listed[-1:]
+
+
+def _one(db: psycopg.Connection, query: str, *values: object) -> Any:
+    row = db.execute(query, values).fetchone()
+    return row[0] if row is not None else None
+
+
+def _server(db: psycopg.Connection) -> Iterator[Requirement]:
+    version = db.info.server_version
+    yield Requirement(
+        "server",
+        version >= VERSION_MIN,
+        f"PostgreSQL {version // 10_000}",
+        "PostgreSQL 15 or later is needed",
+    )
+    level = _one(db, "SHOW wal_level")
+    fix = "ALTER SYSTEM SET wal_level = logical, then restart the server"
+    yield Requirement("wal_level", level == "logical", str(level), fix)
+    slots_max, used = (
+        int(_one(db, "SHOW max_replication_slots")),
+        int(_one(db, "SELECT count(*) FROM pg_replication_slots")),
+    )
+    fix = f"ALTER SYSTEM SET max_replication_slots = {slots_max + 5}, then restart the server"
+    fact = f"{used} of {slots_max} are in use; the first reading of a table needs a free one"
+    yield Requirement("replication slots", used < slots_max, fact, fix)
+
+
+def _rights(db: psycopg.Connection, config: PipelineConfig) -> Iterator[Requirement]:
+    user = str(_one(db, "SELECT current_user"))
+    role = sql.Identifier(user).as_string(db)
+    may = _one(db, "SELECT rolreplication OR rolsuper FROM pg_roles WHERE rolname = current_user")
+    fact = f"{user} may {'' if may else 'not '}read replication slots"
+    yield Requirement("role", bool(may), fact, f"ALTER ROLE {role} REPLICATION")
+    for table in taken_shards(config):
+        exists = _one(db, "SELECT to_regclass(%s)", table) is not None
+        if exists and not _one(db, "SELECT has_table_privilege(to_regclass(%s)::oid, 'SELECT')", table):
+            fact = f"{user} may not read {table}"
+            yield Requirement("rights", False, fact, f"GRANT SELECT ON {table} TO {role}")
+
+
+def _slot(db: psycopg.Connection, source: PostgresSource) -> Iterator[Requirement]:
+    try:
+        found = slots.usable_slot(db, source.slot)
+    except InvalidUsage as error:
+        yield Requirement("slot", False, error.fact, error.hint)
+        return
+    yield Requirement("slot", True, f"{source.slot} stands at {lsn_text(found.confirmed)}")
+    limit = str(_one(db, "SHOW max_slot_wal_keep_size"))
+    bound = "without a limit (max_slot_wal_keep_size)" if limit == "-1" else f"up to {limit}"
+    kept = f"{found.retained_bytes / _MEGABYTE:.1f} MB are kept for the slot, {bound}"
+    yield Requirement("log retained", found.wal_status != "unreserved", kept, "run the pipeline at once")
+
+
+def _tables(db: psycopg.Connection, config: PipelineConfig, source: PostgresSource) -> Iterator[Requirement]:
+    try:
+        published = published_tables(db, source.publication)
+    except InvalidUsage as error:
+        yield Requirement("publication", False, error.fact, error.hint)
+        return
+    row = db.execute(
+        "SELECT pubinsert AND pubupdate AND pubdelete AND pubtruncate FROM pg_publication WHERE pubname = %s",
+        (source.publication,),
+    ).fetchone()
+    publishes = bool(row and row[0])
+    name = sql.Identifier(source.publication).as_string(db)
+    yield Requirement(
+        "publication",
+        publishes,
+        f"{source.publication} has {len(published)} tables"
+        + ("" if publishes else ", and leaves changes out"),
+        f"ALTER PUBLICATION {name} SET (publish = 'insert, update, delete, truncate')",
+    )
+    shards = taken_shards(config)
+    flaws = [*identity_flaws(published, shards, source.publication), *shape_flaws(published, shards)]
+    for flaw in flaws:
+        yield Requirement("table", False, flaw.fact, flaw.hint)
+    if not flaws:
+        yield Requirement("tables", True, f"all {len(shards)} can be captured without loss")

@@ -1,0 +1,131 @@
+"""What the database's catalog says of the published tables, and whether it fits the pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from tidemark.config.model import PipelineConfig
+from tidemark.config.shard import ShardConfig
+from tidemark.core.errors import InvalidUsage
+from tidemark.sources.pgoutput import Relation, RelationColumn
+from tidemark.sources.postgres.records import Table
+from tidemark.sources.postgres.values import NUMERIC, numeric_limits
+
+_PRECISION_SHORT = 38
+_TABLES = """
+SELECT p.schemaname, p.tablename, coalesce(p.rowfilter, ''), c.oid, c.relreplident,
+       coalesce((SELECT array_agg(x.attname::text) FROM pg_index i
+                 JOIN pg_attribute x ON x.attrelid = i.indrelid AND x.attnum = ANY(i.indkey)
+                 WHERE i.indrelid = c.oid AND CASE c.relreplident
+                     WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END), '{}'),
+       array_agg(a.attname::text ORDER BY a.attnum), array_agg(a.atttypid::int8 ORDER BY a.attnum),
+       array_agg(a.atttypmod ORDER BY a.attnum),
+       array_agg(a.attlen = -1 AND a.attstorage <> 'p' ORDER BY a.attnum)
+FROM pg_publication_tables p
+JOIN pg_namespace n ON n.nspname = p.schemaname
+JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = p.tablename
+JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = ANY(p.attnames)
+WHERE p.pubname = %s
+GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A table of the publication as it is now. `key` is its primary key, or the index that is its identity;
+    `big` are the columns whose values may be stored out of line."""
+
+    relation: Relation
+    row_filter: str
+    key: tuple[str, ...]
+    big: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return self.relation.name
+
+    def copy_sql(self) -> sql.Composed:
+        """The statement that reads all published rows."""
+        columns = sql.SQL(", ").join(sql.Identifier(column.name) for column in self.relation.columns)
+        table = sql.Identifier(self.relation.schema, self.relation.table)
+        # The filter is the database's own text, as its catalog prints it.
+        where = sql.SQL(f" WHERE {self.row_filter}") if self.row_filter else sql.SQL("")
+        return sql.SQL("COPY (SELECT {} FROM {}{}) TO STDOUT").format(columns, table, where)
+
+
+def published_tables(db: psycopg.Connection, publication: str) -> dict[str, Published]:
+    """The tables of a publication by name."""
+    if db.execute("SELECT 1 FROM pg_publication WHERE pubname = %s", (publication,)).fetchone() is None:
+        raise InvalidUsage(
+            f"publication {publication!r} does not exist",
+            hint=f"CREATE PUBLICATION {publication} FOR TABLE …, with every table of the pipeline",
+        )
+    found = (_published(row) for row in db.execute(_TABLES, (publication,)))
+    return {table.name: table for table in found}
+
+
+def _published(row: tuple[Any, ...]) -> Published:
+    schema, name, row_filter, oid, identity, key, names, kinds, modifiers, is_big = row
+    columns, big = [], []
+    for column, kind, modifier, may_be_big in zip(names, kinds, modifiers, is_big, strict=True):
+        in_key = identity == "f" or column in key
+        columns.append(RelationColumn(column, kind, modifier, in_key))
+        limits = numeric_limits(modifier) if kind == NUMERIC else None
+        if may_be_big and (limits is None or limits[0] > _PRECISION_SHORT):
+            big.append(column)
+    shape = Relation(oid, schema, name, identity, tuple(columns))
+    return Published(shape, str(row_filter), tuple(key), tuple(big))
+
+
+def taken_shards(config: PipelineConfig) -> dict[str, ShardConfig]:
+    """The shards by the table that each follows."""
+    return {shard.route.table: shard for shard in config.shards if shard.route and shard.route.table}
+
+
+def identity_flaws(
+    published: Mapping[str, Published], shards: Mapping[str, ShardConfig], publication: str
+) -> Iterator[InvalidUsage]:
+    """Every table whose rows could not be told apart, or not be told whole, each with what to do."""
+    for name, shard in shards.items():
+        table = published.get(name)
+        if table is None:
+            yield InvalidUsage(
+                f"table {name} is not in publication {publication!r}, or does not exist",
+                hint=f"ALTER PUBLICATION {publication} ADD TABLE {name}, or take it out of the pipeline",
+            )
+            continue
+        if set(shard.keys) != set(table.key):
+            have = ", ".join(table.key) or "none"
+            yield InvalidUsage(
+                f"table {name}: the key is ({', '.join(shard.keys)}), and the table's own is ({have})",
+                hint=f"declare keys: [{', '.join(table.key)}] in shard {shard.name}, or give the table that"
+                " primary key",
+            )
+        big = [column for column in table.big if column not in shard.keys]
+        if big and table.relation.identity != "f":
+            yield InvalidUsage(
+                f"table {name}: an update does not send {', '.join(big)} when the value is big and unchanged",
+                hint=f"ALTER TABLE {name} REPLICA IDENTITY FULL",
+            )
+
+
+def shape_flaws(
+    published: Mapping[str, Published], shards: Mapping[str, ShardConfig]
+) -> Iterator[InvalidUsage]:
+    """Every table whose columns, as they are now, are not those that are declared, each with what to do."""
+    for name, shard in shards.items():
+        try:
+            if name in published:
+                Table.of(published[name].relation, shard)
+        except InvalidUsage as error:
+            yield error
+
+
+def raise_first(flaws: Iterator[InvalidUsage]) -> None:
+    for flaw in flaws:
+        raise flaw

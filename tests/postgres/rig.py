@@ -1,0 +1,139 @@
+"""A pipeline on a database of its own: change it, run, and compare with what the database says itself."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from pyspark.sql import SparkSession
+
+from tests.postgres.server import Server
+from tidemark.assemble import Deployment, new_token
+from tidemark.config import PipelineConfig
+from tidemark.core.binding import Binding, Owner
+from tidemark.pipeline.context import Attempt, binding_at
+from tidemark.pipeline.reclock import mint
+from tidemark.pipeline.run import RunReport, run
+from tidemark.sources.lsn import parsed_lsn
+from tidemark.sources.postgres.source import SlotSource
+from tidemark.tasks import no_session
+from tidemark.views import View, read
+
+CONN_ID = "test_db"
+ITEMS = "CREATE TABLE items (id int PRIMARY KEY, name text, price numeric(10,2))"
+ITEMS_SCHEMA = "id INT NOT NULL, name STRING, price DECIMAL(10,2)"
+
+
+def attempt() -> Attempt:
+    return Attempt(Owner(new_token()), new_token())
+
+
+@dataclass
+class Rig:
+    """One database, one pipeline `p` on it, with one shard per table."""
+
+    server: Server
+    database: str
+    root: Path
+    spark: SparkSession | None
+    schemas: dict[str, tuple[str, list[str]]]
+    settings: dict[str, Any]
+
+    def sql(self, *statements: str) -> list[tuple[Any, ...]]:
+        """Each statement in a transaction of its own; the rows of the last."""
+        with self.server.connect(self.database) as db:
+            for statement in statements:
+                found = db.execute(statement)
+            return found.fetchall() if found.description else []
+
+    def transaction(self, *statements: str) -> None:
+        """All statements in one transaction."""
+        with psycopg.connect(self.server.conninfo(self.database)) as db:
+            for statement in statements:
+                db.execute(statement)
+
+    def ready(self, *statements: str) -> None:
+        """Tables, publication and slot."""
+        self.sql(*statements)
+        full = [f"ALTER TABLE {table} REPLICA IDENTITY FULL" for table in self.schemas]
+        tables = ", ".join(self.schemas)
+        slot = f"SELECT pg_create_logical_replication_slot('{self.database}', 'pgoutput')"
+        self.sql(*full, f"CREATE PUBLICATION p FOR TABLE {tables}", slot)
+
+    def config(self, **more: Any) -> PipelineConfig:
+        source = {
+            "type": "postgres", "postgres_conn_id": CONN_ID, "slot": self.database, "publication": "p",
+        }  # fmt: skip
+        shards = [
+            {"name": table, "schema": schema, "keys": keys, "route": {"table": f"public.{table}"}}
+            for table, (schema, keys) in self.schemas.items()
+        ]
+        settings = {
+            "name": "p", "envelope": "debezium", "source": source, "warehouse": "wh", "shards": shards,
+            **self.settings, **more,
+        }  # fmt: skip
+        return PipelineConfig.model_validate(settings).at(self.root)
+
+    def begun(self, **more: Any) -> Deployment:
+        """A process of its own: nothing but the folder and the database is shared with the last one."""
+        session: Callable[[], Any] = no_session if self.spark is None else lambda: self.spark
+        return Deployment(self.config(**more), session)
+
+    def run(self, **more: Any) -> RunReport:
+        return run(self.begun(**more).pipeline, attempt())
+
+    def source(self, **more: Any) -> SlotSource:
+        found = self.begun(**more).pipeline.source
+        assert isinstance(found, SlotSource)
+        return found
+
+    def rows(self, table: str, **more: Any) -> list[tuple[Any, ...]]:
+        """What a reader of the shard sees, in order of its key."""
+        frame = read(self.begun(**more), table, view=View.FRESH)
+        return sorted(tuple(row) for row in frame.collect())
+
+    def slot(self) -> tuple[int, int]:
+        """Where the slot stands, and from where the server keeps its log, as it says itself."""
+        query = "SELECT confirmed_flush_lsn, restart_lsn FROM pg_replication_slots WHERE slot_name = "
+        found = self.sql(f"{query}'{self.database}'")[0]
+        return parsed_lsn(found[0]), parsed_lsn(found[1])
+
+    def log_end(self) -> int:
+        return parsed_lsn(self.sql("SELECT pg_current_wal_insert_lsn()::text")[0][0])
+
+    def changed(self, table: str) -> list[int]:
+        """The transactions that a shard's log has, by the seals."""
+        control = self.begun().control
+        return [
+            seal.txn for seal in control.seals.read(1, control.seals.head().upper) if table in seal.shards
+        ]
+
+    # Without Spark: what is bound, and what is in the files of it.
+
+    def bind(self, **more: Any) -> list[Binding]:
+        """Bind what the source offers, as a run of its own."""
+        works = self.begun(**more)
+        owned = mint(works.pipeline, attempt())
+        return [binding_at(works.pipeline, txn) for txn in owned.txns]
+
+    def records(self, binding: Binding) -> list[dict[str, Any]]:
+        """The captured records of a binding, in order."""
+        folder = Path(self.config().source_location)
+        return [
+            json.loads(line)
+            for file in json.loads(binding.manifest)["files"]
+            for line in gzip.decompress((folder / file["name"]).read_bytes()).splitlines()
+        ]
+
+    def changes(self, *bindings: Binding) -> list[tuple[Any, ...]]:
+        """The captured records in short: table, operation, row or key."""
+        return [
+            (one["source"]["table"], one["op"], tuple((one["after"] or one["before"] or {}).values()))
+            for binding in bindings
+            for one in self.records(binding)
+        ]
