@@ -96,7 +96,7 @@ RULES = [
     (("format: json", "format: json\n  csv: {header: true}"), "source.csv", "csv options", ""),
     (("format: json", "format: json\n  pattern: ../*"), "source.pattern", "not a file pattern", ""),
     (("format: json", "format: json\n  ready_marker: a/b"), "source.ready_marker", "marker", ""),
-    (("type: files", "type: kafak"), "source.type", "'kafak' is not 'files' or", ""),
+    (("type: files", "type: kafak"), "source.type", "'kafak' is not 'files', 'kafka' or 'postgres'", ""),
     (("source:", "envelope: append\nsource:"), None, "", ""),
     (("source:", "schedule: '61 * * * *'\nsource:"), "schedule", "not a cron minute", ""),
     (("source:", "schedule: daily\nsource:"), "schedule", "not a schedule", "@daily"),
