@@ -108,7 +108,7 @@ def plan(deployment: Deployment, terms: Terms) -> Upkeep:
         )
         chores += _reclaim_chores(shard, found)
     for shard in deployment.shards:
-        facts = _facts(deployment, shard, terms)
+        facts = state_facts(deployment, shard, terms)
         if facts is not None:
             held = _snapshot_held(deployment, shard, leases.standing(), terms)
             chores += _state_chores(shard, facts, held, terms)
@@ -176,7 +176,8 @@ def moment(milliseconds: int) -> str:
     return datetime.fromtimestamp(milliseconds / 1000, UTC).strftime("%Y-%m-%d %H:%M")
 
 
-def _facts(deployment: Deployment, shard: ShardId, terms: Terms) -> TableFacts | None:
+def state_facts(deployment: Deployment, shard: ShardId, terms: Terms) -> TableFacts | None:
+    """The shape of a shard's state; None where it has none yet."""
     uri = f"{deployment.shard_uri(shard)}/state"
     return facts_of(uri, now_ms=terms.now_ms, kept_ms=terms.kept_ms)
 
@@ -254,7 +255,7 @@ def maintain(deployment: Deployment, token: WriterToken, terms: Terms, *, watch:
 def _tended(
     deployment: Deployment, shard: ShardId, leases: Iterable[Lease], terms: Terms, told: list[str]
 ) -> Iterable[Chore]:
-    facts = _facts(deployment, shard, terms)
+    facts = state_facts(deployment, shard, terms)
     if facts is None:
         return
     vacuum = facts.old > 0 and _snapshot_held(deployment, shard, leases, terms) is None

@@ -33,9 +33,7 @@ def register(app: typer.Typer) -> None:
 def maintain(
     pipeline: Annotated[
         str | None,
-        typer.Argument(
-            help="A pipeline's name, or its file's path; all by default.", metavar="PIPELINE"
-        ),
+        typer.Argument(help="A pipeline's name, or its file's path; all by default.", metavar="PIPELINE"),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only say what would be done, and who holds what back.")
