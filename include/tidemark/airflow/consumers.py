@@ -25,7 +25,7 @@ from airflow.sdk.bases.decorator import DecoratedOperator, TaskDecorator, task_d
 from tidemark.airflow.runs import failure
 from tidemark.airflow.steps import CONNECT_TYPE
 from tidemark.core.errors import TidemarkError
-from tidemark.job import connected
+from tidemark.job import connected, driven
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -123,9 +123,7 @@ class ShardConsumerOperator(BaseOperator):
             if found.conn_type == CONNECT_TYPE:
                 self._session = connected(f"sc://{found.host}{port}", found.password or None)
             else:
-                from tidemark.spark.session import build_session
-
-                self._session = build_session(self.task_id, master=f"{found.host or 'local[*]'}{port}")
+                self._session = driven(self.task_id, f"{found.host or 'local[*]'}{port}")
         return self._session
 
     def _disconnect(self) -> None:
