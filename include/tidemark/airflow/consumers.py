@@ -29,7 +29,6 @@ from tidemark.job import connected, driven
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
-    from pyspark.sql import SparkSession
 
     from tidemark.consume import Consumer
 
@@ -83,7 +82,7 @@ class ShardConsumerOperator(BaseOperator):
         self.reading = {"ttl_seconds": TTL_SECONDS, **(reading or {})}
         self.conn_id = conn_id
         self._reader: Consumer | None = None
-        self._session: SparkSession | None = None
+        self._session: Any = None
 
     def execute(self, context: Context) -> Any:
         """Deliver what there is; tells how far the consumer is."""
@@ -116,7 +115,7 @@ class ShardConsumerOperator(BaseOperator):
         self.python_callable(**{BATCH: batch, **self.op_kwargs})
         return 1
 
-    def _spark(self) -> SparkSession:
+    def _spark(self) -> Any:
         if self._session is None:
             found = BaseHook.get_connection(self.conn_id)
             port = f":{found.port}" if found.port else ""
