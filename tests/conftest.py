@@ -13,7 +13,7 @@ settings.load_profile("tidemark")
 
 ROOT = Path(__file__).parent
 # Folders whose tests share something that is dear to start, the longest first.
-GROUPS = ("e2e", "crash", "spark", "maintenance", "quality", "cli", "airflow")
+GROUPS = ("e2e", "crash", "spark", "reading", "maintenance", "quality", "cli", "airflow")
 # What shares a server, or one long computation, stays on one worker.
 TOGETHER = ("e2e", "crash", "connect", "every_cut", "wheel", "quality", "maintenance")
 

@@ -125,21 +125,21 @@ def _log_chores(shard: ShardId, log: DeltaLog, floor: Floor, since: Txn, terms: 
     lower = lower_of(shard, since, terms)
     wanted = terms.quarantine_window if shard == QUARANTINE else terms.window
     files = log.files()
-    below = [file for file in files if file.last < lower]
+    below = [file for file in files if file.txn_last < lower]
     if below:
-        yield Chore("truncate the log", shard, len(below), sum(file.bytes for file in below))
-    waiting = [file for file in files if lower <= file.last < wanted]
+        yield Chore("truncate the log", shard, len(below), sum(file.part.bytes for file in below))
+    waiting = [file for file in files if lower <= file.txn_last < wanted]
     if waiting:
         held = "; ".join(str(need) for need in floor.held_by)
         yield Chore(
             "truncate the log",
             shard,
             len(waiting),
-            sum(file.bytes for file in waiting),
+            sum(file.part.bytes for file in waiting),
             held,
             "it is released, or no longer renewed" if "lease" in held else "it has gone on",
         )
-    for run in choose_runs([file for file in files if file.last >= lower]):
+    for run in choose_runs([file for file in files if file.txn_last >= lower]):
         yield Chore("merge small files", shard, len(run.files), run.bytes)
 
 
@@ -232,7 +232,7 @@ def maintain(deployment: Deployment, token: WriterToken, terms: Terms, *, watch:
     for shard, log in logs_of(deployment).items():
         taken = truncate(log, shard, lower_of(shard, since, terms))
         if taken:
-            done.append(Chore("truncated the log", shard, len(taken), sum(file.bytes for file in taken)))
+            done.append(Chore("truncated the log", shard, len(taken), sum(file.part.bytes for file in taken)))
         log.head()
         if choose_runs(log.files()):
             found = compact(control, log, deployment.plane().kept, shard, token=token)

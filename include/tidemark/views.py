@@ -19,6 +19,7 @@ from tidemark.core.ids import TXN_NONE, ShardId, Txn, next_txn
 from tidemark.core.lease import since_of
 from tidemark.core.publish import Published, state_as_of
 from tidemark.core.snapshot import Truncated
+from tidemark.pipeline.listing import readable_upper
 from tidemark.pipeline.publish import checked_record
 
 if TYPE_CHECKING:
@@ -35,17 +36,6 @@ class View(StrEnum):
     LOG = "log"
 
 
-def readable_upper(deployment: Deployment, shard: ShardId) -> Txn:
-    """The first transaction that can't be read yet. A shard that the last ones don't touch has them too,
-    unless its log waits at a held one."""
-    control = deployment.control
-    log_upper = control.log(shard).head().upper
-    done_upper = control.checkpoints.head().upper
-    seals = control.seals.read(log_upper, max(log_upper, control.seals.head().upper))
-    waiting = next((seal.txn for seal in seals if seal.touches(shard)), done_upper)
-    return max(log_upper, min(done_upper, waiting))
-
-
 def read(
     deployment: Deployment, shard: str, *, view: View = View.FRESH, as_of: int | None = None
 ) -> DataFrame:
@@ -58,7 +48,7 @@ def read(
     from tidemark.spark.state import specs_of
 
     name = ShardId(deployment.config.shard(shard).name)
-    upper = readable_upper(deployment, name)
+    upper = readable_upper(deployment.control, name)
     if as_of is not None:
         if not TXN_NONE <= as_of < upper:
             raise InvalidUsage(
@@ -93,7 +83,7 @@ def open_errors(deployment: Deployment, shard: str) -> DataFrame:
     from tidemark.spark.state import specs_of
 
     name = ShardId(deployment.config.shard(shard).name)
-    upper = min(readable_upper(deployment, name), readable_upper(deployment, QUARANTINE))
+    upper = min(readable_upper(deployment.control, name), readable_upper(deployment.control, QUARANTINE))
     quarantine_version, version = (deployment.control.log(one).head().version for one in (QUARANTINE, name))
     pins = ErrorPins(quarantine_version, version, upper)
     spec = specs_of(deployment.config).of(name)

@@ -10,6 +10,7 @@ Importing this, and so parsing a DAG, loads neither Spark nor a warehouse.
 from __future__ import annotations
 
 from tidemark.airflow.assets import shard_asset
+from tidemark.airflow.consumers import ShardConsumerOperator, shard_task
 from tidemark.airflow.factory import maintain_dag, pipeline_dags, replay_dag
 from tidemark.airflow.operators import (
     CheckpointOperator,
@@ -32,6 +33,7 @@ __all__ = [
     "ReplayOperator",
     "ReplayPlanOperator",
     "ReplayReportOperator",
+    "ShardConsumerOperator",
     "ShardUpperSensor",
     "UpsertOperator",
     "ValidateOperator",
@@ -39,4 +41,5 @@ __all__ = [
     "pipeline_dags",
     "replay_dag",
     "shard_asset",
+    "shard_task",
 ]

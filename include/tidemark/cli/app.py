@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from tidemark import __version__
-from tidemark.cli import check, doctor, init, inspect, maintain, overrule, rows, work
+from tidemark.cli import check, consumers, doctor, init, inspect, maintain, overrule, rows, work
 from tidemark.cli.shared import exit_code_of
 from tidemark.core.errors import TidemarkError
 
@@ -36,7 +36,7 @@ def root(
     """Take the options that belong to no command."""
 
 
-for module in (init, check, work, inspect, rows, overrule, maintain):
+for module in (init, check, work, inspect, rows, consumers, overrule, maintain):
     module.register(app)
 app.command(name="doctor")(doctor.doctor)
 

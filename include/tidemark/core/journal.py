@@ -35,6 +35,8 @@ class Event(StrEnum):
     SKIPPED = "skipped"
     RELEASED = "released"
     REPAIRED = "repaired"
+    FROZEN = "frozen"
+    PASSED_OVER = "passed over"
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,11 +160,16 @@ class ControlTable:
 
     def adds(self) -> list[dict[str, Any]]:
         """The active files of the loaded version: path, size_bytes, num_records, min.…, max.…"""
+        actions = self.add_actions()
+        listed: list[dict[str, Any]] = [] if actions is None else actions.to_pylist()
+        return listed
+
+    def add_actions(self) -> pa.Table | None:
+        """`adds` as a table, for who wants few of many; None where there is no table."""
         if self._table is None:
-            return []
+            return None
         with reading(self.uri):
-            listed: list[dict[str, Any]] = pa.table(self._table.get_add_actions(flatten=True)).to_pylist()
-            return listed
+            return pa.table(self._table.get_add_actions(flatten=True))
 
     def prepare(self, head: Head, moved: Iterable[str]) -> bool:
         """Stand at `head`, making the table if it isn't there; False when it has moved on."""

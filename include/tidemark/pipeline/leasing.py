@@ -58,6 +58,7 @@ class Leases:
         self._ledger = ledger
         self._clock = clock
         self._last: dict[str, Lease] = {}
+        self._first: dict[str, Lease] = {}
         self._read_upper = 1
         self._seen: dict[str, Observation] = {}
 
@@ -73,6 +74,13 @@ class Leases:
         """The lease of this name as it stands."""
         self.standing()
         return self._last.get(name)
+
+    def began_at(self, name: str) -> Txn | None:
+        """Where the lease of this name stood when it was taken anew: a consumer that still stands there
+        has had nothing for good."""
+        self.standing()
+        first = self._first.get(name)
+        return None if first is None else first.txn
 
     def take(
         self, name: str, holder: HolderToken, *, start: Txn, ttl_seconds: float = TTL_SECONDS
@@ -185,6 +193,9 @@ class Leases:
     def _standing(self, head: Head) -> tuple[Lease, ...]:
         # Records never change, so only those that were added since the last look are read.
         for lease in self._ledger.read(self._read_upper, head.upper):
+            before = self._last.get(lease.name)
+            if before is None or not before.is_kept:
+                self._first[lease.name] = lease
             self._last[lease.name] = lease
         self._read_upper = max(self._read_upper, head.upper)
         return tuple(self._last.values())

@@ -21,9 +21,10 @@ from tidemark.core.ids import ShardId, Txn
 from tidemark.core.journal import Event
 from tidemark.core.lease import since_of
 from tidemark.core.ledger import Head, Put
+from tidemark.core.listing import LogFile
 from tidemark.core.replay import DataDiffers, Finding, judge
 from tidemark.core.seal import Part, Seal, ShardParts, Staged
-from tidemark.core.upkeep import LogFile, Outrun, Replaced, Replacement, decide_replace
+from tidemark.core.upkeep import Outrun, Replaced, Replacement, decide_replace
 from tidemark.pipeline.compact import Replacing, begin
 from tidemark.pipeline.context import Attempt, Pipeline, binding_at, note, seal_at
 from tidemark.pipeline.replay import merged_files, note_finding, read_sealed, replay_input
@@ -119,7 +120,7 @@ def _unmerged(
     restored: list[tuple[ShardId, Part]] = []
     parts: list[Part] = []
     for file in files:
-        for seal in pipeline.control.seals.read(max(file.first, since), file.last + 1):
+        for seal in pipeline.control.seals.read(max(file.txn_first, since), file.txn_last + 1):
             if not seal.touches(shard):
                 continue
             lost = find_damage(pipeline, seal, [shard])

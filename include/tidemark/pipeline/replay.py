@@ -11,9 +11,10 @@ from tidemark.core.ids import ShardId, Txn
 from tidemark.core.journal import Event
 from tidemark.core.lease import SINCE, Lease, since_of
 from tidemark.core.ledger import Head, Put
+from tidemark.core.listing import LogFile
 from tidemark.core.replay import Finding, ReplayStep, Verdict, judge, judge_replay, plan_replay
 from tidemark.core.seal import Seal, Staged
-from tidemark.core.upkeep import LogFile, covering
+from tidemark.core.upkeep import covering
 from tidemark.pipeline.context import Attempt, Pipeline, note
 from tidemark.pipeline.settle import settle
 
@@ -49,7 +50,7 @@ def merged_files(pipeline: Pipeline, seal: Seal) -> dict[ShardId, tuple[LogFile,
         # A log that waits has not taken the parts in; they lie where they were staged.
         if log.head().upper > seal.txn:
             files = covering(log.files(), seal.txn)
-            if {file.path for file in files} != {part.path for part in added.parts}:
+            if {file.part.path for file in files} != {part.path for part in added.parts}:
                 merged[shard] = files
     return merged
 

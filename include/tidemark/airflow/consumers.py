@@ -1,0 +1,175 @@
+"""Tasks of downstream DAGs that read a shard: an operator, and a decorator around it.
+
+    @dag(schedule=[shard_asset("shop", "orders")])
+    def billing():
+        @shard_task(pipeline_file="/path/to/shop.yaml", shard="orders", consumer="billing")
+        def bill(batch):
+            batch.frame.write.format("delta").options(**batch.once).mode("append").save("/path/to/bills")
+
+        bill()
+
+The asset's event only wakes: a run takes every transaction above the consumer's own frontier, however many
+events were merged into it, and a run that finds nothing starts no Spark.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from airflow.sdk import BaseHook, BaseOperator
+from airflow.sdk.bases.decorator import DecoratedOperator, TaskDecorator, task_decorator_factory
+
+from tidemark.airflow.runs import failure
+from tidemark.airflow.steps import CONNECT_TYPE
+from tidemark.core.errors import TidemarkError
+from tidemark.job import connected, driven
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from tidemark.consume import Consumer
+
+BATCH: Final = "batch"
+TTL_SECONDS: Final = 60.0
+
+
+class ShardConsumerOperator(BaseOperator):
+    """Call a function with every batch of a shard that a consumer has not had yet.
+
+    When the function has returned, the batch counts as delivered; when it raises, the task fails and the
+    next try gets the same batch, with the same end. What is done with `batch.once` is done exactly once, all
+    else at least once.
+
+    :param python_callable: takes the batch (`tidemark.consume.Batch`), and `op_kwargs` (templated)
+    :param pipeline_file: the pipeline file of the shard (templated)
+    :param shard: the shard (templated)
+    :param consumer: the name that the frontier is kept under (templated)
+    :param environment: which of the file's environments, `$TIDEMARK_ENVIRONMENT` by default (templated)
+    :param snapshot: begin a new consumer with the shard's rows as they are, as one batch
+    :param reading: more parameters of `tidemark.consume.Consumer`: `where`, `limits`, `start`, `ttl_seconds`
+    :param conn_id: a Spark Connect connection, or a Spark one whose master this worker may drive itself
+
+    Known limitation: the function runs in the worker, so a Spark connection means a driver in the worker.
+    """
+
+    template_fields: Sequence[str] = ("pipeline_file", "environment", "shard", "consumer", "op_kwargs")
+    ui_color = "#e6e0f4"
+
+    def __init__(
+        self,
+        *,
+        python_callable: Callable[..., Any],
+        pipeline_file: str | Path,
+        shard: str,
+        consumer: str,
+        environment: str | None = None,
+        snapshot: bool = False,
+        reading: Mapping[str, Any] | None = None,
+        conn_id: str = "spark_default",
+        **kwargs: Any,
+    ) -> None:
+        self.op_kwargs = kwargs.pop("op_kwargs", None) or {}
+        super().__init__(**kwargs)
+        self.python_callable = python_callable
+        self.pipeline_file = str(pipeline_file)
+        self.shard = shard
+        self.consumer = consumer
+        self.environment = environment
+        self.snapshot = snapshot
+        self.reading = {"ttl_seconds": TTL_SECONDS, **(reading or {})}
+        self.conn_id = conn_id
+        self._reader: Consumer | None = None
+        self._session: Any = None
+
+    def execute(self, context: Context) -> Any:
+        """Deliver what there is; tells how far the consumer is."""
+        from tidemark.consume import Consumer
+        from tidemark.tasks import open_pipeline
+
+        try:
+            deployment = open_pipeline(self.pipeline_file, self.environment, self._spark)
+            self._reader = Consumer(deployment, self.shard, self.consumer, **self.reading)
+            with self._reader as reader:
+                return self._deliver(reader)
+        except TidemarkError as error:
+            raise failure(error) from error
+        finally:
+            self._disconnect()
+
+    def _deliver(self, reader: Consumer) -> dict[str, int]:
+        first, batches = reader.frontier, 0
+        if self.snapshot and reader.is_new:
+            batches += self._call(reader.snapshot())
+        for batch in reader.listen():
+            batches += self._call(batch)
+        self.log.info("%s batches; %s is at transaction %s", batches, self.consumer, reader.frontier)
+        return {"txn_from": first, "upper": reader.frontier, "batches": batches}
+
+    def _call(self, batch: Any) -> int:
+        self.log.info("transactions %s to %s", batch.lower, batch.txn)
+        for txn, reason in batch.skipped.items():
+            self.log.warning("transaction %s is passed over: %s", txn, reason)
+        self.python_callable(**{BATCH: batch, **self.op_kwargs})
+        return 1
+
+    def _spark(self) -> Any:
+        if self._session is None:
+            found = BaseHook.get_connection(self.conn_id)
+            port = f":{found.port}" if found.port else ""
+            if found.conn_type == CONNECT_TYPE:
+                self._session = connected(f"sc://{found.host}{port}", found.password or None)
+            else:
+                self._session = driven(self.task_id, f"{found.host or 'local[*]'}{port}")
+        return self._session
+
+    def _disconnect(self) -> None:
+        if self._session is not None:
+            self._session.stop()
+            self._session = None
+
+    def on_kill(self) -> None:
+        """End the reading; the lease is let go when the task unwinds, and the batch comes again."""
+        if self._reader is not None:
+            self._reader.stop()
+        self._disconnect()
+
+
+class _ShardDecoratedOperator(DecoratedOperator, ShardConsumerOperator):
+    """What `shard_task` makes of a function."""
+
+    custom_operator_name = "@shard_task"
+    template_fields: Sequence[str] = ShardConsumerOperator.template_fields
+
+    def __init__(self, *, python_callable: Callable[..., Any], **kwargs: Any) -> None:
+        signature = inspect.signature(python_callable)
+        if BATCH not in signature.parameters:
+            raise TypeError(f"{python_callable.__name__} needs a parameter {BATCH!r}")
+        # The batch comes when the task runs; whoever calls the function in a DAG gives the other arguments.
+        given = [
+            one.replace(default=None, kind=inspect.Parameter.KEYWORD_ONLY) if one.name == BATCH else one
+            for one in signature.parameters.values()
+        ]
+        given.sort(key=lambda one: one.kind)
+        python_callable.__signature__ = signature.replace(parameters=given)  # type: ignore[attr-defined]
+        upstream = {"python_callable": python_callable, "op_kwargs": kwargs.get("op_kwargs")}
+        super().__init__(python_callable=python_callable, kwargs_to_upstream=upstream, **kwargs)
+
+    def execute(self, context: Context) -> Any:
+        return ShardConsumerOperator.execute(self, context)
+
+
+def shard_task(
+    python_callable: Callable[..., Any] | None = None,
+    multiple_outputs: bool | None = None,
+    **kwargs: Any,
+) -> TaskDecorator:
+    """A function that takes a `batch`, as a task: the parameters are those of `ShardConsumerOperator`."""
+    return task_decorator_factory(
+        python_callable=python_callable,
+        multiple_outputs=multiple_outputs,
+        decorated_operator_class=_ShardDecoratedOperator,
+        **kwargs,
+    )

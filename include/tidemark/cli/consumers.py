@@ -1,0 +1,171 @@
+"""The commands about who reads: `leases`, and `consumers list`, `skip` and `forget`. None starts Spark."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tidemark.cli.shared import (
+    EXIT_CODES,
+    EnvironmentOption,
+    JsonOption,
+    PipelineArgument,
+    ReasonOption,
+    open_deployment,
+    print_json,
+    print_table,
+    say,
+)
+
+if TYPE_CHECKING:
+    from tidemark.assemble import Deployment
+
+ShardArgument = Annotated[str, typer.Argument(help="The shard.", metavar="SHARD")]
+ConsumerArgument = Annotated[str, typer.Argument(help="The consumer's name.", metavar="CONSUMER")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the main one."""
+    app.command(name="leases", epilog=EXIT_CODES)(leases)
+    consumers = typer.Typer(
+        help="Who reads the shards, how far they are, and what holds them.", no_args_is_help=True
+    )
+    consumers.command(name="list", epilog=EXIT_CODES)(list_consumers)
+    consumers.command(name="skip", epilog=EXIT_CODES)(skip)
+    consumers.command(name="forget", epilog=EXIT_CODES)(forget)
+    app.add_typer(consumers, name="consumers")
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerStatus:
+    """Where a consumer stands: its frontier, how many transactions are waiting for it, who reads for it
+    now, and why it stands still, if it does."""
+
+    consumer: str
+    shard: str
+    frontier: int
+    lag: int
+    reading: str
+    frozen: str
+
+
+def leases(
+    pipeline: PipelineArgument, environment: EnvironmentOption = None, as_json: JsonOption = False
+) -> None:
+    """Show who holds which transaction: maintenance removes nothing that a lease still needs."""
+    from tidemark.consume import leases_of
+
+    held = [lease for lease in leases_of(open_deployment(pipeline, environment)).standing() if lease.is_kept]
+    if as_json:
+        print_json(held)
+    elif not held:
+        say("nobody holds a lease")
+    else:
+        rows = [
+            (one.name, one.txn, one.holder if one.is_live else "", one.state, f"{one.ttl_seconds:g}")
+            for one in sorted(held, key=lambda one: (one.txn, one.name))
+        ]
+        print_table("", ("lease", "needs from txn", "holder", "state", "ttl seconds"), rows)
+
+
+def list_consumers(
+    pipeline: PipelineArgument, environment: EnvironmentOption = None, as_json: JsonOption = False
+) -> None:
+    """Show every consumer with its frontier and its lag, and what froze it."""
+    found = consumers_of(open_deployment(pipeline, environment))
+    if as_json:
+        print_json(found)
+    elif not found:
+        say("there are no consumers")
+    else:
+        rows = [(c.shard, c.consumer, c.frontier, c.lag, c.reading, c.frozen) for c in found]
+        print_table("", ("shard", "consumer", "next txn", "behind", "read by", "frozen"), rows)
+
+
+def consumers_of(deployment: Deployment) -> list[ConsumerStatus]:
+    """The pipeline's consumers, from its ledgers alone."""
+    from tidemark.consume import leases_of
+    from tidemark.core.consumer import consumer_of
+    from tidemark.pipeline.listing import readable_upper
+
+    found: list[ConsumerStatus] = []
+    for lease in leases_of(deployment).standing():
+        named = consumer_of(lease)
+        if named is None or not lease.is_kept:
+            continue
+        consumer, shard = named
+        lag = max(0, readable_upper(deployment.control, shard) - lease.txn)
+        reading = lease.holder if lease.is_live else ""
+        frozen = frozen_at(deployment, consumer, shard, lease.txn)
+        found.append(ConsumerStatus(consumer, shard, lease.txn, lag, reading, frozen))
+    return sorted(found, key=lambda one: (one.shard, one.consumer))
+
+
+def frozen_at(deployment: Deployment, consumer: str, shard: str, txn: int) -> str:
+    """Why a consumer stands at a transaction, as its last note there says; empty once that is mended."""
+    from tidemark.core.journal import Event
+
+    journal = deployment.control.journal
+    journal.head()
+    why = ""
+    for entry in journal.find(str(txn)):
+        mine = {"consumer": consumer, "shard": shard}.items() <= entry.detail.items()
+        if mine and entry.event is Event.FROZEN:
+            why = f"{entry.detail['part'] or 'its listing'}: {entry.detail['why']}"
+        elif entry.event is Event.REPAIRED or (mine and entry.event is Event.PASSED_OVER):
+            why = ""
+    return why
+
+
+def skip(
+    pipeline: PipelineArgument,
+    shard: ShardArgument,
+    consumer: ConsumerArgument,
+    txn: Annotated[int, typer.Argument(min=1, help="The transaction it is frozen at.", metavar="TXN")],
+    reason: ReasonOption,
+    environment: EnvironmentOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Let a frozen consumer pass over the transaction that it can't read. Others are not touched."""
+    from tidemark.assemble import new_token
+    from tidemark.consume import leases_of
+    from tidemark.core.ids import ShardId, Txn
+    from tidemark.pipeline.passing import pass_over
+
+    deployment = open_deployment(pipeline, environment)
+    name = ShardId(deployment.config.shard(shard).name)
+    pass_over(
+        deployment.pipeline,
+        leases_of(deployment),
+        consumer,
+        name,
+        txn=Txn(txn),
+        reason=reason,
+        token=new_token(),
+    )
+    if as_json:
+        print_json({"consumer": consumer, "shard": name, "txn": txn, "reason": reason})
+    else:
+        say(f"consumer {consumer} passes over transaction {txn} of shard {name} when it reads next")
+
+
+def forget(
+    pipeline: PipelineArgument,
+    shard: ShardArgument,
+    consumer: ConsumerArgument,
+    environment: EnvironmentOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Forget a consumer that will not come back, so that maintenance no longer waits for it."""
+    from tidemark.consume import leases_of
+    from tidemark.core.consumer import lease_name
+    from tidemark.core.ids import ShardId
+
+    deployment = open_deployment(pipeline, environment)
+    gone = leases_of(deployment).forget(lease_name(consumer, ShardId(shard)))
+    if as_json:
+        print_json(gone)
+    else:
+        say(f"consumer {consumer} of shard {shard}, which stood at transaction {gone.txn}, is forgotten")

@@ -1,0 +1,68 @@
+"""Why a reader stands still: what is missing, at which transaction, and who could have removed it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tidemark.core.errors import InvariantViolation
+from tidemark.core.ids import ShardId, Txn
+from tidemark.core.lease import Lease
+
+
+@dataclass(frozen=True, slots=True)
+class Freeze:
+    """Everything before `txn` was delivered, and nothing from it on will be before this is mended.
+
+    `path` is empty when the listing itself can't be read. `since` is the first transaction that
+    maintenance has kept; `holders` are the live leases at the time."""
+
+    consumer: str
+    shard: ShardId
+    txn: Txn
+    why: str
+    since: Txn
+    path: str = ""
+    bytes: int = 0
+    holders: tuple[str, ...] = ()
+
+    @property
+    def by_maintenance(self) -> bool:
+        """Whether maintenance has removed it; it removes nothing from `since` on."""
+        return self.txn < self.since
+
+    def __str__(self) -> str:
+        what = f"part {self.path} ({self.bytes} bytes)" if self.path else "what its log lists"
+        by = (
+            f"maintenance has removed everything below txn {self.since}"
+            if self.by_maintenance
+            else f"it was not maintenance, which has kept everything from txn {self.since} on"
+        )
+        held = f"held by {', '.join(self.holders)}" if self.holders else "held by no lease"
+        return (
+            f"consumer {self.consumer!r} is frozen at txn {self.txn} of shard {self.shard!r}: "
+            f"{what} can't be read: {self.why}; {by}; {held}"
+        )
+
+
+class Frozen(InvariantViolation):
+    """A reader's frontier can't move. It stays so until the part is repaired or its `txn` is skipped."""
+
+    def __init__(self, freeze: Freeze, *, pipeline: str) -> None:
+        at = f"{pipeline} --from {freeze.txn} --to {freeze.txn}"
+        skip = f"{pipeline} {freeze.shard} {freeze.consumer} {freeze.txn}"
+        super().__init__(
+            str(freeze),
+            hint=(
+                f"bring it back with `tidemark replay {at} --mode repair` and read again, or give the "
+                f'transaction up for this consumer with `tidemark consumers skip {skip} --reason "..."`'
+                if freeze.path
+                else "restore the table's files from a backup, then read again"
+            ),
+        )
+        self.freeze = freeze
+
+
+def holders_of(leases: Sequence[Lease]) -> tuple[str, ...]:
+    """The live leases, as a report names them."""
+    return tuple(f"{lease.name} of {lease.holder} at txn {lease.txn}" for lease in leases if lease.is_live)

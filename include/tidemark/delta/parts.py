@@ -1,0 +1,121 @@
+"""The files of a pipeline's logs, as a reader sees them: listed by delta-rs, looked at by pyarrow.
+
+A file is what was sealed when it is there, has its size, and has as many rows by its footer. Pages carry
+checksums, which Spark checks as it reads; `fault(whole=True)` checks them here, page by page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from tidemark.core.errors import Determinate
+from tidemark.core.ids import ShardId, Txn
+from tidemark.core.listing import OP_COLUMN, LogFile
+from tidemark.core.seal import Part
+from tidemark.delta.log import LOG_MARKS, span_of
+from tidemark.delta.table import ControlTable
+from tidemark.ports.reading import LogListing
+
+_TXN: Final = "_txn"
+_READ_ROWS: Final = 65_536
+
+
+class DeltaParts:
+    """The `PartFiles` port below `<warehouse>/<pipeline>`. Listing is for one thread."""
+
+    def __init__(self, root: str, storage_options: Mapping[str, str] | None = None) -> None:
+        self._root = root
+        self._options = dict(storage_options or {})
+        self._tables: dict[ShardId, ControlTable] = {}
+
+    def listed(
+        self, shard: ShardId, *, lower: Txn, upper: Txn | None = None, columns: Sequence[str] = ()
+    ) -> LogListing:
+        table = self._tables.setdefault(
+            shard,
+            ControlTable(
+                f"{self._root}/{shard}/log",
+                storage_options=self._options,
+                schema=None,
+                configuration={},
+                marks=LOG_MARKS,
+            ),
+        )
+        head = table.refresh()
+        adds = _wanted(table.add_actions(), lower=lower, upper=upper, columns=(*columns, OP_COLUMN))
+        files = (_file_of(add, lower=lower, upper=head.upper) for add in adds)
+        return LogListing(head.version, head.upper, tuple(file for file in files if file.txn_last >= lower))
+
+    def fault(self, shard: ShardId, part: Part, *, whole: bool) -> str:
+        store, root = self._store()
+        path = f"{root}/{shard}/log/{part.path}"
+        try:
+            info = store.get_file_info(path)
+        except OSError as error:
+            raise Determinate(f"{path} can't be asked for: {error}", hint="check the store, retry") from error
+        if info.type != fs.FileType.File:
+            return "there is no such file"
+        if info.size != part.bytes:
+            return f"it has {info.size} bytes"
+        try:
+            with pq.ParquetFile(path, filesystem=store, page_checksum_verification=whole) as file:
+                rows: int = file.metadata.num_rows
+                if whole:
+                    for _ in file.iter_batches(_READ_ROWS, use_threads=False):
+                        pass
+        except (OSError, ValueError, pa.ArrowException) as error:
+            return f"it can't be read: {error}"
+        return "" if rows == part.rows else f"it has {rows} rows, and was sealed with {part.rows}"
+
+    def _store(self) -> tuple[fs.FileSystem, str]:
+        if "://" not in self._root:
+            return fs.LocalFileSystem(), self._root
+        found: tuple[fs.FileSystem, str] = fs.FileSystem.from_uri(self._root.replace("s3a://", "s3://", 1))
+        return found
+
+
+def _wanted(
+    adds: pa.Table | None, *, lower: Txn, upper: Txn | None, columns: Sequence[str]
+) -> list[dict[str, Any]]:
+    """The add actions that may have rows in the range, with the statistics of these columns only."""
+    if adds is None:
+        return []
+    if f"max.{_TXN}" in adds.column_names:
+        known = pc.fill_null(pc.cast(adds[f"max.{_TXN}"], pa.int64()), int(lower))
+        adds = adds.filter(pc.greater_equal(known, int(lower)))
+    if upper is not None and f"min.{_TXN}" in adds.column_names:
+        known = pc.fill_null(pc.cast(adds[f"min.{_TXN}"], pa.int64()), int(lower))
+        adds = adds.filter(pc.less(known, int(upper)))
+    bounds = [f"{end}.{name}" for end in ("min", "max") for name in (_TXN, *columns)]
+    names = ["path", "size_bytes", "num_records", *(name for name in bounds if name in adds.column_names)]
+    rows: list[dict[str, Any]] = adds.select(names).to_pylist()
+    return rows
+
+
+def _file_of(add: Mapping[str, Any], *, lower: Txn, upper: Txn) -> LogFile:
+    """A file's transactions are in its name or else in its statistics; where neither says, it may have rows
+    of any."""
+    span = span_of(add["path"])
+    if span is not None:
+        first, last = span
+    else:
+        low, high = add.get(f"min.{_TXN}"), add.get(f"max.{_TXN}")
+        first = lower if low is None else Txn(int(low))
+        last = Txn(max(upper - 1, lower)) if high is None else Txn(int(high))
+    return LogFile(
+        Part(add["path"], add["num_records"], add["size_bytes"]),
+        first,
+        last,
+        _bounds(add, "min."),
+        _bounds(add, "max."),
+    )
+
+
+def _bounds(add: Mapping[str, Any], end: str) -> dict[str, Any]:
+    return {name.removeprefix(end): value for name, value in add.items() if name.startswith(end)}

@@ -1,0 +1,258 @@
+"""Consume: a shard's transactions in order, each exactly once, in batches, under a lease.
+
+One round of a reader, always under its lease:
+
+1. *List*: which files make up each transaction from the frontier on, by the seals and the log together.
+2. *Fetch*: look at every file of the next batch; they complete in any order, accounts are kept per `txn`.
+3. *Plan*: note the batch's end in the lease, then give it. A batch that was given and not confirmed is given
+   again with the same end, whoever reads next, so an effect that is keyed by it is done once.
+4. *Deliver*: once the consumer has done with it, move the frontier to its end. One conditional commit.
+
+A part that is gone, cut or damaged freezes the frontier at its `txn`: everything before it is delivered, and
+nothing from it on, until it is repaired or the consumer passes over it with a reason (Invariant 11). A batch
+that is given again is looked at whole, because something went wrong with it before.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+from tidemark.core.consumer import batch_fence
+from tidemark.core.errors import InvalidUsage, InvariantViolation, TidemarkError
+from tidemark.core.freeze import Freeze, Frozen
+from tidemark.core.ids import ShardId, Txn, WriterToken
+from tidemark.core.journal import Event
+from tidemark.core.listing import Condition, Limits, ListedTxn, cut_batch, list_txns
+from tidemark.core.reading import MissingPart, ReadAccount
+from tidemark.core.seal import Part
+from tidemark.core.snapshot import NotYet, plan_read
+from tidemark.pipeline.context import Pipeline, note
+from tidemark.pipeline.fetching import fetch_all
+from tidemark.pipeline.holding import Hold
+from tidemark.pipeline.listing import Listed, listing, readable_upper
+from tidemark.ports.reading import PartFiles
+
+FETCH_WORKERS: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The transactions in [lower, upper), whole: the files to read, and those that were passed over."""
+
+    lower: Txn
+    upper: Txn
+    parts: tuple[Part, ...] = ()
+    skipped: Mapping[Txn, str] = field(default_factory=dict)
+
+    @property
+    def txn(self) -> Txn:
+        """The last transaction: what an effect of this batch is keyed by."""
+        return Txn(self.upper - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Who reads what: a consumer of a shard, what it wants of it, and how much at once."""
+
+    consumer: str
+    shard: ShardId
+    token: WriterToken
+    conditions: tuple[Condition, ...] = ()
+    keys: tuple[str, ...] = ()
+    limits: Limits = field(default_factory=Limits)
+
+
+class ShardReader:
+    """The rounds of one consumer in one shard, from its lease's frontier on. For one thread."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        files: PartFiles,
+        hold: Hold,
+        reading: Reading,
+        *,
+        name: str,
+        stop: threading.Event | None = None,
+    ) -> None:
+        self._pipeline = pipeline
+        self._files = files
+        self._hold = hold
+        self._reading = reading
+        self._name = name
+        self._stop = stop or threading.Event()
+        self._listed: Listed | None = None
+
+    @property
+    def frontier(self) -> Txn:
+        """The first transaction that was not delivered."""
+        return self._hold.lease.txn
+
+    def next_range(self) -> Range | None:
+        """The next batch, noted as given; None when there is nothing more now, or the reader is stopped.
+
+        Raises `Frozen` when the transaction at the frontier can't be read, and `LeaseLost`."""
+        while not self._stop.is_set():
+            self._hold.check()
+            try:
+                listed = self._list()
+                found = self._fetched(listed) if self.frontier < listed.upper else None
+            except Frozen:
+                raise
+            except InvariantViolation as error:
+                raise self._frozen(self.frontier, str(error)) from error
+            if listed.upper <= self.frontier:
+                return None
+            if found is None:
+                continue
+            if not found.parts and not found.skipped:
+                # Nothing in it is for this consumer, so there is nothing to wait for.
+                self._hold.advance(found.upper)
+                continue
+            self._hold.plan(found.upper)
+            return found
+        return None
+
+    def plan_snapshot(self, as_of: Txn | None) -> Range:
+        """Note that everything up to and with `as_of` (now, by default) is given as one batch of rows."""
+        control, shard = self._pipeline.control, self._reading.shard
+        fence = batch_fence(self._hold.lease)
+        upper = readable_upper(control, shard)
+        wanted = Txn((fence or upper) - 1) if as_of is None else as_of
+        if wanted < self.frontier - 1 or (fence is not None and wanted != fence - 1):
+            known = f"it was given {fence - 1}, and may have it" if fence else f"it has {self.frontier - 1}"
+            raise InvalidUsage(
+                f"consumer {self._reading.consumer!r} can't take a snapshot as of {wanted}: {known}",
+                hint="leave as_of out, or use another consumer name",
+            )
+        planned = plan_read(as_of=wanted, since=self._hold.standing()[0], upper=upper)
+        if isinstance(planned, NotYet):
+            raise InvalidUsage(
+                f"shard {shard!r} can't be read as of transaction {wanted} yet", hint=f"it has {upper - 1}"
+            )
+        self._hold.plan(planned.listen_from)
+        return Range(self.frontier, planned.listen_from)
+
+    def delivered(self, given: Range) -> None:
+        """The consumer has done with a batch, durably: the frontier moves to its end."""
+        if not self.frontier <= given.upper <= self._hold.lease.planned:
+            raise InvalidUsage(
+                f"the batch [{given.lower}, {given.upper}) was not given, or not last",
+                hint="confirm the batch that was given last",
+            )
+        self._hold.advance(given.upper)
+
+    def examine(self, given: Range) -> None:
+        """After a batch has failed: raise what the reader is to blame for, `LeaseLost` or `Frozen`, if it
+        is. Every part is looked at whole."""
+        self._hold.check()
+        account = ReadAccount(start=given.lower, ahead_parts_max=max(1, len(given.parts)))
+        account.listed(given.lower, given.parts)
+        fetch_all(account, self._look({}, whole=True), workers=FETCH_WORKERS)
+        self._hold.check()
+        lost = {missing.part.path: missing for missing in account.missing_parts}
+        for one in self._chosen(self._list(), upper=given.upper)[0] if lost else ():
+            for part in one.parts:
+                if part.path in lost:
+                    raise self._frozen(one.txn, lost[part.path].why, part)
+
+    def _list(self) -> Listed:
+        """What there is from the frontier on. One look serves until it is used up."""
+        if self._listed is None or not self._listed.lower <= self.frontier < self._listed.upper:
+            reading = self._reading
+            self._listed = listing(
+                self._pipeline.control,
+                self._files,
+                reading.shard,
+                lower=self.frontier,
+                columns=[one.column for one in reading.conditions],
+            )
+        return self._listed
+
+    def _chosen(self, listed: Listed, *, upper: Txn | None = None) -> tuple[Sequence[ListedTxn], Txn]:
+        reading = self._reading
+        txns = list_txns(
+            reading.shard,
+            seals=listed.seals,
+            files=listed.log.files,
+            lower=self.frontier,
+            conditions=reading.conditions,
+            keys=reading.keys,
+        )
+        fence = batch_fence(self._hold.lease)
+        return cut_batch(txns, upper=upper or listed.upper, limits=reading.limits, fence=fence)
+
+    def _fetched(self, listed: Listed) -> Range | None:
+        """The complete transactions of the next batch; None when the listing has to be made anew."""
+        chosen, upper = self._chosen(listed)
+        account = ReadAccount(
+            start=self.frontier, ahead_parts_max=max(1, sum(len(one.parts) for one in chosen))
+        )
+        for one in chosen:
+            account.listed(one.txn, one.parts)
+        if not chosen or chosen[-1].txn < upper - 1:
+            account.listed(Txn(upper - 1))
+        lost = {part.path: one.lost for one in chosen for part in one.parts if one.lost}
+        again = batch_fence(self._hold.lease) is not None
+        fetch_all(account, self._look(lost, whole=again), workers=FETCH_WORKERS, stop=self._stop)
+        self._hold.check()
+        if self._stop.is_set() or (account.frozen is not None and self._moved_on(listed)):
+            return None
+        for missing in account.missing_parts:
+            reason = self._passed_over(missing.txn)
+            if reason and missing in account.missing_parts:
+                account.skipped(missing.txn, reason)
+        ready = account.deliverable()
+        if ready is None:
+            raise self._frozen_at(account.frozen)
+        skipped = {one.txn: one.skipped for one in ready.txns if one.skipped}
+        parts = tuple(part for one in ready.txns for part in one.parts)
+        return Range(ready.lower, ready.upper, parts, skipped)
+
+    def _look(self, lost: Mapping[str, str], *, whole: bool) -> Callable[[Txn, Part], str]:
+        shard, files = self._reading.shard, self._files
+
+        def look(txn: Txn, part: Part) -> str:
+            return lost.get(part.path) or files.fault(shard, part, whole=whole)
+
+        return look
+
+    def _moved_on(self, listed: Listed) -> bool:
+        """Whether the log lists other files by now: maintenance may have replaced what we looked for."""
+        self._listed = None
+        return self._list().log.version != listed.log.version
+
+    def _passed_over(self, txn: Txn) -> str:
+        """Why this consumer passes over a transaction that it can't read; empty when it doesn't."""
+        journal = self._pipeline.control.journal
+        journal.head()
+        mine = {"consumer": self._reading.consumer, "shard": str(self._reading.shard)}
+        for entry in journal.find(str(txn)):
+            if entry.event is Event.PASSED_OVER and mine.items() <= entry.detail.items():
+                return entry.detail["reason"]
+        return ""
+
+    def _frozen_at(self, missing: MissingPart | None) -> InvariantViolation:
+        if missing is None:
+            return InvariantViolation(f"nothing is missing at txn {self.frontier}, and nothing is complete")
+        return self._frozen(missing.txn, missing.why, missing.part)
+
+    def _frozen(self, txn: Txn, why: str, part: Part | None = None) -> Frozen:
+        """The report, which the journal keeps once per part."""
+        since, holders = self._hold.standing()
+        reading = self._reading
+        path, size = (part.path, part.bytes) if part is not None else ("", 0)
+        freeze = Freeze(reading.consumer, reading.shard, txn, why, since, path, size, holders)
+        detail = {"consumer": reading.consumer, "shard": str(reading.shard), "part": path, "why": why}
+        # What is lost may be the journal itself; that must not hide the report.
+        with suppress(TidemarkError):
+            journal = self._pipeline.control.journal
+            journal.head()
+            known = any(e.event is Event.FROZEN and e.detail == detail for e in journal.find(str(txn)))
+            if not known:
+                note(self._pipeline, Event.FROZEN, txn=txn, token=reading.token, detail=detail)
+        return Frozen(freeze, pipeline=self._name)

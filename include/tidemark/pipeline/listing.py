@@ -1,0 +1,71 @@
+"""The listing stage: what there is to read in a shard from a transaction on, under a lease taken before.
+
+A listing is one look: the transactions that can be read, their seals, and the files of the log at one
+version. Whatever has been lost of these raises `InvariantViolation`, and freezes who reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tidemark.core.errors import InvariantViolation
+from tidemark.core.ids import TXN_NONE, ShardId, Txn
+from tidemark.core.seal import Seal
+from tidemark.ports.control import Control
+from tidemark.ports.reading import LogListing, PartFiles
+
+LISTED_TXNS_MAX: Final = 10_000
+"""How many transactions are listed at once, however far behind a consumer is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """What there is in [lower, upper): a seal for each transaction, and the log's files."""
+
+    lower: Txn
+    upper: Txn
+    seals: Sequence[Seal]
+    log: LogListing
+
+
+def readable_upper(control: Control, shard: ShardId) -> Txn:
+    """The first transaction of a shard that can't be read yet.
+
+    A shard that the last transactions don't touch has them too, unless its log waits at a held one. A log
+    that lacks what a checkpoint has seen in it has lost commits, and is not taken for one that waits."""
+    # In this order: what a checkpoint says was so before the log is looked at.
+    done_upper = control.checkpoints.head().upper
+    log_upper = control.log(shard).head().upper
+    sealed_upper = control.seals.head().upper
+    seals = control.seals.read(log_upper, sealed_upper) if log_upper < sealed_upper else ()
+    waiting = next((seal.txn for seal in seals if seal.touches(shard)), done_upper)
+    if waiting < done_upper and not _may_wait(control, shard, waiting, done_upper):
+        raise InvariantViolation(
+            f"the log of {shard!r} ends before txn {waiting}, and checkpoint {done_upper - 1} is past it",
+            hint="the log has lost commits: restore its table from a backup",
+        )
+    return max(log_upper, min(done_upper, waiting))
+
+
+def _may_wait(control: Control, shard: ShardId, txn: Txn, done_upper: Txn) -> bool:
+    """Whether the checkpoint knows that the log waits, or has just been let go on, at or before `txn`."""
+    marks = [last.tables.get(shard) for last in control.checkpoints.read(done_upper - 1, done_upper)]
+    return any(mark is not None and TXN_NONE < mark.waits_at <= txn for mark in marks)
+
+
+def listing(
+    control: Control, files: PartFiles, shard: ShardId, *, lower: Txn, columns: Sequence[str]
+) -> Listed:
+    """Everything that can be read from `lower` on, up to a bounded number of transactions."""
+    upper = min(readable_upper(control, shard), Txn(lower + LISTED_TXNS_MAX))
+    # The files are listed after the upper was read, so they are all there below it.
+    log = files.listed(shard, lower=lower, upper=upper, columns=columns)
+    seals = control.seals.read(lower, upper) if lower < upper else ()
+    if [seal.txn for seal in seals] != list(range(lower, max(lower, upper))):
+        raise InvariantViolation(
+            f"not every transaction in [{lower}, {upper}) has its seal",
+            hint="restore the table of seals from a backup",
+        )
+    return Listed(lower, upper, seals, log)

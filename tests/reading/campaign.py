@@ -1,0 +1,82 @@
+"""Consumers that are killed, stopped and woken while a writer appends; then what they have is counted."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+
+from tests.reading.rig import Change, Shelf, expected
+from tests.reading.worker import AFTER_EFFECT, BEFORE_EFFECT, DONE, LOST, STOP_BEFORE_EFFECT
+
+WAIT_SECONDS_MAX = 90
+
+
+def start(
+    root: Path, *, upper: int, consumer: str = "billing", txns_max: int = 3, fuse: str = ""
+) -> subprocess.Popen[bytes]:
+    arguments = [str(root), consumer, str(upper), str(txns_max), fuse]
+    return subprocess.Popen([sys.executable, "-m", "tests.reading.worker", *arguments])
+
+
+def until_stopped(root: Path, consumer: str = "billing") -> None:
+    """Wait for the mark that a worker leaves before it stops itself."""
+    mark = root / "out" / consumer / "stopped"
+    for _ in range(WAIT_SECONDS_MAX * 20):
+        if mark.exists():
+            mark.unlink()
+            return
+        time.sleep(0.05)
+    raise AssertionError("it never came so far")
+
+
+def delivered(root: Path, written: dict[int, list[Change]], *, upper: int, consumer: str = "billing") -> None:
+    """Every transaction below `upper` is in exactly one effect, whole, and with what was written."""
+    files = sorted((root / "out" / consumer).glob("*.json"))
+    ranges = [tuple(map(int, file.stem.split("-"))) for file in files]
+    found = [row for file in files for row in json.loads(file.read_text(encoding="utf-8"))["rows"]]
+    assert all(before[1] <= after[0] for before, after in pairwise(ranges)), ranges
+    assert sorted(map(tuple, found)) == expected(written, 1, upper)
+
+
+def campaign(root: Path, *, seed: int, txns: int, kills: int) -> dict[str, int]:
+    """A writer appends `txns` transactions while a consumer is killed and stopped again and again."""
+    rng = random.Random(seed)
+    shelf = Shelf(root)
+    told = {"killed": 0, "stopped": 0, "lost": 0}
+    sleepers: list[subprocess.Popen[bytes]] = []
+    fuses = [BEFORE_EFFECT, AFTER_EFFECT, STOP_BEFORE_EFFECT]
+    rng.shuffle(fuses)
+    step = max(1, txns // (kills + 1))
+
+    def append() -> None:
+        for _ in range(step):
+            shelf.append([(f"k{rng.randrange(9)}", rng.randrange(99)) for _ in range(rng.randrange(4))])
+        shelf.append([("end", len(shelf.written))])  # There is always something that touches the shard.
+
+    for number in range(kills):
+        fuse = fuses[number % len(fuses)]
+        worker = start(root, upper=txns * 2, txns_max=rng.randrange(1, 6), fuse=fuse)
+        append()
+        if fuse == STOP_BEFORE_EFFECT:
+            until_stopped(root)
+            told["stopped"] += 1
+            sleepers.append(worker)
+        else:
+            assert worker.wait(WAIT_SECONDS_MAX) == -signal.SIGKILL
+            told["killed"] += 1
+    upper = len(shelf.written) + step + 2
+    last = start(root, upper=upper, txns_max=4)
+    append()
+    assert last.wait(WAIT_SECONDS_MAX) == DONE
+    for sleeper in sleepers:
+        sleeper.send_signal(signal.SIGCONT)
+        assert sleeper.wait(WAIT_SECONDS_MAX) == LOST
+        told["lost"] += 1
+    delivered(root, shelf.written, upper=upper)
+    return told

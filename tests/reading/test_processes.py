@@ -1,0 +1,55 @@
+"""Consumers as real processes, killed and stopped: R3, R4. Invariant 12."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.reading.campaign import WAIT_SECONDS_MAX, campaign, delivered, start, until_stopped
+from tests.reading.rig import SHARD, Shelf
+from tests.reading.worker import AFTER_EFFECT, DONE, LOST, STOP_BEFORE_EFFECT
+from tidemark.consume import leases_of
+
+pytestmark = pytest.mark.slow
+
+
+def test_r3_r4_a_killed_readers_lease_expires_and_the_next_goes_on_exactly_there(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path)
+    shelf.append(*([("k", n), ("l", n)] for n in range(1, 8)))
+    killed = start(tmp_path, upper=8, txns_max=3, fuse=AFTER_EFFECT)
+    assert killed.wait(WAIT_SECONDS_MAX) == -signal.SIGKILL
+    held = leases_of(shelf.works).current(f"billing/{SHARD}")
+    assert held is not None
+    # Its effect is done and its frontier is not moved; what it was given is on record.
+    assert (held.is_live, held.txn, held.planned) == (True, 1, 4)
+    assert start(tmp_path, upper=8, txns_max=5).wait(WAIT_SECONDS_MAX) == DONE
+    names = sorted(file.name for file in (tmp_path / "out" / "billing").glob("*.json"))
+    assert names == ["000001-000004.json", "000004-000008.json"]
+    delivered(tmp_path, shelf.written, upper=8)
+
+
+def test_r4_a_reader_stopped_past_its_deadline_wakes_to_a_typed_error_and_moves_nothing(
+    tmp_path: Path,
+) -> None:
+    shelf = Shelf(tmp_path)
+    shelf.append([("k", 1)], [("k", 2)])
+    sleeper = start(tmp_path, upper=3, txns_max=1, fuse=STOP_BEFORE_EFFECT)
+    until_stopped(tmp_path)
+    assert start(tmp_path, upper=3, txns_max=1).wait(WAIT_SECONDS_MAX) == DONE
+    effects = {file: file.read_bytes() for file in (tmp_path / "out" / "billing").glob("*.json")}
+    sleeper.send_signal(signal.SIGCONT)
+    assert sleeper.wait(WAIT_SECONDS_MAX) == LOST
+    assert "is lost: not renewed for" in (tmp_path / "out" / "billing" / "lost").read_text()
+    # Nothing of it was read or written after it woke, and the frontier is the other's.
+    assert {file: file.read_bytes() for file in effects} == effects
+    held = leases_of(shelf.works).current(f"billing/{SHARD}")
+    assert held is not None
+    assert held.txn == 3
+
+
+def test_a_consumer_that_is_killed_and_stopped_while_a_writer_appends_has_every_change_once(
+    tmp_path: Path,
+) -> None:
+    assert campaign(tmp_path, seed=7, txns=12, kills=3) == {"killed": 2, "stopped": 1, "lost": 1}
