@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent
 # Folders whose tests share something that is dear to start, the longest first.
 GROUPS = ("e2e", "crash", "postgres", "spark", "reading", "maintenance", "quality", "cli", "airflow")
 # What shares a server, or one long computation, stays on one worker.
-TOGETHER = ("e2e", "crash", "postgres", "connect", "every_cut", "kafka", "wheel", "quality")
+TOGETHER = ("e2e", "crash", "postgres", "connect", "every_cut", "kafka", "maintenance", "wheel", "quality")
 
 
 def group_of(item: pytest.Item) -> str:

@@ -150,6 +150,13 @@ def connected(url: str, token: str | None) -> SparkSession:
     return connect_session(url, token=token)
 
 
+def driven(name: str, master: str) -> SparkSession:
+    """A session whose driver is this process."""
+    from tidemark.spark.session import build_session
+
+    return build_session(name, master=master)
+
+
 def start_spark(port: int, token: str, *, folder: Path) -> int:
     """Start a warm server on this machine; returns its process id."""
     from tidemark.spark.connect import start_server

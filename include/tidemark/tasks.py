@@ -29,7 +29,7 @@ from tidemark.pipeline.checkpoint import checkpoint as advance
 from tidemark.pipeline.context import Attempt, binding_at, seal_at
 from tidemark.pipeline.publish import BeingPublished, is_due, last_published, publish
 from tidemark.pipeline.repair import repair
-from tidemark.pipeline.replay import REPAIR, replay_plan
+from tidemark.pipeline.replay import REPAIR, merged_files, replay_plan
 from tidemark.pipeline.run import Progress, replay, unwatched
 from tidemark.spark.parts import QUARANTINE
 from tidemark.telling import LISTED_MAX, Told, rows_of, told_publish, told_shard
@@ -231,9 +231,22 @@ def differing_rows(
         )
         shards = [ShardId(name) for name in names if name != QUARANTINE]
         parts = {shard: seal.shards[shard].parts if seal.touches(shard) else () for shard in shards}
+        merged = merged_files(deployment.pipeline, seal)
+        parts |= {shard: tuple(file.part for file in files) for shard, files in merged.items()}
         with suppress(TidemarkError):
             found += deployment.plane().sample(binding, parts, limit=SAMPLE_KEYS_MAX)
     return tuple(found)
+
+
+def plan_of_upkeep(deployment: Deployment) -> Told:
+    """What maintenance would do now, and who holds what back. Changes nothing, and starts no Spark."""
+    found = upkeep.plan(deployment, upkeep.terms_of(deployment))
+    return {
+        "pipeline": found.pipeline,
+        "since": found.since,
+        "left": [asdict(chore) for chore in found.chores],
+        "warnings": list(found.warnings),
+    }
 
 
 def maintain(deployment: Deployment, attempt: Attempt, *, progress: Progress = unwatched) -> Told:

@@ -108,7 +108,7 @@ def plan(deployment: Deployment, terms: Terms) -> Upkeep:
         )
         chores += _reclaim_chores(shard, found)
     for shard in deployment.shards:
-        facts = _facts(deployment, shard, terms)
+        facts = state_facts(deployment, shard, terms)
         if facts is not None:
             held = _snapshot_held(deployment, shard, leases.standing(), terms)
             chores += _state_chores(shard, facts, held, terms)
@@ -125,21 +125,21 @@ def _log_chores(shard: ShardId, log: DeltaLog, floor: Floor, since: Txn, terms: 
     lower = lower_of(shard, since, terms)
     wanted = terms.quarantine_window if shard == QUARANTINE else terms.window
     files = log.files()
-    below = [file for file in files if file.last < lower]
+    below = [file for file in files if file.txn_last < lower]
     if below:
-        yield Chore("truncate the log", shard, len(below), sum(file.bytes for file in below))
-    waiting = [file for file in files if lower <= file.last < wanted]
+        yield Chore("truncate the log", shard, len(below), sum(file.part.bytes for file in below))
+    waiting = [file for file in files if lower <= file.txn_last < wanted]
     if waiting:
         held = "; ".join(str(need) for need in floor.held_by)
         yield Chore(
             "truncate the log",
             shard,
             len(waiting),
-            sum(file.bytes for file in waiting),
+            sum(file.part.bytes for file in waiting),
             held,
             "it is released, or no longer renewed" if "lease" in held else "it has gone on",
         )
-    for run in choose_runs([file for file in files if file.last >= lower]):
+    for run in choose_runs([file for file in files if file.txn_last >= lower]):
         yield Chore("merge small files", shard, len(run.files), run.bytes)
 
 
@@ -176,7 +176,8 @@ def moment(milliseconds: int) -> str:
     return datetime.fromtimestamp(milliseconds / 1000, UTC).strftime("%Y-%m-%d %H:%M")
 
 
-def _facts(deployment: Deployment, shard: ShardId, terms: Terms) -> TableFacts | None:
+def state_facts(deployment: Deployment, shard: ShardId, terms: Terms) -> TableFacts | None:
+    """The shape of a shard's state; None where it has none yet."""
     uri = f"{deployment.shard_uri(shard)}/state"
     return facts_of(uri, now_ms=terms.now_ms, kept_ms=terms.kept_ms)
 
@@ -231,7 +232,7 @@ def maintain(deployment: Deployment, token: WriterToken, terms: Terms, *, watch:
     for shard, log in logs_of(deployment).items():
         taken = truncate(log, shard, lower_of(shard, since, terms))
         if taken:
-            done.append(Chore("truncated the log", shard, len(taken), sum(file.bytes for file in taken)))
+            done.append(Chore("truncated the log", shard, len(taken), sum(file.part.bytes for file in taken)))
         log.head()
         if choose_runs(log.files()):
             found = compact(control, log, deployment.plane().kept, shard, token=token)
@@ -254,7 +255,7 @@ def maintain(deployment: Deployment, token: WriterToken, terms: Terms, *, watch:
 def _tended(
     deployment: Deployment, shard: ShardId, leases: Iterable[Lease], terms: Terms, told: list[str]
 ) -> Iterable[Chore]:
-    facts = _facts(deployment, shard, terms)
+    facts = state_facts(deployment, shard, terms)
     if facts is None:
         return
     vacuum = facts.old > 0 and _snapshot_held(deployment, shard, leases, terms) is None

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
+from typer.testing import CliRunner
 
 from tests.crash.jvm import ROOT
 from tests.maintenance.killed import WINDOW, maintain
@@ -26,11 +27,15 @@ from tests.maintenance.rig import (
     wanted_rows,
 )
 from tidemark import upkeep
-from tidemark.assemble import new_token
+from tidemark.assemble import Deployment, new_token
+from tidemark.cli.app import app
+from tidemark.config import load_pipeline
 from tidemark.core.binding import Owner
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import Txn, WriterToken
 from tidemark.core.lease import HolderToken, Tenure
+from tidemark.core.replay import Replayable
+from tidemark.pipeline import proof
 from tidemark.pipeline.context import Attempt
 from tidemark.pipeline.leasing import Leases
 from tidemark.pipeline.run import replay
@@ -206,3 +211,67 @@ def test_two_maintenances_at_once_beside_a_writer_and_a_reader_lose_and_break_no
     upkeep.maintain(LightDeployment(fed), T, terms())
     assert log_rows(fed) == wanted_rows(fed)
     assert len(files_on_disk(fed)) < 40
+
+
+PIPELINE_FILE = """\
+name: race
+source: {type: files, path: in, format: json, settle_seconds: 0}
+warehouse: wh
+retention: {log_days: 1}
+shards:
+  - {name: points, schema: "id BIGINT NOT NULL, value STRING", keys: [id]}
+"""
+
+
+def command(*arguments: str) -> str:
+    found = CliRunner().invoke(app, list(arguments))
+    assert found.exit_code == 0, found.output
+    return found.output
+
+
+def test_the_dry_run_is_a_table_for_people_and_json_for_machines(fed: Path) -> None:
+    file = fed / "race.yaml"
+    file.write_text(PIPELINE_FILE)
+    before = files_on_disk(fed)
+    found = json.loads(command("maintain", str(file), "--dry-run", "--json"))
+    assert found["since"] == 1
+    chores = {(chore["what"], chore["files"], chore["held_by"]) for chore in found["chores"]}
+    assert chores == {("merge small files", 28, ""), ("remove lost attempts", 2, "")}
+    shown = command("maintain", str(file), "--dry-run")
+    assert "merge small files" in shown
+    assert "nobody: goes now" in shown
+    assert files_on_disk(fed) == before
+
+
+def test_what_can_not_be_proven_any_more_is_shown_by_status_and_warned_of(fed: Path) -> None:
+    file = fed / "race.yaml"
+    file.write_text(PIPELINE_FILE)
+    (fed / "in" / "000003.json").unlink()
+    found = json.loads(command("status", str(file), "--json"))["replayable"]
+    assert [(one["first"], one["last"], bool(one["gone"])) for one in found] == [
+        (1, 3, False), (4, 4, True), (5, FED, False),
+    ]  # fmt: skip
+    (warning,) = upkeep.plan(LightDeployment(fed), terms()).warnings
+    assert warning.startswith(
+        "transaction 4 can't be proven again: file '000003.json' (number 3) was removed"
+    )
+
+
+def test_a_source_that_forgets_soon_is_warned_of_before_it_does() -> None:
+    found = {Txn(1): Replayable(until_seconds=90_000.0), Txn(2): Replayable(until_seconds=500_000.0)}
+    told = proof.warnings(found, since=Txn(1), now_seconds=3_600.0)
+    assert told == ("transaction 1 can be proven for 24 more hours: its source lets the input go",)
+    assert proof.warnings(found, since=Txn(2), now_seconds=3_600.0) == ()
+
+
+def test_log_days_keep_what_was_sealed_within_them(fed: Path) -> None:
+    file = fed / "race.yaml"
+    file.write_text(PIPELINE_FILE)
+    deployment = Deployment(load_pipeline(file), LightDeployment._no_session)
+    now_ms = time.time_ns() // 1_000_000
+    assert upkeep.terms_of(deployment).window == 1
+    assert upkeep.terms_of(deployment, now_ms=now_ms + 2 * upkeep.DAY_MS).window == FED + 1
+    eighth = deployment.control.seals.written_at(8)
+    assert eighth is not None
+    then_ms = int(eighth.timestamp() * 1000) + upkeep.DAY_MS
+    assert upkeep.terms_of(deployment, now_ms=then_ms).window in (7, 8)

@@ -25,11 +25,10 @@ from airflow.sdk.bases.decorator import DecoratedOperator, TaskDecorator, task_d
 from tidemark.airflow.runs import failure
 from tidemark.airflow.steps import CONNECT_TYPE
 from tidemark.core.errors import TidemarkError
-from tidemark.job import connected
+from tidemark.job import connected, driven
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
-    from pyspark.sql import SparkSession
 
     from tidemark.consume import Consumer
 
@@ -83,7 +82,7 @@ class ShardConsumerOperator(BaseOperator):
         self.reading = {"ttl_seconds": TTL_SECONDS, **(reading or {})}
         self.conn_id = conn_id
         self._reader: Consumer | None = None
-        self._session: SparkSession | None = None
+        self._session: Any = None
 
     def execute(self, context: Context) -> Any:
         """Deliver what there is; tells how far the consumer is."""
@@ -116,16 +115,14 @@ class ShardConsumerOperator(BaseOperator):
         self.python_callable(**{BATCH: batch, **self.op_kwargs})
         return 1
 
-    def _spark(self) -> SparkSession:
+    def _spark(self) -> Any:
         if self._session is None:
             found = BaseHook.get_connection(self.conn_id)
             port = f":{found.port}" if found.port else ""
             if found.conn_type == CONNECT_TYPE:
                 self._session = connected(f"sc://{found.host}{port}", found.password or None)
             else:
-                from tidemark.spark.session import build_session
-
-                self._session = build_session(self.task_id, master=f"{found.host or 'local[*]'}{port}")
+                self._session = driven(self.task_id, f"{found.host or 'local[*]'}{port}")
         return self._session
 
     def _disconnect(self) -> None:

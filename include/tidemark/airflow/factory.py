@@ -193,7 +193,9 @@ def maintain_dag(
     dag_id: str = "maintain",
     **dag_kwargs: Any,
 ) -> dict[str, DAG]:
-    """A DAG that looks after all pipelines: publish what is due, sweep, clean the control tables."""
+    """A DAG that looks after all pipelines: publish what is due, merge, let go, delete (`tidemark.upkeep`).
+
+    Its tasks warn in their logs of what soon can't be proven any more."""
     files = _files(folder, environment)
     settings: dict[str, Any] = {
         "schedule": "@daily",
@@ -201,7 +203,7 @@ def maintain_dag(
         "catchup": False,
         "max_active_runs": 1,
         "tags": [TAG],
-        "description": "Publish what is due, remove what lost its transaction, clean the control tables",
+        "description": "Publish what is due, merge small files, let go and delete what nobody needs",
         **dag_kwargs,
     }
     if not files:

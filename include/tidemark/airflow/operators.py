@@ -250,6 +250,23 @@ class ReplayReportOperator(BaseOperator):
 
 
 class MaintainOperator(SparkStepOperator):
-    """Publish what is due, remove what lost its transaction, clean the control tables."""
+    """Publish what is due, merge small files, let go and delete what nobody needs; warn of what soon can't be
+    proven any more."""
 
     step = "maintain"
+
+    def execute(self, context: Context) -> Told:  # type: ignore[override]
+        told = super().execute(context)
+        for warning in told["warnings"]:
+            self.log.warning("%s", warning)
+        return told
+
+    def after_submit(self, order: Order) -> Told:
+        """What the job has left to do, and why; what it did is in its own log."""
+        from tidemark import tasks
+
+        deployment = tasks.open_pipeline(order.pipeline_file, order.environment or None)
+        try:
+            return tasks.plan_of_upkeep(deployment)
+        except TidemarkError as error:
+            raise failure(error) from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,6 +12,7 @@ from tidemark.cli.shared import (
     EnvironmentOption,
     JsonOption,
     PipelineArgument,
+    moment,
     open_deployment,
     print_json,
     print_table,
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from tidemark.assemble import Deployment
     from tidemark.core.binding import Binding
     from tidemark.core.ids import ShardId
+    from tidemark.core.replay import Replayable
     from tidemark.core.seal import Seal
 
 
@@ -57,6 +59,17 @@ class SourceStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class Proof:
+    """Neighbouring transactions that can be proven again, or why they can't; `until` is when their source
+    lets the input go, empty when no such time is known."""
+
+    first: int
+    last: int
+    gone: str = ""
+    until: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """Where a pipeline stands."""
 
@@ -67,6 +80,8 @@ class Status:
     generation: int
     open: tuple[int, ...]
     shards: tuple[ShardStatus, ...]
+    since: int = 1
+    replayable: tuple[Proof, ...] = ()
     source: SourceStatus | None = None
 
 
@@ -90,10 +105,20 @@ def status(
         for s in found.shards
     ]
     print_table("", ("shard", "log has", "state has", "behind", "waits"), rows)
+    if found.since > 1:
+        say(f"single transactions are kept from {found.since} on")
+    for one in found.replayable:
+        span = f"{one.first} to {one.last}" if one.last > one.first else str(one.first)
+        until = f"until {one.until}" if one.until else "as long as its input stays as it is"
+        say(
+            f"replayable: {span} no more: {one.gone}" if one.gone else f"replayable: {span}, {until}",
+            style="yellow" if one.gone else "",
+        )
 
 
 def status_of(deployment: Deployment) -> Status:
     """The pipeline's standing, from its ledgers alone."""
+    from tidemark.core.lease import since_of
     from tidemark.core.publish import published_txn
     from tidemark.core.shard import Paused, next_append
     from tidemark.pipeline.publish import last_published
@@ -116,15 +141,34 @@ def status_of(deployment: Deployment) -> Status:
     unsealed = tuple(range(seals.upper, bound + 1))
     source = source_status(deployment, bound=bound, done=done, unsealed=unsealed)
     return Status(
-        deployment.config.name,
-        bound,
-        seals.upper - 1,
-        done,
-        seals.generation,
-        unsealed,
-        tuple(shards),
-        source,
+        pipeline=deployment.config.name,
+        bound=bound,
+        sealed=seals.upper - 1,
+        checkpoint=done,
+        generation=seals.generation,
+        open=unsealed,
+        shards=tuple(shards),
+        since=since_of(control.leases.head()),
+        replayable=proofs_of(deployment),
+        source=source,
     )
+
+
+def proofs_of(deployment: Deployment) -> tuple[Proof, ...]:
+    """The newest transactions by whether, and until when, their input can be read again."""
+    from tidemark.pipeline.proof import replayable
+
+    def told(one: Replayable) -> tuple[str, str]:
+        return one.gone, moment(int(one.until_seconds * 1e6)) if one.until_seconds is not None else ""
+
+    spans: list[Proof] = []
+    for txn, one in replayable(deployment.pipeline).items():
+        gone, until = told(one)
+        if spans and (spans[-1].gone, spans[-1].until) == (gone, until):
+            spans[-1] = replace(spans[-1], last=txn)
+        else:
+            spans.append(Proof(txn, txn, gone, until))
+    return tuple(spans)
 
 
 def source_status(

@@ -133,6 +133,18 @@ class StateOverwritten(InvariantViolation):
         )
 
 
+class HistoryGone(InvalidUsage):
+    """An older version of a state has lost files: it was vacuumed by other hands, or is too old."""
+
+    def __init__(self, shard: ShardId, base: Published, *, lost: Sequence[str]) -> None:
+        super().__init__(
+            f"the state of {shard} as of transaction {base.txn} (version {base.version}) has lost {len(lost)}"
+            f" files, {lost[0]} first",
+            hint="a VACUUM with RETAIN 0 does that; read as of a later transaction, or rebuild the state",
+        )
+        self.lost = tuple(lost)
+
+
 def published_txn(last: Published | None) -> Txn:
     """The highest transaction in the state; 0 when nothing is published."""
     return last.txn if last is not None else TXN_NONE

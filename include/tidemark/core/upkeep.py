@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
 
-from tidemark.core.errors import InvalidUsage
-from tidemark.core.ids import TXN_FIRST, Txn, WriterToken
+from tidemark.core.ids import Txn, WriterToken
 from tidemark.core.ledger import Head, Put
+from tidemark.core.listing import LogFile
 from tidemark.core.seal import Part
 
 COMPACTION: Final = "compaction"
@@ -34,28 +34,9 @@ BYTES_FULL: Final = 128 * 1024 * 1024
 _TIERS: Final = (1024 * 1024, 16 * 1024 * 1024, BYTES_FULL)
 
 
-@dataclass(frozen=True, slots=True)
-class LogFile:
-    """An active file of a log, and the transactions, first to last, whose rows it may have."""
-
-    path: str
-    rows: int
-    bytes: int
-    first: Txn
-    last: Txn
-
-    def __post_init__(self) -> None:
-        if not TXN_FIRST <= self.first <= self.last:
-            raise InvalidUsage(f"{self.path} can't have the transactions {self.first} to {self.last}")
-
-    @property
-    def part(self) -> Part:
-        return Part(self.path, self.rows, self.bytes)
-
-
 def covering(files: Iterable[LogFile], txn: Txn) -> tuple[LogFile, ...]:
     """The files that may have rows of a transaction."""
-    return tuple(file for file in files if file.first <= txn <= file.last)
+    return tuple(file for file in files if file.txn_first <= txn <= file.txn_last)
 
 
 def merged_folder(first: Txn, last: Txn, *, number: int, token: WriterToken) -> str:
@@ -71,15 +52,15 @@ class Run:
 
     @property
     def first(self) -> Txn:
-        return min(file.first for file in self.files)
+        return min(file.txn_first for file in self.files)
 
     @property
     def last(self) -> Txn:
-        return max(file.last for file in self.files)
+        return max(file.txn_last for file in self.files)
 
     @property
     def bytes(self) -> int:
-        return sum(file.bytes for file in self.files)
+        return sum(file.part.bytes for file in self.files)
 
 
 def choose_runs(files: Sequence[LogFile]) -> tuple[Run, ...]:
@@ -87,16 +68,16 @@ def choose_runs(files: Sequence[LogFile]) -> tuple[Run, ...]:
 
     Tiers grow by 16, and a merge takes ten files at the least, so a row is rewritten a few times in its
     life. Files of the full size are left alone."""
-    ordered = sorted(files, key=lambda file: (file.first, file.last, file.path))
-    spans = [tuple(span) for _, span in groupby(ordered, key=lambda file: (file.first, file.last))]
+    ordered = sorted(files, key=lambda file: (file.txn_first, file.txn_last, file.part.path))
+    spans = [tuple(span) for _, span in groupby(ordered, key=lambda file: (file.txn_first, file.txn_last))]
     for limit in _TIERS:
         runs: list[list[LogFile]] = [[]]
         for span in spans:
-            size = sum(file.bytes for file in span)
+            size = sum(file.part.bytes for file in span)
             if size >= limit * len(span):
                 runs.append([])
                 continue
-            if sum(file.bytes for file in runs[-1]) + size > BYTES_FULL:
+            if sum(file.part.bytes for file in runs[-1]) + size > BYTES_FULL:
                 runs.append([])
             runs[-1].extend(span)
         due = tuple(Run(tuple(run)) for run in runs if len(run) >= FILES_MIN)
@@ -141,10 +122,10 @@ def decide_replace(
 ) -> Put[Replacement, Replaced | Outrun] | Replaced | Outrun:
     """Put a compaction's files in the place of what they replace. Finding them there is success: that is
     how a lost reply is answered (Invariant 5)."""
-    paths = {file.path for file in active}
+    paths = {file.part.path for file in active}
     if replacement.added and all(part.path in paths for part in replacement.added):
         return Replaced(replacement)
-    if compaction_of(head) != number or not all(file.path in paths for file in replacement.removed):
+    if compaction_of(head) != number or not all(file.part.path in paths for file in replacement.removed):
         return Outrun()
     return Put(marks={}, records=(replacement,), result=Replaced(replacement))
 
@@ -153,7 +134,7 @@ def decide_truncate(
     *, active: Sequence[LogFile], since: Txn
 ) -> Put[Replacement, tuple[LogFile, ...]] | tuple[LogFile, ...]:
     """Take out the files that have nothing from `since` on. `since` was announced before (`core.lease`)."""
-    below = tuple(file for file in active if file.last < since)
+    below = tuple(file for file in active if file.txn_last < since)
     if not below:
         return ()
     return Put(marks={}, records=(Replacement(below),), result=below)
@@ -175,14 +156,14 @@ class Leftover:
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class HeldBack:
     """Why a leftover stays: until a time, or until someone has let its transactions go."""
 
     why: str
     until_ms: int | None = None
 
 
-def hold_on(
+def held_back(
     leftover: Leftover,
     *,
     begun: int,
@@ -192,7 +173,7 @@ def hold_on(
     held_by: str = "",
     now_ms: int,
     kept_ms: int,
-) -> Hold | None:
+) -> HeldBack | None:
     """Why the file must stay; None when it may go.
 
     `begun` is the log's compaction mark, `sealed_token` the token of the transaction's seal (None while it
@@ -200,18 +181,18 @@ def hold_on(
     kept that readers without a lease may have looked up."""
     if leftover.number:
         if leftover.number >= begun:
-            return Hold("a compaction is writing it")
+            return HeldBack("a compaction is writing it")
         if leftover.removed_ms is None:
             return None  # It never was in the log, or so long ago that nobody remembers.
     else:
         if sealed_token is None:
-            return Hold("its transaction is open")
+            return HeldBack("its transaction is open")
         if sealed_token != leftover.token:
-            return Hold("it is left to the sweep of lost attempts")
+            return HeldBack("it is left to the sweep of lost attempts")
         if leftover.first >= log_upper:
-            return Hold("its log has not taken it in yet")
+            return HeldBack("its log has not taken it in yet")
     if leftover.removed_ms is not None and now_ms - leftover.removed_ms < kept_ms:
-        return Hold("who looked before may still read it", leftover.removed_ms + kept_ms)
+        return HeldBack("who looked before may still read it", leftover.removed_ms + kept_ms)
     if held_from is not None and leftover.last >= held_from:
-        return Hold(held_by)
+        return HeldBack(held_by)
     return None

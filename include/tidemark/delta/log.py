@@ -23,9 +23,10 @@ from deltalake.transaction import AddAction, RemoveAction
 from tidemark.core.errors import InvalidUsage, InvariantViolation
 from tidemark.core.ids import Txn, WriterToken
 from tidemark.core.ledger import UPPER, CommitOutcome, Committed, Conflict, Head, Put
+from tidemark.core.listing import LogFile
 from tidemark.core.seal import Part
 from tidemark.core.shard import LogEntry
-from tidemark.core.upkeep import COMPACTION, Leftover, LogFile, Replacement
+from tidemark.core.upkeep import COMPACTION, Leftover, Replacement
 from tidemark.delta.actions import read_files
 from tidemark.delta.table import VERSION_NONE, Action, ControlTable, housekeeping
 
@@ -35,6 +36,7 @@ CONFIGURATION: Final = {
     "delta.deletedFileRetentionDuration": "interval 7 days",
     "delta.checkpointInterval": "10",
 }
+LOG_MARKS: Final = (UPPER, COMPACTION)
 _PATH = re.compile(r"_txn=(\d{20})/([A-Za-z0-9._-]+)/[A-Za-z0-9._-]+\Z")
 _MERGED = re.compile(r"_txns=(\d{20})-(\d{20})/(\d{10})-([A-Za-z0-9._-]+)/[A-Za-z0-9._-]+\Z")
 
@@ -66,7 +68,7 @@ class DeltaLog:
             storage_options=storage_options or {},
             schema=schema,
             configuration=CONFIGURATION,
-            marks=(UPPER, COMPACTION),
+            marks=LOG_MARKS,
             seconds=lambda: clock_ns() / 1e9,
         )
         self._head = Head(VERSION_NONE)
@@ -127,7 +129,9 @@ class DeltaLog:
         actions: list[Action] = []
         for change in put.records:
             actions += [merged_add_of(part, at_ms=at_ms) for part in change.added]
-            actions += [RemoveAction(old.path, False, at_ms, old.bytes, {}) for old in change.removed]
+            actions += [
+                RemoveAction(old.part.path, False, at_ms, old.part.bytes, {}) for old in change.removed
+            ]
         return self._commit(head, put.marks, actions, marks)
 
     def _commit(
@@ -190,7 +194,7 @@ def file_of(add: Mapping[str, Any], *, table: str) -> LogFile:
             f"{table}: {path} is in the log, and is neither a sealed part nor a compaction's file",
             hint="the log was written by something else than tidemark; restore it from a backup",
         )
-    return LogFile(path, int(add["num_records"] or 0), int(add["size_bytes"]), *span)
+    return LogFile(Part(path, int(add["num_records"] or 0), int(add["size_bytes"])), *span)
 
 
 def span_of(path: str) -> tuple[Txn, Txn] | None:

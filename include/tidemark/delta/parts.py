@@ -6,7 +6,6 @@ checksums, which Spark checks as it reads; `fault(whole=True)` checks them here,
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -17,14 +16,13 @@ from pyarrow import fs
 
 from tidemark.core.errors import Determinate
 from tidemark.core.ids import ShardId, Txn
-from tidemark.core.ledger import UPPER
 from tidemark.core.listing import OP_COLUMN, LogFile
 from tidemark.core.seal import Part
+from tidemark.delta.log import LOG_MARKS, span_of
 from tidemark.delta.table import ControlTable
 from tidemark.ports.reading import LogListing
 
 _TXN: Final = "_txn"
-_TXN_FOLDER = re.compile(r"txn=(\d{20})/")
 _READ_ROWS: Final = 65_536
 
 
@@ -46,7 +44,7 @@ class DeltaParts:
                 storage_options=self._options,
                 schema=None,
                 configuration={},
-                marks=(UPPER,),
+                marks=LOG_MARKS,
             ),
         )
         head = table.refresh()
@@ -101,11 +99,11 @@ def _wanted(
 
 
 def _file_of(add: Mapping[str, Any], *, lower: Txn, upper: Txn) -> LogFile:
-    """A file's transactions are in its name or, for one that has taken the place of several, in its
-    statistics; where neither says, it may have rows of any."""
-    named = _TXN_FOLDER.match(add["path"])
-    if named is not None:
-        first = last = Txn(int(named[1]))
+    """A file's transactions are in its name or else in its statistics; where neither says, it may have rows
+    of any."""
+    span = span_of(add["path"])
+    if span is not None:
+        first, last = span
     else:
         low, high = add.get(f"min.{_TXN}"), add.get(f"max.{_TXN}")
         first = lower if low is None else Txn(int(low))

@@ -11,10 +11,10 @@ from tidemark.core.evidence import Evidence
 from tidemark.core.ids import ShardId
 from tidemark.core.journal import JournalEntry
 from tidemark.core.lease import Lease
+from tidemark.core.listing import LogFile
 from tidemark.core.publish import Published
 from tidemark.core.seal import Seal
 from tidemark.core.shard import LogEntry
-from tidemark.core.upkeep import LogFile
 from tidemark.memory.chaos import Chaos
 from tidemark.memory.ledger import MemoryLedger, MemoryLedgerView
 
@@ -60,11 +60,7 @@ class MemoryLogView(MemoryLedgerView[LogEntry]):
 
     def files(self) -> Sequence[LogFile]:
         entries = self.read(0, self._truth.head(self._version).upper)
-        return [
-            LogFile(part.path, part.rows, part.bytes, entry.txn, entry.txn)
-            for entry in entries
-            for part in entry.parts
-        ]
+        return [LogFile(part, entry.txn, entry.txn) for entry in entries for part in entry.parts]
 
 
 class MemoryControl:

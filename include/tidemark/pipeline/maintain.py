@@ -17,8 +17,9 @@ from collections.abc import Sequence
 from tidemark.core.ids import ShardId, Txn, WriterToken, next_txn
 from tidemark.core.lease import Floor
 from tidemark.core.ledger import Head, Put
+from tidemark.core.listing import LogFile
 from tidemark.core.publish import published_txn
-from tidemark.core.upkeep import LogFile, Replacement, decide_truncate
+from tidemark.core.upkeep import Replacement, decide_truncate
 from tidemark.pipeline.compact import Replacing
 from tidemark.pipeline.context import Pipeline, seal_at, unfinished
 from tidemark.pipeline.leasing import Leases
@@ -75,7 +76,7 @@ def truncate(log: KeptLog, shard: ShardId, since: Txn) -> Sequence[LogFile]:
         decision = decide_truncate(active=log.files(), since=since)
         below = decision.result if isinstance(decision, Put) else decision
         # A reply may be lost: what was found there on the first try counts.
-        taken.update({file.path: file for file in below})
+        taken.update({file.part.path: file for file in below})
         return decision
 
     settle(Replacing(log), decide, what=f"the truncation of {shard} below {since}")

@@ -1,6 +1,6 @@
 """Reclaim: delete the files that a log does not name any more, once nobody can need them.
 
-What has to stay is decided by `core.upkeep.hold_on`: by seals, marks, leases and the time since the commit
+What has to stay is decided by `core.upkeep.held_back`: by seals, marks, leases and the time since the commit
 that took a file out of the log. The parts of attempts that lost their seal are left to `maintain.sweep`.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from tidemark.core.ids import ShardId
 from tidemark.core.lease import Lease
-from tidemark.core.upkeep import Hold, Leftover, compaction_of, hold_on
+from tidemark.core.upkeep import HeldBack, Leftover, compaction_of, held_back
 from tidemark.pipeline.compact import begin
 from tidemark.ports.control import Control, KeptLog
 
@@ -22,7 +22,7 @@ class Reclaim:
     """The leftovers of one log: which may go, which stay and why."""
 
     free: tuple[Leftover, ...] = ()
-    held: Mapping[Hold, tuple[Leftover, ...]] = field(default_factory=dict)
+    held: Mapping[HeldBack, tuple[Leftover, ...]] = field(default_factory=dict)
 
 
 def plan_reclaim(
@@ -41,9 +41,9 @@ def plan_reclaim(
     live = sorted((lease for lease in leases if lease.is_live), key=lambda lease: lease.txn)
     held_by = f"lease {live[0].name} of {live[0].holder} at {live[0].txn}" if live else ""
     free: list[Leftover] = []
-    held: defaultdict[Hold, list[Leftover]] = defaultdict(list)
+    held: defaultdict[HeldBack, list[Leftover]] = defaultdict(list)
     for leftover in found:
-        hold = hold_on(
+        hold = held_back(
             leftover,
             begun=compaction_of(head),
             sealed_token=tokens.get(leftover.first),

@@ -4,21 +4,32 @@ The transaction is staged again under a token of its own. The same engine makes 
 same rows, byte for byte, so each lost part is replaced by its twin, under the recorded name; neither the
 seal nor the log changes, and readers that froze at the part go on. A twin of another size means that the
 files can't be the same; then nothing is replaced. What was restored is read back before it is called so.
+
+A file that compaction has merged can't be made again byte for byte. When one is damaged, the sealed parts of
+all its transactions are brought back the same way, and one commit puts them in its place.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
-from tidemark.core.errors import InvalidUsage
+from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.core.ids import ShardId, Txn
 from tidemark.core.journal import Event
+from tidemark.core.lease import since_of
+from tidemark.core.ledger import Head, Put
+from tidemark.core.listing import LogFile
 from tidemark.core.replay import DataDiffers, Finding, judge
 from tidemark.core.seal import Part, Seal, ShardParts, Staged
+from tidemark.core.upkeep import Outrun, Replaced, Replacement, decide_replace
+from tidemark.pipeline.compact import Replacing, begin
 from tidemark.pipeline.context import Attempt, Pipeline, binding_at, note, seal_at
-from tidemark.pipeline.replay import as_sealed, note_finding, replay_input
+from tidemark.pipeline.replay import merged_files, note_finding, read_sealed, replay_input
+from tidemark.pipeline.settle import settle
+from tidemark.ports.control import KeptLog
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +40,11 @@ class Repaired:
     parts: tuple[tuple[ShardId, Part], ...] = ()
 
 
-def find_damage(pipeline: Pipeline, seal: Seal) -> dict[ShardId, tuple[Part, ...]]:
+def find_damage(pipeline: Pipeline, seal: Seal, shards: Sequence[ShardId]) -> dict[ShardId, tuple[Part, ...]]:
     """The parts to restore: those that are gone or cut, or all of a shard whose rows are not as sealed."""
-    damage = {
-        shard: tuple(pipeline.plane.damaged(shard, added.parts)) for shard, added in seal.shards.items()
-    }
-    whole = {shard: added for shard, added in seal.shards.items() if not damage[shard]}
+    asked = {shard: added for shard, added in seal.shards.items() if shard in shards}
+    damage = {shard: tuple(pipeline.plane.damaged(shard, added.parts)) for shard, added in asked.items()}
+    whole = {shard: added for shard, added in asked.items() if not damage[shard]}
     found = pipeline.plane.read_back(Staged(seal.txn, seal.token, seal.source, whole, seal.engine))
     sealed = judge(seal.txn, recorded=seal.digests, found={**seal.digests, **found})
     changed = {mismatch.endpoint for mismatch in sealed.mismatches}
@@ -48,26 +58,87 @@ def repair(pipeline: Pipeline, attempt: Attempt, txn: Txn) -> Repaired:
     """Restore what a sealed transaction has lost. The input is proven first; a wrong one repairs nothing."""
     pipeline.control.seals.head()
     binding, seal = binding_at(pipeline, txn), seal_at(pipeline, txn)
-    damage = find_damage(pipeline, seal)
+    merged = merged_files(pipeline, seal)
+    damage = find_damage(pipeline, seal, [shard for shard in seal.shards if shard not in merged])
+    broken = {shard: files for shard, files in merged.items() if _is_broken(pipeline, seal, shard, files)}
     finding = replay_input(pipeline, binding, seal)
     note_finding(pipeline, attempt, finding)
-    if not damage or not finding.passed:
+    if not (damage or broken) or not finding.passed:
         return Repaired(finding)
-    staged = pipeline.plane.stage(binding, attempt.token)
+    restored = _restored(pipeline, attempt, seal, damage) if damage else []
+    for shard, files in broken.items():
+        restored += _unmerged(pipeline, attempt, shard, files)
+    again = judge(txn, recorded=seal.digests, found=read_sealed(pipeline, seal))
+    if not again.passed:
+        raise DataDiffers(again)
+    replaced: dict[str, list[str]] = {}
+    for shard, part in restored:
+        replaced.setdefault(str(shard), []).append(part.path)
+    detail = {"parts": json.dumps(replaced), "run": attempt.owner.run_id}
+    note(pipeline, Event.REPAIRED, txn=txn, token=attempt.token, detail=detail)
+    return Repaired(finding, tuple(restored))
+
+
+def _is_broken(pipeline: Pipeline, seal: Seal, shard: ShardId, files: Sequence[LogFile]) -> bool:
+    parts = [file.part for file in files]
+    if not parts or pipeline.plane.damaged(shard, parts):
+        return bool(parts)
+    one = Staged(seal.txn, seal.token, seal.source, {shard: seal.shards[shard]}, seal.engine)
+    found = pipeline.plane.read_back(one, moved={shard: parts})
+    return found[f"shard:{shard}"] != seal.shards[shard].digest
+
+
+def _restored(
+    pipeline: Pipeline, attempt: Attempt, seal: Seal, damage: Mapping[ShardId, tuple[Part, ...]]
+) -> list[tuple[ShardId, Part]]:
+    """Stage the transaction again, and put the twins in the places of the lost parts."""
+    staged = pipeline.plane.stage(binding_at(pipeline, seal.txn), attempt.token)
     try:
         twins = {shard: twins_of(seal, staged.shards, shard, lost) for shard, lost in damage.items()}
         for shard, pairs in twins.items():
             for lost, copy in pairs:
                 pipeline.plane.restore(shard, lost=lost, copy=copy)
     finally:
-        pipeline.plane.discard(txn, attempt.token)
-    restored = judge(txn, recorded=seal.digests, found=pipeline.plane.read_back(as_sealed(seal)))
-    if not restored.passed:
-        raise DataDiffers(restored)
-    replaced = {str(shard): [part.path for part in parts] for shard, parts in damage.items()}
-    detail = {"parts": json.dumps(replaced), "run": attempt.owner.run_id}
-    note(pipeline, Event.REPAIRED, txn=txn, token=attempt.token, detail=detail)
-    return Repaired(finding, tuple((shard, part) for shard, parts in damage.items() for part in parts))
+        pipeline.plane.discard(seal.txn, attempt.token)
+    whole = {shard: seal.shards[shard] for shard in damage}
+    found = pipeline.plane.read_back(Staged(seal.txn, seal.token, seal.source, whole, seal.engine))
+    again = judge(seal.txn, recorded=seal.digests, found={**seal.digests, **found})
+    if not again.passed:
+        raise DataDiffers(again)
+    return [(shard, part) for shard, parts in damage.items() for part in parts]
+
+
+def _unmerged(
+    pipeline: Pipeline, attempt: Attempt, shard: ShardId, files: Sequence[LogFile]
+) -> list[tuple[ShardId, Part]]:
+    """Put the sealed parts of all transactions of merged files back in their place, by one commit."""
+    # Only a log that can be compacted has merged files.
+    log = cast("KeptLog", pipeline.control.log(shard))
+    # First of all, so that no other compaction takes these files meanwhile.
+    number = begin(log, shard)
+    since = since_of(pipeline.control.leases.head())
+    restored: list[tuple[ShardId, Part]] = []
+    parts: list[Part] = []
+    for file in files:
+        for seal in pipeline.control.seals.read(max(file.txn_first, since), file.txn_last + 1):
+            if not seal.touches(shard):
+                continue
+            lost = find_damage(pipeline, seal, [shard])
+            if lost:
+                finding = replay_input(pipeline, binding_at(pipeline, seal.txn), seal)
+                if not finding.passed:
+                    raise DataDiffers(finding)
+                restored += _restored(pipeline, attempt, seal, lost)
+            parts += seal.shards[shard].parts
+    replacement = Replacement(tuple(files), tuple(parts))
+
+    def decide(head: Head) -> Put[Replacement, Replaced | Outrun] | Replaced | Outrun:
+        return decide_replace(head=head, active=log.files(), number=number, replacement=replacement)
+
+    outcome = cast("Replaced | Outrun", settle(Replacing(log), decide, what=f"the repair of {shard}"))
+    if isinstance(outcome, Outrun):
+        raise Determinate(f"others have changed the files of {shard} meanwhile", hint="repair it again")
+    return restored or [(shard, part) for part in parts]
 
 
 def twins_of(

@@ -11,8 +11,9 @@ from tidemark.core.ids import ShardId, Txn
 from tidemark.core.journal import Event
 from tidemark.core.lease import SINCE, Lease, since_of
 from tidemark.core.ledger import Head, Put
+from tidemark.core.listing import LogFile
 from tidemark.core.replay import Finding, ReplayStep, Verdict, judge, judge_replay, judge_skipped, plan_replay
-from tidemark.core.seal import Part, Seal, Staged
+from tidemark.core.seal import Seal, Staged
 from tidemark.core.upkeep import covering
 from tidemark.pipeline.context import Attempt, Pipeline, note
 from tidemark.pipeline.settle import settle
@@ -40,17 +41,25 @@ def as_sealed(seal: Seal) -> Staged:
     return Staged(seal.txn, seal.token, seal.source, seal.shards, seal.engine)
 
 
-def read_sealed(pipeline: Pipeline, seal: Seal) -> Digests:
-    """What a sealed transaction's rows give now: from its parts or, where compaction has merged those, from
-    the files that have taken their place in the log."""
-    moved: dict[ShardId, tuple[Part, ...]] = {}
+def merged_files(pipeline: Pipeline, seal: Seal) -> dict[ShardId, tuple[LogFile, ...]]:
+    """The shards whose log has other files for a transaction than its seal names, with those files: those
+    that compaction has merged, or none below `since`."""
+    merged: dict[ShardId, tuple[LogFile, ...]] = {}
     for shard, added in seal.shards.items():
         log = pipeline.control.log(shard)
         # A log that waits has not taken the parts in; they lie where they were staged.
         if log.head().upper > seal.txn:
             files = covering(log.files(), seal.txn)
-            if {file.path for file in files} != {part.path for part in added.parts}:
-                moved[shard] = tuple(file.part for file in files)
+            if {file.part.path for file in files} != {part.path for part in added.parts}:
+                merged[shard] = files
+    return merged
+
+
+def read_sealed(pipeline: Pipeline, seal: Seal) -> Digests:
+    """What a sealed transaction's rows give now: from its parts or, where compaction has merged those, from
+    the files that have taken their place in the log."""
+    merged = merged_files(pipeline, seal)
+    moved = {shard: [file.part for file in files] for shard, files in merged.items()}
     return pipeline.plane.read_back(as_sealed(seal), moved=moved)
 
 

@@ -22,10 +22,11 @@ from tidemark.core.ids import ShardId
 from tidemark.core.journal import JournalEntry
 from tidemark.core.lease import Lease
 from tidemark.core.ledger import CommitOutcome, Head, Put
+from tidemark.core.listing import LogFile
 from tidemark.core.publish import Published
 from tidemark.core.seal import Seal
 from tidemark.core.shard import LogEntry
-from tidemark.core.upkeep import Leftover, LogFile, Replacement
+from tidemark.core.upkeep import Leftover, Replacement
 
 R = TypeVar("R")
 

@@ -14,9 +14,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from tidemark.core.errors import InvalidUsage
-from tidemark.core.ids import TXN_FIRST, TXN_NONE, Txn, next_txn
-from tidemark.core.publish import VERSION_NONE, Published
+from tidemark.core.ids import TXN_FIRST, TXN_NONE, ShardId, Txn, next_txn
+from tidemark.core.publish import VERSION_NONE, HistoryGone, Published
 from tidemark.spark.fold import OP, TXN, UPSERT, quoted
+from tidemark.spark.standing import lost_files, same_rows_version
 from tidemark.spark.tail import (
     SOURCE,
     TARGET,
@@ -45,7 +46,11 @@ class Pins:
 
 
 def read_state(spark: SparkSession, spec: StateSpec, base: Published) -> DataFrame:
-    """The state as a publish left it."""
+    """The state as a publish left it, or `HistoryGone` when files of an older version were removed."""
+    version = same_rows_version(spec.state, base.version, spec.storage_options)
+    lost = lost_files(spec.state, version, spec.storage_options)
+    if lost:
+        raise HistoryGone(ShardId(spec.name), base, lost=lost)
     return read_version(spark, spec, spec.state, base.version).select(*spec.columns)
 
 

@@ -69,6 +69,11 @@ class KeptRows:
         counted = hashes.groupBy(SHARD).agg(*partials(_HASH, prefix="")).collect()
         return {ShardId(row[SHARD]): digest_of(row.asDict(), prefix="") for row in counted}
 
+    def rows(self, txn: Txn, columns: StructType, paths: Sequence[str]) -> DataFrame:
+        """These columns of a transaction's rows in some files."""
+        schema = StructType([*columns.fields, StructField(TXN, LongType())])
+        return self._spark.read.schema(schema).parquet(*paths).where(f"{TXN} = {int(txn)}L").drop(TXN)
+
     def _hashed(self, shard: ShardId, paths: Sequence[str]) -> DataFrame:
         columns = self._columns[shard]
         schema = StructType([*columns.fields, StructField(TXN, LongType())])

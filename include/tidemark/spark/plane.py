@@ -160,7 +160,7 @@ class SparkPlane:
                         shard.error_column
                     )  # It quotes values, and was written with the masks of then.
                 paths = self._store.readable(name, parts)
-                kept = self._spark.read.schema(hashed_columns(shard)).parquet(*paths) if paths else None
+                kept = self.kept.rows(binding.txn, hashed_columns(shard), paths) if paths else None
                 given = rows_given(routed.where(f"{SHARD} = {literal(name)}"), rules[name], parts=count)
                 sampler = Sampler(rules[name], masked)
                 found += sampler.differing(given, kept, parts=count, limit=limit)

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
+from pyarrow import fs
 
 from tidemark.core.checksum import Digest
 from tidemark.core.errors import Determinate, InvalidUsage
@@ -20,6 +21,7 @@ from tidemark.core.ids import TXN_NONE, Txn, WriterToken
 from tidemark.core.publish import VERSION_NONE, Published, StateCommit, StateStanding
 
 FORMAT: Final = 1
+_DISK: Final = fs.LocalFileSystem()
 _MARK: Final = "tidemark"
 _EXPIRING_IDS: Final = "delta.setTransactionRetentionDuration"
 _HARMLESS: Final = frozenset(
@@ -108,6 +110,18 @@ def same_rows_version(uri: str, version: int, storage_options: Mapping[str, str]
             return same
         same = int(entry["version"])
     return same
+
+
+def lost_files(uri: str, version: int, storage_options: Mapping[str, str] | None = None) -> list[str]:
+    """The files of an older version that are not there any more: a VACUUM has removed them."""
+    table = _opened(uri, storage_options)
+    if table is None or table.version() <= version:
+        return []
+    table.load_as_version(version)
+    uris = table.file_uris()
+    store, root = fs.FileSystem.from_uri(uris[0].rsplit("/", 1)[0]) if "://" in uri else (_DISK, uri)
+    infos = store.get_file_info([f"{root}/{name.rsplit('/', 1)[-1]}" for name in uris]) if uris else []
+    return [info.base_name for info in infos if info.type != fs.FileType.File]
 
 
 def read_standing(

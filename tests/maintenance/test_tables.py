@@ -1,0 +1,271 @@
+"""Maintenance of real tables by a real Spark: no kind of it changes what anybody reads, or what is proven.
+
+What the tables must hold is worked out by hand from the source's files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from tidemark import upkeep
+from tidemark.assemble import Deployment, new_token
+from tidemark.config import PipelineConfig
+from tidemark.core.binding import Owner
+from tidemark.core.ids import ShardId, Txn, WriterToken
+from tidemark.core.publish import HistoryGone, Published
+from tidemark.core.snapshot import Truncated
+from tidemark.pipeline.context import Attempt, binding_at
+from tidemark.pipeline.publish import publish, rebuild, verify_state
+from tidemark.pipeline.repair import repair
+from tidemark.pipeline.run import replay, run
+from tidemark.spark.state import StateSpecs, specs_of
+from tidemark.spark.upkeep import SparkStateKeeper
+from tidemark.upkeep import Terms
+from tidemark.views import View, read
+
+pytestmark = pytest.mark.spark
+
+SHARD = ShardId("items")
+FED = 5
+PUBLISHED = 4
+KEYS = 40
+
+
+def config_at(root: Path) -> PipelineConfig:
+    (root / "in").mkdir(parents=True, exist_ok=True)
+    shard = {
+        "name": SHARD, "schema": "id BIGINT NOT NULL, note STRING, version INT", "keys": ["id"],
+        "sequence_by": "version", "apply_as_deletes": "op = 'D'", "publish": "manual",
+    }  # fmt: skip
+    source = {"type": "files", "path": "in", "format": "json", "settle_seconds": 0}
+    return PipelineConfig.model_validate(
+        {
+            "name": "shop",
+            "source": source,
+            "shards": [shard],
+            "warehouse": "wh",
+            "transaction": {"max_files": 1},
+        }
+    ).at(root)
+
+
+def land(root: Path, number: int) -> None:
+    """File n: every key with n % 3 == key % 3 changes, one in five goes; and one record is broken."""
+    lines = []
+    for key in range(number % 3, KEYS, 3):
+        gone = (key + number) % 5 == 0
+        lines.append(
+            json.dumps({"id": key, "version": number, **({"op": "D"} if gone else {"note": f"n{number}"})})
+        )
+    lines.append("{broken")
+    (root / "in" / f"{number:04}.json").write_text("".join(f"{line}\n" for line in lines))
+
+
+def expected(files: int) -> list[tuple[Any, ...]]:
+    """The current rows after so many files, by hand."""
+    rows: dict[int, tuple[Any, ...]] = {}
+    for number in range(1, files + 1):
+        for key in range(number % 3, KEYS, 3):
+            if (key + number) % 5 == 0:
+                rows.pop(key, None)
+            else:
+                rows[key] = (key, f"n{number}", number)
+    return sorted(rows.values(), key=repr)
+
+
+class Shop:
+    """The pipeline below a folder."""
+
+    def __init__(self, spark: SparkSession, root: Path) -> None:
+        self.spark, self.root = spark, root
+        self.deployment = Deployment(config_at(root), lambda: spark)
+
+    def run(self) -> None:
+        run(self.deployment.pipeline, self.attempt())
+
+    def attempt(self) -> Attempt:
+        token = new_token()
+        return Attempt(Owner(token), token)
+
+    def publish(self) -> Any:
+        uri = self.deployment.shard_uri(SHARD)
+        return publish(
+            self.deployment.control, self.deployment.state(), SHARD, token=new_token(), shard_uri=uri
+        )
+
+    def rows(self, view: View, as_of: int | None = None) -> list[tuple[Any, ...]]:
+        found = read(self.deployment, SHARD, view=view, as_of=as_of).collect()
+        return sorted((tuple(row) for row in found), key=repr)
+
+    def verdicts(self) -> set[str]:
+        """A published transaction, and the last one."""
+        pipeline = self.deployment.pipeline
+        found = [
+            one
+            for txn in (2, FED)
+            for one in replay(pipeline, self.attempt(), txn_from=Txn(txn), txn_to=Txn(txn))
+        ]
+        return {str(one.verdict) for one in found}
+
+    def maintain(self, *, window: int = 1, kept_ms: int = 10**18) -> upkeep.Upkeep:
+        terms = Terms(time.time_ns() // 1_000_000, Txn(window), Txn(window), kept_ms)
+        return upkeep.maintain(self.deployment, WriterToken(new_token()), terms)
+
+    @property
+    def folder(self) -> Path:
+        return self.root / "wh" / "shop" / SHARD
+
+
+@pytest.fixture(scope="module")
+def fed(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Five transactions; published at 2 and at 4, so that there is a tail and a state with hidden rows."""
+    root = tmp_path_factory.mktemp("fed")
+    shop = Shop(spark, root)
+    for number in range(1, FED + 1):
+        land(root, number)
+        if number in (2, PUBLISHED, FED):
+            shop.run()
+        if number in (2, PUBLISHED):
+            assert isinstance(shop.publish(), Published)
+    return root
+
+
+@pytest.fixture
+def shop(fed: Path, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:
+    """A copy to work on, in which a few small files are enough to be merged."""
+    monkeypatch.setattr("tidemark.core.upkeep.FILES_MIN", 4)
+    shutil.copytree(fed, tmp_path / "shop")
+    return Shop(spark, tmp_path / "shop")
+
+
+def data_bytes(folder: Path) -> int:
+    """What the data files of a table take on disk, whether a version has them or not."""
+    return sum(path.stat().st_size for path in folder.rglob("part-*.parquet"))
+
+
+@contextmanager
+def confs(spark: SparkSession) -> Iterator[None]:
+    """What a user would set who wants to vacuum everything, with a small listing."""
+    wanted: Mapping[str, str] = {
+        "spark.databricks.delta.retentionDurationCheck.enabled": "false",
+        "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
+    }
+    for name, value in wanted.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name in wanted:
+            spark.conf.unset(name)
+
+
+def test_merging_log_and_state_changes_nothing_that_is_read_or_proven(shop: Shop) -> None:
+    """Invariants 7 and 15: fresh read, log, state and replay before and after, against the files; and the
+    space is given back once nobody can need what was replaced."""
+    log_before = shop.rows(View.LOG)
+    assert shop.rows(View.FRESH) == expected(FED)
+    bytes_before = data_bytes(shop.folder / "log")
+    done = {(chore.what, chore.shard): chore.files for chore in shop.maintain().chores}
+    assert done["merged small files", SHARD] >= FED
+    assert done["merged small files", "quarantine"] == FED
+    assert done["merged the state's files", SHARD] >= 1
+    assert len(DeltaTable(str(shop.folder / "log")).file_uris()) == 1
+    assert data_bytes(shop.folder / "log") > bytes_before, "what was replaced stays for who looked before"
+    shop.maintain(kept_ms=0)
+    assert not list((shop.folder / "log").glob("_txn=*/*/*.parquet"))
+    assert data_bytes(shop.folder / "log") < bytes_before / 2
+
+    assert shop.rows(View.LOG) == log_before
+    assert shop.rows(View.FRESH) == expected(FED)
+    assert shop.rows(View.STATE) == expected(PUBLISHED)
+    assert shop.rows(View.FRESH, as_of=3) == expected(3)
+    assert shop.verdicts() == {"identical"}
+    assert DeltaTable(str(shop.folder / "state")).history(1)[0]["operation"] in ("OPTIMIZE", "REORG")
+    state_before = data_bytes(shop.folder / "state")
+    spec = replace(specs_of(shop.deployment.config).of(SHARD), history_days=0)
+    SparkStateKeeper(shop.spark, StateSpecs("shop", {SHARD: spec})).vacuum(SHARD)
+    assert data_bytes(shop.folder / "state") < state_before / 2
+    assert isinstance(shop.publish(), Published), "the next publisher takes none of it for a stranger's write"
+    assert shop.rows(View.STATE) == expected(FED)
+    verify_state(shop.deployment.control, shop.deployment.state(), SHARD)
+
+
+def test_a_merged_file_that_is_lost_is_told_by_a_replay_and_repaired_by_its_sealed_parts(shop: Shop) -> None:
+    """Invariant 8: what is missing is named; and the log is whole again, with the rows that it had."""
+    log_before = shop.rows(View.LOG)
+    shop.maintain(kept_ms=10**18)
+    shop.maintain(kept_ms=0)
+    (merged,) = (shop.folder / "log").glob("_txns=*/*/*.parquet")
+    merged.unlink()
+    assert shop.verdicts() == {"differs"}
+    done = repair(shop.deployment.pipeline, shop.attempt(), Txn(2))
+    assert done.finding.passed
+    assert len(done.parts) >= FED
+    assert shop.rows(View.LOG) == log_before
+    assert shop.verdicts() == {"identical"}
+    assert repair(shop.deployment.pipeline, shop.attempt(), Txn(2)).parts == ()
+
+
+def aged(folder: Path, *, days: int) -> None:
+    """Let everything in a folder be some days old."""
+    then = time.time() - days * 86_400
+    for path in folder.rglob("*"):
+        if path.is_file():
+            os.utime(path, (then, then))
+
+
+def test_a_vacuum_by_other_hands_harms_nobody_and_retain_0_is_told_to_who_reads_the_past(shop: Shop) -> None:
+    """Staged and sealed parts live in hidden folders through RETAIN 0; the state's recorded version lives
+    through a default VACUUM, whose commits make it an old one that Delta alone would refuse to read."""
+    plane = shop.deployment.plane()
+    staged = plane.stage(binding_at(shop.deployment.pipeline, Txn(3)), WriterToken("slow-writer"))
+    before = set((shop.folder / "log").glob("_txn=*/*/*.parquet"))
+    aged(shop.root / "wh", days=40)
+    with confs(shop.spark):
+        shop.spark.sql(f"VACUUM delta.`{shop.folder / 'state'}`")
+        shop.spark.sql(f"VACUUM delta.`{shop.folder / 'log'}` RETAIN 0 HOURS")
+    assert set((shop.folder / "log").glob("_txn=*/*/*.parquet")) == before
+    assert plane.read_back(staged) == staged.digests
+    assert shop.rows(View.STATE) == expected(PUBLISHED)
+    assert shop.rows(View.FRESH) == expected(FED)
+    properties = DeltaTable(str(shop.folder / "state")).metadata().configuration
+    assert properties["delta.deletedFileRetentionDuration"] == "interval 7 days"
+
+    assert isinstance(shop.publish(), Published)
+    shop.deployment.keeper().optimize(SHARD)
+    with confs(shop.spark):
+        shop.spark.sql(f"VACUUM delta.`{shop.folder / 'state'}` RETAIN 0 HOURS")
+    with pytest.raises(HistoryGone, match=r"as of transaction 4 .* has lost"):
+        shop.rows(View.STATE, as_of=PUBLISHED)
+    assert shop.rows(View.STATE) == expected(FED)
+
+
+def test_what_lies_below_since_is_refused_by_name_and_a_state_is_rebuilt_from_its_last_version(
+    shop: Shop,
+) -> None:
+    done = shop.maintain(window=FED, kept_ms=0)
+    assert done.since == PUBLISHED + 1, "not past what is published"
+    with pytest.raises(Truncated, match="as of transaction 1: single transactions are kept from 5 on"):
+        shop.rows(View.FRESH, as_of=1)
+    with pytest.raises(Truncated):
+        shop.rows(View.LOG, as_of=1)
+    assert shop.rows(View.FRESH, as_of=2) == expected(2), "a publish of exactly that needs no log"
+    assert shop.rows(View.FRESH) == expected(FED)
+    assert {row[-5] for row in shop.rows(View.LOG)} == {5}
+    control, plane = shop.deployment.control, shop.deployment.state()
+    uri = shop.deployment.shard_uri(SHARD)
+    assert rebuild(control, plane, SHARD, token=new_token(), shard_uri=uri).txn == FED
+    assert shop.rows(View.STATE) == expected(FED)
+    assert shop.verdicts() == {"identical"}
