@@ -11,7 +11,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-ALL = ("flush", "start", "control", "commit", "publish", "peers", "airflow")
+ALL = ("flush", "start", "control", "commit", "publish", "kafka", "peers", "airflow")
 
 
 def main() -> int:
