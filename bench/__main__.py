@@ -11,7 +11,9 @@ from __future__ import annotations
 import subprocess
 import sys
 
-ALL = ("flush", "start", "control", "commit", "publish", "reader", "maintain", "peers", "airflow")
+ALL = (
+    "flush", "start", "control", "commit", "publish", "kafka", "reader", "maintain", "peers", "airflow",
+)  # fmt: skip
 
 
 def main() -> int:

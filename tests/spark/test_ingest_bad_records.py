@@ -143,7 +143,10 @@ def test_e4_a_refusal_stops_the_transaction_before_anything_is_written(
     rig = make_rig(spark, tmp_path, {**KV, **shard})
     with pytest.raises(Refused, match=fact) as refused:
         rig.stage(records)
-    assert (refused.value.file, refused.value.record) == ("f0.json", len(records) - 1)
+    assert (refused.value.place, refused.value.record) == (
+        f"file 'f0.json', record {len(records) - 1}",
+        len(records) - 1,
+    )
     assert rig.files_on_disk() == []
 
 

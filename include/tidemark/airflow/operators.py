@@ -10,6 +10,7 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from tidemark.airflow.assets import pipeline_alias, shard_asset
+from tidemark.airflow.connections import provide_connection
 from tidemark.airflow.runs import failure, order_of
 from tidemark.airflow.steps import SparkStepOperator
 from tidemark.core.errors import InvalidUsage, TidemarkError
@@ -48,6 +49,7 @@ class ControlOperator(BaseOperator):
             context, pipeline_file=self.pipeline_file, environment=self.environment, plan=self.plan
         )
         try:
+            provide_connection(self.pipeline_file, self.environment)
             deployment = tasks.open_pipeline(self.pipeline_file, self.environment)
             return self.work(context, deployment, order)
         except TidemarkError as error:
@@ -179,9 +181,9 @@ class ReplayPlanOperator(BaseOperator):
         try:
             if last is not None and last < first:
                 raise InvalidUsage(f"txn_to {last} is below txn_from {first}", hint="give a range")
-            deployment = tasks.open_pipeline(
-                chosen_file(self.pipeline_files, self.pipeline), self.environment
-            )
+            file = chosen_file(self.pipeline_files, self.pipeline)
+            provide_connection(file, self.environment)
+            deployment = tasks.open_pipeline(file, self.environment)
             steps = tasks.plan_of_replay(deployment, txn_from=first, txn_to=last)
         except TidemarkError as error:
             raise failure(error) from error

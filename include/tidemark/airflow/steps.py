@@ -16,6 +16,7 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 from airflow.sdk import BaseHook
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
+from tidemark.airflow.connections import provide_connection
 from tidemark.airflow.runs import failure, order_of
 from tidemark.core.errors import TidemarkError
 from tidemark.job import Order, connected, failure_in, perform, submission
@@ -77,6 +78,7 @@ class SparkStepOperator(SparkSubmitOperator):
 
         order = self.order(context)
         try:
+            provide_connection(order.pipeline_file, order.environment)
             return self.without_spark(order)
         except SparkNeeded:
             pass

@@ -39,7 +39,7 @@ from tidemark.config import CsvOptions, ShardConfig
 from tidemark.core.errors import InvariantViolation
 from tidemark.spark.fold import POSITION
 from tidemark.spark.read import DATA, HASH, KEY_DOCUMENT, RAW, RECORD
-from tidemark.spark.sql import case, literal, quoted, texts
+from tidemark.spark.sql import bytes_text, case, literal, quoted, texts
 
 SHARD: Final = "_shard"
 VALUES: Final = "_v"
@@ -109,7 +109,11 @@ def record_columns(form: Form) -> list[str]:
 
 def raw_text(form: Form) -> str:
     """What quarantine keeps of a record: all of it, exactly."""
-    return f"to_json({RECORD})" if form.keyed else RAW
+    if not form.keyed:
+        return RAW
+    headers = f"transform({RECORD}.headers, h -> struct(h.key AS key, {bytes_text('h.value')} AS value))"
+    key, value = (bytes_text(f"{RECORD}.{part}") for part in ("key", "value"))
+    return f"to_json(struct({key} AS key, {value} AS value, {headers} AS headers))"
 
 
 def open_envelope(frame: DataFrame, form: Form, *more: str) -> DataFrame:
@@ -214,14 +218,14 @@ def _completed(
     ours = texts(list(shard.keys))
     # A key may have more fields than the table has key columns; only those count.
     of_key = f"array_intersect(json_object_keys({KEY_DOCUMENT}), {ours})"
-    more = f"isnotnull({_KEY_VALUES}) AND isnotnull({of_key}) AND isnotnull({names})"
     named = (
-        f"CASE WHEN {GONE} THEN array_intersect({names}, {ours})"
-        f" WHEN {more} THEN array_union({names}, {of_key}) ELSE {names} END"
+        f"CASE WHEN {GONE} THEN array_intersect({NAMES}, {ours})"
+        f" WHEN isnotnull({_KEY_VALUES}) THEN coalesce(array_union({NAMES}, {of_key}), {NAMES})"
+        f" ELSE {NAMES} END"
     )
     broken = f"(isnotnull({VALUES}.{_CORRUPT}) OR isnotnull({_KEY_VALUES}.{_CORRUPT}))"
     rest = [name for name in parsed.columns if name != VALUES]
-    with_key = parsed.selectExpr("*", key)
+    with_key = parsed.selectExpr("*", key, f"{names} AS {NAMES}")
     return with_key.selectExpr(*rest, whole, f"{named} AS {NAMES}", f"{broken} AS {BROKEN}"), NAMES, BROKEN
 
 

@@ -45,6 +45,13 @@ def case(condition: str, value: str) -> str:
     return f"CASE WHEN {condition} THEN {value} END"
 
 
+def bytes_text(value: str) -> str:
+    """Bytes as text that gives them back: as they are where they are UTF-8, else as `base64:…`."""
+    text = f"cast({value} as string)"
+    is_text = f"isnull({value}) OR is_valid_utf8({text})"
+    return f"CASE WHEN {is_text} THEN {text} ELSE concat('base64:', base64({value})) END"
+
+
 def opaque(value: int, *, beside: str) -> str:
     """A number that stays out of the code which Spark generates, since the next transaction has another.
 

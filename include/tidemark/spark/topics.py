@@ -7,8 +7,7 @@ position, which is its partition and its offset (Invariant 6).
 A record comes as:
 
 ============  =====================================================================================
-`_record`     what it was, for quarantine: `key`, `value` and `headers`, as text, or as `base64:…`
-              where the bytes are no text in UTF-8
+`_record`     what it was, for quarantine: the bytes of `key` and `value`, and the `headers`
 `_raw`        the value's text; NULL where there is none, or where the bytes are no text
 `_key_doc`    the key as a JSON object
 `_hash`       over the bytes of key, value and headers, and the timestamp
@@ -74,7 +73,6 @@ def read_topics(
         .option("minPartitions", str(_tasks(ranges, tasks_max)))
         .load()
     )
-    headers = f"transform(headers, h -> struct(h.key AS key, {_text('h.value')} AS value))"
     return records.selectExpr(
         f"{case('is_valid_utf8(cast(value as string))', 'cast(value as string)')} AS {RAW}",
         f"{row_hash_sql(_HASHED)} AS {HASH}",
@@ -82,7 +80,7 @@ def read_topics(
         f"offset AS {OFFSET}",
         f"0L AS {ORDINAL}",
         f"{_key_document(key)} AS {KEY_DOCUMENT}",
-        f"struct({_text('key')} AS key, {_text('value')} AS value, {headers} AS headers) AS {RECORD}",
+        f"struct(key, value, headers) AS {RECORD}",
     )
 
 
@@ -104,13 +102,6 @@ def _offsets(ends: Mapping[Range, int]) -> str:
     for one, offset in ends.items():
         named.setdefault(one.topic, {})[str(one.partition)] = offset
     return json.dumps(named)
-
-
-def _text(value: str) -> str:
-    """Bytes as text that gives them back."""
-    text = f"cast({value} as string)"
-    is_text = f"isnull({value}) OR is_valid_utf8({text})"
-    return f"CASE WHEN {is_text} THEN {text} ELSE concat('base64:', base64({value})) END"
 
 
 def _key_document(key: StructField | None) -> str:

@@ -42,6 +42,7 @@ QUARANTINE_COLUMNS: Final = StructType(
 """What a quarantined record's output hash covers."""
 
 _OUT: Final = "_out"
+_AT: Final = "_at"
 _IN_PREFIX, _OUT_PREFIX, _BAD_PREFIX = "in_", "out_", "bad_"
 WRITE_OPTIONS: Final = {"mapreduce.fileoutputcommitter.marksuccessfuljobs": "false"}
 
@@ -148,7 +149,12 @@ def quarantine(bad: Mapping[str, tuple[DataFrame, Rules]], sink: Sink, totals: T
     union: DataFrame | None = None
     for name, (frame, rules) in bad.items():
         expected = expected.merge(totals.bad[name])
-        records = decode(frame, rules, explain=True).where(f"{SLOT} = {BAD}")
+        # Spark would put the filter below the decoding, as one expression that has each rule in it many times
+        # over, and take seconds to plan that. What counts records can't be passed, even if nobody counts.
+        decoded = decode(frame, rules, explain=True).selectExpr(
+            "*", f"monotonically_increasing_id() AS {_AT}"
+        )
+        records = decoded.where(f"{SLOT} = {BAD} AND {_AT} >= 0")
         chosen = records.selectExpr(_txn_column(sink.txn), SHARD, KEY, RAW, REASON, *POSITION, HASH)
         union = chosen if union is None else union.unionAll(chosen)
     if union is None:

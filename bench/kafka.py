@@ -1,0 +1,129 @@
+"""What reading a topic costs: `python -m bench.kafka`.
+
+A real broker gets `--records` JSON records in `--partitions` partitions, four fifths of them with a key of
+their own. Then, in turns and in one warm session, each as medians of `--rounds`:
+
+- *plain read*: Spark's Kafka reader over the same offsets, `from_json`, and a write as Parquet;
+- *last by key*: the same with `row_number` over the key, which is what a table needs;
+- *transaction*: a whole run of the product on the same records, from binding to checkpoint.
+
+Both ratios are the throughput of the transaction over the other's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+
+from pyspark.sql import DataFrame, SparkSession
+
+from tests.kafka_broker import Broker, running_broker
+from tidemark.assemble import Deployment, new_token
+from tidemark.config import PipelineConfig
+from tidemark.core.binding import Owner
+from tidemark.pipeline.context import Attempt
+from tidemark.pipeline.run import run
+from tidemark.spark.session import build_session
+
+TOPIC = "bench"
+COLUMNS = "id BIGINT, name STRING, amount DOUBLE, note STRING, version BIGINT"
+
+
+def fill(broker: Broker, records: int, partitions: int) -> None:
+    broker.make(TOPIC, partitions)
+    producer = broker.producer(linger_ms=100, queue_buffering_max_messages=200_000)
+    for number in range(records):
+        key = number * 7919 % (records * 4 // 5)
+        row = {"id": key, "name": f"name {key}", "amount": number / 4, "note": "n" * 40, "version": number}
+        while True:
+            try:
+                producer.produce(
+                    TOPIC, json.dumps(row), key=json.dumps({"id": key}), partition=key % partitions
+                )
+                break
+            except BufferError:
+                producer.poll(0.1)
+    producer.flush()
+
+
+def parsed(spark: SparkSession, broker: Broker) -> DataFrame:
+    reader = spark.read.format("kafka").option("kafka.bootstrap.servers", broker.servers)
+    records = reader.option("subscribe", TOPIC).option("kafka.isolation.level", "read_committed").load()
+    rows = records.selectExpr(
+        f"from_json(cast(value as string), '{COLUMNS}') AS v", "topic", "partition", "offset"
+    )
+    return rows.selectExpr("v.*", "partition AS _partition", "offset AS _offset")
+
+
+def last_by_key(rows: DataFrame) -> DataFrame:
+    order = "ORDER BY version DESC, _partition DESC, _offset DESC"
+    ranked = rows.selectExpr("*", f"row_number() OVER (PARTITION BY id {order}) AS _rank")
+    return ranked.where("_rank = 1").drop("_rank")
+
+
+class Bench:
+    """One topic, read in three ways."""
+
+    def __init__(self, spark: SparkSession, broker: Broker, folder: Path) -> None:
+        self.spark, self.broker, self.folder, self.turn = spark, broker, folder, 0
+
+    def plain(self) -> None:
+        parsed(self.spark, self.broker).write.parquet(str(self.folder / f"plain-{self.turn}"))
+
+    def folded(self) -> None:
+        last_by_key(parsed(self.spark, self.broker)).write.parquet(str(self.folder / f"folded-{self.turn}"))
+
+    def transaction(self) -> None:
+        source = {"type": "kafka", "bootstrap_servers": self.broker.servers, "topics": [TOPIC]}
+        shard = {"name": "rows", "schema": COLUMNS, "keys": ["id"], "sequence_by": "version"}
+        settings = {
+            "name": f"turn_{self.turn}", "source": source, "warehouse": "wh", "shards": [shard],
+            "transaction": {"max_records": 2**40},
+        }  # fmt: skip
+        config = PipelineConfig.model_validate(settings).at(self.folder)
+        run(Deployment(config, lambda: self.spark).pipeline, Attempt(Owner(new_token()), new_token()))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--records", type=int, default=500_000)
+    parser.add_argument("--partitions", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--memory", default="2g")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="tidemark-bench-") as scratch:
+        folder = Path(scratch)
+        confs = {"spark.driver.memory": given.memory}
+        spark = build_session("bench", master="local[2]", scratch_folder=folder / "scratch", confs=confs)
+        with running_broker(folder / "broker") as broker:
+            fill(broker, given.records, given.partitions)
+            bench = Bench(spark, broker, folder)
+            ways: dict[str, Callable[[], None]] = {
+                "plain read": bench.plain,
+                "last by key": bench.folded,
+                "transaction": bench.transaction,
+            }
+            taken: dict[str, list[float]] = {name: [] for name in ways}
+            for turn in range(given.rounds + 1):
+                bench.turn = turn
+                for name, way in ways.items():
+                    begin = perf_counter()
+                    way()
+                    if turn:  # The first round warms up.
+                        taken[name].append(perf_counter() - begin)
+        spark.stop()
+    medians = {name: statistics.median(seconds) for name, seconds in taken.items()}
+    print(f"{given.records:,} records, {given.partitions} partitions\n")
+    print("| | seconds | records per second | transaction against it |\n| --- | ---: | ---: | ---: |")
+    for name, seconds in medians.items():
+        ratio = seconds / medians["transaction"]
+        print(f"| {name} | {seconds:.2f} | {given.records / seconds:,.0f} | {ratio:.2f}x |")
+
+
+if __name__ == "__main__":
+    main()
