@@ -51,7 +51,7 @@ def test_a_source_is_recorded_as_it_was_written(tmp_path: Path, written: str, st
 @pytest.mark.parametrize(
     ("change", "path", "fact"),
     [
-        (("type: kafka", "type: kafak"), "source.type", "'kafak' is not 'files' or 'kafka'"),
+        (("type: kafka", "type: kafak"), "source.type", "'kafak' is not 'files', 'kafka' or 'postgres'"),
         (("type: kafka\n  ", ""), "source.type", "a required key is missing: add type"),
         (
             ("topics: [shop.orders]", "topic: x"),

@@ -127,7 +127,7 @@ def open_envelope(frame: DataFrame, form: Form, *more: str) -> DataFrame:
             empty = f"isnull({RECORD}.value)"
             skip = f"({empty} AND isnull({RECORD}.key))" if form.envelope == "append" else "false"
             gone = "false" if form.envelope == "append" else empty
-            document = f"CASE WHEN {gone} THEN {KEY_DOCUMENT} ELSE {RAW} END"
+            document = f"if({gone}, {KEY_DOCUMENT}, {RAW})"
         return frame.selectExpr(
             "*",
             f"{document} AS {DOCUMENT}",
@@ -139,15 +139,12 @@ def open_envelope(frame: DataFrame, form: Form, *more: str) -> DataFrame:
             *more,
         )
     columns = record_columns(form)
-    outer = f"from_json({RAW}, 'struct<payload:struct<{_CHANGE}>,{_CHANGE}>') AS _outer"
-    bare = "struct(_outer.before, _outer.after, _outer.op, _outer.source)"
-    inner = f"CASE WHEN isnotnull(_outer.payload) THEN _outer.payload ELSE {bare} END AS _inner"
+    outer = f"from_json({RAW}, 'struct<payload:struct<{_CHANGE}>,{_CHANGE}>') AS _all"
+    inner = "coalesce(_all.payload, struct(_all.before, _all.after, _all.op, _all.source)) AS _inner"
     opened = frame.selectExpr("*", outer).selectExpr(*columns, inner)
     empty = literal('{"schema":null,"payload":null}')
-    of = "concat(' of ', concat_ws('.', _inner.source.schema, _inner.source.table))"
-    named = f"CASE WHEN isnotnull(_inner.source.table) THEN {of} ELSE '' END"
-    refused = literal(" can't be applied")
-    truncates = case("_inner.op = 't'", f"concat('a truncate', {named}, {refused})")
+    table = "concat('of ', nullif(concat_ws('.', _inner.source.schema, _inner.source.table), ''))"
+    truncates = case("_inner.op = 't'", f"concat_ws(' ', 'a truncate', {table}, 'can\\'t be applied')")
     skip = f"trim({RAW}) IN ('null', {empty})"
     # A deletion without a `before` still has the key of its record.
     by_key = case("_inner.op = 'd'", KEY_DOCUMENT) if form.keyed else "cast(null as string)"
