@@ -27,7 +27,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tidemark.airflow.client import FINAL_STATES, AirflowClient
-from tidemark.airflow.embedded import SPARK, EmbeddedAirflow, project_airflow
+from tidemark.airflow.embedded import SHORT_JOBS, SPARK, EmbeddedAirflow, project_airflow
 from tidemark.airflow.processes import free_port
 from tidemark.home import home
 from tidemark.spark.connect import TOKEN_VARIABLE
@@ -171,10 +171,10 @@ class Demo:
 
 def prepared() -> EmbeddedAirflow:
     """The project's Airflow, up, with an empty warehouse."""
-    airflow = project_airflow()
+    airflow = project_airflow(spark_confs=SHORT_JOBS)
     if not airflow.running() and "PORT" not in os.environ:
         os.environ |= {"PORT": str(free_port()), "SPARK_PORT": str(free_port())}
-        airflow = project_airflow()
+        airflow = project_airflow(spark_confs=SHORT_JOBS)
     shutil.rmtree(FOLDER, ignore_errors=True)
     (FOLDER / "landing").mkdir(parents=True)
     with console.status("starting Airflow and Spark (about a minute)"):

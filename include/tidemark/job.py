@@ -157,11 +157,11 @@ def driven(name: str, master: str) -> SparkSession:
     return build_session(name, master=master)
 
 
-def start_spark(port: int, token: str, *, folder: Path) -> int:
+def start_spark(port: int, token: str, *, folder: Path, confs: Mapping[str, str]) -> int:
     """Start a warm server on this machine; returns its process id."""
     from tidemark.spark.connect import start_server
 
-    return start_server(port, token, folder=folder).process.pid
+    return start_server(port, token, folder=folder, confs=confs).process.pid
 
 
 def tell(txn: Txn, phase: str) -> None:

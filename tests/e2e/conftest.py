@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tests.e2e.stack import CONSUMER, DAGS, Project, Stack
-from tidemark.airflow.embedded import EmbeddedAirflow
+from tidemark.airflow.embedded import SHORT_JOBS, EmbeddedAirflow
 from tidemark.airflow.processes import free_port
 from tidemark.home import jars_folder
 
@@ -57,6 +57,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         settings=settings,
         port=free_port(),
         spark_port=free_port(),
+        spark_confs=SHORT_JOBS,
         environ={
             "TIDEMARK_HOME": str(root / "tidemark"),
             "TIDEMARK_TEST_SECRET": CANARY,

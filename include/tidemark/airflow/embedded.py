@@ -33,6 +33,8 @@ PORT: Final = 8080
 SPARK: Final = "spark"
 STOP_SECONDS_MAX: Final = 20.0
 HEALTHY_SECONDS_MAX: Final = 300.0
+SHORT_JOBS: Final = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}
+"""For a Spark whose jobs are over before the JVM's second compiler has earned what it costs."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,8 @@ class EmbeddedAirflow:
     """One Airflow in a folder.
 
     With a `spark_port` it has a warm Spark of its own, a Spark Connect server on that port, and the
-    connection `spark_connect_default` to it. `environ` goes to all processes, on top of what is set here."""
+    connection `spark_connect_default` to it; `spark_confs` are on top of what is set for it anyway. `environ`
+    goes to all processes, on top of what is set here."""
 
     home: Path
     dags: Path
@@ -49,6 +52,7 @@ class EmbeddedAirflow:
     plugins: Path | None = None
     spark_port: int = 0
     environ: Mapping[str, str] = field(default_factory=dict)
+    spark_confs: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def url(self) -> str:
@@ -147,7 +151,9 @@ class EmbeddedAirflow:
         deadline = time.monotonic() + STOP_SECONDS_MAX
         while is_listening(self.spark_port) and time.monotonic() < deadline:
             time.sleep(0.1)  # One that was killed a moment ago lets its port go a moment later.
-        pid = start_spark(self.spark_port, self.secret("spark"), folder=self.home / "spark")
+        pid = start_spark(
+            self.spark_port, self.secret("spark"), folder=self.home / "spark", confs=self.spark_confs
+        )
         self._remember(SPARK, pid)
 
     def _remember(self, name: str, pid: int) -> None:
