@@ -80,10 +80,10 @@ def test_compaction_keeps_every_row_with_its_transaction_and_every_proof(fed: Pa
     assert ("merged small files", 28) in [(chore.what, chore.files) for chore in done.chores]
     assert len(DeltaTable(str(log_folder(fed))).file_uris()) == 1
     assert log_rows(fed) == wanted_rows(fed)
-    assert len([path for path in files_on_disk(fed) if path.startswith("_txn=")]) == 28, "kept for who looked"
+    assert len([path for path in files_on_disk(fed) if path.startswith("_txn-")]) == 28, "kept for who looked"
     assert verdicts(fed) == {"identical"}
     upkeep.maintain(LightDeployment(fed), T, terms())
-    assert [path for path in files_on_disk(fed) if path.startswith("_txn=")] == []
+    assert [path for path in files_on_disk(fed) if path.startswith("_txn-")] == []
     assert log_rows(fed) == wanted_rows(fed)
     assert verdicts(fed) == {"identical"}, "the rows are proven where they lie now"
     feed(fed, first=FED, files=2)
@@ -93,14 +93,14 @@ def test_compaction_keeps_every_row_with_its_transaction_and_every_proof(fed: Pa
 def test_a_log_that_is_not_what_was_sealed_is_left_alone_and_told(fed: Path) -> None:
     import pyarrow as pa
 
-    part = next(log_folder(fed).glob("_txn=00000000000000000005/*/part-0.parquet"))
+    part = next(log_folder(fed).glob("_txn-00000000000000000005/*/part-0.parquet"))
     table = pq.ParquetFile(part).read()
     values = pa.array(["changed"] * table.num_rows)
     pq.write_table(table.set_column(table.schema.get_field_index("value"), "value", values), part)
     done = upkeep.maintain(LightDeployment(fed), T, terms())
     assert any("transaction 5" in warning and "sealed" in warning for warning in done.warnings)
     assert len(DeltaTable(str(log_folder(fed))).file_uris()) == 28
-    assert [path for path in files_on_disk(fed) if path.startswith("_txns=")] == [], "it is gone"
+    assert [path for path in files_on_disk(fed) if path.startswith("_txns-")] == [], "it is gone"
 
 
 def test_truncation_advances_since_and_never_passes_what_is_published(fed: Path) -> None:
@@ -139,7 +139,7 @@ def test_r4_what_a_live_lease_needs_stays_and_the_dry_run_names_the_holder(fed: 
 
     done = upkeep.maintain(deployment, T, terms(window=10), watch=False)
     assert done.since == 5
-    kept = [path for path in files_on_disk(fed) if path.startswith("_txn=") and int(path[5:25]) >= 5]
+    kept = [path for path in files_on_disk(fed) if path.startswith("_txn-") and int(path[5:25]) >= 5]
     assert len(kept) == 20, "the parts that the holder may have looked up are merged, and still on disk"
     assert log_rows(fed) == wanted_rows(fed, since=5)
     replaced = [

@@ -190,7 +190,7 @@ def test_merging_log_and_state_changes_nothing_that_is_read_or_proven(shop: Shop
     assert len(DeltaTable(str(shop.folder / "log")).file_uris()) == 1
     assert data_bytes(shop.folder / "log") > bytes_before, "what was replaced stays for who looked before"
     shop.reclaim()
-    assert not list((shop.folder / "log").glob("_txn=*/*/*.parquet"))
+    assert not list((shop.folder / "log").glob("_txn-*/*/*.parquet"))
     assert data_bytes(shop.folder / "log") < bytes_before / 2
 
     assert shop.rows(View.LOG) == log_before
@@ -213,7 +213,7 @@ def test_a_merged_file_that_is_lost_is_told_by_a_replay_and_repaired_by_its_seal
     log_before = shop.rows(View.LOG)
     shop.compact()
     shop.reclaim()
-    (merged,) = (shop.folder / "log").glob("_txns=*/*/*.parquet")
+    (merged,) = (shop.folder / "log").glob("_txns-*/*/*.parquet")
     merged.unlink()
     assert shop.verdict() == "differs"
     done = repair(shop.deployment.pipeline, shop.attempt(), Txn(2))
@@ -237,12 +237,12 @@ def test_a_vacuum_by_other_hands_harms_nobody_and_retain_0_is_told_to_who_reads_
     through a default VACUUM, whose commits make it an old one that Delta alone would refuse to read."""
     plane = shop.deployment.plane()
     staged = plane.stage(binding_at(shop.deployment.pipeline, Txn(3)), WriterToken("slow-writer"))
-    before = set((shop.folder / "log").glob("_txn=*/*/*.parquet"))
+    before = set((shop.folder / "log").glob("_txn-*/*/*.parquet"))
     aged(shop.root / "wh", days=40)
     with confs(shop.spark):
         shop.spark.sql(f"VACUUM delta.`{shop.folder / 'state'}`")
         shop.spark.sql(f"VACUUM delta.`{shop.folder / 'log'}` RETAIN 0 HOURS")
-    assert set((shop.folder / "log").glob("_txn=*/*/*.parquet")) == before
+    assert set((shop.folder / "log").glob("_txn-*/*/*.parquet")) == before
     assert plane.read_back(staged) == staged.digests
     assert shop.rows(View.STATE) == expected(PUBLISHED)
     assert shop.rows(View.FRESH) == expected(FED)
