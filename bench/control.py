@@ -45,7 +45,7 @@ def binding_of(txn: int) -> Binding:
 
 def seal_of(txn: int) -> Seal:
     parts = tuple(
-        Part(f"_txn={txn:020}/w/part-{n:05}.parquet", 10, 9999, json.dumps({"numRecords": 10}))
+        Part(f"_txn-{txn:020}/w/part-{n:05}.parquet", 10, 9999, json.dumps({"numRecords": 10}))
         for n in range(8)
     )
     digest = Digest.of(range(80))

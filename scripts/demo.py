@@ -193,9 +193,9 @@ def prepared() -> EmbeddedAirflow:
 
 def kill_spark_while_it_writes(airflow: EmbeddedAirflow) -> bool:
     """SIGKILL the Spark server as soon as a new part is being written; then start it again."""
-    before = set(TABLES.rglob("_txn=*/*/*"))
+    before = set(TABLES.rglob("_txn-*/*/*"))
     deadline = time.monotonic() + 240
-    while not set(TABLES.rglob("_txn=*/*/*")) - before:
+    while not set(TABLES.rglob("_txn-*/*/*")) - before:
         if time.monotonic() > deadline:
             return False
         time.sleep(0.01)
@@ -277,7 +277,7 @@ def tell_the_story(demo: Demo, shop: Shop) -> None:
     demo.expect(written == 0, f"{written} bytes written")
 
     step("6. One changed byte turns the gate red")
-    part = change_a_byte(TABLES / "orders" / "log" / "_txn=00000000000000000002")
+    part = change_a_byte(TABLES / "orders" / "log" / "_txn-00000000000000000002")
     demo.client.clear(DAG, second)
     (state,) = demo.watch(second)
     demo.expect(state == "failed", f"red: {part.name[:24]}… is not what was sealed, and downstream waits")

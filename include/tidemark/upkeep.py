@@ -155,8 +155,10 @@ def _reclaim_chores(shard: ShardId, found: Reclaim) -> Iterable[Chore]:
 
 
 def _state_chores(shard: ShardId, facts: TableFacts, held: Lease | None, terms: Terms) -> Iterable[Chore]:
-    if facts.is_due:
+    if facts.merge_due:
         yield Chore("merge the state's files", shard, facts.small, facts.small_bytes)
+    if facts.purge_due:
+        yield Chore("purge the state's hidden rows", shard, facts.files, facts.bytes)
     if facts.old:
         by = f"lease {held.name} of {held.holder} at {held.txn}" if held is not None else ""
         yield Chore("vacuum the state", shard, facts.old, facts.old_bytes, by)
@@ -259,7 +261,7 @@ def _tended(
     if facts is None:
         return
     vacuum = facts.old > 0 and _snapshot_held(deployment, shard, leases, terms) is None
-    if not facts.is_due and not vacuum:
+    if not (facts.merge_due or facts.purge_due or vacuum):
         return
     try:
         tend(
@@ -268,13 +270,16 @@ def _tended(
             deployment.keeper(),
             shard,
             shard_uri=deployment.shard_uri(shard),
-            optimize=facts.is_due,
+            merge=facts.merge_due,
+            purge=facts.purge_due,
             vacuum=vacuum,
         )
     except BeingPublished:
         told.append(f"the state of {shard} is being published, and is left for the next time")
         return
-    if facts.is_due:
+    if facts.merge_due:
         yield Chore("merged the state's files", shard, facts.small, facts.small_bytes)
+    if facts.purge_due:
+        yield Chore("purged the state's hidden rows", shard, facts.files, facts.bytes)
     if vacuum:
         yield Chore("vacuumed the state", shard, facts.old, facts.old_bytes)

@@ -24,23 +24,23 @@ OpenControl = Callable[[], Control]
 
 
 class FolderPlane(MemoryPlane):
-    """The memory plane with the part names of a warehouse: _txn=…/<token>/part-…"""
+    """The memory plane with the part names of a warehouse: _txn-…/<token>/part-…"""
 
     def _write(self, path: str, rows: tuple[object, ...]) -> Part:  # type: ignore[override]
         shard, txn, token, index = path.split("/")
-        return super()._write(f"_txn={int(txn):020}/{token}/part-{shard}-{index}", rows)  # type: ignore[arg-type]
+        return super()._write(f"_txn-{int(txn):020}/{token}/part-{shard}-{index}", rows)  # type: ignore[arg-type]
 
     def discard(self, txn: Txn, token: WriterToken) -> None:
-        for path in [path for path in self._files if path.startswith(f"_txn={txn:020}/{token}/")]:
+        for path in [path for path in self._files if path.startswith(f"_txn-{txn:020}/{token}/")]:
             self._files.pop(path)
 
     def attempts(self) -> Sequence[tuple[Txn, WriterToken]]:
         found = {tuple(path.split("/")[:2]) for path in self._files}
-        return sorted((Txn(int(txn.removeprefix("_txn="))), WriterToken(token)) for txn, token in found)
+        return sorted((Txn(int(txn.removeprefix("_txn-"))), WriterToken(token)) for txn, token in found)
 
 
 def log_entry(txn: int, token: str = "w", parts: int = 2) -> LogEntry:
-    paths = [f"_txn={txn:020}/{token}/part-{index}.parquet" for index in range(parts)]
+    paths = [f"_txn-{txn:020}/{token}/part-{index}.parquet" for index in range(parts)]
     stats = '{"numRecords": 3}'
     return LogEntry(Txn(txn), WriterToken(token), tuple(Part(path, 3, 100, stats) for path in paths))
 

@@ -56,7 +56,7 @@ class LightPlane:
     def stage(self, binding: Binding, token: WriterToken) -> Staged:
         source, rows = self._rows(binding)
         self.staged.append(binding.txn)
-        folder = f"_txn={binding.txn:020}/{token}"
+        folder = f"_txn-{binding.txn:020}/{token}"
         (self._log / folder).mkdir(parents=True)
         parts = []
         for index, piece in enumerate((rows[0::2], rows[1::2])):
@@ -82,11 +82,11 @@ class LightPlane:
         return Staged(binding.txn, WriterToken(""), source, {SHARD: added}, ENGINE)
 
     def discard(self, txn: Txn, token: WriterToken) -> None:
-        shutil.rmtree(self._log / f"_txn={txn:020}" / token, ignore_errors=True)
+        shutil.rmtree(self._log / f"_txn-{txn:020}" / token, ignore_errors=True)
 
     def attempts(self) -> Sequence[tuple[Txn, WriterToken]]:
-        found = [path.relative_to(self._log).parts for path in self._log.glob("_txn=*/*")]
-        return sorted((Txn(int(txn.removeprefix("_txn="))), WriterToken(token)) for txn, token in found)
+        found = [path.relative_to(self._log).parts for path in self._log.glob("_txn-*/*")]
+        return sorted((Txn(int(txn.removeprefix("_txn-"))), WriterToken(token)) for txn, token in found)
 
 
 def digest_of(rows: Sequence[dict[str, object]]) -> Digest:

@@ -200,7 +200,7 @@ def orphans(root: Path) -> list[str]:
         for shard, added in seal["shards"].items()
         for part in added["parts"]
     }
-    parts = [path for path in home.glob("*/log/_txn=*/**/*") if path.is_file()]
+    parts = [path for path in home.glob("*/log/_txn-*/**/*") if path.is_file()]
     return sorted(name for path in parts if (name := str(path.relative_to(home))) not in named)
 
 

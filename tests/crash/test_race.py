@@ -70,7 +70,7 @@ def test_four_processes_race_for_one_shard_and_each_loss_is_on_record_with_its_w
     assert sorted(seals) == list(range(1, ROUNDS + 1))
     named = {part["path"] for seal in seals.values() for part in seal["shards"][SHARD]["parts"]}
     log = home / SHARD / "log"
-    assert {str(path.relative_to(log)) for path in log.glob("_txn=*/*/*")} == named
+    assert {str(path.relative_to(log)) for path in log.glob("_txn-*/*/*")} == named
 
     lost = [body for body in bodies_of(home / "_control" / "journal") if body["event"] == "lost"]
     for entry in lost:

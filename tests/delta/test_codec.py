@@ -28,7 +28,7 @@ SEAL = Seal(
     2,
     Decision.ACCEPTED,
     BIG,
-    {ShardId("orders"): ShardParts((Part("_txn=3/w", 3, 10, '{"numRecords":3}'),), BIG, held="späte Daten")},
+    {ShardId("orders"): ShardParts((Part("_txn-3/w", 3, 10, '{"numRecords":3}'),), BIG, held="späte Daten")},
     engine="e",
     reason="known",
     watermark=-4,

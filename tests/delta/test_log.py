@@ -96,7 +96,7 @@ def test_statistics_that_are_not_true_are_refused(log: DeltaLog, folder: Path) -
     assert log.head().upper == 1
 
 
-@pytest.mark.parametrize("path", ["part.parquet", "_txn=00000000000000000002/w/p", "../x", "/etc/x"])
+@pytest.mark.parametrize("path", ["part.parquet", "_txn-00000000000000000002/w/p", "../x", "/etc/x"])
 def test_a_part_outside_its_transactions_folder_is_refused(log: DeltaLog, path: str) -> None:
     with pytest.raises(InvalidUsage, match="is not one of transaction 1"):
         append(log, LogEntry(Txn(1), W, (Part(path, 0, 0),)))

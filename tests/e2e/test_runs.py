@@ -95,7 +95,7 @@ def test_a_task_killed_in_the_middle_is_retried_by_airflow_and_nothing_is_lost_o
     project.check()
     assert first_txns(project.seals()) == [1]
     project.tidemark("maintain", "killed")
-    folders = list((project.folder / "warehouse" / "killed" / SHARD / "log").glob("_txn=*/*"))
+    folders = list((project.folder / "warehouse" / "killed" / SHARD / "log").glob("_txn-*/*"))
     assert [folder.name for folder in folders] == [project.seals()[0].token], "no part is left behind"
 
 

@@ -7,17 +7,22 @@ import multiprocessing
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from typer.testing import CliRunner
 
 from tests.crash.jvm import ROOT
+from tests.crash.light import SHARD
 from tests.maintenance.killed import WINDOW, maintain
 from tests.maintenance.racing import keep_house, write
 from tests.maintenance.rig import (
+    ROW,
     LightDeployment,
+    Row,
     feed,
     files_on_disk,
     log_folder,
@@ -31,12 +36,17 @@ from tidemark.assemble import Deployment, new_token
 from tidemark.cli.app import app
 from tidemark.config import load_pipeline
 from tidemark.core.binding import Owner
+from tidemark.core.consumer import lease_name
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import Txn, WriterToken
 from tidemark.core.lease import HolderToken, Tenure
+from tidemark.core.listing import Limits
 from tidemark.core.replay import Replayable
+from tidemark.delta.parts import DeltaParts
 from tidemark.pipeline import proof
+from tidemark.pipeline.consume import Reading, ShardReader
 from tidemark.pipeline.context import Attempt
+from tidemark.pipeline.holding import take_hold
 from tidemark.pipeline.leasing import Leases
 from tidemark.pipeline.run import replay
 
@@ -70,10 +80,10 @@ def test_compaction_keeps_every_row_with_its_transaction_and_every_proof(fed: Pa
     assert ("merged small files", 28) in [(chore.what, chore.files) for chore in done.chores]
     assert len(DeltaTable(str(log_folder(fed))).file_uris()) == 1
     assert log_rows(fed) == wanted_rows(fed)
-    assert len([path for path in files_on_disk(fed) if path.startswith("_txn=")]) == 28, "kept for who looked"
+    assert len([path for path in files_on_disk(fed) if path.startswith("_txn-")]) == 28, "kept for who looked"
     assert verdicts(fed) == {"identical"}
     upkeep.maintain(LightDeployment(fed), T, terms())
-    assert [path for path in files_on_disk(fed) if path.startswith("_txn=")] == []
+    assert [path for path in files_on_disk(fed) if path.startswith("_txn-")] == []
     assert log_rows(fed) == wanted_rows(fed)
     assert verdicts(fed) == {"identical"}, "the rows are proven where they lie now"
     feed(fed, first=FED, files=2)
@@ -82,16 +92,15 @@ def test_compaction_keeps_every_row_with_its_transaction_and_every_proof(fed: Pa
 
 def test_a_log_that_is_not_what_was_sealed_is_left_alone_and_told(fed: Path) -> None:
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
-    part = next(log_folder(fed).glob("_txn=00000000000000000005/*/part-0.parquet"))
+    part = next(log_folder(fed).glob("_txn-00000000000000000005/*/part-0.parquet"))
     table = pq.ParquetFile(part).read()
     values = pa.array(["changed"] * table.num_rows)
     pq.write_table(table.set_column(table.schema.get_field_index("value"), "value", values), part)
     done = upkeep.maintain(LightDeployment(fed), T, terms())
     assert any("transaction 5" in warning and "sealed" in warning for warning in done.warnings)
     assert len(DeltaTable(str(log_folder(fed))).file_uris()) == 28
-    assert [path for path in files_on_disk(fed) if path.startswith("_txns=")] == [], "it is gone"
+    assert [path for path in files_on_disk(fed) if path.startswith("_txns-")] == [], "it is gone"
 
 
 def test_truncation_advances_since_and_never_passes_what_is_published(fed: Path) -> None:
@@ -130,7 +139,7 @@ def test_r4_what_a_live_lease_needs_stays_and_the_dry_run_names_the_holder(fed: 
 
     done = upkeep.maintain(deployment, T, terms(window=10), watch=False)
     assert done.since == 5
-    kept = [path for path in files_on_disk(fed) if path.startswith("_txn=") and int(path[5:25]) >= 5]
+    kept = [path for path in files_on_disk(fed) if path.startswith("_txn-") and int(path[5:25]) >= 5]
     assert len(kept) == 20, "the parts that the holder may have looked up are merged, and still on disk"
     assert log_rows(fed) == wanted_rows(fed, since=5)
     replaced = [
@@ -275,3 +284,32 @@ def test_log_days_keep_what_was_sealed_within_them(fed: Path) -> None:
     assert eighth is not None
     then_ms = int(eighth.timestamp() * 1000) + upkeep.DAY_MS
     assert upkeep.terms_of(deployment, now_ms=then_ms).window in (7, 8)
+
+
+def test_r5_a_consumer_has_every_change_once_while_maintenance_works_around_it(
+    fed: Path,
+) -> None:
+    """Invariants 11 and 12: between a batch's listing and its reading everything is maintained, with no
+    time given to who looked before; the lease alone keeps what the consumer needs."""
+    deployment, rivals = LightDeployment(fed), LightDeployment(fed)
+    leases = Leases(deployment.control.leases)
+    hold = take_hold(leases, lease_name("billing", SHARD), HolderToken("h"), ttl_seconds=60, wait_seconds=1)
+    reading = Reading("billing", SHARD, new_token(), limits=Limits(txns_max=3))
+    reader = ShardReader(deployment.pipeline, DeltaParts(deployment.root), hold, reading, name="race")
+    had: Counter[Row] = Counter()
+    batches = 0
+    try:
+        while (given := reader.next_range()) is not None:
+            upkeep.maintain(rivals, T, terms(window=20), watch=False)
+            for part in given.parts:
+                rows = pq.ParquetFile(log_folder(fed) / part.path).read(columns=list(ROW)).to_pylist()
+                asked = [row for row in rows if given.lower <= row["_txn"] < given.upper]
+                had.update(tuple(row[name] for name in ROW) for row in asked)
+            reader.delivered(given)
+            batches += 1
+            upkeep.maintain(rivals, T, terms(window=20), watch=False)
+    finally:
+        hold.release()
+    assert had == wanted_rows(fed)
+    assert batches >= 1
+    assert upkeep.maintain(rivals, T, terms(window=20)).since == 13, "up to what is published"

@@ -86,7 +86,7 @@ class Shelf:
         return Part(path, len(rows), file.stat().st_size, stats_of(pq.read_metadata(file)))
 
     def parts_of(self, txn: int) -> list[Path]:
-        return sorted((self.log / f"_txn={txn:020}").rglob("*.parquet"))
+        return sorted((self.log / f"_txn-{txn:020}").rglob("*.parquet"))
 
     def again(self, session: SessionMaker | None = None) -> Deployment:
         """Another process's view of the same warehouse."""

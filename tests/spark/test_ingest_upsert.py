@@ -180,7 +180,7 @@ def test_parts_are_sorted_by_key_with_true_statistics_and_no_other_file(
     rig = make_rig(spark, tmp_path)
     staged = rig.stage([kv(f"k{number:03}", "v") for number in range(200, 0, -1)], files=3)
     (part,) = staged.shards[TABLE].parts
-    assert part.path.startswith("_txn=00000000000000000001/w/part-")
+    assert part.path.startswith("_txn-00000000000000000001/w/part-")
     assert [path.stat().st_size for path in rig.files_on_disk()] == [part.bytes]
     assert [row["k"] for row in rig.rows(staged)] == [f"k{number:03}" for number in range(1, 201)]
     stats = json.loads(part.stats)

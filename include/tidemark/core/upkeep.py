@@ -41,7 +41,7 @@ def covering(files: Iterable[LogFile], txn: Txn) -> tuple[LogFile, ...]:
 
 def merged_folder(first: Txn, last: Txn, *, number: int, token: WriterToken) -> str:
     """Where a compaction's files go, below the log: their transactions, its number and its writer."""
-    return f"_txns={first:020}-{last:020}/{number:010}-{token}"
+    return f"_txns-{first:020}-{last:020}/{number:010}-{token}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,9 +36,14 @@ class TableFacts:
     configuration: Mapping[str, str]
 
     @property
-    def is_due(self) -> bool:
-        """Whether rewriting is worth it."""
-        return self.small >= SMALL_FILES_DUE or self.hidden > HIDDEN_ROWS_DUE * max(self.rows, 1)
+    def merge_due(self) -> bool:
+        """Whether merging small files is worth it."""
+        return self.small >= SMALL_FILES_DUE
+
+    @property
+    def purge_due(self) -> bool:
+        """Whether it is worth it to write files anew without the rows that are hidden in them."""
+        return self.hidden > HIDDEN_ROWS_DUE * max(self.rows, 1)
 
 
 def facts_of(

@@ -1,11 +1,11 @@
 """A shard's log as a ledger: its records are the sealed parts, added to the shard's Delta table.
 
 An entry is not stored beside the data; it *is* the data's add actions. A part's path names its
-transaction and its writer (`_txn=00000000000000000007/<token>/part-….parquet`), so the entries can be
+transaction and its writer (`_txn-00000000000000000007/<token>/part-….parquet`), so the entries can be
 read back from the table's file list, which is also what every reader of the log sees. The underscore makes
 the folder a hidden one: a VACUUM by other hands leaves it alone, whatever its retention is.
 
-Files that compaction has written (`_txns=<first>-<last>/…`) have the rows of several transactions and belong
+Files that compaction has written (`_txns-<first>-<last>/…`) have the rows of several transactions and belong
 to no single entry any more; `files` tells which of the active files may have a transaction's rows.
 """
 
@@ -37,13 +37,13 @@ CONFIGURATION: Final = {
     "delta.checkpointInterval": "10",
 }
 LOG_MARKS: Final = (UPPER, COMPACTION)
-_PATH = re.compile(r"_txn=(\d{20})/([A-Za-z0-9._-]+)/[A-Za-z0-9._-]+\Z")
-_MERGED = re.compile(r"_txns=(\d{20})-(\d{20})/(\d{10})-([A-Za-z0-9._-]+)/[A-Za-z0-9._-]+\Z")
+_PATH = re.compile(r"_txn-(\d{20})/([A-Za-z0-9._-]+)/[A-Za-z0-9._-]+\Z")
+_MERGED = re.compile(r"_txns-(\d{20})-(\d{20})/(\d{10})-([A-Za-z0-9._-]+)/[A-Za-z0-9._-]+\Z")
 
 
 def parts_folder(txn: Txn, token: WriterToken) -> str:
     """Where one attempt's parts of a transaction go, relative to the log table's root."""
-    folder = f"_txn={txn:020}/{token}"
+    folder = f"_txn-{txn:020}/{token}"
     if not _PATH.match(f"{folder}/part"):
         raise InvalidUsage(
             f"token {token!r} can't be in a path", hint="use letters, digits, '.', '_' and '-'"

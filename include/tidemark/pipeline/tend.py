@@ -48,13 +48,16 @@ def tend(
     shard: ShardId,
     *,
     shard_uri: str,
-    optimize: bool,
+    merge: bool,
+    purge: bool,
     vacuum: bool,
 ) -> None:
     """Merge and clean what is due. `BeingPublished` while another process publishes the shard."""
     with publisher_lock(shard_uri):
         checked_record(control, plane, shard)
-        if optimize:
-            keeper.optimize(shard)
+        if merge:
+            keeper.merge(shard)
+        if purge:
+            keeper.purge(shard)
         if vacuum:
             keeper.vacuum(shard)

@@ -29,8 +29,12 @@ class Merger(Protocol):
 class StateKeeper(Protocol):
     """Rewrites and cleans the table of a state, without changing a row."""
 
-    def optimize(self, shard: ShardId) -> None:
-        """Merge small files, and write those anew that deletion vectors have taken rows out of."""
+    def merge(self, shard: ShardId) -> None:
+        """Merge small files."""
+        ...
+
+    def purge(self, shard: ShardId) -> None:
+        """Write the files anew that deletion vectors have taken rows out of."""
         ...
 
     def vacuum(self, shard: ShardId) -> None:

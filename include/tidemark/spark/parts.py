@@ -1,6 +1,6 @@
 """Part files: where an attempt's parts lie, what is in them by their own footers, and how they go away.
 
-A part lies inside the log's folder, `<shard>/log/_txn=<20 digits>/<token>/`, and is invisible until a commit
+A part lies inside the log's folder, `<shard>/log/_txn-<20 digits>/<token>/`, and is invisible until a commit
 of the log adds it. The underscore makes the folder a hidden one, which a VACUUM leaves alone whatever its
 retention is: a part that waits to be sealed, or to be appended, is safe from other hands. Everything here
 touches names and footers, never rows.
@@ -23,7 +23,7 @@ from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.seal import Part
 
 QUARANTINE: Final = ShardId("quarantine")
-_TXN_FOLDER = re.compile(r"_txn=(\d{20})\Z")
+_TXN_FOLDER = re.compile(r"_txn-(\d{20})\Z")
 _TOKEN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}\Z")
 _TEXT_CHARACTERS_MAX: Final = 64
 
@@ -32,7 +32,7 @@ def attempt_folder(txn: Txn, token: WriterToken) -> str:
     """An attempt's folder, relative to a log's root."""
     if not _TOKEN.match(token):
         raise InvalidUsage(f"token {token!r} can't name a folder", hint="use letters, digits, - and _")
-    return f"_txn={txn:020d}/{token}"
+    return f"_txn-{txn:020d}/{token}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ does; then who reads such a version is told which file is gone.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from pyspark.sql import SparkSession
@@ -41,30 +42,31 @@ class SparkStateKeeper:
         self._spark = spark
         self._specs = specs
 
-    def optimize(self, shard: ShardId) -> None:
-        """Merge small files, then write those anew that deletion vectors have taken rows out of."""
-        spec = self._specs.of(shard)
-        for table in self._tables(spec):
-            self._keep_retention(table, spec)
-            with confs_set(self._spark, _OPTIMIZE):
-                self._spark.sql(f"OPTIMIZE {table}")
-                self._spark.sql(f"REORG TABLE {table} APPLY (PURGE)")
+    def merge(self, shard: ShardId) -> None:
+        """Merge small files, those of the tombstones too."""
+        self._run(shard, "OPTIMIZE {}", _OPTIMIZE)
+
+    def purge(self, shard: ShardId) -> None:
+        """Write the state's files anew that deletion vectors have taken rows out of."""
+        self._run(shard, "REORG TABLE {} APPLY (PURGE)", _OPTIMIZE, tombstones=False)
 
     def vacuum(self, shard: ShardId) -> None:
         """Delete what no version within the retention needs."""
+        self._run(shard, "VACUUM {}", _VACUUM)
+
+    def _run(
+        self, shard: ShardId, command: str, confs: Mapping[str, str], *, tombstones: bool = True
+    ) -> None:
         spec = self._specs.of(shard)
-        for table in self._tables(spec):
-            self._keep_retention(table, spec)
-            with confs_set(self._spark, _VACUUM):
-                self._spark.sql(f"VACUUM {table}")
+        for uri in (spec.state, spec.tombstones) if tombstones else (spec.state,):
+            if version_of(uri, spec.storage_options) == VERSION_NONE:
+                continue
+            table = "delta.`" + uri.replace("`", "``") + "`"
+            self._keep_retention(uri, table, spec)
+            with confs_set(self._spark, confs):
+                self._spark.sql(command.format(table))
 
-    def _tables(self, spec: StateSpec) -> list[str]:
-        uris = (spec.state, spec.tombstones)
-        there = [uri for uri in uris if version_of(uri, spec.storage_options) != VERSION_NONE]
-        return ["delta.`" + uri.replace("`", "``") + "`" for uri in there]
-
-    def _keep_retention(self, table: str, spec: StateSpec) -> None:
+    def _keep_retention(self, uri: str, table: str, spec: StateSpec) -> None:
         """Set the property where it is missing or another."""
-        uri = table.removeprefix("delta.`").removesuffix("`").replace("``", "`")
         if configuration_of(uri, spec.storage_options).get(RETENTION) != retention_of(spec):
             self._spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('{RETENTION}' = '{retention_of(spec)}')")
