@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -121,7 +122,7 @@ def listen(works: Deployment, name: str, limits: Limits | None = None) -> tuple[
     return (count, hashed), batches
 
 
-def timed(work: Callable[[], object]) -> tuple[float, object]:
+def timed(work: Callable[[], Any]) -> tuple[float, Any]:
     began = time.perf_counter()
     result = work()
     return time.perf_counter() - began, result
@@ -131,8 +132,15 @@ def throughput(works: Deployment, rounds: int) -> None:
     plain: list[float] = []
     ours: list[float] = []
     for number in range(rounds + 1):
-        seconds, expected = timed(lambda: scan(works))
-        mine, (found, batches) = timed(lambda number=number: listen(works, f"round{number}"))  # type: ignore[misc]
+        takes: list[tuple[float, Any]] = [(0.0, None)] * 2
+        works_of: list[Callable[[], Any]] = [
+            lambda: scan(works),
+            lambda number=number: listen(works, f"round{number}"),  # type: ignore[misc]
+        ]
+        # Who begins is in turn too: other people's load is then nobody's advantage.
+        for which in (0, 1) if number % 2 else (1, 0):
+            takes[which] = timed(works_of[which])
+        (seconds, expected), (mine, (found, batches)) = takes
         if found != expected:
             raise SystemExit(f"the consumer has {found}, the scan {expected}")
         if number > 0:  # The first of each warms up.

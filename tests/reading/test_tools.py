@@ -22,7 +22,7 @@ from tidemark.core.ids import Txn
 from tidemark.pipeline.run import run
 from tidemark.tasks import replay_range
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.airflow]
 
 
 @pytest.fixture

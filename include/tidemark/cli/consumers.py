@@ -21,6 +21,7 @@ from tidemark.cli.shared import (
 
 if TYPE_CHECKING:
     from tidemark.assemble import Deployment
+    from tidemark.core.ids import ShardId
 
 ShardArgument = Annotated[str, typer.Argument(help="The shard.", metavar="SHARD")]
 ConsumerArgument = Annotated[str, typer.Argument(help="The consumer's name.", metavar="CONSUMER")]
@@ -103,20 +104,14 @@ def consumers_of(deployment: Deployment) -> list[ConsumerStatus]:
     return sorted(found, key=lambda one: (one.shard, one.consumer))
 
 
-def frozen_at(deployment: Deployment, consumer: str, shard: str, txn: int) -> str:
+def frozen_at(deployment: Deployment, consumer: str, shard: ShardId, txn: int) -> str:
     """Why a consumer stands at a transaction, as its last note there says; empty once that is mended."""
-    from tidemark.core.journal import Event
+    from tidemark.core.freeze import open_freeze
 
     journal = deployment.control.journal
     journal.head()
-    why = ""
-    for entry in journal.find(str(txn)):
-        mine = {"consumer": consumer, "shard": shard}.items() <= entry.detail.items()
-        if mine and entry.event is Event.FROZEN:
-            why = f"{entry.detail['part'] or 'its listing'}: {entry.detail['why']}"
-        elif entry.event is Event.REPAIRED or (mine and entry.event is Event.PASSED_OVER):
-            why = ""
-    return why
+    found = open_freeze(journal.find(str(txn)), consumer=consumer, shard=shard)
+    return f"{found['part'] or 'its listing'}: {found['why']}" if found is not None else ""
 
 
 def skip(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tidemark.core.errors import InvariantViolation
 from tidemark.core.ids import ShardId, Txn
+from tidemark.core.journal import Event, JournalEntry
 from tidemark.core.lease import Lease
 
 
@@ -61,6 +62,22 @@ class Frozen(InvariantViolation):
             ),
         )
         self.freeze = freeze
+
+
+def open_freeze(
+    entries: Sequence[JournalEntry], *, consumer: str, shard: ShardId
+) -> Mapping[str, str] | None:
+    """What the journal of one transaction says of why a consumer stands there; None once it was mended.
+
+    A freeze is mended for everybody by a repair, and for one consumer by passing over."""
+    standing: Mapping[str, str] | None = None
+    for entry in entries:
+        mine = {"consumer": consumer, "shard": str(shard)}.items() <= entry.detail.items()
+        if mine and entry.event is Event.FROZEN:
+            standing = entry.detail
+        elif entry.event is Event.REPAIRED or (mine and entry.event is Event.PASSED_OVER):
+            standing = None
+    return standing
 
 
 def holders_of(leases: Sequence[Lease]) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from typing import Final
 
 from tidemark.core.consumer import batch_fence
 from tidemark.core.errors import InvalidUsage, InvariantViolation, TidemarkError
-from tidemark.core.freeze import Freeze, Frozen
+from tidemark.core.freeze import Freeze, Frozen, open_freeze
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.journal import Event
 from tidemark.core.listing import Condition, Limits, ListedTxn, cut_batch, list_txns
@@ -252,7 +252,7 @@ class ShardReader:
         with suppress(TidemarkError):
             journal = self._pipeline.control.journal
             journal.head()
-            known = any(e.event is Event.FROZEN and e.detail == detail for e in journal.find(str(txn)))
-            if not known:
+            known = open_freeze(journal.find(str(txn)), consumer=reading.consumer, shard=reading.shard)
+            if known != detail:
                 note(self._pipeline, Event.FROZEN, txn=txn, token=reading.token, detail=detail)
         return Frozen(freeze, pipeline=self._name)

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
-from tidemark.core.errors import Determinate
+from tidemark.core.errors import Determinate, Indeterminate
 from tidemark.core.freeze import holders_of
 from tidemark.core.ids import Txn
 from tidemark.core.lease import HeldByOther, HolderToken, Lease, LeaseLost, Tenure
@@ -71,10 +72,10 @@ class Hold:
             return self._leases.since(), holders_of(standing)
 
     def release(self) -> None:
-        """Let go; what was lost already is left to whoever has it."""
+        """Let go; what was lost already is left to whoever has it, and what can't be told now expires."""
         self._ended.set()
         self._keeper.join()
-        with self._lock:
+        with self._lock, suppress(Determinate, Indeterminate):
             self._leases.release(self.lease)
 
     def _check(self) -> None:
