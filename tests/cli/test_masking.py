@@ -13,9 +13,10 @@ from typer.testing import CliRunner
 
 from tidemark.cli.app import app
 from tidemark.cli.masking import masked_record
-from tidemark.config import PipelineConfig
+from tidemark.config import KafkaSource, PipelineConfig
 
 CANARY = "canary-4711"
+KAFKA = KafkaSource.model_validate({"type": "kafka", "topics": ["t"], "bootstrap_servers": "b:9092"})
 PIN = {"name": "a", "schema": "id BIGINT, pin STRING, n INT", "keys": ["id"], "masked": ["pin"]}
 
 
@@ -61,6 +62,24 @@ def test_both_rows_of_a_debezium_change_are_masked() -> None:
         assert json.loads(masked_record(record(raw), works)["_raw"]) == shown
     as_text = masked_record(record({"before": None, "after": json.dumps(row)}), works)
     assert json.loads(as_text["_raw"]) == {"before": None, "after": "***"}
+
+
+def test_key_value_and_headers_of_a_topics_record_are_masked_each() -> None:
+    works = config(PIN).model_copy(update={"source": KAFKA})
+    row = json.dumps({"id": 1, "pin": CANARY})
+    headers = [{"key": "pin", "value": CANARY}, {"key": "trace", "value": "t"}]
+    shown = masked_record(record({"key": row, "value": row, "headers": headers}), works)
+    hidden = '{"id":1,"pin":"***"}'
+    assert json.loads(shown["_raw"]) == {
+        "key": hidden,
+        "value": hidden,
+        "headers": [{"key": "pin", "value": "***"}, {"key": "trace", "value": "t"}],
+    }
+    for raw in ({"key": CANARY}, {"value": f"base64:{CANARY}"}):
+        (part,) = raw
+        assert json.loads(masked_record(record(raw), works)["_raw"]) == {part: "***"}
+    for raw in (CANARY, f'["{CANARY}"]'):
+        assert masked_record(record(raw), works)["_raw"] == "***"
 
 
 def test_keys_and_reasons_are_masked_too() -> None:

@@ -33,8 +33,28 @@ def masked_record(record: Mapping[str, Any], config: PipelineConfig) -> dict[str
         return dict(record)
     # A line of CSV may look like JSON, and then names nothing.
     raw = record["_raw"] if config.source.format != "csv" or record["_raw"] is None else ""
-    shown = {"_raw": _text(raw, names, config.envelope), "_key": _text(record["_key"], names, "")}
+    shown = {"_raw": _raw(raw, names, config), "_key": _text(record["_key"], names, "")}
     return {**record, **shown, "_reason": _reason(record["_reason"], names, shards)}
+
+
+def _raw(raw: str | None, names: frozenset[str], config: PipelineConfig) -> str | None:
+    """A record as it came. One of a topic is an object of texts: its key, its value and its headers."""
+    if config.source.type != "kafka" or raw is None:
+        return _text(raw, names, config.envelope)
+    try:
+        record = json.loads(raw)
+        if not isinstance(record, dict):
+            return MASK
+    except (ValueError, RecursionError):
+        return MASK  # It came from another source, when the pipeline had one.
+    shown: dict[str, Any] = {"key": _text(record.get("key"), names, "")}
+    shown["value"] = _text(record.get("value"), names, config.envelope)
+    shown["headers"] = [
+        {**one, "value": MASK} if str(one.get("key")).lower() in names else one
+        for one in record.get("headers") or ()
+    ]
+    given = {part: value for part, value in shown.items() if part in record}
+    return json.dumps(given, ensure_ascii=False, separators=(",", ":"))
 
 
 def _text(text: str | None, names: frozenset[str], envelope: str) -> str | None:

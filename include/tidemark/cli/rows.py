@@ -94,7 +94,7 @@ def quarantine(
         say("no key has an open error" if only_open else "nothing is quarantined")
     else:
         columns = ("txn", "shard", "key", "file", "record", "reason", "raw")
-        shown = ("_txn", "_shard", "_key", "_offset", "_ordinal", "_reason", "_raw")
+        shown = ("_txn", "_shard", "_key", "_partition", "_offset", "_ordinal", "_reason", "_raw")
         print_table("", columns, [[record[name] for name in shown] for record in found])
 
 

@@ -102,7 +102,8 @@ class TopicsInput:
         if isinstance(config.source, KafkaSource) and config.source.key_format == "string":
             shard = next((shard for shard in shards_of(config) if shard.keys), None)
             key = doc.known_schema(shard)[shard.keys[0]] if shard is not None else None
-        return read_topics(spark, self.ranges, settings, key=key, tasks_max=cores)
+        group = self.source.group_of(config.name)
+        return read_topics(spark, self.ranges, settings, group=group, key=key, tasks_max=cores)
 
     def parts(self, *, cores: int) -> int:
         return parts_for(sum(one.size for one in self.ranges) * _RECORD_BYTES, cores=cores)

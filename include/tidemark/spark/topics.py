@@ -57,11 +57,13 @@ def read_topics(
     ranges: Sequence[Range],
     settings: Mapping[str, str],
     *,
+    group: str,
     key: StructField | None,
     tasks_max: int,
 ) -> DataFrame:
-    """The records of these ranges. `settings` are the Java client's. With a `key`, the records' keys are
-    texts of that column; else they are JSON objects."""
+    """The records of these ranges. `settings` are the Java client's, and the names of the groups that
+    its consumers need begin with `group`. With a `key`, the records' keys are texts of that column; else they
+    are JSON objects."""
     reader = spark.read.format("kafka").options(**{f"kafka.{name}": text for name, text in settings.items()})
     records = (
         reader.option("kafka.isolation.level", "read_committed")
@@ -69,6 +71,7 @@ def read_topics(
         .option("startingOffsets", _offsets({one: one.lower for one in ranges}))
         .option("endingOffsets", _offsets({one: one.upper for one in ranges}))
         .option("failOnDataLoss", "true")
+        .option("groupIdPrefix", group)
         .option("includeHeaders", "true")
         .option("minPartitions", str(_tasks(ranges, tasks_max)))
         .load()

@@ -1,0 +1,60 @@
+"""The connection of a Kafka source: from Airflow into the environment of the step, and nowhere else."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tidemark.config import KafkaSource, load_pipeline
+from tidemark.core.errors import InvalidUsage
+from tidemark.sources.kafka_settings import settings_of
+
+pytestmark = pytest.mark.airflow
+
+PIPELINE = """
+name: p
+source: {type: kafka, kafka_config_id: kafka_of_airflow, topics: [t]}
+shards: [{name: t, schema: "a INT", keys: [a]}]
+"""
+VARIABLE = "AIRFLOW_CONN_KAFKA_OF_AIRFLOW"
+
+
+def test_a_source_finds_the_connection_that_airflow_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from airflow.sdk import BaseHook, Connection
+    from airflow.sdk.exceptions import AirflowNotFoundException
+
+    from tidemark.airflow.connections import provide_connection
+
+    extra = '{"bootstrap.servers": "b:9092", "sasl.password": "hidden-word"}'
+    kept = {"kafka_of_airflow": Connection(conn_id="kafka_of_airflow", conn_type="kafka", extra=extra)}
+
+    def found(name: str) -> Connection:
+        if name not in kept:
+            raise AirflowNotFoundException(name)
+        return kept[name]
+
+    # Stands in for the backend, which only a running task can ask.
+    monkeypatch.setattr(BaseHook, "get_connection", found)
+    monkeypatch.setenv(VARIABLE, "")
+    file = tmp_path / "p.yaml"
+    file.write_text(PIPELINE)
+    provide_connection(str(file), "")
+    source = load_pipeline(file).source
+    assert isinstance(source, KafkaSource)
+    assert settings_of(source, os.environ) == {"bootstrap.servers": "b:9092", "sasl.password": "hidden-word"}
+    kept.clear()
+    with pytest.raises(InvalidUsage, match="there is no connection 'kafka_of_airflow'"):
+        provide_connection(str(file), None)
+
+
+def test_a_source_of_files_asks_for_nothing(tmp_path: Path) -> None:
+    from tidemark.airflow.connections import provide_connection
+
+    file = tmp_path / "p.yaml"
+    source = "{type: files, path: in, format: json}"
+    file.write_text(PIPELINE.replace("{type: kafka, kafka_config_id: kafka_of_airflow, topics: [t]}", source))
+    provide_connection(str(file), None)
