@@ -274,17 +274,27 @@ class _Reader:
         return self._take(size)
 
     def row(self) -> Row:
-        return tuple(self._value() for _ in range(self.uint16()))
-
-    def _value(self) -> Value:
-        match self.expect("nutb"):
-            case "n":
-                return None
-            case "u":
-                return UNCHANGED
-            case "t":
-                return self._decoded(self.sized())
-        return self.sized()
+        """The values of a row, in one loop: nearly all the time of a capture is spent here."""
+        data, at = self._data, self._at + 2
+        values: list[Value] = []
+        for _ in range(self.uint16()):
+            mark = data[at : at + 1]
+            at += 1
+            if mark == b"n":
+                values.append(None)
+            elif mark == b"u":
+                values.append(UNCHANGED)
+            elif mark in (b"t", b"b"):
+                size = int.from_bytes(data[at : at + 4], signed=True)
+                start, at = at + 4, at + 4 + size
+                if size < 0 or at > len(data):
+                    raise self._broken(f"a value of {size} bytes does not fit into it")
+                raw = data[start:at]
+                values.append(self._decoded(raw) if mark == b"t" else raw)
+            else:
+                raise self._broken(f"{mark!r} is not a kind of value")
+        self._at = at
+        return tuple(values)
 
     def end(self) -> None:
         if self._at != len(self._data):
