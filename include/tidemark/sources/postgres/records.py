@@ -22,7 +22,8 @@ from typing import Any, Final
 
 from tidemark.config.shard import ShardConfig
 from tidemark.core.errors import InvalidUsage
-from tidemark.sources.pgoutput import UNCHANGED, Delete, Insert, Relation, Row, Update, Value
+from tidemark.sources.pgbytes import UNCHANGED, Row, Value
+from tidemark.sources.pgoutput import Delete, Insert, Relation, Update
 from tidemark.sources.postgres.values import declared_for, lossless, to_json
 
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False)
