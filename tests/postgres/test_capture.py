@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
+from threading import Barrier, Event
 
 import pytest
 
@@ -190,6 +192,40 @@ def test_a_first_reading_has_the_rows_and_changes_before_it_are_dropped(rig: Mak
     assert sizes(works, bound) == [2, 1, 0]
     works.sql("DELETE FROM items WHERE id = 2")
     assert works.changes(*works.bind()) == [("items", "d", (2,))]
+
+
+def test_rows_that_come_while_tables_are_first_read_are_taken_exactly_once(rig: MakeRig) -> None:
+    """Each row is inserted once and never again, so one that came twice, or never, would show."""
+    tables = ("one", "two", "three")
+    works = rig(**dict.fromkeys(tables, (NOTES_SCHEMA, ["id"])))
+    works.ready(*[f"CREATE TABLE {name} (id int PRIMARY KEY, body text)" for name in tables])
+    begun, enough = Barrier(4), Event()
+
+    def write(writer: int) -> None:
+        with works.server.connect(works.database) as db:
+            for n in count(writer, 3):
+                if n == 60 + writer:
+                    begun.wait(30)
+                if enough.is_set():
+                    return
+                with db.transaction(force_rollback=n % 7 == 0):
+                    for name in tables:
+                        db.execute(f"INSERT INTO {name} VALUES (%s)", (n,))
+
+    with ThreadPoolExecutor(3) as pool:
+        writing = [pool.submit(write, writer) for writer in range(3)]
+        begun.wait(30)
+        bound = works.bind()
+        works.sql(*[f"INSERT INTO {name} VALUES (-1)" for name in tables])
+        bound += works.bind()
+        enough.set()
+        for each in writing:
+            each.result()
+    bound += works.bind()
+    captured = works.changes(*bound)
+    for name in tables:
+        there = [row[0] for row in works.sql(f"SELECT id FROM {name} ORDER BY id")]
+        assert sorted(row[0] for table, _, row in captured if table == name) == there
 
 
 def test_a_first_reading_is_not_done_again_for_tables_that_were_read_before_the_crash(

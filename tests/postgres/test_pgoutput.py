@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tests.postgres.server import Server
 from tidemark.core.errors import InvalidUsage
 from tidemark.sources.lsn import lsn_text, parsed_lsn
+from tidemark.sources.pgbytes import UNCHANGED, Row
 from tidemark.sources.pgoutput import (
-    UNCHANGED,
     Begin,
     Commit,
     Delete,
@@ -24,7 +24,6 @@ from tidemark.sources.pgoutput import (
     Origin,
     Relation,
     RelationColumn,
-    Row,
     Truncate,
     TypeName,
     Update,

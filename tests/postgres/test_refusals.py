@@ -81,6 +81,22 @@ def test_a_connection_may_be_a_uri_or_airflows_json(server: Server) -> None:
         assert {name: str(value) for name, value in found.items()} == wanted
 
 
+@pytest.mark.airflow
+def test_a_connection_that_the_environment_does_not_have_comes_from_airflow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from airflow.sdk import BaseHook, Connection
+
+    kept = Connection(
+        conn_id="x", conn_type="postgres", host="h", port=5, schema="d", login="u", password="p%",
+        extra='{"sslmode": "require"}',
+    )  # fmt: skip
+    monkeypatch.setattr(BaseHook, "get_connection", classmethod(lambda cls, conn_id: kept))
+    assert parameters_of("x", {}) == {
+        "host": "h", "port": 5, "dbname": "d", "user": "u", "password": "p%", "sslmode": "require",
+    }  # fmt: skip
+
+
 def test_a_missing_publication_is_named_with_the_sql(items: Rig) -> None:
     items.sql("DROP PUBLICATION p")
     with pytest.raises(InvalidUsage, match="publication 'p' does not exist") as refused:

@@ -12,25 +12,10 @@ Restriction: streamed transactions and two-phase commits (protocols 2 to 4) are 
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
-from enum import Enum
-from typing import Final
 
 from tidemark.core.errors import InvalidUsage
-
-
-class Unchanged(Enum):
-    """The marker for a value that was stored out of line, did not change, and was not sent."""
-
-    UNCHANGED = "u"
-
-
-UNCHANGED: Final = Unchanged.UNCHANGED
-
-Value = str | bytes | None | Unchanged
-"""Text as it came, bytes of a value that was sent in binary form, None for NULL, or `UNCHANGED`."""
-Row = tuple[Value, ...]
+from tidemark.sources.pgbytes import Reader, Row
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +130,7 @@ Message = Begin | Commit | Relation | TypeName | Insert | Update | Delete | Trun
 
 def parse(data: bytes) -> Message:
     """The message that these bytes are."""
-    reader = _Reader(data)
+    reader = Reader(data)
     kind = reader.mark()
     match kind:
         case "B":
@@ -183,7 +168,7 @@ def parse(data: bytes) -> Message:
     return found
 
 
-def _relation(reader: _Reader) -> Relation:
+def _relation(reader: Reader) -> Relation:
     oid, schema, table = reader.uint32(), reader.text(), reader.text()
     identity = reader.expect("dnfi")
     columns = []
@@ -194,98 +179,10 @@ def _relation(reader: _Reader) -> Relation:
     return Relation(oid, schema or "pg_catalog", table, identity, tuple(columns))
 
 
-def _update(reader: _Reader) -> Update:
+def _update(reader: Reader) -> Update:
     relation, which = reader.uint32(), reader.expect("KON")
     if which == "N":
         return Update(relation, None, False, reader.row())
     old = reader.row()
     reader.expect("N")
     return Update(relation, old, which == "O", reader.row())
-
-
-class _Reader:
-    """Takes bytes from the front; says where a message stops making sense."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._at = 0
-
-    def _take(self, size: int) -> bytes:
-        taken = self._data[self._at : self._at + size]
-        if len(taken) < size:
-            raise self._broken(f"it ends {size - len(taken)} bytes too early")
-        self._at += size
-        return taken
-
-    def _broken(self, why: str) -> InvalidUsage:
-        kind = self._data[:1].decode("latin-1")
-        return InvalidUsage(
-            f"a replication message of kind {kind!r} can't be read at byte {self._at}: {why}",
-            hint="nothing was captured; check that the slot's plugin is pgoutput, and its version",
-        )
-
-    def uint16(self) -> int:
-        return int(struct.unpack("!H", self._take(2))[0])
-
-    def int32(self) -> int:
-        return int(struct.unpack("!i", self._take(4))[0])
-
-    def uint32(self) -> int:
-        return int(struct.unpack("!I", self._take(4))[0])
-
-    def int64(self) -> int:
-        return int(struct.unpack("!q", self._take(8))[0])
-
-    def uint64(self) -> int:
-        return int(struct.unpack("!Q", self._take(8))[0])
-
-    def mark(self) -> str:
-        return self._take(1).decode("latin-1")
-
-    def expect(self, marks: str) -> str:
-        found = self.mark()
-        if found not in marks:
-            raise self._broken(f"expected one of {marks!r}, found {found!r}")
-        return found
-
-    def flags(self, known: int) -> int:
-        found = self._take(1)[0]
-        if found & ~known:
-            raise self._broken(f"flags {found} are not known")
-        return found
-
-    def text(self) -> str:
-        end = self._data.find(b"\0", self._at)
-        if end < 0:
-            raise self._broken("a text has no end")
-        raw = self._take(end - self._at + 1)[:-1]
-        return self._decoded(raw)
-
-    def _decoded(self, raw: bytes) -> str:
-        try:
-            return raw.decode()
-        except UnicodeDecodeError:
-            raise self._broken("a text is not UTF-8") from None
-
-    def sized(self) -> bytes:
-        size = self.int32()
-        if size < 0:
-            raise self._broken(f"a size is {size}")
-        return self._take(size)
-
-    def row(self) -> Row:
-        return tuple(self._value() for _ in range(self.uint16()))
-
-    def _value(self) -> Value:
-        match self.expect("nutb"):
-            case "n":
-                return None
-            case "u":
-                return UNCHANGED
-            case "t":
-                return self._decoded(self.sized())
-        return self.sized()
-
-    def end(self) -> None:
-        if self._at != len(self._data):
-            raise self._broken(f"{len(self._data) - self._at} bytes are left over")

@@ -50,6 +50,7 @@ class Capture:
         self._cutter = StepCutter(files, config.transaction, lower, self._snapshots)
         self._relations: dict[int, Relation] = {}
         self._tables: dict[int, Table] = {}
+        self._places: dict[int, str] = {}
         self._begun: Begin | None = None
         self._is_ours = self._is_alone = False
 
@@ -76,7 +77,7 @@ class Capture:
     def _hear(self, message: Message) -> None:
         match message:
             case Begin():
-                self._begun = message
+                self._begun, self._places = message, {}
                 self._is_ours = self._is_alone = False
                 self._cutter.begin(message.lsn)
             case Commit():
@@ -86,6 +87,7 @@ class Capture:
             case Relation():
                 self._relations[message.oid] = message
                 self._tables.pop(message.oid, None)
+                self._places.pop(message.oid, None)
             case Insert() | Update() | Delete():
                 self._row(message)
             case Truncate():
@@ -103,8 +105,7 @@ class Capture:
         table = self._tables.get(relation.oid)
         if table is None:
             table = self._tables[relation.oid] = Table.of(relation, shard)
-        place = place_of(relation, lsn=self._begun.lsn, xid=self._begun.xid)
-        for line in table.lines(message, place):
+        for line in table.lines(message, self._place(relation, self._begun)):
             self._cutter.record(line)
 
     def _truncate(self, message: Truncate) -> None:
@@ -115,8 +116,13 @@ class Capture:
             self._is_ours = True
             if not self._is_in_snapshot(relation, self._begun):
                 self._is_alone = True
-                place = place_of(relation, lsn=self._begun.lsn, xid=self._begun.xid)
-                self._cutter.record(truncated(place))
+                self._cutter.record(truncated(self._place(relation, self._begun)))
+
+    def _place(self, relation: Relation, begun: Begin) -> str:
+        """Where a row of the open transaction comes from; the same for all of a table."""
+        if relation.oid not in self._places:
+            self._places[relation.oid] = place_of(relation, lsn=begun.lsn, xid=begun.xid)
+        return self._places[relation.oid]
 
     def _is_in_snapshot(self, relation: Relation, begun: Begin) -> bool:
         """Whether the first reading of the table has this change already."""

@@ -18,12 +18,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from tidemark.config.shard import ShardConfig
 from tidemark.core.errors import InvalidUsage
-from tidemark.sources.pgoutput import UNCHANGED, Delete, Insert, Relation, Row, Update, Value
+from tidemark.sources.pgbytes import UNCHANGED, Row, Value
+from tidemark.sources.pgoutput import Delete, Insert, Relation, Update
 from tidemark.sources.postgres.values import declared_for, lossless, to_json
+
+_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False)
 
 
 def refused(table: str, fact: str, hint: str) -> InvalidUsage:
@@ -116,7 +119,7 @@ def truncated(place: str) -> bytes:
 
 
 def _text(value: dict[str, Any]) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return _ENCODER.encode(value)
 
 
 def _check_columns(relation: Relation, shard: ShardConfig) -> None:

@@ -21,7 +21,7 @@ from tidemark.core.errors import InvalidUsage, InvariantViolation
 from tidemark.sources.lsn import lsn_text, parsed_lsn
 
 PLUGIN: Final = "pgoutput"
-ROWS_PER_FETCH: Final = 200
+ROWS_PER_FETCH: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
