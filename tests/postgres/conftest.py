@@ -1,4 +1,4 @@
-"""One PostgreSQL server and one Spark session for all tests of a process."""
+"""One PostgreSQL server for all tests of a process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from pyspark.sql import SparkSession
 
 from tests.postgres.rig import CONN_ID, Rig
 from tests.postgres.server import Server, start
-from tests.spark.conftest import spark as spark  # noqa: PLC0414
 
 _numbers = count(1)
 
