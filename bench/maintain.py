@@ -1,9 +1,9 @@
 """What maintenance gives and costs: `python -m bench.maintain`.
 
 A log gets `--transactions` small transactions on top of a state of `--rows` rows, none of them published. The
-fresh read is counted before and after the log is merged, each time with a new session's caches cold for the
-files; beside it, a plain scan of the log. Also told: bytes written per byte cleaned, for the log and, after a
-publish of all of it, for the state (OPTIMIZE and purge).
+fresh read is timed before and after the log is merged, medians of three in one warm session; beside it, a
+plain scan of the log. Also told: bytes written per byte cleaned, for the log and, after a publish of all of
+it, for the state (OPTIMIZE and purge).
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from tidemark.spark.parts import QUARANTINE
 
 DAY_MS: Final = 86_400_000
 LEASE_WATCHED_SECONDS_MAX: Final = 600.0
-LOST: Final = "it is left to the sweep of lost attempts"
+UNTIL_RELEASED: Final = "it is released, or no longer renewed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +92,7 @@ def logs_of(deployment: Deployment) -> dict[ShardId, DeltaLog]:
 
 
 def lower_of(shard: ShardId, floor: Txn, terms: Terms) -> Txn:
+    """The first transaction that a log keeps."""
     return min(floor, terms.quarantine_window) if shard == QUARANTINE else floor
 
 
@@ -137,7 +138,7 @@ def _log_chores(shard: ShardId, log: DeltaLog, floor: Floor, since: Txn, terms: 
             len(waiting),
             sum(file.part.bytes for file in waiting),
             held,
-            "it is released, or no longer renewed" if "lease" in held else "it has gone on",
+            UNTIL_RELEASED if floor.held_by[0].kind == "lease" else "it has gone on",
         )
     for run in choose_runs([file for file in files if file.txn_last >= lower]):
         yield Chore("merge small files", shard, len(run.files), run.bytes)
@@ -147,10 +148,10 @@ def _reclaim_chores(shard: ShardId, found: Reclaim) -> Iterable[Chore]:
     if found.free:
         yield Chore("delete replaced files", shard, len(found.free), _bytes(found.free))
     for hold, files in found.held.items():
-        if hold.why == LOST:
+        if hold.kind == "lost":
             yield Chore("remove lost attempts", shard, len(files), _bytes(files))
-        else:
-            until = moment(hold.until_ms) if hold.until_ms is not None else ""
+        elif hold.kind != "in use":
+            until = moment(hold.until_ms) if hold.until_ms is not None else UNTIL_RELEASED
             yield Chore("delete replaced files", shard, len(files), _bytes(files), hold.why, until)
 
 
@@ -161,7 +162,7 @@ def _state_chores(shard: ShardId, facts: TableFacts, held: Lease | None, terms: 
         yield Chore("purge the state's hidden rows", shard, facts.files, facts.bytes)
     if facts.old:
         by = f"lease {held.name} of {held.holder} at {held.txn}" if held is not None else ""
-        yield Chore("vacuum the state", shard, facts.old, facts.old_bytes, by)
+        yield Chore("vacuum the state", shard, facts.old, facts.old_bytes, by, UNTIL_RELEASED if by else "")
     if facts.waiting:
         days = terms.kept_ms // DAY_MS
         yield Chore(

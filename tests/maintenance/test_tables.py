@@ -202,7 +202,7 @@ def test_merging_log_and_state_changes_nothing_that_is_read_or_proven(shop: Shop
     state_before = data_bytes(shop.folder / "state")
     spec = replace(specs_of(shop.deployment.config).of(SHARD), history_days=0)
     SparkStateKeeper(shop.spark, StateSpecs("shop", {SHARD: spec})).vacuum(SHARD)
-    assert data_bytes(shop.folder / "state") < state_before / 2
+    assert data_bytes(shop.folder / "state") < 0.6 * state_before
     assert isinstance(shop.publish(), Published), "the next publisher takes none of it for a stranger's write"
     assert shop.rows(View.STATE) == expected(FED)
     verify_state(shop.deployment.control, shop.deployment.state(), SHARD)

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Final
+from typing import Final, Literal
 
 from tidemark.core.ids import Txn, WriterToken
 from tidemark.core.ledger import Head, Put
@@ -157,9 +157,11 @@ class Leftover:
 
 @dataclass(frozen=True, slots=True)
 class HeldBack:
-    """Why a leftover stays: until a time, or until someone has let its transactions go."""
+    """Why a leftover stays. One that is `in use` is no leftover at all, as it turns out; one of a `lost`
+    attempt is swept by its seal; a `recent` one stays until a time, a `leased` one until its lease ends."""
 
     why: str
+    kind: Literal["in use", "lost", "recent", "leased"]
     until_ms: int | None = None
 
 
@@ -181,18 +183,18 @@ def held_back(
     kept that readers without a lease may have looked up."""
     if leftover.number:
         if leftover.number >= begun:
-            return HeldBack("a compaction is writing it")
+            return HeldBack("a compaction is writing it", "in use")
         if leftover.removed_ms is None:
             return None  # It never was in the log, or so long ago that nobody remembers.
     else:
         if sealed_token is None:
-            return HeldBack("its transaction is open")
+            return HeldBack("its transaction is open", "in use")
         if sealed_token != leftover.token:
-            return HeldBack("it is left to the sweep of lost attempts")
+            return HeldBack("it is left to the sweep of lost attempts", "lost")
         if leftover.first >= log_upper:
-            return HeldBack("its log has not taken it in yet")
+            return HeldBack("its log has not taken it in yet", "in use")
     if leftover.removed_ms is not None and now_ms - leftover.removed_ms < kept_ms:
-        return HeldBack("who looked before may still read it", leftover.removed_ms + kept_ms)
+        return HeldBack("who looked before may still read it", "recent", leftover.removed_ms + kept_ms)
     if held_from is not None and leftover.last >= held_from:
-        return HeldBack(held_by)
+        return HeldBack(held_by, "leased")
     return None

@@ -1,0 +1,69 @@
+"""Tending a state: what holds a VACUUM back, and who gives way to a publisher."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tidemark.core.checksum import Digest
+from tidemark.core.ids import ShardId, Txn, WriterToken
+from tidemark.core.lease import HolderToken, Lease, LeaseState
+from tidemark.core.publish import Published, StateCommit
+from tidemark.memory.control import MemoryControl, MemoryWarehouse
+from tidemark.memory.state import MemoryStatePlane, MemoryStates
+from tidemark.pipeline.publish import BeingPublished, publisher_lock
+from tidemark.pipeline.tend import snapshot_held, tend
+
+A = ShardId("a")
+RECORDS = [
+    Published(number, number, StateCommit(Txn(txn), WriterToken(f"w{txn}"), Digest()))
+    for number, txn in ((1, 2), (2, 5))
+]
+
+
+def lease(txn: int, state: LeaseState = LeaseState.LIVE) -> Lease:
+    return Lease("reader", HolderToken("h"), Txn(txn), 1, 60.0, state)
+
+
+@pytest.mark.parametrize(
+    ("held", "kept_ms", "breaks"),
+    [
+        (lease(3), 500, True),  # Its snapshot, as of 2, was superseded longer ago than files are kept.
+        (lease(3), 5_000, False),
+        (lease(6), 500, False),  # Its snapshot is the newest publish.
+        (lease(1), 500, False),  # It needs no snapshot: it reads the log from the beginning.
+        (lease(3, LeaseState.RELEASED), 500, False),
+    ],
+)
+def test_r4_a_lease_on_an_old_snapshot_holds_a_vacuum_back(held: Lease, kept_ms: int, breaks: bool) -> None:
+    found = snapshot_held(RECORDS, [held], superseded_ms={2: 1_000}.get, now_ms=2_000, kept_ms=kept_ms)
+    assert (found is held) is breaks
+    assert (found is None) is not breaks
+
+
+class Keeper:
+    """Writes down what it was asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def merge(self, shard: ShardId) -> None:
+        self.asked.append("merge")
+
+    def purge(self, shard: ShardId) -> None:
+        self.asked.append("purge")
+
+    def vacuum(self, shard: ShardId) -> None:
+        self.asked.append("vacuum")
+
+
+def test_a_state_that_is_being_published_is_left_for_the_next_time(tmp_path: Path) -> None:
+    warehouse = MemoryWarehouse()
+    control, plane = MemoryControl(warehouse), MemoryStatePlane(warehouse, {}, MemoryStates())
+    keeper, uri = Keeper(), str(tmp_path)
+    with publisher_lock(uri), pytest.raises(BeingPublished):
+        tend(control, plane, keeper, A, shard_uri=uri, merge=True, purge=True, vacuum=True)
+    assert keeper.asked == []
+    tend(control, plane, keeper, A, shard_uri=uri, merge=True, purge=False, vacuum=True)
+    assert keeper.asked == ["merge", "vacuum"]
