@@ -17,10 +17,13 @@ from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import Txn
 from tidemark.core.listing import Condition
 from tidemark.core.seal import Part
+from tidemark.spark.commit import confs_set
 from tidemark.spark.fold import DELETE, LOG_COLUMNS, OP, TXN, UPSERT, log_schema, quoted
 from tidemark.spark.tail import StateSpec
 
 CHECK_PAGES: Final = "parquet.page.verify-checksum.enabled"
+LISTING: Final = {"spark.sql.sources.parallelPartitionDiscovery.parallelism": "16"}
+"""Spark asks for the sizes of many files in a job; by default with a task for each of them."""
 
 
 def changes_of(
@@ -37,7 +40,8 @@ def changes_of(
     if not parts:
         return spark.createDataFrame([], schema)
     files = [f"{spec.log}/{part.path}" for part in parts]
-    rows = spark.read.schema(schema).option(CHECK_PAGES, "true").parquet(*files)
+    with confs_set(spark, LISTING):
+        rows = spark.read.schema(schema).option(CHECK_PAGES, "true").parquet(*files)
     return _met(rows.where(f"{TXN} >= {lower}L AND {TXN} < {upper}L"), spec, conditions)
 
 

@@ -1,0 +1,60 @@
+"""What a freeze says, and when the journal calls it mended. Invariant 11."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+from tidemark.core.freeze import Freeze, Frozen, open_freeze
+from tidemark.core.ids import ShardId, Txn, WriterToken
+from tidemark.core.journal import Event, JournalEntry
+
+ORDERS = ShardId("orders")
+MINE = {"consumer": "billing", "shard": "orders"}
+FROZEN = (Event.FROZEN, {**MINE, "part": "p", "why": "gone"})
+OTHERS = (Event.FROZEN, {"consumer": "audit", "shard": "orders", "part": "p", "why": "gone"})
+REPAIRED = (Event.REPAIRED, {"parts": "{}"})
+PASSED = (Event.PASSED_OVER, {**MINE, "reason": "known"})
+OTHERS_PASSED = (Event.PASSED_OVER, {"consumer": "audit", "shard": "orders", "reason": "known"})
+
+
+@pytest.mark.parametrize(
+    ("events", "frozen"),
+    [
+        ([], False),
+        ([FROZEN], True),
+        ([OTHERS], False),
+        ([FROZEN, REPAIRED], False),
+        ([FROZEN, REPAIRED, FROZEN], True),
+        ([FROZEN, PASSED], False),
+        ([FROZEN, OTHERS_PASSED], True),
+    ],
+)
+def test_a_freeze_stands_until_a_repair_or_until_this_consumer_passes_over(
+    events: list[tuple[Event, dict[str, str]]], frozen: bool
+) -> None:
+    entries = [
+        JournalEntry(number, Txn(7), event, WriterToken("w"), detail)
+        for number, (event, detail) in enumerate(events, start=1)
+    ]
+    found = open_freeze(entries, consumer="billing", shard=ORDERS)
+    assert (found is not None) is frozen
+
+
+def test_r1_the_report_names_file_txn_size_holders_and_who_did_not_remove_it() -> None:
+    freeze = Freeze("billing", ORDERS, Txn(7), "there is no such file", Txn(3), "x.parquet", 42, ("a of b",))
+    error = copy.copy(Frozen(freeze, pipeline="shop"))  # As pickling does, between Airflow's processes.
+    assert error.fact == (
+        "consumer 'billing' is frozen at txn 7 of shard 'orders': part x.parquet (42 bytes) can't be read: "
+        "there is no such file; it was not maintenance, which has kept everything from txn 3 on; "
+        "held by a of b"
+    )
+    assert "tidemark replay shop --from 7 --to 7 --mode repair" in error.hint
+    assert 'tidemark consumers skip shop orders billing 7 --reason "..."' in error.hint
+    assert error.freeze == freeze
+
+
+def test_what_lies_below_since_was_removed_by_maintenance() -> None:
+    freeze = Freeze("billing", ORDERS, Txn(2), "gone", Txn(3))
+    assert "maintenance has removed everything below txn 3; held by no lease" in str(freeze)
