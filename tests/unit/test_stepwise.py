@@ -17,6 +17,7 @@ from tidemark.pipeline.context import Attempt, Pipeline
 from tidemark.pipeline.maintain import sweep
 from tidemark.pipeline.overrule import accept, skip
 from tidemark.pipeline.reclock import reclock
+from tidemark.pipeline.run import replay
 from tidemark.pipeline.stepwise import (
     Judged,
     gather,
@@ -192,6 +193,20 @@ def test_p12_a_skipped_transaction_lets_the_run_go_on_without_it() -> None:
     skip(run.pipeline, world.attempt("person"), T1, reason="poisoned")
     seal_judged(run.pipeline, run.attempt)
     assert (simple(world.state()), world.files) == ({}, {})
+
+
+def test_s4_a_skipped_transaction_is_proven_although_its_input_is_gone() -> None:
+    """By its tasks and by the command: what was lost is why it was skipped."""
+    world = World()
+    world.feed(rec("k", 1))
+    run = Run(world, "r")
+    run.upto_validate()
+    skip(run.pipeline, world.attempt("person"), T1, reason="expired")
+    seal_judged(run.pipeline, run.attempt)
+    world.source.partitions["p0"].clear()
+    assert verdicts(run.clear().upto_validate()) == [(1, "identical", True)]
+    (finding,) = replay(run.pipeline, world.attempt("person"), txn_from=T1, txn_to=T1)
+    assert (finding.verdict, finding.why) == (Verdict.IDENTICAL, "skipped: expired")
 
 
 def test_p12_expectations_that_pause_hold_their_shard_only() -> None:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from tidemark.config.kafka import RECORDS_MAX, KafkaSource, split_partition
@@ -85,11 +86,15 @@ class TopicSource:
         )
         topics = self._topics(known)
         partitions = [name for topic in topics.values() for name in topic.partitions]
-        ends = self._cluster.stable(partitions)
+        # In this order: both only grow, so no partition begins above its end.
         lows = self._cluster.earliest(partitions)
+        ends = self._cluster.stable(partitions)
         bound = last.upper.as_dict() if last is not None else {}
+        time = self._source.start_time if last is None else None
+        timed = self._cluster.since(partitions, int(time.timestamp() * 1000)) if time is not None else {}
+        start = partial(self._start, last=last, lows=lows, ends=ends, timed=timed)
         firsts = {
-            name: bound.get(name, 0) if topic.name in known.topics else self._start(name, last, lows, ends)
+            name: bound.get(name, 0) if topic.name in known.topics else start(name)
             for topic in topics.values()
             for name in topic.partitions
         }
@@ -144,13 +149,14 @@ class TopicSource:
                 raise TopicLost(_recreated(name, bound=known.topics[name], found=found[name].id))
         return found
 
-    def _start(self, name: str, last: Binding | None, lows: Offsets, ends: Offsets) -> int:
+    def _start(self, name: str, last: Binding | None, *, lows: Offsets, ends: Offsets, timed: Offsets) -> int:
         """Where a partition of a topic that is not bound yet begins."""
-        source, time = self._source, self._source.start_time
+        source = self._source
         if last is not None:
             return lows[name]
-        if time is not None:
-            return self._cluster.since([name], int(time.timestamp() * 1000)).get(name, ends[name])
+        if source.start_time is not None:
+            # What came in since the ends were read is left to the next transaction, whatever its time.
+            return min(timed.get(name, ends[name]), ends[name])
         if name in source.start_offsets:
             if source.start_offsets[name] > ends[name]:
                 fact = f"the start {source.start_offsets[name]} of {name} is above its end {ends[name]}"

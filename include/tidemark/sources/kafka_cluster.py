@@ -145,6 +145,8 @@ class Cluster:
         return self._client
 
     def _deadline(self) -> dict[str, float]:
+        """The option of a request that is made now; what was complained of before does not count for it."""
+        self._complaints.clear()
         return {"request_timeout": self._wait_seconds_max}
 
     def _complain(self, error: Any) -> None:
