@@ -277,6 +277,21 @@ def test_a_table_that_is_added_later_is_read_alone_and_one_that_is_given_up_take
     assert items.bind(generation=1) == []
 
 
+def test_a_process_with_older_settings_does_not_let_go_of_a_table_that_was_read_and_is_not_bound_yet(
+    rig: MakeRig, items: Rig
+) -> None:
+    items.sql("INSERT INTO items VALUES (1)", NOTES, "INSERT INTO notes VALUES (7, 'old')")
+    items.sql("ALTER TABLE notes REPLICA IDENTITY FULL", "ALTER PUBLICATION p ADD TABLE notes")
+    last = items.bind()[-1]
+    both = rig(items=(ITEMS_SCHEMA, ["id"]), notes=(NOTES_SCHEMA, ["id"]))
+    both.source().offer(last)
+    read = both.log_end()
+    both.sql("INSERT INTO notes VALUES (8, 'new')")
+    acknowledge(items, last)
+    assert items.slot()[0] <= read
+    assert both.changes(*both.bind()) == [("notes", "c", (7, "old")), ("notes", "c", (8, "new"))]
+
+
 # What an update sends
 
 

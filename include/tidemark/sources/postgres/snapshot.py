@@ -53,6 +53,13 @@ def find_snapshot(files: ChangeFiles, table: str, *, lsn_min: int) -> Snapshot |
     return None
 
 
+def noted_tables(files: ChangeFiles, *, lsn_min: int) -> set[str]:
+    """The tables that were read at or above a position, bound or not."""
+    notes = files.folder.glob(f"{_NOTE}-*.json")
+    recent = [note for note in notes if int(note.stem.rpartition("-")[2], 16) >= lsn_min]
+    return {_from_json(note.read_text(encoding="utf-8")).table for note in recent}
+
+
 def take_snapshot(
     db: psycopg.Connection,
     files: ChangeFiles,

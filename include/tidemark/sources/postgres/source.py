@@ -47,7 +47,12 @@ from tidemark.sources.postgres import slot as slots
 from tidemark.sources.postgres.capture import CHANGES_PER_PEEK, Counted, captured, first_needed
 from tidemark.sources.postgres.changes import WAL, ChangeFiles
 from tidemark.sources.postgres.connection import connect, told
-from tidemark.sources.postgres.snapshot import find_snapshot, renumbered, take_snapshot
+from tidemark.sources.postgres.snapshot import (
+    find_snapshot,
+    noted_tables,
+    renumbered,
+    take_snapshot,
+)
 from tidemark.sources.postgres.tables import (
     Published,
     identity_flaws,
@@ -157,13 +162,13 @@ class SlotSource:
 
     def _unneeded(self, db: psycopg.Connection) -> tuple[int, bool]:
         """Up to which commit the slot has nothing that this pipeline takes, 0 for none, and whether it has
-        something after that. A table that the last binding knows counts, whatever our settings say: a
-        process with older ones must not let go of what a newer one takes."""
-        tables = taken_shards(self._config).keys() | self._bound_tables()
+        something after that. A table that the last binding knows counts, and one that was read since,
+        whatever our settings say: a process with older ones must not let go of what a newer one takes."""
         changes_max = 1
         while True:
             with db.transaction():
                 slots.lock(db, self._source.slot)
+                tables = taken_shards(self._config).keys() | self._bound_tables()
                 messages = Counted(
                     slots.peek(db, self._source.slot, self._source.publication, changes_max=changes_max)
                 )
@@ -182,7 +187,8 @@ class SlotSource:
     def _bound_tables(self) -> set[str]:
         upper = self._bindings.head().upper
         last = [one for one in self._bindings.read(upper - 1, upper) if isinstance(one, Binding)]
-        return {table for one in last for table in Manifest.from_json(one.manifest).snapshots}
+        bound = {table for one in last for table in Manifest.from_json(one.manifest).snapshots}
+        return bound | noted_tables(self.files, lsn_min=max((one.upper[WAL] for one in last), default=0))
 
     def _has_new_tables(self, known: dict[str, int], last: Binding | None) -> bool:
         """Whether a table was never read; forgets those that the pipeline has given up.
