@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -81,18 +84,24 @@ def test_a_connection_may_be_a_uri_or_airflows_json(server: Server) -> None:
         assert {name: str(value) for name, value in found.items()} == wanted
 
 
-@pytest.mark.airflow
-def test_a_connection_that_the_environment_does_not_have_comes_from_airflow(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from airflow.sdk import BaseHook, Connection
+ASK_AIRFLOW = """
+import json
+from airflow.sdk import BaseHook, Connection
+from tidemark.sources.postgres.connection import parameters_of
+kept = Connection(conn_id="x", conn_type="postgres", host="h", port=5, schema="d", login="u", password="p%",
+                  extra='{"sslmode": "require"}')
+BaseHook.get_connection = classmethod(lambda cls, conn_id: kept)
+print(json.dumps(parameters_of("x", {})))
+"""
 
-    kept = Connection(
-        conn_id="x", conn_type="postgres", host="h", port=5, schema="d", login="u", password="p%",
-        extra='{"sslmode": "require"}',
-    )  # fmt: skip
-    monkeypatch.setattr(BaseHook, "get_connection", classmethod(lambda cls, conn_id: kept))
-    assert parameters_of("x", {}) == {
+
+@pytest.mark.airflow
+def test_a_connection_that_the_environment_does_not_have_comes_from_airflow(tmp_path: Path) -> None:
+    """In a process of its own: importing Airflow changes how everything else logs."""
+    environment = {**os.environ, "AIRFLOW_HOME": str(tmp_path)}
+    command = [sys.executable, "-c", ASK_AIRFLOW]
+    asked = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120)
+    assert json.loads(asked.stdout.splitlines()[-1]) == {
         "host": "h", "port": 5, "dbname": "d", "user": "u", "password": "p%", "sslmode": "require",
     }  # fmt: skip
 
