@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from tests.kafka_broker import Broker
 from tests.spark.kafka_rig import Rig, kv
 from tidemark.core.errors import InvalidUsage
-from tidemark.core.ids import Txn
+from tidemark.core.ids import Txn, WriterToken
 from tidemark.core.replay import InputGone, Verdict
 from tidemark.core.seal import Decision
 from tidemark.pipeline.overrule import skip
@@ -225,6 +225,9 @@ def test_s4_offsets_that_expire_after_they_were_bound_stop_that_transaction(
     with pytest.raises(InputGone, match="offset 0 of s4b-0 has expired: the partition begins at 1"):
         rig.run()
     assert rig.seals() == []
+    # The reader itself notices too, when they expire after they were looked for.
+    with pytest.raises(InputGone, match="input of transaction 1 is gone"):
+        rig.opened().plane().stage(rig.bindings()[0], WriterToken("late"))
 
 
 def test_s5_a_topic_that_is_gone_or_made_anew_is_a_permanent_error_and_others_go_on(

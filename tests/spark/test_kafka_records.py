@@ -15,6 +15,7 @@ from tests.spark.kafka_rig import QUARANTINE, TABLE, Rig, kv
 from tidemark.core.ids import ShardId
 from tidemark.core.replay import Verdict
 from tidemark.spark.failures import Refused
+from tidemark.views import open_errors
 
 pytestmark = [pytest.mark.spark, pytest.mark.server]
 
@@ -131,6 +132,31 @@ def test_e1_quarantine_keeps_position_bytes_and_headers(
     (seal,) = rig.seals()
     assert (seal.source.count, seal.shards[QUARANTINE].digest.count) == (6, 2)
     assert [finding.verdict for finding in rig.replayed()] == [Verdict.IDENTICAL]
+
+
+def test_e2_a_key_with_an_undecodable_value_has_an_open_error_until_a_good_one_comes(
+    spark: SparkSession, broker: Broker, tmp_path: Path
+) -> None:
+    """The key of a record can be read even where its value can't, and what is left of a value is no key."""
+    rig = Rig(spark, tmp_path, broker, broker.make("e2"), shard=ID_V)
+    keys = [json.dumps({"id": number}) for number in (1, 2, 3, 4)]
+    broker.send("e2", [(key, '{"v":1}') for key in keys])
+    rig.run()
+    broken: list[Record] = [
+        (keys[1], '{"v":"x"}'),
+        (keys[2], '{"id":33'),
+        (keys[3], b"\xff"),
+        (keys[0], '{"v":5}'),
+    ]
+    broker.send("e2", broken)
+    rig.run()
+    assert rig.table() == {1: 5, 2: 1, 3: 1, 4: 1}
+    standing = open_errors(rig.opened(), "t").select("_key", "_offset").collect()
+    assert sorted(map(tuple, standing)) == [('{"id":2}', 4), ('{"id":3}', 5), ('{"id":4}', 6)]
+    broker.send("e2", [(keys[1], '{"v":7}'), (keys[2], None)])
+    rig.run()
+    assert rig.table() == {1: 5, 2: 7, 4: 1}
+    assert [row["_key"] for row in open_errors(rig.opened(), "t").collect()] == ['{"id":4}']
 
 
 def test_a1_an_append_topic_keeps_every_value_and_skips_what_is_empty(

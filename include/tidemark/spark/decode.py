@@ -49,6 +49,7 @@ from tidemark.spark.fold import (
 )
 from tidemark.spark.read import HASH, RAW
 from tidemark.spark.sql import case, coalesced, key_text, quoted, texts
+from tidemark.spark.topics import raw_text
 
 KEY: Final = "_key"
 REASON: Final = "_reason"
@@ -159,7 +160,7 @@ def _reasons(rules: Rules) -> list[str]:
     return [
         SHARD,
         f"{_key(rules)} AS {KEY}",
-        f"{doc.raw_text(rules.form)} AS {RAW}",
+        f"{raw_text(keyed=rules.form.keyed)} AS {RAW}",
         f"{case(f'NOT {doc.SKIP}', 'coalesce(_flaw, _late)')} AS {REASON}",
     ]
 
@@ -173,7 +174,9 @@ def _key(rules: Rules) -> str:
     found = {key: found_text(rules, key) for key in keys}
     lost = [f"(isnull({value_of(key)}) AND isnotnull({text}))" for key, text in found.items() if text]
     absent = "0" if rules.keeps_all else f"array_size({absent_names(keys)})"
-    unread = f"coalesce({' OR '.join([f'{absent} > 0', *lost])}, true)"
+    # Where the value can't be read at all, the record's own key may have been.
+    without = " OR ".join(f"isnull({value_of(key)})" for key in keys) if rules.form.keyed else "true"
+    unread = f"coalesce({' OR '.join([f'{absent} > 0', *lost])}, {without})"
     return case(f"({some}) AND NOT {unread}", key_text({key: value_of(key) for key in keys}))
 
 

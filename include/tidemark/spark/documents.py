@@ -39,7 +39,7 @@ from tidemark.config import CsvOptions, ShardConfig
 from tidemark.core.errors import InvariantViolation
 from tidemark.spark.fold import POSITION
 from tidemark.spark.read import DATA, HASH, KEY_DOCUMENT, RAW, RECORD
-from tidemark.spark.sql import bytes_text, case, literal, quoted, texts
+from tidemark.spark.sql import case, literal, quoted, texts
 
 SHARD: Final = "_shard"
 VALUES: Final = "_v"
@@ -107,15 +107,6 @@ def record_columns(form: Form) -> list[str]:
     return [DATA if form.format == "parquet" else RAW, HASH, *POSITION, *beside]
 
 
-def raw_text(form: Form) -> str:
-    """What quarantine keeps of a record: all of it, exactly."""
-    if not form.keyed:
-        return RAW
-    headers = f"transform({RECORD}.headers, h -> struct(h.key AS key, {bytes_text('h.value')} AS value))"
-    key, value = (bytes_text(f"{RECORD}.{part}") for part in ("key", "value"))
-    return f"to_json(struct({key} AS key, {value} AS value, {headers} AS headers))"
-
-
 def open_envelope(frame: DataFrame, form: Form, *more: str) -> DataFrame:
     """The frame with `_doc`, the JSON text of the row, and what the envelope says of it.
 
@@ -179,10 +170,9 @@ def _parse_json(frame: DataFrame, form: Form, shard: ShardConfig, known: StructT
     values = f"from_json({DOCUMENT}, {schema}, {_options({})}) AS {VALUES}"
     parsed = frame.selectExpr("*", values)
     kept = [*record_columns(form), SHARD, DOCUMENT, GONE, VALUES]
-    names, broken = _json_names(known), f"isnotnull({VALUES}.{_CORRUPT})"
+    found = [f"{_json_names(known)} AS {NAMES}", f"isnotnull({VALUES}.{_CORRUPT}) AS {BROKEN}"]
     if form.keyed and shard.keys and form.envelope == "upsert":
-        parsed, names, broken = _completed(parsed, shard, known, names)
-    found = [f"{names} AS {NAMES}", f"{broken} AS {BROKEN}"]
+        parsed, found = _completed(parsed, shard, known), [NAMES, BROKEN]
     if form.envelope == "debezium":
         refusal = f"coalesce({REFUSAL}, {_key_change(shard, known)}) AS {REFUSAL}"
         return parsed.selectExpr(*kept, *found, SKIP, refusal)
@@ -193,37 +183,31 @@ def _parse_json(frame: DataFrame, form: Form, shard: ShardConfig, known: StructT
     return named.selectExpr(*kept, NAMES, BROKEN, empty, REFUSAL)
 
 
-def _completed(
-    parsed: DataFrame, shard: ShardConfig, known: StructType, names: str
-) -> tuple[DataFrame, str, str]:
-    """The values with the key columns of the record's own key where the value has none, and what is named and
-    broken then. The key is parsed only where it is needed."""
+def _completed(parsed: DataFrame, shard: ShardConfig, known: StructType) -> DataFrame:
+    """The values, named and judged, with the key columns of the record's own key where the value has none, or
+    can't be read. The key is parsed only where it is needed."""
     keys = [field for field in known.fields if field.name in shard.keys]
     schema = literal(_ddl(StructType([*keys, StructField(_CORRUPT, StringType())])))
     lacking = " OR ".join(f"isnull({VALUES}.{quoted(key.name)})" for key in keys)
-    needed = f"NOT {GONE} AND isnotnull({VALUES}) AND isnotnull({KEY_DOCUMENT}) AND ({lacking})"
+    needed = f"NOT {GONE} AND isnotnull({KEY_DOCUMENT}) AND (isnull({NAMES}) OR {lacking})"
     key = f"{case(needed, f'from_json({KEY_DOCUMENT}, {schema}, {_options({})})')} AS {_KEY_VALUES}"
-    filled = [
-        f"coalesce({VALUES}.{quoted(field.name)}, {_KEY_VALUES}.{quoted(field.name)}) AS {quoted(field.name)}"
-        if field in keys
-        else f"{VALUES}.{quoted(field.name)}"
-        for field in known.fields
-    ]
-    whole = (
-        f"CASE WHEN isnotnull({VALUES}) THEN struct({', '.join(filled)}, {VALUES}.{_CORRUPT}) END AS {VALUES}"
-    )
+    fields = [f"{VALUES}.{quoted(field.name)}" for field in known.fields if field not in keys]
+    for name in (quoted(key.name) for key in keys):
+        # What was read of a value that breaks off is no key.
+        own = f"{case(f'isnotnull({NAMES})', f'{VALUES}.{name}')}"
+        fields.append(f"coalesce({own}, {_KEY_VALUES}.{name}, {VALUES}.{name}) AS {name}")
     ours = texts(list(shard.keys))
     # A key may have more fields than the table has key columns; only those count.
     of_key = f"array_intersect(json_object_keys({KEY_DOCUMENT}), {ours})"
     named = (
         f"CASE WHEN {GONE} THEN array_intersect({NAMES}, {ours})"
         f" WHEN isnotnull({_KEY_VALUES}) THEN coalesce(array_union({NAMES}, {of_key}), {NAMES})"
-        f" ELSE {NAMES} END"
+        f" ELSE {NAMES} END AS {NAMES}"
     )
-    broken = f"(isnotnull({VALUES}.{_CORRUPT}) OR isnotnull({_KEY_VALUES}.{_CORRUPT}))"
+    broken = f"(isnotnull({VALUES}.{_CORRUPT}) OR isnotnull({_KEY_VALUES}.{_CORRUPT})) AS {BROKEN}"
     rest = [name for name in parsed.columns if name != VALUES]
-    with_key = parsed.selectExpr("*", key, f"{names} AS {NAMES}")
-    return with_key.selectExpr(*rest, whole, f"{named} AS {NAMES}", f"{broken} AS {BROKEN}"), NAMES, BROKEN
+    with_key = parsed.selectExpr("*", f"{_json_names(known)} AS {NAMES}").selectExpr("*", key)
+    return with_key.selectExpr(*rest, f"struct({', '.join(fields)}) AS {VALUES}", named, broken)
 
 
 def _json_names(known: StructType) -> str:

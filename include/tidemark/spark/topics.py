@@ -36,7 +36,7 @@ from tidemark.sources.kafka_manifest import Range
 from tidemark.spark.digest import row_hash_sql
 from tidemark.spark.fold import OFFSET, ORDINAL, PARTITION
 from tidemark.spark.read import HASH, KEY_DOCUMENT, RAW, RECORD
-from tidemark.spark.sql import case, literal
+from tidemark.spark.sql import bytes_text, case, literal
 
 _HEADER: Final = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
 _HASHED: Final = StructType(
@@ -85,6 +85,15 @@ def read_topics(
         f"{_key_document(key)} AS {KEY_DOCUMENT}",
         f"struct(key, value, headers) AS {RECORD}",
     )
+
+
+def raw_text(*, keyed: bool) -> str:
+    """What quarantine keeps of a record: all of it, exactly."""
+    if not keyed:
+        return RAW
+    headers = f"transform({RECORD}.headers, h -> struct(h.key AS key, {bytes_text('h.value')} AS value))"
+    key, value = (bytes_text(f"{RECORD}.{part}") for part in ("key", "value"))
+    return f"to_json(struct({key} AS key, {value} AS value, {headers} AS headers))"
 
 
 def _tasks(ranges: Sequence[Range], tasks_max: int) -> int:
