@@ -208,8 +208,12 @@ def test_a_new_consumer_of_a_truncated_log_has_to_take_a_snapshot_first(shelf: S
         taken(shelf)
     assert taken(shelf, "late", start=3) == [(3, 4)]
     with consumer(shelf) as reader:
-        assert changes_in(reader.snapshot(as_of=2).frame) == [(2, "a", 1), (2, "b", 2)]
-        assert [(batch.lower, batch.upper) for batch in reader.listen()] == [(3, 4)]
+        with pytest.raises(InvalidUsage, match="can't take a snapshot as of 2"):
+            reader.snapshot(as_of=2)
+        assert changes_in(reader.snapshot(as_of=3).frame) == [(3, "a", 1), (3, "b", 2), (3, "c", 3)]
+        shelf.append([("d", 4)])
+        assert [(batch.lower, batch.upper) for batch in reader.listen()] == [(4, 5)]
+        assert not reader.is_new
 
 
 def test_an_effect_keyed_by_its_batch_is_done_once_however_often_the_batch_comes(

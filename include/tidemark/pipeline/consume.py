@@ -123,7 +123,8 @@ class ShardReader:
         fence = batch_fence(self._hold.lease)
         upper = readable_upper(control, shard)
         wanted = Txn((fence or upper) - 1) if as_of is None else as_of
-        if wanted < self.frontier - 1 or (fence is not None and wanted != fence - 1):
+        # One that doesn't move the frontier could not be told from one that was confirmed.
+        if wanted < self.frontier or (fence is not None and wanted != fence - 1):
             known = f"it was given {fence - 1}, and may have it" if fence else f"it has {self.frontier - 1}"
             raise InvalidUsage(
                 f"consumer {self._reading.consumer!r} can't take a snapshot as of {wanted}: {known}",
