@@ -4,7 +4,8 @@ Two measurements of a transaction of `--records` records:
 
 - *whole runs* through a real Airflow, by `spark-submit` and over Spark Connect: seconds of each task as
   Airflow has them, from its start to its end, and of the run;
-- *task bodies* over Connect: each of the five steps in a new process that has parsed the DAG, as a task has.
+- *task bodies* over Connect: each of the five steps in a new process that has parsed the DAG and has what the
+  project's plugin loads, as a task has.
   Seconds of the body, and of these what the server answered for (Spark's own work), what importing Great
   Expectations took, and the rest. It is told in processor seconds too, which a busy machine changes less.
 """
@@ -87,6 +88,7 @@ def whole_runs(airflow: EmbeddedAirflow, root: Path, records: int, repeats: int)
 
 def body(step: str, file: str, url: str, run_id: str) -> None:
     """One step in this process, with the time that is Spark's, and Great Expectations' import."""
+    from tidemark import tasks  # noqa: F401  What the project's plugin has loaded before a task is forked.
     from tidemark.airflow import pipeline_dags
 
     # Airflow parses the DAG before it calls a task's body.
