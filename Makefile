@@ -9,7 +9,7 @@ TESTS ?= tests
 HEAVY := spark or airflow or server or browser or slow
 
 .DEFAULT_GOAL := help
-.PHONY: help ready setup demo ui stop doctor test test-fast check format simulate crash read-crash bench build lock jars-lock clean distclean
+.PHONY: help ready setup demo ui stop doctor test test-fast check format simulate crash read-crash soak bench build lock jars-lock clean distclean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":[^#]*## "} /^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' Makefile
@@ -57,6 +57,9 @@ crash: ready ## Kill real processes at every durable step: make crash SEEDS=3
 
 read-crash: ready ## Kill and stop real consumers while a writer appends: make read-crash SEEDS=3
 	@$(PYTHON) -m tests.reading $(if $(filter-out file,$(origin SEEDS)),--seeds $(SEEDS))
+
+soak: ready ## Writers, consumers and maintenance at once, with kills: make soak SECONDS=600
+	@$(PYTHON) -m tests.maintenance $(if $(SECONDS),--seconds $(SECONDS))
 
 bench: ready ## Measure
 	@$(PYTHON) -m bench
