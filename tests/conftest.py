@@ -28,8 +28,11 @@ def group_of(item: pytest.Item) -> str:
     return folder if folder in GROUPS else ""
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long groups first, and each on one worker: what they share is started once."""
+    """Long groups first, and each on one worker: what they share is started once.
+
+    First of all hooks, since xdist's own looks for the groups."""
     for item in items:
         together = next((word for word in TOGETHER if word in str(item.path.relative_to(ROOT))), None)
         if together is not None:

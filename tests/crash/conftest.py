@@ -9,7 +9,7 @@ import pytest
 from tests.crash.campaign import Bench, bench_at
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     with bench_at(tmp_path_factory.mktemp("bench")) as opened:
         yield opened

@@ -38,7 +38,7 @@ def make_projects(root: Path) -> dict[str, Project]:
     return {**projects, "red": red}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     root = tmp_path_factory.mktemp("e2e")
     projects = make_projects(root / "projects")

@@ -16,7 +16,7 @@ from tests.postgres.server import Server, start
 _numbers = count(1)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def server() -> Iterator[Server]:
     started = start()
     yield started
