@@ -33,10 +33,10 @@ doctor: ready ## Check versions, Java, jars, Spark and the store
 	@.venv/bin/tidemark doctor
 
 test: ready ## Run every test
-	@$(PYTHON) -m pytest -n 2 --dist loadgroup --durations 10 $(TESTS)
+	@$(PYTHON) -m pytest -n 2 --durations 10 $(TESTS)
 
 test-fast: ready ## Run the tests that start no Spark and no server; under a minute
-	@$(PYTHON) -m pytest -n 2 --dist loadgroup -m "not ($(HEAVY))" $(TESTS)
+	@$(PYTHON) -m pytest -n 2 -m "not ($(HEAVY))" $(TESTS)
 
 check: ready ## Lint, format, types, import contracts, tidiness
 	@$(PYTHON) -m ruff check .

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,17 +30,24 @@ def group_of(item: pytest.Item) -> str:
     return folder if folder in GROUPS else ""
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long groups first, and each on one worker: what they share is started once.
-
-    First of all hooks, since xdist's own looks for the groups."""
-    for item in items:
-        together = next((word for word in TOGETHER if word in str(item.path.relative_to(ROOT))), None)
-        if together is not None:
-            item.add_marker(pytest.mark.xdist_group(together))
+    """Long groups first, so that nobody waits for them at the end."""
     places = {group: place for place, group in enumerate(GROUPS)}
     items.sort(key=lambda item: places.get(group_of(item), len(GROUPS)))
+
+
+class Together(LoadScopeScheduling):
+    """Tests that share something dear go to one worker, one after the other; any other goes to any worker."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = nodeid.split("::", 1)[0]
+        return next((word for word in TOGETHER if word in path), nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Together:
+    # In the order of the collection; by itself it would begin with what has the most tests.
+    config.option.loadscopereorder = False
+    return Together(config, log)
 
 
 @pytest.fixture(scope="session")
