@@ -66,7 +66,7 @@ class LightPlane:
         source, tables = self._rows(binding)
         shards = {}
         for table, rows in tables.items():
-            path = f"txn={binding.txn:020}/{token}/part-0.parquet"
+            path = f"_txn-{binding.txn:020}/{token}/part-0.parquet"
             file = self._home / table / "log" / path
             file.parent.mkdir(parents=True)
             pq.write_table(pa.Table.from_pylist(list(rows), schema=COLUMNS), file)
@@ -74,7 +74,7 @@ class LightPlane:
             shards[ShardId(table)] = ShardParts((part,), digest_of(rows))
         return Staged(binding.txn, token, source, shards, ENGINE)
 
-    def read_back(self, staged: Staged) -> Digests:
+    def read_back(self, staged: Staged, **_: object) -> Digests:
         found = {SOURCE: staged.source}
         for shard, added in staged.shards.items():
             files = [self._home / shard / "log" / part.path for part in added.parts]
@@ -91,7 +91,7 @@ class LightPlane:
         return Staged(binding.txn, WriterToken(""), source, shards, ENGINE)
 
     def discard(self, txn: Txn, token: WriterToken) -> None:
-        for folder in self._home.glob(f"*/log/txn={txn:020}/{token}"):
+        for folder in self._home.glob(f"*/log/_txn-{txn:020}/{token}"):
             shutil.rmtree(folder, ignore_errors=True)
 
     def attempts(self) -> Sequence[tuple[Txn, WriterToken]]:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql.types import StructField, StructType
 
-from tidemark.config import CsvOptions, FilesSource, PipelineConfig
+from tidemark.config import CsvOptions, KafkaSource, PipelineConfig
 from tidemark.core.errors import InvalidUsage, InvariantViolation
 from tidemark.sources.manifest import BoundFile
 from tidemark.spark import documents as doc
@@ -24,7 +24,7 @@ _HEADER_BYTES_MAX = 1 << 20
 def form_of(config: PipelineConfig, folder: str, files: Sequence[BoundFile]) -> doc.Form:
     """How the records of these files are written."""
     source = config.source
-    if not isinstance(source, FilesSource):
+    if isinstance(source, KafkaSource):
         raise InvariantViolation(f"a {source.type} source has no files")
     header: tuple[str, ...] = ()
     if source.format == "csv":
@@ -49,7 +49,7 @@ def rows_schema(form: doc.Form, known: StructType) -> StructType:
 
 
 def undeclared(name: str) -> InvalidUsage:
-    hint = "add it to the schema, or remove it from the files; then retry"
+    hint = "declare it in a new pipeline, or remove it from the files; then retry"
     return InvalidUsage(f"column {name!r} is not declared", hint=hint)
 
 
