@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pyspark
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, Producer, TopicPartition
+from confluent_kafka import KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import (
     AdminClient,
     AlterConfigOpType,
@@ -143,9 +143,6 @@ def _wait(broker: Broker, process: subprocess.Popen[bytes], log: Path) -> None:
     while True:
         try:
             broker.admin.list_topics(timeout=1)
-            # The first question about a group makes the broker set up its groups, which takes seconds.
-            group = ConsumerGroupTopicPartitions("nobody")
-            broker.admin.list_consumer_group_offsets([group], request_timeout=10)["nobody"].result()
             return
         except KafkaException:
             late = process.poll() is not None or time.monotonic() > deadline
