@@ -14,7 +14,7 @@ from tidemark.assemble import new_token
 def keep_house(root: str, until: float, reports: Any) -> None:
     """Maintenance in a loop."""
     errors, rounds = [], 0
-    while time.monotonic() < until:
+    while not (rounds or errors) or time.monotonic() < until:
         try:
             upkeep.maintain(
                 LightDeployment(Path(root)), new_token(), terms(window=1, kept_ms=10**18), watch=False
@@ -28,7 +28,7 @@ def keep_house(root: str, until: float, reports: Any) -> None:
 def write(root: str, first: int, until: float, reports: Any) -> None:
     """A file after the other, each taken in by a run."""
     errors, number = [], first
-    while time.monotonic() < until:
+    while number == first or time.monotonic() < until:
         try:
             feed(Path(root), first=number, files=1)
         except Exception as error:
