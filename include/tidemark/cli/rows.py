@@ -93,8 +93,10 @@ def quarantine(
     elif not found:
         say("no key has an open error" if only_open else "nothing is quarantined")
     else:
-        columns = ("txn", "shard", "key", "file", "record", "reason", "raw")
-        shown = ("_txn", "_shard", "_key", "_partition", "_offset", "_ordinal", "_reason", "_raw")
+        columns = ("txn", "shard", "key", "position", "reason", "raw")
+        for record in found:
+            record["position"] = ":".join(str(record[name]) for name in ("_partition", "_offset", "_ordinal"))
+        shown = ("_txn", "_shard", "_key", "position", "_reason", "_raw")
         print_table("", columns, [[record[name] for name in shown] for record in found])
 
 
