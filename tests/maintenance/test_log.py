@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from tests.crash.jvm import ROOT
 from tests.crash.light import SHARD
+from tests.crash.race import write_round
 from tests.maintenance.killed import WINDOW, maintain
 from tests.maintenance.racing import keep_house, write
 from tests.maintenance.rig import (
@@ -35,20 +36,23 @@ from tidemark import upkeep
 from tidemark.assemble import Deployment, new_token
 from tidemark.cli.app import app
 from tidemark.config import load_pipeline
-from tidemark.core.binding import Owner
+from tidemark.core.binding import Binding, Owner
 from tidemark.core.consumer import lease_name
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import Txn, WriterToken
 from tidemark.core.lease import HolderToken, Tenure
 from tidemark.core.listing import Limits
 from tidemark.core.replay import Replayable
+from tidemark.core.seal import Staged
+from tidemark.core.upkeep import Leftover
 from tidemark.delta.parts import DeltaParts
 from tidemark.pipeline import proof
 from tidemark.pipeline.consume import Reading, ShardReader
 from tidemark.pipeline.context import Attempt
 from tidemark.pipeline.holding import take_hold
 from tidemark.pipeline.leasing import Leases
-from tidemark.pipeline.run import replay
+from tidemark.pipeline.reclaim import plan_reclaim
+from tidemark.pipeline.run import replay, run
 
 T = WriterToken("maintainer")
 FED = 14
@@ -220,6 +224,32 @@ def test_two_maintenances_at_once_beside_a_writer_and_a_reader_lose_and_break_no
     upkeep.maintain(LightDeployment(fed), T, terms())
     assert log_rows(fed) == wanted_rows(fed)
     assert len(files_on_disk(fed)) < 40
+
+
+def test_a_part_that_goes_into_the_log_while_leftovers_are_sorted_is_none(
+    fed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The files were listed while the part was staged; before they are judged it is sealed and in the log."""
+    deployment = LightDeployment(fed)
+    log = deployment.control.log(SHARD)
+    look, stage = log.leftovers, deployment.light.stage
+    seen: list[Leftover] = []
+
+    def stage_then_look(binding: Binding, token: WriterToken) -> Staged:
+        staged = stage(binding, token)
+        seen.extend(look())
+        return staged
+
+    def look_then_commit() -> list[Leftover]:
+        write_round(fed, FED)
+        run(deployment.pipeline, Attempt(Owner("late"), new_token()))
+        return seen
+
+    monkeypatch.setattr(deployment.light, "stage", stage_then_look)
+    monkeypatch.setattr(log, "leftovers", look_then_commit)
+    plan = plan_reclaim(deployment.control, log, (), now_ms=10**15, kept_ms=0)
+    assert [one.first for one in seen if one.first == FED + 1], "it was staged when the files were listed"
+    assert [one.path for one in plan.free if one.first == FED + 1] == []
 
 
 PIPELINE_FILE = """\

@@ -29,11 +29,12 @@ def plan_reclaim(
     control: Control, log: KeptLog, leases: Sequence[Lease], *, now_ms: int, kept_ms: int
 ) -> Reclaim:
     """Sort a log's leftovers, and change nothing. `leases` has the last record of each name."""
+    # Read before the files are listed: what goes into the log from here on is above this upper. By a later
+    # one, a part that was staged when it was listed and is in the log now would look taken out of it.
+    head = log.head()
     found = log.leftovers()
     if not found:
         return Reclaim()
-    head = log.head()
-    # Read after the files were listed: a part that was listed can only be sealed since, never unsealed.
     sealed_upper = control.seals.head().upper
     parts = [one.first for one in found if not one.number]
     seals = control.seals.read(min(parts), min(max(parts) + 1, sealed_upper)) if parts else ()
