@@ -27,10 +27,11 @@ from rich.table import Table
 from rich.text import Text
 
 from tidemark.airflow.client import FINAL_STATES, AirflowClient
-from tidemark.airflow.embedded import SHORT_JOBS, SPARK, EmbeddedAirflow, project_airflow
+from tidemark.airflow.embedded import SPARK, EmbeddedAirflow, project_airflow
 from tidemark.airflow.processes import free_port
 from tidemark.home import home
 from tidemark.spark.connect import TOKEN_VARIABLE
+from tidemark.spark.session import SHORT_JOBS
 from tidemark.tasks import open_pipeline
 
 PROJECT = Path(__file__).resolve().parents[1]

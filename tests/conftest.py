@@ -53,13 +53,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Togethe
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """One small local session for all tests of a process; the JVM goes away with it."""
-    from tidemark.spark.session import build_session
+    from tidemark.spark.session import SHORT_JOBS, build_session
 
     session = build_session(
         "tidemark-tests",
         master="local[2]",
         scratch_folder=tmp_path_factory.mktemp("spark"),
-        confs={"spark.driver.memory": "1g", "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"},
+        confs={"spark.driver.memory": "1g", **SHORT_JOBS},
     )
     yield session
     session.stop()

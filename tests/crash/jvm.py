@@ -80,7 +80,7 @@ def attach(gateway: Gateway) -> SparkSession:
 
 
 def main() -> None:
-    from tidemark.spark.session import build_session
+    from tidemark.spark.session import SHORT_JOBS, build_session
 
     scratch = Path(sys.argv[1])
     session = build_session(
@@ -95,7 +95,9 @@ def main() -> None:
             "spark.sql.codegen.factoryMode": "NO_CODEGEN",
             "spark.sql.shuffle.partitions": "1",
             "spark.databricks.delta.snapshotPartitions": "1",
-            "spark.driver.extraJavaOptions": f"-XX:TieredStopAtLevel=1 -Dderby.system.home={scratch}",
+            "spark.driver.extraJavaOptions": (
+                f"{SHORT_JOBS['spark.driver.extraJavaOptions']} -Dderby.system.home={scratch}"
+            ),
         },
     )
     parameters = session.sparkContext._gateway.gateway_parameters

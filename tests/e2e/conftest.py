@@ -9,9 +9,10 @@ import pytest
 import yaml
 
 from tests.e2e.stack import CONSUMER, DAGS, Project, Stack
-from tidemark.airflow.embedded import SHORT_JOBS, EmbeddedAirflow
+from tidemark.airflow.embedded import EmbeddedAirflow
 from tidemark.airflow.processes import free_port
 from tidemark.home import jars_folder
+from tidemark.spark.session import SHORT_JOBS
 
 EXPECTATIONS = [
     {

@@ -19,7 +19,7 @@ from tests.spark.connect_client import shown
 from tests.spark.ingest_rig import KV, QUARANTINE, Rig, Row, cut, lines_of, make_rig
 from tidemark.core.binding import Binding
 from tidemark.core.ids import WriterToken
-from tidemark.spark.session import build_session
+from tidemark.spark.session import SHORT_JOBS, build_session
 
 FILES = (1, 2, 5)
 ID_V: Row = {"schema": "id BIGINT, v BIGINT", "keys": ["id"]}
@@ -129,7 +129,7 @@ def main() -> None:
         "one-core",
         master="local[1]",
         scratch_folder=root / "scratch",
-        confs={"spark.driver.memory": "1g", "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"},
+        confs={"spark.driver.memory": "1g", **SHORT_JOBS},
     )
     found = {
         name: [played(spark, root / f"{name}-{files}", case, files=files) for files in FILES]

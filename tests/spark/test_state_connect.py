@@ -18,7 +18,7 @@ import pytest
 from tests.spark.test_state import LATE_RESULT
 from tidemark.spark.jars import jar_paths
 from tidemark.spark.java import use_java
-from tidemark.spark.session import session_confs
+from tidemark.spark.session import SHORT_JOBS, session_confs
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,7 +37,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         port = probe.getsockname()[1]
     confs = session_confs(master="local[2]", jars=jar_paths(), scratch_folder=folder) | {
         "spark.connect.grpc.binding.address": "127.0.0.1", "spark.connect.grpc.binding.port": str(port),
-        "spark.driver.memory": "1g", "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+        "spark.driver.memory": "1g", **SHORT_JOBS,
     }  # fmt: skip
     home = Path(pyspark.__file__).parent
     command = [str(home / "bin" / "spark-submit"), "--master", "local[2]"]

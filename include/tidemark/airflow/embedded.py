@@ -33,8 +33,6 @@ PORT: Final = 8080
 SPARK: Final = "spark"
 STOP_SECONDS_MAX: Final = 20.0
 HEALTHY_SECONDS_MAX: Final = 300.0
-SHORT_JOBS: Final = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}
-"""For a Spark whose jobs are over before the JVM's second compiler has earned what it costs."""
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,14 @@ from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import TXN_FIRST, TXN_NONE, ShardId, Txn, next_txn
 from tidemark.core.publish import VERSION_NONE, HistoryGone, Published
 from tidemark.spark.fold import OP, TXN, UPSERT, quoted
+from tidemark.spark.session import ROWS_FEW
 from tidemark.spark.standing import lost_files, same_rows_version
 from tidemark.spark.tail import (
     SOURCE,
     TARGET,
     StateSpec,
     folded,
+    log_files,
     log_rows,
     order,
     read_version,
@@ -30,6 +32,8 @@ from tidemark.spark.tail import (
     without_buried,
 )
 from tidemark.spark.tombstones import read_tombstones
+
+_STATE_ROWS_FEW = 20 * ROWS_FEW
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,13 @@ def read_state(spark: SparkSession, spec: StateSpec, base: Published) -> DataFra
 def read_log(spark: SparkSession, spec: StateSpec, pins: Pins, *, lower: Txn = TXN_FIRST) -> DataFrame:
     """The log's rows from `lower` on, below the pinned upper, with their transaction and position."""
     return log_rows(spark, spec, lower=lower, upper=pins.upper, version=pins.log_version)
+
+
+def is_small(spec: StateSpec, pins: Pins) -> bool:
+    """Whether there are so few rows to look at that compiling code for them would be most of the work."""
+    files = log_files(spec, lower=pins.lower, upper=pins.upper, version=pins.log_version)
+    state = pins.base.commit.digest.count if pins.base is not None else 0
+    return sum(files.values()) <= ROWS_FEW and state <= _STATE_ROWS_FEW
 
 
 def tail_at(spark: SparkSession, spec: StateSpec, pins: Pins) -> DataFrame | None:

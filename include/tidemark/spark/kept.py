@@ -26,6 +26,7 @@ from tidemark.spark.flaws import SHARD
 from tidemark.spark.fold import POSITION, TXN, log_schema
 from tidemark.spark.parts import QUARANTINE, PartStore
 from tidemark.spark.route import shards_of
+from tidemark.spark.session import ROWS_FEW
 from tidemark.spark.sql import literal
 from tidemark.spark.work import QUARANTINE_COLUMNS, WRITE_OPTIONS
 
@@ -33,10 +34,13 @@ _HASH: Final = "_hash"
 
 
 class KeptRows:
-    """The rows in one pipeline's log files."""
+    """The rows in one pipeline's log files. `brief` is the session for a few rows."""
 
-    def __init__(self, spark: SparkSession, config: PipelineConfig, store: PartStore) -> None:
+    def __init__(
+        self, spark: SparkSession, config: PipelineConfig, store: PartStore, *, brief: SparkSession
+    ) -> None:
         self._spark = spark
+        self._brief = brief
         self._config = config
         self._store = store
         self._columns = {ShardId(shard.name): hashed_columns(shard) for shard in shards_of(config)}
@@ -58,10 +62,12 @@ class KeptRows:
 
     def _counted(self, txn: Txn, shards: Mapping[ShardId, Sequence[Part]]) -> dict[ShardId, Digest]:
         hashes: DataFrame | None = None
+        few = sum(part.rows for parts in shards.values() for part in parts) <= ROWS_FEW
+        spark = self._brief if few else self._spark
         for shard, parts in shards.items():
             paths = self._store.existing(shard, parts)
             if paths:
-                rows = self._hashed(shard, paths).where(f"{TXN} = {int(txn)}L")
+                rows = self._hashed(spark, shard, paths).where(f"{TXN} = {int(txn)}L")
                 one = rows.selectExpr(f"{literal(shard)} AS {SHARD}", _HASH)
                 hashes = one if hashes is None else hashes.unionAll(one)
         if hashes is None:
@@ -74,10 +80,10 @@ class KeptRows:
         schema = StructType([*columns.fields, StructField(TXN, LongType())])
         return self._spark.read.schema(schema).parquet(*paths).where(f"{TXN} = {int(txn)}L").drop(TXN)
 
-    def _hashed(self, shard: ShardId, paths: Sequence[str]) -> DataFrame:
+    def _hashed(self, spark: SparkSession, shard: ShardId, paths: Sequence[str]) -> DataFrame:
         columns = self._columns[shard]
         schema = StructType([*columns.fields, StructField(TXN, LongType())])
-        rows = self._spark.read.schema(schema).parquet(*paths)
+        rows = spark.read.schema(schema).parquet(*paths)
         return rows.selectExpr(TXN, f"{row_hash_sql(columns)} AS {_HASH}")
 
     def merge(self, shard: ShardId, files: Sequence[Part], *, folder: str) -> tuple[Part, ...]:
@@ -102,5 +108,7 @@ class KeptRows:
     def digests_by_txn(self, shard: ShardId, parts: Sequence[Part]) -> dict[Txn, Digest]:
         """The digest of each transaction's rows in these files, as they are on disk."""
         paths = [f"{self._store.log_root(shard)}/{part.path}" for part in parts]
-        counted = self._hashed(shard, paths).groupBy(TXN).agg(*partials(_HASH, prefix="")).collect()
+        counted = (
+            self._hashed(self._spark, shard, paths).groupBy(TXN).agg(*partials(_HASH, prefix="")).collect()
+        )
         return {Txn(row[TXN]): digest_of(row.asDict(), prefix="") for row in counted}

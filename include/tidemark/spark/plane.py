@@ -35,7 +35,7 @@ from tidemark.spark.parts import PartStore
 from tidemark.spark.read import READ_CONFS
 from tidemark.spark.route import route, shards_of
 from tidemark.spark.sample import Sampler
-from tidemark.spark.session import child_session, cores_of
+from tidemark.spark.session import INTERPRETED, child_session, cores_of
 from tidemark.spark.sql import literal
 from tidemark.spark.work import Sink, Totals, fold_shard, quarantine, rows_given
 
@@ -75,16 +75,13 @@ class SparkPlane:
         watermark_before: Callable[[Txn], int | None] | None = None,
         confs: Mapping[str, str] | None = None,
     ) -> None:
-        self._spark = child_session(spark)
-        for name, value in {**_CONFS, **(confs or {})}.items():
-            # Spark warns of some when they are set, even to what they are.
-            if self._spark.conf.get(name) != value:
-                self._spark.conf.set(name, value)
+        self._spark = _session_of(spark, {**_CONFS, **(confs or {})})
+        self._brief = _session_of(spark, {**_CONFS, **INTERPRETED, **(confs or {})})
         self._parts_fixed = int((confs or {}).get("spark.sql.shuffle.partitions", 0))
         self._cores = cores_of(spark)
         self._config = config
         self._store = PartStore(f"{warehouse or config.warehouse_location}/{config.name}")
-        self.kept = KeptRows(self._spark, config, self._store)
+        self.kept = KeptRows(self._spark, config, self._store, brief=self._brief)
         self._watermark_before = watermark_before or _no_watermark
         self.engine = engine_of(spark)
         _check(config)
@@ -195,8 +192,10 @@ class SparkPlane:
     ) -> tuple[DataFrame, dict[str, Rules], int]:
         """The routed records, what decides over those of each shard, and into how many parts they go."""
         form = read.form(config)
-        routed = route(read.read(self._spark, config, form, cores=self._cores), form, config)
-        parts = self._parts_fixed or read.parts(cores=self._cores)
+        count = read.parts(cores=self._cores)
+        spark = self._spark if count else self._brief
+        routed = route(read.read(spark, config, form, cores=self._cores), form, config)
+        parts = self._parts_fixed or count
         return routed, {s.name: Rules(s, form, txn, watermark) for s in shards_of(config)}, parts
 
     def _work(self, config: PipelineConfig, read: Input, txn: Txn, sink: Sink, totals: Totals) -> None:
@@ -218,6 +217,16 @@ class SparkPlane:
         finally:
             if len(shards) > 1:
                 routed.unpersist()
+
+
+def _session_of(spark: SparkSession, confs: Mapping[str, str]) -> SparkSession:
+    """A session of our own, set so."""
+    session = child_session(spark)
+    for name, value in confs.items():
+        # Spark warns of some when they are set, even to what they are.
+        if session.conf.get(name, None) != value:
+            session.conf.set(name, value)
+    return session
 
 
 def _by_shard(routed: DataFrame, names: Sequence[str]) -> dict[str, DataFrame]:

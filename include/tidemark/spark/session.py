@@ -7,6 +7,8 @@ Everything here is a conf that can be overridden; what is chosen, and why:
 - Times are UTC and ANSI is on: a cast that fails is an error in every session, not a NULL in some.
 - Shuffles have as many partitions as the master has cores, and Delta's snapshots few: the defaults, 200 and
   50, are tasks that a batch of some thousand rows spends most of its time scheduling.
+- Compiled code is kept: one transaction and its publishes have more than the hundred pieces of the default,
+  which would all be compiled again for the next one.
 - A local driver starts from the archive of Spark's classes, where set-up has made one.
 - No web interface, no progress bar, warnings only.
 """
@@ -17,7 +19,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from tidemark.spark.archive import archive_options
 from tidemark.spark.jars import jar_paths
@@ -28,6 +30,21 @@ if TYPE_CHECKING:
 
 _RETRIES_MAX = 5
 _BACKOFF_MILLISECONDS_MAX = 4_000
+INTERPRETED: Final = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+"""For a few thousand rows: to write code for them and to compile it is most of a small job's work."""
+
+ROWS_FEW: Final = 5_000
+"""Up to so many rows are worked on without code of their own."""
+
+SHORT_JOBS: Final = {
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
+}
+"""For a Spark that has small jobs only: the second compiler would never earn its work back. With one compiler
+Java keeps a fifth of the usual room for code, which Spark fills in minutes and then compiles all again."""
+
 _SHUFFLE_PARTITIONS_ELSEWHERE = 32
 """For a master whose cores can't be known from here; adaptive execution merges what is too small."""
 
@@ -134,6 +151,7 @@ def session_confs(*, master: str, jars: list[Path], scratch_folder: Path | None 
         "spark.sql.ansi.enabled": "true",
         "spark.sql.shuffle.partitions": partitions,
         "spark.databricks.delta.snapshotPartitions": "2",
+        "spark.sql.codegen.cache.maxEntries": "1000",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.execution.arrow.pyspark.enabled": "true",

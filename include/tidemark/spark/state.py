@@ -37,7 +37,8 @@ from tidemark.spark.digest import digest_of, partials, row_hash
 from tidemark.spark.documents import declared_schema
 from tidemark.spark.failures import cause_in, rows_of
 from tidemark.spark.fold import OP, UPSERT, FoldRule, lateness_number
-from tidemark.spark.fresh import Pins, fresh, tail_at
+from tidemark.spark.fresh import Pins, fresh, is_small, tail_at
+from tidemark.spark.session import INTERPRETED
 from tidemark.spark.standing import app_id, encoded, guard_of, guard_version, read_standing, version_of
 from tidemark.spark.tail import (
     AFTER,
@@ -156,7 +157,8 @@ class SparkStatePlane:
                 f"a tail from {tail.lower} on does not follow the publish {pins.lower - 1}"
             )
         app = app_id(self._specs.pipeline, shard)
-        with rows_of(shard), confs_set(spark, _PLANNED_ONCE), _kept(tail_at(spark, spec, pins)) as folded:
+        confs = _PLANNED_ONCE | (INTERPRETED if is_small(spec, pins) else {})
+        with rows_of(shard), confs_set(spark, confs), _kept(tail_at(spark, spec, pins)) as folded:
             extent = extent_of(folded, spec)
             old = base.commit.tombstones if base is not None else VERSION_NONE
             tombs = bury(folded, spec, base=old, watermark=tail.watermark, deletes=extent.deletes)

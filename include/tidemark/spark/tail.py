@@ -107,8 +107,8 @@ def read_version(spark: SparkSession, spec: StateSpec, uri: str, version: int) -
     return at_version(spark, uri, same_rows_version(uri, version, spec.storage_options))
 
 
-def log_files(spec: StateSpec, *, lower: int, upper: int, version: int) -> list[str]:
-    """The log's parts that may have rows with lower <= txn < upper, by their own statistics."""
+def log_files(spec: StateSpec, *, lower: int, upper: int, version: int) -> dict[str, int]:
+    """The log's parts that may have rows with lower <= txn < upper, by their statistics; and their rows."""
     try:
         table = DeltaTable(spec.log, version=version, storage_options=dict(spec.storage_options))
         adds = pa.RecordBatchReader.from_stream(table.get_add_actions(flatten=True)).read_all()
@@ -117,12 +117,13 @@ def log_files(spec: StateSpec, *, lower: int, upper: int, version: int) -> list[
             f"version {version} of the log of {spec.name} can't be read: {error}",
             hint="check the store, retry",
         ) from error
-    known = [name for name in ("path", f"min.{TXN}", f"max.{TXN}") if name in adds.column_names]
-    return sorted(
-        f"{spec.log}/{add['path']}"
-        for add in adds.select(known).to_pylist()
+    wanted = ("path", "num_records", f"min.{TXN}", f"max.{TXN}")
+    known = [name for name in wanted if name in adds.column_names]
+    return {
+        f"{spec.log}/{add['path']}": int(add.get("num_records") or 0)
+        for add in sorted(adds.select(known).to_pylist(), key=lambda add: str(add["path"]))
         if _at(add, "min", lower) < upper and _at(add, "max", lower) >= lower
-    )
+    }
 
 
 def _at(add: Mapping[str, Any], bound: str, unknown: int) -> int:
