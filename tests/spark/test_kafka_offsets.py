@@ -12,12 +12,15 @@ from pyspark.sql import SparkSession
 
 from tests.kafka_broker import Broker
 from tests.spark.kafka_rig import Rig, kv
+from tidemark import upkeep
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import Txn, WriterToken
-from tidemark.core.replay import InputGone, Verdict
+from tidemark.core.replay import InputGone, Replayable, Verdict
 from tidemark.core.seal import Decision
+from tidemark.pipeline import proof
 from tidemark.pipeline.overrule import skip
 from tidemark.sources.kafka import TopicLost
+from tidemark.upkeep import Terms
 
 pytestmark = [pytest.mark.spark, pytest.mark.server]
 
@@ -190,6 +193,38 @@ def test_s3_gaps_of_a_compacted_topic_are_no_loss_and_its_replay_tells_that_reco
     assert late.table() == expected
     (range_,) = late.ranges()
     assert late.seals()[0].source.count < range_["compacted-0"][1]
+
+
+def test_a_transaction_is_replayable_until_the_retention_reaches_its_first_record(
+    spark: SparkSession, broker: Broker, tmp_path: Path
+) -> None:
+    now_ms, hour_ms = int(time.time() * 1_000), 3_600_000
+    topic = broker.make("kept", 2, retention_ms=str(168 * hour_ms))
+    rig = Rig(spark, tmp_path, broker, topic)
+    for hours, partition in ((150, 0), (100, 1), (2, 0)):
+        broker.send(topic, [kv("k", "v")], partition=partition, timestamp=now_ms - hours * hour_ms)
+        rig.run(transactions_max=0)
+    works = rig.opened()
+
+    def left_hours() -> list[float | None]:
+        found = proof.replayable(works.pipeline).values()
+        return [one.until_seconds and (one.until_seconds * 1_000 - now_ms) / hour_ms for one in found]
+
+    assert left_hours() == [18, 68, 166]
+    terms = Terms(now_ms, Txn(1), Txn(1), 0)
+    assert upkeep.warnings(works, Txn(1), terms) == (
+        "transaction 1 can be proven for 18 more hours: its source lets the input go",
+    )
+    broker.configure(topic, cleanup_policy="compact")
+    assert left_hours() == [None, None, None]
+    assert "'kept' is compacted" in proof.replayable(works.pipeline)[Txn(2)].caveat
+    broker.configure(topic, cleanup_policy="delete", retention_bytes="1000000")
+    broker.expire(topic, 0, 1)
+    gone, *others = proof.replayable(works.pipeline).values()
+    assert gone == Replayable("offset 0 of kept-0 has expired: the partition begins at 1")
+    assert [one.caveat for one in others] == [
+        "topic 'kept' keeps 1000000 bytes of a partition, however new they are"
+    ] * 2
 
 
 def test_s4_expired_offsets_are_named_and_nothing_moves_until_a_skip_is_recorded(

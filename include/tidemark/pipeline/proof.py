@@ -23,9 +23,9 @@ def replayable(pipeline: Pipeline, *, last: int = LOOKED_AT_MAX) -> dict[Txn, Re
     """The newest transactions, each with whether its input is there, and until when."""
     upper = pipeline.control.bindings.head().upper
     records = pipeline.control.bindings.read(max(TXN_FIRST, upper - last), upper)
-    return {
-        record.txn: pipeline.source.replayable(record) for record in records if isinstance(record, Binding)
-    }
+    bindings = [record for record in records if isinstance(record, Binding)]
+    found = pipeline.source.replayable(bindings)
+    return {binding.txn: one for binding, one in zip(bindings, found, strict=True)}
 
 
 def warnings(found: Mapping[Txn, Replayable], *, since: Txn, now_seconds: float) -> tuple[str, ...]:
