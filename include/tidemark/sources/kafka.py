@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Final
@@ -35,8 +35,9 @@ from tidemark.core.replay import Replayable
 from tidemark.ports.control import Ledger
 from tidemark.sources.kafka_cluster import Cluster, Topic
 from tidemark.sources.kafka_manifest import KafkaManifest, Range
+from tidemark.sources.kafka_registry import Registry
 from tidemark.sources.kafka_retention import Retention, lifetimes, topics_of
-from tidemark.sources.kafka_settings import settings_of
+from tidemark.sources.kafka_settings import registry_settings, settings_of
 
 _NAMED_MAX: Final = 5
 _LOG: Final = logging.getLogger(__name__)
@@ -106,9 +107,11 @@ class TopicSource:
         # Partitions of topics that are no longer listed stay where they are; others must be there still.
         kept = {name: offset for name, offset in bound.items() if split_partition(name)[0] not in topics}
         ids = {**known.topics, **{topic.name: topic.id for topic in topics.values()}}
+        # After the ends: whoever wrote below them had registered its schema before.
+        notes = KafkaManifest(dict(sorted(ids.items())), schemas=self._schemas(topics))
         if any(ends[name] < first for name, first in firsts.items()):
-            return [Step(Frontier.of({**kept, **ends}), KafkaManifest.of(ids, ()).to_json())]
-        return list(_steps(firsts, lows, ends, kept=kept, ids=ids, records_max=self._records_max))
+            return [Step(Frontier.of({**kept, **ends}), notes.to_json())]
+        return list(_steps(firsts, lows, ends, kept=kept, notes=notes, records_max=self._records_max))
 
     def inspect(self, binding: Binding) -> str:
         """Which of the bound offsets can't be read any more; empty when all can."""
@@ -182,6 +185,19 @@ class TopicSource:
         # A run before us has found the topics empty, and with that its latest: 0.
         return 0 if self._has_begun() else ends[name] if source.start == "latest" else lows[name]
 
+    def _schemas(self, topics: Iterable[str]) -> dict[str, dict[int, str]]:
+        """The schemas that the registry has for these topics' records, where the source says so."""
+        given = (("value", self._source.value_schema), ("key", self._source.key_schema))
+        asked = [part for part, schemas in given if schemas is not None and schemas.is_registered]
+        if not asked:
+            return {}
+        registry = Registry(registry_settings(self._source))
+        found: dict[str, dict[int, str]] = {}
+        for part in asked:
+            subjects = [registry.schemas(f"{name}-{part}", records=part == "value") for name in topics]
+            found[part] = {number: text for one in subjects for number, text in sorted(one.items())}
+        return found
+
     def _since(self, partitions: Sequence[str], moment: datetime) -> dict[str, int]:
         """The first offset of each partition from a moment on; those without one are left out."""
         asked = dict.fromkeys(partitions, int(moment.timestamp() * 1000))
@@ -194,23 +210,24 @@ class TopicSource:
 
 
 def _steps(
-    firsts: Offsets, lows: Offsets, ends: Offsets, *, kept: Offsets, ids: Mapping[str, str], records_max: int
+    firsts: Offsets, lows: Offsets, ends: Offsets, *, kept: Offsets, notes: KafkaManifest, records_max: int
 ) -> Iterator[Step]:
-    """The lost offsets, if there are any, then the others, at most `records_max` in a transaction."""
+    """The lost offsets, if there are any, then the others, at most `records_max` in a transaction. `notes` is
+    what all their manifests have in common."""
     reached = dict(firsts)
     lost = {name: (first, lows[name]) for name, first in firsts.items() if first < lows[name]}
     if lost:
         reached |= {name: low for name, (_, low) in lost.items()}
-        manifest = KafkaManifest.of(ids, [(name, first, low) for name, (first, low) in lost.items()])
+        manifest = notes.reading((name, first, low) for name, (first, low) in lost.items())
         yield Step(Frontier.of({**kept, **reached}), manifest.to_json())
     if all(reached[name] == ends[name] for name in reached) and not lost:
         # Nothing to read. Where the pipeline begins is worth a binding all the same.
-        yield Step(Frontier.of({**kept, **reached}), KafkaManifest.of(ids, ()).to_json())
+        yield Step(Frontier.of({**kept, **reached}), notes.to_json())
     while any(reached[name] < ends[name] for name in reached):
         shares = _shares({name: ends[name] - offset for name, offset in reached.items()}, records_max)
         ranges = [(name, reached[name], reached[name] + share) for name, share in shares.items()]
         reached |= {name: upper for name, _, upper in ranges}
-        yield Step(Frontier.of({**kept, **reached}), KafkaManifest.of(ids, ranges).to_json())
+        yield Step(Frontier.of({**kept, **reached}), notes.reading(ranges).to_json())
 
 
 def _shares(left: Offsets, limit: int) -> dict[str, int]:

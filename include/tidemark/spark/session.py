@@ -8,6 +8,7 @@ Everything here is a conf that can be overridden; what is chosen, and why:
 - Shuffles have as many partitions as the master has cores, and Delta's snapshots few: the defaults, 200 and
   50, are tasks that a batch of some thousand rows spends most of its time scheduling.
 - No web interface, no progress bar, warnings only.
+- Avro's decoder has limits. Bytes that are none may begin with any length, and it would make room for it.
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ from tidemark.spark.java import use_java
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_AVRO_LIMITS = (
+    "-Dorg.apache.avro.limits.string.maxLength=67108864 -Dorg.apache.avro.limits.bytes.maxLength=67108864"
+    " -Dorg.apache.avro.limits.collectionItems.maxLength=5000000"
+)
 _RETRIES_MAX = 5
 _BACKOFF_MILLISECONDS_MAX = 4_000
 _SHUFFLE_PARTITIONS_ELSEWHERE = 32
@@ -135,6 +140,9 @@ def session_confs(*, master: str, jars: list[Path], scratch_folder: Path | None 
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
+        # The defaults, since who starts a session sets the extra options.
+        "spark.driver.defaultJavaOptions": _AVRO_LIMITS,
+        "spark.executor.defaultJavaOptions": _AVRO_LIMITS,
     }
     if scratch_folder is not None:
         confs["spark.local.dir"] = str(scratch_folder)
