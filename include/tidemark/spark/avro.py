@@ -2,8 +2,8 @@
 
 Avro does not say of itself what it is, and Spark gives a row of NULLs for bytes that it can't read, which may
 as well be a row. So the schema is read as a part of a record around it, beside an *end*: some bytes that are
-put after the given ones. What can't be read leaves the part NULL; bytes that are too few or too many leave
-another end, and are not read either. Nothing but the exact bytes of the schema passes.
+put after the given ones. What can't be read has no end; bytes that are too few or too many leave another one,
+and are not read either. Nothing but the exact bytes of the schema passes.
 
 Text keeps every value: decimals and times are written in full, bytes as base64, what has no value as null. A
 union of several types is an object with `member0`, `member1` and so on, as Spark has it.
@@ -13,10 +13,12 @@ Known limitation: bytes that some other schema wrote, and that this one reads to
 
 from __future__ import annotations
 
+import base64
+import json
 from typing import Final
 
 from tidemark.config.avro import AvroSchemas, is_record
-from tidemark.spark.sql import JSON_OPTIONS, case, literal
+from tidemark.spark.sql import JSON_OPTIONS, literal
 
 _END: Final = b"tidemark"
 _WIRE_BYTES: Final = 5
@@ -58,11 +60,15 @@ def _wire(number: int) -> str:
 
 
 def _decoded(column: str, schema: str, single: str) -> str:
+    """The part's own text, out of that of the record around it: taken out as text, since an expression that
+    stands in a condition and in its result would decode twice."""
     around = (
         '{"type":"record","name":"tidemark_around","fields":[{"name":"v","type":' + schema + "},"
         '{"name":"end","type":{"type":"fixed","name":"tidemark_end","size":' + str(len(_END)) + "}}]}"
     )
-    end = f"X'{_END.hex()}'"
-    found = f"from_avro(concat({column}, {end}), {literal(around)}, {_OPTIONS})"
-    part = f"{found}.v" if is_record(schema) else f"named_struct({literal(single)}, {found}.v)"
-    return case(f"{found}.end = {end}", f"to_json({part}, {JSON_OPTIONS})")
+    found = f"from_avro(concat({column}, X'{_END.hex()}'), {literal(around)}, {_OPTIONS})"
+    whole = literal(r'^\{"v":(.*),"end":"' + base64.b64encode(_END).decode() + r'"\}$')
+    part = f"nullif(regexp_extract(to_json({found}, {JSON_OPTIONS}), {whole}, 1), '')"
+    if is_record(schema):
+        return part
+    return f"concat({literal('{' + json.dumps(single) + ':')}, {part}, '}}')"
