@@ -82,10 +82,11 @@ def test_wrong_credentials_strangers_and_silence(given: GivenRegistry) -> None:
     with pytest.raises(InvalidUsage, match="refuses the credentials") as refused:
         asked(given, user="reader:hidden-word")
     assert "hidden-word" not in str(refused.value)
-    given.body = b"<html>"
     given.status = 200
-    with pytest.raises(InvalidUsage, match="is not a schema registry"):
-        asked(given)
+    for strange in (b"<html>", b"{}", b'["../x"]', b"[1]"):
+        given.body = strange
+        with pytest.raises(InvalidUsage, match="is not a schema registry"):
+            asked(given)
     given.url = "http://127.0.0.1:1"
     with pytest.raises(Determinate, match=r"the schema registry at 127\.0\.0\.1:1 can't be reached: "):
         asked(given)

@@ -58,12 +58,13 @@ class Registry:
     def schemas(self, subject: str, *, records: bool) -> dict[int, str]:
         """Every schema of a subject by its id, deleted ones too, since records of them may be left. With
         `records`, one that is of a single value is refused."""
-        versions = self._get(f"/subjects/{quote(subject, safe='')}/versions?deleted=true", subject)
+        path = f"/subjects/{quote(subject, safe='')}/versions"
+        versions = self._get(f"{path}?deleted=true", subject)
+        if not isinstance(versions, list) or not all(isinstance(version, int) for version in versions):
+            raise self._strange()
         found: dict[int, str] = {}
-        for version in versions if isinstance(versions, list) else ():
-            answer = self._get(
-                f"/subjects/{quote(subject, safe='')}/versions/{int(version)}?deleted=true", subject
-            )
+        for version in versions:
+            answer = self._get(f"{path}/{version}?deleted=true", subject)
             number, text = self._schema(answer, f"version {version} of subject {subject!r}")
             if records and not is_record(text):
                 fact = f"version {version} of subject {subject!r} is of a single value, not of a row"
