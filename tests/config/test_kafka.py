@@ -24,6 +24,7 @@ shards:
 
 
 RECORD = "{type: record, name: R, fields: [{name: a, type: int}]}"
+ENDLESS = "{type: record, name: R, namespace: x, fields: [{name: a, type: {type: array, items: x.R}}]}"
 AVRO = "format: avro\n  "
 
 
@@ -89,6 +90,11 @@ def test_a_source_is_recorded_as_it_was_written(tmp_path: Path, written: str, st
             ("topics:", AVRO + f"value_schema: {RECORD.replace('int', 'itn')}\n  topics:"),
             "source.value_schema",
             "'itn' is not a type of Avro",
+        ),
+        (
+            ("topics:", AVRO + f"value_schema: {ENDLESS}\n  topics:"),
+            "source.value_schema",
+            "the schema refers to itself",
         ),
         (
             ("topics:", AVRO + "value_schema: {type: record, fields: []}\n  topics:"),

@@ -109,7 +109,7 @@ def schema_text(value: Any) -> str:
         raise InvalidUsage("the schema is no JSON", hint=hint) from None
     try:
         # On a copy, since it leaves notes of its own in it.
-        parse_schema(json.loads(json.dumps(found)))
+        parsed = parse_schema(json.loads(json.dumps(found)))
     except UnknownType as error:
         raise InvalidUsage(f"{shown(str(error))} is not a type of Avro", hint=hint) from None
     except (SchemaParseException, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -118,7 +118,24 @@ def schema_text(value: Any) -> str:
     kind = found.get("type") if isinstance(found, dict) else found
     if kind != "record" and kind not in _PRIMITIVES:
         raise InvalidUsage("the schema is neither of a record nor of a single value", hint=hint)
+    if _refers_to_itself(parsed):
+        hint = "Spark has no type of endless depth; declare the depth that there is"
+        raise InvalidUsage("the schema refers to itself", hint=hint)
     return json.dumps(found, separators=(",", ":"), ensure_ascii=False)
+
+
+def _refers_to_itself(parsed: Any, inside: tuple[str, ...] = ()) -> bool:
+    """Whether a record, with its names written in full, has itself somewhere below it."""
+    match parsed:
+        case str():
+            return parsed in inside
+        case list():
+            return any(_refers_to_itself(one, inside) for one in parsed)
+        case {"type": "record", "name": str() as name, "fields": list() as fields}:
+            return any(_refers_to_itself(one["type"], (*inside, name)) for one in fields)
+        case {"items": below} | {"values": below} | {"type": (dict() | list()) as below}:
+            return _refers_to_itself(below, inside)
+    return False
 
 
 AvroText = Annotated[
