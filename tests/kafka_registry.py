@@ -62,7 +62,7 @@ def running_registry() -> Iterator[GivenRegistry]:
             """Nothing: the tests' output is not for it."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = Thread(target=server.serve_forever, daemon=True)
+    thread = Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     given.url = f"http://127.0.0.1:{server.server_address[1]}"
     try:
