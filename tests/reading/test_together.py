@@ -14,10 +14,12 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from tests.spark.deployed_rig import attempt
+from tidemark import views
 from tidemark.assemble import Deployment
 from tidemark.config import PipelineConfig
+from tidemark.consume import leases_of
 from tidemark.core.errors import InvalidUsage
-from tidemark.core.ids import ShardId
+from tidemark.core.ids import ShardId, Txn
 from tidemark.pipeline.checkpoint import checkpoint
 from tidemark.pipeline.ingest import ingest
 from tidemark.pipeline.publish import publish
@@ -26,7 +28,7 @@ from tidemark.pipeline.run import run
 from tidemark.pipeline.upsert import bring_up_log, commit_staged
 from tidemark.pipeline.validate import validate
 from tidemark.tasks import publish_due
-from tidemark.views import View, read_together
+from tidemark.views import View, read, read_together
 
 pytestmark = pytest.mark.spark
 
@@ -115,7 +117,7 @@ def publish_of(works: Deployment, shard: ShardId) -> None:
 
 
 def test_a_transaction_that_is_in_one_log_only_is_in_no_read_of_both(
-    spark: SparkSession, tmp_path: Path
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     works = opened(spark, tmp_path)
     assert [check(works, view) for view in View] == [0, 0, 0]
@@ -140,6 +142,17 @@ def test_a_transaction_that_is_in_one_log_only_is_in_no_read_of_both(
     checkpoint(works.pipeline)
     assert [check(reader, view) for view in View] == [1, 2, 2]
     assert read_together(reader, ["orders"], view=View.STATE).txn == 2
+
+    def read_slowly(*args: Any, **kwargs: Any) -> DataFrame:
+        """Maintenance comes by after each shard."""
+        frame = read(*args, **kwargs)
+        leases_of(works).announce(consumers={}, window=Txn(2))
+        return frame
+
+    monkeypatch.setattr(views, "read", read_slowly)
+    logs = read_together(reader, view=View.LOG).rows
+    orders, items = logs_at(2)
+    assert rows_of(logs, "_txn") == tuple({row for row in rows if row[-1] == 2} for rows in (orders, items))
 
 
 def test_a_reader_never_sees_a_pair_torn_while_transactions_flow(spark: SparkSession, tmp_path: Path) -> None:
