@@ -26,6 +26,7 @@ from tidemark.pipeline.context import Pipeline, watermark_below
 from tidemark.ports.control import Ledger
 from tidemark.ports.gate import Opinion
 from tidemark.ports.source import Source
+from tidemark.ports.upkeep import Merger
 from tidemark.sources.files import FileSource
 from tidemark.spark.parts import QUARANTINE, PartStore
 
@@ -156,11 +157,15 @@ class Expectations:
 
 
 class LazyPlane:
-    """The `DataPlane` port of a deployment whose Spark may never be needed."""
+    """The `KeptPlane` port of a deployment whose Spark may never be needed."""
 
     def __init__(self, deployment: Deployment) -> None:
         self._deployment = deployment
         self._store = PartStore(deployment.root)
+
+    @property
+    def kept(self) -> Merger:
+        return self._deployment.plane().kept
 
     def stage(self, binding: Binding, token: WriterToken) -> Staged:
         return self._deployment.plane().stage(binding, token)

@@ -31,6 +31,11 @@ def java_folder() -> Path:
     return home() / "java"
 
 
+def archive_file() -> Path:
+    """The archive of Spark's classes that JVMs start from, where set-up has made one."""
+    return home() / "cache" / "spark.jsa"
+
+
 def warehouse_folder() -> Path:
     """Where tables go when nothing else was said."""
     return home() / "warehouse"

@@ -62,9 +62,14 @@ class KeptPlane(LightPlane):
         super().__init__(home, folder)
         self.kept = LightMerger(home / SHARD / "log")
 
+    def damaged(self, shard: ShardId, parts: Sequence[Part]) -> Sequence[Part]:
+        return [part for part in parts if not (self._log / part.path).exists()]
+
     def read_back(self, staged: Any, *, moved: Any = None) -> Any:
         from tidemark.core.checksum import SOURCE, shard_endpoint
 
+        if SHARD not in staged.shards:
+            return {SOURCE: staged.source}
         parts = (moved or {}).get(SHARD, staged.shards[SHARD].parts)
         there = [self._log / part.path for part in parts if (self._log / part.path).exists()]
         rows = [row for path in there for row in pq.ParquetFile(path).read().to_pylist()]

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -37,13 +38,14 @@ from tidemark.assemble import Deployment, new_token
 from tidemark.cli.app import app
 from tidemark.config import load_pipeline
 from tidemark.core.binding import Binding, Owner
+from tidemark.core.checksum import Digest
 from tidemark.core.consumer import lease_name
-from tidemark.core.errors import InvalidUsage
-from tidemark.core.ids import Txn, WriterToken
+from tidemark.core.errors import Determinate, InvalidUsage
+from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.lease import HolderToken, Tenure
 from tidemark.core.listing import Limits
 from tidemark.core.replay import Replayable
-from tidemark.core.seal import Staged
+from tidemark.core.seal import Part, Staged
 from tidemark.core.upkeep import Leftover
 from tidemark.delta.parts import DeltaParts
 from tidemark.pipeline import proof
@@ -52,6 +54,7 @@ from tidemark.pipeline.context import Attempt
 from tidemark.pipeline.holding import take_hold
 from tidemark.pipeline.leasing import Leases
 from tidemark.pipeline.reclaim import plan_reclaim
+from tidemark.pipeline.repair import repair
 from tidemark.pipeline.run import replay, run
 
 T = WriterToken("maintainer")
@@ -224,6 +227,34 @@ def test_two_maintenances_at_once_beside_a_writer_and_a_reader_lose_and_break_no
     upkeep.maintain(LightDeployment(fed), T, terms())
     assert log_rows(fed) == wanted_rows(fed)
     assert len(files_on_disk(fed)) < 40
+
+
+def test_a_repair_that_maintenance_outruns_changes_nothing_and_the_next_one_repairs(
+    fed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clean-up between the staging of lost rows and their commit may take them: then they never go in."""
+    upkeep.maintain(LightDeployment(fed), T, terms())
+    (merged,) = log_folder(fed).glob("_txns-*/*/*.parquet")
+    merged.unlink()
+    deployment = LightDeployment(fed)
+    compare = deployment.light.kept.digests_by_txn
+
+    def compare_then_maintain(shard: ShardId, parts: Sequence[Part]) -> Mapping[Txn, Digest]:
+        found = compare(shard, parts)
+        upkeep.maintain(LightDeployment(fed), WriterToken("other"), terms())
+        assert not [part for part in parts if (log_folder(fed) / part.path).exists()]
+        return found
+
+    monkeypatch.setattr(deployment.light.kept, "digests_by_txn", compare_then_maintain)
+    before = DeltaTable(str(log_folder(fed))).file_uris()
+    with pytest.raises(Determinate, match="others have changed the files of points"):
+        repair(deployment.pipeline, Attempt(Owner("mend"), new_token()), Txn(3))
+    assert DeltaTable(str(log_folder(fed))).file_uris() == before
+    monkeypatch.undo()
+    done = repair(deployment.pipeline, Attempt(Owner("mend"), new_token()), Txn(3))
+    assert done.finding.passed
+    assert log_rows(fed) == wanted_rows(fed)
+    assert verdicts(fed) == {"identical"}
 
 
 def test_a_part_that_goes_into_the_log_while_leftovers_are_sorted_is_none(

@@ -177,9 +177,9 @@ def add_of(entry: LogEntry, part: Part, *, at_ms: int) -> AddAction:
 
 
 def merged_add_of(part: Part, *, at_ms: int) -> AddAction:
-    """The add action of a file that compaction wrote, or of a sealed part that comes back in its place."""
-    if not _MERGED.match(part.path) and not _PATH.match(part.path):
-        raise InvalidUsage(f"{part.path!r} is not a file of a log")
+    """The add action of a file that compaction wrote."""
+    if not _MERGED.match(part.path):
+        raise InvalidUsage(f"{part.path!r} is not a file of a compaction")
     return AddAction(
         part.path, part.bytes, {}, at_ms, False, part.stats or json.dumps({"numRecords": part.rows})
     )

@@ -72,11 +72,11 @@ def compact(
             left.append("another compaction has begun")
             break
         try:
-            merged = _merged(control, merger, shard, run, number=number, token=token)
+            merged = merge_run(control, merger, shard, run, number=number, token=token)
         except Determinate as error:
             left.append(f"transactions {run.first} to {run.last}: {error.fact}")
             continue
-        match _put(log, shard, run, merged, number=number):
+        match put(log, shard, Replacement(run.files, merged), number=number):
             case Replaced():
                 done.append((run, merged))
             case Outrun():
@@ -99,7 +99,7 @@ def begin(log: KeptLog, shard: ShardId) -> int:
     return settle(Replacing(log), decide, what=f"the beginning of a compaction of {shard}")
 
 
-def _merged(
+def merge_run(
     control: Control, merger: Merger, shard: ShardId, run: Run, *, number: int, token: WriterToken
 ) -> tuple[Part, ...]:
     """The merged files, once they have been read back and have what was sealed."""
@@ -122,13 +122,10 @@ def _merged(
     return merged
 
 
-def _put(
-    log: KeptLog, shard: ShardId, run: Run, merged: tuple[Part, ...], *, number: int
-) -> Replaced | Outrun:
-    replacement = Replacement(run.files, merged)
+def put(log: KeptLog, shard: ShardId, replacement: Replacement, *, number: int) -> Replaced | Outrun:
+    """Put what was merged in the place of other files, unless others came first."""
 
     def decide(head: Head) -> Put[Replacement, Replaced | Outrun] | Replaced | Outrun:
         return decide_replace(head=head, active=log.files(), number=number, replacement=replacement)
 
-    what = f"the compaction of transactions {run.first} to {run.last} of {shard}"
-    return cast("Replaced | Outrun", settle(Replacing(log), decide, what=what))
+    return cast("Replaced | Outrun", settle(Replacing(log), decide, what=f"a change of the files of {shard}"))

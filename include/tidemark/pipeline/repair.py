@@ -5,8 +5,9 @@ same rows, byte for byte, so each lost part is replaced by its twin, under the r
 seal nor the log changes, and readers that froze at the part go on. A twin of another size means that the
 files can't be the same; then nothing is replaced. What was restored is read back before it is called so.
 
-A file that compaction has merged can't be made again byte for byte. When one is damaged, the sealed parts of
-all its transactions are brought back the same way, and one commit puts them in its place.
+A file that compaction has merged can't be made again byte for byte. When one is damaged, all its transactions
+are staged again and merged like in any compaction: compared with the seals, in a folder that no log named
+before, and put in its place by one commit.
 """
 
 from __future__ import annotations
@@ -20,16 +21,15 @@ from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.core.ids import ShardId, Txn
 from tidemark.core.journal import Event
 from tidemark.core.lease import since_of
-from tidemark.core.ledger import Head, Put
 from tidemark.core.listing import LogFile
-from tidemark.core.replay import DataDiffers, Finding, judge
+from tidemark.core.replay import DataDiffers, Finding, judge, judge_replay
 from tidemark.core.seal import Part, Seal, ShardParts, Staged
-from tidemark.core.upkeep import Outrun, Replaced, Replacement, decide_replace
-from tidemark.pipeline.compact import Replacing, begin
+from tidemark.core.upkeep import Outrun, Replacement, Run
+from tidemark.pipeline.compact import begin, merge_run, put
 from tidemark.pipeline.context import Attempt, Pipeline, binding_at, note, seal_at
 from tidemark.pipeline.replay import merged_files, note_finding, read_sealed, replay_input
-from tidemark.pipeline.settle import settle
 from tidemark.ports.control import KeptLog
+from tidemark.ports.plane import KeptPlane
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def repair(pipeline: Pipeline, attempt: Attempt, txn: Txn) -> Repaired:
         return Repaired(finding)
     restored = _restored(pipeline, attempt, seal, damage) if damage else []
     for shard, files in broken.items():
-        restored += _unmerged(pipeline, attempt, shard, files)
+        restored += _merged_anew(pipeline, attempt, shard, files)
     again = judge(txn, recorded=seal.digests, found=read_sealed(pipeline, seal))
     if not again.passed:
         raise DataDiffers(again)
@@ -108,37 +108,39 @@ def _restored(
     return [(shard, part) for shard, parts in damage.items() for part in parts]
 
 
-def _unmerged(
+def _merged_anew(
     pipeline: Pipeline, attempt: Attempt, shard: ShardId, files: Sequence[LogFile]
 ) -> list[tuple[ShardId, Part]]:
-    """Put the sealed parts of all transactions of merged files back in their place, by one commit."""
+    """Stage the transactions of merged files again, and put what they merge to in the files' place."""
     # Only a log that can be compacted has merged files.
-    log = cast("KeptLog", pipeline.control.log(shard))
+    log, merger = cast("KeptLog", pipeline.control.log(shard)), cast("KeptPlane", pipeline.plane).kept
     # First of all, so that no other compaction takes these files meanwhile.
     number = begin(log, shard)
     since = since_of(pipeline.control.leases.head())
-    restored: list[tuple[ShardId, Part]] = []
-    parts: list[Part] = []
-    for file in files:
-        for seal in pipeline.control.seals.read(max(file.txn_first, since), file.txn_last + 1):
-            if not seal.touches(shard):
-                continue
-            lost = find_damage(pipeline, seal, [shard])
-            if lost:
-                finding = replay_input(pipeline, binding_at(pipeline, seal.txn), seal)
-                if not finding.passed:
-                    raise DataDiffers(finding)
-                restored += _restored(pipeline, attempt, seal, lost)
-            parts += seal.shards[shard].parts
-    replacement = Replacement(tuple(files), tuple(parts))
-
-    def decide(head: Head) -> Put[Replacement, Replaced | Outrun] | Replaced | Outrun:
-        return decide_replace(head=head, active=log.files(), number=number, replacement=replacement)
-
-    outcome = cast("Replaced | Outrun", settle(Replacing(log), decide, what=f"the repair of {shard}"))
+    kept = {
+        seal.txn: seal
+        for file in files
+        for seal in pipeline.control.seals.read(max(file.txn_first, since), file.txn_last + 1)
+        if seal.touches(shard)
+    }
+    try:
+        staged: list[LogFile] = []
+        for txn, seal in kept.items():
+            again = pipeline.plane.stage(binding_at(pipeline, txn), attempt.token)
+            finding = judge_replay(seal, again)
+            if not finding.passed:
+                raise DataDiffers(finding)
+            staged += [LogFile(part, txn, txn) for part in again.shards[shard].parts]
+        merged = merge_run(
+            pipeline.control, merger, shard, Run(tuple(staged)), number=number, token=attempt.token
+        )
+        outcome = put(log, shard, Replacement(tuple(files), merged), number=number)
+    finally:
+        for txn in kept:
+            pipeline.plane.discard(txn, attempt.token)
     if isinstance(outcome, Outrun):
         raise Determinate(f"others have changed the files of {shard} meanwhile", hint="repair it again")
-    return restored or [(shard, part) for part in parts]
+    return [(shard, part) for part in merged]
 
 
 def twins_of(

@@ -14,6 +14,7 @@ from tidemark.core.binding import Binding
 from tidemark.core.checksum import Digests
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.seal import Part, Staged
+from tidemark.ports.upkeep import Merger
 
 
 class DataPlane(Protocol):
@@ -46,4 +47,13 @@ class DataPlane(Protocol):
 
     def attempts(self) -> Sequence[tuple[Txn, WriterToken]]:
         """The attempts whose parts are still on disk and in no log."""
+        ...
+
+
+class KeptPlane(DataPlane, Protocol):
+    """A data plane as maintenance sees it."""
+
+    @property
+    def kept(self) -> Merger:
+        """What rewrites the files of its logs."""
         ...

@@ -7,6 +7,7 @@ Everything here is a conf that can be overridden; what is chosen, and why:
 - Times are UTC and ANSI is on: a cast that fails is an error in every session, not a NULL in some.
 - Shuffles have as many partitions as the master has cores, and Delta's snapshots few: the defaults, 200 and
   50, are tasks that a batch of some thousand rows spends most of its time scheduling.
+- A local driver starts from the archive of Spark's classes, where set-up has made one.
 - No web interface, no progress bar, warnings only.
 - Avro's decoder has limits. Bytes that are none may begin with any length, and it would make room for it.
 """
@@ -19,6 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tidemark.spark.archive import archive_options
 from tidemark.spark.jars import jar_paths
 from tidemark.spark.java import use_java
 
@@ -144,6 +146,9 @@ def session_confs(*, master: str, jars: list[Path], scratch_folder: Path | None 
         "spark.driver.defaultJavaOptions": _AVRO_LIMITS,
         "spark.executor.defaultJavaOptions": _AVRO_LIMITS,
     }
+    # A driver that is elsewhere has no such file; `spark.driver.extraJavaOptions` stays for who calls.
+    if master.startswith("local") and archive_options():
+        confs["spark.driver.defaultJavaOptions"] = archive_options()
     if scratch_folder is not None:
         confs["spark.local.dir"] = str(scratch_folder)
         confs["spark.sql.warehouse.dir"] = str(scratch_folder / "spark-warehouse")
