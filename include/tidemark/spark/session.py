@@ -142,13 +142,13 @@ def session_confs(*, master: str, jars: list[Path], scratch_folder: Path | None 
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
-        # The defaults, since who starts a session sets the extra options.
+        # The default options: `spark.driver.extraJavaOptions` stays for who calls.
         "spark.driver.defaultJavaOptions": _AVRO_LIMITS,
         "spark.executor.defaultJavaOptions": _AVRO_LIMITS,
     }
-    # A driver that is elsewhere has no such file; `spark.driver.extraJavaOptions` stays for who calls.
+    # A driver that is elsewhere has no such file.
     if master.startswith("local") and archive_options():
-        confs["spark.driver.defaultJavaOptions"] = archive_options()
+        confs["spark.driver.defaultJavaOptions"] = f"{_AVRO_LIMITS} {archive_options()}"
     if scratch_folder is not None:
         confs["spark.local.dir"] = str(scratch_folder)
         confs["spark.sql.warehouse.dir"] = str(scratch_folder / "spark-warehouse")
