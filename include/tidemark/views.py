@@ -1,16 +1,21 @@
-"""Reading a shard from Python: its state, the fresh view, or its log, pinned and checked.
+"""Reading shards from Python: the state, the fresh view, or the log, pinned and checked.
 
     from tidemark.assemble import Deployment
-    from tidemark.views import View, read
+    from tidemark.views import View, read, read_together
 
-    rows = read(Deployment(config, lambda: spark), "orders", view=View.FRESH)
+    shop = Deployment(config, lambda: spark)
+    rows = read(shop, "orders", view=View.FRESH)
+    found = read_together(shop)  # found.rows["orders"] and found.rows["items"], both as of found.txn
 
 What is read never changes under the reader: versions are pinned before the first row is looked at, and a
-state that is not as it was published is refused (scenario M13).
+state that is not as it was published is refused (scenario M13). Shards that are read together are read at
+one transaction, so what one transaction wrote to several of them is seen in all or in none.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -20,7 +25,7 @@ from tidemark.core.lease import since_of
 from tidemark.core.publish import Published, state_as_of
 from tidemark.core.snapshot import Truncated
 from tidemark.pipeline.listing import readable_upper
-from tidemark.pipeline.publish import checked_record
+from tidemark.pipeline.publish import checked_record, published_together
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -70,6 +75,44 @@ def read(
     if view is View.STATE:
         return spark.createDataFrame([], spec.declared)
     return fresh(spark, spec, pins)
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """The rows of several shards, by name, all as of one transaction."""
+
+    txn: Txn
+    rows: Mapping[str, DataFrame]
+
+
+def read_together(
+    deployment: Deployment,
+    shards: Sequence[str] = (),
+    *,
+    view: View = View.FRESH,
+    as_of: int | None = None,
+) -> Together:
+    """These shards (all, by default) at one transaction: `as_of`, or the last one that is in all of them.
+
+    States are published one by one, so `state` is as of the last transaction, at or below `as_of`, that a
+    version of every state is exact at. A shard that waits at a held transaction holds the others back."""
+    named = shards or deployment.shards
+    names = tuple(ShardId(deployment.config.shard(shard).name) for shard in named)
+    upper = min(readable_upper(deployment.control, name) for name in names)
+    txn = Txn(upper - 1) if as_of is None else Txn(as_of)
+    if not TXN_NONE <= txn < upper:
+        raise InvalidUsage(
+            f"shards {', '.join(names)} can't be read together as of transaction {as_of}",
+            hint=f"all of them have 0 to {upper - 1}",
+        )
+    if view is View.STATE:
+        txn = published_together(deployment.control, names, as_of=txn)
+    rows: dict[str, DataFrame] = {name: read(deployment, name, view=view, as_of=txn) for name in names}
+    if view is View.LOG:
+        # Maintenance may have moved it between two reads; what one has let go of, none has.
+        since = since_of(deployment.control.leases.head())
+        rows = {name: frame.where(f"_txn >= {since}L") for name, frame in rows.items()}
+    return Together(txn, rows)
 
 
 def open_errors(deployment: Deployment, shard: str) -> DataFrame:

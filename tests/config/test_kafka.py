@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,11 @@ source:
 shards:
   - {name: t, schema: 'a INT, b INT', keys: [a]}
 """
+
+
+RECORD = "{type: record, name: R, fields: [{name: a, type: int}]}"
+ENDLESS = "{type: record, name: R, namespace: x, fields: [{name: a, type: {type: array, items: x.R}}]}"
+AVRO = "format: avro\n  "
 
 
 def loaded(folder: Path, *changes: tuple[str, str]) -> PipelineConfig:
@@ -73,7 +79,41 @@ def test_a_source_is_recorded_as_it_was_written(tmp_path: Path, written: str, st
         (("topics:", "start: {offsets: {shop.orders-0: -1}}\n  topics:"), "source.start", "not an offset"),
         (("topics:", "start: {timestamp: '2026-01-31'}\n  topics:"), "source.start", "has no time zone"),
         (("keys: [a]", "keys: [a, b]"), None, ""),
-        (("topics:", "format: avro\n  topics:"), "source.format", "'avro' is not 'json'"),
+        (("topics:", "format: arvo\n  topics:"), "source.format", "'arvo' is not 'json' or 'avro'"),
+        (("topics:", "format: avro\n  topics:"), "source.format", "format: avro needs value_schema"),
+        (("topics:", f"value_schema: {RECORD}\n  topics:"), "source.value_schema", "with format: json"),
+        (("topics:", AVRO + "value_schema: string\n  topics:"), "source.value_schema", "a value is a row"),
+        (("topics:", AVRO + "value_schema: a.avsc\n  topics:"), "source.value_schema", "can't be read, no"),
+        (("topics:", AVRO + "value_schema: /a.avsc\n  topics:"), "source.value_schema", "is not relative"),
+        (("topics:", AVRO + "value_schema: {7: ../a}\n  topics:"), "source.value_schema.7", "goes up with"),
+        (
+            ("topics:", AVRO + f"value_schema: {RECORD.replace('int', 'itn')}\n  topics:"),
+            "source.value_schema",
+            "'itn' is not a type of Avro",
+        ),
+        (
+            ("topics:", AVRO + f"value_schema: {ENDLESS}\n  topics:"),
+            "source.value_schema",
+            "the schema refers to itself",
+        ),
+        (
+            ("topics:", AVRO + "value_schema: {type: record, fields: []}\n  topics:"),
+            "source.value_schema",
+            'the schema can\'t be used: "name" is a required field',
+        ),
+        (
+            ("topics:", AVRO + f"value_schema: {{1: {RECORD}, 01: {RECORD}}}\n  topics:"),
+            "source.value_schema",
+            "listed twice",
+        ),
+        (
+            ("topics:", AVRO + "value_schema: registry\n  topics:"),
+            "source.value_schema",
+            "value_schema: registry needs kafka_config_id",
+        ),
+        (("topics:", "headers: {h: trace}\n  topics:"), "source.headers", "no shard has the column 'h'"),
+        (("topics:", "headers: {b: trace}\n  topics:"), "source.headers", "column 'b' is not a STRING"),
+        (("topics:", "headers: {a: trace}\n  topics:"), "source.headers", "column 'a' is a key"),
     ],
 )
 def test_a_mistake_is_named_at_its_place(
@@ -93,6 +133,27 @@ def test_a_mistake_is_named_at_its_place(
 def test_a_string_key_needs_one_key_column(tmp_path: Path) -> None:
     with pytest.raises(ConfigInvalid, match="a string is one key column, and shard 't' has 2"):
         loaded(tmp_path, ("keys: [a]", "keys: [a, b]"), ("topics:", "key_format: string\n  topics:"))
+
+
+def test_schemas_in_files_are_recorded_as_what_they_said(tmp_path: Path) -> None:
+    schema = {"type": "record", "name": "R", "fields": [{"name": "a", "type": ["null", "int"]}]}
+    (tmp_path / "r.avsc").write_text(json.dumps(schema, indent=2))
+    text = AVRO + f"value_schema: {{12: r.avsc, 7: {RECORD}}}\n  key_format: avro\n  key_schema: long\n  "
+    config = loaded(tmp_path, ("topics:", text + "topics:"))
+    (tmp_path / "r.avsc").unlink()
+    again = PipelineConfig.from_canonical_json(config.canonical_json())
+    assert again.canonical_json() == config.canonical_json()
+    assert isinstance(again.source, KafkaSource)
+    assert again.source.value_schema is not None
+    assert again.source.value_schema.ids == (7, 12)
+    assert json.loads(again.source.value_schema.texts[1]) == schema
+    assert again.source.has_single_key
+    with pytest.raises(ConfigInvalid, match="a single value is one key column, and shard 't' has 2"):
+        loaded(
+            tmp_path,
+            ("topics:", "key_format: avro\n  key_schema: long\n  topics:"),
+            ("keys: [a]", "keys: [a, b]"),
+        )
 
 
 def test_check_says_what_the_example_reads() -> None:

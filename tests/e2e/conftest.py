@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from tests.e2e.stack import CONSUMER, DAGS, Project, Stack
+from tests.kafka_broker import PASSWORD, USER, Broker, running_broker
 from tidemark.airflow.embedded import EmbeddedAirflow
 from tidemark.airflow.processes import free_port
 from tidemark.home import jars_folder
@@ -32,6 +33,8 @@ def make_projects(root: Path) -> dict[str, Project]:
     )  # fmt: skip
     schedules = {"scheduled": "* * * * *", "backfilled": "@daily"}
     projects = {name: Project.make(root, name, schedule=schedules.get(name)) for name in names}
+    topic = {"type": "kafka", "kafka_config_id": "kafka_e2e", "topics": ["orders"]}
+    projects["streamed"] = Project.make(root, "streamed", source=topic)
     red = Project.make(root, "red")
     config = yaml.safe_load(red.file.read_text())
     config["shards"][0]["expectations"] = EXPECTATIONS
@@ -40,7 +43,13 @@ def make_projects(root: Path) -> dict[str, Project]:
 
 
 @pytest.fixture(scope="package")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    with running_broker(tmp_path_factory.mktemp("kafka")) as started:
+        yield started
+
+
+@pytest.fixture(scope="package")
+def stack(tmp_path_factory: pytest.TempPathFactory, broker: Broker) -> Iterator[Stack]:
     root = tmp_path_factory.mktemp("e2e")
     projects = make_projects(root / "projects")
     dags = root / "dags"
@@ -48,8 +57,16 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     (dags / "pipelines.py").write_text(DAGS.format(folder=str(root / "projects")))
     (dags / "consumer.py").write_text(CONSUMER.format(folder=str(projects["consumed"].folder)))
     settings = root / "airflow_settings.yaml"
+    kafka = {
+        "bootstrap.servers": broker.secured,
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "PLAIN",
+        "sasl.username": USER,
+        "sasl.password": PASSWORD,
+    }
     connections = [
         {"conn_id": "spark_default", "conn_type": "spark", "conn_host": "local[*]", "conn_password": CANARY},
+        {"conn_id": "kafka_e2e", "conn_type": "kafka", "conn_extra": kafka},
     ]
     settings.write_text(yaml.safe_dump({"airflow": {"connections": connections}}))
     airflow = EmbeddedAirflow(

@@ -18,6 +18,7 @@ import pytest
 
 from tests.e2e.conftest import CANARY
 from tests.e2e.stack import SHARD, Stack, first_txns
+from tests.kafka_broker import PASSWORD, Broker
 from tidemark.airflow.client import FINAL_STATES, AirflowClient, Busy
 
 pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.server, pytest.mark.slow]
@@ -59,6 +60,32 @@ def test_a_manual_run_without_a_logical_date_works_and_the_next_takes_only_what_
     assert project.owned(empty) == [], "a run that finds nothing owns nothing"
     assert stack.client.xcom("manual", empty, "checkpoint")["shards"] == {}
     assert [project.verdicts(txn) for txn in (1, 2)] == [["identical"], ["identical"]]
+
+
+def test_a_topic_is_read_with_airflows_connection_over_spark_connect_and_a_clear_proves_it(
+    stack: Stack, broker: Broker
+) -> None:
+    project = stack.projects["streamed"]
+    stack.client.unpause("streamed")
+
+    def send(*rows: tuple[int, str, float] | int) -> None:
+        """Rows as they are in the table; a key alone deletes."""
+        for row in rows:
+            id_, *values = (row,) if isinstance(row, int) else row
+            value = dict(zip(("status", "amount"), values, strict=True)) if values else None
+            key, text = json.dumps({"id": id_}), value and json.dumps(value)
+            broker.send("orders", [(key, text)], partition=id_ % 2)
+
+    broker.make("orders", 2)
+    send((1, "new", 1.5), (2, "new", 2.5), (3, "new", 3.5), (1, "paid", 1.5), 2)
+    run_id = stack.go("streamed")
+    assert project.state() == {1: ("paid", 1.5), 3: ("new", 3.5)}
+    send((3, "paid", 3.5))  # What has come since must not get into the cleared run.
+    stack.clear("streamed", run_id, tasks=["ingest"])
+    assert (project.owned(run_id), project.verdicts(1)) == ([1], ["identical", "identical"])
+    folders = (stack.airflow.home / "logs", project.folder, stack.root / "tidemark")
+    files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+    assert [path for path in files if PASSWORD.encode() in path.read_bytes()] == []
 
 
 def test_p8_clearing_any_task_of_a_finished_run_proves_it_and_writes_nothing_twice(stack: Stack) -> None:

@@ -42,11 +42,15 @@ def test_only_a_local_driver_is_told_of_it_and_only_where_there_is_one(
 ) -> None:
     file = tmp_path / "spark.jsa"
     monkeypatch.setattr(archive, "archive_file", lambda: file)
-    option = "spark.driver.defaultJavaOptions"
-    assert option not in session_confs(master="local[2]", jars=[])
+
+    def options(master: str) -> str:
+        return session_confs(master=master, jars=[])["spark.driver.defaultJavaOptions"]
+
+    assert str(file) not in options("local[2]")
     file.touch()
-    assert str(file) in session_confs(master="local[2]", jars=[])[option]
-    assert option not in session_confs(master="spark://elsewhere:7077", jars=[])
+    assert str(file) in options("local[2]")
+    assert "avro.limits.string.maxLength" in options("local[2]"), "and beside the limits of Avro's decoder"
+    assert str(file) not in options("spark://elsewhere:7077")
 
 
 @pytest.mark.spark

@@ -12,12 +12,22 @@ from pyspark.sql import SparkSession
 
 from tests.kafka_broker import Broker
 from tests.spark.kafka_rig import Rig, kv
+from tidemark import upkeep
+from tidemark.cli.inspect import proofs_of
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import Txn, WriterToken
-from tidemark.core.replay import InputGone, Verdict
-from tidemark.core.seal import Decision
+from tidemark.core.replay import InputGone, Replayable, Verdict
+from tidemark.core.seal import Decision, Lost
+from tidemark.pipeline import proof
+from tidemark.pipeline.checkpoint import checkpoint
+from tidemark.pipeline.ingest import ingest
 from tidemark.pipeline.overrule import skip
+from tidemark.pipeline.reclock import reclock
+from tidemark.pipeline.run import run
+from tidemark.pipeline.upsert import commit_staged
+from tidemark.pipeline.validate import validate
 from tidemark.sources.kafka import TopicLost
+from tidemark.upkeep import Terms
 
 pytestmark = [pytest.mark.spark, pytest.mark.server]
 
@@ -192,6 +202,40 @@ def test_s3_gaps_of_a_compacted_topic_are_no_loss_and_its_replay_tells_that_reco
     assert late.seals()[0].source.count < range_["compacted-0"][1]
 
 
+def test_a_transaction_is_replayable_until_the_retention_reaches_its_first_record(
+    spark: SparkSession, broker: Broker, tmp_path: Path
+) -> None:
+    now_ms, hour_ms = int(time.time() * 1_000), 3_600_000
+    topic = broker.make("kept", 2, retention_ms=str(168 * hour_ms))
+    rig = Rig(spark, tmp_path, broker, topic)
+    for hours, partition in ((150, 0), (100, 1), (2, 0)):
+        broker.send(topic, [kv("k", "v")], partition=partition, timestamp=now_ms - hours * hour_ms)
+        rig.run(transactions_max=0)
+    works = rig.opened()
+
+    def left_hours() -> list[float | None]:
+        found = proof.replayable(works.pipeline).values()
+        return [one.until_seconds and (one.until_seconds * 1_000 - now_ms) / hour_ms for one in found]
+
+    assert left_hours() == [18, 68, 166]
+    terms = Terms(now_ms, Txn(1), Txn(1), 0)
+    assert upkeep.warnings(works, Txn(1), terms) == (
+        "transaction 1 can be proven for 18 more hours: its source lets the input go",
+    )
+    broker.configure(topic, cleanup_policy="compact")
+    assert left_hours() == [None, None, None]
+    (shown,) = proofs_of(works)  # What status shows.
+    assert (shown.first, shown.last, shown.until, shown.gone) == (1, 3, "", "")
+    assert shown.caveat.startswith("topic 'kept' is compacted")
+    broker.configure(topic, cleanup_policy="delete", retention_bytes="1000000")
+    broker.expire(topic, 0, 1)
+    gone, *others = proof.replayable(works.pipeline).values()
+    assert gone == Replayable("offset 0 of kept-0 has expired: the partition begins at 1")
+    assert [one.caveat for one in others] == [
+        "topic 'kept' keeps 1000000 bytes of a partition, however new they are"
+    ] * 2
+
+
 def test_s4_expired_offsets_are_named_and_nothing_moves_until_a_skip_is_recorded(
     spark: SparkSession, broker: Broker, tmp_path: Path
 ) -> None:
@@ -233,6 +277,45 @@ def test_s4_offsets_that_expire_after_they_were_bound_stop_that_transaction(
     # The reader itself notices too, when they expire after they were looked for.
     with pytest.raises(InputGone, match="input of transaction 1 is gone"):
         rig.opened().plane().stage(rig.bindings()[0], WriterToken("late"))
+
+
+def test_m1_what_a_peer_has_decided_meanwhile_is_dropped_and_our_frontier_is_past_it(
+    spark: SparkSession, broker: Broker, tmp_path: Path
+) -> None:
+    rig = Rig(spark, tmp_path, broker, broker.make("m1"), transaction={"max_records": 1})
+    broker.send("m1", numbered(0, 2))
+    slow, ours = rig.opened(), rig.attempt()
+    assert reclock(slow.pipeline, ours).finish == (1, 2)
+    staged: Any = ingest(slow.pipeline, ours, Txn(1))
+    rig.run()  # A peer finishes both.
+    rows = rig.rows()
+    lost = commit_staged(slow.pipeline, ours, staged, validate(slow.pipeline, staged))
+    assert isinstance(lost, Lost)
+    assert isinstance(ingest(slow.pipeline, ours, Txn(2)), Lost)
+    assert checkpoint(slow.pipeline) == 2
+    assert (rig.rows(), rig.ranges()) == (rows, [{"m1-0": [0, 1]}, {"m1-0": [1, 2]}])
+    assert not list(tmp_path.rglob(f"*{ours.token}*/*.parquet")), "what lost left no file behind"
+
+
+def test_m12_checkpoints_and_group_offsets_advance_while_runs_overlap_without_end(
+    spark: SparkSession, broker: Broker, tmp_path: Path
+) -> None:
+    rig = Rig(spark, tmp_path, broker, broker.make("m12"))
+    broker.send("m12", numbered(0, 1))
+    works, ours = rig.opened(), rig.attempt()
+    reclock(works.pipeline, ours)
+    for number in range(1, 4):
+        broker.send("m12", numbered(number, number + 1))
+        following = rig.opened(), rig.attempt()
+        reclock(following[0].pipeline, following[1])  # From here on the next transaction is open.
+        assert run(works.pipeline, ours).checkpoint == number
+        assert len(rig.bindings()) == number + 1
+        deadline = time.monotonic() + 60
+        while rig.committed() != {"m12-0": number}:  # A new broker has to set up its groups first.
+            assert time.monotonic() < deadline
+            time.sleep(0.5)
+            checkpoint(works.pipeline)
+        works, ours = following
 
 
 def test_s5_a_topic_that_is_gone_or_made_anew_is_a_permanent_error_and_others_go_on(

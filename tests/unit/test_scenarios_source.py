@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 
 from tests.unit.harness import A, Script, World, rec
 from tidemark.core.binding import Binding
+from tidemark.core.errors import Determinate
 from tidemark.core.frontier import Frontier, FrontierRegressed, Position
 from tidemark.core.ids import Txn
-from tidemark.core.replay import InputGone, Verdict
+from tidemark.core.replay import InputGone, Replayable, Verdict
 from tidemark.memory.chaos import Crash, Fault
-from tidemark.memory.source import MemorySource, SourceRecord
+from tidemark.memory.source import MemorySource, MemorySourceView, SourceRecord
+from tidemark.pipeline import proof
 from tidemark.pipeline.reclock import reclock
 from tidemark.pipeline.run import run
 
@@ -145,3 +148,16 @@ def test_offers_end_at_the_boundaries_of_source_transactions() -> None:
     world.feed(*(rec("k", n, ends=n in (0, 3, 4)) for n in range(6)))
     world.run()
     assert [b.upper["p0"] for b in world.bindings] == [1, 4, 5], "a whole one may be larger; 5 has not ended"
+
+
+def test_a_source_that_cant_be_asked_is_told_as_such_and_warned_of_by_nobody() -> None:
+    class Away(MemorySourceView):
+        def replayable(self, bindings: Sequence[Binding]) -> Sequence[Replayable]:
+            raise Determinate("the source is away", hint="retry")
+
+    world = World()
+    world.commit(rec("k", 1))
+    pipeline = replace(world.process(), source=Away(world.source))
+    found = proof.replayable(pipeline)
+    assert found == {Txn(1): Replayable(caveat="the source can't be asked: the source is away")}
+    assert proof.warnings(found, since=Txn(1), now_seconds=0.0) == ()

@@ -60,13 +60,14 @@ class SourceStatus:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """Neighbouring transactions that can be proven again, or why they can't; `until` is when their source
-    lets the input go, empty when no such time is known."""
+    """Neighbouring transactions that can be proven again, or why they can't; `until` is how long their source
+    keeps the input, empty when no such time is known, and `caveat` what may take it sooner."""
 
     first: int
     last: int
     gone: str = ""
     until: str = ""
+    caveat: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +111,7 @@ def status(
     for one in found.replayable:
         span = f"{one.first} to {one.last}" if one.last > one.first else str(one.first)
         until = f"until {one.until}" if one.until else "as long as its input stays as it is"
+        until += f"; {one.caveat}" if one.caveat else ""
         say(
             f"replayable: {span} no more: {one.gone}" if one.gone else f"replayable: {span}, {until}",
             style="yellow" if one.gone else "",
@@ -158,16 +160,17 @@ def proofs_of(deployment: Deployment) -> tuple[Proof, ...]:
     """The newest transactions by whether, and until when, their input can be read again."""
     from tidemark.pipeline.proof import replayable
 
-    def told(one: Replayable) -> tuple[str, str]:
-        return one.gone, moment(int(one.until_seconds * 1e6)) if one.until_seconds is not None else ""
+    def told(txn: int, one: Replayable) -> Proof:
+        until = moment(int(one.until_seconds * 1e6)) if one.until_seconds is not None else ""
+        return Proof(txn, txn, one.gone, until, one.caveat)
 
     spans: list[Proof] = []
-    for txn, one in replayable(deployment.pipeline).items():
-        gone, until = told(one)
-        if spans and (spans[-1].gone, spans[-1].until) == (gone, until):
+    for txn, found in replayable(deployment.pipeline).items():
+        one = told(txn, found)
+        if spans and replace(spans[-1], first=txn, last=txn) == one:
             spans[-1] = replace(spans[-1], last=txn)
         else:
-            spans.append(Proof(txn, txn, gone, until))
+            spans.append(one)
     return tuple(spans)
 
 

@@ -10,12 +10,14 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from tidemark.config.base import Model, checked
+from tidemark.config.avro import AvroText
+from tidemark.config.base import ColumnName, Model, checked
 from tidemark.config.problems import Flaw, raise_flaws
 from tidemark.config.text import shown
 from tidemark.core.errors import InvalidUsage
 
 TOPICS_MAX: Final = 1_000
+HEADERS_MAX: Final = 100
 RECORDS_MAX: Final = 5_000_000
 """How many offsets a transaction takes when the pipeline file does not say."""
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}\Z")
@@ -92,12 +94,16 @@ def split_partition(name: str) -> tuple[str, int]:
     return found["topic"], int(found["number"])
 
 
+HeaderName = Annotated[str, Field(min_length=1, max_length=1_000)]
+
+
 class KafkaSource(Model):
     """Topics, read in exact ranges of offsets up to the last stable one.
 
     Either `kafka_config_id` names the connection with servers and security settings, or `bootstrap_servers`
     the servers of a cluster that asks for none. A record's key completes its value: its columns are used
-    where the value has none, and alone where there is no value, which deletes.
+    where the value has none, and alone where there is no value, which deletes. `headers` gives columns to
+    the texts of headers.
     """
 
     type: Literal["kafka"]
@@ -107,8 +113,13 @@ class KafkaSource(Model):
     ]
     kafka_config_id: Annotated[str, AfterValidator(checked(_connection))] | None = None
     bootstrap_servers: Annotated[str, AfterValidator(checked(_servers))] | None = None
-    format: Literal["json"] = "json"
-    key_format: Literal["json", "string"] = "json"
+    format: Literal["json", "avro"] = "json"
+    value_schema: AvroText | None = None
+    key_format: Literal["json", "string", "avro"] = "json"
+    key_schema: AvroText | None = None
+    headers: Annotated[Mapping[ColumnName, HeaderName], Field(max_length=HEADERS_MAX)] = Field(
+        default_factory=dict
+    )
     start: Annotated[Any, BeforeValidator(checked(_start))] = "earliest"
     group_id: Annotated[str, Field(min_length=1, max_length=249, pattern=r"^[\w.-]+$")] | None = None
 
@@ -126,6 +137,12 @@ class KafkaSource(Model):
     def group_of(self, pipeline: str) -> str:
         """The consumer group that shows how far the pipeline is."""
         return self.group_id or f"tidemark-{pipeline}"
+
+    @property
+    def has_single_key(self) -> bool:
+        """Whether keys are one value, and not an object with columns."""
+        of_avro = self.key_schema is not None and not self.key_schema.are_records
+        return self.key_format == "string" or of_avro
 
     @property
     def lists_tables(self) -> bool:
@@ -155,6 +172,19 @@ class KafkaSource(Model):
         for index, topic in enumerate(self.topics):
             if topic in self.topics[:index]:
                 yield Flaw(("topics", index), f"topic {topic!r} is listed twice", "remove one")
+        written = (("format", "value_schema"), ("key_format", "key_schema"))
+        for (name, which), schema in zip(written, (self.value_schema, self.key_schema), strict=True):
+            is_avro = getattr(self, name) == "avro"
+            if is_avro and schema is None:
+                hint = "write the schema, the name of its file, or {id: schema} for Confluent's wire format"
+                yield Flaw((name,), f"{name}: avro needs {which}", hint)
+            if schema is not None and not is_avro:
+                yield Flaw((which,), f"{which} with {name}: {getattr(self, name)}", f"write {name}: avro")
+            if schema is not None and schema.is_registered and self.kafka_config_id is None:
+                hint = "name the connection that has schema.registry.url in its extra"
+                yield Flaw((which,), f"{which}: registry needs kafka_config_id", hint)
+        if self.value_schema is not None and not self.value_schema.are_records:
+            yield Flaw(("value_schema",), "a value is a row, and the schema is of a single value", "")
         for name in self.start_offsets:
             if split_partition(name)[0] not in self.topics:
                 yield Flaw(("start",), f"{name!r} is not a partition of the topics", "name a listed topic")

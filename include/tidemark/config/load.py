@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tidemark.config.avro import SchemaReader
 from tidemark.config.base import is_pattern
 from tidemark.config.document import DocumentReader, Node
 from tidemark.config.explain import problem_at, validated
@@ -61,7 +62,9 @@ def load_pipeline(
     suites = SuiteReader(str(path), root)
     tree = suites.expanded(tree)
     problems = [*reader.problems, *suites.problems, *_file_problems(tree, str(path), chosen)]
-    effective = _effective(tree, chosen, environ.get("TIDEMARK_WAREHOUSE"))
+    schemas = SchemaReader(str(path), root)
+    effective = schemas.expanded(_effective(tree, chosen, environ.get("TIDEMARK_WAREHOUSE")))
+    problems += schemas.problems
     problems += validated(PipelineConfig, effective, file=str(path), extra_keys=FILE_ONLY_KEYS)
     problems += _place_problems(effective, str(path), root)
     if problems:

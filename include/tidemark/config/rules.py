@@ -11,6 +11,7 @@ from tidemark.config.problems import Flaw
 from tidemark.config.text import shown
 
 if TYPE_CHECKING:
+    from tidemark.config.kafka import KafkaSource
     from tidemark.config.model import PipelineConfig
 
 _NESTED = ("ARRAY", "MAP", "STRUCT")
@@ -101,12 +102,7 @@ def _overlap(one: tuple[object, ...], other: tuple[object, ...]) -> bool:
 
 def _format_flaws(config: PipelineConfig) -> Iterator[Flaw]:
     if config.source.type == "kafka":
-        for index, shard in enumerate(config.shards):
-            if config.source.key_format == "string" and len(shard.keys) > 1:
-                fact = f"a string is one key column, and shard {shard.name!r} has {len(shard.keys)}"
-                yield Flaw(
-                    ("source", "key_format"), fact, f"use key_format: json, or one key in shards[{index}]"
-                )
+        yield from _kafka_flaws(config, config.source)
         return
     if config.source.format != "csv":
         return
@@ -131,6 +127,27 @@ def _format_flaws(config: PipelineConfig) -> Iterator[Flaw]:
         if column is not None and shard.columns.get(column) is None:
             fact = f"csv without a header has no column {column!r} beside the schema's"
             yield Flaw((*path, "route", "column"), fact, "declare it in the schema")
+
+
+def _kafka_flaws(config: PipelineConfig, source: KafkaSource) -> Iterator[Flaw]:
+    for index, shard in enumerate(config.shards):
+        if source.has_single_key and len(shard.keys) > 1:
+            kind = "a string" if source.key_format == "string" else "a single value"
+            fact = f"{kind} is one key column, and shard {shard.name!r} has {len(shard.keys)}"
+            hint = f"use keys with several fields, or one key in shards[{index}]"
+            yield Flaw(("source", "key_format"), fact, hint)
+    for name in source.headers:
+        path = ("source", "headers", name)
+        found = [shard.columns.get(name) for shard in config.shards]
+        columns = [column for column in found if column is not None]
+        if not columns and config.tables is None:
+            yield Flaw(path, f"no shard has the column {name!r} for a header", "declare it as STRING")
+        if any(column.type.name != "STRING" for column in columns):
+            fact = f"a header is a text, and column {name!r} is not a STRING"
+            yield Flaw(path, fact, "declare it as STRING")
+        if any(name in shard.keys for shard in config.shards):
+            fact = f"column {name!r} is a key, and a deletion is found by its record's key"
+            yield Flaw(path, fact, "give the header a column of its own")
 
 
 def _postgres_flaws(config: PipelineConfig) -> Iterator[Flaw]:

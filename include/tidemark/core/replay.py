@@ -64,10 +64,12 @@ class Difference:
 @dataclass(frozen=True, slots=True)
 class Replayable:
     """Whether a transaction's input can still be read as it was, and until when: `gone` says why not,
-    `until_seconds` is the time (since 1970) at which the source lets it go, None where none is known."""
+    `until_seconds` is the time (since 1970) until which the source keeps it, None where none is known, and
+    `caveat` what may take it sooner."""
 
     gone: str = ""
     until_seconds: float | None = None
+    caveat: str = ""
 
 
 class InputGone(InvalidUsage):

@@ -4,14 +4,19 @@
 as the rows that a fold of it keeps. So a snapshot may be taken as of `since - 1` or later: any
 earlier one can't be told apart any more, and asking for it is refused instead of answered with
 rows from later transactions.
+
+States are published each at its own time, so those of several shards are seldom at one transaction. A state
+is also exact at the later transactions that don't touch its shard; `agreed` finds where all of them meet.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import TXN_FIRST, TXN_NONE, ShardId, Txn, next_txn
+from tidemark.core.seal import Seal
 
 
 class Truncated(InvalidUsage):
@@ -63,3 +68,17 @@ def plan_read(*, as_of: Txn, since: Txn, upper: Txn) -> ReadPlan | NotYet:
             hint=f"read as of {since - 1} or later",
         )
     return ReadPlan(as_of) if as_of < upper else NotYet(as_of, upper)
+
+
+def agreed(*, as_of: Txn, published: Mapping[ShardId, Txn], seals: Sequence[Seal]) -> Txn:
+    """The transaction up to which every state is exact, given where each was published last at or below
+    `as_of`, and the seals in between; `as_of` itself when all of them are exact there.
+
+    A lower one is a bound, not the answer: below it a state may have to be taken from an earlier publish."""
+    lacking = (
+        seal.txn
+        for seal in seals
+        for shard, txn in published.items()
+        if txn < seal.txn <= as_of and seal.touches(shard)
+    )
+    return Txn(min(lacking, default=next_txn(as_of)) - 1)

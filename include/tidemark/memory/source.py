@@ -67,8 +67,8 @@ class MemorySource:
                 return f"partition {partition!r} ends at {size}, and [{size}, {upper}) is missing"
         return ""
 
-    def replayable(self, binding: Binding) -> Replayable:
-        return Replayable(gone=self.inspect(binding))
+    def replayable(self, bindings: Sequence[Binding]) -> Sequence[Replayable]:
+        return [Replayable(gone=self.inspect(binding)) for binding in bindings]
 
     def acknowledge(self, frontier: Frontier) -> None:
         self.acknowledged = self.acknowledged.join(frontier)
@@ -95,8 +95,8 @@ class MemorySourceView:
     def inspect(self, binding: Binding) -> str:
         return self._truth.inspect(binding)
 
-    def replayable(self, binding: Binding) -> Replayable:
-        return self._truth.replayable(binding)
+    def replayable(self, bindings: Sequence[Binding]) -> Sequence[Replayable]:
+        return self._truth.replayable(bindings)
 
     def acknowledge(self, frontier: Frontier) -> None:
         fault = self._chaos.meet("source.acknowledge")

@@ -11,6 +11,7 @@ from itertools import groupby
 from typing import Final
 
 from tidemark.core.binding import Binding
+from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.core.ids import TXN_FIRST, Txn
 from tidemark.core.replay import Replayable
 from tidemark.pipeline.context import Pipeline
@@ -20,12 +21,16 @@ WARNED_SECONDS: Final = 2 * 86_400
 
 
 def replayable(pipeline: Pipeline, *, last: int = LOOKED_AT_MAX) -> dict[Txn, Replayable]:
-    """The newest transactions, each with whether its input is there, and until when."""
+    """The newest transactions, each with whether its input is there, and until when. A source that can't be
+    asked now is no reason to tell nothing else: that is the caveat then."""
     upper = pipeline.control.bindings.head().upper
     records = pipeline.control.bindings.read(max(TXN_FIRST, upper - last), upper)
-    return {
-        record.txn: pipeline.source.replayable(record) for record in records if isinstance(record, Binding)
-    }
+    bindings = [record for record in records if isinstance(record, Binding)]
+    try:
+        found = pipeline.source.replayable(bindings)
+    except (Determinate, InvalidUsage) as error:
+        found = [Replayable(caveat=f"the source can't be asked: {error.fact}")] * len(bindings)
+    return {binding.txn: one for binding, one in zip(bindings, found, strict=True)}
 
 
 def warnings(found: Mapping[Txn, Replayable], *, since: Txn, now_seconds: float) -> tuple[str, ...]:

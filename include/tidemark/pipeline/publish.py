@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,8 +43,9 @@ from tidemark.core.publish import (
     decide_record,
     due,
     published_txn,
+    state_as_of,
 )
-from tidemark.core.snapshot import Truncated
+from tidemark.core.snapshot import Truncated, agreed
 from tidemark.pipeline.context import watermark_below
 from tidemark.pipeline.settle import settle
 from tidemark.ports.control import Control
@@ -113,6 +114,23 @@ def checked_record(control: Control, plane: StatePlane, shard: ShardId) -> Publi
     last = last_published(control, shard)
     check_standing(shard, last=last, standing=plane.standing(shard, last))
     return last
+
+
+def published_together(control: Control, shards: Sequence[ShardId], *, as_of: Txn) -> Txn:
+    """The highest transaction at or below `as_of` at which a version of every shard's state is exact; 0,
+    where all are empty, if there is no other. `as_of` must be readable in all of them."""
+    ledgers = {shard: control.publishes(shard) for shard in shards}
+    records = {shard: ledger.read(TXN_FIRST, ledger.head().upper) for shard, ledger in ledgers.items()}
+    control.seals.head()
+    while True:
+        published = {
+            shard: published_txn(state_as_of(found, as_of=as_of)) for shard, found in records.items()
+        }
+        lower = next_txn(min(published.values(), default=as_of))
+        found = agreed(as_of=as_of, published=published, seals=control.seals.read(lower, next_txn(as_of)))
+        if found == as_of:
+            return as_of
+        as_of = found
 
 
 def is_due(control: Control, shard: ShardId, policy: Policy) -> bool:

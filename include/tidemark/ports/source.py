@@ -27,8 +27,8 @@ class Source(Protocol):
         """Why the bound input can't be read any more as it was; empty when it can."""
         ...
 
-    def replayable(self, binding: Binding) -> Replayable:
-        """Whether the bound input can still be read as it was, and until when that is so."""
+    def replayable(self, bindings: Sequence[Binding]) -> Sequence[Replayable]:
+        """For each binding, whether its input can still be read as it was, and until when that is so."""
         ...
 
     def acknowledge(self, frontier: Frontier) -> None:

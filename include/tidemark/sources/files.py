@@ -134,9 +134,9 @@ class FileSource:
         files = Manifest.from_json(binding.manifest).files
         return listed([change for file in files if (change := self._change(file)) is not None])
 
-    def replayable(self, binding: Binding) -> Replayable:
+    def replayable(self, bindings: Sequence[Binding]) -> Sequence[Replayable]:
         """Files have no retention of their own: they can be read until someone changes or removes them."""
-        return Replayable(gone=self.inspect(binding))
+        return [Replayable(gone=self.inspect(binding)) for binding in bindings]
 
     def acknowledge(self, frontier: Frontier) -> None:
         """Nothing: files are the user's, and are never moved or removed."""

@@ -20,7 +20,9 @@ Known limitation: `max_records` counts offsets, so a transaction over a compacte
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from functools import partial
 from typing import Final
 
@@ -33,7 +35,9 @@ from tidemark.core.replay import Replayable
 from tidemark.ports.control import Ledger
 from tidemark.sources.kafka_cluster import Cluster, Topic
 from tidemark.sources.kafka_manifest import KafkaManifest, Range
-from tidemark.sources.kafka_settings import settings_of
+from tidemark.sources.kafka_registry import Registry
+from tidemark.sources.kafka_retention import Retention, lifetimes, topics_of
+from tidemark.sources.kafka_settings import registry_settings, settings_of
 
 _NAMED_MAX: Final = 5
 _LOG: Final = logging.getLogger(__name__)
@@ -59,12 +63,14 @@ class TopicSource:
         bindings: Ledger[BindingRecord],
         group: str,
         records_max: int,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._source = source
         self._cluster = cluster
         self._bindings = bindings
         self._group = group
         self._records_max = records_max
+        self._clock = clock
 
     @classmethod
     def of(
@@ -90,8 +96,8 @@ class TopicSource:
         lows = self._cluster.earliest(partitions)
         ends = self._cluster.stable(partitions)
         bound = last.upper.as_dict() if last is not None else {}
-        time = self._source.start_time if last is None else None
-        timed = self._cluster.since(partitions, int(time.timestamp() * 1000)) if time is not None else {}
+        began = self._source.start_time if last is None else None
+        timed = self._since(partitions, began) if began is not None else {}
         start = partial(self._start, last=last, lows=lows, ends=ends, timed=timed)
         firsts = {
             name: bound.get(name, 0) if topic.name in known.topics else start(name)
@@ -101,26 +107,28 @@ class TopicSource:
         # Partitions of topics that are no longer listed stay where they are; others must be there still.
         kept = {name: offset for name, offset in bound.items() if split_partition(name)[0] not in topics}
         ids = {**known.topics, **{topic.name: topic.id for topic in topics.values()}}
+        # After the ends: whoever wrote below them had registered its schema before.
+        notes = KafkaManifest(dict(sorted(ids.items())), schemas=self._schemas(topics))
         if any(ends[name] < first for name, first in firsts.items()):
-            return [Step(Frontier.of({**kept, **ends}), KafkaManifest.of(ids, ()).to_json())]
-        return list(_steps(firsts, lows, ends, kept=kept, ids=ids, records_max=self._records_max))
+            return [Step(Frontier.of({**kept, **ends}), notes.to_json())]
+        return list(_steps(firsts, lows, ends, kept=kept, notes=notes, records_max=self._records_max))
 
     def inspect(self, binding: Binding) -> str:
         """Which of the bound offsets can't be read any more; empty when all can."""
-        manifest = KafkaManifest.from_json(binding.manifest)
-        topics = (
-            self._cluster.describe(sorted({one.topic for one in manifest.ranges})) if manifest.ranges else {}
-        )
-        there = [one for one in manifest.ranges if _is_there(one, topics, manifest)]
-        lows = self._cluster.earliest([one.name for one in there])
-        ends = self._cluster.stable([one.name for one in there])
-        gone = [text for one in manifest.ranges if (text := _gone(one, manifest, topics, lows, ends))]
-        more = [f"and {len(gone) - _NAMED_MAX} more"] if len(gone) > _NAMED_MAX else []
-        return "; ".join([*gone[:_NAMED_MAX], *more])
+        (gone,) = self._gone([KafkaManifest.from_json(binding.manifest)])
+        return gone
 
-    def replayable(self, binding: Binding) -> Replayable:
-        """Whether the offsets are still there. Until when, the broker decides: it deletes whole segments."""
-        return Replayable(self.inspect(binding))
+    def replayable(self, bindings: Sequence[Binding]) -> Sequence[Replayable]:
+        """Whether the offsets are still there, and until when the topics' retention keeps them. The cluster
+        is asked a fixed number of questions, however many transactions there are."""
+        manifests = [KafkaManifest.from_json(binding.manifest) for binding in bindings]
+        gone = self._gone(manifests)
+        there = [() if text else made.ranges for made, text in zip(manifests, gone, strict=True)]
+        retentions = {name: Retention.of(name, self._cluster.settings(name)) for name in topics_of(there)}
+        kept = lifetimes(
+            there, retentions, first_since=self._cluster.first_since, now_ms=int(self._clock() * 1000)
+        )
+        return [Replayable(text) if text else one for text, one in zip(gone, kept, strict=True)]
 
     def acknowledge(self, frontier: Frontier) -> None:
         """Show how far the pipeline is, as the offsets of its consumer group; never back, and never in the
@@ -133,6 +141,18 @@ class TopicSource:
                 self._cluster.commit(self._group, ahead)
         except TidemarkError as error:
             _LOG.warning("the offsets of group %s could not be committed: %s", self._group, error)
+
+    def _gone(self, manifests: Sequence[KafkaManifest]) -> list[str]:
+        """What of each can't be read any more, all looked at together."""
+        names = topics_of(made.ranges for made in manifests)
+        topics = self._cluster.describe(names) if names else {}
+        partitions = {one.name for made in manifests for one in made.ranges if _is_there(one, topics, made)}
+        lows = self._cluster.earliest(partitions)
+        ends = self._cluster.stable(partitions)
+        return [
+            _joined([text for one in made.ranges if (text := _gone(one, made, topics, lows, ends))])
+            for made in manifests
+        ]
 
     def _topics(self, known: KafkaManifest) -> dict[str, Topic]:
         """The listed topics, each the one that is bound."""
@@ -165,6 +185,24 @@ class TopicSource:
         # A run before us has found the topics empty, and with that its latest: 0.
         return 0 if self._has_begun() else ends[name] if source.start == "latest" else lows[name]
 
+    def _schemas(self, topics: Iterable[str]) -> dict[str, dict[int, str]]:
+        """The schemas that the registry has for these topics' records, where the source says so."""
+        given = (("value", self._source.value_schema), ("key", self._source.key_schema))
+        asked = [part for part, schemas in given if schemas is not None and schemas.is_registered]
+        if not asked:
+            return {}
+        registry = Registry(registry_settings(self._source))
+        found: dict[str, dict[int, str]] = {}
+        for part in asked:
+            subjects = [registry.schemas(f"{name}-{part}", records=part == "value") for name in topics]
+            found[part] = {number: text for one in subjects for number, text in sorted(one.items())}
+        return found
+
+    def _since(self, partitions: Sequence[str], moment: datetime) -> dict[str, int]:
+        """The first offset of each partition from a moment on; those without one are left out."""
+        asked = dict.fromkeys(partitions, int(moment.timestamp() * 1000))
+        return {name: offset for name, (offset, _) in self._cluster.first_since(asked).items()}
+
     def _has_begun(self) -> bool:
         return self._source.start == "latest" and any(
             isinstance(record, Claim) for record in self._bindings.read(1, 2)
@@ -172,23 +210,24 @@ class TopicSource:
 
 
 def _steps(
-    firsts: Offsets, lows: Offsets, ends: Offsets, *, kept: Offsets, ids: Mapping[str, str], records_max: int
+    firsts: Offsets, lows: Offsets, ends: Offsets, *, kept: Offsets, notes: KafkaManifest, records_max: int
 ) -> Iterator[Step]:
-    """The lost offsets, if there are any, then the others, at most `records_max` in a transaction."""
+    """The lost offsets, if there are any, then the others, at most `records_max` in a transaction. `notes` is
+    what all their manifests have in common."""
     reached = dict(firsts)
     lost = {name: (first, lows[name]) for name, first in firsts.items() if first < lows[name]}
     if lost:
         reached |= {name: low for name, (_, low) in lost.items()}
-        manifest = KafkaManifest.of(ids, [(name, first, low) for name, (first, low) in lost.items()])
+        manifest = notes.reading((name, first, low) for name, (first, low) in lost.items())
         yield Step(Frontier.of({**kept, **reached}), manifest.to_json())
     if all(reached[name] == ends[name] for name in reached) and not lost:
         # Nothing to read. Where the pipeline begins is worth a binding all the same.
-        yield Step(Frontier.of({**kept, **reached}), KafkaManifest.of(ids, ()).to_json())
+        yield Step(Frontier.of({**kept, **reached}), notes.to_json())
     while any(reached[name] < ends[name] for name in reached):
         shares = _shares({name: ends[name] - offset for name, offset in reached.items()}, records_max)
         ranges = [(name, reached[name], reached[name] + share) for name, share in shares.items()]
         reached |= {name: upper for name, _, upper in ranges}
-        yield Step(Frontier.of({**kept, **reached}), KafkaManifest.of(ids, ranges).to_json())
+        yield Step(Frontier.of({**kept, **reached}), notes.reading(ranges).to_json())
 
 
 def _shares(left: Offsets, limit: int) -> dict[str, int]:
@@ -200,6 +239,11 @@ def _shares(left: Offsets, limit: int) -> dict[str, int]:
         shares[name] = min(offsets, limit // (len(waiting) - index))
         limit -= shares[name]
     return shares
+
+
+def _joined(gone: Sequence[str]) -> str:
+    more = [f"and {len(gone) - _NAMED_MAX} more"] if len(gone) > _NAMED_MAX else []
+    return "; ".join([*gone[:_NAMED_MAX], *more])
 
 
 def _recreated(name: str, *, bound: str, found: str) -> str:

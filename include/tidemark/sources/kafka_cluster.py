@@ -19,7 +19,7 @@ from tidemark.core.errors import Determinate, InvalidUsage, TidemarkError
 from tidemark.sources.kafka_settings import SERVERS
 
 if TYPE_CHECKING:
-    from confluent_kafka.admin import AdminClient, OffsetSpec
+    from confluent_kafka.admin import AdminClient, ListOffsetsResultInfo, OffsetSpec
 
 WAIT_SECONDS_MAX: Final = 20.0
 _POLL_SECONDS: Final = 0.1
@@ -86,12 +86,28 @@ class Cluster:
 
         return self._offsets(dict.fromkeys(partitions, OffsetSpec.latest()))
 
-    def since(self, partitions: Iterable[str], milliseconds: int) -> dict[str, int]:
-        """The offset of each partition's first record from a time on; partitions without one are left out."""
+    def first_since(self, times: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+        """Offset and time of each partition's first record from its time (in milliseconds) on; partitions
+        without one are left out."""
         from confluent_kafka.admin import OffsetSpec
 
-        found = self._offsets(dict.fromkeys(partitions, OffsetSpec.for_timestamp(milliseconds)))
-        return {name: offset for name, offset in found.items() if offset != _NO_OFFSET}
+        found = self._listed({name: OffsetSpec.for_timestamp(time) for name, time in times.items()})
+        return {name: (one.offset, one.timestamp) for name, one in found.items() if one.offset != _NO_OFFSET}
+
+    def settings(self, topic: str) -> dict[str, str] | None:
+        """A topic's settings, its broker's where it has none of its own; None where they may not be seen."""
+        from confluent_kafka import KafkaException
+        from confluent_kafka.admin import ConfigResource
+
+        resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
+        (asked,) = self._admin().describe_configs([resource], **self._deadline()).values()
+        try:
+            found = self._result(asked)
+        except KafkaException as error:
+            if error.args[0].name() in _FORBIDDEN:
+                return None
+            raise self._failure(error) from None
+        return {name: entry.value for name, entry in found.items() if entry.value is not None}
 
     def committed(self, group: str) -> dict[str, int]:
         """The offsets that a consumer group has."""
@@ -114,6 +130,9 @@ class Cluster:
         self._translated(asked[group])
 
     def _offsets(self, wanted: Mapping[str, OffsetSpec]) -> dict[str, int]:
+        return {name: one.offset for name, one in self._listed(wanted).items()}
+
+    def _listed(self, wanted: Mapping[str, OffsetSpec]) -> dict[str, ListOffsetsResultInfo]:
         from confluent_kafka import IsolationLevel, TopicPartition
 
         if not wanted:
@@ -124,7 +143,7 @@ class Cluster:
             **self._deadline(),
         )
         return {
-            partition_name(one.topic, one.partition): self._translated(future).offset
+            partition_name(one.topic, one.partition): self._translated(future)
             for one, future in asked.items()
         }
 

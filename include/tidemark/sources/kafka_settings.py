@@ -21,8 +21,10 @@ from urllib.parse import parse_qsl, urlsplit
 
 from tidemark.config.kafka import KafkaSource
 from tidemark.core.errors import InvalidUsage
+from tidemark.sources.kafka_registry import URL, USER
 
 SERVERS: Final = "bootstrap.servers"
+_REGISTRY: Final = (URL, USER)
 _SAME: Final = (SERVERS, "security.protocol", "ssl.key.password", "client.id")
 _FILES: Final = {
     "ssl.ca.location": "ssl.truststore.certificates",
@@ -59,13 +61,9 @@ def settings_of(source: KafkaSource, environ: Mapping[str, str] = os.environ) ->
     """librdkafka's settings for a source; `InvalidUsage` when its connection can't be used."""
     if source.kafka_config_id is None:
         return {SERVERS: source.bootstrap_servers or ""}
-    name, variable = source.kafka_config_id, variable_of(source.kafka_config_id)
-    text = environ.get(variable, "")
-    if not text:
-        hint = f"make it in Airflow, or set {variable} to its JSON or URI"
-        raise InvalidUsage(f"there is no connection {name!r}", hint=hint)
-    settings = {str(key): _text(value) for key, value in _extra(text, name).items()}
-    settings = {key: value for key, value in settings.items() if key not in _IGNORED}
+    name = source.kafka_config_id
+    settings = _settings(name, environ)
+    settings = {key: value for key, value in settings.items() if key not in (*_IGNORED, *_REGISTRY)}
     known = {*_SAME, *_FILES, *_SASL, _HOST_CHECK}
     unknown = sorted(settings.keys() - known)
     if unknown:
@@ -76,6 +74,22 @@ def settings_of(source: KafkaSource, environ: Mapping[str, str] = os.environ) ->
     if not settings.get(SERVERS):
         raise InvalidUsage(f"connection {name!r} has no {SERVERS}", hint="put it into the connection's extra")
     return settings
+
+
+def registry_settings(source: KafkaSource, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """What a source's connection says of a schema registry; none where it has no connection."""
+    settings = _settings(source.kafka_config_id, environ) if source.kafka_config_id is not None else {}
+    return {key: value for key, value in settings.items() if key in _REGISTRY}
+
+
+def _settings(name: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """All that a connection has in its extra."""
+    variable = variable_of(name)
+    text = environ.get(variable, "")
+    if not text:
+        hint = f"make it in Airflow, or set {variable} to its JSON or URI"
+        raise InvalidUsage(f"there is no connection {name!r}", hint=hint)
+    return {str(key): _text(value) for key, value in _extra(text, name).items()}
 
 
 def _text(value: Any) -> str:

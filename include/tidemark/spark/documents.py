@@ -40,6 +40,7 @@ from tidemark.core.errors import InvariantViolation
 from tidemark.spark.fold import POSITION
 from tidemark.spark.read import DATA, HASH, KEY_DOCUMENT, RAW, RECORD
 from tidemark.spark.sql import case, literal, quoted, texts
+from tidemark.spark.topics import header_text
 
 SHARD: Final = "_shard"
 VALUES: Final = "_v"
@@ -61,14 +62,17 @@ _CHANGE: Final = f"before:string,after:string,op:string,source:{_ORIGIN}"
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How the records of one transaction are written. `header` names the columns of CSV and Parquet files;
-    a `keyed` record has a key beside its value (see `read_topics`)."""
+    """How the records of one transaction are written. `header` names the columns of CSV and Parquet files; a
+    `keyed` record has a key and `headers` beside its value. `unreadable` says in SQL why it can't be read."""
 
     format: str
     envelope: str
     csv: CsvOptions = field(default_factory=CsvOptions)
     header: tuple[str, ...] = ()
     keyed: bool = False
+    headers: Mapping[str, str] = field(default_factory=dict)
+    unreadable: str = ""
+    key_unreadable: str = "its key is not a JSON object"
 
 
 @lru_cache(maxsize=4_096)
@@ -156,7 +160,9 @@ def parse(frame: DataFrame, form: Form, shard: ShardConfig) -> DataFrame:
     known = known_schema(shard)
     match form.format:
         case "json":
-            return _parse_json(frame, form, shard, known)
+            own = StructType([field for field in known.fields if field.name not in form.headers])
+            parsed = _parse_json(frame, form, shard, own)
+            return parsed if len(own) == len(known) else _with_headers(parsed, form, known)
         case "csv":
             return _parse_csv(frame, form, known)
         case _:
@@ -181,6 +187,16 @@ def _parse_json(frame: DataFrame, form: Form, shard: ShardConfig, known: StructT
         return named
     empty = f"{SKIP} OR coalesce(array_size({NAMES}) = 0, false) AS {SKIP}"
     return named.selectExpr(*kept, NAMES, BROKEN, empty, REFUSAL)
+
+
+def _with_headers(parsed: DataFrame, form: Form, known: StructType) -> DataFrame:
+    """The values with the columns that are headers, whatever the record's value has under their names."""
+    names = [field.name for field in known.fields if field.name in form.headers]
+    found = ", ".join(f"{header_text(form.headers[name])} AS {quoted(name)}" for name in names)
+    rest = [name for name in parsed.columns if name not in (VALUES, NAMES)]
+    # What can't be read as a record has no names at all.
+    named = f"{case(f'isnotnull({NAMES})', f'array_union({NAMES}, {texts(names)})')} AS {NAMES}"
+    return parsed.selectExpr(*rest, f"struct({VALUES}.*, {found}) AS {VALUES}", named)
 
 
 def _completed(parsed: DataFrame, shard: ShardConfig, known: StructType) -> DataFrame:

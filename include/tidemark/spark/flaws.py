@@ -12,13 +12,12 @@ from tidemark.config.rowwise import quarantine_rules
 from tidemark.core.ids import Txn
 from tidemark.spark import documents as doc
 from tidemark.spark.fold import lateness_number, sequence_number_sql
-from tidemark.spark.read import KEY_DOCUMENT, RECORD
+from tidemark.spark.read import KEY_DOCUMENT, RAW, RECORD
 from tidemark.spark.sql import case, coalesced, literal, quoted, texts
 
 SHARD: Final = doc.SHARD
 NULL_TEXT: Final = "cast(null as string)"
 _VALUE_CHARACTERS_MAX: Final = 80
-_KEY_UNREADABLE: Final = "its key is not a JSON object"
 _UNREADABLE: Final = {
     "upsert": "it is not a JSON object",
     "append": "it is not a JSON object",
@@ -83,7 +82,12 @@ def flaw_of(rules: Rules, *, explain: bool) -> str:
         # The array is looked at only where a part is NULL: absent and NULL look the same up to here.
         some_null = " OR ".join(f"isnull({value_of(key)})" for key in keys)
         all_null = " AND ".join(f"isnull({value_of(key)})" for key in keys)
-        checks.append(case(some_null, first_of("missing key column", absent_names(keys))))
+        missing = first_of("missing key column", absent_names(keys))
+        if rules.form.keyed:
+            # Bytes that give no document may have had the column.
+            unread = f"isnotnull({RECORD}.key) AND isnull({KEY_DOCUMENT}) AND isnotnull({missing})"
+            missing = f"CASE WHEN {unread} THEN {literal(rules.form.key_unreadable)} ELSE {missing} END"
+        checks.append(case(some_null, missing))
         checks.append(case(all_null, literal(f"the key ({', '.join(keys)}) is NULL")))
     for column in shard.columns:
         if not column.nullable:
@@ -99,9 +103,11 @@ def flaw_of(rules: Rules, *, explain: bool) -> str:
 def _unreadable(rules: Rules) -> str:
     """Why a record is none."""
     said = literal(_UNREADABLE[rules.form.envelope])
+    if rules.form.unreadable:
+        said = f"CASE WHEN isnull({RAW}) THEN {rules.form.unreadable} ELSE {said} END"
     if not rules.form.keyed or rules.form.envelope == "debezium":
         return said
-    valueless = "it has no value" if rules.keeps_all else f"it has no value, and {_KEY_UNREADABLE}"
+    valueless = "it has no value" if rules.keeps_all else f"it has no value, and {rules.form.key_unreadable}"
     return f"CASE WHEN isnull({RECORD}.value) THEN {literal(valueless)} ELSE {said} END"
 
 
@@ -111,7 +117,7 @@ def _broken_columns(rules: Rules) -> str:
     if rules.form.keyed and rules.shard.keys:
         lacking = " OR ".join(f"isnull({found_text(rules, key)})" for key in rules.shard.keys)
         no_key = f"isnull(json_object_keys({KEY_DOCUMENT}))"
-        said.append(case(f"({lacking}) AND {no_key}", literal(_KEY_UNREADABLE)))
+        said.append(case(f"({lacking}) AND {no_key}", literal(rules.form.key_unreadable)))
     for column in rules.shard.columns:
         found = found_text(rules, column.name)
         if found is None:

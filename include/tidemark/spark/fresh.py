@@ -16,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import TXN_FIRST, TXN_NONE, ShardId, Txn, next_txn
 from tidemark.core.publish import VERSION_NONE, HistoryGone, Published
-from tidemark.spark.fold import OP, TXN, UPSERT, quoted
+from tidemark.spark.fold import OP, TXN, UPSERT, log_schema, quoted
 from tidemark.spark.session import ROWS_FEW
 from tidemark.spark.standing import lost_files, same_rows_version
 from tidemark.spark.tail import (
@@ -60,6 +60,8 @@ def read_state(spark: SparkSession, spec: StateSpec, base: Published) -> DataFra
 
 def read_log(spark: SparkSession, spec: StateSpec, pins: Pins, *, lower: Txn = TXN_FIRST) -> DataFrame:
     """The log's rows from `lower` on, below the pinned upper, with their transaction and position."""
+    if pins.log_version == VERSION_NONE:
+        return spark.createDataFrame([], log_schema(spec.declared))
     return log_rows(spark, spec, lower=lower, upper=pins.upper, version=pins.log_version)
 
 

@@ -6,23 +6,26 @@ place in a message. All else is the same for every source.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 from pyspark.sql import DataFrame, SparkSession
 
 from tidemark.config import KafkaSource, PipelineConfig
+from tidemark.config.avro import AvroSchemas
 from tidemark.core.binding import Binding
-from tidemark.core.errors import InvalidUsage
+from tidemark.core.errors import InvalidUsage, InvariantViolation
 from tidemark.sources.kafka_manifest import KafkaManifest, Range
 from tidemark.sources.kafka_settings import java_settings, settings_of
 from tidemark.sources.manifest import BoundFile, Manifest
 from tidemark.spark import documents as doc
+from tidemark.spark.avro import not_avro
 from tidemark.spark.fold import ORDINAL
-from tidemark.spark.read import parts_for, parts_of, read_lines, read_rows
+from tidemark.spark.read import RECORD, parts_for, parts_of, read_lines, read_rows
 from tidemark.spark.route import shards_of
 from tidemark.spark.shape import form_of, rows_schema
-from tidemark.spark.topics import read_topics
+from tidemark.spark.topics import Written, read_topics
 
 _TASKS_PER_CORE: Final = 3
 _HEADER_LINE: Final = 0
@@ -89,21 +92,45 @@ class TopicsInput:
 
     source: KafkaSource
     ranges: tuple[Range, ...]
+    schemas: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.ranges)
 
     def form(self, config: PipelineConfig) -> doc.Form:
-        return doc.Form(config.source.format, config.envelope, keyed=True)
+        source = _kafka(config)
+        form = doc.Form("json", config.envelope, keyed=True, headers=source.headers)
+        schemas = self._schemas("value", source.value_schema)
+        if schemas is not None:
+            form = replace(form, unreadable=not_avro(f"{RECORD}.value", schemas))
+        if source.key_schema is not None:
+            form = replace(form, key_unreadable="its key is not Avro of the schema that is given")
+        return form
 
     def read(self, spark: SparkSession, config: PipelineConfig, form: doc.Form, *, cores: int) -> DataFrame:
-        settings = java_settings(settings_of(self.source))
-        key = None
-        if isinstance(config.source, KafkaSource) and config.source.key_format == "string":
-            shard = next((shard for shard in shards_of(config) if shard.keys), None)
-            key = doc.known_schema(shard)[shard.keys[0]] if shard is not None else None
-        group = self.source.group_of(config.name)
-        return read_topics(spark, self.ranges, settings, group=group, key=key, tasks_max=cores)
+        source = _kafka(config)
+        shard = next((shard for shard in shards_of(config) if shard.keys), None)
+        key = doc.known_schema(shard)[shard.keys[0]] if shard is not None else None
+        written = Written(
+            source.key_format,
+            key,
+            self._schemas("value", source.value_schema),
+            self._schemas("key", source.key_schema),
+        )
+        return read_topics(
+            spark,
+            self.ranges,
+            java_settings(settings_of(self.source)),
+            group=self.source.group_of(config.name),
+            written=written,
+            tasks_max=cores,
+        )
+
+    def _schemas(self, part: str, given: AvroSchemas | None) -> AvroSchemas | None:
+        """What the values or keys were written with: as the configuration has it, or as the registry had."""
+        if given is None or not given.is_registered:
+            return given
+        return AvroSchemas.of(self.schemas.get(part, {}))
 
     def parts(self, *, cores: int) -> int:
         return parts_for(sum(one.size for one in self.ranges) * _RECORD_BYTES, cores=cores)
@@ -121,7 +148,15 @@ def input_of(config: PipelineConfig, binding: Binding, *, today: PipelineConfig)
             f"transaction {binding.txn} was read from kafka, and the source is {today.source.type} now",
             hint="give the pipeline file its kafka source again, and a new source a new pipeline",
         )
-    return TopicsInput(today.source, KafkaManifest.from_json(binding.manifest).ranges)
+    manifest = KafkaManifest.from_json(binding.manifest)
+    return TopicsInput(today.source, manifest.ranges, manifest.schemas)
+
+
+def _kafka(config: PipelineConfig) -> KafkaSource:
+    """The source by the configuration that was recorded; `input_of` has looked that it is one."""
+    if not isinstance(config.source, KafkaSource):
+        raise InvariantViolation(f"a {config.source.type} source has no topics")
+    return config.source
 
 
 def _files(binding: Binding) -> tuple[BoundFile, ...]:

@@ -27,6 +27,8 @@ DELTA = Coordinate("io.delta", "delta-spark_4.1_2.13", "4.4.0")
 KAFKA = [
     Coordinate("org.apache.commons", "commons-pool2", "2.12.1"),
     Coordinate("org.apache.kafka", "kafka-clients", "3.9.1"),
+    # Published last as 4.1.1. All but its expressions is in Spark's own jars.
+    Coordinate("org.apache.spark", "spark-avro_2.13", "4.1.1"),
     Coordinate("org.apache.spark", "spark-sql-kafka-0-10_2.13", "4.1.3"),
     # Published last as 4.0.0. The reader asks for its own version and works with this one.
     Coordinate("org.apache.spark", "spark-token-provider-kafka-0-10_2.13", "4.0.0"),

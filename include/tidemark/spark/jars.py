@@ -1,4 +1,4 @@
-"""The jars that Spark needs and does not carry: Delta and the Kafka reader.
+"""The jars that Spark needs and does not carry: Delta, the Kafka reader and Avro's functions.
 
 `jars.lock`, beside this file, lists every one with its SHA-256 sum. Set-up downloads them once into a folder;
 after that no job resolves anything from a network.

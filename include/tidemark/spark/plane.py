@@ -247,7 +247,7 @@ def _no_watermark(txn: Txn) -> int | None:
 
 def _check(config: PipelineConfig) -> None:
     """What this plane can't do is refused when it is made (Invariant 14)."""
-    if config.envelope == "debezium" and config.source.format != "json":
+    if config.envelope == "debezium" and config.source.format not in ("json", "avro"):
         raise InvalidUsage(
             f"a debezium envelope in {config.source.format} files can't be read", hint="use format: json"
         )

@@ -11,6 +11,7 @@ Everything here is a conf that can be overridden; what is chosen, and why:
   which would all be compiled again for the next one.
 - A local driver starts from the archive of Spark's classes, where set-up has made one.
 - No web interface, no progress bar, warnings only.
+- Avro's decoder has limits. Bytes that are none may begin with any length, and it would make room for it.
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ from tidemark.spark.java import use_java
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_AVRO_LIMITS = (
+    "-Dorg.apache.avro.limits.string.maxLength=67108864 -Dorg.apache.avro.limits.bytes.maxLength=67108864"
+    " -Dorg.apache.avro.limits.collectionItems.maxLength=5000000"
+)
 _RETRIES_MAX = 5
 _BACKOFF_MILLISECONDS_MAX = 4_000
 INTERPRETED: Final = {
@@ -155,10 +160,13 @@ def session_confs(*, master: str, jars: list[Path], scratch_folder: Path | None 
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
+        # The default options: `spark.driver.extraJavaOptions` stays for who calls.
+        "spark.driver.defaultJavaOptions": _AVRO_LIMITS,
+        "spark.executor.defaultJavaOptions": _AVRO_LIMITS,
     }
-    # A driver that is elsewhere has no such file; `spark.driver.extraJavaOptions` stays for who calls.
+    # A driver that is elsewhere has no such file.
     if master.startswith("local") and archive_options():
-        confs["spark.driver.defaultJavaOptions"] = archive_options()
+        confs["spark.driver.defaultJavaOptions"] = f"{_AVRO_LIMITS} {archive_options()}"
     if scratch_folder is not None:
         confs["spark.local.dir"] = str(scratch_folder)
         confs["spark.sql.warehouse.dir"] = str(scratch_folder / "spark-warehouse")

@@ -64,14 +64,15 @@ def opaque(value: int, *, beside: str) -> str:
 def key_text(values: Mapping[str, str]) -> str:
     """A key as JSON text, from expressions by name; equal for equal keys only, in any session's time zone."""
     fields = ", ".join(f"{value} AS {quoted(name)}" for name, value in values.items())
-    options = ", ".join(literal(text) for pair in _KEY_OPTIONS.items() for text in pair)
-    return f"to_json(struct({fields}), map({options}))"
+    return f"to_json(struct({fields}), {JSON_OPTIONS})"
 
 
-_KEY_OPTIONS = {
+_EXACT = {
     "ignoreNullFields": "false",
     "timeZone": "UTC",
-    # By default a timestamp's text ends at its milliseconds, and two keys could have the same one.
+    # By default a timestamp's text ends at its milliseconds, and two values could have the same one.
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
 }
+JSON_OPTIONS = f"map({', '.join(literal(text) for pair in _EXACT.items() for text in pair)})"
+"""For `to_json`: a text that loses nothing, in any session's time zone."""

@@ -8,7 +8,7 @@ A record comes as:
 
 ============  =====================================================================================
 `_record`     what it was, for quarantine: the bytes of `key` and `value`, and the `headers`
-`_raw`        the value's text; NULL where there is none, or where the bytes are no text
+`_raw`        the value's JSON text; NULL where there is none, or where its bytes can't be read
 `_key_doc`    the key as a JSON object
 `_hash`       over the bytes of key, value and headers, and the timestamp
 ============  =====================================================================================
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
@@ -32,7 +33,9 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from tidemark.config.avro import AvroSchemas
 from tidemark.sources.kafka_manifest import Range
+from tidemark.spark.avro import avro_json
 from tidemark.spark.digest import row_hash_sql
 from tidemark.spark.fold import OFFSET, ORDINAL, PARTITION
 from tidemark.spark.read import HASH, KEY_DOCUMENT, RAW, RECORD
@@ -52,18 +55,41 @@ _SPLIT_RECORDS: Final = 50_000
 _NUMBER: Final = r"^-?(0|[1-9]\\d*)(\\.\\d+)?$"
 
 
+@dataclass(frozen=True, slots=True)
+class Written:
+    """How values and keys are written: as Avro where schemas are given, else as text. A key that is one value
+    and no object is that of the column `key`."""
+
+    key_format: str
+    key: StructField | None = None
+    value_schemas: AvroSchemas | None = None
+    key_schemas: AvroSchemas | None = None
+
+    def value_document(self) -> str:
+        """The value as a JSON object; NULL where there is none, or where the bytes are not of it."""
+        text = "cast(value as string)"
+        if self.value_schemas is not None:
+            return avro_json("value", self.value_schemas)
+        return case(f"is_valid_utf8({text})", text)
+
+    def key_document(self) -> str:
+        """The key as a JSON object; NULL where there is none, or where the bytes are not of it."""
+        if self.key_schemas is not None:
+            return avro_json("key", self.key_schemas, single=self.key.name if self.key is not None else "key")
+        return _key_document(self.key if self.key_format == "string" else None)
+
+
 def read_topics(
     spark: SparkSession,
     ranges: Sequence[Range],
     settings: Mapping[str, str],
     *,
     group: str,
-    key: StructField | None,
+    written: Written,
     tasks_max: int,
 ) -> DataFrame:
     """The records of these ranges. `settings` are the Java client's, and the names of the groups that
-    its consumers need begin with `group`. With a `key`, the records' keys are texts of that column; else they
-    are JSON objects."""
+    its consumers need begin with `group`."""
     reader = spark.read.format("kafka").options(**{f"kafka.{name}": text for name, text in settings.items()})
     records = (
         reader.option("kafka.isolation.level", "read_committed")
@@ -77,12 +103,12 @@ def read_topics(
         .load()
     )
     return records.selectExpr(
-        f"{case('is_valid_utf8(cast(value as string))', 'cast(value as string)')} AS {RAW}",
+        f"{written.value_document()} AS {RAW}",
         f"{row_hash_sql(_HASHED)} AS {HASH}",
         f"concat(topic, '-', partition) AS {PARTITION}",
         f"offset AS {OFFSET}",
         f"0L AS {ORDINAL}",
-        f"{_key_document(key)} AS {KEY_DOCUMENT}",
+        f"{written.key_document()} AS {KEY_DOCUMENT}",
         f"struct(key, value, headers) AS {RECORD}",
     )
 
@@ -94,6 +120,12 @@ def raw_text(*, keyed: bool) -> str:
     headers = f"transform({RECORD}.headers, h -> struct(h.key AS key, {bytes_text('h.value')} AS value))"
     key, value = (bytes_text(f"{RECORD}.{part}") for part in ("key", "value"))
     return f"to_json(struct({key} AS key, {value} AS value, {headers} AS headers))"
+
+
+def header_text(name: str) -> str:
+    """The text of a record's header; of several with one name the last one's."""
+    named = f"filter({RECORD}.headers, h -> h.key = {literal(name)})"
+    return bytes_text(f"try_element_at({named}, -1).value")
 
 
 def _tasks(ranges: Sequence[Range], tasks_max: int) -> int:

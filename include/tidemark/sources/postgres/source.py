@@ -113,9 +113,9 @@ class SlotSource:
         changes = (find_change(folder, file, hash_of) for file in files)
         return listed([change for change in changes if change is not None])
 
-    def replayable(self, binding: Binding) -> Replayable:
+    def replayable(self, bindings: Sequence[Binding]) -> Sequence[Replayable]:
         """Captured changes stay until maintenance removes what lies below the retention."""
-        return Replayable(self.inspect(binding))
+        return [Replayable(self.inspect(binding)) for binding in bindings]
 
     def acknowledge(self, frontier: Frontier) -> None:
         """Advance the slot to the frontier, and on over what this pipeline doesn't need. Never goes back."""
