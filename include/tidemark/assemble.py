@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tidemark.config import PipelineConfig
+from tidemark.config.described import is_described
 from tidemark.core.binding import Binding, BindingRecord, Configuration
 from tidemark.core.checksum import Digests
 from tidemark.core.ids import ShardId, Txn, WriterToken
@@ -58,6 +59,16 @@ def source_of(config: PipelineConfig, bindings: Ledger[BindingRecord]) -> Source
             return SlotSource(config, bindings=bindings)
         case _:
             return FileSource.of(config, bindings=bindings)
+
+
+def discovered(config: PipelineConfig) -> PipelineConfig:
+    """The configuration with the tables that its source has now, where the file leaves that to the source.
+    For who is about to bind: everybody else works with what is on record."""
+    if not is_described(config):
+        return config
+    from tidemark.sources.postgres.discovery import discovered
+
+    return discovered(config)
 
 
 class Deployment:

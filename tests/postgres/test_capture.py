@@ -361,7 +361,7 @@ def test_e4_a_column_that_was_added_stops_the_capture_after_everything_before_it
     assert items.changes(*items.bind()) == [("items", "c", (1, None, None))]
     with pytest.raises(InvalidUsage, match="'note' is not declared") as refused:
         items.bind()
-    assert "add note STRING" in refused.value.hint
+    assert "declare note STRING" in refused.value.hint
     items.schemas["items"] = (ITEMS_SCHEMA + ", note STRING", ["id"])
     assert items.changes(*items.bind()) == [("items", "c", (2, "b", "2.00", "n"))]
 

@@ -137,8 +137,8 @@ class PostgresSource(Model):
 
     @property
     def lists_tables(self) -> bool:
-        """Whether the source itself can say which tables there are: not without a connection."""
-        return False
+        """Whether the source itself can say which tables there are, and what columns they have."""
+        return True
 
 
 SourceConfig = Annotated[FilesSource | KafkaSource | PostgresSource, Field(discriminator="type")]

@@ -130,14 +130,13 @@ def _check_columns(relation: Relation, shard: ShardConfig) -> None:
             raise refused(
                 relation.name,
                 f"column {column.name!r} is not declared",
-                f"add {column.name} {wanted} to the schema of shard {shard.name}, or leave it out of the"
-                " publication's column list",
+                f"declare {column.name} {wanted}: {_where(shard)}",
             )
         if not lossless(column.type_oid, column.type_modifier, declared.type):
             raise refused(
                 relation.name,
                 f"column {column.name!r} can't be read as {declared.type.ddl} without loss",
-                f"declare it as {wanted} in shard {shard.name}",
+                f"declare it as {wanted}: {_where(shard)}",
             )
     names = {column.name for column in relation.columns}
     for declared in shard.columns:
@@ -149,3 +148,11 @@ def _check_columns(relation: Relation, shard: ShardConfig) -> None:
                 "it was dropped, or is generated, or is not in the publication's column list: remove it from"
                 f" the schema of shard {shard.name}, or set on_schema_change: add_columns",
             )
+
+
+def _where(shard: ShardConfig) -> str:
+    """What can be done about columns that differ: a shard with rows keeps its own."""
+    return (
+        f"in shard {shard.name} if that has no rows yet, else in one of another name, with a higher"
+        " generation of the pipeline, and the table is read into it anew"
+    )

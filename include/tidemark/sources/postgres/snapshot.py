@@ -41,9 +41,9 @@ class Snapshot:
     rows: tuple[int, ...]
 
 
-def find_snapshot(files: ChangeFiles, table: str, *, lsn_min: int) -> Snapshot | None:
-    """The newest complete reading of a table that can still be used."""
-    notes = sorted(files.folder.glob(f"{_prefix(table)}-*.json"), reverse=True)
+def find_snapshot(files: ChangeFiles, table: str, shard: ShardConfig, *, lsn_min: int) -> Snapshot | None:
+    """The newest complete reading of a table for a shard that can still be used."""
+    notes = sorted(files.folder.glob(f"{_prefix(table, shard)}-*.json"), reverse=True)
     for note in notes:
         found = _from_json(note.read_text(encoding="utf-8"))
         if found.table == table and found.lsn >= lsn_min and all(
@@ -83,10 +83,11 @@ def take_snapshot(
     if row is None:
         raise InvariantViolation(f"the server made the slot {slot!r} and did not say where it stands")
     lsn = parsed_lsn(row[1])
-    found = _copied(db, files, Table.of(published.relation, shard), published, lsn, rows_max)
+    prefix = _prefix(published.name, shard)
+    found = _copied(db, files, Table.of(published.relation, shard), published, lsn, rows_max, prefix)
     db.execute("COMMIT")
     db.execute(f"DROP_REPLICATION_SLOT {slot}")
-    note = files.folder / f"{_prefix(published.name)}-{lsn:016x}.json"
+    note = files.folder / f"{prefix}-{lsn:016x}.json"
     files.write(note, _to_json(found).encode())
     return found
 
@@ -98,6 +99,7 @@ def _copied(
     published: Published,
     lsn: int,
     rows_max: int | None,
+    prefix: str,
 ) -> Snapshot:
     place = place_of(published.relation, lsn=lsn, xid=0)
     put: list[BoundFile] = []
@@ -106,8 +108,7 @@ def _copied(
     size = 0
 
     def spill() -> None:
-        prefix = f"{lsn:016x}-{_prefix(published.name)}-{len(put):04d}"
-        put.append(files.put(prefix, lines, len(put)))
+        put.append(files.put(f"{lsn:016x}-{prefix}-{len(put):04d}", lines, len(put)))
         counts.append(len(lines))
         lines.clear()
 
@@ -128,9 +129,10 @@ def renumbered(snapshot: Snapshot, first: int) -> tuple[BoundFile, ...]:
     return tuple(replace(file, seq=first + at) for at, file in enumerate(snapshot.files))
 
 
-def _prefix(table: str) -> str:
-    """A table's name as part of a file's name: short, and without what a path would read."""
-    return f"{_NOTE}-{hashlib.blake2b(table.encode(), digest_size=6).hexdigest()}"
+def _prefix(table: str, shard: ShardConfig) -> str:
+    """What is read, for what shard, as part of a file's name: short, and without what a path would read."""
+    read = f"{table}\n{shard.name}\n{shard.columns.ddl}"
+    return f"{_NOTE}-{hashlib.blake2b(read.encode(), digest_size=6).hexdigest()}"
 
 
 def _to_json(snapshot: Snapshot) -> str:

@@ -33,7 +33,7 @@ from tidemark.config.model import PipelineConfig
 from tidemark.config.shard import ShardConfig
 from tidemark.config.source import PostgresSource
 from tidemark.core.binding import Binding, BindingRecord, Step
-from tidemark.core.errors import InvalidUsage, TidemarkError
+from tidemark.core.errors import Determinate, InvalidUsage, TidemarkError
 from tidemark.core.frontier import Frontier
 from tidemark.core.replay import Replayable
 from tidemark.ports.control import Ledger
@@ -191,23 +191,31 @@ class SlotSource:
         return bound | noted_tables(self.files, lsn_min=max((one.upper[WAL] for one in last), default=0))
 
     def _has_new_tables(self, known: dict[str, int], last: Binding | None) -> bool:
-        """Whether a table was never read; forgets those that the pipeline has given up.
+        """Whether a table was never read into its shard; forgets those that the pipeline has given up, and
+        those that go to another shard now.
 
-        To give one up takes a higher generation: else a process with older settings would pass over the
-        changes of a table that was added, and nobody would know."""
-        taken = taken_shards(self._config).keys()
-        given_up = sorted(known.keys() - taken)
+        Either takes a higher generation: else a process with older settings would pass over the changes of a
+        table that was added, and nobody would know."""
+        shards = taken_shards(self._config)
+        before = shards_of(last) if last is not None else {}
+        left = sorted(known.keys() - shards.keys())
+        moved = sorted(table for table in known.keys() & shards.keys() if before.get(table) != shards[table].name)
+        tables = self._config.tables
+        if tables is not None and any(tables.asks_source(table) for table in left):
+            fact = f"another run has taken in tables meanwhile: {', '.join(left)}"
+            raise Determinate(fact, hint="run again: the pipeline's record of its tables has them")
         bound = generation_of(last) if last is not None else 0
-        if self._config.generation < bound or (given_up and self._config.generation == bound):
-            what = f"table {given_up[0]} is captured" if given_up else "changes are bound"
+        if self._config.generation < bound or ((left or moved) and self._config.generation == bound):
+            what = f"table {[*left, *moved][0]} is captured" if left or moved else "changes are bound"
             raise InvalidUsage(
                 f"{what} by generation {bound} of the pipeline, and this is generation"
-                f" {self._config.generation} without it",
-                hint="use the newest pipeline file; to take a table out of it, raise its generation",
+                f" {self._config.generation} {'with another shard for it' if moved else 'without it'}",
+                hint="use the newest pipeline file; to take a table out of it, or to another shard, raise its"
+                " generation",
             )
-        for table in given_up:
+        for table in (*left, *moved):
             del known[table]
-        return not known.keys() >= taken
+        return not known.keys() >= shards.keys()
 
     def _first_readings(
         self,
@@ -221,7 +229,7 @@ class SlotSource:
         steps: list[Step] = []
         seq = lower[PARTITION]
         for name, (published, shard) in sorted(missing.items()):
-            snapshot = find_snapshot(self.files, name, lsn_min=lsn_min)
+            snapshot = find_snapshot(self.files, name, shard, lsn_min=lsn_min)
             if snapshot is None:
                 slot = f"tidemark_{hashlib.blake2b(name.encode(), digest_size=8).hexdigest()}_{os.getpid()}"
                 with closing(connect(self._source.postgres_conn_id, replication=True)) as db:
@@ -253,6 +261,12 @@ class SlotSource:
 def generation_of(binding: Binding) -> int:
     """Which generation of the pipeline made a binding."""
     return int(json.loads(binding.configuration.text).get("generation", 0))
+
+
+def shards_of(binding: Binding) -> dict[str, str]:
+    """The shard that each table went to, by a binding's own configuration."""
+    shards = json.loads(binding.configuration.text)["shards"]
+    return {shard["route"]["table"]: shard["name"] for shard in shards if shard.get("route")}
 
 
 def _start(confirmed: int) -> Frontier:

@@ -87,6 +87,13 @@ def taken_shards(config: PipelineConfig) -> dict[str, ShardConfig]:
     return {shard.route.table: shard for shard in config.shards if shard.route and shard.route.table}
 
 
+def not_published(table: str, publication: str) -> InvalidUsage:
+    return InvalidUsage(
+        f"table {table} is not in publication {publication!r}, or does not exist",
+        hint=f"ALTER PUBLICATION {publication} ADD TABLE {table}, or take it out of the pipeline",
+    )
+
+
 def identity_flaws(
     published: Mapping[str, Published], shards: Mapping[str, ShardConfig], publication: str
 ) -> Iterator[InvalidUsage]:
@@ -94,10 +101,7 @@ def identity_flaws(
     for name, shard in shards.items():
         table = published.get(name)
         if table is None:
-            yield InvalidUsage(
-                f"table {name} is not in publication {publication!r}, or does not exist",
-                hint=f"ALTER PUBLICATION {publication} ADD TABLE {name}, or take it out of the pipeline",
-            )
+            yield not_published(name, publication)
             continue
         if set(shard.keys) != set(table.key):
             have = ", ".join(table.key) or "none"
