@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from enum import StrEnum
@@ -50,8 +51,27 @@ def watched(quiet: bool) -> Iterator[Progress]:
     if quiet or not console.is_terminal:
         yield unwatched
         return
-    with console.status("looking for new input") as status:
+    with console.status("looking for new input") as status, _told(status.update):
         yield lambda txn, phase: status.update(f"transaction {txn}: {phase}")
+
+
+@contextmanager
+def _told(show: Callable[[str], None]) -> Iterator[None]:
+    """Show what a source says while it reads: how far it is, and how long that may still take."""
+
+    class Shown(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            show(record.getMessage())
+
+    logger, handler = logging.getLogger("tidemark.sources"), Shown(logging.INFO)
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 def run(

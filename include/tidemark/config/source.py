@@ -120,6 +120,7 @@ class PostgresSource(Model):
     postgres_conn_id: Annotated[str, AfterValidator(checked(_conn_id))]
     slot: Annotated[str, AfterValidator(checked(_slot))]
     publication: Annotated[str, Field(min_length=1, max_length=63)]
+    on_truncate: Literal["refuse", "apply"] = "refuse"
 
     @property
     def summary(self) -> str:

@@ -15,9 +15,12 @@ data plane refuses by the table's name.
 
 from __future__ import annotations
 
+import base64
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import date, datetime
+from decimal import Decimal
 from typing import Any, Final
 
 from tidemark.config.shard import ShardConfig
@@ -111,6 +114,27 @@ def place_of(relation: Relation, *, lsn: int, xid: int) -> str:
     """Which table a record is of and which commit it came with, as the end of a line."""
     source = {"schema": relation.schema, "table": relation.table, "lsn": lsn, "txId": xid}
     return f'"source":{_text(source)}'
+
+
+def swept(key: Mapping[str, Any], place: str) -> bytes:
+    """A key that is gone, whether it was there or not."""
+    before = {name: _plain(value) for name, value in key.items()}
+    return f'{{"op":"d","before":{_text(before)},"after":null,{place}}}\n'.encode()
+
+
+def _plain(value: Any) -> Any:
+    """A key's value out of a shard, as JSON that the same declared type reads back."""
+    match value:
+        case datetime():
+            return value.replace(tzinfo=None).isoformat() + ("Z" if value.tzinfo is not None else "")
+        case date():
+            return value.isoformat()
+        case bytes():
+            return base64.b64encode(value).decode()
+        case Decimal():
+            return str(value)
+        case _:
+            return value
 
 
 def truncated(place: str) -> bytes:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import psycopg
-from psycopg import sql
 
 from tidemark.config.model import PipelineConfig
 from tidemark.config.shard import ShardConfig
@@ -48,14 +47,6 @@ class Published:
     @property
     def name(self) -> str:
         return self.relation.name
-
-    def copy_sql(self) -> sql.Composed:
-        """The statement that reads all published rows."""
-        columns = sql.SQL(", ").join(sql.Identifier(column.name) for column in self.relation.columns)
-        table = sql.Identifier(self.relation.schema, self.relation.table)
-        # The filter is the database's own text, as its catalog prints it.
-        where = sql.SQL(f" WHERE {self.row_filter}") if self.row_filter else sql.SQL("")
-        return sql.SQL("COPY (SELECT {} FROM {}{}) TO STDOUT").format(columns, table, where)
 
 
 def published_tables(db: psycopg.Connection, publication: str) -> dict[str, Published]:

@@ -41,7 +41,7 @@ BOOL, BYTEA, NUMERIC, DATE, TIMESTAMP, TIMESTAMPTZ = (
 _WIDER: Final = {"int2": ("SMALLINT", "INT", "BIGINT"), "int4": ("INT", "BIGINT"), "int8": ("BIGINT",)}
 _INTEGERS: Final = {types[name].oid: wider for name, wider in {**_WIDER, "oid": ("BIGINT",)}.items()}
 _FLOATS: Final = {types["float4"].oid: ("FLOAT", "DOUBLE"), types["float8"].oid: ("DOUBLE",)}
-_ELEMENTS: Final = {info.array_oid: info.oid for info in types if info.array_oid and info.delimiter == ","}
+ELEMENTS: Final = {info.array_oid: info.oid for info in types if info.array_oid and info.delimiter == ","}
 _DECLARED: Final = {
     BOOL: ("BOOLEAN",),
     BYTEA: ("BINARY",),
@@ -54,12 +54,17 @@ _DECLARED: Final = {
 _NO_MODIFIER: Final = -1
 
 
+def is_number(type_oid: int) -> bool:
+    """Whether values of the type are captured as JSON numbers."""
+    return type_oid in _INTEGERS or type_oid in _FLOATS
+
+
 def to_json(text: str | None, type_oid: int) -> Any:
     """The JSON value of a text that a column of this type has."""
     if text is None:
         return None
-    if type_oid in _ELEMENTS:
-        return _list(text, _ELEMENTS[type_oid])
+    if type_oid in ELEMENTS:
+        return _list(text, ELEMENTS[type_oid])
     if type_oid in _INTEGERS:
         return int(text)
     if type_oid in _FLOATS:
@@ -87,8 +92,8 @@ def lossless(type_oid: int, modifier: int, declared: DataType) -> bool:
     """Whether every ordinary value of the column comes out of the declared type as it was."""
     if declared.name == "STRING":
         return True
-    if type_oid in _ELEMENTS:
-        return isinstance(declared, Array) and lossless(_ELEMENTS[type_oid], modifier, declared.element)
+    if type_oid in ELEMENTS:
+        return isinstance(declared, Array) and lossless(ELEMENTS[type_oid], modifier, declared.element)
     if type_oid == NUMERIC and isinstance(declared, Decimal):
         limits = numeric_limits(modifier)
         if limits is None:
@@ -101,8 +106,8 @@ def lossless(type_oid: int, modifier: int, declared: DataType) -> bool:
 
 def declared_for(type_oid: int, modifier: int) -> str:
     """The type to declare for a column, as DDL: the narrowest that loses nothing."""
-    if type_oid in _ELEMENTS:
-        return f"ARRAY<{declared_for(_ELEMENTS[type_oid], modifier)}>"
+    if type_oid in ELEMENTS:
+        return f"ARRAY<{declared_for(ELEMENTS[type_oid], modifier)}>"
     limits = numeric_limits(modifier) if type_oid == NUMERIC else None
     if limits is not None:
         precision, scale = limits

@@ -1,0 +1,29 @@
+"""The keys that a shard may have, without an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+from urllib.parse import unquote, urlparse
+
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+from deltalake.exceptions import TableNotFoundError
+
+ROWS_PER_BATCH: Final = 10_000
+
+
+def keys_in(shard_uri: str, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """The key of every row that lies in a file of the shard's log or state, on a local disk.
+
+    Every key that a reader sees is among them. So are keys that were deleted, and the same one many times:
+    whether a row still counts is not asked."""
+    for table in ("state", "log"):
+        try:
+            files = DeltaTable(f"{shard_uri}/{table}").file_uris()
+        except TableNotFoundError:
+            continue
+        for uri in files:
+            path = unquote(urlparse(uri).path) if uri.startswith("file:") else uri
+            for batch in pq.ParquetFile(path).iter_batches(ROWS_PER_BATCH, columns=list(columns)):
+                yield from batch.to_pylist()
