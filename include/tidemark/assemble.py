@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ from tidemark.delta.control import DeltaControl
 from tidemark.delta.keys import keys_in
 from tidemark.delta.schema import log_schema, quarantine_schema
 from tidemark.home import home
-from tidemark.pipeline.context import Pipeline, is_settled, is_untouched, watermark_below
+from tidemark.pipeline.context import Pipeline, is_settled, untouched, watermark_below
 from tidemark.ports.control import Ledger
 from tidemark.ports.gate import Opinion
 from tidemark.ports.source import KeptKeys, Source
@@ -67,9 +67,9 @@ def discovered(config: PipelineConfig) -> PipelineConfig:
     For who is about to bind: everybody else works with what is on record."""
     if not is_described(config):
         return config
-    from tidemark.sources.postgres.discovery import discovered
+    from tidemark.sources.postgres import discovery
 
-    return discovered(config)
+    return discovery.discovered(config)
 
 
 class Deployment:
@@ -148,8 +148,8 @@ class ShardKeys:
     def __init__(self, deployment: Deployment) -> None:
         self._deployment = deployment
 
-    def is_untouched(self, shard: ShardId) -> bool:
-        return is_untouched(self._deployment.pipeline, shard)
+    def untouched(self, shards: Sequence[ShardId]) -> Set[ShardId]:
+        return untouched(self._deployment.pipeline, shards)
 
     def is_settled(self, shard: ShardId) -> bool:
         return is_settled(self._deployment.pipeline, shard)

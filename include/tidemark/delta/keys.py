@@ -25,5 +25,7 @@ def keys_in(shard_uri: str, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
             continue
         for uri in files:
             path = unquote(urlparse(uri).path) if uri.startswith("file:") else uri
-            for batch in pq.ParquetFile(path).iter_batches(ROWS_PER_BATCH, columns=list(columns)):
+            # Spark's own kind of timestamp has nanoseconds, and Python's has none.
+            file = pq.ParquetFile(path, coerce_int96_timestamp_unit="us")
+            for batch in file.iter_batches(ROWS_PER_BATCH, columns=list(columns)):
                 yield from batch.to_pylist()

@@ -88,17 +88,19 @@ def unfinished(pipeline: Pipeline) -> Unfinished:
     return Unfinished(sealed_upper, seals, dict(sorted({**touched, **waiting}.items())))
 
 
-def is_untouched(pipeline: Pipeline, shard: ShardId) -> bool:
-    """Whether the shard has no log, and no transaction that could still give it one."""
-    if pipeline.control.log(shard).head().upper > TXN_FIRST:
-        return False
+def untouched(pipeline: Pipeline, shards: Sequence[ShardId]) -> set[ShardId]:
+    """Those of the shards that have no log, and no transaction that could still give them one."""
     behind = unfinished(pipeline)
     upper = pipeline.control.bindings.head().upper
     pending = pipeline.control.bindings.read(behind.sealed_upper, upper)
-    named = f'"name":"{shard}"'
-    return shard not in behind.lowers and not any(
-        isinstance(record, Binding) and named in record.configuration.text for record in pending
-    )
+    texts = {record.configuration.text for record in pending if isinstance(record, Binding)}
+    return {
+        shard
+        for shard in shards
+        if shard not in behind.lowers
+        and not any(f'"name":"{shard}"' in text for text in texts)
+        and pipeline.control.log(shard).head().upper == TXN_FIRST
+    }
 
 
 def is_settled(pipeline: Pipeline, shard: ShardId) -> bool:

@@ -7,7 +7,7 @@ as it is; the core refuses it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -88,8 +88,8 @@ class KeepsInput(Protocol):
 class KeptKeys(Protocol):
     """What a source may ask of the shards: for a source that says "all rows are gone", and no more."""
 
-    def is_untouched(self, shard: ShardId) -> bool:
-        """Whether nothing was ever bound to the shard."""
+    def untouched(self, shards: Sequence[ShardId]) -> Set[ShardId]:
+        """Those of the shards that nothing was ever bound to."""
         ...
 
     def is_settled(self, shard: ShardId) -> bool:

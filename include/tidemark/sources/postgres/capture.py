@@ -146,7 +146,7 @@ class Capture:
             if self._cutter.is_begun or not self._kept.is_settled(name):
                 raise NotYet
             for key in self._kept.keys(name, shard.keys):
-                self._cutter.record(swept(key, place))
+                self._cutter.record(swept(key, shard, place))
 
     def _place(self, relation: Relation, begun: Begin) -> str:
         """Where a row of the open transaction comes from; the same for all of a table."""

@@ -23,6 +23,7 @@ from datetime import date, datetime
 from decimal import Decimal
 from typing import Any, Final
 
+from tidemark.config.schema import Column
 from tidemark.config.shard import ShardConfig
 from tidemark.core.errors import InvalidUsage
 from tidemark.sources.pgbytes import UNCHANGED, Row, Value
@@ -116,17 +117,18 @@ def place_of(relation: Relation, *, lsn: int, xid: int) -> str:
     return f'"source":{_text(source)}'
 
 
-def swept(key: Mapping[str, Any], place: str) -> bytes:
-    """A key that is gone, whether it was there or not."""
-    before = {name: _plain(value) for name, value in key.items()}
+def swept(key: Mapping[str, Any], shard: ShardConfig, place: str) -> bytes:
+    """A key of a shard that is gone, whether it was there or not."""
+    before = {name: _plain(value, shard.columns.get(name)) for name, value in key.items()}
     return f'{{"op":"d","before":{_text(before)},"after":null,{place}}}\n'.encode()
 
 
-def _plain(value: Any) -> Any:
-    """A key's value out of a shard, as JSON that the same declared type reads back."""
+def _plain(value: Any, column: Column | None) -> Any:
+    """A key's value out of a shard's file, as JSON that its declared type reads back."""
     match value:
         case datetime():
-            return value.replace(tzinfo=None).isoformat() + ("Z" if value.tzinfo is not None else "")
+            zone = "Z" if column is not None and column.type.name == "TIMESTAMP" else ""
+            return value.replace(tzinfo=None).isoformat() + zone
         case date():
             return value.isoformat()
         case bytes():

@@ -24,7 +24,7 @@ in time until the log is read past the last of these readings.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -102,11 +102,13 @@ class SlotSource:
                     slots.check_continues(found, bound=last.upper[WAL], acknowledged=self.acknowledged)
                 published, shards = self._tables(db)
                 tables = {name: (published[name], shards[name]) for name in wanted}
-                if not all(self._may_read(shard) for _, shard in tables.values()):
+                again = self._again(tables)
+                if not all(self._kept.is_settled(shard) for shard in again):
                     return []
                 lower = last.upper if last is not None else _start(found.confirmed)
                 lsn_min = max(found.confirmed, lower[WAL])
-                readings = self._read(tables, {name: max(lsn, lsn_min) for name, lsn in wanted.items()})
+                wanted = {name: max(lsn, lsn_min) for name, lsn in wanted.items()}
+                readings = self._read(tables, wanted, again)
                 known.update({one.table: one.lsn for one in readings})
                 rows_max = self._config.transaction.max_records
                 steps: list[Step] = steps_of(readings, known, lower, rows_max=rows_max)
@@ -256,11 +258,12 @@ class SlotSource:
             if name not in known or known[name] < asked.get(name, 0)
         }
 
-    def _may_read(self, shard: ShardConfig) -> bool:
-        name = ShardId(shard.name)
-        return self._kept.is_untouched(name) or self._kept.is_settled(name)
+    def _again(self, tables: Tables) -> Set[ShardId]:
+        """The shards of these tables that may have rows already."""
+        shards = [ShardId(shard.name) for _, shard in tables.values()]
+        return set(shards) - self._kept.untouched(shards) if shards else set()
 
-    def _read(self, tables: Tables, lsn_min: Mapping[str, int]) -> list[Snapshot]:
+    def _read(self, tables: Tables, lsn_min: Mapping[str, int], again: Set[ShardId]) -> list[Snapshot]:
         """A reading of each table that is recent enough: one that a crash left over, or a new one."""
         found = {
             name: find_snapshot(self.files, name, shard, lsn_min=lsn_min[name])
@@ -270,15 +273,15 @@ class SlotSource:
         rows_max = self._config.transaction.max_records
         new = read_tables(self._source.postgres_conn_id, self.files, to_read, rows_max=rows_max)
         usable = {**{name: one for name, one in found.items() if one is not None}, **new}
-        return [self._swept(usable[name], *tables[name]) for name in tables]
+        return [
+            self._swept(usable[name], *tables[name]) if tables[name][1].name in again else usable[name]
+            for name in tables
+        ]
 
     def _swept(self, snapshot: Snapshot, published: Published, shard: ShardConfig) -> Snapshot:
         """The reading with a deletion of every key that the shard may have in front of it."""
-        name = ShardId(shard.name)
-        if self._kept.is_untouched(name):
-            return snapshot
         place = place_of(published.relation, lsn=snapshot.lsn, xid=0)
-        lines = (swept(key, place) for key in self._kept.keys(name, shard.keys))
+        lines = (swept(key, shard, place) for key in self._kept.keys(ShardId(shard.name), shard.keys))
         prefix = f"{snapshot.lsn:016x}-{reading_prefix(published.name, shard)}-s"
         return replace(snapshot, sweep=put_in_pieces(self.files, prefix, lines))
 
