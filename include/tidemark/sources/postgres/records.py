@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
@@ -28,7 +28,7 @@ from tidemark.config.shard import ShardConfig
 from tidemark.core.errors import InvalidUsage
 from tidemark.sources.pgbytes import UNCHANGED, Row, Value
 from tidemark.sources.pgoutput import Delete, Insert, Relation, Update
-from tidemark.sources.postgres.values import declared_for, lossless, to_json
+from tidemark.sources.postgres.values import declared_for, lossless, writer_of
 
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False)
 
@@ -44,6 +44,8 @@ class Table:
     relation: Relation
     keys: tuple[int, ...]
     """Where the shard's keys stand among the columns."""
+    writers: tuple[tuple[str, Callable[[str], str]], ...]
+    """For each column, its name as a member of a JSON object begins, and what writes its values."""
 
     @classmethod
     def of(cls, relation: Relation, shard: ShardConfig) -> Table:
@@ -60,7 +62,8 @@ class Table:
                 f"the key is ({', '.join(shard.keys)}), and its rows are identified by ({have})",
                 f"declare the table's own key, or: ALTER TABLE {relation.name} REPLICA IDENTITY FULL",
             )
-        return cls(relation, tuple(names.index(key) for key in shard.keys))
+        writers = tuple((f"{_text(c.name)}:", writer_of(c.type_oid)) for c in relation.columns)
+        return cls(relation, tuple(names.index(key) for key in shard.keys), writers)
 
     def insert(self, new: Row, place: str) -> bytes:
         """A row that is there now."""
@@ -68,9 +71,8 @@ class Table:
 
     def delete(self, old: Row, place: str) -> bytes:
         """A row that is gone, by its key alone."""
-        columns = self.relation.columns
-        key = {columns[at].name: self._json(old[at], at) for at in self.keys}
-        return f'{{"op":"d","before":{_text(key)},"after":null,{place}}}\n'.encode()
+        key = ",".join(self._member(old[at], at) for at in self.keys)
+        return f'{{"op":"d","before":{{{key}}},"after":null,{place}}}\n'.encode()
 
     def lines(self, message: Insert | Update | Delete, place: str) -> Iterator[bytes]:
         """The records of a row message: one, or two when a key changes."""
@@ -102,12 +104,14 @@ class Table:
         return whole
 
     def _object(self, row: Row) -> str:
-        columns = self.relation.columns
-        return _text({column.name: self._json(row[at], at) for at, column in enumerate(columns)})
+        return f"{{{','.join([self._member(value, at) for at, value in enumerate(row)])}}}"
 
-    def _json(self, value: Value, at: int) -> Any:
-        if value is None or isinstance(value, str):
-            return to_json(value, self.relation.columns[at].type_oid)
+    def _member(self, value: Value, at: int) -> str:
+        name, write = self.writers[at]
+        if isinstance(value, str):
+            return name + write(value)
+        if value is None:
+            return f"{name}null"
         raise refused(self.relation.name, "a value came in binary form", "ask the slot for text")
 
 
@@ -144,7 +148,7 @@ def truncated(place: str) -> bytes:
     return f'{{"op":"t","before":null,"after":null,{place}}}\n'.encode()
 
 
-def _text(value: dict[str, Any]) -> str:
+def _text(value: dict[str, Any] | str) -> str:
     return _ENCODER.encode(value)
 
 

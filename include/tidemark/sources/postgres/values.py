@@ -27,7 +27,10 @@ year before Christ) can't be read back, and is quarantined with its reason; it n
 from __future__ import annotations
 
 import base64
+import json
 import math
+from collections.abc import Callable
+from json.encoder import encode_basestring
 from typing import Any, Final
 
 from psycopg.postgres import types
@@ -52,6 +55,10 @@ _DECLARED: Final = {
     **_FLOATS,
 }
 _NO_MODIFIER: Final = -1
+_PLAIN: Final = frozenset(
+    types[name].oid for name in ("text", "varchar", "bpchar", "uuid", "numeric", "date")
+)
+"""Types whose values are captured as the text that they come in; any other may be."""
 
 
 def is_number(type_oid: int) -> bool:
@@ -78,6 +85,17 @@ def to_json(text: str | None, type_oid: int) -> Any:
     if type_oid == BYTEA:
         return base64.b64encode(bytes.fromhex(text.removeprefix("\\x"))).decode()
     return text
+
+
+def writer_of(type_oid: int) -> Callable[[str], str]:
+    """What writes a value's text as JSON: what `to_json` makes of it, by the shortest way for its type."""
+    if type_oid in _INTEGERS:
+        return str
+    if type_oid == BOOL:
+        return lambda text: "true" if text == "t" else "false"
+    if type_oid in _PLAIN:
+        return encode_basestring
+    return lambda text: json.dumps(to_json(text, type_oid), ensure_ascii=False, separators=(",", ":"))
 
 
 def numeric_limits(modifier: int) -> tuple[int, int] | None:
