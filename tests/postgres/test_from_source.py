@@ -228,6 +228,19 @@ def test_what_only_a_database_can_tell_is_refused_for_others_and_for_declared_sh
         assert fact in str(refused.value)
 
 
+def test_commands_work_before_the_first_run_and_a_damaged_record_is_named(described: Described) -> None:
+    for command in ("check", "status"):
+        result = CliRunner().invoke(app, [command, str(described.file)], env={"COLUMNS": "200"})
+        assert result.exit_code == 0, result.output
+    described.bind()
+    result = CliRunner().invoke(app, ["check", str(described.file)], env={"COLUMNS": "200"})
+    assert "public.*, as their source describes them; 2 on record" in result.output
+    record = described.works.root / "wh" / "p" / "_captured" / "tables.json"
+    record.write_text(record.read_text().replace("INT", "INTO"))
+    with pytest.raises(ConfigInvalid, match=r"tables\.json can't be read"):
+        described.config()
+
+
 @pytest.mark.spark
 @pytest.mark.slow
 def test_m11_e4_rows_of_described_tables_arrive_and_those_of_a_changed_table_in_another_shard(

@@ -54,7 +54,7 @@ def recorded_shapes(config: PipelineConfig) -> Shapes:
         return {shard: _shape(fields) for shard, fields in found.items()}
     except FileNotFoundError:
         return {}
-    except (ValueError, KeyError, TypeError, AttributeError, InvalidUsage) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, InvalidUsage) as error:
         raise InvariantViolation(
             f"the record of tables {record_of(config)} can't be read: {type(error).__name__}",
             hint="it was changed by hand: restore it from a backup",

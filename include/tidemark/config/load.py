@@ -23,7 +23,7 @@ from tidemark.config.problems import ConfigInvalid, Problem
 from tidemark.config.suites import SuiteReader
 from tidemark.config.tables import ShardSettings, matches_any, shard_name_of
 from tidemark.config.text import nearest, shown
-from tidemark.core.errors import InvalidUsage
+from tidemark.core.errors import InvalidUsage, TidemarkError
 
 ENVIRONMENT_KEYS = ("source", "warehouse")
 FILE_ONLY_KEYS = ("defaults", "environments")
@@ -73,7 +73,7 @@ def load_pipeline(
         raise ConfigInvalid(problems)
     try:
         return completed(config, recorded_shapes(config))
-    except InvalidUsage as error:
+    except TidemarkError as error:
         raise ConfigInvalid([Problem(str(path), 0, 0, "tables", error.fact, error.hint)]) from None
 
 
