@@ -242,6 +242,19 @@ def test_d7_a_truncate_is_applied_by_policy_in_its_place_and_its_replay_is_ident
     assert {finding.verdict for finding in found} == {Verdict.IDENTICAL}
 
 
+def test_d7_a_truncate_that_follows_rows_which_are_bound_with_it_waits_for_them(rig: MakeRig) -> None:
+    works = rig(pairs=(SCHEMA, ["id"]))
+    works.settings["source"] = {**works.config().source.model_dump(), "on_truncate": "apply"}
+    works.ready(PAIRS.format("pairs"), "INSERT INTO pairs VALUES (1, 'a'), (2, 'b')")
+    works.source().offer(None)  # The rows are read, and the process dies before it binds them.
+    works.sql("TRUNCATE pairs", "INSERT INTO pairs VALUES (3, 'c')")
+    (works.root / CONFIG).write_text(works.config().canonical_json())
+    run(pipeline_at(works.root), attempt())
+    assert table_of(works, "pairs") == [(1, "a"), (2, "b")]
+    run(pipeline_at(works.root), attempt())
+    assert table_of(works, "pairs") == [(3, "c")]
+
+
 def test_d7_a_truncate_after_rows_of_its_own_transaction_is_refused(kept: Kept) -> None:
     works = kept.works
     kept.write(works.config(source={**works.config().source.model_dump(), "on_truncate": "apply"}))

@@ -10,6 +10,8 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
+from tidemark.core.errors import Determinate
+
 ROWS_PER_BATCH: Final = 10_000
 
 
@@ -25,7 +27,15 @@ def keys_in(shard_uri: str, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
             continue
         for uri in files:
             path = unquote(urlparse(uri).path) if uri.startswith("file:") else uri
-            # Spark's own kind of timestamp has nanoseconds, and Python's has none.
-            file = pq.ParquetFile(path, coerce_int96_timestamp_unit="us")
-            for batch in file.iter_batches(ROWS_PER_BATCH, columns=list(columns)):
-                yield from batch.to_pylist()
+            yield from _keys_of(path, columns)
+
+
+def _keys_of(path: str, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+    try:
+        # Spark's own kind of timestamp has nanoseconds, and Python's has none.
+        file = pq.ParquetFile(path, coerce_int96_timestamp_unit="us")
+        for batch in file.iter_batches(ROWS_PER_BATCH, columns=list(columns)):
+            yield from batch.to_pylist()
+    except OSError as error:
+        # Maintenance may have replaced it since the table was listed.
+        raise Determinate(f"keys can't be read from {path}: {error}", hint="run again") from None

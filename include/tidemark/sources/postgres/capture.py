@@ -7,6 +7,7 @@ for more.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Final
 
@@ -36,6 +37,8 @@ from tidemark.sources.postgres.records import Table, place_of, swept, truncated
 from tidemark.sources.postgres.slot import peek
 from tidemark.sources.postgres.tables import taken_shards
 
+logger = logging.getLogger(__name__)
+
 CHANGES_PER_PEEK: Final = 500_000
 _ROWS: Final = frozenset(b"IUDT")
 
@@ -55,8 +58,11 @@ class Capture:
         lower: Frontier,
         snapshots: Mapping[str, int],
         kept: KeptKeys,
+        *,
+        follows: bool,
     ) -> None:
         self.waits = False
+        self._follows = follows
         self._applies = isinstance(config.source, PostgresSource) and config.source.on_truncate == "apply"
         self._kept = kept
         self._touched: set[int] = set()
@@ -143,7 +149,8 @@ class Capture:
                 self._cutter.record(truncated(place))
                 continue
             name = ShardId(shard.name)
-            if self._cutter.is_begun or not self._kept.is_settled(name):
+            if self._follows or self._cutter.is_begun or not self._kept.is_settled(name):
+                logger.info("a truncate of %s waits until everything before it is done", relation.name)
                 raise NotYet
             for key in self._kept.keys(name, shard.keys):
                 self._cutter.record(swept(key, shard, place))
@@ -173,13 +180,15 @@ def captured(
     lower: Frontier,
     snapshots: Mapping[str, int],
     kept: KeptKeys,
+    *,
+    follows: bool,
 ) -> Capture:
     """What can be bound above `lower`, its files durable; nothing only when the slot has nothing more, or
-    when what it has must wait."""
+    when what it has must wait. `follows` says that something is to be bound before it."""
     changes_max = CHANGES_PER_PEEK
     while True:
         messages = Counted(peek(db, source.slot, source.publication, changes_max=changes_max))
-        capture = Capture(config, files, lower, snapshots, kept)
+        capture = Capture(config, files, lower, snapshots, kept, follows=follows)
         capture.take(messages)
         if capture.steps or capture.waits or messages.count < changes_max:
             return capture

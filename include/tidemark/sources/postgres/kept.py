@@ -9,9 +9,11 @@ read by no transaction that begins there or later, whether a binding names it or
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -27,19 +29,21 @@ _TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.tmp\Z")
 def files_below(files: ChangeFiles, lsn: int) -> list[tuple[Path, int]]:
     """The captured files that go no further than this position, and their sizes."""
     found: list[tuple[Path, int]] = []
-    for path in _listed(files):
+    for path, its in _listed(files):
         match = _CHANGES.match(path.name) or _READING.match(path.name) or _NOTE.match(path.name)
         if match is not None and int(match[1], 16) < lsn:
-            found.append((path, path.stat().st_size))
+            found.append((path, its.st_size))
     return found
 
 
 def abandoned_writes(files: ChangeFiles) -> list[tuple[Path, int]]:
     """Files that a process began to write and died over: nobody writes one for a day."""
     old = time.time() - TEMPORARY_SECONDS_MAX
-    found = ((path, path.stat()) for path in _listed(files) if _TEMPORARY.match(path.name))
-    return [(path, its.st_size) for path, its in found if its.st_mtime < old]
+    left = [(path, its) for path, its in _listed(files) if _TEMPORARY.match(path.name)]
+    return [(path, its.st_size) for path, its in left if its.st_mtime < old]
 
 
-def _listed(files: ChangeFiles) -> Iterator[Path]:
-    return iter(sorted(files.folder.iterdir())) if files.folder.is_dir() else iter(())
+def _listed(files: ChangeFiles) -> Iterator[tuple[Path, os.stat_result]]:
+    for path in sorted(files.folder.iterdir()) if files.folder.is_dir() else ():
+        with suppress(FileNotFoundError):  # Another maintenance may be at it.
+            yield path, path.stat()

@@ -23,6 +23,7 @@ in time until the log is read past the last of these readings.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence, Set
 from contextlib import closing
@@ -48,7 +49,7 @@ from tidemark.sources.listing import Found
 from tidemark.sources.lsn import lsn_text, parsed_lsn
 from tidemark.sources.manifest import PARTITION, Manifest
 from tidemark.sources.postgres import slot as slots
-from tidemark.sources.postgres.capture import CHANGES_PER_PEEK, Counted, captured, first_needed
+from tidemark.sources.postgres.capture import CHANGES_PER_PEEK, Capture, Counted, captured, first_needed
 from tidemark.sources.postgres.changes import WAL, ChangeFiles, put_in_pieces
 from tidemark.sources.postgres.connection import connect, told
 from tidemark.sources.postgres.kept import abandoned_writes, files_below
@@ -72,6 +73,8 @@ from tidemark.sources.postgres.tables import (
     shape_flaws,
     taken_shards,
 )
+
+logger = logging.getLogger(__name__)
 
 ACKNOWLEDGED: Final = "acknowledged"
 DAY_SECONDS: Final = 86_400
@@ -104,6 +107,9 @@ class SlotSource:
                 tables = {name: (published[name], shards[name]) for name in wanted}
                 again = self._again(tables)
                 if not all(self._kept.is_settled(shard) for shard in again):
+                    logger.info(
+                        "tables are read anew once everything that is bound is done: %s", sorted(again)
+                    )
                     return []
                 lower = last.upper if last is not None else _start(found.confirmed)
                 lsn_min = max(found.confirmed, lower[WAL])
@@ -113,7 +119,7 @@ class SlotSource:
                 rows_max = self._config.transaction.max_records
                 steps: list[Step] = steps_of(readings, known, lower, rows_max=rows_max)
                 lower = steps[-1].upper if steps else lower
-                capture = captured(db, self._config, self._source, self.files, lower, known, self._kept)
+                capture = self._captured(db, lower, known, follows=bool(steps))
                 steps += capture.steps
                 if not steps:
                     # Of a table that has changed its columns, what came before is bound first.
@@ -123,6 +129,12 @@ class SlotSource:
             upper = Frontier.of({PARTITION: lower[PARTITION], WAL: marked})
             steps = [Step(upper, Manifest("json", (), known).to_json())]
         return steps
+
+    def _captured(
+        self, db: psycopg.Connection, lower: Frontier, known: Mapping[str, int], *, follows: bool
+    ) -> Capture:
+        config, source, files = self._config, self._source, self.files
+        return captured(db, config, source, files, lower, known, self._kept, follows=follows)
 
     def ask_again(self, table: str) -> None:
         """Have the next run read a table anew."""
