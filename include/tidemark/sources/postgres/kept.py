@@ -12,11 +12,13 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from tidemark.ports.source import Unneeded
+from tidemark.sources.lsn import lsn_text
 from tidemark.sources.postgres.changes import ChangeFiles
 
 TEMPORARY_SECONDS_MAX: Final = 86_400
@@ -24,6 +26,27 @@ _CHANGES = re.compile(r"[0-9a-f]{16}-([0-9a-f]{16})-\d{4,}-[0-9a-f]{12}\.json\.g
 _READING = re.compile(r"([0-9a-f]{16})-snapshot-[0-9a-f]{12}-s?\d{4,}-[0-9a-f]{12}\.json\.gz\Z")
 _NOTE = re.compile(r"snapshot-[0-9a-f]{12}-([0-9a-f]{16})\.json\Z")
 _TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.tmp\Z")
+
+
+def unneeded(files: ChangeFiles, *, bound: int, acknowledged: int) -> Unneeded:
+    """What goes no further than where the first kept transaction begins. Of that, what the slot is not past
+    yet has to wait."""
+    free = [*files_below(files, min(bound, acknowledged)), *abandoned_writes(files)]
+    waiting = [one for one in files_below(files, bound) if one not in free]
+    held = f"the slot, acknowledged up to {lsn_text(acknowledged)}" if waiting else ""
+    return Unneeded(*_counted(free), *_counted(waiting), held)
+
+
+def let_go(files: ChangeFiles, *, below: int) -> Unneeded:
+    """Delete what lies below a position, and what was never finished; returns what went."""
+    found = [*files_below(files, below), *abandoned_writes(files)]
+    for path, _ in found:
+        path.unlink(missing_ok=True)
+    return Unneeded(*_counted(found))
+
+
+def _counted(files: Sequence[tuple[Path, int]]) -> tuple[int, int]:
+    return len(files), sum(size for _, size in files)
 
 
 def files_below(files: ChangeFiles, lsn: int) -> list[tuple[Path, int]]:

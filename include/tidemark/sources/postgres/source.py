@@ -28,7 +28,6 @@ import os
 from collections.abc import Mapping, Sequence, Set
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 from typing import Final
 
 import psycopg
@@ -52,7 +51,7 @@ from tidemark.sources.postgres import slot as slots
 from tidemark.sources.postgres.capture import CHANGES_PER_PEEK, Capture, Counted, captured, first_needed
 from tidemark.sources.postgres.changes import WAL, ChangeFiles, put_in_pieces
 from tidemark.sources.postgres.connection import connect, told
-from tidemark.sources.postgres.kept import abandoned_writes, files_below
+from tidemark.sources.postgres.kept import let_go, unneeded
 from tidemark.sources.postgres.membership import known_readings
 from tidemark.sources.postgres.readings import Tables, read_tables
 from tidemark.sources.postgres.records import place_of, swept
@@ -165,21 +164,11 @@ class SlotSource:
 
     def unneeded(self, since: Txn) -> Unneeded:
         """The captured files below the retention that are acknowledged too."""
-        files = [*files_below(self.files, self._let_go_below(since)), *abandoned_writes(self.files)]
-        all_below = files_below(self.files, self._bound_below(since))
-        waiting = [one for one in all_below if one not in files]
-        held = f"the slot, acknowledged up to {lsn_text(self.acknowledged)}" if waiting else ""
-        return Unneeded(*_counted(files), *_counted(waiting), held)
+        return unneeded(self.files, bound=self._bound_below(since), acknowledged=self.acknowledged)
 
     def let_go(self, since: Txn) -> Unneeded:
         """Delete them; who comes second finds nothing to do."""
-        found = [*files_below(self.files, self._let_go_below(since)), *abandoned_writes(self.files)]
-        for path, _ in found:
-            path.unlink(missing_ok=True)
-        return Unneeded(*_counted(found))
-
-    def _let_go_below(self, since: Txn) -> int:
-        return min(self._bound_below(since), self.acknowledged)
+        return let_go(self.files, below=min(self._bound_below(since), self.acknowledged))
 
     def _bound_below(self, since: Txn) -> int:
         """Where in the log the first transaction that is kept begins."""
@@ -296,10 +285,6 @@ class SlotSource:
         lines = (swept(key, shard, place) for key in self._kept.keys(ShardId(shard.name), shard.keys))
         prefix = f"{snapshot.lsn:016x}-{reading_prefix(published.name, shard)}-s"
         return replace(snapshot, sweep=put_in_pieces(self.files, prefix, lines))
-
-
-def _counted(files: Sequence[tuple[Path, int]]) -> tuple[int, int]:
-    return len(files), sum(size for _, size in files)
 
 
 def _start(confirmed: int) -> Frontier:
