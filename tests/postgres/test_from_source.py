@@ -21,7 +21,7 @@ from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.pipeline.context import binding_at
 from tidemark.pipeline.reclock import mint
 from tidemark.pipeline.run import run
-from tidemark.tasks import no_session
+from tidemark.tasks import no_session, open_pipeline
 from tidemark.views import View, read
 
 pytestmark = pytest.mark.server
@@ -121,6 +121,15 @@ def test_a_table_that_is_made_later_is_taken_in_by_the_next_run(described: Descr
     assert [shard.name for shard in described.config().shards] == [
         "public__late", "public__lines", "public__orders",
     ]  # fmt: skip
+
+
+def test_only_who_binds_asks_the_database(described: Described, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert open_pipeline(described.file, None).shards == ()
+    assert open_pipeline(described.file, None, binds=True).shards == ("public__lines", "public__orders")
+    monkeypatch.setenv(f"AIRFLOW_CONN_{CONN_ID.upper()}", "postgres://nobody:x@127.0.0.1:1/none")
+    assert open_pipeline(described.file, None).shards == ("public__lines", "public__orders")
+    with pytest.raises(Determinate, match="connection"):
+        open_pipeline(described.file, None, binds=True)
 
 
 def test_a_run_that_opened_before_another_took_a_table_in_is_told_to_run_again(described: Described) -> None:

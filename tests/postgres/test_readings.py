@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,6 +20,7 @@ from tests.postgres.worker import CONFIG, pipeline_at
 from tidemark import upkeep
 from tidemark.assemble import Deployment
 from tidemark.cli.app import app
+from tidemark.cli.work import told_by_sources
 from tidemark.core.binding import Binding
 from tidemark.core.checksum import Digest
 from tidemark.core.errors import InvalidUsage
@@ -131,6 +133,24 @@ def test_big_tables_are_read_in_ranges_side_by_side_all_at_one_position_each_row
         assert sorted(inserted.items()) == works.sql(f'SELECT id, value FROM "{name}" ORDER BY id')
 
 
+def test_small_tables_are_bound_together_and_a_transaction_keeps_to_its_limits(rig: MakeRig) -> None:
+    tables = ("one", "two", "three")
+    works = rig(**dict.fromkeys(tables, (SCHEMA, ["id"])))
+    works.ready(
+        *[PAIRS.format(name) for name in tables],
+        *[f"INSERT INTO {name} SELECT n FROM generate_series(1, 3) n" for name in ("two", "three")],
+        "INSERT INTO one SELECT n FROM generate_series(1, 6) n",
+    )
+
+    def offered(**limits: int) -> list[int]:
+        steps = works.source(transaction=limits).offer(None)
+        return [len(Manifest.from_json(step.manifest).files) for step in steps]
+
+    assert (offered(), offered(max_files=2), offered(max_bytes=1)) == ([3], [2, 1], [1, 1, 1])
+    bound = works.bind(transaction={"max_records": 8})
+    assert [len(works.records(one)) for one in bound] == [6, 6]
+
+
 def test_ranges_have_every_page_and_progress_tells_what_is_left() -> None:
     ranges = ranges_of(20_000)
     assert [(one.first, one.end) for one in ranges] == [(0, 8192), (8192, 16384), (16384, None)]
@@ -140,6 +160,14 @@ def test_ranges_have_every_page_and_progress_tells_what_is_left() -> None:
     assert progress.done(250, now=104.0) == ""
     assert progress.done(250, now=110.0) == "first rows of 3 tables: 50% read, about 10 s left"
     assert progress.done(100, now=114.0) == ""
+
+
+def test_a_terminal_shows_how_far_a_source_is() -> None:
+    shown: list[str] = []
+    with told_by_sources(shown.append):
+        logging.getLogger(readings.__name__).info("first rows of %d tables", 3)
+    logging.getLogger(readings.__name__).info("nobody looks any more")
+    assert shown == ["first rows of 3 tables"]
 
 
 # With rows in the logs, by the plane that needs no engine

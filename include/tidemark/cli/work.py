@@ -51,12 +51,12 @@ def watched(quiet: bool) -> Iterator[Progress]:
     if quiet or not console.is_terminal:
         yield unwatched
         return
-    with console.status("looking for new input") as status, _told(status.update):
+    with console.status("looking for new input") as status, told_by_sources(status.update):
         yield lambda txn, phase: status.update(f"transaction {txn}: {phase}")
 
 
 @contextmanager
-def _told(show: Callable[[str], None]) -> Iterator[None]:
+def told_by_sources(show: Callable[[str], None]) -> Iterator[None]:
     """Show what a source says while it reads: how far it is, and how long that may still take."""
 
     class Shown(logging.Handler):

@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from tidemark.config.model import Transaction
 from tidemark.config.shard import ShardConfig
 from tidemark.core.binding import Step
 from tidemark.core.frontier import Frontier
@@ -85,13 +87,13 @@ def asked_again(files: ChangeFiles) -> dict[str, int]:
 
 
 def steps_of(
-    snapshots: Sequence[Snapshot], known: Mapping[str, int], lower: Frontier, *, rows_max: int | None
+    snapshots: Sequence[Snapshot], known: Mapping[str, int], lower: Frontier, limits: Transaction
 ) -> list[Step]:
     """The readings as transactions, none larger than it may be unless one file is: small tables go together,
     and one that has something to sweep goes alone. Each says what is known of all tables."""
     steps: list[Step] = []
     seq = lower[PARTITION]
-    for group in _grouped(snapshots, rows_max):
+    for group in _grouped(snapshots, limits):
         bound = tuple(replace(file, seq=seq + at) for at, file in enumerate(group))
         seq += len(bound)
         upper = Frontier.of({PARTITION: seq, WAL: lower[WAL]})
@@ -99,19 +101,20 @@ def steps_of(
     return steps
 
 
-def _grouped(snapshots: Sequence[Snapshot], rows_max: int | None) -> Iterator[list[BoundFile]]:
+def _grouped(snapshots: Sequence[Snapshot], limits: Transaction) -> Iterator[list[BoundFile]]:
+    rows_max = limits.max_records if limits.max_records is not None else sys.maxsize
     group: list[BoundFile] = []
-    total = 0
+    rows = size = 0
     for one in snapshots:
         if one.sweep:
             yield [*one.sweep, *one.files]
             continue
-        for file, rows in zip(one.files, one.rows, strict=True):
-            if group and rows_max is not None and total + rows > rows_max:
+        for file, count in zip(one.files, one.rows, strict=True):
+            rows, size = rows + count, size + file.size
+            if group and (rows > rows_max or size > limits.max_bytes or len(group) == limits.max_files):
                 yield group
-                group, total = [], 0
+                group, rows, size = [], count, file.size
             group.append(file)
-            total += rows
     if group:
         yield group
 

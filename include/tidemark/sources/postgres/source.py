@@ -115,8 +115,7 @@ class SlotSource:
                 wanted = {name: max(lsn, lsn_min) for name, lsn in wanted.items()}
                 readings = self._read(tables, wanted, again)
                 known.update({one.table: one.lsn for one in readings})
-                rows_max = self._config.transaction.max_records
-                steps: list[Step] = steps_of(readings, known, lower, rows_max=rows_max)
+                steps = steps_of(readings, known, lower, self._config.transaction)
                 lower = steps[-1].upper if steps else lower
                 capture = self._captured(db, lower, known, follows=bool(steps))
                 steps += capture.steps

@@ -95,6 +95,8 @@ def writer_of(type_oid: int) -> Callable[[str], str]:
         return lambda text: "true" if text == "t" else "false"
     if type_oid in _PLAIN:
         return encode_basestring
+    if type_oid in (TIMESTAMP, TIMESTAMPTZ):
+        return lambda text: f'"{to_json(text, type_oid)}"'
     return lambda text: json.dumps(to_json(text, type_oid), ensure_ascii=False, separators=(",", ":"))
 
 
