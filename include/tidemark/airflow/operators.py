@@ -52,7 +52,9 @@ class ControlOperator(BaseOperator):
         )
         try:
             provide_connection(self.pipeline_file, self.environment)
-            deployment = tasks.open_pipeline(self.pipeline_file, self.environment, binds=self.binds)
+            # A cleared run proves what is bound, and needs no source that can be asked.
+            binds = self.binds and not order.cleared
+            deployment = tasks.open_pipeline(self.pipeline_file, self.environment, binds=binds)
             return self.work(context, deployment, order)
         except TidemarkError as error:
             raise failure(error) from error

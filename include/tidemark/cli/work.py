@@ -96,7 +96,7 @@ def run(
     from tidemark.pipeline.run import run as run_pipeline
     from tidemark.tasks import publish_due
 
-    deployment = open_deployment(pipeline, environment, binds=True)
+    deployment = open_deployment(pipeline, environment, binds=not prove)
     attempt = new_attempt(run_id, cleared=prove)
     with watched(as_json) as progress, ThreadPoolExecutor(1) as background:
         report = run_pipeline(

@@ -9,6 +9,7 @@ expression (an array of bytea) is copied value by value.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -32,12 +33,12 @@ class Pages:
     end: int | None = None
     count: int = 0
 
-    def condition(self) -> sql.Composable | None:
-        """The rows in it; None for all rows."""
-        low = sql.SQL("ctid >= {}").format(sql.Literal(f"({self.first},0)")) if self.first else None
-        high = sql.SQL("ctid < {}").format(sql.Literal(f"({self.end},0)")) if self.end is not None else None
-        found = [one for one in (low, high) if one is not None]
-        return sql.SQL(" AND ").join(found) if found else None
+    def conditions(self) -> Iterator[sql.Composable]:
+        """What is so for the rows in it; nothing for all rows."""
+        if self.first:
+            yield sql.SQL("ctid >= {}").format(sql.Literal(f"({self.first},0)"))
+        if self.end is not None:
+            yield sql.SQL("ctid < {}").format(sql.Literal(f"({self.end},0)"))
 
 
 def copies_lines(table: Published) -> bool:
@@ -71,9 +72,8 @@ def unescaped(lines: bytes) -> bytes:
 def _copy(table: Published, what: sql.Composable, pages: Pages) -> sql.Composed:
     name = sql.Identifier(table.relation.schema, table.relation.table)
     # The filter is the database's own text, as its catalog prints it.
-    conditions = [sql.SQL(f"({table.row_filter})")] if table.row_filter else []
-    limits = pages.condition()
-    conditions += [limits] if limits is not None else []  # type: ignore[list-item]
+    own = [sql.SQL(f"({table.row_filter})")] if table.row_filter else []
+    conditions: list[sql.Composable] = [*own, *pages.conditions()]
     where = sql.SQL(" WHERE ") + sql.SQL(" AND ").join(conditions) if conditions else sql.SQL("")
     return sql.SQL("COPY (SELECT {} FROM {}{}) TO STDOUT").format(what, name, where)
 
