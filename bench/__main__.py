@@ -12,7 +12,8 @@ import subprocess
 import sys
 
 ALL = (
-    "flush", "start", "control", "commit", "publish", "kafka", "reader", "maintain", "peers", "airflow",
+    "flush", "start", "control", "commit", "publish", "kafka", "postgres", "reader", "maintain", "peers",
+    "airflow",
 )  # fmt: skip
 
 

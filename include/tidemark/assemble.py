@@ -9,23 +9,25 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tidemark.config import PipelineConfig
+from tidemark.config.described import is_described
 from tidemark.core.binding import Binding, BindingRecord, Configuration
 from tidemark.core.checksum import Digests
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.publish import Policy
 from tidemark.core.seal import Part, Staged
 from tidemark.delta.control import DeltaControl
+from tidemark.delta.keys import keys_in
 from tidemark.delta.schema import log_schema, quarantine_schema
 from tidemark.home import home
-from tidemark.pipeline.context import Pipeline, watermark_below
+from tidemark.pipeline.context import Pipeline, is_settled, untouched, watermark_below
 from tidemark.ports.control import Ledger
 from tidemark.ports.gate import Opinion
-from tidemark.ports.source import Source
+from tidemark.ports.source import KeptKeys, Source
 from tidemark.ports.upkeep import Merger
 from tidemark.sources.files import FileSource
 from tidemark.spark.parts import QUARANTINE, PartStore
@@ -46,7 +48,7 @@ def new_token() -> WriterToken:
     return WriterToken(f"{host}-{os.getpid()}-{secrets.token_hex(6)}")
 
 
-def source_of(config: PipelineConfig, bindings: Ledger[BindingRecord]) -> Source:
+def source_of(config: PipelineConfig, bindings: Ledger[BindingRecord], kept: KeptKeys) -> Source:
     """Where the pipeline's records come from. Nothing is connected to before it is asked."""
     match config.source.type:
         case "kafka":
@@ -56,9 +58,19 @@ def source_of(config: PipelineConfig, bindings: Ledger[BindingRecord]) -> Source
         case "postgres":
             from tidemark.sources.postgres.source import SlotSource
 
-            return SlotSource(config, bindings=bindings)
+            return SlotSource(config, bindings=bindings, kept=kept)
         case _:
             return FileSource.of(config, bindings=bindings)
+
+
+def discovered(config: PipelineConfig) -> PipelineConfig:
+    """The configuration with the tables that its source has now, where the file leaves that to the source.
+    For who is about to bind: everybody else works with what is on record."""
+    if not is_described(config):
+        return config
+    from tidemark.sources.postgres import discovery
+
+    return discovery.discovered(config)
 
 
 class Deployment:
@@ -78,7 +90,7 @@ class Deployment:
         self.control = DeltaControl(config.warehouse_location, config.name, schemas, storage_options)
         self.pipeline = Pipeline(
             control=self.control,
-            source=source_of(config, self.control.bindings),
+            source=source_of(config, self.control.bindings, ShardKeys(self)),
             plane=LazyPlane(self),
             configuration=Configuration.of(config.canonical_json()),
             generation=config.generation,
@@ -129,6 +141,22 @@ class Deployment:
         from tidemark.spark.upkeep import SparkStateKeeper
 
         return SparkStateKeeper(self.session(), specs_of(self.config))
+
+
+class ShardKeys:
+    """The `KeptKeys` port of a deployment."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self._deployment = deployment
+
+    def untouched(self, shards: Sequence[ShardId]) -> Set[ShardId]:
+        return untouched(self._deployment.pipeline, shards)
+
+    def is_settled(self, shard: ShardId) -> bool:
+        return is_settled(self._deployment.pipeline, shard)
+
+    def keys(self, shard: ShardId, columns: Sequence[str]) -> Iterator[Mapping[str, Any]]:
+        return keys_in(self._deployment.shard_uri(shard), columns)
 
 
 class Expectations:

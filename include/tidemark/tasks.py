@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from tidemark import upkeep
-from tidemark.assemble import Deployment
+from tidemark.assemble import Deployment, discovered
 from tidemark.config import load_pipeline
 from tidemark.core.checksum import SOURCE
 from tidemark.core.errors import TidemarkError
@@ -52,10 +52,16 @@ def no_session() -> NoReturn:
 
 
 def open_pipeline(
-    file: str | Path, environment: str | None, session: Callable[[], SparkSession] = no_session
+    file: str | Path,
+    environment: str | None,
+    session: Callable[[], SparkSession] = no_session,
+    *,
+    binds: bool = False,
 ) -> Deployment:
-    """The deployment that a pipeline file describes; without a session, for the control plane only."""
-    return Deployment(load_pipeline(file, environment), session)
+    """The deployment that a pipeline file describes; without a session, for the control plane only. Who
+    binds asks the source for its tables first, where the file leaves them to it."""
+    config = load_pipeline(file, environment)
+    return Deployment(discovered(config) if binds else config, session)
 
 
 def reclock(deployment: Deployment, attempt: Attempt, *, first_try: bool) -> Told:

@@ -22,6 +22,7 @@ from tidemark.delta.facts import TableFacts, facts_of
 from tidemark.delta.log import DeltaLog
 from tidemark.pipeline import proof
 from tidemark.pipeline.compact import compact
+from tidemark.pipeline.kept_input import let_go_input, unneeded_input
 from tidemark.pipeline.leasing import LOOKS_PER_TTL, Leases
 from tidemark.pipeline.maintain import announce, plan_floor, sweep, truncate
 from tidemark.pipeline.publish import BeingPublished
@@ -113,6 +114,8 @@ def plan(deployment: Deployment, terms: Terms) -> Upkeep:
         if facts is not None:
             held = _snapshot_held(deployment, shard, leases.standing(), terms)
             chores += _state_chores(shard, facts, held, terms)
+    unneeded = unneeded_input(deployment.pipeline, max(since, floor.txn))
+    chores += [Chore("remove captured changes", "", *one) for one in unneeded]
     return Upkeep(deployment.config.name, since, tuple(chores), warnings(deployment, since, terms))
 
 
@@ -248,6 +251,7 @@ def maintain(deployment: Deployment, token: WriterToken, terms: Terms, *, watch:
             done.append(Chore("deleted replaced files", shard, len(freed), _bytes(freed)))
     for shard in deployment.shards:
         done += _tended(deployment, shard, leases.standing(), terms, told)
+    done += [Chore("removed captured changes", "", *one) for one in let_go_input(pipeline, since)]
     control_files = sum(table.sweep() for table in control.tables)
     if control_files:
         done.append(Chore("cleaned the control tables", "", control_files, 0))

@@ -123,7 +123,7 @@ class Rig:
 
     def records(self, binding: Binding) -> list[dict[str, Any]]:
         """The captured records of a binding, in order."""
-        folder = Path(self.config().source_location)
+        folder = self.root / "wh" / "p" / "_captured"
         return [
             json.loads(line)
             for file in json.loads(binding.manifest)["files"]

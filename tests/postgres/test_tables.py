@@ -19,6 +19,7 @@ from tidemark.core.ids import Txn
 from tidemark.core.replay import Verdict
 from tidemark.pipeline.overrule import skip
 from tidemark.pipeline.run import replay
+from tidemark.tasks import publish_due
 
 pytestmark = [pytest.mark.server, pytest.mark.spark, pytest.mark.slow]
 MakeRig = Callable[..., Rig]
@@ -195,3 +196,26 @@ def test_d7_a_truncate_is_refused_by_name_and_nothing_is_acknowledged_until_it_i
     works.run()
     assert works.rows("items") == [(1, "a", Decimal("1.00")), (2, "b", Decimal("2.00"))]
     assert works.slot()[0] > truncated
+
+
+def test_d7_a_truncate_is_applied_to_rows_in_log_and_state_whatever_the_types_of_their_key(
+    rig: MakeRig, spark: SparkSession
+) -> None:
+    keys = ["a", "b", "c", "d", "e"]
+    schema = "a TIMESTAMP NOT NULL, b DECIMAL(6,2) NOT NULL, c DATE NOT NULL, d BINARY NOT NULL, e STRING"
+    works = rig(spark, odd=(f"{schema}, n INT", keys))
+    works.ready(
+        "CREATE TABLE odd (a timestamptz, b numeric(6,2), c date, d bytea, e uuid, n int,"
+        " PRIMARY KEY (a, b, c, d, e))",
+        "INSERT INTO odd VALUES ('2024-03-31 02:30:00.000001+05:30', 1.50, '0001-01-01', '\\x00ff', "
+        "'10000000-0000-0000-0000-000000000000', 1)",
+    )
+    applied = {"source": {**works.config().source.model_dump(), "on_truncate": "apply"}}
+    works.run(**applied)
+    assert len(publish_due(works.begun(**applied), attempt())) == 1
+    works.sql("INSERT INTO odd SELECT a, 2, c, d, e, 2 FROM odd")
+    works.run(**applied)
+    works.sql("TRUNCATE odd", "INSERT INTO odd VALUES ('epoch', 3, 'epoch', '', gen_random_uuid(), 3)")
+    works.run(**applied)
+    [row] = works.rows("odd", **applied)
+    assert (row[0], row[1], row[-1]) == (utc(1970, 1, 1), Decimal("3.00"), 3)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
@@ -33,6 +33,8 @@ class ControlOperator(BaseOperator):
 
     template_fields: Sequence[str] = ("pipeline_file", "environment", "plan")
     ui_color = "#eef4e2"
+    binds: ClassVar[bool] = False
+    """Whether the step asks the source for new input, and so for new tables too."""
 
     def __init__(
         self, *, pipeline_file: str | Path, environment: str | None = None, plan: Any = None, **kwargs: Any
@@ -50,7 +52,9 @@ class ControlOperator(BaseOperator):
         )
         try:
             provide_connection(self.pipeline_file, self.environment)
-            deployment = tasks.open_pipeline(self.pipeline_file, self.environment)
+            # A cleared run proves what is bound, and needs no source that can be asked.
+            binds = self.binds and not order.cleared
+            deployment = tasks.open_pipeline(self.pipeline_file, self.environment, binds=binds)
             return self.work(context, deployment, order)
         except TidemarkError as error:
             raise failure(error) from error
@@ -61,6 +65,8 @@ class ControlOperator(BaseOperator):
 
 class ReclockOperator(ControlOperator):
     """Find the run's transactions, or bind new input to new ones."""
+
+    binds = True
 
     def work(self, context: Context, deployment: Deployment, order: Order) -> Any:
         from tidemark import tasks

@@ -172,6 +172,9 @@ def _lines(config: PipelineConfig) -> Iterator[tuple[str, str]]:
     yield "pipeline", f"{config.name}, generation {config.generation}"
     yield "runs", config.schedule or "when it is asked to"
     yield "takes", config.source.summary
+    if config.tables is not None and config.tables.asks_for_any:
+        patterns = ", ".join(config.tables.include)
+        yield "tables", f"{patterns}, as their source describes them; {len(config.shards)} on record"
     yield "reads them as", config.envelope
     if config.source.type == "kafka":
         yield "at a time", f"up to {limits.max_records or RECORDS_MAX:,} records"

@@ -91,11 +91,16 @@ def find_names(environment: str | None) -> list[str]:
     raise InvalidUsage(f"no pipelines in {', '.join(folders)}", hint="give the path of a pipeline file")
 
 
-def open_deployment(pipeline: str, environment: str | None, *, cores: int | None = None) -> Deployment:
-    """A pipeline ready to work. Spark starts when a step asks for it."""
-    from tidemark.assemble import Deployment
+def open_deployment(
+    pipeline: str, environment: str | None, *, cores: int | None = None, binds: bool = False
+) -> Deployment:
+    """A pipeline ready to work. Spark starts when a step asks for it. Who `binds` asks the source for its
+    tables first, where the pipeline file leaves them to it."""
+    from tidemark.assemble import Deployment, discovered
 
     config = find_config(pipeline, environment)
+    if binds:
+        config = discovered(config)
 
     def session() -> SparkSession:
         from tidemark.home import home

@@ -13,6 +13,7 @@ from tidemark.cli.shared import (
     JsonOption,
     PipelineArgument,
     find_config,
+    open_deployment,
     print_json,
     print_table,
     say,
@@ -53,3 +54,22 @@ def schema(
     from tidemark.sources.postgres.check import shards_yaml
 
     typer.echo(shards_yaml(conn_id, publication))
+
+
+@source.command(name="reread", epilog=EXIT_CODES)
+def reread(
+    pipeline: PipelineArgument,
+    table: Annotated[str, typer.Argument(help="The table, as schema.table.", metavar="TABLE")],
+    environment: EnvironmentOption = None,
+) -> None:
+    """Have the next run read one table anew: what its shard has is replaced, in one transaction."""
+    from tidemark.core.errors import InvalidUsage
+    from tidemark.sources.postgres.source import SlotSource
+
+    found = open_deployment(pipeline, environment).pipeline.source
+    if not isinstance(found, SlotSource):
+        raise InvalidUsage(
+            f"pipeline {pipeline!r} does not read a database", hint="replay proves what it has"
+        )
+    found.ask_again(table)
+    say(f"the next run reads {table} anew; one that finds open transactions finishes those first")

@@ -17,6 +17,8 @@ from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import checked_name
 
 TABLE_CHARACTERS_MAX: Final = 200
+FROM_SOURCE: Final = "from_source"
+"""As a schema: the source tells the columns, and the keys where none are given."""
 _TABLE = re.compile(r"[A-Za-z_*?][\w*?$-]*(\.[A-Za-z_*?][\w*?$-]*){0,2}\Z", re.ASCII)
 _PRESETS = {"@once", "@continuous", "@hourly", "@daily", "@weekly", "@monthly", "@quarterly", "@yearly"}
 _CRON_FIELDS = (("minute", 0, 59), ("hour", 0, 23), ("day", 1, 31), ("month", 1, 12), ("weekday", 0, 7))
@@ -93,6 +95,13 @@ def _text_of(kind: type, parse: Callable[[str], Any]) -> Callable[[Any], Any]:
     return checked(read)
 
 
+def _declared(text: str) -> Schema:
+    if text == FROM_SOURCE:
+        hint = "name the table under tables.include, and its settings under tables.overrides"
+        raise InvalidUsage(f"schema: {FROM_SOURCE} is for the tables of `tables`, not for shards", hint=hint)
+    return parse_schema(text)
+
+
 def _schedule(value: str | None) -> str | None:
     if value is None or value.lower() == "none":
         return None
@@ -124,9 +133,15 @@ TablePattern = Annotated[str, AfterValidator(checked(_table))]
 Schedule = Annotated[str | None, AfterValidator(checked(_schedule))]
 SchemaText = Annotated[
     Schema,
-    BeforeValidator(_text_of(Schema, parse_schema)),
+    BeforeValidator(_text_of(Schema, _declared)),
     PlainSerializer(lambda schema: schema.ddl, return_type=str),
 ]
+TableSchemaText = Annotated[
+    Schema | str,
+    BeforeValidator(_text_of(Schema, lambda text: text if text == FROM_SOURCE else parse_schema(text))),
+    PlainSerializer(lambda found: found if isinstance(found, str) else found.ddl, return_type=str),
+]
+"""A declared schema, or the word `from_source`."""
 PredicateText = Annotated[
     Predicate,
     BeforeValidator(_text_of(Predicate, parse_predicate)),

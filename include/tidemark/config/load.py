@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tidemark.config.avro import SchemaReader
-from tidemark.config.base import is_pattern
+from tidemark.config.base import FROM_SOURCE, is_pattern
+from tidemark.config.described import completed, recorded_shapes
 from tidemark.config.document import DocumentReader, Node
 from tidemark.config.explain import problem_at, validated
 from tidemark.config.model import PipelineConfig
@@ -23,7 +24,7 @@ from tidemark.config.problems import ConfigInvalid, Problem
 from tidemark.config.suites import SuiteReader
 from tidemark.config.tables import ShardSettings, matches_any, shard_name_of
 from tidemark.config.text import nearest, shown
-from tidemark.core.errors import InvalidUsage
+from tidemark.core.errors import InvalidUsage, TidemarkError
 
 ENVIRONMENT_KEYS = ("source", "warehouse")
 FILE_ONLY_KEYS = ("defaults", "environments")
@@ -69,7 +70,14 @@ def load_pipeline(
     problems += _place_problems(effective, str(path), root)
     if problems:
         raise ConfigInvalid(sorted(set(problems)))
-    return PipelineConfig.model_validate(effective.plain()).at(root)
+    config = PipelineConfig.model_validate(effective.plain()).at(root)
+    problems += _taken_twice(config, effective, str(path))
+    if problems:
+        raise ConfigInvalid(problems)
+    try:
+        return completed(config, recorded_shapes(config))
+    except TidemarkError as error:
+        raise ConfigInvalid([Problem(str(path), 0, 0, "tables", error.fact, error.hint)]) from None
 
 
 def load_pipelines(
@@ -180,7 +188,7 @@ def _with_defaults(tables: Node, defaults: Node | None) -> Node:
 
 
 def _table_shards(tables: Node, under: Mapping[str, Node]) -> Iterator[Node]:
-    """One shard for each table that is named in full and not excluded."""
+    """One shard for each table that is named in full, declared, and not excluded."""
     nothing = Node(())
     include, exclude, overrides = (
         (tables.child(key) or nothing).elements for key in ("include", "exclude", "overrides")
@@ -195,9 +203,21 @@ def _table_shards(tables: Node, under: Mapping[str, Node]) -> Iterator[Node]:
             match = override.child("match")
             if match is not None and isinstance(match.value, str) and matches_any(table, (match.value,)):
                 settings.update({key: value for key, value in override.items.items() if key != "match"})
+        if "schema" in settings and settings["schema"].value == FROM_SOURCE:
+            continue  # The source tells it, like those that a pattern takes.
         settings.setdefault("name", replace(node, value=shard_name_of(table)))
         settings["route"] = replace(node, value={"table": node})
         yield replace(node, value=settings)
+
+
+def _taken_twice(config: PipelineConfig, effective: Node, file: str) -> Iterator[Problem]:
+    """Shards whose table its source describes too: which settings count would be a guess."""
+    for index, shard in enumerate(config.shards):
+        table = shard.route.table if shard.route is not None else None
+        if table is not None and config.tables is not None and config.tables.asks_source(table):
+            fact = f"table {table} is taken by `tables` too, with its schema from the source"
+            hint = "name it under tables.exclude, or use tables.overrides instead of this shard"
+            yield problem_at(effective, ("shards", index, "route"), fact, hint, file=file)
 
 
 def _place_problems(effective: Node, file: str, root: Path) -> Iterator[Problem]:

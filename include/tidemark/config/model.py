@@ -99,18 +99,20 @@ class PipelineConfig(Model):
         raise InvalidUsage(f"pipeline {self.name!r} has no shard {name!r}", hint=f"it has {known}")
 
     def shard_for_table(self, table: str) -> ShardConfig | None:
-        """The shard that a table's records go to, by route or by pattern; None for one that is not taken."""
+        """The shard that a table's records go to; None for one that is not taken, or that only its source
+        could describe."""
         short = table.rpartition(".")[2]
         for shard in self.shards:
             if shard.route is not None and shard.route.table in (table, short):
                 return shard
-        if self.tables is None or not self.tables.takes(table):
+        if self.tables is None or not self.tables.takes(table) or self.tables.asks_source(table):
             return None
-        settings: dict[str, Any] = {"name": shard_name_of(table), "route": {"table": table}}
-        for override in self.tables.overrides:
-            if override.applies_to(table):
-                settings |= override.model_dump(by_alias=True, exclude_unset=True, exclude={"match"})
-        return ShardConfig.model_validate(settings)
+        return ShardConfig.model_validate(self.table_settings(table))
+
+    def table_settings(self, table: str) -> dict[str, Any]:
+        """The settings of the shard of a table that `tables` takes, as a pipeline file would have them."""
+        given = self.tables.settings_of(table) if self.tables is not None else {}
+        return {"name": shard_name_of(table), "route": {"table": table}, **given}
 
     def canonical_json(self) -> str:
         """The effective configuration as text: equal texts are equal configurations."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tidemark.config.base import is_pattern
+from tidemark.config.base import FROM_SOURCE, is_pattern
 from tidemark.config.paths import is_uri
 from tidemark.config.problems import Flaw
 from tidemark.config.text import shown
@@ -35,11 +35,28 @@ def _shard_list_flaws(config: PipelineConfig) -> Iterator[Flaw]:
             hint = f"shards[{first[shard.name]}] has it already"
             yield Flaw(("shards", index, "name"), f"shard name {shard.name!r} is used twice", hint)
         first.setdefault(shard.name, index)
-    for index, table in enumerate(config.tables.include if config.tables else ()):
-        if is_pattern(table) and not config.source.lists_tables:
+    yield from _table_flaws(config)
+
+
+def _table_flaws(config: PipelineConfig) -> Iterator[Flaw]:
+    if config.tables is None:
+        return
+    lists_tables = config.source.lists_tables
+    for index, table in enumerate(config.tables.include):
+        path = ("tables", "include", index)
+        if is_pattern(table) and not lists_tables:
             hint = "name the tables; patterns work in overrides and exclude"
             fact = f"a {config.source.type} source can't list its tables, so {table!r} can't be followed"
-            yield Flaw(("tables", "include", index), fact, hint)
+            yield Flaw(path, fact, hint)
+        elif is_pattern(table) and not config.tables.asks_for_any:
+            hint = f"write defaults: {{schema: {FROM_SOURCE}}}, or name the tables with their schemas"
+            yield Flaw(path, f"the tables of {table!r} have no schema", hint)
+        elif not is_pattern(table) and config.source.type == "postgres" and table.count(".") != 1:
+            yield Flaw(path, f"table {table!r} has no schema before its name", "write schema.table")
+    for index, override in enumerate(config.tables.overrides):
+        if override.columns == FROM_SOURCE and not lists_tables:
+            fact = f"a {config.source.type} source can't tell the columns of its tables"
+            yield Flaw(("tables", "overrides", index, "schema"), fact, "write them as DDL")
 
 
 def _envelope_flaws(config: PipelineConfig) -> Iterator[Flaw]:

@@ -120,6 +120,7 @@ class PostgresSource(Model):
     postgres_conn_id: Annotated[str, AfterValidator(checked(_conn_id))]
     slot: Annotated[str, AfterValidator(checked(_slot))]
     publication: Annotated[str, Field(min_length=1, max_length=63)]
+    on_truncate: Literal["refuse", "apply"] = "refuse"
 
     @property
     def summary(self) -> str:
@@ -137,8 +138,8 @@ class PostgresSource(Model):
 
     @property
     def lists_tables(self) -> bool:
-        """Whether the source itself can say which tables there are: not without a connection."""
-        return False
+        """Whether the source itself can say which tables there are, and what columns they have."""
+        return True
 
 
 SourceConfig = Annotated[FilesSource | KafkaSource | PostgresSource, Field(discriminator="type")]

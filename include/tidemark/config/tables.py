@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from tidemark.config.base import ColumnName, Model, PredicateText, SchemaText, ShardName, TablePattern
+from tidemark.config.base import (
+    FROM_SOURCE,
+    ColumnName,
+    Model,
+    PredicateText,
+    ShardName,
+    TablePattern,
+    TableSchemaText,
+)
 from tidemark.config.shard import Expectation, Publish
 
 
 class ShardSettings(Model):
     """Settings of a shard of which any may be missing: `defaults`, and the `overrides` of tables."""
 
-    columns: SchemaText | None = Field(default=None, alias="schema")
+    columns: TableSchemaText | None = Field(default=None, alias="schema")
     keys: tuple[ColumnName, ...] | None = None
     sequence_by: ColumnName | None = None
     lateness: Annotated[int, Field(ge=0, le=2**53)] | None = None
@@ -51,6 +59,23 @@ class Tables(Model):
 
     def ignores(self, table: str) -> bool:
         return matches_any(table, self.exclude)
+
+    def settings_of(self, table: str) -> dict[str, Any]:
+        """What the overrides set for a table, by the names of a pipeline file."""
+        settings: dict[str, Any] = {}
+        for override in self.overrides:
+            if override.applies_to(table):
+                settings |= override.model_dump(by_alias=True, exclude_none=True, exclude={"match"})
+        return settings
+
+    @property
+    def asks_for_any(self) -> bool:
+        """Whether the source tells the columns of any table."""
+        return any(override.columns == FROM_SOURCE for override in self.overrides)
+
+    def asks_source(self, table: str) -> bool:
+        """Whether the table is taken, and the source tells its columns."""
+        return self.takes(table) and self.settings_of(table).get("schema") == FROM_SOURCE
 
 
 def matches_any(table: str, patterns: tuple[str, ...]) -> bool:

@@ -88,6 +88,27 @@ def unfinished(pipeline: Pipeline) -> Unfinished:
     return Unfinished(sealed_upper, seals, dict(sorted({**touched, **waiting}.items())))
 
 
+def untouched(pipeline: Pipeline, shards: Sequence[ShardId]) -> set[ShardId]:
+    """Those of the shards that have no log, and no transaction that could still give them one."""
+    behind = unfinished(pipeline)
+    upper = pipeline.control.bindings.head().upper
+    pending = pipeline.control.bindings.read(behind.sealed_upper, upper)
+    texts = {record.configuration.text for record in pending if isinstance(record, Binding)}
+    return {
+        shard
+        for shard in shards
+        if shard not in behind.lowers
+        and not any(f'"name":"{shard}"' in text for text in texts)
+        and pipeline.control.log(shard).head().upper == TXN_FIRST
+    }
+
+
+def is_settled(pipeline: Pipeline, shard: ShardId) -> bool:
+    """Whether everything that is bound is decided, and the shard's log has all of it."""
+    behind = unfinished(pipeline)
+    return pipeline.control.bindings.head().upper == behind.sealed_upper and shard not in behind.lowers
+
+
 def watermark_below(control: Control, txn: Txn) -> int | None:
     """The highest sequence in the transactions below one: by the seal before it or, where that one is only
     staged, by the last attempt at it, which the seal of this one will be held to."""

@@ -7,12 +7,13 @@ as it is; the core refuses it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from tidemark.core.binding import Binding, Step
 from tidemark.core.frontier import Frontier
+from tidemark.core.ids import ShardId, Txn
 from tidemark.core.replay import Replayable
 
 
@@ -56,4 +57,45 @@ class TellsStanding(Protocol):
 
     def shown(self, frontier: Frontier) -> str:
         """A frontier as the source's own people write it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Unneeded:
+    """Files that a source kept for replays and that nobody reads any more; `waiting` are those that still
+    have to stay, and `held_by` says for what."""
+
+    files: int = 0
+    bytes: int = 0
+    waiting: int = 0
+    waiting_bytes: int = 0
+    held_by: str = ""
+
+
+@runtime_checkable
+class KeepsInput(Protocol):
+    """A source that keeps what was bound, so that replays can read it, until maintenance lets it go."""
+
+    def unneeded(self, since: Txn) -> Unneeded:
+        """What no transaction from `since` on reads, and the source itself will not ask for again."""
+        ...
+
+    def let_go(self, since: Txn) -> Unneeded:
+        """Remove it; returns what went."""
+        ...
+
+
+class KeptKeys(Protocol):
+    """What a source may ask of the shards: for a source that says "all rows are gone", and no more."""
+
+    def untouched(self, shards: Sequence[ShardId]) -> Set[ShardId]:
+        """Those of the shards that nothing was ever bound to."""
+        ...
+
+    def is_settled(self, shard: ShardId) -> bool:
+        """Whether everything that is bound to the shard is in its log."""
+        ...
+
+    def keys(self, shard: ShardId, columns: Sequence[str]) -> Iterator[Mapping[str, Any]]:
+        """At least the keys of all rows that the shard has; once it is settled, of all that are bound."""
         ...

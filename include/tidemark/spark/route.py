@@ -14,6 +14,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from tidemark.config import PipelineConfig, ShardConfig
+from tidemark.config.base import is_pattern
 from tidemark.spark import documents as doc
 from tidemark.spark.flaws import SHARD
 from tidemark.spark.read import DATA
@@ -24,7 +25,7 @@ def shards_of(config: PipelineConfig) -> tuple[ShardConfig, ...]:
     """All shards: those listed, and those of the tables that are named."""
     found = {shard.name: shard for shard in config.shards}
     for table in config.tables.include if config.tables is not None else ():
-        shard = config.shard_for_table(table)
+        shard = config.shard_for_table(table) if not is_pattern(table) else None
         if shard is not None:
             found.setdefault(shard.name, shard)
     return tuple(found.values())

@@ -7,6 +7,7 @@ for more.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Final
 
@@ -18,6 +19,8 @@ from tidemark.config.source import PostgresSource
 from tidemark.core.binding import Step
 from tidemark.core.errors import InvalidUsage, InvariantViolation
 from tidemark.core.frontier import Frontier
+from tidemark.core.ids import ShardId
+from tidemark.ports.source import KeptKeys
 from tidemark.sources.pgoutput import (
     Begin,
     Commit,
@@ -30,20 +33,39 @@ from tidemark.sources.pgoutput import (
     parse,
 )
 from tidemark.sources.postgres.changes import WAL, ChangeFiles, StepCutter
-from tidemark.sources.postgres.records import Table, place_of, truncated
+from tidemark.sources.postgres.records import Table, place_of, swept, truncated
 from tidemark.sources.postgres.slot import peek
 from tidemark.sources.postgres.tables import taken_shards
+
+logger = logging.getLogger(__name__)
 
 CHANGES_PER_PEEK: Final = 500_000
 _ROWS: Final = frozenset(b"IUDT")
 
 
+class NotYet(Exception):
+    """A truncate can be taken only when everything before it is in the shard's log."""
+
+
 class Capture:
-    """One reading of the slot, from the last binding on."""
+    """One reading of the slot, from the last binding on. `waits` says that it ends before a truncate, which
+    can be taken once everything before it is done."""
 
     def __init__(
-        self, config: PipelineConfig, files: ChangeFiles, lower: Frontier, snapshots: Mapping[str, int]
+        self,
+        config: PipelineConfig,
+        files: ChangeFiles,
+        lower: Frontier,
+        snapshots: Mapping[str, int],
+        kept: KeptKeys,
+        *,
+        follows: bool,
     ) -> None:
+        self.waits = False
+        self._follows = follows
+        self._applies = isinstance(config.source, PostgresSource) and config.source.on_truncate == "apply"
+        self._kept = kept
+        self._touched: set[int] = set()
         self._shards = taken_shards(config)
         self._lower = lower[WAL]
         self._snapshots = dict(snapshots)
@@ -68,6 +90,9 @@ class Capture:
             self._cutter.close()
             if not self._cutter.steps:
                 raise
+        except NotYet:
+            self._cutter.abandon()
+            self.waits = True
         self._cutter.close()
 
     @property
@@ -77,7 +102,7 @@ class Capture:
     def _hear(self, message: Message) -> None:
         match message:
             case Begin():
-                self._begun, self._places = message, {}
+                self._begun, self._places, self._touched = message, {}, set()
                 self._is_ours = self._is_alone = False
                 self._cutter.begin(message.lsn)
             case Commit():
@@ -102,6 +127,7 @@ class Capture:
         self._is_ours = True
         if self._is_in_snapshot(relation, self._begun):
             return
+        self._touched.add(relation.oid)
         table = self._tables.get(relation.oid)
         if table is None:
             table = self._tables[relation.oid] = Table.of(relation, shard)
@@ -114,9 +140,20 @@ class Capture:
             if shard is None or self._begun is None:
                 continue
             self._is_ours = True
-            if not self._is_in_snapshot(relation, self._begun):
-                self._is_alone = True
-                self._cutter.record(truncated(self._place(relation, self._begun)))
+            if self._is_in_snapshot(relation, self._begun):
+                continue
+            self._is_alone = True
+            place = self._place(relation, self._begun)
+            # Rows of the same source transaction are in no log yet, so their keys can't be swept.
+            if not self._applies or oid in self._touched:
+                self._cutter.record(truncated(place))
+                continue
+            name = ShardId(shard.name)
+            if self._follows or self._cutter.is_begun or not self._kept.is_settled(name):
+                logger.info("a truncate of %s waits until everything before it is done", relation.name)
+                raise NotYet
+            for key in self._kept.keys(name, shard.keys):
+                self._cutter.record(swept(key, shard, place))
 
     def _place(self, relation: Relation, begun: Begin) -> str:
         """Where a row of the open transaction comes from; the same for all of a table."""
@@ -142,15 +179,19 @@ def captured(
     files: ChangeFiles,
     lower: Frontier,
     snapshots: Mapping[str, int],
-) -> Sequence[Step]:
-    """What can be bound above `lower`, its files durable; nothing only when the slot has nothing more."""
+    kept: KeptKeys,
+    *,
+    follows: bool,
+) -> Capture:
+    """What can be bound above `lower`, its files durable; nothing only when the slot has nothing more, or
+    when what it has must wait. `follows` says that something is to be bound before it."""
     changes_max = CHANGES_PER_PEEK
     while True:
         messages = Counted(peek(db, source.slot, source.publication, changes_max=changes_max))
-        capture = Capture(config, files, lower, snapshots)
+        capture = Capture(config, files, lower, snapshots, kept, follows=follows)
         capture.take(messages)
-        if capture.steps or messages.count < changes_max:
-            return capture.steps
+        if capture.steps or capture.waits or messages.count < changes_max:
+            return capture
         changes_max *= 4
 
 

@@ -15,7 +15,7 @@ import gzip
 import hashlib
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -79,6 +79,22 @@ class ChangeFiles:
             os.close(folder)
 
 
+def put_in_pieces(files: ChangeFiles, prefix: str, lines: Iterable[bytes]) -> tuple[BoundFile, ...]:
+    """Put any number of lines as files of bounded size."""
+    put: list[BoundFile] = []
+    piece: list[bytes] = []
+    size = 0
+    for line in lines:
+        piece.append(line)
+        size += len(line)
+        if size >= FRAGMENT_BYTES:
+            put.append(files.put(f"{prefix}{len(put):04d}", piece, len(put)))
+            piece, size = [], 0
+    if piece:
+        put.append(files.put(f"{prefix}{len(put):04d}", piece, len(put)))
+    return tuple(put)
+
+
 @dataclass(slots=True)
 class _Buffer:
     """Lines that are not in a file yet."""
@@ -109,6 +125,11 @@ class StepCutter:
         self._bound: list[BoundFile] = []
         self._records = self._bytes = 0
         self._first = self._last = self._commit = self._spilled = 0
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether anything was heard before the open source transaction."""
+        return bool(self.steps or self._records or self._wal > self._closed)
 
     def begin(self, commit: int) -> None:
         """A source transaction starts whose commit lies at `commit`."""

@@ -10,12 +10,14 @@ from typing import Any, Final
 import psycopg
 from psycopg import sql
 
+from tidemark.config.described import completed, recorded_shapes
 from tidemark.config.model import PipelineConfig
 from tidemark.config.source import PostgresSource
 from tidemark.core.errors import InvalidUsage, TidemarkError
 from tidemark.sources.lsn import lsn_text
 from tidemark.sources.postgres import slot as slots
 from tidemark.sources.postgres.connection import connect, told
+from tidemark.sources.postgres.discovery import shapes_now
 from tidemark.sources.postgres.tables import (
     Published,
     identity_flaws,
@@ -51,7 +53,6 @@ def requirements(config: PipelineConfig) -> list[Requirement]:
     try:
         with told(), closing(connect(source.postgres_conn_id)) as db:
             found += _server(db)
-            found += _rights(db, config)
             found += _slot(db, source)
             found += _tables(db, config, source)
     except TidemarkError as error:
@@ -99,6 +100,10 @@ def _server(db: psycopg.Connection) -> Iterator[Requirement]:
         f"PostgreSQL {version // 10_000}",
         "PostgreSQL 15 or later is needed",
     )
+    user, role = _role(db)
+    may = _one(db, "SELECT rolreplication OR rolsuper FROM pg_roles WHERE rolname = current_user")
+    fact = f"{user} may {'' if may else 'not '}read replication slots"
+    yield Requirement("role", bool(may), fact, f"ALTER ROLE {role} REPLICATION")
     level = _one(db, "SHOW wal_level")
     fix = "ALTER SYSTEM SET wal_level = logical, then restart the server"
     yield Requirement("wal_level", level == "logical", str(level), fix)
@@ -111,12 +116,14 @@ def _server(db: psycopg.Connection) -> Iterator[Requirement]:
     yield Requirement("replication slots", used < slots_max, fact, fix)
 
 
-def _rights(db: psycopg.Connection, config: PipelineConfig) -> Iterator[Requirement]:
+def _role(db: psycopg.Connection) -> tuple[str, str]:
+    """The name of who is connected, and as SQL writes it."""
     user = str(_one(db, "SELECT current_user"))
-    role = sql.Identifier(user).as_string(db)
-    may = _one(db, "SELECT rolreplication OR rolsuper FROM pg_roles WHERE rolname = current_user")
-    fact = f"{user} may {'' if may else 'not '}read replication slots"
-    yield Requirement("role", bool(may), fact, f"ALTER ROLE {role} REPLICATION")
+    return user, sql.Identifier(user).as_string(db)
+
+
+def _rights(db: psycopg.Connection, config: PipelineConfig) -> Iterator[Requirement]:
+    user, role = _role(db)
     for table in taken_shards(config):
         exists = _one(db, "SELECT to_regclass(%s)", table) is not None
         if exists and not _one(db, "SELECT has_table_privilege(to_regclass(%s)::oid, 'SELECT')", table):
@@ -156,6 +163,12 @@ def _tables(db: psycopg.Connection, config: PipelineConfig, source: PostgresSour
         + ("" if publishes else ", and leaves changes out"),
         f"ALTER PUBLICATION {name} SET (publish = 'insert, update, delete, truncate')",
     )
+    try:
+        config = completed(config, shapes_now(config, published, recorded_shapes(config)))
+    except InvalidUsage as error:
+        yield Requirement("table", False, error.fact, error.hint)
+        return
+    yield from _rights(db, config)
     shards = taken_shards(config)
     flaws = [*identity_flaws(published, shards, source.publication), *shape_flaws(published, shards)]
     for flaw in flaws:

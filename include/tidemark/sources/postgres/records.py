@@ -15,16 +15,20 @@ data plane refuses by the table's name.
 
 from __future__ import annotations
 
+import base64
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import date, datetime
+from decimal import Decimal
 from typing import Any, Final
 
+from tidemark.config.schema import Column
 from tidemark.config.shard import ShardConfig
 from tidemark.core.errors import InvalidUsage
 from tidemark.sources.pgbytes import UNCHANGED, Row, Value
 from tidemark.sources.pgoutput import Delete, Insert, Relation, Update
-from tidemark.sources.postgres.values import declared_for, lossless, to_json
+from tidemark.sources.postgres.values import declared_for, lossless, writer_of
 
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False)
 
@@ -40,6 +44,8 @@ class Table:
     relation: Relation
     keys: tuple[int, ...]
     """Where the shard's keys stand among the columns."""
+    writers: tuple[tuple[str, Callable[[str], str]], ...]
+    """For each column, its name as a member of a JSON object begins, and what writes its values."""
 
     @classmethod
     def of(cls, relation: Relation, shard: ShardConfig) -> Table:
@@ -56,7 +62,8 @@ class Table:
                 f"the key is ({', '.join(shard.keys)}), and its rows are identified by ({have})",
                 f"declare the table's own key, or: ALTER TABLE {relation.name} REPLICA IDENTITY FULL",
             )
-        return cls(relation, tuple(names.index(key) for key in shard.keys))
+        writers = tuple((f"{_text(c.name)}:", writer_of(c.type_oid)) for c in relation.columns)
+        return cls(relation, tuple(names.index(key) for key in shard.keys), writers)
 
     def insert(self, new: Row, place: str) -> bytes:
         """A row that is there now."""
@@ -64,9 +71,8 @@ class Table:
 
     def delete(self, old: Row, place: str) -> bytes:
         """A row that is gone, by its key alone."""
-        columns = self.relation.columns
-        key = {columns[at].name: self._json(old[at], at) for at in self.keys}
-        return f'{{"op":"d","before":{_text(key)},"after":null,{place}}}\n'.encode()
+        key = ",".join(self._member(old[at], at) for at in self.keys)
+        return f'{{"op":"d","before":{{{key}}},"after":null,{place}}}\n'.encode()
 
     def lines(self, message: Insert | Update | Delete, place: str) -> Iterator[bytes]:
         """The records of a row message: one, or two when a key changes."""
@@ -98,12 +104,14 @@ class Table:
         return whole
 
     def _object(self, row: Row) -> str:
-        columns = self.relation.columns
-        return _text({column.name: self._json(row[at], at) for at, column in enumerate(columns)})
+        return f"{{{','.join([self._member(value, at) for at, value in enumerate(row)])}}}"
 
-    def _json(self, value: Value, at: int) -> Any:
-        if value is None or isinstance(value, str):
-            return to_json(value, self.relation.columns[at].type_oid)
+    def _member(self, value: Value, at: int) -> str:
+        name, write = self.writers[at]
+        if isinstance(value, str):
+            return name + write(value)
+        if value is None:
+            return f"{name}null"
         raise refused(self.relation.name, "a value came in binary form", "ask the slot for text")
 
 
@@ -113,12 +121,34 @@ def place_of(relation: Relation, *, lsn: int, xid: int) -> str:
     return f'"source":{_text(source)}'
 
 
+def swept(key: Mapping[str, Any], shard: ShardConfig, place: str) -> bytes:
+    """A key of a shard that is gone, whether it was there or not."""
+    before = {name: _plain(value, shard.columns.get(name)) for name, value in key.items()}
+    return f'{{"op":"d","before":{_text(before)},"after":null,{place}}}\n'.encode()
+
+
+def _plain(value: Any, column: Column | None) -> Any:
+    """A key's value out of a shard's file, as JSON that its declared type reads back."""
+    match value:
+        case datetime():
+            zone = "Z" if column is not None and column.type.name == "TIMESTAMP" else ""
+            return value.replace(tzinfo=None).isoformat() + zone
+        case date():
+            return value.isoformat()
+        case bytes():
+            return base64.b64encode(value).decode()
+        case Decimal():
+            return str(value)
+        case _:
+            return value
+
+
 def truncated(place: str) -> bytes:
     """All rows of a table are gone."""
     return f'{{"op":"t","before":null,"after":null,{place}}}\n'.encode()
 
 
-def _text(value: dict[str, Any]) -> str:
+def _text(value: dict[str, Any] | str) -> str:
     return _ENCODER.encode(value)
 
 
@@ -130,14 +160,13 @@ def _check_columns(relation: Relation, shard: ShardConfig) -> None:
             raise refused(
                 relation.name,
                 f"column {column.name!r} is not declared",
-                f"add {column.name} {wanted} to the schema of shard {shard.name}, or leave it out of the"
-                " publication's column list",
+                f"declare {column.name} {wanted}: {_where(shard)}",
             )
         if not lossless(column.type_oid, column.type_modifier, declared.type):
             raise refused(
                 relation.name,
                 f"column {column.name!r} can't be read as {declared.type.ddl} without loss",
-                f"declare it as {wanted} in shard {shard.name}",
+                f"declare it as {wanted}: {_where(shard)}",
             )
     names = {column.name for column in relation.columns}
     for declared in shard.columns:
@@ -149,3 +178,11 @@ def _check_columns(relation: Relation, shard: ShardConfig) -> None:
                 "it was dropped, or is generated, or is not in the publication's column list: remove it from"
                 f" the schema of shard {shard.name}, or set on_schema_change: add_columns",
             )
+
+
+def _where(shard: ShardConfig) -> str:
+    """What can be done about columns that differ: a shard with rows keeps its own."""
+    return (
+        f"in shard {shard.name} if that has no rows yet, else in one of another name, with a higher"
+        " generation of the pipeline, and the table is read into it anew"
+    )

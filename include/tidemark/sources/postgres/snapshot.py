@@ -1,49 +1,57 @@
-"""The first reading of a table: all its rows, and the log position that they stand for.
-
-A temporary slot is made for the reading; the database hands out, with it, a snapshot that has exactly the
-transactions whose commit lies before the slot's position. The rows are copied under that snapshot into change
-files. So a change whose commit lies before the position is in the rows already, and is dropped from the
-pipeline's own slot; one at or after it is not, and is taken. Nothing is locked, and nothing stops meanwhile.
+"""What is known of a table's readings: which were made, which are asked for, and what is bound of them.
 
 A table that was read is noted in a file of its own (`snapshot-<table>-<position>.json`), put if absent once
-all its rows are durable. After a crash the tables that have their note are not read again. A note counts only
-while everything after its position is still to come: at or above what is bound and what the slot has let go.
+all its rows are durable. A note counts only while everything after its position is still to come: at or above
+what is bound and what the slot has let go.
+
+Someone can ask for a table to be read anew (`reread-<table>.json`, with the log's position at that time). The
+request is met by a reading at or above that position, and never has to be taken back.
+
+A table whose shard may have rows already (it is read anew, or was out of the pipeline for a while) is bound
+in one transaction, whatever its size: first a deletion of every key that the shard may have, then its rows.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-import psycopg
-from psycopg import errors
-
+from tidemark.config.model import Transaction
 from tidemark.config.shard import ShardConfig
-from tidemark.core.errors import Determinate, InvariantViolation
-from tidemark.sources.lsn import parsed_lsn
-from tidemark.sources.manifest import BoundFile
-from tidemark.sources.postgres.changes import FRAGMENT_BYTES, ChangeFiles
-from tidemark.sources.postgres.records import Table, place_of
-from tidemark.sources.postgres.tables import Published
+from tidemark.core.binding import Step
+from tidemark.core.frontier import Frontier
+from tidemark.sources.manifest import PARTITION, BoundFile, Manifest
+from tidemark.sources.postgres.changes import WAL, ChangeFiles
 
 _NOTE: Final = "snapshot"
+_REQUEST: Final = "reread"
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A table's rows in files, numbered from 0, and how many rows each has; `lsn` is what they stand for."""
+    """A table's rows in files, numbered from 0, and how many rows each has; `lsn` is what they stand for.
+    `sweep` are files with deletions that come before the rows."""
 
     table: str
     lsn: int
     files: tuple[BoundFile, ...]
     rows: tuple[int, ...]
+    sweep: tuple[BoundFile, ...] = ()
 
 
-def find_snapshot(files: ChangeFiles, table: str, *, lsn_min: int) -> Snapshot | None:
-    """The newest complete reading of a table that can still be used."""
-    notes = sorted(files.folder.glob(f"{_prefix(table)}-*.json"), reverse=True)
+def reading_prefix(table: str, shard: ShardConfig) -> str:
+    """What is read, for what shard, as part of a file's name: short, and without what a path would read."""
+    read = f"{table}\n{shard.name}\n{shard.columns.ddl}"
+    return f"{_NOTE}-{_hash(read)}"
+
+
+def find_snapshot(files: ChangeFiles, table: str, shard: ShardConfig, *, lsn_min: int) -> Snapshot | None:
+    """The newest complete reading of a table for a shard that can still be used."""
+    notes = sorted(files.folder.glob(f"{reading_prefix(table, shard)}-*.json"), reverse=True)
     for note in notes:
         found = _from_json(note.read_text(encoding="utf-8"))
         if found.table == table and found.lsn >= lsn_min and all(
@@ -53,6 +61,12 @@ def find_snapshot(files: ChangeFiles, table: str, *, lsn_min: int) -> Snapshot |
     return None
 
 
+def put_note(files: ChangeFiles, snapshot: Snapshot, shard: ShardConfig) -> None:
+    """Note a reading whose files are durable."""
+    name = f"{reading_prefix(snapshot.table, shard)}-{snapshot.lsn:016x}.json"
+    files.write(files.folder / name, _to_json(snapshot).encode())
+
+
 def noted_tables(files: ChangeFiles, *, lsn_min: int) -> set[str]:
     """The tables that were read at or above a position, bound or not."""
     notes = files.folder.glob(f"{_NOTE}-*.json")
@@ -60,77 +74,53 @@ def noted_tables(files: ChangeFiles, *, lsn_min: int) -> set[str]:
     return {_from_json(note.read_text(encoding="utf-8")).table for note in recent}
 
 
-def take_snapshot(
-    db: psycopg.Connection,
-    files: ChangeFiles,
-    published: Published,
-    shard: ShardConfig,
-    *,
-    slot: str,
-    rows_max: int | None,
-) -> Snapshot:
-    """Read the table now, over a connection for replication, into files of at most `rows_max` rows."""
-    db.execute("BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ")
-    try:
-        made = db.execute(f"CREATE_REPLICATION_SLOT {slot} TEMPORARY LOGICAL pgoutput (SNAPSHOT 'use')")
-    except errors.LockNotAvailable:
-        raise Determinate(
-            f"the first reading of table {published.name} waits for transactions that are open since long",
-            hint="end them: SELECT pid, xact_start, query FROM pg_stat_activity WHERE backend_xid IS NOT NULL"
-            " ORDER BY xact_start; then run again",
-        ) from None
-    row = made.fetchone()
-    if row is None:
-        raise InvariantViolation(f"the server made the slot {slot!r} and did not say where it stands")
-    lsn = parsed_lsn(row[1])
-    found = _copied(db, files, Table.of(published.relation, shard), published, lsn, rows_max)
-    db.execute("COMMIT")
-    db.execute(f"DROP_REPLICATION_SLOT {slot}")
-    note = files.folder / f"{_prefix(published.name)}-{lsn:016x}.json"
-    files.write(note, _to_json(found).encode())
-    return found
+def ask_again(files: ChangeFiles, table: str, *, lsn: int) -> None:
+    """Ask for a table to be read anew, at or above a position."""
+    path = files.folder / f"{_REQUEST}-{_hash(table)}.json"
+    files.replace(path, json.dumps({"table": table, "lsn": lsn}).encode())
 
 
-def _copied(
-    db: psycopg.Connection,
-    files: ChangeFiles,
-    table: Table,
-    published: Published,
-    lsn: int,
-    rows_max: int | None,
-) -> Snapshot:
-    place = place_of(published.relation, lsn=lsn, xid=0)
-    put: list[BoundFile] = []
-    counts: list[int] = []
-    lines: list[bytes] = []
-    size = 0
-
-    def spill() -> None:
-        prefix = f"{lsn:016x}-{_prefix(published.name)}-{len(put):04d}"
-        put.append(files.put(prefix, lines, len(put)))
-        counts.append(len(lines))
-        lines.clear()
-
-    with db.cursor() as cursor, cursor.copy(published.copy_sql()) as copy:
-        for row in copy.rows():
-            lines.append(table.insert(row, place))
-            size += len(lines[-1])
-            if size >= FRAGMENT_BYTES or len(lines) == rows_max:
-                spill()
-                size = 0
-    if lines:
-        spill()
-    return Snapshot(published.name, lsn, tuple(put), tuple(counts))
+def asked_again(files: ChangeFiles) -> dict[str, int]:
+    """The tables that were asked for, met or not, and the position that a reading must reach."""
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in files.folder.glob(f"{_REQUEST}-*.json")]
+    return {str(one["table"]): int(one["lsn"]) for one in found}
 
 
-def renumbered(snapshot: Snapshot, first: int) -> tuple[BoundFile, ...]:
-    """The files with the numbers that they are bound under."""
-    return tuple(replace(file, seq=first + at) for at, file in enumerate(snapshot.files))
+def steps_of(
+    snapshots: Sequence[Snapshot], known: Mapping[str, int], lower: Frontier, limits: Transaction
+) -> list[Step]:
+    """The readings as transactions, none larger than it may be unless one file is: small tables go together,
+    and one that has something to sweep goes alone. Each says what is known of all tables."""
+    steps: list[Step] = []
+    seq = lower[PARTITION]
+    for group in _grouped(snapshots, limits):
+        bound = tuple(replace(file, seq=seq + at) for at, file in enumerate(group))
+        seq += len(bound)
+        upper = Frontier.of({PARTITION: seq, WAL: lower[WAL]})
+        steps.append(Step(upper, Manifest("json", bound, dict(known)).to_json()))
+    return steps
 
 
-def _prefix(table: str) -> str:
-    """A table's name as part of a file's name: short, and without what a path would read."""
-    return f"{_NOTE}-{hashlib.blake2b(table.encode(), digest_size=6).hexdigest()}"
+def _grouped(snapshots: Sequence[Snapshot], limits: Transaction) -> Iterator[list[BoundFile]]:
+    rows_max = limits.max_records if limits.max_records is not None else sys.maxsize
+    group: list[BoundFile] = []
+    rows = size = 0
+    for one in snapshots:
+        if one.sweep:
+            yield [*one.sweep, *one.files]
+            continue
+        for file, count in zip(one.files, one.rows, strict=True):
+            rows, size = rows + count, size + file.size
+            if group and (rows > rows_max or size > limits.max_bytes or len(group) == limits.max_files):
+                yield group
+                group, rows, size = [], count, file.size
+            group.append(file)
+    if group:
+        yield group
+
+
+def _hash(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 
 
 def _to_json(snapshot: Snapshot) -> str:

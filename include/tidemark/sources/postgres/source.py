@@ -14,17 +14,20 @@ for this pipeline, traffic of other tables alone, it is advanced past that too: 
 (scenario F13). Before it is advanced, the position is noted beside the captured files: a slot that is further
 than that note has lost changes.
 
-Known limitations: tables are first read one by one, so until the log is read past the last of these readings
-they are not at one point in time. Captured files are kept; the pipeline's history is replayed from them.
+Captured files are what the pipeline's history is replayed from; maintenance lets go what lies below the
+retention (`unneeded`).
+
+Known limitation: tables that are read at different times (after a crash, or added later) are not at one point
+in time until the log is read past the last of these readings.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
+import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from contextlib import closing
+from dataclasses import replace
 from typing import Final
 
 import psycopg
@@ -35,23 +38,31 @@ from tidemark.config.source import PostgresSource
 from tidemark.core.binding import Binding, BindingRecord, Step
 from tidemark.core.errors import InvalidUsage, TidemarkError
 from tidemark.core.frontier import Frontier
+from tidemark.core.ids import TXN_FIRST, ShardId, Txn
 from tidemark.core.replay import Replayable
 from tidemark.ports.control import Ledger
-from tidemark.ports.source import Standing
+from tidemark.ports.source import KeptKeys, Standing, Unneeded
 from tidemark.sources.change import find_change, listed
 from tidemark.sources.content import read_content
 from tidemark.sources.listing import Found
 from tidemark.sources.lsn import lsn_text, parsed_lsn
 from tidemark.sources.manifest import PARTITION, Manifest
 from tidemark.sources.postgres import slot as slots
-from tidemark.sources.postgres.capture import CHANGES_PER_PEEK, Counted, captured, first_needed
-from tidemark.sources.postgres.changes import WAL, ChangeFiles
+from tidemark.sources.postgres.capture import CHANGES_PER_PEEK, Capture, Counted, captured, first_needed
+from tidemark.sources.postgres.changes import WAL, ChangeFiles, put_in_pieces
 from tidemark.sources.postgres.connection import connect, told
+from tidemark.sources.postgres.kept import let_go, unneeded
+from tidemark.sources.postgres.membership import known_readings
+from tidemark.sources.postgres.readings import Tables, read_tables
+from tidemark.sources.postgres.records import place_of, swept
 from tidemark.sources.postgres.snapshot import (
+    Snapshot,
+    ask_again,
+    asked_again,
     find_snapshot,
     noted_tables,
-    renumbered,
-    take_snapshot,
+    reading_prefix,
+    steps_of,
 )
 from tidemark.sources.postgres.tables import (
     Published,
@@ -62,45 +73,74 @@ from tidemark.sources.postgres.tables import (
     taken_shards,
 )
 
+logger = logging.getLogger(__name__)
+
 ACKNOWLEDGED: Final = "acknowledged"
+DAY_SECONDS: Final = 86_400
 
 
 class SlotSource:
     """The `Source` port over a replication slot. Connects only to offer and to acknowledge."""
 
-    def __init__(self, config: PipelineConfig, *, bindings: Ledger[BindingRecord]) -> None:
+    def __init__(self, config: PipelineConfig, *, bindings: Ledger[BindingRecord], kept: KeptKeys) -> None:
         if not isinstance(config.source, PostgresSource):
             raise InvalidUsage(f"pipeline {config.name!r} reads a {config.source.type} source")
         self._config = config
         self._source = config.source
-        self._bindings = bindings
+        self._bindings, self._kept = bindings, kept
         self.files = ChangeFiles(config.source_location)
 
     def offer(self, last: Binding | None) -> Sequence[Step]:
-        """First readings of tables that have none, then the changes above the last binding."""
-        known = dict(Manifest.from_json(last.manifest).snapshots) if last is not None else {}
-        is_new = self._has_new_tables(known, last)
+        """Readings of tables that need one, then the changes above the last binding. Nothing while a table
+        can't be read before everything that is bound is done: the run does that, and the next one reads."""
+        known = known_readings(self._config, last)
+        wanted = self._wanted(known)
         with told(), closing(self.connect()) as db:
-            marked = slots.mark(db) if is_new else 0
+            marked = slots.mark(db) if wanted else 0
             with db.transaction():
                 slots.lock(db, self._source.slot)
                 found = slots.usable_slot(db, self._source.slot)
                 if last is not None:
                     slots.check_continues(found, bound=last.upper[WAL], acknowledged=self.acknowledged)
                 published, shards = self._tables(db)
+                tables = {name: (published[name], shards[name]) for name in wanted}
+                again = self._again(tables)
+                if not all(self._kept.is_settled(shard) for shard in again):
+                    logger.info(
+                        "tables are read anew once everything that is bound is done: %s", sorted(again)
+                    )
+                    return []
                 lower = last.upper if last is not None else _start(found.confirmed)
-                missing = {name: (published[name], shards[name]) for name in shards if name not in known}
-                steps = self._first_readings(missing, known, lower, lsn_min=max(found.confirmed, lower[WAL]))
+                lsn_min = max(found.confirmed, lower[WAL])
+                wanted = {name: max(lsn, lsn_min) for name, lsn in wanted.items()}
+                readings = self._read(tables, wanted, again)
+                known.update({one.table: one.lsn for one in readings})
+                steps = steps_of(readings, known, lower, self._config.transaction)
                 lower = steps[-1].upper if steps else lower
-                steps += captured(db, self._config, self._source, self.files, lower, known)
+                capture = self._captured(db, lower, known, follows=bool(steps))
+                steps += capture.steps
                 if not steps:
                     # Of a table that has changed its columns, what came before is bound first.
                     raise_first(shape_flaws(published, shards))
-        if is_new and not steps:
+        if wanted and not steps and not capture.waits:
             # All new tables are empty, and the slot has nothing up to the mark: that they were read is kept.
             upper = Frontier.of({PARTITION: lower[PARTITION], WAL: marked})
             steps = [Step(upper, Manifest("json", (), known).to_json())]
         return steps
+
+    def _captured(
+        self, db: psycopg.Connection, lower: Frontier, known: Mapping[str, int], *, follows: bool
+    ) -> Capture:
+        config, source, files = self._config, self._source, self.files
+        return captured(db, config, source, files, lower, known, self._kept, follows=follows)
+
+    def ask_again(self, table: str) -> None:
+        """Have the next run read a table anew."""
+        if table not in taken_shards(self._config):
+            known = ", ".join(sorted(taken_shards(self._config))) or "no table yet"
+            raise InvalidUsage(f"the pipeline does not take table {table}", hint=f"it takes {known}")
+        with told(), closing(self.connect()) as db:
+            ask_again(self.files, table, lsn=slots.mark(db))
 
     def inspect(self, binding: Binding) -> str:
         """Which captured files are not what they were; empty when all are."""
@@ -114,8 +154,28 @@ class SlotSource:
         return listed([change for change in changes if change is not None])
 
     def replayable(self, bindings: Sequence[Binding]) -> Sequence[Replayable]:
-        """Captured changes stay until maintenance removes what lies below the retention."""
-        return [Replayable(self.inspect(binding)) for binding in bindings]
+        """Captured changes stay until maintenance removes what lies below the retention, which is counted
+        from the seal: not earlier than so many days after the capture."""
+        return [Replayable(self.inspect(binding), self._kept_until(binding)) for binding in bindings]
+
+    def _kept_until(self, binding: Binding) -> float | None:
+        days = self._config.retention.log_days
+        written = [file.mtime_ns for file in Manifest.from_json(binding.manifest).files]
+        return max(written) / 1e9 + days * DAY_SECONDS if written and days is not None else None
+
+    def unneeded(self, since: Txn) -> Unneeded:
+        """The captured files below the retention that are acknowledged too."""
+        return unneeded(self.files, bound=self._bound_below(since), acknowledged=self.acknowledged)
+
+    def let_go(self, since: Txn) -> Unneeded:
+        """Delete them; who comes second finds nothing to do."""
+        return let_go(self.files, below=min(self._bound_below(since), self.acknowledged))
+
+    def _bound_below(self, since: Txn) -> int:
+        """Where in the log the first transaction that is kept begins."""
+        self._bindings.head()
+        found = self._bindings.read(since - 1, since) if since > TXN_FIRST else ()
+        return max((one.upper[WAL] for one in found if isinstance(one, Binding)), default=0)
 
     def acknowledge(self, frontier: Frontier) -> None:
         """Advance the slot to the frontier, and on over what this pipeline doesn't need. Never goes back."""
@@ -190,69 +250,42 @@ class SlotSource:
         bound = {table for one in last for table in Manifest.from_json(one.manifest).snapshots}
         return bound | noted_tables(self.files, lsn_min=max((one.upper[WAL] for one in last), default=0))
 
-    def _has_new_tables(self, known: dict[str, int], last: Binding | None) -> bool:
-        """Whether a table was never read; forgets those that the pipeline has given up.
+    def _wanted(self, known: Mapping[str, int]) -> dict[str, int]:
+        """The tables to read, and the position that a reading of each must reach at least."""
+        asked = asked_again(self.files)
+        tables = taken_shards(self._config)
+        return {
+            name: asked.get(name, 0)
+            for name in sorted(tables)
+            if name not in known or known[name] < asked.get(name, 0)
+        }
 
-        To give one up takes a higher generation: else a process with older settings would pass over the
-        changes of a table that was added, and nobody would know."""
-        taken = taken_shards(self._config).keys()
-        given_up = sorted(known.keys() - taken)
-        bound = generation_of(last) if last is not None else 0
-        if self._config.generation < bound or (given_up and self._config.generation == bound):
-            what = f"table {given_up[0]} is captured" if given_up else "changes are bound"
-            raise InvalidUsage(
-                f"{what} by generation {bound} of the pipeline, and this is generation"
-                f" {self._config.generation} without it",
-                hint="use the newest pipeline file; to take a table out of it, raise its generation",
-            )
-        for table in given_up:
-            del known[table]
-        return not known.keys() >= taken
+    def _again(self, tables: Tables) -> Set[ShardId]:
+        """The shards of these tables that may have rows already."""
+        shards = [ShardId(shard.name) for _, shard in tables.values()]
+        return set(shards) - self._kept.untouched(shards) if shards else set()
 
-    def _first_readings(
-        self,
-        missing: Mapping[str, tuple[Published, ShardConfig]],
-        known: dict[str, int],
-        lower: Frontier,
-        *,
-        lsn_min: int,
-    ) -> list[Step]:
-        """Steps with the rows of the tables that were never read; notes in `known` where each was read."""
-        steps: list[Step] = []
-        seq = lower[PARTITION]
-        for name, (published, shard) in sorted(missing.items()):
-            snapshot = find_snapshot(self.files, name, lsn_min=lsn_min)
-            if snapshot is None:
-                slot = f"tidemark_{hashlib.blake2b(name.encode(), digest_size=8).hexdigest()}_{os.getpid()}"
-                with closing(connect(self._source.postgres_conn_id, replication=True)) as db:
-                    rows_max = self._config.transaction.max_records
-                    snapshot = take_snapshot(db, self.files, published, shard, slot=slot, rows_max=rows_max)
-            known[name] = snapshot.lsn
-            files = renumbered(snapshot, seq)
-            for group in self._grouped(snapshot.rows):
-                bound = tuple(files[at] for at in group)
-                seq += len(bound)
-                upper = Frontier.of({PARTITION: seq, WAL: lower[WAL]})
-                steps.append(Step(upper, Manifest("json", bound, dict(known)).to_json()))
-        return steps
+    def _read(self, tables: Tables, lsn_min: Mapping[str, int], again: Set[ShardId]) -> list[Snapshot]:
+        """A reading of each table that is recent enough: one that a crash left over, or a new one."""
+        found = {
+            name: find_snapshot(self.files, name, shard, lsn_min=lsn_min[name])
+            for name, (_, shard) in tables.items()
+        }
+        to_read = {name: tables[name] for name, one in found.items() if one is None}
+        rows_max = self._config.transaction.max_records
+        new = read_tables(self._source.postgres_conn_id, self.files, to_read, rows_max=rows_max)
+        usable = {**{name: one for name, one in found.items() if one is not None}, **new}
+        return [
+            self._swept(usable[name], *tables[name]) if tables[name][1].name in again else usable[name]
+            for name in tables
+        ]
 
-    def _grouped(self, rows: Sequence[int]) -> list[list[int]]:
-        """Whole files, by index, in groups of at most `max_records` rows."""
-        records_max = self._config.transaction.max_records
-        groups: list[list[int]] = []
-        total = 0
-        for at, count in enumerate(rows):
-            if not groups or (records_max is not None and total + count > records_max):
-                groups.append([])
-                total = 0
-            groups[-1].append(at)
-            total += count
-        return groups
-
-
-def generation_of(binding: Binding) -> int:
-    """Which generation of the pipeline made a binding."""
-    return int(json.loads(binding.configuration.text).get("generation", 0))
+    def _swept(self, snapshot: Snapshot, published: Published, shard: ShardConfig) -> Snapshot:
+        """The reading with a deletion of every key that the shard may have in front of it."""
+        place = place_of(published.relation, lsn=snapshot.lsn, xid=0)
+        lines = (swept(key, shard, place) for key in self._kept.keys(ShardId(shard.name), shard.keys))
+        prefix = f"{snapshot.lsn:016x}-{reading_prefix(published.name, shard)}-s"
+        return replace(snapshot, sweep=put_in_pieces(self.files, prefix, lines))
 
 
 def _start(confirmed: int) -> Frontier:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import psycopg
-from psycopg import sql
 
 from tidemark.config.model import PipelineConfig
 from tidemark.config.shard import ShardConfig
@@ -49,14 +48,6 @@ class Published:
     def name(self) -> str:
         return self.relation.name
 
-    def copy_sql(self) -> sql.Composed:
-        """The statement that reads all published rows."""
-        columns = sql.SQL(", ").join(sql.Identifier(column.name) for column in self.relation.columns)
-        table = sql.Identifier(self.relation.schema, self.relation.table)
-        # The filter is the database's own text, as its catalog prints it.
-        where = sql.SQL(f" WHERE {self.row_filter}") if self.row_filter else sql.SQL("")
-        return sql.SQL("COPY (SELECT {} FROM {}{}) TO STDOUT").format(columns, table, where)
-
 
 def published_tables(db: psycopg.Connection, publication: str) -> dict[str, Published]:
     """The tables of a publication by name."""
@@ -87,6 +78,13 @@ def taken_shards(config: PipelineConfig) -> dict[str, ShardConfig]:
     return {shard.route.table: shard for shard in config.shards if shard.route and shard.route.table}
 
 
+def not_published(table: str, publication: str) -> InvalidUsage:
+    return InvalidUsage(
+        f"table {table} is not in publication {publication!r}, or does not exist",
+        hint=f"ALTER PUBLICATION {publication} ADD TABLE {table}, or take it out of the pipeline",
+    )
+
+
 def identity_flaws(
     published: Mapping[str, Published], shards: Mapping[str, ShardConfig], publication: str
 ) -> Iterator[InvalidUsage]:
@@ -94,10 +92,7 @@ def identity_flaws(
     for name, shard in shards.items():
         table = published.get(name)
         if table is None:
-            yield InvalidUsage(
-                f"table {name} is not in publication {publication!r}, or does not exist",
-                hint=f"ALTER PUBLICATION {publication} ADD TABLE {name}, or take it out of the pipeline",
-            )
+            yield not_published(name, publication)
             continue
         if set(shard.keys) != set(table.key):
             have = ", ".join(table.key) or "none"

@@ -27,7 +27,10 @@ year before Christ) can't be read back, and is quarantined with its reason; it n
 from __future__ import annotations
 
 import base64
+import json
 import math
+from collections.abc import Callable
+from json.encoder import encode_basestring
 from typing import Any, Final
 
 from psycopg.postgres import types
@@ -41,7 +44,7 @@ BOOL, BYTEA, NUMERIC, DATE, TIMESTAMP, TIMESTAMPTZ = (
 _WIDER: Final = {"int2": ("SMALLINT", "INT", "BIGINT"), "int4": ("INT", "BIGINT"), "int8": ("BIGINT",)}
 _INTEGERS: Final = {types[name].oid: wider for name, wider in {**_WIDER, "oid": ("BIGINT",)}.items()}
 _FLOATS: Final = {types["float4"].oid: ("FLOAT", "DOUBLE"), types["float8"].oid: ("DOUBLE",)}
-_ELEMENTS: Final = {info.array_oid: info.oid for info in types if info.array_oid and info.delimiter == ","}
+ELEMENTS: Final = {info.array_oid: info.oid for info in types if info.array_oid and info.delimiter == ","}
 _DECLARED: Final = {
     BOOL: ("BOOLEAN",),
     BYTEA: ("BINARY",),
@@ -52,14 +55,23 @@ _DECLARED: Final = {
     **_FLOATS,
 }
 _NO_MODIFIER: Final = -1
+_PLAIN: Final = frozenset(
+    types[name].oid for name in ("text", "varchar", "bpchar", "uuid", "numeric", "date")
+)
+"""Types whose values are captured as the text that they come in; any other may be."""
+
+
+def is_number(type_oid: int) -> bool:
+    """Whether values of the type are captured as JSON numbers."""
+    return type_oid in _INTEGERS or type_oid in _FLOATS
 
 
 def to_json(text: str | None, type_oid: int) -> Any:
     """The JSON value of a text that a column of this type has."""
     if text is None:
         return None
-    if type_oid in _ELEMENTS:
-        return _list(text, _ELEMENTS[type_oid])
+    if type_oid in ELEMENTS:
+        return _list(text, ELEMENTS[type_oid])
     if type_oid in _INTEGERS:
         return int(text)
     if type_oid in _FLOATS:
@@ -75,6 +87,19 @@ def to_json(text: str | None, type_oid: int) -> Any:
     return text
 
 
+def writer_of(type_oid: int) -> Callable[[str], str]:
+    """What writes a value's text as JSON: what `to_json` makes of it, by the shortest way for its type."""
+    if type_oid in _INTEGERS:
+        return str
+    if type_oid == BOOL:
+        return lambda text: "true" if text == "t" else "false"
+    if type_oid in _PLAIN:
+        return encode_basestring
+    if type_oid in (TIMESTAMP, TIMESTAMPTZ):
+        return lambda text: f'"{to_json(text, type_oid)}"'
+    return lambda text: json.dumps(to_json(text, type_oid), ensure_ascii=False, separators=(",", ":"))
+
+
 def numeric_limits(modifier: int) -> tuple[int, int] | None:
     """Precision and scale of a numeric column; None when it has no limits."""
     if modifier == _NO_MODIFIER:
@@ -87,8 +112,8 @@ def lossless(type_oid: int, modifier: int, declared: DataType) -> bool:
     """Whether every ordinary value of the column comes out of the declared type as it was."""
     if declared.name == "STRING":
         return True
-    if type_oid in _ELEMENTS:
-        return isinstance(declared, Array) and lossless(_ELEMENTS[type_oid], modifier, declared.element)
+    if type_oid in ELEMENTS:
+        return isinstance(declared, Array) and lossless(ELEMENTS[type_oid], modifier, declared.element)
     if type_oid == NUMERIC and isinstance(declared, Decimal):
         limits = numeric_limits(modifier)
         if limits is None:
@@ -101,8 +126,8 @@ def lossless(type_oid: int, modifier: int, declared: DataType) -> bool:
 
 def declared_for(type_oid: int, modifier: int) -> str:
     """The type to declare for a column, as DDL: the narrowest that loses nothing."""
-    if type_oid in _ELEMENTS:
-        return f"ARRAY<{declared_for(_ELEMENTS[type_oid], modifier)}>"
+    if type_oid in ELEMENTS:
+        return f"ARRAY<{declared_for(ELEMENTS[type_oid], modifier)}>"
     limits = numeric_limits(modifier) if type_oid == NUMERIC else None
     if limits is not None:
         precision, scale = limits

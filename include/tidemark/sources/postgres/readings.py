@@ -1,0 +1,214 @@
+"""Reading tables whole: all at one position of the log, by several connections at once, with progress.
+
+A temporary slot is made for the readings; the database hands out, with it, a snapshot that has exactly the
+transactions whose commit lies before the slot's position. Several sessions take that snapshot over and copy
+tables, and ranges of a big table's pages, side by side. So a change whose commit lies before the position is
+in the rows already, and is dropped from the pipeline's own slot; one at or after it is not, and is taken.
+Nothing is locked, and nothing stops meanwhile.
+
+A table that was read is noted (`snapshot.put_note`) once all its rows are durable: after a crash it is not
+read again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from threading import Lock, local
+from typing import Final
+
+import psycopg
+from psycopg import errors, sql
+
+from tidemark.config.shard import ShardConfig
+from tidemark.core.errors import Determinate, InvariantViolation
+from tidemark.sources.lsn import parsed_lsn
+from tidemark.sources.manifest import BoundFile
+from tidemark.sources.postgres.changes import FRAGMENT_BYTES, ChangeFiles
+from tidemark.sources.postgres.connection import connect, told
+from tidemark.sources.postgres.copying import Pages, copies_lines, copy_lines, copy_values, unescaped
+from tidemark.sources.postgres.records import Table, place_of
+from tidemark.sources.postgres.snapshot import Snapshot, put_note, reading_prefix
+from tidemark.sources.postgres.tables import Published
+
+logger = logging.getLogger(__name__)
+
+CONNECTIONS_MAX: Final = 4
+PAGES_PER_RANGE: Final = 8_192
+TOLD_EVERY_SECONDS: Final = 5.0
+Tables = Mapping[str, tuple[Published, ShardConfig]]
+
+
+def read_tables(
+    conn_id: str, files: ChangeFiles, tables: Tables, *, rows_max: int | None
+) -> dict[str, Snapshot]:
+    """All rows of these tables as they are now, in files of at most `rows_max` rows, each table noted."""
+    if not tables:
+        return {}
+    with closing(connect(conn_id, replication=True)) as exporter:
+        lsn, snapshot = _exported(exporter, min(tables))
+        with Sessions(conn_id, snapshot) as sessions:
+            return _read_all(Reading(files, sessions, lsn, rows_max), tables)
+
+
+def _exported(db: psycopg.Connection, table: str) -> tuple[int, str]:
+    """The position of a new temporary slot, and the name of the snapshot that stands for it. Both live as
+    long as the connection, on which nothing else may be said."""
+    slot = f"tidemark_{secrets.token_hex(8)}_{os.getpid()}"
+    try:
+        made = db.execute(f"CREATE_REPLICATION_SLOT {slot} TEMPORARY LOGICAL pgoutput (SNAPSHOT 'export')")
+    except errors.LockNotAvailable:
+        raise Determinate(
+            f"the first reading of table {table} waits for transactions that are open since long",
+            hint="end them: SELECT pid, xact_start, query FROM pg_stat_activity WHERE backend_xid IS NOT NULL"
+            " ORDER BY xact_start; then run again",
+        ) from None
+    row = made.fetchone()
+    if row is None:
+        raise InvariantViolation(f"the server made the slot {slot!r} and did not say where it stands")
+    return parsed_lsn(row[1]), str(row[2])
+
+
+class Sessions:
+    """One session per thread, all with one snapshot, until the end of the readings."""
+
+    def __init__(self, conn_id: str, snapshot: str) -> None:
+        self._conn_id, self._snapshot = conn_id, snapshot
+        self._mine = local()
+        self._all: list[psycopg.Connection] = []
+
+    def __enter__(self) -> Sessions:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for db in self._all:
+            db.close()
+
+    def mine(self) -> psycopg.Connection:
+        """The session of the thread that asks."""
+        found: psycopg.Connection | None = getattr(self._mine, "db", None)
+        if found is None:
+            found = self._mine.db = connect(self._conn_id)
+            self._all.append(found)
+            found.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+            found.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(self._snapshot)))
+        return found
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far the readings are, by pages; says so now and then."""
+
+    tables: int
+    pages: int
+    started: float
+    pages_done: int = 0
+    told_at: float = 0.0
+    lock: Lock = field(default_factory=Lock)
+
+    def done(self, pages: int, *, now: float) -> str:
+        """Count pages that were read; what to tell, if it is time to."""
+        with self.lock:
+            self.pages_done += pages
+            if now - max(self.told_at, self.started) < TOLD_EVERY_SECONDS:
+                return ""
+            self.told_at = now
+            share = self.pages_done / max(self.pages, 1)
+        left = (now - self.started) * (1 - share) / share if share else 0.0
+        return f"first rows of {self.tables} tables: {share:.0%} read, about {left:.0f} s left"
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What all readings of one snapshot share."""
+
+    files: ChangeFiles
+    sessions: Sessions
+    lsn: int
+    rows_max: int | None
+
+
+def _read_all(reading: Reading, tables: Tables) -> dict[str, Snapshot]:
+    db = reading.sessions.mine()
+    sizes = {name: _pages_of(db, tables[name][0]) for name in sorted(tables)}
+    progress = Progress(len(tables), sum(max(size, 1) for size in sizes.values()), time.monotonic())
+    found: dict[str, Snapshot] = {}
+    with ThreadPoolExecutor(CONNECTIONS_MAX, thread_name_prefix="tidemark-read") as pool:
+        asked = {
+            name: [
+                pool.submit(read_range, *tables[name], pages, number, reading, progress)
+                for number, pages in enumerate(ranges_of(size))
+            ]
+            for name, size in sizes.items()
+        }
+        try:
+            for name, ranges in asked.items():
+                parts = [part for one in ranges for part in one.result()]
+                files = tuple(replace(file, seq=at) for at, (file, _) in enumerate(parts))
+                found[name] = Snapshot(name, reading.lsn, files, tuple(rows for _, rows in parts))
+                put_note(reading.files, found[name], tables[name][1])
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return found
+
+
+def read_range(
+    published: Published,
+    shard: ShardConfig,
+    pages: Pages,
+    number: int,
+    reading: Reading,
+    progress: Progress,
+) -> Sequence[tuple[BoundFile, int]]:
+    """Copy a range of a table's pages into files; returns them with their rows."""
+    prefix = f"{reading.lsn:016x}-{reading_prefix(published.name, shard)}-{number:04d}"
+    table, place = Table.of(published.relation, shard), place_of(published.relation, lsn=reading.lsn, xid=0)
+    by_lines = copies_lines(published)
+    put: list[tuple[BoundFile, int]] = []
+    lines: list[bytes] = []
+    size = 0
+
+    def spill() -> None:
+        data = b"".join(lines)
+        file = reading.files.put(f"{prefix}{len(put):04d}", [unescaped(data) if by_lines else data], len(put))
+        put.append((file, len(lines)))
+        lines.clear()
+
+    statement = copy_lines(published, place, pages) if by_lines else copy_values(published, pages)
+    with told(), reading.sessions.mine().cursor() as cursor, cursor.copy(statement) as copy:
+        # The server sends a row at a time.
+        rows = map(bytes, copy) if by_lines else (table.insert(row, place) for row in copy.rows())
+        for line in rows:
+            lines.append(line)
+            size += len(line)
+            if size >= FRAGMENT_BYTES or len(lines) == reading.rows_max:
+                spill()
+                size = 0
+    if lines:
+        spill()
+    said = progress.done(pages.count, now=time.monotonic())
+    if said:
+        logger.info(said)
+    return put
+
+
+def ranges_of(pages: int) -> list[Pages]:
+    """A table's pages in ranges; the last one has no end, so that a table that has grown is read whole."""
+    firsts = range(0, max(pages, 1), PAGES_PER_RANGE)
+    ranges = [Pages(first, first + PAGES_PER_RANGE, PAGES_PER_RANGE) for first in firsts[:-1]]
+    return [*ranges, Pages(firsts[-1], None, max(pages, 1) - firsts[-1])]
+
+
+def _pages_of(db: psycopg.Connection, table: Published) -> int:
+    """How many pages the table has; a partitioned one has none itself, and is read as one range."""
+    row = db.execute(
+        "SELECT pg_relation_size(%s::oid) / current_setting('block_size')::int", (table.relation.oid,)
+    ).fetchone()
+    return int(row[0]) if row is not None and row[0] is not None else 0
