@@ -115,6 +115,20 @@ def flushed_by(own: list[Event]) -> tuple[int, int]:
     return max(((event.txn, event.op) for event in own if isinstance(event, Flush)), default=(0, 0))
 
 
+def aligned(own: list[Event], shard: ShardId) -> tuple[int, int]:
+    """What the shard has flushed, where all it needs of the last commit counts as that commit's own op: a
+    flush between the two adds nothing."""
+    position, commit = (0, 0), None
+    for event in own:
+        if isinstance(event, Flush):
+            position = max(position, (event.txn, event.op))
+        elif isinstance(event, Commit):
+            commit = event
+        if commit is not None and position >= commit.reach[shard]:
+            position = max(position, (commit.txn, COMMIT_OP))
+    return position
+
+
 def is_caught_up(own: list[Event], shard: ShardId) -> bool:
     commits = [event for event in own if isinstance(event, Commit)]
     return not commits or flushed_by(own) >= commits[-1].reach[shard]
@@ -137,7 +151,7 @@ def reports(history: list[Event]) -> bool:
             return all(is_caught_up(own_part(history, shard), shard) for shard in SHARDS)
         case Flush(shard, txn, op):
             own = own_part(before, shard)
-            return not is_caught_up(own, shard) and (txn, op) > flushed_by(own)
+            return not is_caught_up(own, shard) and (txn, op) > aligned(own, shard)
         case Removal(shard):
             return not is_caught_up(own_part(before, shard), shard)
 
