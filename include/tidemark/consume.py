@@ -22,6 +22,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from tidemark.assemble import Deployment
+    from tidemark.config.shard import ShardConfig
+    from tidemark.spark.tail import StateSpec
 
 POLL_SECONDS: Final = 5.0
 
@@ -62,6 +65,16 @@ class Batch:
     def txn(self) -> Txn:
         """The last transaction: what an effect of this batch is keyed by."""
         return Txn(self.upper - 1)
+
+
+def _check_conditions(shard: ShardConfig, conditions: Sequence[Condition]) -> None:
+    """Refuse a condition on a column that the shard doesn't have."""
+    names = [*shard.columns.names, *([shard.error_column] if shard.error_column is not None else [])]
+    for one in conditions:
+        if one.column not in names:
+            raise InvalidUsage(
+                f"shard {shard.name!r} has no column {one.column!r}", hint=f"it has {', '.join(names)}"
+            )
 
 
 def leases_of(deployment: Deployment) -> Leases:
@@ -109,11 +122,9 @@ class Consumer:
 
     def __enter__(self) -> Consumer:
         from tidemark.assemble import new_token
-        from tidemark.spark.consume import check_conditions
-        from tidemark.spark.state import specs_of
 
-        self._spec = specs_of(self._deployment.config).of(self._shard)
-        check_conditions(self._spec, self._conditions)
+        config = self._deployment.config
+        _check_conditions(config.shard(self._shard), self._conditions)
         token = new_token()
         self._hold = take_hold(
             leases_of(self._deployment),
@@ -124,13 +135,13 @@ class Consumer:
             wait_seconds=self._wait_seconds,
             stop=self._stop,
         )
-        keys = self._spec.rule.keys
+        keys = () if config.envelope == "append" else tuple(config.shard(self._shard).keys)
         self._reader = ShardReader(
             self._deployment.pipeline,
             DeltaParts(self._deployment.root),
             self._hold,
             Reading(self._name, self._shard, token, self._conditions, keys, self._limits),
-            name=self._deployment.config.name,
+            name=config.name,
             stop=self._stop,
         )
         return self
@@ -149,6 +160,14 @@ class Consumer:
                 _examine(reader, given, error)
         finally:
             hold.release()
+
+    @cached_property
+    def _spec(self) -> StateSpec:
+        """What the rows look like. Spark reads the declared types, so this starts it."""
+        from tidemark.spark.state import specs_of
+
+        self._deployment.session()
+        return specs_of(self._deployment.config).of(self._shard)
 
     @property
     def frontier(self) -> Txn:

@@ -55,34 +55,26 @@ for path in sorted(folder.iterdir()):
 """
 CONSUMER = """\
 # A downstream DAG: the event only wakes it, and it reads what is above its own frontier.
-import json
 from pathlib import Path
-from airflow.sdk import dag, task
-from tidemark.airflow import ShardUpperSensor, shard_asset
-from tidemark.tasks import open_pipeline
+from airflow.sdk import dag
+from tidemark.airflow import ShardUpperSensor, shard_asset, shard_task
 
 FOLDER = Path({folder!r})
+FILE = FOLDER / "pipelines" / "consumed.yaml"
 
 @dag(schedule=[shard_asset("consumed", "orders")], catchup=False, max_active_runs=1)
 def consumer():
-    @task
-    def consume():
-        seen = FOLDER / "seen.json"
-        frontier = json.loads(seen.read_text())[-1] + 1 if seen.exists() else 1
-        log = open_pipeline(FOLDER / "pipelines" / "consumed.yaml", None).control.log("orders")
-        upper = log.head().upper
-        new = [entry.txn for entry in log.read(frontier, upper)]
-        before = json.loads(seen.read_text()) if seen.exists() else []
-        seen.write_text(json.dumps(before + new))
-        return new
+    @shard_task(pipeline_file=FILE, shard="orders", consumer="seen", conn_id="spark_connect_default")
+    def consume(batch):
+        rows = batch.frame.write.format("delta").options(**batch.once)
+        rows.mode("append").save(str(FOLDER / "seen"))
     consume()
 
 consumer()
 
 @dag(schedule=None)
 def waiter():
-    file = FOLDER / "pipelines" / "consumed.yaml"
-    ShardUpperSensor(task_id="wait", pipeline_file=file, shard="orders", txn=2, poke_interval=1)
+    ShardUpperSensor(task_id="wait", pipeline_file=FILE, shard="orders", txn=2, poke_interval=1)
 
 waiter()
 """

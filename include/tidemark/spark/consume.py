@@ -13,7 +13,6 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import Txn
 from tidemark.core.listing import Condition
 from tidemark.core.seal import Part
@@ -53,16 +52,6 @@ def snapshot_rows(
     made = {TXN: F.lit(as_of), OP: F.lit(UPSERT)}
     added = [made.get(one.name, F.lit(None)).cast(one.dataType).alias(one.name) for one in LOG_COLUMNS]
     return _met(rows.select(*spec.columns, *added), spec, conditions)
-
-
-def check_conditions(spec: StateSpec, conditions: Sequence[Condition]) -> None:
-    """Refuse a condition on a column that the shard doesn't have."""
-    for one in conditions:
-        if one.column not in spec.declared.names:
-            raise InvalidUsage(
-                f"shard {spec.name!r} has no column {one.column!r}",
-                hint=f"it has {', '.join(spec.declared.names)}",
-            )
 
 
 def _met(rows: DataFrame, spec: StateSpec, conditions: Sequence[Condition]) -> DataFrame:

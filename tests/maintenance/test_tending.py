@@ -1,0 +1,91 @@
+"""Maintenance of a state whose process is killed in the middle, with its JVM: nothing lost, all finished."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from tests.crash.jvm import ROOT
+from tests.maintenance.tending import keep_in_shape
+from tests.maintenance.test_tables import FED, PUBLISHED, SHARD, Shop, expected, land
+from tidemark.core.publish import Published
+from tidemark.pipeline.publish import verify_state
+from tidemark.views import View
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+SECONDS_MAX = 180
+
+
+def data_files(state: Path) -> set[str]:
+    return {path.name for path in state.glob("*.parquet")}
+
+
+def is_merging(state: Path, before: set[str]) -> bool:
+    """A merged file is being written, or is there and not committed yet."""
+    return bool(data_files(state) - before)
+
+
+def is_vacuuming(state: Path, before: set[str]) -> bool:
+    """The first old file is gone."""
+    return bool(before - data_files(state))
+
+
+@pytest.fixture(scope="module")
+def fed(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two publishes: two files, one of them with hidden rows; and a tail on top of them."""
+    root = tmp_path_factory.mktemp("tended")
+    shop = Shop(spark, root)
+    for number in range(1, FED + 1):
+        land(root, number)
+        if number in (2, PUBLISHED, FED):
+            shop.run()
+        if number in (2, PUBLISHED):
+            assert isinstance(shop.publish(), Published)
+    return root
+
+
+@pytest.mark.parametrize("moment", [is_merging, is_vacuuming])
+def test_p3_a_state_whose_maintenance_is_killed_is_whole_and_the_next_one_finishes(
+    moment: Callable[[Path, set[str]], bool], fed: Path, spark: SparkSession, tmp_path: Path
+) -> None:
+    """Invariants 12 and 15, with SIGKILL to the process and its JVM inside of OPTIMIZE and VACUUM."""
+    root = tmp_path / "shop"
+    shutil.copytree(fed, root)
+    state = Shop(spark, root).folder / "state"
+    before = data_files(state)
+    with (tmp_path / "messages").open("w") as messages:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.maintenance.tending", str(root)],
+            cwd=ROOT, stdout=messages, stderr=messages, start_new_session=True,
+        )  # fmt: skip
+    try:
+        deadline = time.monotonic() + SECONDS_MAX
+        while not moment(state, before):
+            assert process.poll() is None, (tmp_path / "messages").read_text()[-2000:]
+            assert time.monotonic() < deadline, "the moment never came"
+            time.sleep(0.001)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    shop = Shop(spark, root)
+    assert shop.rows(View.STATE) == expected(PUBLISHED)
+    assert shop.rows(View.FRESH) == expected(FED)
+    keep_in_shape(spark, root)
+    verify_state(shop.deployment.control, shop.deployment.state(), SHARD)
+    assert shop.rows(View.STATE) == expected(PUBLISHED)
+    active = {Path(uri).name for uri in DeltaTable(str(state)).file_uris()}
+    assert data_files(state) == active, "nothing is left of what was replaced or begun"
+    assert len(active) == 1
+    assert isinstance(shop.publish(), Published)
+    assert shop.rows(View.STATE) == expected(FED)
