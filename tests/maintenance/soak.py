@@ -28,12 +28,13 @@ from tidemark.assemble import new_token
 from tidemark.core.binding import Owner
 from tidemark.core.consumer import lease_name
 from tidemark.core.errors import TidemarkError
+from tidemark.core.ids import WriterToken
 from tidemark.core.lease import HolderToken, LeaseLost
 from tidemark.core.listing import Limits
 from tidemark.delta.parts import DeltaParts
 from tidemark.pipeline.consume import Range, Reading, ShardReader
 from tidemark.pipeline.context import Attempt
-from tidemark.pipeline.holding import take_hold
+from tidemark.pipeline.holding import Hold, take_hold
 from tidemark.pipeline.leasing import Leases
 from tidemark.pipeline.publish import last_published
 from tidemark.pipeline.run import run
@@ -80,14 +81,7 @@ def consume(root: Path, name: str) -> None:
     deployment, token = LightDeployment(root), new_token()
     out = root / "out" / name
     out.mkdir(parents=True, exist_ok=True)
-    leases = Leases(deployment.control.leases)
-    hold = take_hold(
-        leases,
-        lease_name(name, SHARD),
-        HolderToken(token),
-        ttl_seconds=TTL_SECONDS,
-        wait_seconds=WAIT_SECONDS_MAX,
-    )
+    hold = held(deployment, name, token)
     reading = Reading(name, SHARD, token, limits=Limits(txns_max=7))
     reader = ShardReader(deployment.pipeline, DeltaParts(deployment.root), hold, reading, name="race")
     while True:
@@ -102,6 +96,17 @@ def consume(root: Path, name: str) -> None:
         keep(root, out, given)
         reader.delivered(given)
     hold.release()
+
+
+def held(deployment: LightDeployment, consumer: str, token: WriterToken) -> Hold:
+    """A consumer's lease."""
+    return take_hold(
+        Leases(deployment.control.leases),
+        lease_name(consumer, SHARD),
+        HolderToken(token),
+        ttl_seconds=TTL_SECONDS,
+        wait_seconds=WAIT_SECONDS_MAX,
+    )
 
 
 def keep(root: Path, out: Path, given: Range) -> None:
@@ -150,6 +155,9 @@ class Soaked:
 def soak(root: Path, *, seconds: float, seed: int, writers: int, consumers: int, keepers: int) -> Soaked:
     """Everything at once for a while, then to its end; returns what was killed, and what went wrong."""
     (root / "in").mkdir(parents=True)
+    for number in range(consumers):
+        # A new consumer has what is kept: these are there before anything is cleaned away.
+        held(LightDeployment(root), f"c{number}", new_token()).release()
     rng, told = random.Random(seed), Soaked()
     jobs = [("write", str(n)) for n in range(writers)] + [("consume", f"c{n}") for n in range(consumers)]
     jobs += [("keep_house", f"k{n}") for n in range(keepers)]
@@ -168,22 +176,28 @@ def soak(root: Path, *, seconds: float, seed: int, writers: int, consumers: int,
                 lives_until[job] = time.monotonic() + rng.uniform(*LIFE_SECONDS)
     (root / STOP).touch()
     for job in sorted(jobs, key=lambda one: one[0] == "consume"):
-        while running[job].wait(WAIT_SECONDS_MAX) == LOST_LEASE:
-            running[job] = start(root, *job)
+        to_its_end(root, job, running[job])
     # What the killed writers had landed and nobody has taken in yet.
     last = LightDeployment(root)
     run(last.pipeline, Attempt(Owner("last"), new_token()))
     for job in jobs:
-        if job[0] == "consume":
-            start(root, *job).wait(WAIT_SECONDS_MAX)
+        if job[0] == "consume" and (code := to_its_end(root, job, start(root, *job))):
+            told.errors.append(f"{job} ended with {code}, though nobody killed it")
     folder = root / "errors"
-    told.errors = [file.read_text(encoding="utf-8") for file in folder.iterdir()] if folder.is_dir() else []
+    told.errors += [file.read_text(encoding="utf-8") for file in folder.iterdir()] if folder.is_dir() else []
     told.records = sum(landed(root).values())
     told.txns = last.control.seals.head().upper - 1
     published(last, told.txns)
     upkeep.maintain(LightDeployment(root), new_token(), terms(window=told.txns + 1), watch=False)
     told.files_left = len(files_on_disk(root))
     return told
+
+
+def to_its_end(root: Path, job: tuple[str, str], process: subprocess.Popen[bytes]) -> int:
+    """A process that was held up for longer than its lease lasts begins again; returns how it ended."""
+    while (code := process.wait(WAIT_SECONDS_MAX)) == LOST_LEASE:
+        process = start(root, *job)
+    return code
 
 
 def start(root: Path, role: str, name: str) -> subprocess.Popen[bytes]:
