@@ -140,6 +140,16 @@ def test_a_lease_taken_while_since_is_raised_is_decided_anew_on_one_of_both() ->
     assert (kept.txn, reader.since()) == (3, 3)
 
 
+def test_a_new_name_without_a_start_holds_what_is_kept_when_it_is_taken() -> None:
+    """Maintenance that goes on in the middle of it gives a later start, never an error."""
+    world = World()
+    keeper = world.process()
+    script = Script().before("leases.commit", lambda: keeper.announce(consumers={}, window=Txn(9)))
+    tenure = world.process(script).take(BILLING, ME, start=None, ttl_seconds=TTL)
+    assert isinstance(tenure, Tenure)
+    assert tenure.lease.txn == 9
+
+
 @pytest.mark.parametrize("fault", [Fault.LOSE_REPLY, Fault.LOSE_REQUEST])
 def test_m4_no_lost_reply_leaves_a_lease_in_doubt(fault: Fault) -> None:
     world = World()

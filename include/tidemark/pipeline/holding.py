@@ -118,8 +118,7 @@ def take_hold(
     deadline = monotonic_seconds() + wait_seconds
     stop = stop or threading.Event()
     while True:
-        first = leases.since() if start is None else start
-        outcome = leases.take(name, holder, start=first, ttl_seconds=ttl_seconds)
+        outcome = leases.take(name, holder, start=start, ttl_seconds=ttl_seconds)
         if isinstance(outcome, Tenure):
             return Hold(leases, outcome)
         if monotonic_seconds() >= deadline or stop.is_set():

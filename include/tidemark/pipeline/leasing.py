@@ -83,10 +83,11 @@ class Leases:
         return None if first is None else first.txn
 
     def take(
-        self, name: str, holder: HolderToken, *, start: Txn, ttl_seconds: float = TTL_SECONDS
+        self, name: str, holder: HolderToken, *, start: Txn | None, ttl_seconds: float = TTL_SECONDS
     ) -> Tenure | HeldByOther:
-        """Take a lease: new at `start`, or where it stands. One that another holds is taken once this
-        process has seen it stand still for longer than it lasts; each call is one look."""
+        """Take a lease: new at `start`, without one at the first that is kept, or where it stands. One that
+        another holds is taken once this process has seen it stand still for longer than it lasts; each call
+        is one look."""
         self.look()
         began = self._clock()
 
@@ -99,7 +100,7 @@ class Leases:
                 current=self._last.get(name),
                 name=name,
                 holder=holder,
-                start=start,
+                start=since_of(head) if start is None else start,
                 ttl_seconds=ttl_seconds,
                 observation=self._seen.get(name),
             )
