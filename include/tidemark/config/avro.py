@@ -26,7 +26,7 @@ from pydantic import BeforeValidator, PlainSerializer
 from tidemark.config.base import checked
 from tidemark.config.document import Node
 from tidemark.config.explain import problem_at
-from tidemark.config.paths import is_relative, resolved, shown_place
+from tidemark.config.paths import read_named, shown_place
 from tidemark.config.problems import Problem
 from tidemark.config.text import shown
 from tidemark.core.errors import InvalidUsage
@@ -176,9 +176,7 @@ class SchemaReader:
             return named
         hint = "write a path relative to the project, or the schema itself"
         try:
-            if not is_relative(named.value):
-                raise InvalidUsage(f"{shown_place(named.value)} is not relative", hint=hint)
-            content = Path(resolved(named.value, root=self.root)).read_bytes()
+            _, content = read_named(named.value, root=self.root, hint=hint)
             if len(content) > _FILE_BYTES_MAX:
                 raise InvalidUsage(f"{shown_place(named.value)} is too large", hint=hint)
             return replace(named, value=content.decode())
@@ -186,8 +184,6 @@ class SchemaReader:
             fact, hint = error.fact, error.hint
         except UnicodeDecodeError:
             fact = f"{shown_place(named.value)} is no text"
-        except OSError as error:
-            fact = f"{shown_place(named.value)} can't be read, {(error.strerror or str(error)).lower()}"
         self.problems.append(problem_at(named, (), fact, hint, file=self.file))
         # Something that passes, so that the file is not blamed twice.
         return replace(named, value="string")

@@ -92,3 +92,16 @@ def resolved(text: str, *, root: Path) -> str:
             hint="remove the symlink, or give the absolute path in the environments section",
         )
     return str(target)
+
+
+def read_named(text: str, *, root: Path, hint: str) -> tuple[str, bytes]:
+    """The place and the content of a file that a pipeline file names; `InvalidUsage` where it may not or
+    can't be read. `hint` says what could be written instead."""
+    if not is_relative(text):
+        raise InvalidUsage(f"{shown_place(text)} is not relative", hint=hint)
+    place = resolved(text, root=root)
+    try:
+        return place, Path(place).read_bytes()
+    except OSError as error:
+        said = (error.strerror or str(error)).lower()
+        raise InvalidUsage(f"{shown_place(text)} can't be read, {said}", hint=hint) from None

@@ -14,11 +14,12 @@ from typing import Final
 
 from tidemark.config.document import DocumentReader, Node
 from tidemark.config.explain import problem_at
-from tidemark.config.paths import is_relative, resolved, shown_place
+from tidemark.config.paths import read_named
 from tidemark.config.problems import Problem
 from tidemark.core.errors import InvalidUsage
 
 KEY: Final = "expectations"
+_HINT: Final = "write a path relative to the project, or list the expectations here"
 
 
 @dataclass(slots=True)
@@ -57,21 +58,12 @@ class SuiteReader:
     def _suite(self, named: Node, settings: Node) -> Node:
         """The suite that a name stands for; an empty one, beside a problem, where it can't be read."""
         nothing = replace(named, value=())
-        if not is_relative(named.value):
-            fact, hint = f"{shown_place(named.value)} is not relative", "write it relative to the project"
-        else:
-            try:
-                path = Path(resolved(named.value, root=self.root))
-                content = path.read_bytes()
-            except InvalidUsage as error:
-                fact, hint = error.fact, error.hint
-            except OSError as error:
-                fact = f"{shown_place(named.value)} can't be read, {(error.strerror or str(error)).lower()}"
-                hint = "write a path relative to the project, or list the expectations here"
-            else:
-                return self._read(content, str(path), nothing)
-        self.problems.append(problem_at(settings, (KEY,), fact, hint, file=self.file))
-        return nothing
+        try:
+            place, content = read_named(named.value, root=self.root, hint=_HINT)
+        except InvalidUsage as error:
+            self.problems.append(problem_at(settings, (KEY,), error.fact, error.hint, file=self.file))
+            return nothing
+        return self._read(content, place, nothing)
 
     def _read(self, content: bytes, file: str, nothing: Node) -> Node:
         reader = DocumentReader(file)
