@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from tests.maintenance.test_tables import SHARD, config_at
+from tests.maintenance.shop import SHARD, config_at
 from tidemark.assemble import Deployment
 from tidemark.pipeline.tend import tend
 from tidemark.spark.session import SHORT_JOBS, build_session

@@ -16,8 +16,8 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from tests.crash.jvm import ROOT
+from tests.maintenance.shop import FED, PUBLISHED, SHARD, Shop, expected
 from tests.maintenance.tending import keep_in_shape
-from tests.maintenance.test_tables import FED, PUBLISHED, SHARD, Shop, expected, land
 from tidemark.core.publish import Published
 from tidemark.pipeline.publish import verify_state
 from tidemark.views import View
@@ -40,27 +40,13 @@ def is_vacuuming(state: Path, before: set[str]) -> bool:
     return bool(before - data_files(state))
 
 
-@pytest.fixture(scope="module")
-def fed(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two publishes: two files, one of them with hidden rows; and a tail on top of them."""
-    root = tmp_path_factory.mktemp("tended")
-    shop = Shop(spark, root)
-    for number in range(1, FED + 1):
-        land(root, number)
-        if number in (2, PUBLISHED, FED):
-            shop.run()
-        if number in (2, PUBLISHED):
-            assert isinstance(shop.publish(), Published)
-    return root
-
-
 @pytest.mark.parametrize("moment", [is_merging, is_vacuuming])
 def test_p3_a_state_whose_maintenance_is_killed_is_whole_and_the_next_one_finishes(
-    moment: Callable[[Path, set[str]], bool], fed: Path, spark: SparkSession, tmp_path: Path
+    moment: Callable[[Path, set[str]], bool], fed_shop: Path, spark: SparkSession, tmp_path: Path
 ) -> None:
     """Invariants 12 and 15, with SIGKILL to the process and its JVM inside of OPTIMIZE and VACUUM."""
     root = tmp_path / "shop"
-    shutil.copytree(fed, root)
+    shutil.copytree(fed_shop, root)
     state = Shop(spark, root).folder / "state"
     before = data_files(state)
     with (tmp_path / "messages").open("w") as messages:
