@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, QueryBuilder
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from tests.spark.state_rig import SHARD, Row, StateRig, gone, ordered
 from tidemark.core.errors import Determinate, Indeterminate
@@ -16,6 +17,7 @@ from tidemark.core.ids import Txn, WriterToken
 from tidemark.core.publish import Published, StateOverwritten, UpToDate
 from tidemark.pipeline import publish as step
 from tidemark.ports.state import Tail
+from tidemark.spark import fresh as fresh_module
 from tidemark.spark import state as state_module
 from tidemark.spark.state import SparkStatePlane
 from tidemark.spark.transaction import StateTransaction
@@ -28,7 +30,20 @@ def rig(spark: SparkSession, tmp_path: Path) -> StateRig:
     return StateRig(spark, tmp_path)
 
 
-def test_u6_a_value_again_is_no_change_and_deletes_come_and_go(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize("rows_few", [fresh_module.ROWS_FEW, -1], ids=["interpreted", "compiled"])
+def test_u6_a_value_again_is_no_change_and_deletes_come_and_go(
+    spark: SparkSession, tmp_path: Path, rows_few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same rows, feed and digest whether code is made for so few rows or not."""
+    monkeypatch.setattr(fresh_module, "ROWS_FEW", rows_few)
+    modes, mode = [], "spark.sql.codegen.factoryMode"
+    fold = state_module.tail_at
+
+    def seen(*given: Any) -> DataFrame:
+        modes.append(spark.conf.get(mode))
+        return fold(*given)
+
+    monkeypatch.setattr(state_module, "tail_at", seen)
     rig = StateRig(spark, tmp_path, change_data_feed=True)
     rig.append(("a", "1"), ("b", "1"))
     rig.publish()
@@ -47,6 +62,8 @@ def test_u6_a_value_again_is_no_change_and_deletes_come_and_go(spark: SparkSessi
     assert fifth.txn == 5
     assert rig.state() == [("a", "1"), ("b", "2"), ("c", "3")]
     assert step.verify_state(rig.control, rig.plane, SHARD).count == 3
+    assert set(modes) == {"NO_CODEGEN" if rows_few > 0 else "FALLBACK"}
+    assert spark.conf.get(mode) == "FALLBACK"
 
 
 def numbers(rig: StateRig, lower: int, upper: int, value: str | None) -> None:

@@ -67,9 +67,10 @@ def read_log(spark: SparkSession, spec: StateSpec, pins: Pins, *, lower: Txn = T
 
 def is_small(spec: StateSpec, pins: Pins) -> bool:
     """Whether there are so few rows to look at that compiling code for them would be most of the work."""
+    if pins.base is not None and pins.base.commit.digest.count > _STATE_ROWS_FEW:
+        return False
     files = log_files(spec, lower=pins.lower, upper=pins.upper, version=pins.log_version)
-    state = pins.base.commit.digest.count if pins.base is not None else 0
-    return sum(files.values()) <= ROWS_FEW and state <= _STATE_ROWS_FEW
+    return sum(files.values()) <= ROWS_FEW
 
 
 def tail_at(spark: SparkSession, spec: StateSpec, pins: Pins) -> DataFrame | None:
