@@ -55,14 +55,18 @@ def shown(digests: Digests) -> dict[str, str]:
 
 
 def outcome(rig: Rig, binding: Binding, token: str) -> Any:
-    """What staging, read-back and replay give; or the kind of error, with its message up to the colon."""
+    """What staging, read-back, replay and a look for rows that differ give; or the kind of error, with its
+    message up to the colon."""
     plane = rig.plane()
     try:
         staged = plane.stage(binding, WriterToken(token))
     except TidemarkError as error:
         return [type(error).__name__, "undeclared column 'more'" in str(error)]
     replayed = plane.replay(binding)
-    return [shown(staged.digests), shown(plane.read_back(staged)), shown(replayed.digests), staged.engine]
+    parts = {shard: added.parts for shard, added in staged.shards.items()}
+    differing = [str(one) for one in plane.sample(binding, parts, limit=2)]
+    digests = [staged.digests, plane.read_back(staged), replayed.digests]
+    return [*map(shown, digests), differing, staged.engine]
 
 
 def main() -> None:

@@ -61,7 +61,7 @@ def test_p4_over_connect_the_digests_are_those_of_a_classic_session(
     assert done.returncode == 0, done.stderr[-3000:]
     over_connect: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     assert over_connect == found
-    staged, read_back, replayed, _ = found["folded"]
+    staged, read_back, replayed, _, _ = found["folded"]
     assert staged == read_back == replayed
     assert {endpoint: text.split()[0] for endpoint, text in staged.items()} == {
         "source": "502",

@@ -26,7 +26,7 @@ from tidemark.spark.flaws import SHARD
 from tidemark.spark.fold import POSITION, TXN, log_schema
 from tidemark.spark.parts import QUARANTINE, PartStore
 from tidemark.spark.route import shards_of
-from tidemark.spark.session import ROWS_FEW
+from tidemark.spark.session import ROWS_FEW, Sessions
 from tidemark.spark.sql import literal
 from tidemark.spark.work import QUARANTINE_COLUMNS, WRITE_OPTIONS
 
@@ -34,13 +34,10 @@ _HASH: Final = "_hash"
 
 
 class KeptRows:
-    """The rows in one pipeline's log files. `brief` is the session for a few rows."""
+    """The rows in one pipeline's log files."""
 
-    def __init__(
-        self, spark: SparkSession, config: PipelineConfig, store: PartStore, *, brief: SparkSession
-    ) -> None:
-        self._spark = spark
-        self._brief = brief
+    def __init__(self, sessions: Sessions, config: PipelineConfig, store: PartStore) -> None:
+        self._sessions = sessions
         self._config = config
         self._store = store
         self._columns = {ShardId(shard.name): hashed_columns(shard) for shard in shards_of(config)}
@@ -63,7 +60,7 @@ class KeptRows:
     def _counted(self, txn: Txn, shards: Mapping[ShardId, Sequence[Part]]) -> dict[ShardId, Digest]:
         hashes: DataFrame | None = None
         few = sum(part.rows for parts in shards.values() for part in parts) <= ROWS_FEW
-        spark = self._brief if few else self._spark
+        spark = self._sessions.few if few else self._sessions.many
         for shard, parts in shards.items():
             paths = self._store.existing(shard, parts)
             if paths:
@@ -75,10 +72,10 @@ class KeptRows:
         counted = hashes.groupBy(SHARD).agg(*partials(_HASH, prefix="")).collect()
         return {ShardId(row[SHARD]): digest_of(row.asDict(), prefix="") for row in counted}
 
-    def rows(self, txn: Txn, columns: StructType, paths: Sequence[str]) -> DataFrame:
-        """These columns of a transaction's rows in some files."""
+    def rows(self, spark: SparkSession, txn: Txn, columns: StructType, paths: Sequence[str]) -> DataFrame:
+        """These columns of a transaction's rows in some files, in the session that uses them."""
         schema = StructType([*columns.fields, StructField(TXN, LongType())])
-        return self._spark.read.schema(schema).parquet(*paths).where(f"{TXN} = {int(txn)}L").drop(TXN)
+        return spark.read.schema(schema).parquet(*paths).where(f"{TXN} = {int(txn)}L").drop(TXN)
 
     def _hashed(self, spark: SparkSession, shard: ShardId, paths: Sequence[str]) -> DataFrame:
         columns = self._columns[shard]
@@ -90,7 +87,7 @@ class KeptRows:
         """Write the rows of these files to one in a folder below the log; `Determinate` when one of them is
         lost or can't be read."""
         paths = [f"{self._store.log_root(shard)}/{file.path}" for file in files]
-        reader = self._spark.read
+        reader = self._sessions.many.read
         if shard != QUARANTINE:
             reader = reader.schema(log_schema(doc.declared_schema(self._config.shard(shard))))
         try:
@@ -108,7 +105,6 @@ class KeptRows:
     def digests_by_txn(self, shard: ShardId, parts: Sequence[Part]) -> dict[Txn, Digest]:
         """The digest of each transaction's rows in these files, as they are on disk."""
         paths = [f"{self._store.log_root(shard)}/{part.path}" for part in parts]
-        counted = (
-            self._hashed(self._spark, shard, paths).groupBy(TXN).agg(*partials(_HASH, prefix="")).collect()
-        )
+        hashed = self._hashed(self._sessions.many, shard, paths)
+        counted = hashed.groupBy(TXN).agg(*partials(_HASH, prefix="")).collect()
         return {Txn(row[TXN]): digest_of(row.asDict(), prefix="") for row in counted}

@@ -35,7 +35,7 @@ from tidemark.spark.parts import PartStore
 from tidemark.spark.read import READ_CONFS
 from tidemark.spark.route import route, shards_of
 from tidemark.spark.sample import Sampler
-from tidemark.spark.session import INTERPRETED, child_session, cores_of
+from tidemark.spark.session import Sessions, cores_of
 from tidemark.spark.sql import literal
 from tidemark.spark.work import Sink, Totals, fold_shard, quarantine, rows_given
 
@@ -75,13 +75,12 @@ class SparkPlane:
         watermark_before: Callable[[Txn], int | None] | None = None,
         confs: Mapping[str, str] | None = None,
     ) -> None:
-        self._spark = _session_of(spark, {**_CONFS, **(confs or {})})
-        self._brief = _session_of(spark, {**_CONFS, **INTERPRETED, **(confs or {})})
+        self._sessions = Sessions(spark, {**_CONFS, **(confs or {})})
         self._parts_fixed = int((confs or {}).get("spark.sql.shuffle.partitions", 0))
         self._cores = cores_of(spark)
         self._config = config
         self._store = PartStore(f"{warehouse or config.warehouse_location}/{config.name}")
-        self.kept = KeptRows(self._spark, config, self._store, brief=self._brief)
+        self.kept = KeptRows(self._sessions, config, self._store)
         self._watermark_before = watermark_before or _no_watermark
         self.engine = engine_of(spark)
         _check(config)
@@ -114,7 +113,7 @@ class SparkPlane:
     def rows(self, shard: ShardId, parts: Sequence[Part]) -> DataFrame:
         """The rows of a shard's parts, as a log has them."""
         columns = log_schema(doc.declared_schema(self._config.shard(shard)))
-        return self._spark.read.schema(columns).parquet(*self._store.existing(shard, parts))
+        return self._sessions.many.read.schema(columns).parquet(*self._store.existing(shard, parts))
 
     def discard(self, txn: Txn, token: WriterToken) -> None:
         """Remove one attempt's parts."""
@@ -153,11 +152,10 @@ class SparkPlane:
                 shard = rules[name].shard
                 masked = {*shard.masked, *today.get(name, ())}
                 if masked and shard.error_column is not None:
-                    masked.add(
-                        shard.error_column
-                    )  # It quotes values, and was written with the masks of then.
-                paths = self._store.readable(name, parts)
-                kept = self.kept.rows(binding.txn, hashed_columns(shard), paths) if paths else None
+                    # It quotes values, and was written with the masks of then.
+                    masked.add(shard.error_column)
+                paths, spark = self._store.readable(name, parts), routed.sparkSession
+                kept = self.kept.rows(spark, binding.txn, hashed_columns(shard), paths) if paths else None
                 given = rows_given(routed.where(f"{SHARD} = {literal(name)}"), rules[name], parts=count)
                 sampler = Sampler(rules[name], masked)
                 found += sampler.differing(given, kept, parts=count, limit=limit)
@@ -193,7 +191,7 @@ class SparkPlane:
         """The routed records, what decides over those of each shard, and into how many parts they go."""
         form = read.form(config)
         count = read.parts(cores=self._cores)
-        spark = self._spark if count else self._brief
+        spark = self._sessions.many if count else self._sessions.few
         routed = route(read.read(spark, config, form, cores=self._cores), form, config)
         parts = self._parts_fixed or count
         return routed, {s.name: Rules(s, form, txn, watermark) for s in shards_of(config)}, parts
@@ -217,16 +215,6 @@ class SparkPlane:
         finally:
             if len(shards) > 1:
                 routed.unpersist()
-
-
-def _session_of(spark: SparkSession, confs: Mapping[str, str]) -> SparkSession:
-    """A session of our own, set so."""
-    session = child_session(spark)
-    for name, value in confs.items():
-        # Spark warns of some when they are set, even to what they are.
-        if session.conf.get(name, None) != value:
-            session.conf.set(name, value)
-    return session
 
 
 def _by_shard(routed: DataFrame, names: Sequence[str]) -> dict[str, DataFrame]:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -127,6 +128,31 @@ def child_session(spark: SparkSession) -> SparkSession:
         clone: SparkSession = _impatient(spark.cloneSession())  # type: ignore[attr-defined]
         return clone
     return spark.newSession()
+
+
+class Sessions:
+    """Sessions with confs of their own in one Spark, each made when it is first needed: `many` for any number
+    of rows, `few` for so few that no code is generated for them."""
+
+    def __init__(self, spark: SparkSession, confs: Mapping[str, str]) -> None:
+        self._spark = spark
+        self._confs = dict(confs)
+
+    @cached_property
+    def many(self) -> SparkSession:
+        return self._made(self._confs)
+
+    @cached_property
+    def few(self) -> SparkSession:
+        return self._made({**INTERPRETED, **self._confs})
+
+    def _made(self, confs: Mapping[str, str]) -> SparkSession:
+        session = child_session(self._spark)
+        for name, value in confs.items():
+            # Spark warns of some when they are set, even to what they are.
+            if session.conf.get(name, None) != value:
+                session.conf.set(name, value)
+        return session
 
 
 def cores_of(spark: SparkSession) -> int:
