@@ -11,8 +11,8 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder
 from pyspark.sql import DataFrame, SparkSession
 
-from tests.spark.state_rig import SHARD, Row, StateRig, gone, ordered
-from tidemark.core.errors import Determinate, Indeterminate
+from tests.spark.state_rig import SHARD, Row, StateRig, gone, ordered, rows_of
+from tidemark.core.errors import Determinate, Indeterminate, InvalidUsage
 from tidemark.core.ids import Txn, WriterToken
 from tidemark.core.publish import Published, StateOverwritten, UpToDate
 from tidemark.pipeline import publish as step
@@ -236,6 +236,33 @@ def test_m13_a_log_entry_that_was_overwritten_is_noticed(rig: StateRig) -> None:
     rig.append(("b", "1"))
     with pytest.raises(StateOverwritten, match="written by other, recorded is first"):
         rig.publish()
+
+
+@pytest.mark.parametrize("deletion_vectors", [True, False])
+def test_e4_a_table_that_has_rows_gets_a_column(
+    spark: SparkSession, tmp_path: Path, deletion_vectors: bool
+) -> None:
+    """Old rows are NULL in it and keep their digests, in every way to read, rebuild and publish."""
+    rig = StateRig(spark, tmp_path, deletion_vectors=deletion_vectors)
+    rig.append(("a", "1"), ("b", "1"), ("c", "1"))
+    first = rig.publish()
+    rig.append(("b", "2"))
+    wide = rig.widened("k STRING, n BIGINT, v STRING, tags ARRAY<STRUCT<`a-b`: INT>>")
+    assert wide.fresh() == [("a", None, "1", None), ("b", None, "2", None), ("c", None, "1", None)]
+    assert step.verify_state(wide.control, wide.plane, SHARD) == first.commit.digest
+    wide.append(("a", 7, "2", [{"a-b": 1}]), gone("c"))
+    assert rig.widened(wide.ddl).fresh()[0][:3] == ("a", 7, "2")
+    second = wide.publish()
+    assert [row[:3] for row in rows_of(wide.state_frame().select("k", "n", "v"))] == [
+        ("a", 7, "2"), ("b", None, "2"),
+    ]  # fmt: skip
+    assert step.verify_state(wide.control, wide.plane, SHARD) == second.commit.digest
+    assert wide.plane.digest(SHARD, first.version) == first.commit.digest
+    assert wide.rebuild().commit.digest == second.commit.digest
+    wide.append(("d", None, "4", None))
+    assert wide.publish().commit.digest.count == 3
+    with pytest.raises(InvalidUsage, match=r"column 'n' of .* is long, and now is not declared"):
+        rig.widened(rig.ddl).fresh()
 
 
 def test_compaction_of_a_state_is_nobody_s_publish(rig: StateRig) -> None:

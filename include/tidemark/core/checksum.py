@@ -19,7 +19,7 @@ from typing import Final
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import ShardId, Txn
 
-ENCODING: Final = 1
+ENCODING: Final = 2
 _BITS_64: Final = (1 << 64) - 1
 _BITS_32: Final = (1 << 32) - 1
 

@@ -32,6 +32,7 @@ from tidemark.core.journal import CHAIN, FORMAT, link
 from tidemark.core.ledger import GENERATION, UPPER, CommitOutcome, Committed, Conflict, Head, Put, Record
 from tidemark.delta.codec import Codec, run_column, token_column, txn_column
 from tidemark.delta.compaction import Merge, choose_merge
+from tidemark.delta.failures import housekeeping
 from tidemark.delta.records import (
     ARROW_SCHEMA,
     SCHEMA,
@@ -45,7 +46,7 @@ from tidemark.delta.records import (
     table_of,
     write_file,
 )
-from tidemark.delta.table import VERSION_NONE, Action, ControlTable, housekeeping
+from tidemark.delta.table import VERSION_NONE, Action, ControlTable
 
 R = TypeVar("R", bound=Record)
 

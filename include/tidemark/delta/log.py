@@ -28,7 +28,8 @@ from tidemark.core.seal import Part
 from tidemark.core.shard import LogEntry
 from tidemark.core.upkeep import COMPACTION, Leftover, Replacement
 from tidemark.delta.actions import read_files
-from tidemark.delta.table import VERSION_NONE, Action, ControlTable, housekeeping
+from tidemark.delta.failures import housekeeping
+from tidemark.delta.table import VERSION_NONE, Action, ControlTable
 
 CONFIGURATION: Final = {
     "delta.appendOnly": "true",

@@ -21,21 +21,21 @@ Restriction: an object is for one thread of one process; make it after a fork, n
 from __future__ import annotations
 
 import json
-import logging
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema, Transaction
+from deltalake import CommitProperties, DeltaTable, Field, PostCommitHookProperties, Schema, Transaction
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
-from tidemark.core.errors import Determinate, Indeterminate, InvalidUsage, InvariantViolation, TidemarkError
+from tidemark.core.errors import Determinate, Indeterminate, InvalidUsage, InvariantViolation
 from tidemark.core.journal import link
 from tidemark.core.ledger import CommitOutcome, Committed, Conflict, Head
+from tidemark.delta.columns import check_columns, lacking
+from tidemark.delta.failures import panicked, reading
 from tidemark.delta.store import Store
 
 Action = AddAction | RemoveAction
@@ -51,45 +51,12 @@ COMMIT_SECONDS_MAX: Final = 60
 ADD_FACTS: Final = ("path", "size_bytes", "num_records", "min.number", "max.number", "min.key", "max.key")
 EXPIRING_IDS: Final = "delta.setTransactionRetentionDuration"
 
-logger = logging.getLogger(__name__)
-
 _NO_HOOKS: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 
 
 def marks_check(marks: Mapping[str, int]) -> int:
     """The checksum of all marks; 0 before there are any."""
     return link(0, json.dumps(sorted(marks.items()))) if marks else 0
-
-
-@contextmanager
-def housekeeping(table: str) -> Iterator[None]:
-    """Work that a commit does for the next ones: the commit stands, whatever becomes of it."""
-    try:
-        yield
-    except (TidemarkError, DeltaError, OSError) as error:
-        logger.warning("housekeeping of %s is left for the next commit: %s", table, error)
-
-
-def panicked(error: BaseException) -> bool:
-    """delta-rs met something that it has no error for; its class can't be imported."""
-    return type(error).__name__ == "PanicException"
-
-
-@contextmanager
-def reading(table: str) -> Iterator[None]:
-    """Loading a table's log: a store that doesn't answer may be asked again, a damaged log may not."""
-    try:
-        yield
-    except (TidemarkError, TableNotFoundError):
-        raise
-    except OSError as error:
-        raise Determinate(f"{table} can't be read: {error}", hint="check the store, then retry") from error
-    except BaseException as error:
-        if not isinstance(error, (DeltaError, ValueError)) and not panicked(error):
-            raise
-        raise InvariantViolation(
-            f"the log of {table} can't be read: {error}", hint="restore it from a backup"
-        ) from error
 
 
 class ControlTable:
@@ -135,11 +102,11 @@ class ControlTable:
 
     def _check_table(self, table: DeltaTable) -> None:
         self._check_configuration(table)
-        if self._schema is not None and table.schema() != self._schema:
-            raise InvalidUsage(
-                f"{self.uri} has other columns than this version of it: {table.schema().to_json()}",
-                hint="migrate the warehouse, or use another one",
-            )
+        if self._schema is not None:
+            check_columns(self.uri, table.schema(), self._schema)
+
+    def _lacking(self) -> list[Field]:
+        return lacking(self._table.schema(), self._schema) if self._table and self._schema else []
 
     def _check_configuration(self, table: DeltaTable) -> None:
         if EXPIRING_IDS in table.metadata().configuration:
@@ -178,14 +145,34 @@ class ControlTable:
             return pa.RecordBatchReader.from_stream(self._table.get_add_actions(flatten=True)).read_all()
 
     def prepare(self, head: Head, moved: Iterable[str]) -> bool:
-        """Stand at `head`, making the table if it isn't there; False when it has moved on."""
+        """Stand at `head`, making the table if it isn't there, and giving it the columns that it lacks; False
+        when it has moved on."""
         unknown = set(moved) - set(self._mark_names)
         if unknown:
             raise InvalidUsage(f"{self.uri} does not keep the marks {sorted(unknown)}")
         if head.version == VERSION_NONE and self._table is None:
             self._create()
             return self.refresh().version == 0
+        if head.version == self.version and self._lacking():
+            self._add(self._lacking())
         return head.version == self.version
+
+    def _add(self, columns: list[Field]) -> None:
+        """Give the table columns, in a commit of its own. Whoever comes second finds them there."""
+        cause: Exception | None = None
+        try:
+            self._table.alter.add_columns(  # type: ignore[union-attr]
+                columns,
+                commit_properties=CommitProperties(max_commit_retries=0),
+                post_commithook_properties=_NO_HOOKS,
+            )
+        except (OSError, DeltaError) as error:
+            cause = error
+        self._table = None
+        self.refresh()
+        if self._lacking():
+            names = ", ".join(field.name for field in columns)
+            raise Determinate(f"{self.uri} can't get the columns {names}", hint="retry") from cause
 
     def _create(self) -> None:
         """Put-if-absent of the table itself. Whoever comes second uses the first one's."""

@@ -32,10 +32,11 @@ from uuid import uuid4
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from tidemark.core.errors import InvariantViolation
 from tidemark.spark.fold import DELETE, OP, UPSERT, quoted
-from tidemark.spark.standing import guard_of
+from tidemark.spark.standing import columns_of, guard_of
 from tidemark.spark.tail import SOURCE, TARGET, StateSpec
 
 RETENTION: Final = "delta.deletedFileRetentionDuration"
@@ -97,6 +98,29 @@ def write(frame: DataFrame, spec: StateSpec, stamp: Stamp, *, mode: str) -> None
     writer.save(spec.state)
 
 
+def widened(spark: SparkSession, spec: StateSpec) -> bool:
+    """Whether there is a state. It has all declared columns then: those that it lacked come in a commit that
+    changes no row."""
+    there = columns_of(spec.state, spec.storage_options)
+    lacking = [field for field in spec.declared.fields if field.name not in there]
+    if there and lacking:
+        added = ", ".join(f"{quoted(field.name)} {_ddl(field.dataType)}" for field in lacking)
+        spark.sql(f"ALTER TABLE delta.{quoted(spec.state)} ADD COLUMNS ({added})")
+    return bool(there)
+
+
+def _ddl(kind: DataType) -> str:
+    match kind:
+        case ArrayType():
+            return f"ARRAY<{_ddl(kind.elementType)}>"
+        case MapType():
+            return f"MAP<{_ddl(kind.keyType)}, {_ddl(kind.valueType)}>"
+        case StructType():
+            return f"STRUCT<{', '.join(f'{quoted(one.name)}: {_ddl(one.dataType)}' for one in kind.fields)}>"
+        case _:
+            return kind.simpleString()
+
+
 def replace_keys(rows: DataFrame, spec: StateSpec, stamp: Stamp) -> None:
     """Put the rows in, each in the place of the row that has its key."""
     condition = key_condition(spec)
@@ -113,11 +137,10 @@ def merge(spark: SparkSession, changed: DataFrame, spec: StateSpec, stamp: Stamp
     names = [quoted(name) for name in spec.declared.names]
     assigned = ", ".join(f"{name} = {SOURCE}.{name}" for name in names)
     values = ", ".join(f"{SOURCE}.{name}" for name in names)
-    table = spec.state.replace("`", "``")
     confs = {_USER_METADATA: stamp.metadata, _TXN_APP: stamp.app_id, _TXN_VERSION: str(stamp.txn)}
     with _view(F.broadcast(changed.select(*spec.columns, OP))) as view, confs_set(spark, confs):
         spark.sql(
-            f"MERGE INTO delta.`{table}` AS {TARGET} USING {view} AS {SOURCE} ON {condition}"
+            f"MERGE INTO delta.{quoted(spec.state)} AS {TARGET} USING {view} AS {SOURCE} ON {condition}"
             f" WHEN MATCHED AND {SOURCE}.{OP} = '{DELETE}' THEN DELETE"
             f" WHEN MATCHED THEN UPDATE SET {assigned}"
             f" WHEN NOT MATCHED AND {SOURCE}.{OP} = '{UPSERT}'"

@@ -1,8 +1,10 @@
 """Digests of DataFrames: the 64-bit row hash, and the sums that make a `core.checksum.Digest` of it.
 
-Encoding 1. A row's hash is `xxhash64` over the encoding number and then, for each column in the given
-order, a null flag and the value. By itself `xxhash64` adds nothing for a NULL, so that (NULL, 'a') would be
-('a', NULL); the flag keeps them apart, and NULL from ''. Nested values are hashed the same way:
+Encoding 2. A row is a set of named values: its hash is `xxhash64` over the encoding number and then, for each
+column that is not NULL, by name, a number made of the name and the value. So a column that is NULL in every
+row changes no hash, nor does the order of columns: a table that gets a column keeps its digests. By itself
+`xxhash64` adds nothing for a NULL, so that (NULL, 'a') would be ('a', NULL); the names keep them apart. A
+nested value is hashed by itself first:
 
 - a struct: its null flag, then each of its fields;
 - an array: its null flag, its size, then the hash of each element in order;
@@ -20,6 +22,7 @@ input, is carried through it as a column.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -64,20 +67,29 @@ DIGEST_PARTS: Final = (COUNT, XOR, LOW, HIGH)
 
 
 def row_hash(schema: StructType) -> Column:
-    """The hash of a row that has these columns, in this order."""
+    """The hash of a row that has these columns."""
     return F.expr(row_hash_sql(schema))
 
 
 def row_hash_sql(schema: StructType) -> str:
     """`row_hash` as text."""
     terms = [str(ENCODING)]
-    for field in schema.fields:
-        terms.extend(_terms(quoted(field.name), field.dataType, field.name))
+    for field in sorted(schema.fields, key=lambda field: field.name):
+        value, inner = quoted(field.name), _terms(quoted(field.name), field.dataType, field.name)
+        hashed = value if isinstance(field.dataType, _ATOMS) else f"xxhash64({', '.join(inner)})"
+        # What is NULL counts for nothing, the name's number too.
+        terms.append(f"nvl2({value}, {_number_of(field.name)}L, NULL)")
+        terms.append(value if hashed == value else f"nvl2({value}, {hashed}, NULL)")
     return f"xxhash64({', '.join(terms)})"
 
 
+def _number_of(name: str) -> int:
+    """63 bits that stand for a name."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest()) >> 1
+
+
 def _terms(value: str, kind: DataType, name: str, depth: int = 0) -> list[str]:
-    """What goes into the hash for one value: the null flag first, then the value in fixed form."""
+    """What goes into a nested hash for one value: the null flag first, then the value in fixed form."""
     if isinstance(kind, StructType):
         terms = [f"isnull({value})"]
         for field in kind.fields:

@@ -55,7 +55,14 @@ def read_state(spark: SparkSession, spec: StateSpec, base: Published) -> DataFra
     lost = lost_files(spec.state, version, spec.storage_options)
     if lost:
         raise HistoryGone(ShardId(spec.name), base, lost=lost)
-    return read_version(spark, spec, spec.state, base.version).select(*spec.columns)
+    return filled(read_version(spark, spec, spec.state, base.version), spec).select(*spec.columns)
+
+
+def filled(rows: DataFrame, spec: StateSpec) -> DataFrame:
+    """Rows with all declared columns: one that a version of the table didn't have yet is NULL."""
+    there = set(rows.columns)
+    lacking = {f.name: F.lit(None).cast(f.dataType) for f in spec.declared.fields if f.name not in there}
+    return rows.withColumns(lacking) if lacking else rows
 
 
 def read_log(spark: SparkSession, spec: StateSpec, pins: Pins, *, lower: Txn = TXN_FIRST) -> DataFrame:

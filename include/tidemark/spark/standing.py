@@ -27,6 +27,7 @@ _EXPIRING_IDS: Final = "delta.setTransactionRetentionDuration"
 _HARMLESS: Final = frozenset(
     {"OPTIMIZE", "REORG", "VACUUM START", "VACUUM END", "SET TBLPROPERTIES", "UNSET TBLPROPERTIES"}
     | {"UPGRADE PROTOCOL", "ADD FEATURE", "DROP FEATURE", "COMPUTE STATS", "CREATE TABLE", "CHANGE COLUMN"}
+    | {"ADD COLUMNS"}
     | {"CLUSTER BY", "FSCK"}
 )
 
@@ -79,6 +80,12 @@ def version_of(uri: str, storage_options: Mapping[str, str] | None = None) -> in
     """The newest version of a Delta table, -1 when there is no table."""
     table = _opened(uri, storage_options)
     return VERSION_NONE if table is None else table.version()
+
+
+def columns_of(uri: str, storage_options: Mapping[str, str] | None = None) -> list[str]:
+    """A table's columns; none when there is no table."""
+    table = _opened(uri, storage_options)
+    return [] if table is None else [field.name for field in table.schema().fields]
 
 
 def configuration_of(uri: str, storage_options: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -32,14 +32,14 @@ from tidemark.core.publish import (
     published_txn,
 )
 from tidemark.ports.state import Tail
-from tidemark.spark.commit import Stamp, confs_set, merge, replace_keys, write
+from tidemark.spark.commit import Stamp, confs_set, merge, replace_keys, widened, write
 from tidemark.spark.digest import digest_of, partials, row_hash
 from tidemark.spark.documents import declared_schema
 from tidemark.spark.failures import cause_in, rows_of
 from tidemark.spark.fold import OP, UPSERT, FoldRule, lateness_number
-from tidemark.spark.fresh import Pins, fresh, is_small, tail_at
+from tidemark.spark.fresh import Pins, filled, fresh, is_small, tail_at
 from tidemark.spark.session import INTERPRETED
-from tidemark.spark.standing import app_id, encoded, guard_of, guard_version, read_standing, version_of
+from tidemark.spark.standing import app_id, encoded, guard_of, guard_version, read_standing
 from tidemark.spark.tail import (
     AFTER,
     BEFORE,
@@ -145,7 +145,7 @@ class SparkStatePlane:
     def digest(self, shard: ShardId, version: int) -> Digest:
         spec = self._specs.of(shard)
         with rows_of(shard):
-            return digest_of_rows(read_version(self._spark, spec, spec.state, version), spec)
+            return digest_of_rows(filled(read_version(self._spark, spec, spec.state, version), spec), spec)
 
     def publish(
         self, shard: ShardId, tail: Tail, *, base: Published | None, token: WriterToken
@@ -164,14 +164,14 @@ class SparkStatePlane:
             tombs = bury(folded, spec, base=old, watermark=tail.watermark, deletes=extent.deletes)
             # Looked at once, before the changes are worked out: a table that comes into being after that
             # is another publisher's, and the commit that makes ours must fail.
-            there = version_of(spec.state, self._options) != VERSION_NONE
+            there = widened(spark, spec)
             opened = self._opened(spec, Stamp(app, tail.txn, "", base=published_txn(base))) if there else None
             if base is None or not spec.rule.keys:
                 changed = first_changes(folded, spec)
             else:
                 version = opened.version if opened is not None else base.version
                 # Exactly this version: the places of its rows are what the transaction knows.
-                state = in_extent(at_version(spark, spec.state, version), extent, spec)
+                state = in_extent(filled(at_version(spark, spec.state, version), spec), extent, spec)
                 state = state.select(*spec.columns) if opened is None else with_places(state, spec)
                 changed = changes(folded, state, spec, rows=extent.rows)
             with _kept(changed) as kept:
@@ -226,6 +226,7 @@ class SparkStatePlane:
             tombs = bury(folded, spec, base=old, watermark=None, afresh=base is None)
             commit = StateCommit(tail.txn, token, digest_of_rows(rows, spec), tombs)
             with _unknown(shard, tail.txn):
+                widened(spark, spec)
                 write(rows, spec, self._rebuild_stamp(shard, commit), mode="overwrite")
         return self._version_of(shard, commit, since=base), commit
 

@@ -1,0 +1,38 @@
+"""How a table's columns follow the declared ones: they may be added to, and that is all.
+
+A row's hash leaves NULL columns out (`spark.digest`), so rows that were written before a column came keep
+their digests, and files that lack it are read as NULL. Anything else would change what is on record.
+"""
+
+from __future__ import annotations
+
+import json
+
+from deltalake import Field, Schema
+
+from tidemark.core.errors import InvalidUsage
+
+
+def check_columns(table: str, there: Schema, declared: Schema) -> None:
+    """`InvalidUsage` for a column of a table that is declared no more, or as something else."""
+    wanted = {field.name: field for field in declared.fields}
+    for field in there.fields:
+        now = wanted.get(field.name)
+        if now != field:
+            became = "is not declared" if now is None else f"is declared as {_type_text(now)}"
+            raise InvalidUsage(
+                f"column {field.name!r} of {table} is {_type_text(field)}, and now {became}",
+                hint="declare it as it was: a table that has rows can get columns, and nothing else; for"
+                " another schema, begin a new pipeline",
+            )
+
+
+def lacking(there: Schema, declared: Schema) -> list[Field]:
+    """The declared columns that a table doesn't have yet."""
+    names = {field.name for field in there.fields}
+    return [field for field in declared.fields if field.name not in names]
+
+
+def _type_text(field: Field) -> str:
+    kind = json.loads(field.to_json())["type"]
+    return kind if isinstance(kind, str) else json.dumps(kind)
