@@ -2,8 +2,9 @@
 
 Two measurements of a transaction of `--records` records:
 
-- *whole runs* through a real Airflow, by `spark-submit` and over Spark Connect: seconds of each task as
-  Airflow has them, from its start to its end, and of the run;
+- *whole runs* through a real Airflow with the project's plugin, by `spark-submit` and over Spark Connect:
+  seconds of each task as Airflow has them, from its start to its end, and of the run; the middle one of
+  `--repeats`, after some that aren't counted;
 - *task bodies* over Connect: each of the five steps in a new process that has parsed the DAG and has what the
   project's plugin loads, as a task has.
   Seconds of the body, and of these what the server answered for (Spark's own work), what importing Great
@@ -28,6 +29,9 @@ from typing import Any
 from tidemark.airflow.embedded import EmbeddedAirflow
 from tidemark.airflow.processes import free_port
 
+WARMING = 2
+"""Runs of each way that aren't counted: the first ones make the tables, and find a server that has just
+been started."""
 STEPS = ("reclock", "ingest", "validate", "upsert", "checkpoint")
 PIPELINE = """\
 name: {name}
@@ -71,7 +75,7 @@ def whole_runs(airflow: EmbeddedAirflow, root: Path, records: int, repeats: int)
     for name in ("connect", "submit"):
         client.unpause(name)
         rows = []
-        for batch in range(repeats):
+        for batch in range(WARMING + repeats):
             land(root / name / name, records, batch)
             run_id = client.trigger(name)
             if client.wait(name, run_id) != "success":
@@ -80,6 +84,7 @@ def whole_runs(airflow: EmbeddedAirflow, root: Path, records: int, repeats: int)
             rows.append(
                 [*(seconds_between(tasks[step]) for step in STEPS), seconds_between(client.run(name, run_id))]
             )
+        del rows[:WARMING]
         best = sorted(rows, key=lambda row: row[-1])[len(rows) // 2]
         medians[name] = best[-1]
         print(f"| {name} | " + " | ".join(f"{value:.1f}" for value in best) + " |")
@@ -189,10 +194,11 @@ def main() -> None:
             (root / kind / f"{kind}.yaml").write_text(PIPELINE.format(name=kind))
         (root / "dags").mkdir()
         (root / "dags" / "bench.py").write_text(DAGS.format(folder=name))
-        settings = Path(__file__).resolve().parents[1] / "airflow_settings.yaml"
+        project = Path(__file__).resolve().parents[1]
         airflow = EmbeddedAirflow(
-            root / "airflow", root / "dags", settings, port=free_port(), spark_port=free_port()
-        )
+            root / "airflow", root / "dags", project / "airflow_settings.yaml",
+            port=free_port(), spark_port=free_port(), plugins=project / "plugins",
+        )  # fmt: skip
         airflow.prepare()
         try:
             airflow.start()

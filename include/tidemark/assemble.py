@@ -20,6 +20,7 @@ from tidemark.core.checksum import Digests
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.publish import Policy
 from tidemark.core.seal import Part, Staged
+from tidemark.delta.columns import fold_properties
 from tidemark.delta.control import DeltaControl
 from tidemark.delta.keys import keys_in
 from tidemark.delta.schema import log_schema, quarantine_schema
@@ -87,7 +88,14 @@ class Deployment:
             for shard in config.shards
         }
         schemas[QUARANTINE] = quarantine_schema()
-        self.control = DeltaControl(config.warehouse_location, config.name, schemas, storage_options)
+        keyed = config.envelope != "append"
+        folds = {
+            ShardId(shard.name): fold_properties(shard.keys if keyed else (), shard.sequence_by)
+            for shard in config.shards
+        }
+        self.control = DeltaControl(
+            config.warehouse_location, config.name, schemas, storage_options, properties=folds
+        )
         self.pipeline = Pipeline(
             control=self.control,
             source=source_of(config, self.control.bindings, ShardKeys(self)),

@@ -26,7 +26,7 @@ from tidemark.core.seal import Seal
 from tidemark.pipeline import reclock as minting
 from tidemark.pipeline import stepwise
 from tidemark.pipeline.checkpoint import checkpoint as advance
-from tidemark.pipeline.context import Attempt, binding_at, seal_at
+from tidemark.pipeline.context import Attempt, seal_at, sealed_binding
 from tidemark.pipeline.publish import BeingPublished, is_due, last_published, publish
 from tidemark.pipeline.repair import repair
 from tidemark.pipeline.replay import REPAIR, merged_files, replay_plan
@@ -231,10 +231,8 @@ def differing_rows(
     for finding in differ[:SAMPLED_TXNS_MAX]:
         names = [one.endpoint.removeprefix("shard:") for one in finding.mismatches if one.endpoint != SOURCE]
         progress(finding.txn, "look at what differs")
-        binding, seal = (
-            binding_at(deployment.pipeline, finding.txn),
-            seal_at(deployment.pipeline, finding.txn),
-        )
+        seal = seal_at(deployment.pipeline, finding.txn)
+        binding = sealed_binding(deployment.pipeline, seal)
         shards = [ShardId(name) for name in names if name != QUARANTINE]
         parts = {shard: seal.shards[shard].parts if seal.touches(shard) else () for shard in shards}
         merged = merged_files(deployment.pipeline, seal)

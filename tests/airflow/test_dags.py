@@ -127,13 +127,18 @@ def test_a_dags_folder_of_ones_own_needs_two_lines(tmp_path: Path) -> None:
     assert (set(found["dags"]), found["errors"]) == ({"mine"}, {})
 
 
-def test_the_plugin_loads_what_tasks_need_and_no_engine() -> None:
+@pytest.mark.parametrize(
+    ("component", "loaded"), [("triggerer", []), ("scheduler", ["pyspark", "pandas", "great_expectations"])]
+)
+def test_the_plugin_loads_what_tasks_need_and_the_gates_library_where_they_are_forked(
+    component: str, loaded: list[str]
+) -> None:
     code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); import tidemark_plugin\n"
+        "import sys; sys.path.insert(0, sys.argv.pop(1)); import tidemark_plugin\n"
         "assert tidemark_plugin.TidemarkPlugin.name == 'tidemark'\n"
         "assert {'deltalake', 'tidemark.tasks'} <= sys.modules.keys()\n"
         "print([name for name in ('pyspark', 'pandas', 'great_expectations') if name in sys.modules])"
     )
-    command = [sys.executable, "-c", code, str(PROJECT / "plugins")]
+    command = [sys.executable, "-c", code, str(PROJECT / "plugins"), component]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert done.stdout.splitlines()[-1:] == ["[]"], done.stderr
+    assert done.stdout.splitlines()[-1:] == [str(loaded)], done.stderr

@@ -128,3 +128,44 @@ def test_hostile_names_are_refused_before_spark_starts(
     assert "is not a name" in shell.refused("init", name)
     assert not any(shell.folder.iterdir())
     assert "no pipeline" in shell.refused("run", name)
+
+
+EVOLVING = """\
+name: shop
+warehouse: wh
+source: {{type: files, path: in, format: json, settle_seconds: 0}}
+shards:
+  - {{name: rows, schema: '{schema}', keys: [{keys}], on_schema_change: {policy}}}
+"""
+
+
+def test_e4_a_column_is_added_to_a_pipeline_that_has_rows(shell: Shell) -> None:
+    """The record that has it is refused; the pipeline file is mended, and the same transaction goes on."""
+
+    def declare(schema: str, *, keys: str = "id", policy: str = "fail") -> None:
+        (shell.folder / "shop.yaml").write_text(EVOLVING.format(schema=schema, keys=keys, policy=policy))
+
+    def land(name: str, *records: dict[str, Any]) -> None:
+        (shell.folder / "in" / name).write_text("".join(json.dumps(one) + "\n" for one in records))
+
+    (shell.folder / "in").mkdir()
+    declare("id BIGINT, v STRING")
+    land("1.json", {"id": 1, "v": "x"}, {"id": 2, "v": "x"})
+    shell.json("run", "shop.yaml")
+    land("2.json", {"id": 2, "v": "y", "more": 7})
+    assert "undeclared column 'more'" in shell.refused("run", "shop.yaml")
+    declare("id BIGINT, more INT, v STRING", policy="add_columns")
+    (decided,) = shell.json("run", "shop.yaml")["report"]["decided"]
+    assert decided["seal"]["txn"] == 2
+    land("3.json", {"id": 3, "v": "z"})
+    shell.json("run", "shop.yaml")
+    expected = [(1, None, "x"), (2, 7, "y"), (3, None, "z")]
+    for view in ("state", "fresh"):
+        rows = shell.json("read", "shop.yaml", "--view", view)
+        assert sorted((row["id"], row["more"], row["v"]) for row in rows) == expected
+    assert [f["verdict"] for f in shell.json("replay", "shop.yaml")["findings"]] == ["identical"] * 3
+    assert shell.json("rebuild", "shop.yaml")
+    declare("id BIGINT, more BIGINT, v STRING")
+    assert "'more' of" in shell.refused("run", "shop.yaml")
+    declare("id BIGINT, more INT, v STRING", keys="id, v")
+    assert "set keys as it was" in shell.refused("run", "shop.yaml")

@@ -8,14 +8,15 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable, QueryBuilder
+from deltalake import DeltaTable, QueryBuilder, Schema
 
 from tests.contract.helpers import LOG_SCHEMA
 from tidemark.core.errors import InvalidUsage, InvariantViolation
 from tidemark.core.ids import Txn, WriterToken
-from tidemark.core.ledger import UPPER, Committed, Put
+from tidemark.core.ledger import UPPER, Committed, Conflict, Put
 from tidemark.core.seal import Part
 from tidemark.core.shard import LogEntry, UpperMismatch, decide_append
+from tidemark.delta.columns import fold_properties
 from tidemark.delta.log import DeltaLog, parts_folder
 
 W = WriterToken("w-1.a_b")
@@ -121,3 +122,43 @@ def test_a_log_without_a_schema_can_be_opened_but_not_made(folder: Path) -> None
     assert log.head().upper == 1
     with pytest.raises(InvalidUsage, match="has no schema to be made with"):
         log.commit(log.head(), Put({UPPER: 2}, (), None))
+
+
+def widened(*, value: str = "string") -> Schema:
+    fields = json.loads(LOG_SCHEMA.to_json())["fields"]
+    changed = [field | {"type": value} if field["name"] == "value" else field for field in fields]
+    more = {"name": "more", "type": "long", "nullable": True, "metadata": {}}
+    return Schema.from_json(json.dumps({"type": "struct", "fields": [more, *changed]}))
+
+
+def test_e4_a_log_gets_the_columns_that_are_declared_later_and_other_changes_are_refused(
+    log: DeltaLog, folder: Path
+) -> None:
+    append(log, stage(folder, 1, 2))
+    wider, other = (DeltaLog(str(folder), schema=widened()) for _ in range(2))
+    heads = [(one, one.head()) for one in (wider, other)]
+    entry = stage(folder, 2, 2)
+    # The table has moved on by its new column: who appends looks again, and so does whoever came second.
+    for one, head in heads:
+        assert isinstance(one.commit(head, Put({UPPER: 3}, (entry,), None)), Conflict)
+    append(other, entry)
+    assert wider.head().upper == 3
+    columns = [field.name for field in DeltaTable(str(folder)).schema().fields]
+    assert columns == ["id", "value", "_txn", "_op", "more"]
+    with pytest.raises(InvalidUsage, match=r"'value' of .* is string, and now is declared as long"):
+        DeltaLog(str(folder), schema=widened(value="long")).head()
+    with pytest.raises(InvalidUsage, match=r"'more' of .* is long, and now is not declared"):
+        DeltaLog(str(folder), schema=LOG_SCHEMA).head()
+
+
+def test_a_log_says_by_what_its_rows_are_folded_and_keeps_to_it(folder: Path) -> None:
+    def opened(keys: list[str], sequence_by: str | None) -> DeltaLog:
+        return DeltaLog(str(folder), schema=LOG_SCHEMA, properties=fold_properties(keys, sequence_by))
+
+    append(opened(["id"], None), stage(folder, 1, 2))
+    assert DeltaTable(str(folder)).metadata().configuration["tidemark.keys"] == '["id"]'
+    assert opened(["id"], None).head().upper == 2
+    with pytest.raises(InvalidUsage, match=r'by keys \["id"\], and now it is \["id", "value"\]'):
+        opened(["id", "value"], None).head()
+    with pytest.raises(InvalidUsage, match=r"by sequence_by none, and now it is value"):
+        opened(["id"], "value").head()

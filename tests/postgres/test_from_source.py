@@ -151,7 +151,7 @@ def test_e4_a_column_that_is_added_is_refused_by_name_and_taken_into_another_sha
     assert described.bind() == [("orders", "c", (1, "1.00", None))]
     with pytest.raises(InvalidUsage, match=r"table public\.orders: column 'note' is not declared") as refused:
         described.bind()
-    assert "another name, with a higher generation" in refused.value.hint
+    assert "set on_schema_change: add_columns" in refused.value.hint
     described.write(overrides=[{"match": "public.orders", "name": "orders_2"}])
     with pytest.raises(InvalidUsage, match="this is generation 0 with another shard for it"):
         described.bind()
@@ -162,6 +162,19 @@ def test_e4_a_column_that_is_added_is_refused_by_name_and_taken_into_another_sha
     works.sql("UPDATE orders SET note = 'm' WHERE id = 1")
     assert described.bind() == [("orders", "c", (1, "1.00", None, "m"))]
     assert [shard.name for shard in described.config().shards] == ["orders_2", "public__lines"]
+
+
+def test_e4_a_column_that_is_added_is_taken_in_where_columns_may_be(described: Described) -> None:
+    described.write(overrides=[{"match": "*", "on_schema_change": "add_columns"}])
+    described.bind()
+    described.works.sql("INSERT INTO orders VALUES (1, 1, NULL)", "ALTER TABLE orders ADD note text NOT NULL")
+    described.works.sql("INSERT INTO orders VALUES (2, 2, NULL, 'n')")
+    (first, second) = [*described.bind(), *described.bind()]
+    assert first[2][:3] == (1, "1.00", None)
+    assert second == ("orders", "c", (2, "2.00", None, "n"))
+    (orders,) = [shard for shard in described.config().shards if shard.name == "public__orders"]
+    assert orders.columns.ddl == "`id` INT NOT NULL, `total` DECIMAL(8,2), `at` TIMESTAMP, `note` STRING"
+    assert described.bind() == []
 
 
 def test_e4_a_column_of_another_type_and_another_key_are_refused_by_name(described: Described) -> None:
@@ -252,7 +265,7 @@ def test_commands_work_before_the_first_run_and_a_damaged_record_is_named(descri
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_m11_e4_rows_of_described_tables_arrive_and_those_of_a_changed_table_in_another_shard(
+def test_m11_e4_rows_of_described_tables_arrive_and_those_of_changed_ones_in_a_wider_or_another_shard(
     rig: MakeRig, spark: SparkSession
 ) -> None:
     described = Described(rig(), spark)
@@ -261,12 +274,14 @@ def test_m11_e4_rows_of_described_tables_arrive_and_those_of_a_changed_table_in_
     works.transaction("INSERT INTO orders VALUES (1, 9.5, NULL)", "INSERT INTO lines VALUES (1, 1, 'pen')")
     run(described.begun().pipeline, attempt())
     works.sql("ALTER TABLE lines ADD price numeric(6,2)", "INSERT INTO lines VALUES (1, 2, 'ink', 3.25)")
-    described.write({"generation": 1}, overrides=[{"match": "public.lines", "name": "lines_2"}])
+    works.sql("ALTER TABLE orders ADD note text", "INSERT INTO orders VALUES (2, 1.5, NULL, 'n')")
+    wider = {"match": "public.orders", "on_schema_change": "add_columns"}
+    described.write({"generation": 1}, overrides=[{"match": "public.lines", "name": "lines_2"}, wider])
     run(described.begun().pipeline, attempt())
 
     def rows(shard: str) -> list[tuple[Any, ...]]:
         deployment = Deployment(described.config(), lambda: spark)
         return sorted(tuple(row) for row in read(deployment, shard, view=View.FRESH).collect())
 
-    assert rows("public__orders") == [(1, Decimal("9.50"), None)]
+    assert rows("public__orders") == [(1, Decimal("9.50"), None, None), (2, Decimal("1.50"), None, "n")]
     assert rows("lines_2") == [(1, 1, "pen", None), (1, 2, "ink", Decimal("3.25"))]

@@ -39,8 +39,8 @@ def test_sums_wrap_at_64_bits() -> None:
 
 
 def test_digests_of_different_encodings_are_never_merged() -> None:
-    with pytest.raises(InvalidUsage, match="encodings 1 and 2"):
-        Digest.of([1]).merge(Digest.of([1], encoding=2))
+    with pytest.raises(InvalidUsage, match="encodings 2 and 3"):
+        Digest.of([1]).merge(Digest.of([1], encoding=3))
 
 
 @pytest.mark.parametrize("parts", [(-1, 0, 0, 0), (0, -1, 0, 0), (0, 0, 1 << 64, 0), (0, 0, 0, -5)])
@@ -50,7 +50,7 @@ def test_a_digest_is_valid_from_birth(parts: tuple[int, int, int, int]) -> None:
 
 
 def test_a_digest_is_printed_with_its_encoding() -> None:
-    assert str(Digest.of([255])) == "00000000000000ff.0.ff/1"
+    assert str(Digest.of([255])) == "00000000000000ff.0.ff/2"
 
 
 def test_equal_endpoints_have_no_mismatch() -> None:

@@ -159,7 +159,7 @@ def test_a_digest_carried_forward_is_the_digest_of_the_rows() -> None:
     with pytest.raises(InvariantViolation, match="removed from a state of 0"):
         carried_forward(Digest(), removed=Digest.of([1]), added=Digest())
     with pytest.raises(InvalidUsage, match="encodings"):
-        carried_forward(Digest(encoding=2), removed=Digest(), added=Digest())
+        carried_forward(Digest(encoding=3), removed=Digest(), added=Digest())
 
 
 class PublishWorld(World):

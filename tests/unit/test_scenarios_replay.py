@@ -226,12 +226,12 @@ class ConfiguredPlane(MemoryPlane):
 def test_p10_a_replay_uses_the_recorded_configuration() -> None:
     world = World()
     world.feed(rec("k", 1))
-    run(world.process(configuration=Configuration.of("old")), world.attempt("owner"))
+    run(world.process(configuration=Configuration.of('{"old": 1}')), world.attempt("owner"))
     reader = ConfiguredPlane(world.source, world.files)
     reader.seen = []
-    now = replace(world.process(configuration=Configuration.of("new")), plane=reader)
+    now = replace(world.process(configuration=Configuration.of('{"new": 1}')), plane=reader)
     run(now, world.attempt("owner", cleared=True))
-    assert reader.seen == ["old"]
+    assert reader.seen == ['{"old": 1}']
 
 
 def test_p10_another_engine_is_not_comparable(monkeypatch: pytest.MonkeyPatch) -> None:

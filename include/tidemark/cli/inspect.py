@@ -267,12 +267,13 @@ def show(
     control.journal.head()
     seal = next(iter(control.seals.read(txn, txn + 1)), None)
     entries = control.journal.find(str(txn))
+    settings = (seal.configuration if seal is not None else None) or binding.configuration
     if as_json:
         print_json({"binding": binding, "seal": seal, "journal": entries})
         return
     say(f"transaction {txn}", style="bold")
     say(f"input      {binding.lower.as_dict()} up to {binding.upper.as_dict()}, configuration "
-        f"{binding.configuration.fingerprint}, run {binding.owner.run_id}")  # fmt: skip
+        f"{settings.fingerprint}, run {binding.owner.run_id}")  # fmt: skip
     if seal is None:
         say("open: not sealed yet", style="yellow")
     else:

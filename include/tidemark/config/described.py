@@ -2,9 +2,9 @@
 
 What a source said of a table is recorded beside its captured changes when the table first goes to a shard,
 and from then on that record is the declared schema, as if someone had written it into the pipeline file: the
-database is not asked again to know what a pipeline is, and a shard keeps its columns. A table that has
-changed goes to a shard of another name. Every binding has the whole configuration, so a replay doesn't need
-the record.
+database is not asked again to know what a pipeline is. With `on_schema_change: add_columns` a shard gets the
+columns that its table gets; a table that has changed in any other way goes to a shard of another name. Every
+binding has the whole configuration, so a replay doesn't need the record.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,6 +34,11 @@ class TableShape:
     table: str
     columns: Schema
     keys: tuple[str, ...]
+
+    def widened(self, columns: Schema) -> TableShape:
+        """With those of the columns that it doesn't have; rows that are there are NULL in them."""
+        new = [replace(column, nullable=True) for column in columns if self.columns.get(column.name) is None]
+        return replace(self, columns=Schema((*self.columns, *new)))
 
 
 Shapes = Mapping[str, TableShape]

@@ -2,7 +2,9 @@
 
 A *binding* maps a `txn` to the source frontier that it reads up to; it reads from where the
 binding before it ended. It also names the run that asked for it and carries the pipeline's
-effective configuration, so that a replay years later reads the same input in the same way.
+effective configuration. What was bound is never bound anew; by which settings it is written is
+decided with the seal, so that a pipeline file can be mended while a transaction can't be read
+(`settings_of`). A replay years later reads the same input in the same way.
 
 Bindings are minted by put-if-absent, in order. Of two minters one wins; the other adopts what is
 there, asks the source again, and adds only what is still missing. A run's first mint settles for
@@ -13,9 +15,10 @@ clearing that run mints nothing new. (Invariant 1.)
 from __future__ import annotations
 
 import hashlib
+import json
 from bisect import bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from tidemark.core.errors import InvalidUsage, InvariantViolation
 from tidemark.core.frontier import Frontier, Position, checked_successor
@@ -49,6 +52,12 @@ class Configuration:
     @classmethod
     def of(cls, text: str) -> Configuration:
         return cls(text, hashlib.sha256(text.encode()).hexdigest()[:16])
+
+    @property
+    def shards(self) -> Mapping[str, str]:
+        """The shards by name, each with what is routed to it."""
+        found = json.loads(self.text).get("shards", [])
+        return {shard["name"]: json.dumps(shard.get("route"), sort_keys=True) for shard in found}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +93,10 @@ class Binding:
     def key(self) -> str:
         return self.owner.identity
 
+    def under(self, configuration: Configuration | None) -> Binding:
+        """The same input, read with other settings; None leaves them as they were bound."""
+        return self if configuration is None else replace(self, configuration=configuration)
+
     def holds(self, position: Position) -> bool:
         return self.upper.covers(position) and not self.lower.covers(position)
 
@@ -110,6 +123,13 @@ class Owned:
 
 
 BindingRecord = Binding | Claim
+
+
+def settings_of(binding: Binding, now: Configuration) -> Configuration | None:
+    """The settings of now, for an open transaction; None where they are those that it was bound with, or
+    are about other shards: then its records might go where nothing was read that they follow."""
+    same = binding.configuration == now or binding.configuration.shards != now.shards
+    return None if same else now
 
 
 def owned_in(records: Sequence[BindingRecord]) -> Owned | None:

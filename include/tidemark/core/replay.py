@@ -168,7 +168,10 @@ def plan_replay(
         raise InvalidUsage(
             f"transaction {missing[0]} is not bound", hint="the journal shows which transactions there are"
         )
-    return tuple(ReplayStep(bound[Txn(txn)], sealed.get(Txn(txn))) for txn in range(txn_from, txn_to + 1))
+    return tuple(
+        ReplayStep(binding.under(seal.configuration) if seal is not None else binding, seal)
+        for binding, seal in ((bound[Txn(txn)], sealed.get(Txn(txn))) for txn in range(txn_from, txn_to + 1))
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from tidemark.core.binding import Configuration
 from tidemark.core.checksum import SOURCE, Digest, Digests, shard_endpoint
 from tidemark.core.errors import InvalidUsage, InvariantViolation
 from tidemark.core.ids import TXN_FIRST, ShardId, Txn, WriterToken
@@ -68,6 +69,8 @@ class Staged:
     engine: str
     watermark: int | None = None
     base: int | None = None
+    configuration: Configuration | None = None
+    """The settings that it was made with, where they are others than those it was bound with."""
 
     @property
     def digests(self) -> Digests:
@@ -95,6 +98,7 @@ class Seal:
     engine: str = ""
     reason: str = ""
     watermark: int | None = None
+    configuration: Configuration | None = None
 
     def __post_init__(self) -> None:
         if self.txn < TXN_FIRST:
@@ -140,6 +144,7 @@ def seal_of(staged: Staged, *, generation: int, held: Mapping[ShardId, str], rea
         engine=staged.engine,
         reason=reason,
         watermark=staged.watermark,
+        configuration=staged.configuration,
     )
 
 

@@ -31,7 +31,8 @@ class DeltaControl:
     """One process's view of a pipeline's control plane. Nothing is made before it is committed to.
 
     `warehouse_uri` is a folder or an object-store address, `storage_options` go to delta-rs.
-    `schemas` are the shards' log columns; a log that exists can be opened without its schema.
+    `schemas` are the shards' log columns, `properties` what else a log says of itself and can't change; a log
+    that exists can be opened without either.
     """
 
     def __init__(
@@ -41,10 +42,12 @@ class DeltaControl:
         schemas: Mapping[ShardId, Schema] | None = None,
         storage_options: Mapping[str, str] | None = None,
         *,
+        properties: Mapping[ShardId, Mapping[str, str]] | None = None,
         clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self.root = f"{warehouse_uri.rstrip('/')}/{checked_name(pipeline, what='pipeline')}"
         self._schemas = dict(schemas or {})
+        self._properties = dict(properties or {})
         self._options = dict(storage_options or {})
         self._clock_ns = clock_ns
         self.bindings = self.ledger("bindings", bindings_codec())
@@ -77,6 +80,7 @@ class DeltaControl:
             self._logs[shard] = DeltaLog(
                 f"{self.root}/{checked_name(shard, what='shard')}/log",
                 schema=self._schemas.get(shard),
+                properties=self._properties.get(shard),
                 storage_options=self._options,
                 clock_ns=self._clock_ns,
             )

@@ -60,6 +60,7 @@ class DeltaLog:
         uri: str,
         *,
         schema: Schema | None = None,
+        properties: Mapping[str, str] | None = None,
         storage_options: Mapping[str, str] | None = None,
         clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
@@ -68,7 +69,7 @@ class DeltaLog:
             uri,
             storage_options=storage_options or {},
             schema=schema,
-            configuration=CONFIGURATION,
+            configuration={**CONFIGURATION, **(properties or {})},
             marks=LOG_MARKS,
             seconds=lambda: clock_ns() / 1e9,
         )

@@ -34,7 +34,7 @@ from deltalake.transaction import AddAction, RemoveAction
 from tidemark.core.errors import Determinate, Indeterminate, InvalidUsage, InvariantViolation
 from tidemark.core.journal import link
 from tidemark.core.ledger import CommitOutcome, Committed, Conflict, Head
-from tidemark.delta.columns import check_columns, lacking
+from tidemark.delta.columns import check_columns, check_properties, lacking
 from tidemark.delta.failures import panicked, reading
 from tidemark.delta.store import Store
 
@@ -104,6 +104,7 @@ class ControlTable:
         self._check_configuration(table)
         if self._schema is not None:
             check_columns(self.uri, table.schema(), self._schema)
+        check_properties(self.uri, table.metadata().configuration, self._configuration)
 
     def _lacking(self) -> list[Field]:
         return lacking(self._table.schema(), self._schema) if self._table and self._schema else []
@@ -186,6 +187,7 @@ class ControlTable:
                 configuration=self._configuration,
                 storage_options=self._options,
                 commit_properties=CommitProperties(max_commit_retries=0),
+                raise_if_key_not_exists=False,
             )
         except (OSError, DeltaError, ValueError) as error:
             if self.refresh().version == VERSION_NONE:

@@ -15,7 +15,7 @@ from types import TracebackType
 
 from tidemark.core.ids import Txn
 from tidemark.core.seal import Staged
-from tidemark.pipeline.context import Attempt, Pipeline, binding_at
+from tidemark.pipeline.context import Attempt, Pipeline, binding_at, stage_open
 
 
 class Ahead:
@@ -33,7 +33,7 @@ class Ahead:
             return
         binding = binding_at(self._pipeline, txn)
         if not self._pipeline.source.inspect(binding):
-            staging = self._background.submit(self._pipeline.plane.stage, binding, self._attempt.token)
+            staging = self._background.submit(stage_open, self._pipeline, binding, self._attempt.token)
             self._begun = (txn, staging)
 
     def take(self, txn: Txn) -> Staged | None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
-from tidemark.core.binding import Binding, Configuration, Owner
+from tidemark.core.binding import Binding, Configuration, Owner, settings_of
 from tidemark.core.errors import Determinate, InvariantViolation
 from tidemark.core.ids import TXN_FIRST, TXN_NONE, ShardId, Txn, WriterToken
 from tidemark.core.journal import Event, JournalEntry, decide_note
 from tidemark.core.ledger import Head, Put
-from tidemark.core.seal import Seal
+from tidemark.core.seal import Seal, Staged
 from tidemark.pipeline.settle import settle
 from tidemark.ports.control import Control
 from tidemark.ports.gate import Gate, NoExpectations
@@ -72,6 +72,18 @@ class Unfinished:
     lowers: Mapping[ShardId, Txn]
 
 
+def sealed_binding(pipeline: Pipeline, seal: Seal) -> Binding:
+    """The binding of a sealed transaction, with the settings that it was sealed with."""
+    return binding_at(pipeline, seal.txn).under(seal.configuration)
+
+
+def stage_open(pipeline: Pipeline, binding: Binding, token: WriterToken) -> Staged:
+    """Stage an open transaction by the pipeline's settings of now, so that what they refused before can be
+    mended; reads no ledger."""
+    settings = settings_of(binding, pipeline.configuration)
+    return replace(pipeline.plane.stage(binding.under(settings), token), configuration=settings)
+
+
 def unfinished(pipeline: Pipeline) -> Unfinished:
     """The shards that the seals above the checkpoint touch, and those that waited at the checkpoint."""
     checkpoints = pipeline.control.checkpoints
@@ -93,12 +105,12 @@ def untouched(pipeline: Pipeline, shards: Sequence[ShardId]) -> set[ShardId]:
     behind = unfinished(pipeline)
     upper = pipeline.control.bindings.head().upper
     pending = pipeline.control.bindings.read(behind.sealed_upper, upper)
-    texts = {record.configuration.text for record in pending if isinstance(record, Binding)}
+    pending_settings = {record.configuration for record in pending if isinstance(record, Binding)}
     return {
         shard
         for shard in shards
         if shard not in behind.lowers
-        and not any(f'"name":"{shard}"' in text for text in texts)
+        and not any(shard in settings.shards for settings in pending_settings)
         and pipeline.control.log(shard).head().upper == TXN_FIRST
     }
 

@@ -11,7 +11,7 @@ from tidemark.core.ids import Txn
 from tidemark.core.replay import InputGone
 from tidemark.core.seal import Lost, Staged, TooEarly
 from tidemark.core.shard import Standing, classify
-from tidemark.pipeline.context import Attempt, Pipeline, binding_at, seal_at
+from tidemark.pipeline.context import Attempt, Pipeline, binding_at, seal_at, stage_open
 
 
 def standing(pipeline: Pipeline, txn: Txn) -> Standing:
@@ -31,4 +31,4 @@ def ingest(pipeline: Pipeline, attempt: Attempt, txn: Txn) -> Staged | Lost | To
             gone = pipeline.source.inspect(binding)
             if gone:
                 raise InputGone(txn, what=gone)
-            return pipeline.plane.stage(binding, attempt.token)
+            return stage_open(pipeline, binding, attempt.token)

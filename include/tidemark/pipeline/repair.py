@@ -26,7 +26,7 @@ from tidemark.core.replay import DataDiffers, Finding, judge, judge_replay
 from tidemark.core.seal import Part, Seal, ShardParts, Staged
 from tidemark.core.upkeep import Outrun, Replacement, Run
 from tidemark.pipeline.compact import begin, merge_run, put
-from tidemark.pipeline.context import Attempt, Pipeline, binding_at, note, seal_at
+from tidemark.pipeline.context import Attempt, Pipeline, note, seal_at, sealed_binding
 from tidemark.pipeline.replay import merged_files, note_finding, read_sealed, replay_input
 from tidemark.ports.control import KeptLog
 from tidemark.ports.plane import KeptPlane
@@ -57,7 +57,8 @@ def find_damage(pipeline: Pipeline, seal: Seal, shards: Sequence[ShardId]) -> di
 def repair(pipeline: Pipeline, attempt: Attempt, txn: Txn) -> Repaired:
     """Restore what a sealed transaction has lost. The input is proven first; a wrong one repairs nothing."""
     pipeline.control.seals.head()
-    binding, seal = binding_at(pipeline, txn), seal_at(pipeline, txn)
+    seal = seal_at(pipeline, txn)
+    binding = sealed_binding(pipeline, seal)
     merged = merged_files(pipeline, seal)
     damage = find_damage(pipeline, seal, [shard for shard in seal.shards if shard not in merged])
     broken = {shard: files for shard, files in merged.items() if _is_broken(pipeline, seal, shard, files)}
@@ -92,7 +93,7 @@ def _restored(
     pipeline: Pipeline, attempt: Attempt, seal: Seal, damage: Mapping[ShardId, tuple[Part, ...]]
 ) -> list[tuple[ShardId, Part]]:
     """Stage the transaction again, and put the twins in the places of the lost parts."""
-    staged = pipeline.plane.stage(binding_at(pipeline, seal.txn), attempt.token)
+    staged = pipeline.plane.stage(sealed_binding(pipeline, seal), attempt.token)
     try:
         twins = {shard: twins_of(seal, staged.shards, shard, lost) for shard, lost in damage.items()}
         for shard, pairs in twins.items():
@@ -126,7 +127,7 @@ def _merged_anew(
     try:
         staged: list[LogFile] = []
         for txn, seal in kept.items():
-            again = pipeline.plane.stage(binding_at(pipeline, txn), attempt.token)
+            again = pipeline.plane.stage(sealed_binding(pipeline, seal), attempt.token)
             finding = judge_replay(seal, again)
             if not finding.passed:
                 raise DataDiffers(finding)

@@ -22,7 +22,7 @@ from tidemark.core.ledger import Head, Put
 from tidemark.core.replay import Finding, RunPlan, Verdict, judge, judge_replay, judge_skipped, plan_run
 from tidemark.core.seal import Lost, Seal, SealOutcome, Staged, TooEarly
 from tidemark.core.shard import Standing
-from tidemark.pipeline.context import Attempt, Pipeline, binding_at, note, seal_at
+from tidemark.pipeline.context import Attempt, Pipeline, binding_at, note, seal_at, sealed_binding, stage_open
 from tidemark.pipeline.ingest import standing
 from tidemark.pipeline.replay import judge_parts, read_sealed
 from tidemark.pipeline.run import Progress, unwatched
@@ -86,12 +86,12 @@ def gather_one(pipeline: Pipeline, attempt: Attempt, txn: Txn, *, replayed: bool
     before = newest_of(found_by(pipeline, attempt), txn, replayed=replayed, round_min=attempt.round)
     if before is not None and is_usable(pipeline, before):
         return before
-    binding = binding_at(pipeline, txn)
+    binding = sealed_binding(pipeline, seal_at(pipeline, txn)) if replayed else binding_at(pipeline, txn)
     gone = pipeline.source.inspect(binding)
     staged: Staged | None = None
     if not gone:
-        plane = pipeline.plane
-        staged = plane.replay(binding) if replayed else plane.stage(binding, attempt.token)
+        token = attempt.token
+        staged = pipeline.plane.replay(binding) if replayed else stage_open(pipeline, binding, token)
     made = Evidence(0, txn, attempt.owner, attempt.round, attempt.token, staged, replayed, gone)
     keep(pipeline, attempt, made)
     return made

@@ -39,7 +39,8 @@ class Refused(InvalidUsage):
     def __init__(self, txn: Txn, *, place: str, record: int, fact: str) -> None:
         super().__init__(
             f"transaction {txn} is refused at {place}: {fact}",
-            hint="what is bound keeps its schema; skip it with a reason, and land its records again",
+            hint="mend the pipeline file (a column can be declared) and retry, or skip the transaction with a"
+            " reason and land its records again",
         )
         self.txn = txn
         self.place = place

@@ -34,6 +34,7 @@ _AVRO_LIMITS = (
     "-Dorg.apache.avro.limits.string.maxLength=67108864 -Dorg.apache.avro.limits.bytes.maxLength=67108864"
     " -Dorg.apache.avro.limits.collectionItems.maxLength=5000000"
 )
+_PARALLELISM = "spark.default.parallelism"
 _RETRIES_MAX = 5
 _BACKOFF_MILLISECONDS_MAX = 4_000
 INTERPRETED: Final = {
@@ -156,9 +157,11 @@ class Sessions:
 
 
 def cores_of(spark: SparkSession) -> int:
-    """How many tasks run at once; a Connect server is asked by a job of as many tasks."""
+    """How many tasks run at once; a Connect server that doesn't say is asked by a job of as many tasks."""
     if not is_connect(spark):
         return spark.sparkContext.defaultParallelism
+    if said := spark.conf.get(_PARALLELISM, None):
+        return int(said)
     cut = "SELECT spark_partition_id() AS part FROM range(65536)"
     (row,) = spark.sql(f"SELECT count(DISTINCT part) FROM ({cut})").collect()
     return max(1, int(row[0]))
@@ -190,9 +193,11 @@ def session_confs(*, master: str, jars: list[Path], scratch_folder: Path | None 
         "spark.driver.defaultJavaOptions": _AVRO_LIMITS,
         "spark.executor.defaultJavaOptions": _AVRO_LIMITS,
     }
-    # A driver that is elsewhere has no such file.
-    if master.startswith("local") and archive_options():
-        confs["spark.driver.defaultJavaOptions"] = f"{_AVRO_LIMITS} {archive_options()}"
+    if master.startswith("local"):
+        # What it is by itself, where a client over Spark Connect can see it.
+        confs[_PARALLELISM] = partitions
+        # A driver that is elsewhere has no such file.
+        confs["spark.driver.defaultJavaOptions"] = f"{_AVRO_LIMITS} {archive_options()}".strip()
     if scratch_folder is not None:
         confs["spark.local.dir"] = str(scratch_folder)
         confs["spark.sql.warehouse.dir"] = str(scratch_folder / "spark-warehouse")

@@ -49,7 +49,7 @@ def rows_schema(form: doc.Form, known: StructType) -> StructType:
 
 
 def undeclared(name: str) -> InvalidUsage:
-    hint = "declare it in a new pipeline, or remove it from the files; then retry"
+    hint = "declare it in the pipeline file, then retry"
     return InvalidUsage(f"column {name!r} is not declared", hint=hint)
 
 

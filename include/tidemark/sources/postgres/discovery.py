@@ -1,8 +1,9 @@
 """Which tables a pipeline takes when its file leaves that to the database, and what columns they have.
 
-A table is taken as it is when it first goes to a shard, and that is put on record. What happens to it later
-(a column that is added or dropped, a type or a key that changes, a table that is gone) is found by the checks
-that every declared schema goes through, and refused there by name.
+A table is taken as it is when it first goes to a shard, and that is put on record; with `on_schema_change:
+add_columns`, columns that it gets later are too. What else happens to it (a column that is dropped, a type or
+a key that changes, a table that is gone) is found by the checks that every declared schema goes through, and
+refused there by name.
 """
 
 from __future__ import annotations
@@ -62,6 +63,8 @@ def shapes_now(config: PipelineConfig, published: Mapping[str, Published], recor
         shard = config.table_settings(name)["name"]
         if shard not in shapes:
             shapes[shard] = shape_of(table)
+        elif config.table_settings(name).get("on_schema_change") == "add_columns":
+            shapes[shard] = shapes[shard].widened(shape_of(table).columns)
         if shapes[shard].table != name:
             raise InvalidUsage(
                 f"tables {shapes[shard].table} and {name} would both go to shard {shard}",

@@ -160,7 +160,9 @@ def _check_columns(relation: Relation, shard: ShardConfig) -> None:
             raise refused(
                 relation.name,
                 f"column {column.name!r} is not declared",
-                f"declare {column.name} {wanted}: {_where(shard)}",
+                f"declare {column.name} {wanted} in shard {shard.name}, and if the rows that are there got a"
+                " default, `tidemark source reread` the table; with schema: from_source, set"
+                " on_schema_change: add_columns",
             )
         if not lossless(column.type_oid, column.type_modifier, declared.type):
             raise refused(
