@@ -7,7 +7,8 @@ anybody relies on it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from functools import reduce
 from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
@@ -27,7 +28,7 @@ from tidemark.spark.fold import POSITION, TXN, log_schema
 from tidemark.spark.parts import QUARANTINE, PartStore
 from tidemark.spark.route import shards_of
 from tidemark.spark.session import ROWS_FEW, Sessions
-from tidemark.spark.sql import literal
+from tidemark.spark.sql import literal, opaque
 from tidemark.spark.work import QUARANTINE_COLUMNS, WRITE_OPTIONS
 
 _HASH: Final = "_hash"
@@ -43,33 +44,48 @@ class KeptRows:
         self._columns = {ShardId(shard.name): hashed_columns(shard) for shard in shards_of(config)}
         self._columns[QUARANTINE] = QUARANTINE_COLUMNS
 
-    def digests(self, txn: Txn, shards: Mapping[ShardId, Sequence[Part]]) -> dict[ShardId, Digest]:
+    def digests(
+        self, txn: Txn, shards: Mapping[ShardId, Sequence[Part]], *, merged: Collection[ShardId] = ()
+    ) -> dict[ShardId, Digest]:
         """The digests of a transaction's rows that these files have now, in one job. A lost file has no rows,
-        and a shard with a file that can't be read has none at all."""
+        and a shard with a file that can't be read has none at all. Those of the `merged` shards have other
+        transactions' rows too."""
         try:
-            return self._counted(txn, shards)
+            return self._counted(txn, shards, merged)
         except JOB_ERRORS:
-            return {shard: self._counted_or_empty(txn, shard, parts) for shard, parts in shards.items()}
+            found = {shard: self._counted_or_none(txn, shard, shards[shard], merged) for shard in shards}
+            return {shard: digest or Digest() for shard, digest in found.items()}
 
-    def _counted_or_empty(self, txn: Txn, shard: ShardId, parts: Sequence[Part]) -> Digest:
+    def _counted_or_none(
+        self, txn: Txn, shard: ShardId, parts: Sequence[Part], merged: Collection[ShardId]
+    ) -> Digest | None:
         try:
-            return self._counted(txn, {shard: parts}).get(shard, Digest())
+            return self._counted(txn, {shard: parts}, merged).get(shard)
         except JOB_ERRORS:
-            return Digest()
+            return None
 
-    def _counted(self, txn: Txn, shards: Mapping[ShardId, Sequence[Part]]) -> dict[ShardId, Digest]:
-        hashes: DataFrame | None = None
+    def _counted(
+        self, txn: Txn, shards: Mapping[ShardId, Sequence[Part]], merged: Collection[ShardId]
+    ) -> dict[ShardId, Digest]:
+        frames: dict[ShardId, DataFrame] = {}
         few = sum(part.rows for parts in shards.values() for part in parts) <= ROWS_FEW
         spark = self._sessions.few if few else self._sessions.many
         for shard, parts in shards.items():
             paths = self._store.existing(shard, parts)
+            # A literal lets Parquet pass by the other transactions of a merged file, at the cost of code that
+            # is compiled for this transaction alone; a part has nothing to pass by.
+            number = literal(int(txn)) if shard in merged else opaque(txn, beside=TXN)
             if paths:
-                rows = self._hashed(spark, shard, paths).where(f"{TXN} = {int(txn)}L")
-                one = rows.selectExpr(f"{literal(shard)} AS {SHARD}", _HASH)
-                hashes = one if hashes is None else hashes.unionAll(one)
-        if hashes is None:
+                frames[shard] = self._hashed(spark, shard, paths).where(f"{TXN} = {number}")
+        if len(frames) == 1:
+            # Without groups the sums are plain variables of the generated code.
+            ((shard, frame),) = frames.items()
+            (row,) = frame.agg(*partials(_HASH, prefix="")).collect()
+            return {shard: digest_of(row.asDict(), prefix="")}
+        if not frames:
             return {}
-        counted = hashes.groupBy(SHARD).agg(*partials(_HASH, prefix="")).collect()
+        named = (frame.selectExpr(f"{literal(name)} AS {SHARD}", _HASH) for name, frame in frames.items())
+        counted = reduce(DataFrame.unionAll, named).groupBy(SHARD).agg(*partials(_HASH, prefix="")).collect()
         return {ShardId(row[SHARD]): digest_of(row.asDict(), prefix="") for row in counted}
 
     def rows(self, spark: SparkSession, txn: Txn, columns: StructType, paths: Sequence[str]) -> DataFrame:

@@ -105,8 +105,9 @@ class SparkPlane:
     def read_back(self, staged: Staged, *, moved: Mapping[ShardId, Sequence[Part]] | None = None) -> Digests:
         """The digests of the transaction's rows as they are on disk, in one job; a lost file has no rows, and
         a shard with a file that can't be read has none at all."""
-        shards = {shard: added.parts for shard, added in staged.shards.items()} | dict(moved or {})
-        found = self.kept.digests(staged.txn, shards)
+        merged = dict(moved or {})
+        shards = {shard: added.parts for shard, added in staged.shards.items()} | merged
+        found = self.kept.digests(staged.txn, shards, merged=merged)
         counted = {shard_endpoint(shard): found.get(shard, Digest()) for shard in shards}
         return {SOURCE: staged.source, **counted}
 

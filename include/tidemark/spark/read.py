@@ -35,7 +35,7 @@ from tidemark.spark.sql import literal, opaque, quoted
 
 _WHOLE: Final = str(1 << 40)
 _PART_BYTES: Final = 128 * 1024**2
-_PART_BYTES_MIN: Final = 4 * 1024**2
+_PART_BYTES_MIN: Final = 2 * 1024**2
 _ONE_TASK_BYTES_MAX: Final = 256 * 1024
 _COMPRESSED: Final = {".gz": 6, ".bz2": 6, ".zst": 6}
 READ_CONFS: Final = {
