@@ -120,10 +120,13 @@ def skip(
     consumer: ConsumerArgument,
     txn: Annotated[int, typer.Argument(min=1, help="The transaction it is frozen at.", metavar="TXN")],
     reason: ReasonOption,
+    to: Annotated[
+        int | None, typer.Option("--to", min=1, help="The last one that is lost with it.", metavar="TXN")
+    ] = None,
     environment: EnvironmentOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Let a frozen consumer pass over the transaction that it can't read. Others are not touched."""
+    """Let a frozen consumer pass over what it can't read, as its freeze names it. Others are not touched."""
     from tidemark.assemble import new_token
     from tidemark.consume import leases_of
     from tidemark.core.ids import ShardId, Txn
@@ -131,19 +134,21 @@ def skip(
 
     deployment = open_deployment(pipeline, environment)
     name = ShardId(deployment.config.shard(shard).name)
-    pass_over(
+    lost = pass_over(
         deployment.pipeline,
         leases_of(deployment),
         consumer,
         name,
         txn=Txn(txn),
+        last=None if to is None else Txn(to),
         reason=reason,
         token=new_token(),
     )
     if as_json:
-        print_json({"consumer": consumer, "shard": name, "txn": txn, "reason": reason})
+        print_json({"consumer": consumer, "shard": name, "txns": list(lost), "reason": reason})
     else:
-        say(f"consumer {consumer} passes over transaction {txn} of shard {name} when it reads next")
+        what = f"transaction {txn}" if len(lost) == 1 else f"{len(lost)} transactions, {txn} to {to},"
+        say(f"consumer {consumer} passes over {what} of shard {name} when it reads next")
 
 
 def forget(

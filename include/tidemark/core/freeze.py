@@ -15,12 +15,14 @@ from tidemark.core.lease import Lease
 class Freeze:
     """Everything before `txn` was delivered, and nothing from it on will be before this is mended.
 
-    `path` is empty when the listing itself can't be read. `since` is the first transaction that
-    maintenance has kept; `holders` are the live leases at the time."""
+    `last` is the last transaction that is lost with it: a file that was merged has several. `path` is empty
+    when the listing itself can't be read. `since` is the first transaction that maintenance has kept;
+    `holders` are the live leases at the time."""
 
     consumer: str
     shard: ShardId
     txn: Txn
+    last: Txn
     why: str
     since: Txn
     path: str = ""
@@ -34,6 +36,7 @@ class Freeze:
 
     def __str__(self) -> str:
         what = f"part {self.path} ({self.bytes} bytes)" if self.path else "what its log lists"
+        together = f" with all transactions up to {self.last}" if self.last > self.txn else ""
         by = (
             f"maintenance has removed everything below txn {self.since}"
             if self.by_maintenance
@@ -42,7 +45,7 @@ class Freeze:
         held = f"held by {', '.join(self.holders)}" if self.holders else "held by no lease"
         return (
             f"consumer {self.consumer!r} is frozen at txn {self.txn} of shard {self.shard!r}: "
-            f"{what} can't be read: {self.why}; {by}; {held}"
+            f"{what}{together} can't be read: {self.why}; {by}; {held}"
         )
 
 
@@ -51,12 +54,13 @@ class Frozen(InvariantViolation):
 
     def __init__(self, freeze: Freeze, *, pipeline: str) -> None:
         at = f"{pipeline} --from {freeze.txn} --to {freeze.txn}"
-        skip = f"{pipeline} {freeze.shard} {freeze.consumer} {freeze.txn}"
+        to = f" --to {freeze.last}" if freeze.last > freeze.txn else ""
+        skip = f"{pipeline} {freeze.shard} {freeze.consumer} {freeze.txn}{to}"
         super().__init__(
             str(freeze),
             hint=(
-                f"bring it back with `tidemark replay {at} --mode repair` and read again, or give the "
-                f'transaction up for this consumer with `tidemark consumers skip {skip} --reason "..."`'
+                f"bring it back with `tidemark replay {at} --mode repair` and read again, or give up for "
+                f'this consumer what is lost with `tidemark consumers skip {skip} --reason "..."`'
                 if freeze.path
                 else "restore the table's files from a backup, then read again"
             ),

@@ -159,7 +159,7 @@ class ShardReader:
         for one in self._chosen(self._list(), upper=given.upper)[0] if lost else ():
             for part in one.parts:
                 if part.path in lost:
-                    raise self._frozen(one.txn, lost[part.path].why, part)
+                    raise self._frozen(one.txn, lost[part.path].why, part, last=one.last)
 
     def _list(self) -> Listed:
         """What there is from the frontier on. One look serves until it is used up."""
@@ -203,16 +203,25 @@ class ShardReader:
         self._hold.check()
         if self._stop.is_set() or (account.frozen is not None and self._moved_on(listed)):
             return None
-        for missing in account.missing_parts:
-            reason = self._passed_over(missing.txn)
-            if reason and missing in account.missing_parts:
-                account.skipped(missing.txn, reason)
+        skipped = self._pass_over(account, chosen)
         ready = account.deliverable()
         if ready is None:
-            raise self._frozen_at(account.frozen)
-        skipped = {one.txn: one.skipped for one in ready.txns if one.skipped}
-        parts = tuple(part for one in ready.txns for part in one.parts)
-        return Range(ready.lower, ready.upper, parts, skipped)
+            raise self._frozen_at(account.frozen, chosen)
+        parts = tuple(part for one in ready.txns if one.txn not in skipped for part in one.parts)
+        given_up = {txn: reason for txn, reason in skipped.items() if txn < ready.upper}
+        return Range(ready.lower, ready.upper, parts, given_up)
+
+    def _pass_over(self, account: ReadAccount, chosen: Sequence[ListedTxn]) -> dict[Txn, str]:
+        """The transactions that this consumer passes over, and why. A file that was merged of several is
+        passed over only if every one of them is: giving up the first says nothing about the others."""
+        skipped: dict[Txn, str] = {}
+        for txn in sorted({missing.txn for missing in account.missing_parts}):
+            last = next(one.last for one in chosen if one.txn == txn)
+            reasons = {one.txn: self._passed_over(one.txn) for one in chosen if txn <= one.txn <= last}
+            if all(reasons.values()):
+                account.skipped(txn, reasons[txn])
+                skipped |= reasons
+        return skipped
 
     def _look(self, lost: Mapping[str, str], *, whole: bool) -> Callable[[Txn, Part], str]:
         shard, files = self._reading.shard, self._files
@@ -237,18 +246,21 @@ class ShardReader:
                 return entry.detail["reason"]
         return ""
 
-    def _frozen_at(self, missing: MissingPart | None) -> InvariantViolation:
+    def _frozen_at(self, missing: MissingPart | None, chosen: Sequence[ListedTxn]) -> InvariantViolation:
         if missing is None:
             return InvariantViolation(f"nothing is missing at txn {self.frontier}, and nothing is complete")
-        return self._frozen(missing.txn, missing.why, missing.part)
+        last = next(one.last for one in chosen if one.txn == missing.txn)
+        return self._frozen(missing.txn, missing.why, missing.part, last=last)
 
-    def _frozen(self, txn: Txn, why: str, part: Part | None = None) -> Frozen:
+    def _frozen(self, txn: Txn, why: str, part: Part | None = None, *, last: Txn | None = None) -> Frozen:
         """The report, which the journal keeps once per part."""
+        last = txn if last is None else last
         since, holders = self._hold.standing()
         reading = self._reading
         path, size = (part.path, part.bytes) if part is not None else ("", 0)
-        freeze = Freeze(reading.consumer, reading.shard, txn, why, since, path, size, holders)
-        detail = {"consumer": reading.consumer, "shard": str(reading.shard), "part": path, "why": why}
+        freeze = Freeze(reading.consumer, reading.shard, txn, last, why, since, path, size, holders)
+        mine = {"consumer": reading.consumer, "shard": str(reading.shard)}
+        detail = {**mine, "part": path, "why": why, "last": str(last)}
         # What is lost may be the journal itself; that must not hide the report.
         with suppress(TidemarkError):
             journal = self._pipeline.control.journal
