@@ -9,7 +9,7 @@ conditional commits; one that dies is finished by the next run.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -23,7 +23,7 @@ from tidemark.delta.log import DeltaLog
 from tidemark.pipeline import proof
 from tidemark.pipeline.compact import compact
 from tidemark.pipeline.kept_input import let_go_input, unneeded_input
-from tidemark.pipeline.leasing import LOOKS_PER_TTL, Leases
+from tidemark.pipeline.leasing import Leases, expire_stale
 from tidemark.pipeline.maintain import announce, plan_floor, sweep, truncate
 from tidemark.pipeline.publish import BeingPublished
 from tidemark.pipeline.reclaim import Reclaim, plan_reclaim, reclaim
@@ -31,7 +31,6 @@ from tidemark.pipeline.tend import snapshot_held, tend
 from tidemark.spark.parts import QUARANTINE
 
 DAY_MS: Final = 86_400_000
-LEASE_WATCHED_SECONDS_MAX: Final = 600.0
 UNTIL_RELEASED: Final = "it is released, or no longer renewed"
 
 
@@ -203,33 +202,13 @@ def _snapshot_held(
     )
 
 
-def expire_stale(leases: Leases, *, sleep: Callable[[float], None] = time.sleep) -> tuple[Lease, ...]:
-    """End the leases whose holders are seen to be gone; a holder that renews is not waited for.
-
-    Each is watched for a little longer than it lasts, and a long one not at all (Invariant 14)."""
-    ended: list[Lease] = []
-    first = {lease.name: lease for lease in leases.standing() if lease.is_live}
-    watched = {n: lease for n, lease in first.items() if lease.ttl_seconds <= LEASE_WATCHED_SECONDS_MAX}
-    leases.look()
-    looks_max = 2 * LOOKS_PER_TTL
-    for _ in range(looks_max):
-        still = {lease.name: lease for lease in leases.standing() if lease.is_live}
-        quiet = [lease for name, lease in watched.items() if still.get(name) == lease]
-        if not quiet:
-            break
-        sleep(max(lease.ttl_seconds for lease in quiet) / LOOKS_PER_TTL)
-        ended += leases.expire()
-    return tuple(ended)
-
-
 def maintain(deployment: Deployment, token: WriterToken, terms: Terms, *, watch: bool = True) -> Upkeep:
-    """Do what there is to do; what has to wait is told. `watch` waits for silent leases to be seen as such,
-    where they hold something back."""
+    """Do what there is to do; what has to wait is told. `watch` waits for silent leases to be seen as such:
+    one that holds no transaction back still keeps replaced files, and the state's."""
     pipeline, control = deployment.pipeline, deployment.control
     sweep(pipeline)
     leases = Leases(control.leases)
-    held = plan_floor(pipeline, leases, deployment.shards, window=terms.window).held_by
-    if watch and any(need.kind == "lease" for need in held):
+    if watch:
         expire_stale(leases)
     announce(pipeline, leases, deployment.shards, window=terms.window)
     since = since_of(control.leases.head())

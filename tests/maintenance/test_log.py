@@ -171,6 +171,34 @@ def test_r4_a_holder_that_is_gone_is_seen_to_be_and_holds_nothing_any_more(fed: 
     assert done.since == 10
 
 
+def test_r4_a_dead_lease_that_holds_no_transaction_back_does_not_keep_files_for_ever(fed: Path) -> None:
+    deployment = LightDeployment(fed)
+    taken = Leases(deployment.control.leases).take(
+        "dead/points", HolderToken("h"), start=Txn(9), ttl_seconds=0.4
+    )
+    assert isinstance(taken, Tenure)
+    done = upkeep.maintain(deployment, T, terms(window=5))
+    assert done.since == 5, "the lease is above the floor"
+    (standing,) = Leases(deployment.control.leases).standing()
+    assert (standing.state, standing.txn) == ("expired", 9)
+    assert [path for path in files_on_disk(fed) if path.startswith("_txn-")] == []
+
+
+def test_a_consumer_whose_process_was_killed_can_be_forgotten_and_one_that_reads_can_not(fed: Path) -> None:
+    file = fed / "race.yaml"
+    file.write_text(PIPELINE_FILE)
+    control = LightDeployment(fed).control
+    Leases(control.leases).take("dead/points", HolderToken("h"), start=Txn(9), ttl_seconds=0.4)
+    assert "is forgotten" in command("consumers", "forget", str(file), "points", "dead")
+    hold = take_hold(Leases(control.leases), "live/points", HolderToken("h"), ttl_seconds=3)
+    try:
+        found = CliRunner().invoke(app, ["consumers", "forget", str(file), "points", "live"])
+        assert found.exit_code != 0
+        assert "is being read by h" in str(found.exception)
+    finally:
+        hold.release()
+
+
 @pytest.mark.slow
 def test_p3_maintenance_that_is_killed_at_any_step_loses_nothing_and_is_finished_by_the_next(
     fed: Path, tmp_path_factory: pytest.TempPathFactory

@@ -158,13 +158,22 @@ def forget(
     environment: EnvironmentOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Forget a consumer that will not come back, so that maintenance no longer waits for it."""
+    """Forget a consumer that will not come back, so that maintenance no longer waits for it.
+
+    One whose process seems to live is watched first, for a little longer than its lease lasts."""
     from tidemark.consume import leases_of
     from tidemark.core.consumer import lease_name
     from tidemark.core.ids import ShardId
+    from tidemark.pipeline.leasing import expire_stale
 
-    deployment = open_deployment(pipeline, environment)
-    gone = leases_of(deployment).forget(lease_name(consumer, ShardId(shard)))
+    name = lease_name(consumer, ShardId(shard))
+    leases = leases_of(open_deployment(pipeline, environment))
+    held = leases.current(name)
+    if held is not None and held.is_live:
+        if not as_json:
+            say(f"{held.holder} holds it, for {held.ttl_seconds:g} s after its last renewal: watching it")
+        expire_stale(leases, name=name, ttl_seconds_max=held.ttl_seconds)
+    gone = leases.forget(name)
     if as_json:
         print_json(gone)
     else:
