@@ -18,10 +18,10 @@ from tidemark.core.binding import Owner
 from tidemark.core.consumer import lease_name
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.freeze import Frozen
-from tidemark.core.ids import Txn, WriterToken
+from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.journal import Event
 from tidemark.core.lease import HolderToken
-from tidemark.core.listing import Limits
+from tidemark.core.seal import Part
 from tidemark.delta.parts import DeltaParts
 from tidemark.pipeline.consume import Range, Reading, ShardReader
 from tidemark.pipeline.context import Attempt
@@ -48,7 +48,7 @@ def merged_file(root: Path) -> Path:
 
 
 @contextmanager
-def reading(root: Path, *, start: int = 1, txns_max: int = 1_000) -> Iterator[ShardReader]:
+def reading(root: Path, files: DeltaParts | None = None, *, start: int = 1) -> Iterator[ShardReader]:
     deployment = LightDeployment(root)
     hold = take_hold(
         Leases(deployment.control.leases),
@@ -57,9 +57,11 @@ def reading(root: Path, *, start: int = 1, txns_max: int = 1_000) -> Iterator[Sh
         start=Txn(start),
         wait_seconds=1,
     )
-    wanted = Reading("billing", SHARD, new_token(), limits=Limits(txns_max=txns_max))
+    wanted = Reading("billing", SHARD, new_token())
     try:
-        yield ShardReader(deployment.pipeline, DeltaParts(deployment.root), hold, wanted, name="race")
+        yield ShardReader(
+            deployment.pipeline, files or DeltaParts(deployment.root), hold, wanted, name="race"
+        )
     finally:
         hold.release()
 
@@ -153,3 +155,23 @@ def test_a_consumer_that_can_read_has_nothing_to_pass_over(merged: Path) -> None
         pass
     with pytest.raises(InvalidUsage, match="is not known to be frozen"):
         give_up(merged, 1)
+
+
+def test_what_was_merged_between_listing_and_looking_is_read_where_it_is_now(tmp_path: Path) -> None:
+    feed(tmp_path, first=0, files=MERGED)
+
+    class Replaced(DeltaParts):
+        merged = False
+
+        def fault(self, shard: ShardId, part: Part, *, whole: bool) -> str:
+            if not self.merged and part.path.startswith(f"_txn-{1:020}"):
+                upkeep.maintain(LightDeployment(tmp_path), WriterToken("m"), terms(), watch=False)
+                for old in log_folder(tmp_path).glob("_txn-*/*/*.parquet"):
+                    old.unlink(missing_ok=True)
+                self.merged = True
+            return super().fault(shard, part, whole=whole)
+
+    with reading(tmp_path, Replaced(LightDeployment(tmp_path).root)) as reader:
+        given = reader.next_range()
+        assert given is not None
+        assert rows_in(tmp_path, given) == wanted_rows(tmp_path)

@@ -17,21 +17,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
 from tidemark.core.consumer import batch_fence
-from tidemark.core.errors import InvalidUsage, InvariantViolation, TidemarkError
-from tidemark.core.freeze import Freeze, Frozen, open_freeze
+from tidemark.core.errors import InvalidUsage, InvariantViolation
+from tidemark.core.freeze import Frozen
 from tidemark.core.ids import ShardId, Txn, WriterToken
-from tidemark.core.journal import Event
 from tidemark.core.listing import Condition, Limits, ListedTxn, cut_batch, list_txns
 from tidemark.core.reading import MissingPart, ReadAccount
 from tidemark.core.seal import Part
 from tidemark.core.snapshot import NotYet, plan_read
-from tidemark.pipeline.context import Pipeline, note
+from tidemark.pipeline.context import Pipeline
 from tidemark.pipeline.fetching import fetch_all
+from tidemark.pipeline.freezing import Freezer
 from tidemark.pipeline.holding import Hold
 from tidemark.pipeline.listing import Listed, listing, readable_upper
 from tidemark.ports.reading import PartFiles
@@ -83,7 +82,7 @@ class ShardReader:
         self._files = files
         self._hold = hold
         self._reading = reading
-        self._name = name
+        self._freezer = Freezer(pipeline, hold, reading.consumer, reading.shard, reading.token, name)
         self._stop = stop or threading.Event()
         self._listed: Listed | None = None
 
@@ -104,7 +103,7 @@ class ShardReader:
             except Frozen:
                 raise
             except InvariantViolation as error:
-                raise self._frozen(self.frontier, str(error)) from error
+                raise self._freezer.frozen(self.frontier, str(error)) from error
             if listed.upper <= self.frontier:
                 return None
             if found is None:
@@ -159,7 +158,7 @@ class ShardReader:
         for one in self._chosen(self._list(), upper=given.upper)[0] if lost else ():
             for part in one.parts:
                 if part.path in lost:
-                    raise self._frozen(one.txn, lost[part.path].why, part, last=one.last)
+                    raise self._freezer.frozen(one.txn, lost[part.path].why, part, last=one.last)
 
     def _list(self) -> Listed:
         """What there is from the frontier on. One look serves until it is used up."""
@@ -174,9 +173,9 @@ class ShardReader:
             )
         return self._listed
 
-    def _chosen(self, listed: Listed, *, upper: Txn | None = None) -> tuple[Sequence[ListedTxn], Txn]:
+    def _txns(self, listed: Listed) -> tuple[ListedTxn, ...]:
         reading = self._reading
-        txns = list_txns(
+        return list_txns(
             reading.shard,
             seals=listed.seals,
             files=listed.log.files,
@@ -184,8 +183,11 @@ class ShardReader:
             conditions=reading.conditions,
             keys=reading.keys,
         )
+
+    def _chosen(self, listed: Listed, *, upper: Txn | None = None) -> tuple[Sequence[ListedTxn], Txn]:
         fence = batch_fence(self._hold.lease)
-        return cut_batch(txns, upper=upper or listed.upper, limits=reading.limits, fence=fence)
+        limits = self._reading.limits
+        return cut_batch(self._txns(listed), upper=upper or listed.upper, limits=limits, fence=fence)
 
     def _fetched(self, listed: Listed) -> Range | None:
         """The complete transactions of the next batch; None when the listing has to be made anew."""
@@ -201,7 +203,7 @@ class ShardReader:
         again = batch_fence(self._hold.lease) is not None
         fetch_all(account, self._look(lost, whole=again), workers=FETCH_WORKERS, stop=self._stop)
         self._hold.check()
-        if self._stop.is_set() or (account.frozen is not None and self._moved_on(listed)):
+        if self._stop.is_set() or (account.frozen is not None and self._moved_on(account.frozen)):
             return None
         skipped = self._pass_over(account, chosen)
         ready = account.deliverable()
@@ -217,7 +219,9 @@ class ShardReader:
         skipped: dict[Txn, str] = {}
         for txn in sorted({missing.txn for missing in account.missing_parts}):
             last = next(one.last for one in chosen if one.txn == txn)
-            reasons = {one.txn: self._passed_over(one.txn) for one in chosen if txn <= one.txn <= last}
+            reasons = {
+                one.txn: self._freezer.passed_over(one.txn) for one in chosen if txn <= one.txn <= last
+            }
             if all(reasons.values()):
                 account.skipped(txn, reasons[txn])
                 skipped |= reasons
@@ -231,41 +235,14 @@ class ShardReader:
 
         return look
 
-    def _moved_on(self, listed: Listed) -> bool:
-        """Whether the log lists other files by now: maintenance may have replaced what we looked for."""
+    def _moved_on(self, missing: MissingPart) -> bool:
+        """Whether the log no longer lists what we looked for: maintenance may have replaced it. That it has
+        grown meanwhile says nothing about a part that it goes on listing."""
         self._listed = None
-        return self._list().log.version != listed.log.version
-
-    def _passed_over(self, txn: Txn) -> str:
-        """Why this consumer passes over a transaction that it can't read; empty when it doesn't."""
-        journal = self._pipeline.control.journal
-        journal.head()
-        mine = {"consumer": self._reading.consumer, "shard": str(self._reading.shard)}
-        for entry in journal.find(str(txn)):
-            if entry.event is Event.PASSED_OVER and mine.items() <= entry.detail.items():
-                return entry.detail["reason"]
-        return ""
+        return missing.part.path not in {part.path for one in self._txns(self._list()) for part in one.parts}
 
     def _frozen_at(self, missing: MissingPart | None, chosen: Sequence[ListedTxn]) -> InvariantViolation:
         if missing is None:
             return InvariantViolation(f"nothing is missing at txn {self.frontier}, and nothing is complete")
         last = next(one.last for one in chosen if one.txn == missing.txn)
-        return self._frozen(missing.txn, missing.why, missing.part, last=last)
-
-    def _frozen(self, txn: Txn, why: str, part: Part | None = None, *, last: Txn | None = None) -> Frozen:
-        """The report, which the journal keeps once per part."""
-        last = txn if last is None else last
-        since, holders = self._hold.standing()
-        reading = self._reading
-        path, size = (part.path, part.bytes) if part is not None else ("", 0)
-        freeze = Freeze(reading.consumer, reading.shard, txn, last, why, since, path, size, holders)
-        mine = {"consumer": reading.consumer, "shard": str(reading.shard)}
-        detail = {**mine, "part": path, "why": why, "last": str(last)}
-        # What is lost may be the journal itself; that must not hide the report.
-        with suppress(TidemarkError):
-            journal = self._pipeline.control.journal
-            journal.head()
-            known = open_freeze(journal.find(str(txn)), consumer=reading.consumer, shard=reading.shard)
-            if known != detail:
-                note(self._pipeline, Event.FROZEN, txn=txn, token=reading.token, detail=detail)
-        return Frozen(freeze, pipeline=self._name)
+        return self._freezer.frozen(missing.txn, missing.why, missing.part, last=last)

@@ -1,0 +1,71 @@
+"""What freezes a reader, how much it delivers before, and what it says: without Spark. Invariant 11."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.reading.rig import SHARD, Shelf
+from tidemark.assemble import new_token
+from tidemark.consume import leases_of
+from tidemark.core.consumer import lease_name
+from tidemark.core.freeze import Frozen
+from tidemark.core.lease import HolderToken
+from tidemark.core.listing import Limits
+from tidemark.delta.parts import DeltaParts
+from tidemark.pipeline.consume import Reading, ShardReader
+from tidemark.pipeline.holding import take_hold
+from tidemark.ports.reading import LogListing
+
+
+class BusyParts(DeltaParts):
+    """The files of a log that somebody changes each time before it is listed."""
+
+    def __init__(self, root: str, before: Callable[[], None]) -> None:
+        super().__init__(root)
+        self._before = before
+        self.looks = 0
+
+    def listed(self, *args: Any, **options: Any) -> LogListing:
+        self._before()
+        self.looks += 1
+        assert self.looks < 9, "it goes on listing for ever"
+        return super().listed(*args, **options)
+
+
+@contextmanager
+def reading(shelf: Shelf, files: DeltaParts | None = None, **options: Any) -> Iterator[ShardReader]:
+    works = shelf.again()
+    token = new_token()
+    name = lease_name("billing", SHARD)
+    hold = take_hold(leases_of(works), name, HolderToken(token), wait_seconds=0)
+    wanted = Reading("billing", SHARD, token, **options)
+    try:
+        yield ShardReader(works.pipeline, files or DeltaParts(works.root), hold, wanted, name="p")
+    finally:
+        hold.release()
+
+
+def ranges(reader: ShardReader) -> Iterator[tuple[int, int]]:
+    """Take and confirm all there is."""
+    while (given := reader.next_range()) is not None:
+        yield given.lower, given.upper
+        reader.delivered(given)
+
+
+def test_r1_a_freeze_is_told_though_writers_change_the_log_without_end(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path)
+    shelf.append([("a", 1)], [("b", 2)], [("c", 3)])
+    shelf.parts_of(2)[0].unlink()
+    busy = BusyParts(shelf.works.root, lambda: shelf.append([("more", 1)]))
+    with reading(shelf, busy, limits=Limits(txns_max=3)) as reader:
+        given = reader.next_range()
+        assert given is not None
+        assert (given.lower, given.upper) == (1, 2)
+        reader.delivered(given)
+        with pytest.raises(Frozen, match="frozen at txn 2"):
+            reader.next_range()
