@@ -1,4 +1,4 @@
-"""What freezes a reader, how much it delivers before, and what it says: without Spark. Invariant 11."""
+"""What stops a reader, how much it delivers before, and what it says: without Spark. Invariant 11."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import pytest
 
 from tests.reading.rig import SHARD, Shelf
 from tidemark.assemble import new_token
-from tidemark.consume import leases_of
+from tidemark.consume import Consumer, leases_of
 from tidemark.core.consumer import lease_name
+from tidemark.core.errors import InvalidUsage
 from tidemark.core.freeze import Frozen
+from tidemark.core.ids import Txn
 from tidemark.core.lease import HolderToken
 from tidemark.core.listing import Limits
 from tidemark.delta.parts import DeltaParts
@@ -69,3 +71,17 @@ def test_r1_a_freeze_is_told_though_writers_change_the_log_without_end(tmp_path:
         reader.delivered(given)
         with pytest.raises(Frozen, match="frozen at txn 2"):
             reader.next_range()
+
+
+def test_a_new_consumer_of_a_truncated_log_gets_nothing_before_its_snapshot_whenever_it_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shelf = Shelf(tmp_path)
+    shelf.append([("a", 1)], [("b", 2)], [("c", 3)])
+    leases_of(shelf.works).announce(consumers={}, window=Txn(4))
+    with Consumer(shelf.again(), SHARD, "billing") as reader:
+        assert list(reader.listen()) == [], "there is nothing yet, not even for a snapshot"
+        monkeypatch.setattr(reader._stop, "wait", lambda seconds: shelf.append([("d", 4)]))
+        with pytest.raises(InvalidUsage, match=r"below transaction 4 .*\n?.*snapshot\(\) first"):
+            next(reader.listen(follow=True))
+        assert reader.frontier == 4
