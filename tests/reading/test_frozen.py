@@ -9,18 +9,21 @@ from typing import Any
 
 import pytest
 
-from tests.reading.rig import SHARD, Shelf
+from tests.reading.rig import SHARD, Shelf, flip_bit
 from tidemark.assemble import new_token
 from tidemark.consume import Consumer, leases_of
+from tidemark.core.checksum import Digest
 from tidemark.core.consumer import lease_name
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.freeze import Frozen
-from tidemark.core.ids import Txn
+from tidemark.core.ids import Txn, WriterToken
 from tidemark.core.lease import HolderToken
 from tidemark.core.listing import Limits
+from tidemark.core.publish import StateCommit
 from tidemark.delta.parts import DeltaParts
 from tidemark.pipeline.consume import Reading, ShardReader
 from tidemark.pipeline.holding import take_hold
+from tidemark.pipeline.publish import put_record
 from tidemark.ports.reading import LogListing
 
 
@@ -85,3 +88,36 @@ def test_a_new_consumer_of_a_truncated_log_gets_nothing_before_its_snapshot_when
         with pytest.raises(InvalidUsage, match=r"below transaction 4 .*\n?.*snapshot\(\) first"):
             next(reader.listen(follow=True))
         assert reader.frontier == 4
+
+
+def published(shelf: Shelf, txn: int) -> None:
+    commit = StateCommit(Txn(txn), WriterToken("publisher"), Digest())
+    put_record(shelf.works.control, SHARD, version=1, commit=commit)
+
+
+def test_r1_a_snapshot_freezes_at_a_part_that_it_needs_and_only_then(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path)
+    shelf.append([("a", 1)], [("b", 2)], [("c", 3)], [("d", 4)])
+    published(shelf, 1)
+    for lost in (1, 4):
+        shelf.parts_of(lost)[0].unlink()
+    with reading(shelf) as reader:
+        given = reader.plan_snapshot(Txn(3))
+        assert (given.lower, given.upper, given.tail) == (1, 4, 2), "the state has 1, and 4 comes later"
+        reader.delivered(given)
+        with pytest.raises(Frozen, match="frozen at txn 4") as caught:
+            reader.plan_snapshot(None)
+    assert "--mode repair" in caught.value.hint
+    assert "skip" not in caught.value.hint, "without its rows there is no snapshot"
+
+
+def test_r1_a_snapshot_that_failed_says_which_part_was_to_blame(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path)
+    shelf.append([("a", 1)], [(f"b{n}", n) for n in range(50)])
+    flip_bit(shelf.parts_of(2)[0])
+    with reading(shelf) as reader:
+        given = reader.plan_snapshot(None)
+        with pytest.raises(Frozen, match="frozen at txn 2"):
+            reader.examine(given)
+    with reading(shelf) as reader, pytest.raises(Frozen, match="frozen at txn 2"):
+        reader.plan_snapshot(None)

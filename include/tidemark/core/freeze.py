@@ -17,7 +17,8 @@ class Freeze:
 
     `last` is the last transaction that is lost with it: a file that was merged has several. `path` is empty
     when the listing itself can't be read. `since` is the first transaction that maintenance has kept;
-    `holders` are the live leases at the time."""
+    `holders` are the live leases at the time. `in_snapshot` says that a snapshot needs it, wherever the
+    consumer stands: its rows can't be told without, so it can't be passed over."""
 
     consumer: str
     shard: ShardId
@@ -28,6 +29,7 @@ class Freeze:
     path: str = ""
     bytes: int = 0
     holders: tuple[str, ...] = ()
+    in_snapshot: bool = False
 
     @property
     def by_maintenance(self) -> bool:
@@ -56,15 +58,15 @@ class Frozen(InvariantViolation):
         at = f"{pipeline} --from {freeze.txn} --to {freeze.txn}"
         to = f" --to {freeze.last}" if freeze.last > freeze.txn else ""
         skip = f"{pipeline} {freeze.shard} {freeze.consumer} {freeze.txn}{to}"
-        super().__init__(
-            str(freeze),
-            hint=(
-                f"bring it back with `tidemark replay {at} --mode repair` and read again, or give up for "
-                f'this consumer what is lost with `tidemark consumers skip {skip} --reason "..."`'
-                if freeze.path
-                else "restore the table's files from a backup, then read again"
-            ),
-        )
+        hint = "restore the table's files from a backup, then read again"
+        if freeze.path:
+            hint = f"bring it back with `tidemark replay {at} --mode repair` and read again"
+        if freeze.path and not freeze.in_snapshot:
+            hint += (
+                ", or give up for this consumer what is lost with "
+                f'`tidemark consumers skip {skip} --reason "..."`'
+            )
+        super().__init__(str(freeze), hint=hint)
         self.freeze = freeze
 
 

@@ -35,12 +35,20 @@ class Freezer:
                 return entry.detail["reason"]
         return ""
 
-    def frozen(self, txn: Txn, why: str, part: Part | None = None, *, last: Txn | None = None) -> Frozen:
+    def frozen(
+        self,
+        txn: Txn,
+        why: str,
+        part: Part | None = None,
+        *,
+        last: Txn | None = None,
+        in_snapshot: bool = False,
+    ) -> Frozen:
         """The report, which the journal keeps once per part."""
         last = txn if last is None else last
         since, holders = self.hold.standing()
         path, size = (part.path, part.bytes) if part is not None else ("", 0)
-        freeze = Freeze(self.consumer, self.shard, txn, last, why, since, path, size, holders)
+        freeze = Freeze(self.consumer, self.shard, txn, last, why, since, path, size, holders, in_snapshot)
         mine = {"consumer": self.consumer, "shard": str(self.shard)}
         detail = {**mine, "part": path, "why": why, "last": str(last)}
         # What is lost may be the journal itself; that must not hide the report.
