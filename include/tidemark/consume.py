@@ -38,7 +38,7 @@ from tidemark.delta.parts import DeltaParts
 from tidemark.pipeline.consume import Range, Reading, ShardReader
 from tidemark.pipeline.holding import Hold, take_hold
 from tidemark.pipeline.leasing import TTL_SECONDS, Leases
-from tidemark.pipeline.listing import readable_upper
+from tidemark.pipeline.listing import readable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -177,7 +177,10 @@ class Consumer:
     @property
     def is_new(self) -> bool:
         """Whether nothing was delivered to it for good, and there is something: a snapshot may come first."""
-        return self._held.is_new and readable_upper(self._deployment.control, self._shard) > self.frontier
+        if not self._held.is_new:
+            return False
+        found = readable(self._deployment.control, self._shard)
+        return found.upper > self.frontier or bool(found.lost)
 
     def snapshot(self, as_of: int | None = None) -> Batch:
         """The shard's rows as of a transaction (now, by default), as one batch; `listen` goes on after it.

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from tests.reading.rig import SHARD, Shelf, flip_bit
 from tidemark.assemble import new_token
+from tidemark.cli.app import app
 from tidemark.consume import Consumer, leases_of
 from tidemark.core.checksum import Digest
 from tidemark.core.consumer import lease_name
@@ -121,3 +124,52 @@ def test_r1_a_snapshot_that_failed_says_which_part_was_to_blame(tmp_path: Path) 
             reader.examine(given)
     with reading(shelf) as reader, pytest.raises(Frozen, match="frozen at txn 2"):
         reader.plan_snapshot(None)
+
+
+def lose_last_commit(table: Path) -> None:
+    """What a store does that forgets a file, or a backup that is older than the others."""
+    max((table / "_delta_log").glob("*.json")).unlink()
+
+
+@pytest.mark.parametrize("table", ["t/log", "_control/seals"])
+def test_r1_a_table_that_has_lost_commits_freezes_at_the_first_lost_txn_after_what_is_before_it(
+    tmp_path: Path, table: str
+) -> None:
+    shelf = Shelf(tmp_path)
+    shelf.append([("a", 1)], [("b", 2)])
+    shelf.append([("c", 3)])
+    lose_last_commit(Path(shelf.works.root) / table)
+    with reading(shelf) as reader:
+        given = reader.next_range()
+        assert given is not None
+        assert (given.lower, given.upper) == (1, 3)
+        reader.delivered(given)
+        with pytest.raises(Frozen, match="frozen at txn 3") as caught:
+            reader.next_range()
+    assert caught.value.freeze.path == ""
+    assert "from a backup" in caught.value.hint
+    (told,) = listed_consumers(shelf)
+    assert told["frontier"] == 3
+    assert told["frozen"].startswith("its listing: ")
+
+
+def listed_consumers(shelf: Shelf) -> Any:
+    shown = CliRunner().invoke(app, ["consumers", "list", str(shelf.root / "p.yaml"), "--json"])
+    assert shown.exit_code == 0, shown.output
+    return json.loads(shown.output)
+
+
+@pytest.mark.parametrize("table", ["t/log", "_control/seals", "_control/checkpoints"])
+def test_r1_a_table_with_a_hole_freezes_at_once_and_the_consumers_are_still_listed(
+    tmp_path: Path, table: str
+) -> None:
+    """Delta can't say what lies before the hole, so nobody can tell what to deliver."""
+    shelf = Shelf(tmp_path)
+    for number in range(3):
+        shelf.append([("a", number)])
+    sorted((Path(shelf.works.root) / table / "_delta_log").glob("*.json"))[-2].unlink()
+    with reading(shelf) as reader, pytest.raises(Frozen, match="frozen at txn 1"):
+        reader.next_range()
+    (told,) = listed_consumers(shelf)
+    assert (told["frontier"], told["lag"]) == (1, None)
+    assert "contiguous" in told["frozen"]

@@ -41,13 +41,13 @@ def register(app: typer.Typer) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerStatus:
-    """Where a consumer stands: its frontier, how many transactions are waiting for it, who reads for it
-    now, and why it stands still, if it does."""
+    """Where a consumer stands: its frontier, how many transactions are waiting for it (None where that can't
+    be read), who reads for it now, and why it stands still, if it does."""
 
     consumer: str
     shard: str
     frontier: int
-    lag: int
+    lag: int | None
     reading: str
     frozen: str
 
@@ -81,7 +81,10 @@ def list_consumers(
     elif not found:
         say("there are no consumers")
     else:
-        rows = [(c.shard, c.consumer, c.frontier, c.lag, c.reading, c.frozen) for c in found]
+        rows = [
+            (c.shard, c.consumer, c.frontier, "?" if c.lag is None else c.lag, c.reading, c.frozen)
+            for c in found
+        ]
         print_table("", ("shard", "consumer", "next txn", "behind", "read by", "frozen"), rows)
 
 
@@ -89,7 +92,8 @@ def consumers_of(deployment: Deployment) -> list[ConsumerStatus]:
     """The pipeline's consumers, from its ledgers alone."""
     from tidemark.consume import leases_of
     from tidemark.core.consumer import consumer_of
-    from tidemark.pipeline.listing import readable_upper
+    from tidemark.core.errors import InvariantViolation
+    from tidemark.pipeline.listing import readable
 
     found: list[ConsumerStatus] = []
     for lease in leases_of(deployment).standing():
@@ -97,9 +101,12 @@ def consumers_of(deployment: Deployment) -> list[ConsumerStatus]:
         if named is None or not lease.is_kept:
             continue
         consumer, shard = named
-        lag = max(0, readable_upper(deployment.control, shard) - lease.txn)
         reading = lease.holder if lease.is_live else ""
         frozen = frozen_at(deployment, consumer, shard, lease.txn)
+        try:
+            lag = max(0, readable(deployment.control, shard).upper - lease.txn)
+        except InvariantViolation as error:
+            lag, frozen = None, frozen or error.fact
         found.append(ConsumerStatus(consumer, shard, lease.txn, lag, reading, frozen))
     return sorted(found, key=lambda one: (one.shard, one.consumer))
 

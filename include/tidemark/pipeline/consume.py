@@ -194,7 +194,11 @@ class ShardReader:
 
     def _listing(self, lower: Txn) -> Listed:
         columns = [one.column for one in self._reading.conditions]
-        return listing(self._pipeline.control, self._files, self._reading.shard, lower=lower, columns=columns)
+        control, shard = self._pipeline.control, self._reading.shard
+        try:
+            return listing(control, self._files, shard, lower=lower, columns=columns)
+        except InvariantViolation as error:
+            raise self._freezer.frozen(lower, str(error)) from error
 
     def _txns(
         self, listed: Listed, *, lower: Txn, conditions: Sequence[Condition] = ()
