@@ -120,7 +120,7 @@ def plan(deployment: Deployment, terms: Terms) -> Upkeep:
 
 def warnings(deployment: Deployment, since: Txn, terms: Terms) -> tuple[str, ...]:
     """What can't be proven any more, or soon can't."""
-    found = proof.replayable(deployment.pipeline)
+    found = proof.replayable(deployment.pipeline, since=since)
     return proof.warnings(found, since=since, now_seconds=terms.now_ms / 1000)
 
 
