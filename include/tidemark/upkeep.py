@@ -215,6 +215,8 @@ def maintain(deployment: Deployment, token: WriterToken, terms: Terms, *, watch:
     done: list[Chore] = []
     told: list[str] = []
     for shard, log in logs_of(deployment).items():
+        # First of all: what is taken out from here on is deleted once the log's memory says that it may be.
+        log.remember_removals(terms.kept_ms // DAY_MS)
         taken = truncate(log, shard, lower_of(shard, since, terms))
         if taken:
             done.append(Chore("truncated the log", shard, len(taken), sum(file.part.bytes for file in taken)))

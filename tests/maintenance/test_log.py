@@ -48,7 +48,9 @@ from tidemark.core.replay import Replayable
 from tidemark.core.seal import Part, Staged
 from tidemark.core.upkeep import Leftover
 from tidemark.delta.parts import DeltaParts
+from tidemark.delta.table import CHECKPOINT_VERSIONS
 from tidemark.pipeline import proof
+from tidemark.pipeline.compact import begin
 from tidemark.pipeline.consume import Reading, ShardReader
 from tidemark.pipeline.context import Attempt
 from tidemark.pipeline.holding import take_hold
@@ -182,6 +184,23 @@ def test_r4_a_dead_lease_that_holds_no_transaction_back_does_not_keep_files_for_
     (standing,) = Leases(deployment.control.leases).standing()
     assert (standing.state, standing.txn) == ("expired", 9)
     assert [path for path in files_on_disk(fed) if path.startswith("_txn-")] == []
+
+
+def test_a_log_remembers_for_state_history_days_when_a_file_was_taken_out_of_it(fed: Path) -> None:
+    now_ns = time.time_ns()
+    deployment = LightDeployment(fed)
+    deployment.control._clock_ns = lambda: now_ns - 10 * upkeep.DAY_MS * 1_000_000
+    month = terms(now_ms=now_ns // 1_000_000, kept_ms=30 * upkeep.DAY_MS)
+    upkeep.maintain(deployment, T, month)
+    replaced = {path for path in files_on_disk(fed) if path.startswith("_txn-")}
+    assert len(replaced) == 2 * FED
+    log = LightDeployment(fed).control.log(SHARD)
+    # What it remembers is in the checkpoints of its table, each of which drops what is older.
+    for _ in range(CHECKPOINT_VERSIONS):
+        begin(log, SHARD)
+    assert {one.path for one in log.leftovers() if one.removed_ms is not None} == replaced
+    upkeep.maintain(LightDeployment(fed), T, month)
+    assert replaced <= set(files_on_disk(fed)), "ten days are less than a month"
 
 
 def test_a_consumer_whose_process_was_killed_can_be_forgotten_and_one_that_reads_can_not(fed: Path) -> None:
