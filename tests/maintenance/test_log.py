@@ -203,6 +203,17 @@ def test_a_log_remembers_for_state_history_days_when_a_file_was_taken_out_of_it(
     assert replaced <= set(files_on_disk(fed)), "ten days are less than a month"
 
 
+def test_the_record_of_publishes_is_cleaned_like_the_other_control_tables(fed: Path) -> None:
+    deployment = LightDeployment(fed)
+    deployment.control._clock_ns = lambda: time.time_ns() - 3 * 3_600 * 10**9
+    for txn in range(FED, 2 * FED):
+        published(deployment, txn)
+    table = fed / "wh" / "race" / SHARD / "publishes"
+    assert len(list(table.glob("*.parquet"))) > len(DeltaTable(str(table)).file_uris())
+    upkeep.maintain(LightDeployment(fed), T, terms())
+    assert len(list(table.glob("*.parquet"))) == len(DeltaTable(str(table)).file_uris())
+
+
 def test_a_consumer_whose_process_was_killed_can_be_forgotten_and_one_that_reads_can_not(fed: Path) -> None:
     file = fed / "race.yaml"
     file.write_text(PIPELINE_FILE)

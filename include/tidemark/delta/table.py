@@ -292,7 +292,7 @@ class ControlTable:
 
     def sweep(self, *, retention_hours: int) -> int:
         """Remove the files that were replaced, or never committed, more than the retention ago."""
+        self.refresh()
         if self._table is None:
             return 0
-        self._table.update_incremental()
         return len(self._table.vacuum(retention_hours, dry_run=False, full=True))
