@@ -104,14 +104,12 @@ def plan(deployment: Deployment, terms: Terms) -> Upkeep:
     chores: list[Chore] = []
     for shard, log in logs_of(deployment).items():
         chores += _log_chores(shard, log, floor, max(since, floor.txn), terms)
-        found = plan_reclaim(
-            deployment.control, log, leases.standing(), now_ms=terms.now_ms, kept_ms=terms.kept_ms
-        )
+        found = plan_reclaim(deployment.control, log, leases, now_ms=terms.now_ms, kept_ms=terms.kept_ms)
         chores += _reclaim_chores(shard, found)
     for shard in deployment.shards:
         facts = state_facts(deployment, shard, terms)
         if facts is not None:
-            held = _snapshot_held(deployment, shard, leases.standing(), terms)
+            held = _snapshot_held(deployment, shard, leases, terms)
             chores += _state_chores(shard, facts, held, terms)
     unneeded = unneeded_input(deployment.pipeline, max(since, floor.txn))
     chores += [Chore("remove captured changes", "", *one) for one in unneeded]
@@ -187,9 +185,7 @@ def state_facts(deployment: Deployment, shard: ShardId, terms: Terms) -> TableFa
     return facts_of(uri, now_ms=terms.now_ms, kept_ms=terms.kept_ms)
 
 
-def _snapshot_held(
-    deployment: Deployment, shard: ShardId, leases: Iterable[Lease], terms: Terms
-) -> Lease | None:
+def _snapshot_held(deployment: Deployment, shard: ShardId, leases: Leases, terms: Terms) -> Lease | None:
     ledger = deployment.control.publishes(shard)
     records = ledger.read(1, ledger.head().upper)
 
@@ -198,7 +194,7 @@ def _snapshot_held(
         return int(at.timestamp() * 1000) if at is not None else None
 
     return snapshot_held(
-        records, tuple(leases), superseded_ms=superseded_ms, now_ms=terms.now_ms, kept_ms=terms.kept_ms
+        records, leases.standing(), superseded_ms=superseded_ms, now_ms=terms.now_ms, kept_ms=terms.kept_ms
     )
 
 
@@ -225,13 +221,11 @@ def maintain(deployment: Deployment, token: WriterToken, terms: Terms, *, watch:
             found = compact(control, log, deployment.plane().kept, shard, token=token)
             done.append(Chore("merged small files", shard, found.files_before, found.bytes_before))
             told += [f"files of the log of {shard} are left alone: {why}" for why in found.left]
-        freed = reclaim(
-            control, log, shard, leases.standing(), now_ms=terms.now_ms, kept_ms=terms.kept_ms
-        ).free
+        freed = reclaim(control, log, shard, leases, now_ms=terms.now_ms, kept_ms=terms.kept_ms).free
         if freed:
             done.append(Chore("deleted replaced files", shard, len(freed), _bytes(freed)))
     for shard in deployment.shards:
-        done += _tended(deployment, shard, leases.standing(), terms, told)
+        done += _tended(deployment, shard, leases, terms, told)
     done += [Chore("removed captured changes", "", *one) for one in let_go_input(pipeline, since)]
     control_files = sum(table.sweep() for table in control.tables)
     if control_files:
@@ -241,7 +235,7 @@ def maintain(deployment: Deployment, token: WriterToken, terms: Terms, *, watch:
 
 
 def _tended(
-    deployment: Deployment, shard: ShardId, leases: Iterable[Lease], terms: Terms, told: list[str]
+    deployment: Deployment, shard: ShardId, leases: Leases, terms: Terms, told: list[str]
 ) -> Iterable[Chore]:
     facts = state_facts(deployment, shard, terms)
     if facts is None:

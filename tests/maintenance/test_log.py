@@ -336,9 +336,28 @@ def test_a_part_that_goes_into_the_log_while_leftovers_are_sorted_is_none(
 
     monkeypatch.setattr(deployment.light, "stage", stage_then_look)
     monkeypatch.setattr(log, "leftovers", look_then_commit)
-    plan = plan_reclaim(deployment.control, log, (), now_ms=10**15, kept_ms=0)
+    plan = plan_reclaim(deployment.control, log, Leases(deployment.control.leases), now_ms=10**15, kept_ms=0)
     assert [one.first for one in seen if one.first == FED + 1], "it was staged when the files were listed"
     assert [one.path for one in plan.free if one.first == FED + 1] == []
+
+
+def test_invariant_12_a_lease_taken_while_leftovers_are_listed_holds_them(
+    fed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployment = LightDeployment(fed)
+    upkeep.maintain(deployment, T, terms(kept_ms=10**18))
+    log, leases = deployment.control.log(SHARD), Leases(deployment.control.leases)
+    look = log.leftovers
+
+    def look_then_lease() -> Sequence[Leftover]:
+        found = look()
+        assert isinstance(leases.take("late", HolderToken("h"), start=Txn(1)), Tenure)
+        return found
+
+    monkeypatch.setattr(log, "leftovers", look_then_lease)
+    plan = plan_reclaim(deployment.control, log, leases, now_ms=10**15, kept_ms=0)
+    assert plan.free == ()
+    assert {hold.kind for hold in plan.held} == {"leased"}
 
 
 PIPELINE_FILE = """\

@@ -7,13 +7,13 @@ that took a file out of the log. The parts of attempts that lost their seal are 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tidemark.core.ids import ShardId
-from tidemark.core.lease import Lease
 from tidemark.core.upkeep import HeldBack, Leftover, compaction_of, held_back
 from tidemark.pipeline.compact import begin
+from tidemark.pipeline.leasing import Leases
 from tidemark.ports.control import Control, KeptLog
 
 
@@ -25,10 +25,8 @@ class Reclaim:
     held: Mapping[HeldBack, tuple[Leftover, ...]] = field(default_factory=dict)
 
 
-def plan_reclaim(
-    control: Control, log: KeptLog, leases: Sequence[Lease], *, now_ms: int, kept_ms: int
-) -> Reclaim:
-    """Sort a log's leftovers, and change nothing. `leases` has the last record of each name."""
+def plan_reclaim(control: Control, log: KeptLog, leases: Leases, *, now_ms: int, kept_ms: int) -> Reclaim:
+    """Sort a log's leftovers, and change nothing."""
     # Read before the files are listed: what goes into the log from here on is above this upper. By a later
     # one, a part that was staged when it was listed and is in the log now would look taken out of it.
     head = log.head()
@@ -39,7 +37,8 @@ def plan_reclaim(
     parts = [one.first for one in found if not one.number]
     seals = control.seals.read(min(parts), min(max(parts) + 1, sealed_upper)) if parts else ()
     tokens = {seal.txn: str(seal.token) for seal in seals}
-    live = sorted((lease for lease in leases if lease.is_live), key=lambda lease: lease.txn)
+    # Read after the files are listed: who has looked up one of them while it was active has its lease by now.
+    live = sorted((lease for lease in leases.standing() if lease.is_live), key=lambda lease: lease.txn)
     held_by = f"lease {live[0].name} of {live[0].holder} at {live[0].txn}" if live else ""
     free: list[Leftover] = []
     held: defaultdict[HeldBack, list[Leftover]] = defaultdict(list)
@@ -62,7 +61,7 @@ def plan_reclaim(
 
 
 def reclaim(
-    control: Control, log: KeptLog, shard: ShardId, leases: Sequence[Lease], *, now_ms: int, kept_ms: int
+    control: Control, log: KeptLog, shard: ShardId, leases: Leases, *, now_ms: int, kept_ms: int
 ) -> Reclaim:
     """Delete what may go; returns it, and what stays.
 
