@@ -16,9 +16,10 @@ class Freeze:
     """Everything before `txn` was delivered, and nothing from it on will be before this is mended.
 
     `last` is the last transaction that is lost with it: a file that was merged has several. `path` is empty
-    when the listing itself can't be read. `since` is the first transaction that maintenance has kept;
-    `holders` are the live leases at the time. `in_snapshot` says that a snapshot needs it, wherever the
-    consumer stands: its rows can't be told without, so it can't be passed over."""
+    when the listing itself can't be read, and `is_named` says whether the log still names the file. `since`
+    is the first transaction that maintenance has kept; `holders` are the live leases at the time.
+    `in_snapshot` says that a snapshot needs it, wherever the consumer stands: its rows can't be told
+    without, so it can't be passed over."""
 
     consumer: str
     shard: ShardId
@@ -29,25 +30,25 @@ class Freeze:
     path: str = ""
     bytes: int = 0
     holders: tuple[str, ...] = ()
+    is_named: bool = True
     in_snapshot: bool = False
 
     @property
-    def by_maintenance(self) -> bool:
-        """Whether maintenance has removed it; it removes nothing from `since` on."""
-        return self.txn < self.since
+    def removed_by(self) -> str:
+        """What is known of who removed it. Maintenance takes a file out of the log before it deletes it."""
+        if self.txn < self.since:
+            return f"maintenance was free to remove what lies below txn {self.since}"
+        if self.path and self.is_named:
+            return "the log still names it, so it was not maintenance, which deletes only what no log names"
+        return "who did that is not known"
 
     def __str__(self) -> str:
         what = f"part {self.path} ({self.bytes} bytes)" if self.path else "what its log lists"
         together = f" with all transactions up to {self.last}" if self.last > self.txn else ""
-        by = (
-            f"maintenance has removed everything below txn {self.since}"
-            if self.by_maintenance
-            else f"it was not maintenance, which has kept everything from txn {self.since} on"
-        )
         held = f"held by {', '.join(self.holders)}" if self.holders else "held by no lease"
         return (
             f"consumer {self.consumer!r} is frozen at txn {self.txn} of shard {self.shard!r}: "
-            f"{what}{together} can't be read: {self.why}; {by}; {held}"
+            f"{what}{together} can't be read: {self.why}; {self.removed_by}; {held}"
         )
 
 

@@ -194,7 +194,7 @@ def decide_acquire(
         if current.txn < since:
             raise InvariantViolation(
                 f"lease {name!r} holds txn {current.txn}, but {since} is the first that was kept",
-                hint="maintenance passed a lease: stop it, and compare its journal with the leases",
+                hint="maintenance never passes a lease; was the table of leases restored? take another name",
             )
         start, planned = current.txn, current.planned
         taken_from = current if current.is_live and current.holder != holder else None

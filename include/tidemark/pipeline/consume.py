@@ -281,7 +281,12 @@ class ShardReader:
     ) -> InvariantViolation:
         if missing is None:
             return InvariantViolation(f"nothing is missing at txn {self.frontier}, and nothing is complete")
-        last = next(one.last for one in chosen if one.txn == missing.txn)
+        listed = next(one for one in chosen if one.txn == missing.txn)
         return self._freezer.frozen(
-            missing.txn, missing.why, missing.part, last=last, in_snapshot=in_snapshot
+            missing.txn,
+            missing.why,
+            missing.part,
+            last=listed.last,
+            is_named=not listed.lost,
+            in_snapshot=in_snapshot,
         )

@@ -42,13 +42,16 @@ class Freezer:
         part: Part | None = None,
         *,
         last: Txn | None = None,
+        is_named: bool = True,
         in_snapshot: bool = False,
     ) -> Frozen:
         """The report, which the journal keeps once per part."""
         last = txn if last is None else last
         since, holders = self.hold.standing()
         path, size = (part.path, part.bytes) if part is not None else ("", 0)
-        freeze = Freeze(self.consumer, self.shard, txn, last, why, since, path, size, holders, in_snapshot)
+        freeze = Freeze(
+            self.consumer, self.shard, txn, last, why, since, path, size, holders, is_named, in_snapshot
+        )
         mine = {"consumer": self.consumer, "shard": str(self.shard)}
         detail = {**mine, "part": path, "why": why, "last": str(last)}
         # What is lost may be the journal itself; that must not hide the report.
