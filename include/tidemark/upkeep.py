@@ -31,7 +31,6 @@ from tidemark.pipeline.tend import snapshot_held, tend
 from tidemark.spark.parts import QUARANTINE
 
 DAY_MS: Final = 86_400_000
-UNTIL_RELEASED: Final = "it is released, or no longer renewed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +137,9 @@ def _log_chores(shard: ShardId, log: DeltaLog, floor: Floor, since: Txn, terms: 
             len(waiting),
             sum(file.part.bytes for file in waiting),
             held,
-            UNTIL_RELEASED if floor.held_by[0].kind == "lease" else "it has gone on",
+            until_released(floor.held_by[0].ttl_seconds)
+            if floor.held_by[0].kind == "lease"
+            else "it has gone on",
         )
     for run in choose_runs([file for file in files if file.txn_last >= lower]):
         yield Chore("merge small files", shard, len(run.files), run.bytes)
@@ -151,7 +152,9 @@ def _reclaim_chores(shard: ShardId, found: Reclaim) -> Iterable[Chore]:
         if hold.kind == "lost":
             yield Chore("remove lost attempts", shard, len(files), _bytes(files))
         elif hold.kind != "in use":
-            until = moment(hold.until_ms) if hold.until_ms is not None else UNTIL_RELEASED
+            until = moment(hold.until_ms) if hold.until_ms is not None else ""
+            if hold.kind == "leased" and found.lease is not None:
+                until = until_released(found.lease.ttl_seconds)
             yield Chore("delete replaced files", shard, len(files), _bytes(files), hold.why, until)
 
 
@@ -162,7 +165,8 @@ def _state_chores(shard: ShardId, facts: TableFacts, held: Lease | None, terms: 
         yield Chore("purge the state's hidden rows", shard, facts.files, facts.bytes)
     if facts.old:
         by = f"lease {held.name} of {held.holder} at {held.txn}" if held is not None else ""
-        yield Chore("vacuum the state", shard, facts.old, facts.old_bytes, by, UNTIL_RELEASED if by else "")
+        until = until_released(held.ttl_seconds) if held is not None else ""
+        yield Chore("vacuum the state", shard, facts.old, facts.old_bytes, by, until)
     if facts.waiting:
         days = terms.kept_ms // DAY_MS
         yield Chore(
@@ -172,6 +176,11 @@ def _state_chores(shard: ShardId, facts: TableFacts, held: Lease | None, terms: 
 
 def _bytes(files: Iterable[Leftover]) -> int:
     return sum(file.bytes for file in files)
+
+
+def until_released(ttl_seconds: float) -> str:
+    """For how long a lease holds something."""
+    return f"it is released, or not renewed for {ttl_seconds:g} s"
 
 
 def moment(milliseconds: int) -> str:

@@ -139,6 +139,7 @@ def test_r4_what_a_live_lease_needs_stays_and_the_dry_run_names_the_holder(fed: 
     assert files_on_disk(fed) == before, "a dry run changes nothing"
     (held,) = [chore for chore in planned.chores if chore.what == "truncate the log" and chore.held_by]
     assert held.held_by == "lease report of host-7 needs txn 5"
+    assert held.until == "it is released, or not renewed for 120 s"
     assert held.files == 10
     assert held.bytes == sum(
         size for path, size in before.items() if "loser" not in path and 5 <= int(path[5:25]) < 10
@@ -155,6 +156,7 @@ def test_r4_what_a_live_lease_needs_stays_and_the_dry_run_names_the_holder(fed: 
         chore for chore in upkeep.plan(deployment, terms(window=10)).chores if "replaced" in chore.what
     ]
     assert [chore.held_by for chore in replaced] == ["lease report of host-7 at 5"]
+    assert [chore.until for chore in replaced] == ["it is released, or not renewed for 120 s"]
 
     leases.release(tenure.lease)
     upkeep.maintain(deployment, T, terms(window=10))
