@@ -38,7 +38,7 @@ from tidemark.delta.parts import DeltaParts
 from tidemark.pipeline.consume import Range, Reading, ShardReader
 from tidemark.pipeline.holding import Hold, take_hold
 from tidemark.pipeline.leasing import TTL_SECONDS, Leases
-from tidemark.pipeline.listing import readable_upper
+from tidemark.pipeline.listing import readable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -177,7 +177,10 @@ class Consumer:
     @property
     def is_new(self) -> bool:
         """Whether nothing was delivered to it for good, and there is something: a snapshot may come first."""
-        return self._held.is_new and readable_upper(self._deployment.control, self._shard) > self.frontier
+        if not self._held.is_new:
+            return False
+        found = readable(self._deployment.control, self._shard)
+        return found.upper > self.frontier or bool(found.lost)
 
     def snapshot(self, as_of: int | None = None) -> Batch:
         """The shard's rows as of a transaction (now, by default), as one batch; `listen` goes on after it.
@@ -197,13 +200,13 @@ class Consumer:
         """The batches from the frontier on, until there is nothing more; with `follow`, until `stop`."""
         from tidemark.spark.consume import changes_of
 
-        self.delivered()
-        self._check_start()
+        begun = False
         while True:
             self.delivered()
             if self._stop.is_set():
                 return
-            given = self._opened.next_range()
+            begun = begun or not self._needs_snapshot()
+            given = self._opened.next_range() if begun else None
             if given is None:
                 if not follow:
                     return
@@ -247,14 +250,17 @@ class Consumer:
             raise InvalidUsage(f"consumer {self._name!r} is not open", hint="use it in a `with`")
         return self._hold
 
-    def _check_start(self) -> None:
-        """A new consumer of a log that doesn't reach back to the beginning needs a snapshot first."""
-        first = self.frontier
-        if first > TXN_FIRST and self._start is None and self.is_new:
+    def _needs_snapshot(self) -> bool:
+        """Whether this is a new consumer of a log that doesn't reach back to the beginning. Before it gets
+        anything it has to take a snapshot, which it can as soon as there is something above its frontier."""
+        if self.frontier == TXN_FIRST or self._start is not None or not self._held.is_new:
+            return False
+        if self.is_new:
             raise InvalidUsage(
-                f"what lies below transaction {first} can't be read one by one any more",
+                f"what lies below transaction {self.frontier} can't be read one by one any more",
                 hint="take a snapshot() first; listen() goes on after it",
             )
+        return True
 
 
 def _examine(reader: ShardReader, given: Range, error: BaseException | None) -> None:

@@ -9,7 +9,7 @@ conditional commits; one that dies is finished by the next run.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -23,7 +23,7 @@ from tidemark.delta.log import DeltaLog
 from tidemark.pipeline import proof
 from tidemark.pipeline.compact import compact
 from tidemark.pipeline.kept_input import let_go_input, unneeded_input
-from tidemark.pipeline.leasing import LOOKS_PER_TTL, Leases
+from tidemark.pipeline.leasing import Leases, expire_stale
 from tidemark.pipeline.maintain import announce, plan_floor, sweep, truncate
 from tidemark.pipeline.publish import BeingPublished
 from tidemark.pipeline.reclaim import Reclaim, plan_reclaim, reclaim
@@ -31,8 +31,6 @@ from tidemark.pipeline.tend import snapshot_held, tend
 from tidemark.spark.parts import QUARANTINE
 
 DAY_MS: Final = 86_400_000
-LEASE_WATCHED_SECONDS_MAX: Final = 600.0
-UNTIL_RELEASED: Final = "it is released, or no longer renewed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,14 +103,12 @@ def plan(deployment: Deployment, terms: Terms) -> Upkeep:
     chores: list[Chore] = []
     for shard, log in logs_of(deployment).items():
         chores += _log_chores(shard, log, floor, max(since, floor.txn), terms)
-        found = plan_reclaim(
-            deployment.control, log, leases.standing(), now_ms=terms.now_ms, kept_ms=terms.kept_ms
-        )
+        found = plan_reclaim(deployment.control, log, leases, now_ms=terms.now_ms, kept_ms=terms.kept_ms)
         chores += _reclaim_chores(shard, found)
     for shard in deployment.shards:
         facts = state_facts(deployment, shard, terms)
         if facts is not None:
-            held = _snapshot_held(deployment, shard, leases.standing(), terms)
+            held = _snapshot_held(deployment, shard, leases, terms)
             chores += _state_chores(shard, facts, held, terms)
     unneeded = unneeded_input(deployment.pipeline, max(since, floor.txn))
     chores += [Chore("remove captured changes", "", *one) for one in unneeded]
@@ -121,7 +117,7 @@ def plan(deployment: Deployment, terms: Terms) -> Upkeep:
 
 def warnings(deployment: Deployment, since: Txn, terms: Terms) -> tuple[str, ...]:
     """What can't be proven any more, or soon can't."""
-    found = proof.replayable(deployment.pipeline)
+    found = proof.replayable(deployment.pipeline, since=since)
     return proof.warnings(found, since=since, now_seconds=terms.now_ms / 1000)
 
 
@@ -141,7 +137,9 @@ def _log_chores(shard: ShardId, log: DeltaLog, floor: Floor, since: Txn, terms: 
             len(waiting),
             sum(file.part.bytes for file in waiting),
             held,
-            UNTIL_RELEASED if floor.held_by[0].kind == "lease" else "it has gone on",
+            until_released(floor.held_by[0].ttl_seconds)
+            if floor.held_by[0].kind == "lease"
+            else "it has gone on",
         )
     for run in choose_runs([file for file in files if file.txn_last >= lower]):
         yield Chore("merge small files", shard, len(run.files), run.bytes)
@@ -154,7 +152,9 @@ def _reclaim_chores(shard: ShardId, found: Reclaim) -> Iterable[Chore]:
         if hold.kind == "lost":
             yield Chore("remove lost attempts", shard, len(files), _bytes(files))
         elif hold.kind != "in use":
-            until = moment(hold.until_ms) if hold.until_ms is not None else UNTIL_RELEASED
+            until = moment(hold.until_ms) if hold.until_ms is not None else ""
+            if hold.kind == "leased" and found.lease is not None:
+                until = until_released(found.lease.ttl_seconds)
             yield Chore("delete replaced files", shard, len(files), _bytes(files), hold.why, until)
 
 
@@ -165,7 +165,8 @@ def _state_chores(shard: ShardId, facts: TableFacts, held: Lease | None, terms: 
         yield Chore("purge the state's hidden rows", shard, facts.files, facts.bytes)
     if facts.old:
         by = f"lease {held.name} of {held.holder} at {held.txn}" if held is not None else ""
-        yield Chore("vacuum the state", shard, facts.old, facts.old_bytes, by, UNTIL_RELEASED if by else "")
+        until = until_released(held.ttl_seconds) if held is not None else ""
+        yield Chore("vacuum the state", shard, facts.old, facts.old_bytes, by, until)
     if facts.waiting:
         days = terms.kept_ms // DAY_MS
         yield Chore(
@@ -175,6 +176,11 @@ def _state_chores(shard: ShardId, facts: TableFacts, held: Lease | None, terms: 
 
 def _bytes(files: Iterable[Leftover]) -> int:
     return sum(file.bytes for file in files)
+
+
+def until_released(ttl_seconds: float) -> str:
+    """For how long a lease holds something."""
+    return f"it is released, or not renewed for {ttl_seconds:g} s"
 
 
 def moment(milliseconds: int) -> str:
@@ -188,9 +194,7 @@ def state_facts(deployment: Deployment, shard: ShardId, terms: Terms) -> TableFa
     return facts_of(uri, now_ms=terms.now_ms, kept_ms=terms.kept_ms)
 
 
-def _snapshot_held(
-    deployment: Deployment, shard: ShardId, leases: Iterable[Lease], terms: Terms
-) -> Lease | None:
+def _snapshot_held(deployment: Deployment, shard: ShardId, leases: Leases, terms: Terms) -> Lease | None:
     ledger = deployment.control.publishes(shard)
     records = ledger.read(1, ledger.head().upper)
 
@@ -199,43 +203,25 @@ def _snapshot_held(
         return int(at.timestamp() * 1000) if at is not None else None
 
     return snapshot_held(
-        records, tuple(leases), superseded_ms=superseded_ms, now_ms=terms.now_ms, kept_ms=terms.kept_ms
+        records, leases.standing(), superseded_ms=superseded_ms, now_ms=terms.now_ms, kept_ms=terms.kept_ms
     )
 
 
-def expire_stale(leases: Leases, *, sleep: Callable[[float], None] = time.sleep) -> tuple[Lease, ...]:
-    """End the leases whose holders are seen to be gone; a holder that renews is not waited for.
-
-    Each is watched for a little longer than it lasts, and a long one not at all (Invariant 14)."""
-    ended: list[Lease] = []
-    first = {lease.name: lease for lease in leases.standing() if lease.is_live}
-    watched = {n: lease for n, lease in first.items() if lease.ttl_seconds <= LEASE_WATCHED_SECONDS_MAX}
-    leases.look()
-    looks_max = 2 * LOOKS_PER_TTL
-    for _ in range(looks_max):
-        still = {lease.name: lease for lease in leases.standing() if lease.is_live}
-        quiet = [lease for name, lease in watched.items() if still.get(name) == lease]
-        if not quiet:
-            break
-        sleep(max(lease.ttl_seconds for lease in quiet) / LOOKS_PER_TTL)
-        ended += leases.expire()
-    return tuple(ended)
-
-
 def maintain(deployment: Deployment, token: WriterToken, terms: Terms, *, watch: bool = True) -> Upkeep:
-    """Do what there is to do; what has to wait is told. `watch` waits for silent leases to be seen as such,
-    where they hold something back."""
+    """Do what there is to do; what has to wait is told. `watch` waits for silent leases to be seen as such:
+    one that holds no transaction back still keeps replaced files, and the state's."""
     pipeline, control = deployment.pipeline, deployment.control
     sweep(pipeline)
     leases = Leases(control.leases)
-    held = plan_floor(pipeline, leases, deployment.shards, window=terms.window).held_by
-    if watch and any(need.kind == "lease" for need in held):
+    if watch:
         expire_stale(leases)
     announce(pipeline, leases, deployment.shards, window=terms.window)
     since = since_of(control.leases.head())
     done: list[Chore] = []
     told: list[str] = []
     for shard, log in logs_of(deployment).items():
+        # First of all: what is taken out from here on is deleted once the log's memory says that it may be.
+        log.remember_removals(terms.kept_ms // DAY_MS)
         taken = truncate(log, shard, lower_of(shard, since, terms))
         if taken:
             done.append(Chore("truncated the log", shard, len(taken), sum(file.part.bytes for file in taken)))
@@ -244,13 +230,11 @@ def maintain(deployment: Deployment, token: WriterToken, terms: Terms, *, watch:
             found = compact(control, log, deployment.plane().kept, shard, token=token)
             done.append(Chore("merged small files", shard, found.files_before, found.bytes_before))
             told += [f"files of the log of {shard} are left alone: {why}" for why in found.left]
-        freed = reclaim(
-            control, log, shard, leases.standing(), now_ms=terms.now_ms, kept_ms=terms.kept_ms
-        ).free
+        freed = reclaim(control, log, shard, leases, now_ms=terms.now_ms, kept_ms=terms.kept_ms).free
         if freed:
             done.append(Chore("deleted replaced files", shard, len(freed), _bytes(freed)))
     for shard in deployment.shards:
-        done += _tended(deployment, shard, leases.standing(), terms, told)
+        done += _tended(deployment, shard, leases, terms, told)
     done += [Chore("removed captured changes", "", *one) for one in let_go_input(pipeline, since)]
     control_files = sum(table.sweep() for table in control.tables)
     if control_files:
@@ -260,7 +244,7 @@ def maintain(deployment: Deployment, token: WriterToken, terms: Terms, *, watch:
 
 
 def _tended(
-    deployment: Deployment, shard: ShardId, leases: Iterable[Lease], terms: Terms, told: list[str]
+    deployment: Deployment, shard: ShardId, leases: Leases, terms: Terms, told: list[str]
 ) -> Iterable[Chore]:
     facts = state_facts(deployment, shard, terms)
     if facts is None:

@@ -13,6 +13,7 @@ import pytest
 from tests.config.harness import GOOD
 from tidemark.config import ConfigInvalid, PipelineConfig, Problem, ShardConfig, load_pipeline, load_pipelines
 from tidemark.config.expectations import KNOWN
+from tidemark.config.model import Retention
 from tidemark.config.tables import ShardSettings
 from tidemark.core.binding import Configuration
 from tidemark.core.errors import InvalidUsage
@@ -378,3 +379,11 @@ def test_importing_and_loading_loads_no_engine(write: Callable[..., Path]) -> No
     )
     found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert found.stdout.split() == []
+
+
+def test_every_setting_of_retention_is_asked_by_somebody() -> None:
+    code = "".join(
+        file.read_text(encoding="utf-8")
+        for file in (Path(__file__).parents[2] / "include" / "tidemark").rglob("*.py")
+    )
+    assert [name for name in Retention.model_fields if f"retention.{name}" not in code] == []

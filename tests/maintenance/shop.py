@@ -20,6 +20,7 @@ from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.publish import Published
 from tidemark.pipeline.compact import compact
 from tidemark.pipeline.context import Attempt
+from tidemark.pipeline.leasing import Leases
 from tidemark.pipeline.publish import publish
 from tidemark.pipeline.reclaim import reclaim
 from tidemark.pipeline.run import replay, run
@@ -114,7 +115,7 @@ class Shop:
     def reclaim(self) -> None:
         """As long after as nobody can have looked before."""
         control = self.deployment.control
-        reclaim(control, control.log(SHARD), SHARD, (), now_ms=10**15, kept_ms=0)
+        reclaim(control, control.log(SHARD), SHARD, Leases(control.leases), now_ms=10**15, kept_ms=0)
 
     @property
     def folder(self) -> Path:

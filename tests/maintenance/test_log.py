@@ -48,7 +48,9 @@ from tidemark.core.replay import Replayable
 from tidemark.core.seal import Part, Staged
 from tidemark.core.upkeep import Leftover
 from tidemark.delta.parts import DeltaParts
+from tidemark.delta.table import CHECKPOINT_VERSIONS
 from tidemark.pipeline import proof
+from tidemark.pipeline.compact import begin
 from tidemark.pipeline.consume import Reading, ShardReader
 from tidemark.pipeline.context import Attempt
 from tidemark.pipeline.holding import take_hold
@@ -137,6 +139,7 @@ def test_r4_what_a_live_lease_needs_stays_and_the_dry_run_names_the_holder(fed: 
     assert files_on_disk(fed) == before, "a dry run changes nothing"
     (held,) = [chore for chore in planned.chores if chore.what == "truncate the log" and chore.held_by]
     assert held.held_by == "lease report of host-7 needs txn 5"
+    assert held.until == "it is released, or not renewed for 120 s"
     assert held.files == 10
     assert held.bytes == sum(
         size for path, size in before.items() if "loser" not in path and 5 <= int(path[5:25]) < 10
@@ -153,6 +156,7 @@ def test_r4_what_a_live_lease_needs_stays_and_the_dry_run_names_the_holder(fed: 
         chore for chore in upkeep.plan(deployment, terms(window=10)).chores if "replaced" in chore.what
     ]
     assert [chore.held_by for chore in replaced] == ["lease report of host-7 at 5"]
+    assert [chore.until for chore in replaced] == ["it is released, or not renewed for 120 s"]
 
     leases.release(tenure.lease)
     upkeep.maintain(deployment, T, terms(window=10))
@@ -169,6 +173,62 @@ def test_r4_a_holder_that_is_gone_is_seen_to_be_and_holds_nothing_any_more(fed: 
     )
     done = upkeep.maintain(deployment, T, terms(window=10), watch=True)
     assert done.since == 10
+
+
+def test_r4_a_dead_lease_that_holds_no_transaction_back_does_not_keep_files_for_ever(fed: Path) -> None:
+    deployment = LightDeployment(fed)
+    taken = Leases(deployment.control.leases).take(
+        "dead/points", HolderToken("h"), start=Txn(9), ttl_seconds=0.4
+    )
+    assert isinstance(taken, Tenure)
+    done = upkeep.maintain(deployment, T, terms(window=5))
+    assert done.since == 5, "the lease is above the floor"
+    (standing,) = Leases(deployment.control.leases).standing()
+    assert (standing.state, standing.txn) == ("expired", 9)
+    assert [path for path in files_on_disk(fed) if path.startswith("_txn-")] == []
+
+
+def test_a_log_remembers_for_state_history_days_when_a_file_was_taken_out_of_it(fed: Path) -> None:
+    now_ns = time.time_ns()
+    deployment = LightDeployment(fed)
+    deployment.control._clock_ns = lambda: now_ns - 10 * upkeep.DAY_MS * 1_000_000
+    month = terms(now_ms=now_ns // 1_000_000, kept_ms=30 * upkeep.DAY_MS)
+    upkeep.maintain(deployment, T, month)
+    replaced = {path for path in files_on_disk(fed) if path.startswith("_txn-")}
+    assert len(replaced) == 2 * FED
+    log = LightDeployment(fed).control.log(SHARD)
+    # What it remembers is in the checkpoints of its table, each of which drops what is older.
+    for _ in range(CHECKPOINT_VERSIONS):
+        begin(log, SHARD)
+    assert {one.path for one in log.leftovers() if one.removed_ms is not None} == replaced
+    upkeep.maintain(LightDeployment(fed), T, month)
+    assert replaced <= set(files_on_disk(fed)), "ten days are less than a month"
+
+
+def test_the_record_of_publishes_is_cleaned_like_the_other_control_tables(fed: Path) -> None:
+    deployment = LightDeployment(fed)
+    deployment.control._clock_ns = lambda: time.time_ns() - 3 * 3_600 * 10**9
+    for txn in range(FED, 2 * FED):
+        published(deployment, txn)
+    table = fed / "wh" / "race" / SHARD / "publishes"
+    assert len(list(table.glob("*.parquet"))) > len(DeltaTable(str(table)).file_uris())
+    upkeep.maintain(LightDeployment(fed), T, terms())
+    assert len(list(table.glob("*.parquet"))) == len(DeltaTable(str(table)).file_uris())
+
+
+def test_a_consumer_whose_process_was_killed_can_be_forgotten_and_one_that_reads_can_not(fed: Path) -> None:
+    file = fed / "race.yaml"
+    file.write_text(PIPELINE_FILE)
+    control = LightDeployment(fed).control
+    Leases(control.leases).take("dead/points", HolderToken("h"), start=Txn(9), ttl_seconds=0.4)
+    assert "is forgotten" in command("consumers", "forget", str(file), "points", "dead")
+    hold = take_hold(Leases(control.leases), "live/points", HolderToken("h"), ttl_seconds=3)
+    try:
+        found = CliRunner().invoke(app, ["consumers", "forget", str(file), "points", "live"])
+        assert found.exit_code != 0
+        assert "is being read by h" in str(found.exception)
+    finally:
+        hold.release()
 
 
 @pytest.mark.slow
@@ -278,9 +338,28 @@ def test_a_part_that_goes_into_the_log_while_leftovers_are_sorted_is_none(
 
     monkeypatch.setattr(deployment.light, "stage", stage_then_look)
     monkeypatch.setattr(log, "leftovers", look_then_commit)
-    plan = plan_reclaim(deployment.control, log, (), now_ms=10**15, kept_ms=0)
+    plan = plan_reclaim(deployment.control, log, Leases(deployment.control.leases), now_ms=10**15, kept_ms=0)
     assert [one.first for one in seen if one.first == FED + 1], "it was staged when the files were listed"
     assert [one.path for one in plan.free if one.first == FED + 1] == []
+
+
+def test_invariant_12_a_lease_taken_while_leftovers_are_listed_holds_them(
+    fed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployment = LightDeployment(fed)
+    upkeep.maintain(deployment, T, terms(kept_ms=10**18))
+    log, leases = deployment.control.log(SHARD), Leases(deployment.control.leases)
+    look = log.leftovers
+
+    def look_then_lease() -> Sequence[Leftover]:
+        found = look()
+        assert isinstance(leases.take("late", HolderToken("h"), start=Txn(1)), Tenure)
+        return found
+
+    monkeypatch.setattr(log, "leftovers", look_then_lease)
+    plan = plan_reclaim(deployment.control, log, leases, now_ms=10**15, kept_ms=0)
+    assert plan.free == ()
+    assert {hold.kind for hold in plan.held} == {"leased"}
 
 
 PIPELINE_FILE = """\

@@ -93,7 +93,7 @@ def test_r1_a_part_that_cant_be_read_freezes_at_its_txn_and_what_is_before_it_is
             consume(shelf, lambda batch: got.extend(txn for txn, *_ in changes_in(batch.frame)))
     assert got == [1]
     freeze = caught.value.freeze
-    assert (freeze.txn, freeze.bytes, freeze.by_maintenance) == (2, size, False)
+    assert (freeze.txn, freeze.bytes, freeze.is_named) == (2, size, True)
     assert part.name in freeze.path
     assert freeze.holders[0].startswith("billing/t of ")
     assert frontier(shelf) == 2

@@ -15,7 +15,12 @@ LINK_OF_X = 6549375376067865553
 
 def note(*, noted: bool) -> Put[JournalEntry, None] | None:
     return decide_note(
-        head=HEAD, txn=Txn(8), event=Event.LOST, token=WriterToken("w"), detail={"winner": "v"}, noted=noted
+        head=HEAD,
+        txns=(Txn(8),),
+        event=Event.LOST,
+        token=WriterToken("w"),
+        detail={"winner": "v"},
+        noted=noted,
     )
 
 

@@ -95,6 +95,7 @@ def test_a_file_is_left_out_only_when_its_bounds_rule_a_row_out(
         ({"n": ("5", "9"), "_op": ("U", "U")}, "bounds of another type"),
         ({"n": (5, 9)}, "maybe a delete, whose n is not known"),
         ({"n": (5, 9), "_op": ("D", "U")}, "a delete, whose n is not known"),
+        ({"n": (5, 9), "_op": (None, None)}, "nothing known of its deletes"),
     ],
 )
 def test_what_the_statistics_do_not_say_keeps_the_file(bounds: dict[str, Any], why: str) -> None:

@@ -150,6 +150,29 @@ def test_offers_end_at_the_boundaries_of_source_transactions() -> None:
     assert [b.upper["p0"] for b in world.bindings] == [1, 4, 5], "a whole one may be larger; 5 has not ended"
 
 
+def test_the_oldest_kept_transactions_are_asked_about_however_many_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their input is let go first. They are asked about in portions."""
+    asked: list[list[int]] = []
+
+    class Asked(MemorySourceView):
+        def replayable(self, bindings: Sequence[Binding]) -> Sequence[Replayable]:
+            asked.append([binding.txn for binding in bindings])
+            return super().replayable(bindings)
+
+    world = World()
+    for number in range(9):
+        world.commit(rec("k", number))
+    pipeline = replace(world.process(), source=Asked(world.source))
+    monkeypatch.setattr(proof, "ASKED_AT_ONCE_MAX", 3)
+    assert list(proof.replayable(pipeline, since=Txn(3))) == [3, 4, 5, 6, 7, 8, 9]
+    assert asked == [[3, 4, 5], [6, 7, 8], [9]]
+    assert list(proof.replayable(pipeline, since=Txn(3), at_ends=2)) == [3, 4, 8, 9]
+    assert list(proof.replayable(pipeline, since=Txn(8), at_ends=5)) == [8, 9]
+    assert proof.replayable(pipeline, since=Txn(10)) == {}
+
+
 def test_a_source_that_cant_be_asked_is_told_as_such_and_warned_of_by_nobody() -> None:
     class Away(MemorySourceView):
         def replayable(self, bindings: Sequence[Binding]) -> Sequence[Replayable]:

@@ -41,13 +41,13 @@ def register(app: typer.Typer) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerStatus:
-    """Where a consumer stands: its frontier, how many transactions are waiting for it, who reads for it
-    now, and why it stands still, if it does."""
+    """Where a consumer stands: its frontier, how many transactions are waiting for it (None where that can't
+    be read), who reads for it now, and why it stands still, if it does."""
 
     consumer: str
     shard: str
     frontier: int
-    lag: int
+    lag: int | None
     reading: str
     frozen: str
 
@@ -81,7 +81,10 @@ def list_consumers(
     elif not found:
         say("there are no consumers")
     else:
-        rows = [(c.shard, c.consumer, c.frontier, c.lag, c.reading, c.frozen) for c in found]
+        rows = [
+            (c.shard, c.consumer, c.frontier, "?" if c.lag is None else c.lag, c.reading, c.frozen)
+            for c in found
+        ]
         print_table("", ("shard", "consumer", "next txn", "behind", "read by", "frozen"), rows)
 
 
@@ -89,7 +92,8 @@ def consumers_of(deployment: Deployment) -> list[ConsumerStatus]:
     """The pipeline's consumers, from its ledgers alone."""
     from tidemark.consume import leases_of
     from tidemark.core.consumer import consumer_of
-    from tidemark.pipeline.listing import readable_upper
+    from tidemark.core.errors import InvariantViolation
+    from tidemark.pipeline.listing import readable
 
     found: list[ConsumerStatus] = []
     for lease in leases_of(deployment).standing():
@@ -97,9 +101,12 @@ def consumers_of(deployment: Deployment) -> list[ConsumerStatus]:
         if named is None or not lease.is_kept:
             continue
         consumer, shard = named
-        lag = max(0, readable_upper(deployment.control, shard) - lease.txn)
         reading = lease.holder if lease.is_live else ""
         frozen = frozen_at(deployment, consumer, shard, lease.txn)
+        try:
+            lag = max(0, readable(deployment.control, shard).upper - lease.txn)
+        except InvariantViolation as error:
+            lag, frozen = None, frozen or error.fact
         found.append(ConsumerStatus(consumer, shard, lease.txn, lag, reading, frozen))
     return sorted(found, key=lambda one: (one.shard, one.consumer))
 
@@ -120,10 +127,13 @@ def skip(
     consumer: ConsumerArgument,
     txn: Annotated[int, typer.Argument(min=1, help="The transaction it is frozen at.", metavar="TXN")],
     reason: ReasonOption,
+    to: Annotated[
+        int | None, typer.Option("--to", min=1, help="The last one that is lost with it.", metavar="TXN")
+    ] = None,
     environment: EnvironmentOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Let a frozen consumer pass over the transaction that it can't read. Others are not touched."""
+    """Let a frozen consumer pass over what it can't read, as its freeze names it. Others are not touched."""
     from tidemark.assemble import new_token
     from tidemark.consume import leases_of
     from tidemark.core.ids import ShardId, Txn
@@ -131,19 +141,21 @@ def skip(
 
     deployment = open_deployment(pipeline, environment)
     name = ShardId(deployment.config.shard(shard).name)
-    pass_over(
+    lost = pass_over(
         deployment.pipeline,
         leases_of(deployment),
         consumer,
         name,
         txn=Txn(txn),
+        last=None if to is None else Txn(to),
         reason=reason,
         token=new_token(),
     )
     if as_json:
-        print_json({"consumer": consumer, "shard": name, "txn": txn, "reason": reason})
+        print_json({"consumer": consumer, "shard": name, "txns": list(lost), "reason": reason})
     else:
-        say(f"consumer {consumer} passes over transaction {txn} of shard {name} when it reads next")
+        what = f"transaction {txn}" if len(lost) == 1 else f"{len(lost)} transactions, {txn} to {to},"
+        say(f"consumer {consumer} passes over {what} of shard {name} when it reads next")
 
 
 def forget(
@@ -153,13 +165,22 @@ def forget(
     environment: EnvironmentOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Forget a consumer that will not come back, so that maintenance no longer waits for it."""
+    """Forget a consumer that will not come back, so that maintenance no longer waits for it.
+
+    One whose process seems to live is watched first, for a little longer than its lease lasts."""
     from tidemark.consume import leases_of
     from tidemark.core.consumer import lease_name
     from tidemark.core.ids import ShardId
+    from tidemark.pipeline.leasing import expire_stale
 
-    deployment = open_deployment(pipeline, environment)
-    gone = leases_of(deployment).forget(lease_name(consumer, ShardId(shard)))
+    name = lease_name(consumer, ShardId(shard))
+    leases = leases_of(open_deployment(pipeline, environment))
+    held = leases.current(name)
+    if held is not None and held.is_live:
+        if not as_json:
+            say(f"{held.holder} holds it, for {held.ttl_seconds:g} s after its last renewal: watching it")
+        expire_stale(leases, name=name, ttl_seconds_max=held.ttl_seconds)
+    gone = leases.forget(name)
     if as_json:
         print_json(gone)
     else:

@@ -22,7 +22,7 @@ from tidemark.cli.shared import (
 if TYPE_CHECKING:
     from tidemark.assemble import Deployment
     from tidemark.core.binding import Binding
-    from tidemark.core.ids import ShardId
+    from tidemark.core.ids import ShardId, Txn
     from tidemark.core.replay import Replayable
     from tidemark.core.seal import Seal
 
@@ -151,23 +151,24 @@ def status_of(deployment: Deployment) -> Status:
         open=unsealed,
         shards=tuple(shards),
         since=since_of(control.leases.head()),
-        replayable=proofs_of(deployment),
+        replayable=proofs_of(deployment, since_of(control.leases.head())),
         source=source,
     )
 
 
-def proofs_of(deployment: Deployment) -> tuple[Proof, ...]:
-    """The newest transactions by whether, and until when, their input can be read again."""
-    from tidemark.pipeline.proof import replayable
+def proofs_of(deployment: Deployment, since: Txn) -> tuple[Proof, ...]:
+    """The kept transactions, of many the oldest and the newest, by whether, and until when, their input can
+    be read again. Maintenance asks for all."""
+    from tidemark.pipeline.proof import ASKED_AT_ONCE_MAX, replayable
 
     def told(txn: int, one: Replayable) -> Proof:
         until = moment(int(one.until_seconds * 1e6)) if one.until_seconds is not None else ""
         return Proof(txn, txn, one.gone, until, one.caveat)
 
     spans: list[Proof] = []
-    for txn, found in replayable(deployment.pipeline).items():
+    for txn, found in replayable(deployment.pipeline, since=since, at_ends=ASKED_AT_ONCE_MAX).items():
         one = told(txn, found)
-        if spans and replace(spans[-1], first=txn, last=txn) == one:
+        if spans and spans[-1].last == txn - 1 and replace(spans[-1], first=txn, last=txn) == one:
             spans[-1] = replace(spans[-1], last=txn)
         else:
             spans.append(one)

@@ -43,7 +43,6 @@ class Retention(Model):
     log_days: Days | None = None
     quarantine_days: Days | None = None
     state_history_days: Days = 7
-    abandoned_parts_days: Days = 1
 
 
 class PipelineConfig(Model):

@@ -44,8 +44,6 @@ def decide_forget(*, head: Head, current: Lease | None, name: str) -> Put[Lease,
     if current is None or not current.is_kept:
         raise InvalidUsage(f"there is no consumer {name!r}", hint="see `tidemark consumers`")
     if current.is_live:
-        raise InvalidUsage(
-            f"consumer {name!r} is being read by {current.holder}", hint="stop it first, or let it expire"
-        )
+        raise InvalidUsage(f"consumer {name!r} is being read by {current.holder}", hint="stop it first")
     gone = replace(current, epoch=int(head.upper), state=LeaseState.FORGOTTEN)
     return Put(marks={UPPER: gone.epoch + 1}, records=(gone,), result=gone)

@@ -15,34 +15,40 @@ from tidemark.core.lease import Lease
 class Freeze:
     """Everything before `txn` was delivered, and nothing from it on will be before this is mended.
 
-    `path` is empty when the listing itself can't be read. `since` is the first transaction that
-    maintenance has kept; `holders` are the live leases at the time."""
+    `last` is the last transaction that is lost with it: a file that was merged has several. `path` is empty
+    when the listing itself can't be read, and `is_named` says whether the log still names the file. `since`
+    is the first transaction that maintenance has kept; `holders` are the live leases at the time.
+    `in_snapshot` says that a snapshot needs it, wherever the consumer stands: its rows can't be told
+    without, so it can't be passed over."""
 
     consumer: str
     shard: ShardId
     txn: Txn
+    last: Txn
     why: str
     since: Txn
     path: str = ""
     bytes: int = 0
     holders: tuple[str, ...] = ()
+    is_named: bool = True
+    in_snapshot: bool = False
 
     @property
-    def by_maintenance(self) -> bool:
-        """Whether maintenance has removed it; it removes nothing from `since` on."""
-        return self.txn < self.since
+    def removed_by(self) -> str:
+        """What is known of who removed it. Maintenance takes a file out of the log before it deletes it."""
+        if self.txn < self.since:
+            return f"maintenance was free to remove what lies below txn {self.since}"
+        if self.path and self.is_named:
+            return "the log still names it, so it was not maintenance, which deletes only what no log names"
+        return "who did that is not known"
 
     def __str__(self) -> str:
         what = f"part {self.path} ({self.bytes} bytes)" if self.path else "what its log lists"
-        by = (
-            f"maintenance has removed everything below txn {self.since}"
-            if self.by_maintenance
-            else f"it was not maintenance, which has kept everything from txn {self.since} on"
-        )
+        together = f" with all transactions up to {self.last}" if self.last > self.txn else ""
         held = f"held by {', '.join(self.holders)}" if self.holders else "held by no lease"
         return (
             f"consumer {self.consumer!r} is frozen at txn {self.txn} of shard {self.shard!r}: "
-            f"{what} can't be read: {self.why}; {by}; {held}"
+            f"{what}{together} can't be read: {self.why}; {self.removed_by}; {held}"
         )
 
 
@@ -51,16 +57,17 @@ class Frozen(InvariantViolation):
 
     def __init__(self, freeze: Freeze, *, pipeline: str) -> None:
         at = f"{pipeline} --from {freeze.txn} --to {freeze.txn}"
-        skip = f"{pipeline} {freeze.shard} {freeze.consumer} {freeze.txn}"
-        super().__init__(
-            str(freeze),
-            hint=(
-                f"bring it back with `tidemark replay {at} --mode repair` and read again, or give the "
-                f'transaction up for this consumer with `tidemark consumers skip {skip} --reason "..."`'
-                if freeze.path
-                else "restore the table's files from a backup, then read again"
-            ),
-        )
+        to = f" --to {freeze.last}" if freeze.last > freeze.txn else ""
+        skip = f"{pipeline} {freeze.shard} {freeze.consumer} {freeze.txn}{to}"
+        hint = "restore the table's files from a backup, then read again"
+        if freeze.path:
+            hint = f"bring it back with `tidemark replay {at} --mode repair` and read again"
+        if freeze.path and not freeze.in_snapshot:
+            hint += (
+                ", or give up for this consumer what is lost with "
+                f'`tidemark consumers skip {skip} --reason "..."`'
+            )
+        super().__init__(str(freeze), hint=hint)
         self.freeze = freeze
 
 

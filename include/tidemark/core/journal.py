@@ -12,7 +12,7 @@ format is refused, because guessing at its meaning would be worse (scenario P6).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -55,13 +55,22 @@ class JournalEntry:
 
 
 def decide_note(
-    *, head: Head, txn: Txn, event: Event, token: WriterToken, detail: Mapping[str, str], noted: bool
+    *,
+    head: Head,
+    txns: Sequence[Txn],
+    event: Event,
+    token: WriterToken,
+    detail: Mapping[str, str],
+    noted: bool,
 ) -> Put[JournalEntry, None] | None:
-    """Add an event under the next number. `noted` says that it was found there, after a lost reply."""
+    """Add an event of each transaction under the next numbers, all or none. `noted` says that it was found
+    there, after a lost reply."""
     if noted:
         return None
-    entry = JournalEntry(head.upper, txn, event, token, detail)
-    return Put(marks={UPPER: head.upper + 1}, records=(entry,), result=None)
+    entries = [
+        JournalEntry(number, txn, event, token, detail) for number, txn in enumerate(txns, start=head.upper)
+    ]
+    return Put(marks={UPPER: head.upper + len(entries)}, records=tuple(entries), result=None)
 
 
 def link(previous: int, body: str) -> int:

@@ -67,9 +67,7 @@ class Lease:
         for name in self.name.split("/", 1):
             checked_name(name, what="lease")
         if not self.holder or self.txn < TXN_FIRST or self.epoch < 1:
-            raise InvalidUsage(
-                f"lease {self.name!r}: no holder, or txn {self.txn}, epoch {self.epoch} below 1"
-            )
+            raise InvalidUsage(f"lease with no holder, or with txn {self.txn}, epoch {self.epoch} below 1")
         if not (self.ttl_seconds > 0 and math.isfinite(self.ttl_seconds)):
             raise InvalidUsage(f"lease {self.name!r}: ttl_seconds {self.ttl_seconds} is not a positive time")
 
@@ -194,7 +192,7 @@ def decide_acquire(
         if current.txn < since:
             raise InvariantViolation(
                 f"lease {name!r} holds txn {current.txn}, but {since} is the first that was kept",
-                hint="maintenance passed a lease: stop it, and compare its journal with the leases",
+                hint="maintenance never passes a lease; was the table of leases restored? take another name",
             )
         start, planned = current.txn, current.planned
         taken_from = current if current.is_live and current.holder != holder else None
@@ -256,12 +254,13 @@ def live_leases(records: Iterable[Lease]) -> tuple[Lease, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Someone needs every `txn` from this one on."""
+    """Someone needs every `txn` from this one on; a lease for `ttl_seconds` after its last renewal."""
 
     txn: Txn
     kind: Literal["lease", "consumer", "window"]
     name: str
     holder: str = ""
+    ttl_seconds: float = 0.0
 
     def __str__(self) -> str:
         by = f" of {self.holder}" if self.holder else ""
@@ -285,7 +284,7 @@ def floor(leases: Sequence[Lease], *, consumers: Mapping[str, Txn], window: Txn)
     """The lowest `txn` that anyone needs: kept leases, consumers (a state's publisher), the kept window.
 
     `leases` has the last record of each name. One counts until its end is recorded: expire it first."""
-    needs = [Need(lease.txn, "lease", lease.name, lease.holder) for lease in leases if lease.is_live]
+    needs = [Need(one.txn, "lease", one.name, one.holder, one.ttl_seconds) for one in leases if one.is_live]
     idle = {lease.name: lease.txn for lease in leases if lease.is_kept and not lease.is_live}
     needs += [Need(txn, "consumer", name) for name, txn in {**consumers, **idle}.items()]
     needs.append(Need(window, "window", "retention"))

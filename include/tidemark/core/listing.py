@@ -61,7 +61,8 @@ class Condition:
 
     def may_hold(self, file: LogFile, *, keys: Iterable[str]) -> bool:
         """Whether the file can have a row that meets this, as far as its statistics say."""
-        if self.column not in keys and file.lowest.get(OP_COLUMN, DELETE) <= DELETE:
+        op = file.lowest.get(OP_COLUMN)
+        if self.column not in keys and (op is None or op <= DELETE):
             return True
         low, high = file.lowest.get(self.column), file.highest.get(self.column)
         if type(low) is not type(self.value) or type(high) is not type(self.value):

@@ -180,12 +180,11 @@ def held_back(
 
     `begun` is the log's compaction mark, `sealed_token` the token of the transaction's seal (None while it
     is open), `held_from` the lowest transaction that a live lease holds, `kept_ms` for how long files are
-    kept that readers without a lease may have looked up."""
+    kept that readers without a lease may have looked up. A file of which no removal is known never was in
+    the log, or was taken out longer ago than that: the log remembers removals for as long."""
     if leftover.number:
         if leftover.number >= begun:
             return HeldBack("a compaction is writing it", "in use")
-        if leftover.removed_ms is None:
-            return None  # It never was in the log, or so long ago that nobody remembers.
     else:
         if sealed_token is None:
             return HeldBack("its transaction is open", "in use")

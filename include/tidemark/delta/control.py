@@ -61,8 +61,10 @@ class DeltaControl:
 
     @property
     def tables(self) -> tuple[DeltaLedger[Any], ...]:
-        """The control tables, for who looks after them."""
-        return (self.bindings, self.attempts, self.seals, self.checkpoints, self.journal, self.leases)
+        """The control tables, for who looks after them: the pipeline's, and the record of each shard's
+        publishes."""
+        own = (self.bindings, self.attempts, self.seals, self.checkpoints, self.journal, self.leases)
+        return (*own, *(self.publishes(shard) for shard in self._schemas))
 
     def ledger(self, name: str, codec: Codec[R], *, marks: Sequence[str] = MARKS) -> DeltaLedger[R]:
         """A control table of this pipeline by its name, with the records that its codec knows. Its

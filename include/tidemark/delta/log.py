@@ -31,10 +31,13 @@ from tidemark.delta.actions import read_files
 from tidemark.delta.failures import housekeeping
 from tidemark.delta.table import VERSION_NONE, Action, ControlTable
 
+REMEMBERED: Final = "delta.deletedFileRetentionDuration"
+REMEMBERED_DAYS: Final = 7
+REMEMBERED_DAYS_MAX: Final = 36_500
 CONFIGURATION: Final = {
     "delta.appendOnly": "true",
     "delta.logRetentionDuration": "interval 30 days",
-    "delta.deletedFileRetentionDuration": "interval 7 days",
+    REMEMBERED: f"interval {REMEMBERED_DAYS} days",
     "delta.checkpointInterval": "10",
 }
 LOG_MARKS: Final = (UPPER, COMPACTION)
@@ -146,6 +149,11 @@ class DeltaLog:
             with housekeeping(self.uri):
                 self._table.tidy_log(outcome.version)
         return outcome
+
+    def remember_removals(self, days: int) -> None:
+        """Keep for so many days, and no less than for a week, when a file was taken out of the log."""
+        kept = min(max(days, REMEMBERED_DAYS), REMEMBERED_DAYS_MAX)
+        self._table.set_property(REMEMBERED, f"interval {kept} days")
 
     def leftovers(self) -> Sequence[Leftover]:
         """The files in the log's folder that the newest version does not name."""

@@ -45,6 +45,7 @@ APP_PREFIX: Final = "tidemark."
 CHECK: Final = "check"
 CHECKPOINT_VERSIONS: Final = 10
 CLEANUP_VERSIONS: Final = 50
+PROPERTY_TRIES_MAX: Final = 20
 # A writer that was frozen for longer than log entries are kept could create an entry that is not
 # absent but cleaned away. So a commit that took this long is not believed, but read back.
 COMMIT_SECONDS_MAX: Final = 60
@@ -175,6 +176,26 @@ class ControlTable:
             names = ", ".join(field.name for field in columns)
             raise Determinate(f"{self.uri} can't get the columns {names}", hint="retry") from cause
 
+    def set_property(self, name: str, value: str) -> None:
+        """Give the table a property, in a commit of its own, unless it has it."""
+        cause: Exception | None = None
+        for _ in range(PROPERTY_TRIES_MAX):
+            if self.refresh().version == VERSION_NONE or self._property(name) == value:
+                return
+            try:
+                self._table.alter.set_table_properties(  # type: ignore[union-attr]
+                    {name: value},
+                    commit_properties=CommitProperties(max_commit_retries=0),
+                    post_commithook_properties=_NO_HOOKS,
+                )
+            except (OSError, DeltaError) as error:
+                cause = error
+            self._table = None
+        raise Determinate(f"{self.uri} can't get {name} = {value}: {cause}", hint="retry") from cause
+
+    def _property(self, name: str) -> str | None:
+        return self._table.metadata().configuration.get(name) if self._table is not None else None
+
     def _create(self) -> None:
         """Put-if-absent of the table itself. Whoever comes second uses the first one's."""
         if self._schema is None:
@@ -271,7 +292,7 @@ class ControlTable:
 
     def sweep(self, *, retention_hours: int) -> int:
         """Remove the files that were replaced, or never committed, more than the retention ago."""
+        self.refresh()
         if self._table is None:
             return 0
-        self._table.update_incremental()
         return len(self._table.vacuum(retention_hours, dry_run=False, full=True))

@@ -17,21 +17,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
 from tidemark.core.consumer import batch_fence
-from tidemark.core.errors import InvalidUsage, InvariantViolation, TidemarkError
-from tidemark.core.freeze import Freeze, Frozen, open_freeze
-from tidemark.core.ids import ShardId, Txn, WriterToken
-from tidemark.core.journal import Event
+from tidemark.core.errors import InvalidUsage, InvariantViolation
+from tidemark.core.freeze import Frozen
+from tidemark.core.ids import ShardId, Txn, WriterToken, next_txn
 from tidemark.core.listing import Condition, Limits, ListedTxn, cut_batch, list_txns
+from tidemark.core.publish import published_txn, state_as_of
 from tidemark.core.reading import MissingPart, ReadAccount
 from tidemark.core.seal import Part
 from tidemark.core.snapshot import NotYet, plan_read
-from tidemark.pipeline.context import Pipeline, note
+from tidemark.pipeline.context import Pipeline
 from tidemark.pipeline.fetching import fetch_all
+from tidemark.pipeline.freezing import Freezer
 from tidemark.pipeline.holding import Hold
 from tidemark.pipeline.listing import Listed, listing, readable_upper
 from tidemark.ports.reading import PartFiles
@@ -41,12 +41,14 @@ FETCH_WORKERS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The transactions in [lower, upper), whole: the files to read, and those that were passed over."""
+    """The transactions in [lower, upper), whole: the files to read, and those that were passed over. For a
+    snapshot, `tail` is the first transaction that it needs from the log, because the state hasn't got it."""
 
     lower: Txn
     upper: Txn
     parts: tuple[Part, ...] = ()
     skipped: Mapping[Txn, str] = field(default_factory=dict)
+    tail: Txn | None = None
 
     @property
     def txn(self) -> Txn:
@@ -83,7 +85,7 @@ class ShardReader:
         self._files = files
         self._hold = hold
         self._reading = reading
-        self._name = name
+        self._freezer = Freezer(pipeline, hold, reading.consumer, reading.shard, reading.token, name)
         self._stop = stop or threading.Event()
         self._listed: Listed | None = None
 
@@ -104,7 +106,7 @@ class ShardReader:
             except Frozen:
                 raise
             except InvariantViolation as error:
-                raise self._frozen(self.frontier, str(error)) from error
+                raise self._freezer.frozen(self.frontier, str(error)) from error
             if listed.upper <= self.frontier:
                 return None
             if found is None:
@@ -118,10 +120,15 @@ class ShardReader:
         return None
 
     def plan_snapshot(self, as_of: Txn | None) -> Range:
-        """Note that everything up to and with `as_of` (now, by default) is given as one batch of rows."""
+        """Note that everything up to and with `as_of` (now, by default) is given as one batch of rows.
+
+        Raises `Frozen` when the log has lost some of it that the state hasn't got."""
         control, shard = self._pipeline.control, self._reading.shard
         fence = batch_fence(self._hold.lease)
-        upper = readable_upper(control, shard)
+        try:
+            upper = readable_upper(control, shard)
+        except InvariantViolation as error:
+            raise self._freezer.frozen(self.frontier, str(error)) from error
         wanted = Txn((fence or upper) - 1) if as_of is None else as_of
         # One that doesn't move the frontier could not be told from one that was confirmed.
         if wanted < self.frontier or (fence is not None and wanted != fence - 1):
@@ -135,8 +142,23 @@ class ShardReader:
             raise InvalidUsage(
                 f"shard {shard!r} can't be read as of transaction {wanted} yet", hint=f"it has {upper - 1}"
             )
+        published = control.publishes(shard)
+        base = state_as_of(published.read(1, published.head().upper), as_of=wanted)
+        tail = next_txn(published_txn(base))
+        self._check_tail(tail, planned.listen_from, whole=fence is not None)
         self._hold.plan(planned.listen_from)
-        return Range(self.frontier, planned.listen_from)
+        return Range(self.frontier, planned.listen_from, tail=tail)
+
+    def _check_tail(self, lower: Txn, upper: Txn, *, whole: bool) -> None:
+        """Raise `Frozen` if a part of the log in [lower, upper) can't be read."""
+        while lower < upper:
+            listed = self._listing(lower)
+            txns = [one for one in self._txns(listed, lower=lower) if one.txn < upper]
+            account = self._looked_at(txns, start=lower, end=min(upper, listed.upper), whole=whole)
+            if account.frozen is None:
+                lower = min(upper, listed.upper)
+            elif not self._moved_on(account.frozen, self._listing(lower)):
+                raise self._frozen_at(account.frozen, txns, in_snapshot=True)
 
     def delivered(self, given: Range) -> None:
         """The consumer has done with a batch, durably: the frontier moves to its end."""
@@ -151,6 +173,9 @@ class ShardReader:
         """After a batch has failed: raise what the reader is to blame for, `LeaseLost` or `Frozen`, if it
         is. Every part is looked at whole."""
         self._hold.check()
+        if given.tail is not None:
+            self._check_tail(given.tail, given.upper, whole=True)
+            return
         account = ReadAccount(start=given.lower, ahead_parts_max=max(1, len(given.parts)))
         account.listed(given.lower, given.parts)
         fetch_all(account, self._look({}, whole=True), workers=FETCH_WORKERS)
@@ -159,60 +184,83 @@ class ShardReader:
         for one in self._chosen(self._list(), upper=given.upper)[0] if lost else ():
             for part in one.parts:
                 if part.path in lost:
-                    raise self._frozen(one.txn, lost[part.path].why, part)
+                    raise self._freezer.frozen(one.txn, lost[part.path].why, part, last=one.last)
 
     def _list(self) -> Listed:
         """What there is from the frontier on. One look serves until it is used up."""
         if self._listed is None or not self._listed.lower <= self.frontier < self._listed.upper:
-            reading = self._reading
-            self._listed = listing(
-                self._pipeline.control,
-                self._files,
-                reading.shard,
-                lower=self.frontier,
-                columns=[one.column for one in reading.conditions],
-            )
+            self._listed = self._listing(self.frontier)
         return self._listed
 
-    def _chosen(self, listed: Listed, *, upper: Txn | None = None) -> tuple[Sequence[ListedTxn], Txn]:
-        reading = self._reading
-        txns = list_txns(
-            reading.shard,
+    def _listing(self, lower: Txn) -> Listed:
+        columns = [one.column for one in self._reading.conditions]
+        control, shard = self._pipeline.control, self._reading.shard
+        try:
+            return listing(control, self._files, shard, lower=lower, columns=columns)
+        except InvariantViolation as error:
+            raise self._freezer.frozen(lower, str(error)) from error
+
+    def _txns(
+        self, listed: Listed, *, lower: Txn, conditions: Sequence[Condition] = ()
+    ) -> tuple[ListedTxn, ...]:
+        return list_txns(
+            self._reading.shard,
             seals=listed.seals,
             files=listed.log.files,
-            lower=self.frontier,
-            conditions=reading.conditions,
-            keys=reading.keys,
+            lower=lower,
+            conditions=conditions,
+            keys=self._reading.keys,
         )
+
+    def _chosen(self, listed: Listed, *, upper: Txn | None = None) -> tuple[Sequence[ListedTxn], Txn]:
         fence = batch_fence(self._hold.lease)
-        return cut_batch(txns, upper=upper or listed.upper, limits=reading.limits, fence=fence)
+        txns = self._txns(listed, lower=self.frontier, conditions=self._reading.conditions)
+        return cut_batch(txns, upper=upper or listed.upper, limits=self._reading.limits, fence=fence)
 
     def _fetched(self, listed: Listed) -> Range | None:
         """The complete transactions of the next batch; None when the listing has to be made anew."""
         chosen, upper = self._chosen(listed)
-        account = ReadAccount(
-            start=self.frontier, ahead_parts_max=max(1, sum(len(one.parts) for one in chosen))
-        )
-        for one in chosen:
-            account.listed(one.txn, one.parts)
-        if not chosen or chosen[-1].txn < upper - 1:
-            account.listed(Txn(upper - 1))
-        lost = {part.path: one.lost for one in chosen for part in one.parts if one.lost}
         again = batch_fence(self._hold.lease) is not None
-        fetch_all(account, self._look(lost, whole=again), workers=FETCH_WORKERS, stop=self._stop)
-        self._hold.check()
-        if self._stop.is_set() or (account.frozen is not None and self._moved_on(listed)):
+        account = self._looked_at(chosen, start=self.frontier, end=upper, whole=again)
+        if self._stop.is_set():
             return None
-        for missing in account.missing_parts:
-            reason = self._passed_over(missing.txn)
-            if reason and missing in account.missing_parts:
-                account.skipped(missing.txn, reason)
+        if account.frozen is not None:
+            self._listed = None
+            if self._moved_on(account.frozen, self._list()):
+                return None
+        skipped = self._pass_over(account, chosen)
         ready = account.deliverable()
         if ready is None:
-            raise self._frozen_at(account.frozen)
-        skipped = {one.txn: one.skipped for one in ready.txns if one.skipped}
-        parts = tuple(part for one in ready.txns for part in one.parts)
-        return Range(ready.lower, ready.upper, parts, skipped)
+            raise self._frozen_at(account.frozen, chosen)
+        parts = tuple(part for one in ready.txns if one.txn not in skipped for part in one.parts)
+        given_up = {txn: reason for txn, reason in skipped.items() if txn < ready.upper}
+        return Range(ready.lower, ready.upper, parts, given_up)
+
+    def _looked_at(self, txns: Sequence[ListedTxn], *, start: Txn, end: Txn, whole: bool) -> ReadAccount:
+        """The account of [start, end), every part looked at; unless the reader is stopped."""
+        account = ReadAccount(start=start, ahead_parts_max=max(1, sum(len(one.parts) for one in txns)))
+        for one in txns:
+            account.listed(one.txn, one.parts)
+        if not txns or txns[-1].txn < end - 1:
+            account.listed(Txn(end - 1))
+        lost = {part.path: one.lost for one in txns for part in one.parts if one.lost}
+        fetch_all(account, self._look(lost, whole=whole), workers=FETCH_WORKERS, stop=self._stop)
+        self._hold.check()
+        return account
+
+    def _pass_over(self, account: ReadAccount, chosen: Sequence[ListedTxn]) -> dict[Txn, str]:
+        """The transactions that this consumer passes over, and why. A file that was merged of several is
+        passed over only if every one of them is: giving up the first says nothing about the others."""
+        skipped: dict[Txn, str] = {}
+        for txn in sorted({missing.txn for missing in account.missing_parts}):
+            last = next(one.last for one in chosen if one.txn == txn)
+            reasons = {
+                one.txn: self._freezer.passed_over(one.txn) for one in chosen if txn <= one.txn <= last
+            }
+            if all(reasons.values()):
+                account.skipped(txn, reasons[txn])
+                skipped |= reasons
+        return skipped
 
     def _look(self, lost: Mapping[str, str], *, whole: bool) -> Callable[[Txn, Part], str]:
         shard, files = self._reading.shard, self._files
@@ -222,38 +270,23 @@ class ShardReader:
 
         return look
 
-    def _moved_on(self, listed: Listed) -> bool:
-        """Whether the log lists other files by now: maintenance may have replaced what we looked for."""
-        self._listed = None
-        return self._list().log.version != listed.log.version
+    def _moved_on(self, missing: MissingPart, listed: Listed) -> bool:
+        """Whether the log no longer lists what we looked for: maintenance may have replaced it. That it has
+        grown meanwhile says nothing about a part that it goes on listing."""
+        txns = self._txns(listed, lower=listed.lower)
+        return missing.part.path not in {part.path for one in txns for part in one.parts}
 
-    def _passed_over(self, txn: Txn) -> str:
-        """Why this consumer passes over a transaction that it can't read; empty when it doesn't."""
-        journal = self._pipeline.control.journal
-        journal.head()
-        mine = {"consumer": self._reading.consumer, "shard": str(self._reading.shard)}
-        for entry in journal.find(str(txn)):
-            if entry.event is Event.PASSED_OVER and mine.items() <= entry.detail.items():
-                return entry.detail["reason"]
-        return ""
-
-    def _frozen_at(self, missing: MissingPart | None) -> InvariantViolation:
+    def _frozen_at(
+        self, missing: MissingPart | None, chosen: Sequence[ListedTxn], *, in_snapshot: bool = False
+    ) -> InvariantViolation:
         if missing is None:
             return InvariantViolation(f"nothing is missing at txn {self.frontier}, and nothing is complete")
-        return self._frozen(missing.txn, missing.why, missing.part)
-
-    def _frozen(self, txn: Txn, why: str, part: Part | None = None) -> Frozen:
-        """The report, which the journal keeps once per part."""
-        since, holders = self._hold.standing()
-        reading = self._reading
-        path, size = (part.path, part.bytes) if part is not None else ("", 0)
-        freeze = Freeze(reading.consumer, reading.shard, txn, why, since, path, size, holders)
-        detail = {"consumer": reading.consumer, "shard": str(reading.shard), "part": path, "why": why}
-        # What is lost may be the journal itself; that must not hide the report.
-        with suppress(TidemarkError):
-            journal = self._pipeline.control.journal
-            journal.head()
-            known = open_freeze(journal.find(str(txn)), consumer=reading.consumer, shard=reading.shard)
-            if known != detail:
-                note(self._pipeline, Event.FROZEN, txn=txn, token=reading.token, detail=detail)
-        return Frozen(freeze, pipeline=self._name)
+        listed = next(one for one in chosen if one.txn == missing.txn)
+        return self._freezer.frozen(
+            missing.txn,
+            missing.why,
+            missing.part,
+            last=listed.last,
+            is_named=not listed.lost,
+            in_snapshot=in_snapshot,
+        )

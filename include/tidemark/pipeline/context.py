@@ -138,6 +138,13 @@ def note(
     pipeline: Pipeline, event: Event, *, txn: Txn, token: WriterToken, detail: Mapping[str, str]
 ) -> None:
     """Add an event to the journal, once, even when the first reply was lost."""
+    note_all(pipeline, event, txns=(txn,), token=token, detail=detail)
+
+
+def note_all(
+    pipeline: Pipeline, event: Event, *, txns: Sequence[Txn], token: WriterToken, detail: Mapping[str, str]
+) -> None:
+    """Add the same event of several transactions to the journal, by one commit, once."""
     journal = pipeline.control.journal
     first_upper: Txn | None = None
 
@@ -147,8 +154,8 @@ def note(
         # Only what was put since our first try can be ours; the same event may have been noted before.
         noted = any(
             entry.event is event and entry.token == token and entry.number >= first_upper
-            for entry in journal.find(str(txn))
+            for entry in journal.find(str(txns[0]))
         )
-        return decide_note(head=head, txn=txn, event=event, token=token, detail=detail, noted=noted)
+        return decide_note(head=head, txns=txns, event=event, token=token, detail=detail, noted=noted)
 
-    settle(journal, decide, what=f"the journal's note on transaction {txn}")
+    settle(journal, decide, what=f"the journal's note on transaction {txns[0]}")

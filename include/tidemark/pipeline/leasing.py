@@ -41,6 +41,7 @@ from tidemark.ports.control import Ledger
 TTL_SECONDS: Final = 120.0
 LOOKS_PER_TTL: Final = 4
 RENEWALS_PER_TTL: Final = 3
+WATCHED_TTL_SECONDS_MAX: Final = 600.0
 
 # A machine that was suspended must notice: where there is a clock that goes on meanwhile, it is used.
 _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -200,3 +201,27 @@ class Leases:
             self._last[lease.name] = lease
         self._read_upper = max(self._read_upper, head.upper)
         return tuple(self._last.values())
+
+
+def expire_stale(
+    leases: Leases,
+    *,
+    name: str | None = None,
+    ttl_seconds_max: float = WATCHED_TTL_SECONDS_MAX,
+    sleep: Callable[[float], None] = time.sleep,
+) -> tuple[Lease, ...]:
+    """End the leases (the one of a name, or all) whose holders are seen to be gone; a holder that renews is
+    waited for until it does.
+
+    Each is watched for a little longer than it lasts, and a longer one not at all (Invariant 14)."""
+    ended: list[Lease] = []
+    live = [lease for lease in leases.standing() if lease.is_live and name in (None, lease.name)]
+    watched = {lease.name: lease for lease in live if lease.ttl_seconds <= ttl_seconds_max}
+    leases.look()
+    for _ in range(2 * LOOKS_PER_TTL):
+        quiet = [lease for one, lease in watched.items() if leases.current(one) == lease]
+        if not quiet:
+            break
+        sleep(max(lease.ttl_seconds for lease in quiet) / LOOKS_PER_TTL)
+        ended += leases.expire()
+    return tuple(ended)

@@ -1,7 +1,8 @@
 """The listing stage: what there is to read in a shard from a transaction on, under a lease taken before.
 
 A listing is one look: the transactions that can be read, their seals, and the files of the log at one
-version. Whatever has been lost of these raises `InvariantViolation`, and freezes who reads.
+version. It ends where something of these has been lost, and one that would begin there raises
+`InvariantViolation`, which freezes who reads: everything before the loss is delivered.
 """
 
 from __future__ import annotations
@@ -30,8 +31,16 @@ class Listed:
     log: LogListing
 
 
-def readable_upper(control: Control, shard: ShardId) -> Txn:
-    """The first transaction of a shard that can't be read yet.
+@dataclass(frozen=True, slots=True)
+class Readable:
+    """The first transaction of a shard that can't be read; `lost` says why it never will, where it should."""
+
+    upper: Txn
+    lost: str = ""
+
+
+def readable(control: Control, shard: ShardId) -> Readable:
+    """How far a shard can be read.
 
     A shard that the last transactions don't touch has them too, unless its log waits at a held one. A log
     that lacks what a checkpoint has seen in it has lost commits, and is not taken for one that waits."""
@@ -42,11 +51,21 @@ def readable_upper(control: Control, shard: ShardId) -> Txn:
     seals = control.seals.read(log_upper, sealed_upper) if log_upper < sealed_upper else ()
     waiting = next((seal.txn for seal in seals if seal.touches(shard)), done_upper)
     if waiting < done_upper and not _may_wait(control, shard, waiting, done_upper):
-        raise InvariantViolation(
-            f"the log of {shard!r} ends before txn {waiting}, and checkpoint {done_upper - 1} is past it",
-            hint="the log has lost commits: restore its table from a backup",
-        )
-    return max(log_upper, min(done_upper, waiting))
+        lost = f"the log of {shard!r} ends before txn {waiting}, and checkpoint {done_upper - 1} is past it"
+        return Readable(waiting, lost)
+    return Readable(max(log_upper, min(done_upper, waiting)))
+
+
+def readable_upper(control: Control, shard: ShardId) -> Txn:
+    """The first transaction of a shard that can't be read yet, for who needs everything before it."""
+    found = readable(control, shard)
+    if found.lost:
+        raise _lost(found.lost)
+    return found.upper
+
+
+def _lost(what: str) -> InvariantViolation:
+    return InvariantViolation(what, hint="commits are lost: restore the table from a backup")
 
 
 def _may_wait(control: Control, shard: ShardId, txn: Txn, done_upper: Txn) -> bool:
@@ -58,14 +77,16 @@ def _may_wait(control: Control, shard: ShardId, txn: Txn, done_upper: Txn) -> bo
 def listing(
     control: Control, files: PartFiles, shard: ShardId, *, lower: Txn, columns: Sequence[str]
 ) -> Listed:
-    """Everything that can be read from `lower` on, up to a bounded number of transactions."""
-    upper = min(readable_upper(control, shard), Txn(lower + LISTED_TXNS_MAX))
+    """What can be read from `lower` on, up to a bounded number of transactions, or to the first that is
+    lost; if that is `lower`, `InvariantViolation`."""
+    found = readable(control, shard)
+    if found.lost and lower >= found.upper:
+        raise _lost(found.lost)
+    upper = min(found.upper, Txn(lower + LISTED_TXNS_MAX))
     # The files are listed after the upper was read, so they are all there below it.
     log = files.listed(shard, lower=lower, upper=upper, columns=columns)
     seals = control.seals.read(lower, upper) if lower < upper else ()
-    if [seal.txn for seal in seals] != list(range(lower, max(lower, upper))):
-        raise InvariantViolation(
-            f"not every transaction in [{lower}, {upper}) has its seal",
-            hint="restore the table of seals from a backup",
-        )
-    return Listed(lower, upper, seals, log)
+    whole = [seal for txn, seal in enumerate(seals, start=lower) if seal.txn == txn]
+    if lower < upper and not whole:
+        raise _lost(f"the seal of transaction {lower} is not there")
+    return Listed(lower, Txn(lower + len(whole)), whole, log)

@@ -16,15 +16,28 @@ from tidemark.core.ids import TXN_FIRST, Txn
 from tidemark.core.replay import Replayable
 from tidemark.pipeline.context import Pipeline
 
-LOOKED_AT_MAX: Final = 1_000
+ASKED_AT_ONCE_MAX: Final = 1_000
 WARNED_SECONDS: Final = 2 * 86_400
 
 
-def replayable(pipeline: Pipeline, *, last: int = LOOKED_AT_MAX) -> dict[Txn, Replayable]:
-    """The newest transactions, each with whether its input is there, and until when. A source that can't be
-    asked now is no reason to tell nothing else: that is the caveat then."""
+def replayable(
+    pipeline: Pipeline, *, since: Txn = TXN_FIRST, at_ends: int | None = None
+) -> dict[Txn, Replayable]:
+    """The transactions from `since` on, each with whether its input is there, and until when; with `at_ends`
+    only so many of the oldest and of the newest. A source that can't be asked now is no reason to tell
+    nothing else: that is the caveat then."""
     upper = pipeline.control.bindings.head().upper
-    records = pipeline.control.bindings.read(max(TXN_FIRST, upper - last), upper)
+    numbers = range(since, upper)
+    runs = [numbers] if at_ends is None else [numbers[:at_ends], numbers[at_ends:][-at_ends:]]
+    found: dict[Txn, Replayable] = {}
+    for run in runs:
+        for first in run[::ASKED_AT_ONCE_MAX]:
+            found |= _asked(pipeline, first, min(first + ASKED_AT_ONCE_MAX, run.stop))
+    return found
+
+
+def _asked(pipeline: Pipeline, lower: int, upper: int) -> dict[Txn, Replayable]:
+    records = pipeline.control.bindings.read(lower, upper)
     bindings = [record for record in records if isinstance(record, Binding)]
     try:
         found = pipeline.source.replayable(bindings)

@@ -7,28 +7,28 @@ that took a file out of the log. The parts of attempts that lost their seal are 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tidemark.core.ids import ShardId
 from tidemark.core.lease import Lease
 from tidemark.core.upkeep import HeldBack, Leftover, compaction_of, held_back
 from tidemark.pipeline.compact import begin
+from tidemark.pipeline.leasing import Leases
 from tidemark.ports.control import Control, KeptLog
 
 
 @dataclass(frozen=True, slots=True)
 class Reclaim:
-    """The leftovers of one log: which may go, which stay and why."""
+    """The leftovers of one log: which may go, which stay and why; `lease` is the lowest live one."""
 
     free: tuple[Leftover, ...] = ()
     held: Mapping[HeldBack, tuple[Leftover, ...]] = field(default_factory=dict)
+    lease: Lease | None = None
 
 
-def plan_reclaim(
-    control: Control, log: KeptLog, leases: Sequence[Lease], *, now_ms: int, kept_ms: int
-) -> Reclaim:
-    """Sort a log's leftovers, and change nothing. `leases` has the last record of each name."""
+def plan_reclaim(control: Control, log: KeptLog, leases: Leases, *, now_ms: int, kept_ms: int) -> Reclaim:
+    """Sort a log's leftovers, and change nothing."""
     # Read before the files are listed: what goes into the log from here on is above this upper. By a later
     # one, a part that was staged when it was listed and is in the log now would look taken out of it.
     head = log.head()
@@ -39,8 +39,10 @@ def plan_reclaim(
     parts = [one.first for one in found if not one.number]
     seals = control.seals.read(min(parts), min(max(parts) + 1, sealed_upper)) if parts else ()
     tokens = {seal.txn: str(seal.token) for seal in seals}
-    live = sorted((lease for lease in leases if lease.is_live), key=lambda lease: lease.txn)
-    held_by = f"lease {live[0].name} of {live[0].holder} at {live[0].txn}" if live else ""
+    # Read after the files are listed: who has looked up one of them while it was active has its lease by now.
+    live = [lease for lease in leases.standing() if lease.is_live]
+    lowest = min(live, key=lambda lease: lease.txn, default=None)
+    held_by = f"lease {lowest.name} of {lowest.holder} at {lowest.txn}" if lowest is not None else ""
     free: list[Leftover] = []
     held: defaultdict[HeldBack, list[Leftover]] = defaultdict(list)
     for leftover in found:
@@ -49,7 +51,7 @@ def plan_reclaim(
             begun=compaction_of(head),
             sealed_token=tokens.get(leftover.first),
             log_upper=head.upper,
-            held_from=live[0].txn if live else None,
+            held_from=lowest.txn if lowest is not None else None,
             held_by=held_by,
             now_ms=now_ms,
             kept_ms=kept_ms,
@@ -58,11 +60,11 @@ def plan_reclaim(
             free.append(leftover)
         else:
             held[hold].append(leftover)
-    return Reclaim(tuple(free), {hold: tuple(files) for hold, files in held.items()})
+    return Reclaim(tuple(free), {hold: tuple(files) for hold, files in held.items()}, lowest)
 
 
 def reclaim(
-    control: Control, log: KeptLog, shard: ShardId, leases: Sequence[Lease], *, now_ms: int, kept_ms: int
+    control: Control, log: KeptLog, shard: ShardId, leases: Leases, *, now_ms: int, kept_ms: int
 ) -> Reclaim:
     """Delete what may go; returns it, and what stays.
 

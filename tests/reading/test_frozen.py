@@ -1,0 +1,175 @@
+"""What stops a reader, how much it delivers before, and what it says: without Spark. Invariant 11."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.reading.rig import SHARD, Shelf, flip_bit
+from tidemark.assemble import new_token
+from tidemark.cli.app import app
+from tidemark.consume import Consumer, leases_of
+from tidemark.core.checksum import Digest
+from tidemark.core.consumer import lease_name
+from tidemark.core.errors import InvalidUsage
+from tidemark.core.freeze import Frozen
+from tidemark.core.ids import Txn, WriterToken
+from tidemark.core.lease import HolderToken
+from tidemark.core.listing import Limits
+from tidemark.core.publish import StateCommit
+from tidemark.delta.parts import DeltaParts
+from tidemark.pipeline.consume import Reading, ShardReader
+from tidemark.pipeline.holding import take_hold
+from tidemark.pipeline.publish import put_record
+from tidemark.ports.reading import LogListing
+
+
+class BusyParts(DeltaParts):
+    """The files of a log that somebody changes each time before it is listed."""
+
+    def __init__(self, root: str, before: Callable[[], None]) -> None:
+        super().__init__(root)
+        self._before = before
+        self.looks = 0
+
+    def listed(self, *args: Any, **options: Any) -> LogListing:
+        self._before()
+        self.looks += 1
+        assert self.looks < 9, "it goes on listing for ever"
+        return super().listed(*args, **options)
+
+
+@contextmanager
+def reading(shelf: Shelf, files: DeltaParts | None = None, **options: Any) -> Iterator[ShardReader]:
+    works = shelf.again()
+    token = new_token()
+    name = lease_name("billing", SHARD)
+    hold = take_hold(leases_of(works), name, HolderToken(token), wait_seconds=0)
+    wanted = Reading("billing", SHARD, token, **options)
+    try:
+        yield ShardReader(works.pipeline, files or DeltaParts(works.root), hold, wanted, name="p")
+    finally:
+        hold.release()
+
+
+def ranges(reader: ShardReader) -> Iterator[tuple[int, int]]:
+    """Take and confirm all there is."""
+    while (given := reader.next_range()) is not None:
+        yield given.lower, given.upper
+        reader.delivered(given)
+
+
+def test_r1_a_freeze_is_told_though_writers_change_the_log_without_end(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path)
+    shelf.append([("a", 1)], [("b", 2)], [("c", 3)])
+    shelf.parts_of(2)[0].unlink()
+    busy = BusyParts(shelf.works.root, lambda: shelf.append([("more", 1)]))
+    with reading(shelf, busy, limits=Limits(txns_max=3)) as reader:
+        given = reader.next_range()
+        assert given is not None
+        assert (given.lower, given.upper) == (1, 2)
+        reader.delivered(given)
+        with pytest.raises(Frozen, match="frozen at txn 2"):
+            reader.next_range()
+
+
+def test_a_new_consumer_of_a_truncated_log_gets_nothing_before_its_snapshot_whenever_it_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shelf = Shelf(tmp_path)
+    shelf.append([("a", 1)], [("b", 2)], [("c", 3)])
+    leases_of(shelf.works).announce(consumers={}, window=Txn(4))
+    with Consumer(shelf.again(), SHARD, "billing") as reader:
+        assert list(reader.listen()) == [], "there is nothing yet, not even for a snapshot"
+        monkeypatch.setattr(reader._stop, "wait", lambda seconds: shelf.append([("d", 4)]))
+        with pytest.raises(InvalidUsage, match=r"below transaction 4 .*\n?.*snapshot\(\) first"):
+            next(reader.listen(follow=True))
+        assert reader.frontier == 4
+
+
+def published(shelf: Shelf, txn: int) -> None:
+    commit = StateCommit(Txn(txn), WriterToken("publisher"), Digest())
+    put_record(shelf.works.control, SHARD, version=1, commit=commit)
+
+
+def test_r1_a_snapshot_freezes_at_a_part_that_it_needs_and_only_then(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path)
+    shelf.append([("a", 1)], [("b", 2)], [("c", 3)], [("d", 4)])
+    published(shelf, 1)
+    for lost in (1, 4):
+        shelf.parts_of(lost)[0].unlink()
+    with reading(shelf) as reader:
+        given = reader.plan_snapshot(Txn(3))
+        assert (given.lower, given.upper, given.tail) == (1, 4, 2), "the state has 1, and 4 comes later"
+        reader.delivered(given)
+        with pytest.raises(Frozen, match="frozen at txn 4") as caught:
+            reader.plan_snapshot(None)
+    assert "--mode repair" in caught.value.hint
+    assert "skip" not in caught.value.hint, "without its rows there is no snapshot"
+
+
+def test_r1_a_snapshot_that_failed_says_which_part_was_to_blame(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path)
+    shelf.append([("a", 1)], [(f"b{n}", n) for n in range(50)])
+    flip_bit(shelf.parts_of(2)[0])
+    with reading(shelf) as reader:
+        given = reader.plan_snapshot(None)
+        with pytest.raises(Frozen, match="frozen at txn 2"):
+            reader.examine(given)
+    with reading(shelf) as reader, pytest.raises(Frozen, match="frozen at txn 2"):
+        reader.plan_snapshot(None)
+
+
+def lose_last_commit(table: Path) -> None:
+    """What a store does that forgets a file, or a backup that is older than the others."""
+    max((table / "_delta_log").glob("*.json")).unlink()
+
+
+@pytest.mark.parametrize("table", ["t/log", "_control/seals"])
+def test_r1_a_table_that_has_lost_commits_freezes_at_the_first_lost_txn_after_what_is_before_it(
+    tmp_path: Path, table: str
+) -> None:
+    shelf = Shelf(tmp_path)
+    shelf.append([("a", 1)], [("b", 2)])
+    shelf.append([("c", 3)])
+    lose_last_commit(Path(shelf.works.root) / table)
+    with reading(shelf) as reader:
+        given = reader.next_range()
+        assert given is not None
+        assert (given.lower, given.upper) == (1, 3)
+        reader.delivered(given)
+        with pytest.raises(Frozen, match="frozen at txn 3") as caught:
+            reader.next_range()
+    assert caught.value.freeze.path == ""
+    assert "from a backup" in caught.value.hint
+    (told,) = listed_consumers(shelf)
+    assert told["frontier"] == 3
+    assert told["frozen"].startswith("its listing: ")
+
+
+def listed_consumers(shelf: Shelf) -> Any:
+    shown = CliRunner().invoke(app, ["consumers", "list", str(shelf.root / "p.yaml"), "--json"])
+    assert shown.exit_code == 0, shown.output
+    return json.loads(shown.output)
+
+
+@pytest.mark.parametrize("table", ["t/log", "_control/seals", "_control/checkpoints"])
+def test_r1_a_table_with_a_hole_freezes_at_once_and_the_consumers_are_still_listed(
+    tmp_path: Path, table: str
+) -> None:
+    """Delta can't say what lies before the hole, so nobody can tell what to deliver."""
+    shelf = Shelf(tmp_path)
+    for number in range(3):
+        shelf.append([("a", number)])
+    sorted((Path(shelf.works.root) / table / "_delta_log").glob("*.json"))[-2].unlink()
+    with reading(shelf) as reader, pytest.raises(Frozen, match="frozen at txn 1"):
+        reader.next_range()
+    (told,) = listed_consumers(shelf)
+    assert (told["frontier"], told["lag"]) == (1, None)
+    assert "contiguous" in told["frozen"]
