@@ -12,11 +12,9 @@ from typing import Any
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
-from tests.postgres.rig import CONN_ID, ITEMS, ITEMS_SCHEMA, Rig
+from tests.postgres.rig import CONN_ID, ITEMS, ITEMS_SCHEMA, Rig, file_of, told
 from tests.postgres.server import PASSWORD, Server
-from tidemark.cli.app import app
 from tidemark.config import load_pipeline
 from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.sources.postgres.connection import SETTINGS, parameters_of
@@ -31,23 +29,6 @@ def items(rig: MakeRig) -> Rig:
     works = rig(items=(ITEMS_SCHEMA, ["id"]))
     works.ready(ITEMS)
     return works
-
-
-def file_of(works: Rig) -> Path:
-    """The pipeline as a file."""
-    plain = json.loads(works.config().canonical_json())
-    shards = [{key: shard[key] for key in ("name", "schema", "keys", "route")} for shard in plain["shards"]]
-    for shard in shards:
-        shard["route"] = {"table": shard["route"]["table"]}
-    kept = {key: plain[key] for key in ("name", "envelope", "source", "warehouse")}
-    path = works.root / "p.yaml"
-    path.write_text(yaml.safe_dump({**kept, "shards": shards}))
-    return path
-
-
-def told(*arguments: str) -> tuple[int, str]:
-    result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "300"})
-    return result.exit_code, result.output
 
 
 def test_wrong_credentials_are_one_clear_message_without_the_password(
