@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +34,7 @@ from tidemark.sources.postgres.source import SlotSource
 from tidemark.tasks import no_session
 from tidemark.views import View, read
 
+ROOT = Path(__file__).resolve().parents[2]
 CONN_ID = "test_db"
 ITEMS = "CREATE TABLE items (id int PRIMARY KEY, name text, price numeric(10,2))"
 ITEMS_SCHEMA = "id INT NOT NULL, name STRING, price DECIMAL(10,2)"
@@ -198,3 +203,27 @@ class Kept:
         control = pipeline_at(self.works.root).control
         records = control.bindings.read(1, control.bindings.head().upper)
         return [record for record in records if isinstance(record, Binding)]
+
+
+@contextmanager
+def workers(root: Path) -> Iterator[Callable[[str, str], int]]:
+    """Processes that run the pipeline and die before or after the first step of a kind; each answers with its
+    exit status."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.postgres.worker", str(root)],
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": f"{ROOT / 'include'}:{ROOT}"},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdin is not None
+    assert process.stdout is not None
+
+    def start(when: str, kind: str) -> int:
+        process.stdin.write(json.dumps({"when": when, "kind": kind}) + "\n")
+        process.stdin.flush()
+        return int(process.stdout.readline())
+
+    try:
+        yield start
+    finally:
+        process.stdin.close()
+        process.wait(60)

@@ -7,30 +7,23 @@ are read without an engine, so that a hundred processes are cheap (`tests/postgr
 
 from __future__ import annotations
 
-import json
-import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from pathlib import Path
 from threading import Event
 
 import pytest
 
 from tests.crash.steps import AFTER, BEFORE
-from tests.postgres.rig import PAIRS_SCHEMA, Rig, table_of
+from tests.postgres.rig import PAIRS_SCHEMA, Rig, table_of, workers
 from tests.postgres.worker import CONFIG, TRACE, kind_of, pipeline_at
 from tidemark.core.ids import Txn
 from tidemark.pipeline.context import binding_at
 from tidemark.sources.postgres.changes import WAL
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
-ROOT = Path(__file__).resolve().parents[2]
 TABLES = ("left", "right")
 NOWHERE = "nowhere"
 SECONDS_BETWEEN = 0.05
@@ -99,28 +92,6 @@ class Load:
             f'UPDATE "left" SET id = {1000 + other} WHERE id = {(key + 3) % 20}'
             f' AND NOT EXISTS (SELECT FROM "left" WHERE id = {1000 + other})'
         )
-
-
-@contextmanager
-def workers(root: Path) -> Iterator[Callable[[str, str], int]]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.postgres.worker", str(root)],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": f"{ROOT / 'include'}:{ROOT}"},
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert process.stdin is not None
-    assert process.stdout is not None
-
-    def start(when: str, kind: str) -> int:
-        process.stdin.write(json.dumps({"when": when, "kind": kind}) + "\n")
-        process.stdin.flush()
-        return int(process.stdout.readline())
-
-    try:
-        yield start
-    finally:
-        process.stdin.close()
-        process.wait(60)
 
 
 def check_acknowledged(works: Rig, load: Load) -> None:

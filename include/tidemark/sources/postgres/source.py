@@ -48,7 +48,7 @@ from tidemark.sources.listing import Found
 from tidemark.sources.lsn import lsn_text
 from tidemark.sources.manifest import PARTITION, Manifest
 from tidemark.sources.postgres import slot as slots
-from tidemark.sources.postgres.capture import Capture, captured
+from tidemark.sources.postgres.capture import Capture, captured, while_paused
 from tidemark.sources.postgres.changes import WAL, ChangeFiles, put_in_pieces
 from tidemark.sources.postgres.connection import connect, told
 from tidemark.sources.postgres.kept import let_go, unneeded
@@ -105,6 +105,9 @@ class SlotSource:
                 published, shards = self._tables(db)
                 tables = {name: (published[name], shards[name]) for name in wanted}
                 again = self._again(tables)
+                for shard in sorted(again):
+                    if self._kept.is_paused(shard):
+                        raise while_paused("a table can't be read anew", shard)
                 if not all(self._kept.is_settled(shard) for shard in again):
                     logger.info(
                         "tables are read anew once everything that is bound is done: %s", sorted(again)
