@@ -31,6 +31,12 @@ def acknowledged(files: ChangeFiles) -> int:
     return parsed_lsn(path.read_text()) if path.exists() else 0
 
 
+def last_bound(bindings: Ledger[BindingRecord]) -> Binding | None:
+    """The newest binding; None when nothing is bound."""
+    upper = bindings.head().upper
+    return next((one for one in bindings.read(upper - 1, upper) if isinstance(one, Binding)), None)
+
+
 class LettingGo:
     """Advances the slot of a pipeline; never back, and never past a change that is still to be bound."""
 
@@ -81,7 +87,8 @@ class LettingGo:
             changes_max = CHANGES_PER_PEEK
 
     def _bound_tables(self) -> set[str]:
-        upper = self._bindings.head().upper
-        last = [one for one in self._bindings.read(upper - 1, upper) if isinstance(one, Binding)]
-        bound = {table for one in last for table in Manifest.from_json(one.manifest).snapshots}
-        return bound | noted_tables(self._files, lsn_min=max((one.upper[WAL] for one in last), default=0))
+        last = last_bound(self._bindings)
+        if last is None:
+            return noted_tables(self._files, lsn_min=0)
+        bound = Manifest.from_json(last.manifest).snapshots.keys()
+        return bound | noted_tables(self._files, lsn_min=last.upper[WAL])

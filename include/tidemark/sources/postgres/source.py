@@ -50,9 +50,9 @@ from tidemark.sources.manifest import PARTITION, Manifest
 from tidemark.sources.postgres import slot as slots
 from tidemark.sources.postgres.capture import Capture, captured, while_paused
 from tidemark.sources.postgres.changes import WAL, ChangeFiles, put_in_pieces
-from tidemark.sources.postgres.connection import connect, told
+from tidemark.sources.postgres.connection import SlotInUse, connect, told
 from tidemark.sources.postgres.kept import let_go, unneeded
-from tidemark.sources.postgres.letting_go import LettingGo, acknowledged
+from tidemark.sources.postgres.letting_go import LettingGo, acknowledged, last_bound
 from tidemark.sources.postgres.membership import known_readings
 from tidemark.sources.postgres.readings import Tables, read_tables
 from tidemark.sources.postgres.records import place_of, swept
@@ -183,18 +183,28 @@ class SlotSource:
 
     def acknowledge(self, frontier: Frontier) -> None:
         """Advance the slot to the frontier, and on over what this pipeline doesn't need. Never goes back."""
-        with told(), closing(self.connect()) as db:
-            LettingGo(self._config, self._source, self.files, self._bindings).up_to(db, frontier[WAL])
+        try:
+            with told(), closing(self.connect()) as db:
+                LettingGo(self._config, self._source, self.files, self._bindings).up_to(db, frontier[WAL])
+        except SlotInUse as error:
+            # Everything is durable, and the slot only remembers too much until the next acknowledgement.
+            logger.warning("%s; the next run acknowledges this too", error.fact)
 
     def standing(self) -> Standing:
-        """Where the slot stands, and how much log the server keeps for it."""
+        """Where the slot stands, and how much log the server keeps for it; or why it can't go on."""
+        # What is bound is looked at before the slot, and what was acknowledged after it: a run that works
+        # meanwhile makes no difference.
+        bound = last_bound(self._bindings)
+        position = ""
         try:
             with told(), closing(self.connect()) as db:
                 found = slots.usable_slot(db, self._source.slot)
+                position = lsn_text(found.confirmed)
+                if bound is not None:
+                    slots.check_continues(found, bound=bound.upper[WAL], acknowledged=self.acknowledged)
         except TidemarkError as error:
-            return Standing("", trouble=str(error))
-        kept = f"{found.retained_bytes:,} bytes of log kept by the server"
-        return Standing(lsn_text(found.confirmed), cost=kept)
+            return Standing(position, trouble=str(error))
+        return Standing(position, cost=f"{found.retained_bytes:,} bytes of log kept by the server")
 
     def shown(self, frontier: Frontier) -> str:
         return lsn_text(frontier[WAL])
