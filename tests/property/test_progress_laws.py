@@ -45,7 +45,7 @@ def test_logs_that_are_brought_up_in_any_order_take_each_sealed_transaction_exac
             logs[shard].append(entry.txn)
         else:
             assert entry == CaughtUp(max(sealed_upper, upper))
-        marks = {name: TableMark(head.upper, head.version) for name, head in heads.items()}
+        marks = {name: TableMark(head.upper) for name, head in heads.items()}
         done = checkpoints.upper
         tracker = flush_tracker(done=Txn(done - 1), seals=seals[done - 1 :], tables=marks)
         reached = Txn(tracker.acknowledged.txn)
@@ -72,7 +72,7 @@ def test_the_tracker_acknowledges_the_complete_prefix_of_any_seals_logs_and_paus
     """Invariant 10. A shard lags exactly where its log lacks a sealed transaction and it doesn't wait."""
     seals = [seal(txn, shards) for txn, shards in enumerate(content, start=1)]
     marks = {
-        shard: TableMark(Txn(upper), 0, Txn(waits_at))
+        shard: TableMark(Txn(upper), Txn(waits_at))
         for shard, (upper, waits_at) in zip(SHARDS, found, strict=True)
     }
 

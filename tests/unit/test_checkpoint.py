@@ -24,7 +24,7 @@ def seal(txn: int, *shards: ShardId) -> Seal:
 
 
 def mark(upper: int, waits_at: int = 0) -> TableMark:
-    return TableMark(Txn(upper), 1, Txn(waits_at))
+    return TableMark(Txn(upper), Txn(waits_at))
 
 
 def prefix(seals: list[Seal], done: int, **tables: TableMark) -> int:

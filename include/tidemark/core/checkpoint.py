@@ -23,13 +23,12 @@ _COMMIT_OP: Final = 0
 
 @dataclass(frozen=True, slots=True)
 class TableMark:
-    """A shard's log at a checkpoint: its upper, and a version of the table that shows it.
+    """A shard's log at a checkpoint: its upper, and whether it waits.
 
     `waits_at` is the held transaction that the log waits at (or, just released, has yet to take),
     0 when it doesn't wait."""
 
     upper: Txn
-    version: int
     waits_at: Txn = TXN_NONE
 
     def waits_for(self, txn: Txn) -> bool:

@@ -41,7 +41,7 @@ def table_mark(pipeline: Pipeline, shard: ShardId, lower: Txn) -> tuple[TableMar
     seals = pipeline.control.seals.read(first, pipeline.control.seals.head().upper)
     needs = next_append(shard, upper=first, seals=seals)
     waits_at = needs.txn if isinstance(needs, Paused) else TXN_NONE
-    return TableMark(upper=head.upper, version=head.version, waits_at=waits_at), needs
+    return TableMark(head.upper, waits_at), needs
 
 
 def flushing(pipeline: Pipeline, *, timed: bool = False) -> Flushing:
