@@ -54,7 +54,7 @@ def seal_of(txn: int) -> Seal:
 
 
 def checkpoint_of(txn: int) -> Checkpoint:
-    return Checkpoint(Txn(txn), {ORDERS: TableMark(Txn(txn + 1), txn)})
+    return Checkpoint(Txn(txn), {ORDERS: TableMark(Txn(txn + 1))})
 
 
 def fill(ledger: DeltaLedger[Any], make: Callable[[int], Any], records: int) -> None:

@@ -25,7 +25,8 @@ from tidemark.delta.control import DeltaControl
 from tidemark.delta.keys import keys_in
 from tidemark.delta.schema import log_schema, quarantine_schema
 from tidemark.home import home
-from tidemark.pipeline.context import Pipeline, is_settled, untouched, watermark_below
+from tidemark.pipeline.context import Pipeline, untouched, watermark_below
+from tidemark.pipeline.flushing import is_paused, is_settled
 from tidemark.ports.control import Ledger
 from tidemark.ports.gate import Opinion
 from tidemark.ports.source import KeptKeys, Source
@@ -162,6 +163,9 @@ class ShardKeys:
 
     def is_settled(self, shard: ShardId) -> bool:
         return is_settled(self._deployment.pipeline, shard)
+
+    def is_paused(self, shard: ShardId) -> bool:
+        return is_paused(self._deployment.pipeline, shard)
 
     def keys(self, shard: ShardId, columns: Sequence[str]) -> Iterator[Mapping[str, Any]]:
         return keys_in(self._deployment.shard_uri(shard), columns)

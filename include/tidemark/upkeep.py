@@ -22,6 +22,7 @@ from tidemark.delta.facts import TableFacts, facts_of
 from tidemark.delta.log import DeltaLog
 from tidemark.pipeline import proof
 from tidemark.pipeline.compact import compact
+from tidemark.pipeline.flushing import stalls
 from tidemark.pipeline.kept_input import let_go_input, unneeded_input
 from tidemark.pipeline.leasing import Leases, expire_stale
 from tidemark.pipeline.maintain import announce, plan_floor, sweep, truncate
@@ -116,9 +117,11 @@ def plan(deployment: Deployment, terms: Terms) -> Upkeep:
 
 
 def warnings(deployment: Deployment, since: Txn, terms: Terms) -> tuple[str, ...]:
-    """What can't be proven any more, or soon can't."""
+    """What has not moved for too long (Invariant 14), and what can't be proven any more, or soon can't."""
+    now_seconds = terms.now_ms / 1000
     found = proof.replayable(deployment.pipeline, since=since)
-    return proof.warnings(found, since=since, now_seconds=terms.now_ms / 1000)
+    stalled = stalls(deployment.pipeline, now_seconds=now_seconds)
+    return (*stalled, *proof.warnings(found, since=since, now_seconds=now_seconds))
 
 
 def _log_chores(shard: ShardId, log: DeltaLog, floor: Floor, since: Txn, terms: Terms) -> Iterable[Chore]:

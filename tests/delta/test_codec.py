@@ -37,7 +37,7 @@ RECORDS: list[tuple[Codec[Any], Any]] = [
     (bindings_codec(), binding(7, {"p": 1}, {"p": 2, "q": 9})),
     (bindings_codec(), Claim(7, Owner("r", "2026-01-01", "part"))),
     (seals_codec(), SEAL),
-    (checkpoints_codec(), Checkpoint(Txn(4), {ShardId("orders"): TableMark(Txn(5), 12, Txn(4))})),
+    (checkpoints_codec(), Checkpoint(Txn(4), {ShardId("orders"): TableMark(Txn(5), Txn(4))})),
     (journal_codec(), JournalEntry(1, Txn(2), Event.LOST, WriterToken("w"), {"winner": "v"})),
 ]
 

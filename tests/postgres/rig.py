@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psycopg
+import pyarrow.parquet as pq
+import yaml
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
+from typer.testing import CliRunner
 
 from tests.postgres.server import Server
+from tests.postgres.worker import CONFIG, pipeline_at
 from tidemark.assemble import Deployment, new_token
+from tidemark.cli.app import app
 from tidemark.config import PipelineConfig
 from tidemark.core.binding import Binding, Owner
 from tidemark.pipeline.context import Attempt, binding_at
@@ -24,9 +34,12 @@ from tidemark.sources.postgres.source import SlotSource
 from tidemark.tasks import no_session
 from tidemark.views import View, read
 
+ROOT = Path(__file__).resolve().parents[2]
 CONN_ID = "test_db"
 ITEMS = "CREATE TABLE items (id int PRIMARY KEY, name text, price numeric(10,2))"
 ITEMS_SCHEMA = "id INT NOT NULL, name STRING, price DECIMAL(10,2)"
+PAIRS = "CREATE TABLE {} (id bigint PRIMARY KEY, value text)"
+PAIRS_SCHEMA = "id BIGINT NOT NULL, value STRING"
 
 
 def attempt() -> Attempt:
@@ -137,3 +150,80 @@ class Rig:
             for binding in bindings
             for one in self.records(binding)
         ]
+
+
+def file_of(works: Rig) -> Path:
+    """The pipeline as a file."""
+    plain = json.loads(works.config().canonical_json())
+    shards = [{key: shard[key] for key in ("name", "schema", "keys", "route")} for shard in plain["shards"]]
+    for shard in shards:
+        shard["route"] = {"table": shard["route"]["table"]}
+    kept = {key: plain[key] for key in ("name", "envelope", "source", "warehouse")}
+    path = works.root / "p.yaml"
+    path.write_text(yaml.safe_dump({**kept, "shards": shards}))
+    return path
+
+
+def told(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "300"})
+    return result.exit_code, result.output
+
+
+def table_of(works: Rig, shard: str) -> list[tuple[int, str]]:
+    """The rows that a shard's log comes to, worked out here."""
+    uris = DeltaTable(f"{works.root}/wh/p/{shard}/log").file_uris()
+    rows = [row for uri in uris for row in pq.ParquetFile(uri).read().to_pylist()]
+    found: dict[int, str] = {}
+    for row in sorted(rows, key=lambda row: (row["_txn"], row["_offset"], row["_ordinal"])):
+        found.pop(row["id"], None)
+        if row["_op"] == "U":
+            found[row["id"]] = row["value"]
+    return sorted(found.items())
+
+
+class Kept:
+    """A pipeline on one table, whose logs are real."""
+
+    def __init__(self, works: Rig) -> None:
+        self.works = works
+        works.ready(PAIRS.format("pairs"), "INSERT INTO pairs VALUES (1, 'a'), (2, 'b'), (3, 'c')")
+        self.write(works.config())
+        self.run()
+
+    def write(self, config: Any) -> None:
+        (self.works.root / CONFIG).write_text(config.canonical_json())
+
+    def run(self) -> None:
+        run(pipeline_at(self.works.root), attempt())
+
+    def check(self) -> None:
+        assert table_of(self.works, "pairs") == self.works.sql("SELECT id, value FROM pairs ORDER BY id")
+
+    def bound(self) -> list[Binding]:
+        control = pipeline_at(self.works.root).control
+        records = control.bindings.read(1, control.bindings.head().upper)
+        return [record for record in records if isinstance(record, Binding)]
+
+
+@contextmanager
+def workers(root: Path) -> Iterator[Callable[[str, str], int]]:
+    """Processes that run the pipeline and die before or after the first step of a kind; each answers with its
+    exit status."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.postgres.worker", str(root)],
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": f"{ROOT / 'include'}:{ROOT}"},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdin is not None
+    assert process.stdout is not None
+
+    def start(when: str, kind: str) -> int:
+        process.stdin.write(json.dumps({"when": when, "kind": kind}) + "\n")
+        process.stdin.flush()
+        return int(process.stdout.readline())
+
+    try:
+        yield start
+    finally:
+        process.stdin.close()
+        process.wait(60)

@@ -7,34 +7,24 @@ are read without an engine, so that a hundred processes are cheap (`tests/postgr
 
 from __future__ import annotations
 
-import json
-import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from pathlib import Path
 from threading import Event
 
-import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable
 
 from tests.crash.steps import AFTER, BEFORE
-from tests.postgres.rig import Rig
+from tests.postgres.rig import PAIRS_SCHEMA, Rig, table_of, workers
 from tests.postgres.worker import CONFIG, TRACE, kind_of, pipeline_at
 from tidemark.core.ids import Txn
 from tidemark.pipeline.context import binding_at
 from tidemark.sources.postgres.changes import WAL
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
-ROOT = Path(__file__).resolve().parents[2]
 TABLES = ("left", "right")
-SCHEMA = "id BIGINT NOT NULL, value STRING"
 NOWHERE = "nowhere"
 SECONDS_BETWEEN = 0.05
 TRANSACTIONS_MAX = 2_000
@@ -104,40 +94,6 @@ class Load:
         )
 
 
-@contextmanager
-def workers(root: Path) -> Iterator[Callable[[str, str], int]]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.postgres.worker", str(root)],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": f"{ROOT / 'include'}:{ROOT}"},
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert process.stdin is not None
-    assert process.stdout is not None
-
-    def start(when: str, kind: str) -> int:
-        process.stdin.write(json.dumps({"when": when, "kind": kind}) + "\n")
-        process.stdin.flush()
-        return int(process.stdout.readline())
-
-    try:
-        yield start
-    finally:
-        process.stdin.close()
-        process.wait(60)
-
-
-def table_of(works: Rig, shard: str) -> list[tuple[int, str]]:
-    """The rows that a shard's log comes to, worked out here."""
-    uris = DeltaTable(f"{works.root}/wh/p/{shard}/log").file_uris()
-    rows = [row for uri in uris for row in pq.ParquetFile(uri).read().to_pylist()]
-    found: dict[int, str] = {}
-    for row in sorted(rows, key=lambda row: (row["_txn"], row["_offset"], row["_ordinal"])):
-        found.pop(row["id"], None)
-        if row["_op"] == "U":
-            found[row["id"]] = row["value"]
-    return sorted(found.items())
-
-
 def check_acknowledged(works: Rig, load: Load) -> None:
     """No transaction of the load lies below the slot unless the checkpoint has it."""
     confirmed = works.slot()[0]
@@ -153,13 +109,14 @@ def test_p3_killed_at_every_durable_step_under_a_load_the_tables_end_as_the_data
     rig: Callable[..., Rig],
 ) -> None:
     """While tables are read, changes taken, truncates applied and one table is read anew."""
-    works = rig(settings={"transaction": {"max_records": 60}}, **dict.fromkeys(TABLES, (SCHEMA, ["id"])))
+    shapes = dict.fromkeys(TABLES, (PAIRS_SCHEMA, ["id"]))
+    works = rig(settings={"transaction": {"max_records": 60}}, **shapes)
     works.schemas = {f'"{name}"': shape for name, shape in works.schemas.items()}
     works.ready(
         *[f'CREATE TABLE "{name}" (id bigint PRIMARY KEY, value text)' for name in TABLES],
         "CREATE TABLE foreigners (body text)", 'INSERT INTO "left" VALUES (1, \'first\'), (2, \'second\')',
     )  # fmt: skip
-    works.schemas = dict.fromkeys(TABLES, (SCHEMA, ["id"]))
+    works.schemas = shapes
     config = works.config(source={**works.config().source.model_dump(), "on_truncate": "apply"})
     (works.root / CONFIG).write_text(config.canonical_json())
     killed: dict[str, int] = {}

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from tests.postgres.light import LightPlane
-from tests.postgres.rig import Rig, attempt
-from tests.postgres.test_readings import SCHEMA, Kept
+from tests.postgres.rig import PAIRS_SCHEMA, Kept, Rig, attempt
 from tests.postgres.worker import pipeline_at
 from tidemark.core.seal import Lost
 from tidemark.pipeline.reclock import mint
@@ -24,7 +23,7 @@ pytestmark = pytest.mark.server
 
 @pytest.fixture
 def kept(rig: Callable[..., Rig]) -> Kept:
-    return Kept(rig(settings={"transaction": {"max_records": 1}}, pairs=(SCHEMA, ["id"])))
+    return Kept(rig(settings={"transaction": {"max_records": 1}}, pairs=(PAIRS_SCHEMA, ["id"])))
 
 
 def parts(works: Rig) -> set[Path]:

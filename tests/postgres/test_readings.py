@@ -12,16 +12,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from tests.postgres.rig import Rig, attempt
-from tests.postgres.test_kills import table_of
-from tests.postgres.test_refusals import file_of
-from tests.postgres.test_tables import FULL_ROW, TYPES, TYPES_SCHEMA
+from tests.postgres.kinds import FULL_ROW, TYPES, TYPES_SCHEMA
+from tests.postgres.rig import PAIRS, PAIRS_SCHEMA, Kept, Rig, attempt, file_of, table_of
 from tests.postgres.worker import CONFIG, pipeline_at
 from tidemark import upkeep
 from tidemark.assemble import Deployment
 from tidemark.cli.app import app
 from tidemark.cli.work import told_by_sources
-from tidemark.core.binding import Binding
 from tidemark.core.checksum import Digest
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import ShardId, Txn, WriterToken
@@ -38,8 +35,6 @@ from tidemark.upkeep import Terms
 
 pytestmark = pytest.mark.server
 MakeRig = Callable[..., Rig]
-SCHEMA = "id BIGINT NOT NULL, value STRING"
-PAIRS = "CREATE TABLE {} (id bigint PRIMARY KEY, value text)"
 
 
 def test_the_server_writes_every_value_as_a_captured_change_of_it_is_written(rig: MakeRig) -> None:
@@ -93,14 +88,14 @@ def test_big_tables_are_read_in_ranges_side_by_side_all_at_one_position_each_row
 ) -> None:
     """Rows come and move between pages all the while: a range that saw another snapshot would show."""
     monkeypatch.setattr(readings, "PAGES_PER_RANGE", 2)
-    works = rig(**dict.fromkeys(("left", "right"), (SCHEMA, ["id"])))
+    works = rig(**dict.fromkeys(("left", "right"), (PAIRS_SCHEMA, ["id"])))
     works.schemas = {f'"{name}"': shape for name, shape in works.schemas.items()}
     works.ready(
         *[PAIRS.format(f'"{name}"') for name in ("left", "right")],
         *[f"INSERT INTO \"{name}\" SELECT n, repeat('x', 300) FROM generate_series(1, 400) n"
           for name in ("left", "right")],
     )  # fmt: skip
-    works.schemas = dict.fromkeys(("left", "right"), (SCHEMA, ["id"]))
+    works.schemas = dict.fromkeys(("left", "right"), (PAIRS_SCHEMA, ["id"]))
     enough = Event()
 
     def write() -> None:
@@ -135,7 +130,7 @@ def test_big_tables_are_read_in_ranges_side_by_side_all_at_one_position_each_row
 
 def test_small_tables_are_bound_together_and_a_transaction_keeps_to_its_limits(rig: MakeRig) -> None:
     tables = ("one", "two", "three")
-    works = rig(**dict.fromkeys(tables, (SCHEMA, ["id"])))
+    works = rig(**dict.fromkeys(tables, (PAIRS_SCHEMA, ["id"])))
     works.ready(
         *[PAIRS.format(name) for name in tables],
         *[f"INSERT INTO {name} SELECT n FROM generate_series(1, 3) n" for name in ("two", "three")],
@@ -173,33 +168,9 @@ def test_a_terminal_shows_how_far_a_source_is() -> None:
 # With rows in the logs, by the plane that needs no engine
 
 
-class Kept:
-    """A pipeline on one table, whose logs are real."""
-
-    def __init__(self, works: Rig) -> None:
-        self.works = works
-        works.ready(PAIRS.format("pairs"), "INSERT INTO pairs VALUES (1, 'a'), (2, 'b'), (3, 'c')")
-        self.write(works.config())
-        self.run()
-
-    def write(self, config: Any) -> None:
-        (self.works.root / CONFIG).write_text(config.canonical_json())
-
-    def run(self) -> None:
-        run(pipeline_at(self.works.root), attempt())
-
-    def check(self) -> None:
-        assert table_of(self.works, "pairs") == self.works.sql("SELECT id, value FROM pairs ORDER BY id")
-
-    def bound(self) -> list[Binding]:
-        control = pipeline_at(self.works.root).control
-        records = control.bindings.read(1, control.bindings.head().upper)
-        return [record for record in records if isinstance(record, Binding)]
-
-
 @pytest.fixture
 def kept(rig: MakeRig) -> Kept:
-    return Kept(rig(pairs=(SCHEMA, ["id"])))
+    return Kept(rig(pairs=(PAIRS_SCHEMA, ["id"])))
 
 
 def test_a_table_is_read_anew_alone_and_replaces_what_its_shard_has_in_one_transaction(
@@ -237,12 +208,12 @@ def test_a_table_that_was_out_of_the_pipeline_comes_back_without_the_rows_that_w
     works = kept.works
     works.sql("CREATE TABLE notes (id bigint PRIMARY KEY, value text)", "ALTER PUBLICATION p ADD TABLE notes")
     works.sql("ALTER TABLE notes REPLICA IDENTITY FULL")
-    other = rig(notes=(SCHEMA, ["id"]))
+    other = rig(notes=(PAIRS_SCHEMA, ["id"]))
     kept.write(other.config(generation=1))
     kept.run()
     works.sql("DELETE FROM pairs WHERE id = 2", "INSERT INTO pairs VALUES (4, 'd')")
     kept.run()
-    works.schemas["notes"] = (SCHEMA, ["id"])
+    works.schemas["notes"] = (PAIRS_SCHEMA, ["id"])
     kept.write(works.config(generation=2))
     kept.run()
     kept.check()
@@ -271,7 +242,7 @@ def test_d7_a_truncate_is_applied_by_policy_in_its_place_and_its_replay_is_ident
 
 
 def test_d7_a_truncate_that_follows_rows_which_are_bound_with_it_waits_for_them(rig: MakeRig) -> None:
-    works = rig(pairs=(SCHEMA, ["id"]))
+    works = rig(pairs=(PAIRS_SCHEMA, ["id"]))
     works.settings["source"] = {**works.config().source.model_dump(), "on_truncate": "apply"}
     works.ready(PAIRS.format("pairs"), "INSERT INTO pairs VALUES (1, 'a'), (2, 'b')")
     works.source().offer(None)  # The rows are read, and the process dies before it binds them.

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
+from urllib.parse import quote
 
+import psycopg
 import pytest
 import yaml
-from typer.testing import CliRunner
 
-from tests.postgres.rig import CONN_ID, ITEMS, ITEMS_SCHEMA, Rig
+from tests.postgres.rig import CONN_ID, ITEMS, ITEMS_SCHEMA, Rig, file_of, told
 from tests.postgres.server import PASSWORD, Server
-from tidemark.cli.app import app
 from tidemark.config import load_pipeline
 from tidemark.core.errors import Determinate, InvalidUsage
-from tidemark.sources.postgres.connection import SETTINGS, parameters_of
+from tidemark.sources.lsn import lsn_text
+from tidemark.sources.postgres import slot as slots
+from tidemark.sources.postgres.changes import WAL
+from tidemark.sources.postgres.connection import SETTINGS, connect, parameters_of
 
 pytestmark = pytest.mark.server
 MakeRig = Callable[..., Rig]
@@ -31,23 +33,6 @@ def items(rig: MakeRig) -> Rig:
     works = rig(items=(ITEMS_SCHEMA, ["id"]))
     works.ready(ITEMS)
     return works
-
-
-def file_of(works: Rig) -> Path:
-    """The pipeline as a file."""
-    plain = json.loads(works.config().canonical_json())
-    shards = [{key: shard[key] for key in ("name", "schema", "keys", "route")} for shard in plain["shards"]]
-    for shard in shards:
-        shard["route"] = {"table": shard["route"]["table"]}
-    kept = {key: plain[key] for key in ("name", "envelope", "source", "warehouse")}
-    path = works.root / "p.yaml"
-    path.write_text(yaml.safe_dump({**kept, "shards": shards}))
-    return path
-
-
-def told(*arguments: str) -> tuple[int, str]:
-    result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "300"})
-    return result.exit_code, result.output
 
 
 def test_wrong_credentials_are_one_clear_message_without_the_password(
@@ -79,31 +64,64 @@ def test_a_connection_may_be_a_uri_or_airflows_json(server: Server) -> None:
     fields = {"conn_type": "postgres", "host": "h", "port": 5, "schema": "d", "login": "u", "password": "p%"}
     as_json = json.dumps({**fields, "extra": json.dumps({"sslmode": "require", "cursor": "dict"})})
     wanted = {"host": "h", "port": "5", "dbname": "d", "user": "u", "password": "p%", "sslmode": "require"}
-    for text in (as_json, "postgres://u:p%25@h:5/d?sslmode=require"):
-        found = parameters_of("x", {"AIRFLOW_CONN_X": text})
-        assert {name: str(value) for name, value in found.items()} == wanted
+    extra = quote(json.dumps({"sslmode": "require", "cursor": "dict"}))
+    uri = "postgres://u:p%25@h:5/d"
+    for text in (as_json, f"{uri}?sslmode=require", f"{uri}?__extra__={extra}"):
+        assert parameters_of("x", {"AIRFLOW_CONN_X": text}) == wanted
 
 
-ASK_AIRFLOW = """
-import json
-from airflow.sdk import BaseHook, Connection
-from tidemark.sources.postgres.connection import parameters_of
-kept = Connection(conn_id="x", conn_type="postgres", host="h", port=5, schema="d", login="u", password="p%",
-                  extra='{"sslmode": "require"}')
-BaseHook.get_connection = classmethod(lambda cls, conn_id: kept)
-print(json.dumps(parameters_of("x", {})))
-"""
+def test_limits_that_a_server_has_for_its_sessions_do_not_end_ours(items: Rig) -> None:
+    limits = ("statement_timeout", "idle_in_transaction_session_timeout", "transaction_timeout")
+    items.sql(*[f"ALTER DATABASE {items.database} SET {name} = '7min'" for name in limits])
+    for replication in (False, True):
+        with connect(CONN_ID, replication=replication) as db:
+            assert [db.execute(f"SHOW {name}").fetchone() for name in limits] == [("0",)] * 3
 
 
-@pytest.mark.airflow
-def test_a_connection_that_the_environment_does_not_have_comes_from_airflow(tmp_path: Path) -> None:
-    """In a process of its own: importing Airflow changes how everything else logs."""
-    environment = {**os.environ, "AIRFLOW_HOME": str(tmp_path)}
-    command = [sys.executable, "-c", ASK_AIRFLOW]
-    asked = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120)
-    assert json.loads(asked.stdout.splitlines()[-1]) == {
-        "host": "h", "port": 5, "dbname": "d", "user": "u", "password": "p%", "sslmode": "require",
-    }  # fmt: skip
+def test_a_slot_that_others_hold_for_too_long_is_acknowledged_by_the_next_run(
+    items: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    items.bind()
+    items.sql("INSERT INTO items VALUES (1)")
+    [bound] = items.bind()
+    before = items.slot()[0]
+    with monkeypatch.context() as short, items.server.connect(items.database) as db:
+        short.setitem(SETTINGS, "lock_timeout", "100ms")
+        db.execute("BEGIN")
+        slots.lock(db, items.database)
+        items.source().acknowledge(bound.upper)
+        db.execute("ROLLBACK")
+    assert ("the slot is in use" in caplog.text, items.slot()[0]) == (True, before)
+    items.source().acknowledge(bound.upper)
+    assert items.slot()[0] >= bound.upper[WAL]
+
+
+def test_a_slot_that_can_not_go_on_is_a_state_that_status_shows(items: Rig) -> None:
+    items.sql("INSERT INTO items VALUES (1)")
+    bound = items.bind()
+    path = str(file_of(items))
+    assert json.loads(told("status", path, "--json")[1])["source"]["trouble"] == ""
+    with ends_at(bound[-1].upper[WAL] - 1):
+        trouble = json.loads(told("status", path, "--json")[1])["source"]["trouble"]
+    assert "the database's log ends at" in trouble
+    items.sql(f"SELECT pg_drop_replication_slot('{items.database}')", "INSERT INTO items VALUES (2)")
+    items.sql(f"SELECT pg_create_logical_replication_slot('{items.database}', 'pgoutput')")
+    source = json.loads(told("status", path, "--json")[1])["source"]
+    assert "it was made anew, or advanced by somebody else" in source["trouble"]
+    assert source["acknowledged"] == lsn_text(items.slot()[0])
+
+
+@contextmanager
+def ends_at(lsn: int) -> Iterator[None]:
+    """A database whose log ends earlier: an older copy of it."""
+    found = slots.find_slot
+
+    def older(db: psycopg.Connection, slot: str) -> slots.SlotState | None:
+        state = found(db, slot)
+        return state and replace(state, log_end=lsn)
+
+    with patch.object(slots, "find_slot", older):
+        yield
 
 
 def test_a_missing_publication_is_named_with_the_sql(items: Rig) -> None:
@@ -213,9 +231,30 @@ def test_source_check_names_rights_that_a_plain_role_lacks(
     code, output = told("source", "check", str(file_of(items)))
     assert code == 2
     assert 'ALTER ROLE "plain" REPLICATION' in output
-    assert 'GRANT SELECT ON public.items TO "plain"' in output
+    assert 'GRANT SELECT ON "public"."items" TO "plain"' in output
     with pytest.raises(InvalidUsage, match="REPLICATION attribute"):
         items.bind()
+
+
+def test_source_check_finds_rights_on_names_that_need_quotes_and_on_their_schema(
+    rig: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    works = rig(items=(ITEMS_SCHEMA, ["id"]))
+    works.sql('CREATE SCHEMA "Shop"', ITEMS.replace("items", '"Shop"."Items"'))
+    works.sql('ALTER TABLE "Shop"."Items" REPLICA IDENTITY FULL')
+    works.sql('CREATE PUBLICATION p FOR TABLE "Shop"."Items"', slots.create_sql(works.database))
+    works.sql("DROP ROLE IF EXISTS quoted", "CREATE ROLE quoted LOGIN REPLICATION PASSWORD 'plain-word'")
+    uri = works.server.uri(works.database).replace(f"owner:{PASSWORD}", "quoted:plain-word")
+    monkeypatch.setenv(VARIABLE, uri)
+    path = file_of(works)
+    path.write_text(path.read_text().replace("public.items", "Shop.Items"))
+    grants = [
+        'GRANT USAGE ON SCHEMA "Shop" TO "quoted"', 'GRANT SELECT ON "Shop"."Items" TO "quoted"',
+    ]  # fmt: skip
+    code, output = told("source", "check", str(path))
+    assert (code, [one in output for one in grants]) == (2, [True, True])
+    works.sql(*grants)
+    assert told("source", "check", str(path))[0] == 0
 
 
 def test_source_schema_writes_shards_that_the_database_accepts(rig: MakeRig) -> None:

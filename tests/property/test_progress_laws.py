@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemark.core.checkpoint import Checkpoint, TableMark, complete_prefix, decide_checkpoint
+from tidemark.core.checkpoint import Checkpoint, TableMark, decide_checkpoint, flush_tracker
 from tidemark.core.checksum import Digest
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.ledger import Head, Put
@@ -45,9 +45,10 @@ def test_logs_that_are_brought_up_in_any_order_take_each_sealed_transaction_exac
             logs[shard].append(entry.txn)
         else:
             assert entry == CaughtUp(max(sealed_upper, upper))
-        marks = {name: TableMark(head.upper, head.version) for name, head in heads.items()}
+        marks = {name: TableMark(head.upper) for name, head in heads.items()}
         done = checkpoints.upper
-        reached = complete_prefix(sealed_upper=sealed_upper, seals=seals[done - 1 :], tables=marks)
+        tracker = flush_tracker(done=Txn(done - 1), seals=seals[done - 1 :], tables=marks)
+        reached = Txn(tracker.acknowledged.txn)
         complete = [
             txn for txn, shards in enumerate(content, start=1) if all(txn in logs[name] for name in shards)
         ]
@@ -59,6 +60,34 @@ def test_logs_that_are_brought_up_in_any_order_take_each_sealed_transaction_exac
     assert checkpoints.upper == sealed_upper
     for shard in SHARDS:
         assert logs[shard] == [txn for txn, shards in enumerate(content, start=1) if shard in shards]
+
+
+places = st.tuples(st.integers(1, 9), st.integers(0, 9))
+
+
+@given(touches, st.tuples(places, places, places), st.integers(0, 9))
+def test_the_tracker_acknowledges_the_complete_prefix_of_any_seals_logs_and_pauses(
+    content: list[set[ShardId]], found: tuple[tuple[int, int], ...], start: int
+) -> None:
+    """Invariant 10. A shard lags exactly where its log lacks a sealed transaction and it doesn't wait."""
+    seals = [seal(txn, shards) for txn, shards in enumerate(content, start=1)]
+    marks = {
+        shard: TableMark(Txn(upper), Txn(waits_at))
+        for shard, (upper, waits_at) in zip(SHARDS, found, strict=True)
+    }
+
+    def is_lacking(shard: ShardId, txn: int) -> bool:
+        upper, waits_at = marks[shard].upper, marks[shard].waits_at
+        return upper <= txn and not 0 < waits_at <= txn
+
+    done = min(start, len(seals))
+    above = seals[done:]
+    lacking = [one.txn for one in above if any(is_lacking(shard, one.txn) for shard in one.shards)]
+    tracker = flush_tracker(done=Txn(done), seals=above, tables=marks)
+    assert tracker.acknowledged.txn == min(lacking, default=len(seals) + 1) - 1
+    assert {lag.shard for lag in tracker.lagging()} == {
+        shard for one in above for shard in one.shards if is_lacking(shard, one.txn)
+    }
 
 
 @given(touches, st.sampled_from(SHARDS), st.integers(1, 9), st.integers(1, 9))

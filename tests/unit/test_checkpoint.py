@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.unit.harness import Script, World, rec
-from tidemark.core.checkpoint import Checkpoint, TableMark, complete_prefix, decide_checkpoint
+from tidemark.core.checkpoint import Checkpoint, TableMark, decide_checkpoint, flush_tracker
 from tidemark.core.checksum import Digest
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.ledger import UPPER, Head, Put
@@ -24,34 +24,53 @@ def seal(txn: int, *shards: ShardId) -> Seal:
 
 
 def mark(upper: int, waits_at: int = 0) -> TableMark:
-    return TableMark(Txn(upper), 1, Txn(waits_at))
+    return TableMark(Txn(upper), Txn(waits_at))
 
 
-def prefix(seals: list[Seal], sealed_upper: int, **tables: TableMark) -> int:
+def prefix(seals: list[Seal], done: int, **tables: TableMark) -> int:
     marks = {ShardId(name): table for name, table in tables.items()}
-    return complete_prefix(sealed_upper=Txn(sealed_upper), seals=seals, tables=marks)
+    return flush_tracker(done=Txn(done), seals=seals, tables=marks).acknowledged.txn
 
 
 def test_it_ends_below_the_first_transaction_that_a_touched_log_lacks() -> None:
     seals = [seal(4, A), seal(5, A, B), seal(6, A)]
-    assert prefix(seals, 7, a=mark(7), b=mark(6)) == 6
-    assert prefix(seals, 7, a=mark(7), b=mark(5)) == 4
-    assert prefix(seals, 7, a=mark(4), b=mark(6)) == 3
+    assert prefix(seals, 3, a=mark(7), b=mark(6)) == 6
+    assert prefix(seals, 3, a=mark(7), b=mark(5)) == 4
+    assert prefix(seals, 3, a=mark(4), b=mark(6)) == 3
 
 
 def test_an_empty_or_skipped_transaction_is_complete_by_its_seal() -> None:
-    assert prefix([seal(4), seal(5)], 6) == 5
-    assert prefix([], 4) == 3
+    assert prefix([seal(4), seal(5)], 3) == 5
+    assert prefix([], 3) == 3
 
 
 def test_p12_a_paused_log_does_not_hold_the_checkpoint_back() -> None:
     seals = [seal(4, A, B), seal(5, A, B)]
-    assert prefix(seals, 6, a=mark(6), b=mark(4, waits_at=4)) == 5
+    assert prefix(seals, 3, a=mark(6), b=mark(4, waits_at=4)) == 5
 
 
 def test_what_is_behind_for_another_reason_holds_it_although_a_later_one_is_paused() -> None:
     seals = [seal(4, A), seal(5, A)]
-    assert prefix(seals, 6, a=mark(4, waits_at=5)) == 3
+    assert prefix(seals, 3, a=mark(4, waits_at=5)) == 3
+
+
+def test_f12_a_shard_stalls_by_recorded_times_and_new_seals_do_not_hide_it() -> None:
+    def stalled(upper: int, *, now_seconds: float, flushed_at: float = 50.0) -> list[str]:
+        tracker = flush_tracker(
+            done=Txn(3),
+            seals=[seal(4, A), seal(5, A), seal(6, A)],
+            tables={A: mark(upper)},
+            sealed_seconds={Txn(4): 100.0, Txn(5): 150.0, Txn(6): 199.0},
+            flushed_seconds={A: flushed_at},
+        )
+        return [lag.shard for lag in tracker.stalled(now_seconds=now_seconds, grace_seconds=100)]
+
+    assert (stalled(4, now_seconds=200), stalled(4, now_seconds=201)) == ([], [A])
+    # A log that took one of them has moved, even long after the next was sealed.
+    assert (stalled(5, flushed_at=300, now_seconds=400), stalled(5, flushed_at=300, now_seconds=401)) == (
+        [], [A],
+    )  # fmt: skip
+    assert stalled(7, now_seconds=1_000) == []
 
 
 def test_it_is_written_by_compare_and_max() -> None:

@@ -21,7 +21,8 @@ from tidemark.memory import plane
 from tidemark.memory.chaos import Crash, Fault
 from tidemark.memory.plane import MemoryPlane
 from tidemark.memory.source import MemorySource, SourceRecord
-from tidemark.pipeline.checkpoint import checkpoint, table_mark
+from tidemark.pipeline.checkpoint import checkpoint
+from tidemark.pipeline.flushing import table_mark
 from tidemark.pipeline.ingest import ingest
 from tidemark.pipeline.reclock import reclock
 from tidemark.pipeline.run import replay, run

@@ -13,17 +13,27 @@ from airflow.sdk import BaseHook
 from airflow.sdk.exceptions import AirflowNotFoundException
 
 from tidemark.config import KafkaSource, load_pipeline
-from tidemark.core.errors import InvalidUsage
+from tidemark.config.source import PostgresSource
 
 
 def provide_connection(pipeline_file: str, environment: str | None) -> None:
-    """Look the source's connection up, if it has one; `InvalidUsage` when there is no such connection."""
-    source = load_pipeline(pipeline_file, environment or None).source
-    if not isinstance(source, KafkaSource) or source.kafka_config_id is None:
+    """Look the source's connection up, if it has one. Whoever needs one that is not there says so itself: a
+    replay of captured changes needs none. Any other failure is Airflow's own, and a retry may do."""
+    name = _named_by(load_pipeline(pipeline_file, environment or None).source)
+    if name is None:
         return
-    name = source.kafka_config_id
     try:
         found = BaseHook.get_connection(name)
     except AirflowNotFoundException:
-        raise InvalidUsage(f"there is no connection {name!r}", hint="make it in Airflow") from None
+        return
     os.environ[f"AIRFLOW_CONN_{name.upper()}"] = found.as_json()
+
+
+def _named_by(source: object) -> str | None:
+    match source:
+        case KafkaSource():
+            return source.kafka_config_id
+        case PostgresSource():
+            return source.postgres_conn_id
+        case _:
+            return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -80,6 +81,7 @@ class Status:
     checkpoint: int
     generation: int
     open: tuple[int, ...]
+    stalled: tuple[str, ...]
     shards: tuple[ShardStatus, ...]
     since: int = 1
     replayable: tuple[Proof, ...] = ()
@@ -91,7 +93,7 @@ def status(
 ) -> None:
     """Show how far a pipeline is, what is open, and what waits for what."""
     deployment = open_deployment(pipeline, environment)
-    found = status_of(deployment)
+    found = status_of(deployment, now_seconds=time.time())
     if as_json:
         print_json(found)
         return
@@ -99,6 +101,8 @@ def status(
     say(f"bound {found.bound}, sealed {found.sealed}, checkpoint {found.checkpoint}")
     if found.open:
         say(f"open: {', '.join(map(str, found.open))}; the next run finishes them first", style="yellow")
+    for what in found.stalled:
+        say(what, style="red")
     if found.source is not None:
         _show_source(found.source)
     rows = [
@@ -118,11 +122,12 @@ def status(
         )
 
 
-def status_of(deployment: Deployment) -> Status:
-    """The pipeline's standing, from its ledgers alone."""
+def status_of(deployment: Deployment, *, now_seconds: float) -> Status:
+    """The pipeline's standing, from its ledgers and what its source says."""
     from tidemark.core.lease import since_of
     from tidemark.core.publish import published_txn
     from tidemark.core.shard import Paused, next_append
+    from tidemark.pipeline.flushing import stalls
     from tidemark.pipeline.publish import last_published
     from tidemark.spark.parts import QUARANTINE
 
@@ -149,6 +154,7 @@ def status_of(deployment: Deployment) -> Status:
         checkpoint=done,
         generation=seals.generation,
         open=unsealed,
+        stalled=stalls(deployment.pipeline, now_seconds=now_seconds),
         shards=tuple(shards),
         since=since_of(control.leases.head()),
         replayable=proofs_of(deployment, since_of(control.leases.head())),

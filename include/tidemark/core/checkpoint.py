@@ -3,29 +3,37 @@
 A checkpoint `n` says that every `txn <= n` is sealed and in the log of each shard it touches (or
 recorded as skipped, or waiting in a shard that its gate has paused, which is named). It is the
 complete prefix, so an open later transaction never starves it, and it is written by
-compare-and-max, so it never goes back, whoever writes last (Invariant 9).
+compare-and-max, so it never goes back, whoever writes last (Invariant 9). How far it may go is what
+the flush tracker acknowledges, so that there is one answer to both questions (Invariant 10).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
-from tidemark.core.ids import TXN_NONE, ShardId, Txn, next_txn
+from tidemark.core.flush import FlushPosition, FlushTracker, SourceTxn
+from tidemark.core.ids import TXN_FIRST, TXN_NONE, ShardId, Txn, next_txn
 from tidemark.core.ledger import UPPER, Head, Put
 from tidemark.core.seal import Seal
+
+_COMMIT_OP: Final = 0
 
 
 @dataclass(frozen=True, slots=True)
 class TableMark:
-    """A shard's log at a checkpoint: its upper, and a version of the table that shows it.
+    """A shard's log at a checkpoint: its upper, and whether it waits.
 
     `waits_at` is the held transaction that the log waits at (or, just released, has yet to take),
     0 when it doesn't wait."""
 
     upper: Txn
-    version: int
     waits_at: Txn = TXN_NONE
+
+    def waits_for(self, txn: Txn) -> bool:
+        """Whether the log waits at this transaction, or at one before it."""
+        return TXN_NONE < self.waits_at <= txn
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +55,29 @@ class Checkpoint:
         return ""
 
 
-def complete_prefix(*, sealed_upper: Txn, seals: Sequence[Seal], tables: Mapping[ShardId, TableMark]) -> Txn:
-    """The highest complete transaction, from the seals above the last checkpoint and the logs' marks."""
+def flush_tracker(
+    *,
+    done: Txn,
+    seals: Sequence[Seal],
+    tables: Mapping[ShardId, TableMark],
+    sealed_seconds: Mapping[Txn, float] | None = None,
+    flushed_seconds: Mapping[ShardId, float] | None = None,
+) -> FlushTracker:
+    """The acknowledgement by durable facts: the last checkpoint, the seals above it, and the logs' marks.
+
+    What it says is acknowledged is the complete prefix. A shard that waits at or before a transaction has it
+    sealed and durable, so it doesn't lag there. The times are for alarms, and may be left out."""
+    flushed = {
+        shard: FlushPosition(SourceTxn(mark.upper - 1), _COMMIT_OP)
+        for shard, mark in tables.items()
+        if mark.upper > TXN_FIRST
+    }
+    tracker = FlushTracker(acknowledged=SourceTxn(done), flushed=flushed, flushed_seconds=flushed_seconds)
     for seal in seals:
-        for shard in seal.shards:
-            mark = tables[shard]
-            waits = mark.waits_at != TXN_NONE and mark.waits_at <= seal.txn
-            if mark.upper <= seal.txn and not waits:
-                return Txn(seal.txn - 1)
-    return Txn(sealed_upper - 1)
+        touched = [shard for shard in seal.shards if not tables[shard].waits_for(seal.txn)]
+        at_seconds = (sealed_seconds or {}).get(seal.txn, 0.0)
+        tracker.committed(FlushPosition(SourceTxn(seal.txn), _COMMIT_OP), touched, now_seconds=at_seconds)
+    return tracker
 
 
 def decide_checkpoint(*, head: Head, checkpoint: Checkpoint) -> Put[Checkpoint, Txn] | Txn:

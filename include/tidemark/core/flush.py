@@ -30,7 +30,11 @@ late is sent twice after a crash and dropped by the uppers; what is acknowledged
 Restrictions: source transactions arrive one after the other, in the order of their number, each ended
 by its commit; two that are open at once are refused. One that arrives again (a reconnect) changes
 nothing. Nothing here is durable: rebuild the tracker from the acknowledged transaction and the
-shards' flushed positions, and let the source send the rest again. Calls are not synchronized.
+shards' flushed positions, and tell it the commits after that one again. Calls are not synchronized.
+
+In a pipeline a commit is a seal and a flush is a log's upper, so transactions come whole: the tracker is
+built anew from these facts, and its answer is the checkpoint (`core/checkpoint.py`). `received` and `removed`
+are for who hears of rows before their commit, and of shards that go; a sealed transaction has neither.
 
 Cost: a notification is logarithmic in the number of lagging shards; memory is one position for each
 shard that ever flushed and was not removed.
@@ -106,7 +110,8 @@ class FlushTracker:
     """Hears commits, rows and flushes; answers each with the new acknowledgement, or None.
 
     Built from durable facts: the last acknowledged source transaction, and each shard's flushed
-    position. Whatever was committed after that one, the source sends again.
+    position, with the time it was reached where that is known. Whatever was committed after that
+    transaction is told again.
     """
 
     def __init__(
@@ -114,11 +119,13 @@ class FlushTracker:
         *,
         acknowledged: SourceTxn = SOURCE_TXN_NONE,
         flushed: Mapping[ShardId, FlushPosition] | None = None,
+        flushed_seconds: Mapping[ShardId, float] | None = None,
     ) -> None:
         if acknowledged < SOURCE_TXN_NONE:
             raise InvalidUsage(f"acknowledged transaction {acknowledged} is negative", hint="0 is none")
         self._acknowledged = Acknowledged(acknowledged, None)
         self._flushed = dict(flushed or {})
+        self._flushed_seconds = flushed_seconds or {}
         self._lagging: dict[ShardId, _Lagging] = {}
         # (floor, shard), with lazy deletion: an entry counts while it equals the shard's floor now.
         self._heap: list[tuple[SourceTxn, ShardId]] = []
@@ -253,7 +260,9 @@ class FlushTracker:
             return
         before = SourceTxn(commit.txn - 1)
         floor = before if flushed is None else max(before, flushed.txn)
-        self._lagging[shard] = _Lagging(commit, reach, floor, now_seconds)
+        # A tracker that is built anew may hear of a commit after the flush that came later.
+        since_seconds = max(now_seconds, self._flushed_seconds.get(shard, now_seconds))
+        self._lagging[shard] = _Lagging(commit, reach, floor, since_seconds)
         heapq.heappush(self._heap, (floor, shard))
 
     def _advanced(self) -> Acknowledged | None:

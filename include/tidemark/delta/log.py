@@ -15,6 +15,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from deltalake import Schema
@@ -116,6 +117,17 @@ class DeltaLog:
     def find(self, key: str) -> Sequence[LogEntry]:
         entries = self._loaded()
         return [entries[txn] for txn in sorted(entries) if entries[txn].key == key]
+
+    def written_at(self, number: int) -> datetime | None:
+        """When a transaction's parts were appended; None where it has none, or they were merged. For alarms
+        only: no decision about what happened depends on it."""
+        found = self._table.add_actions()
+        if found is None:
+            return None
+        times_ms = found["modification_time"].to_pylist()
+        listed = zip(found["path"].to_pylist(), times_ms, strict=True)
+        at_ms = next((at for path, at in listed if span_of(path) == (number, number)), None)
+        return datetime.fromtimestamp(at_ms / 1000, UTC) if at_ms is not None else None
 
     def commit(self, head: Head, put: Put[LogEntry, Any]) -> CommitOutcome:
         """Append the entries' parts, if and only if the log still stands at `head`."""

@@ -115,12 +115,6 @@ def untouched(pipeline: Pipeline, shards: Sequence[ShardId]) -> set[ShardId]:
     }
 
 
-def is_settled(pipeline: Pipeline, shard: ShardId) -> bool:
-    """Whether everything that is bound is decided, and the shard's log has all of it."""
-    behind = unfinished(pipeline)
-    return pipeline.control.bindings.head().upper == behind.sealed_upper and shard not in behind.lowers
-
-
 def watermark_below(control: Control, txn: Txn) -> int | None:
     """The highest sequence in the transactions below one: by the seal before it or, where that one is only
     staged, by the last attempt at it, which the seal of this one will be held to."""

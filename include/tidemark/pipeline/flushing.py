@@ -1,36 +1,111 @@
-"""What holds a source's acknowledgement back: the flush tracker of the core, fed with durable facts.
+"""How far a pipeline is flushed: the flush tracker of the core, fed with durable facts.
 
 A shard has flushed a transaction when the transaction is sealed and in the shard's log, or waits there
 because its gate has paused it: its parts are durable either way. What is not sealed is not flushed for
 anybody, and is told by its number instead of by every shard (Invariant 10).
+
+The checkpoint is what this tracker acknowledges. The same tracker says who holds the rest back, and who does
+so for too long (Invariant 14).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
 
-from tidemark.core.flush import FlushPosition, FlushTracker, Lag, SourceTxn
-from tidemark.core.ids import ShardId
-from tidemark.pipeline.checkpoint import table_mark
+from tidemark.core.checkpoint import TableMark, flush_tracker
+from tidemark.core.flush import FlushTracker, Lag
+from tidemark.core.ids import TXN_NONE, ShardId, Txn
+from tidemark.core.shard import CaughtUp, NextAppend, Paused, next_append
 from tidemark.pipeline.context import Pipeline, unfinished
+from tidemark.ports.control import TellsTime
 
-_COMMIT_OP = 0
+GRACE_SECONDS: Final = 900.0
+"""A sealed transaction is in its logs a moment later, unless whoever should append it is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flushing:
+    """The tracker as of now; of the shards that may be behind, where their logs stand and what they need."""
+
+    tracker: FlushTracker
+    marks: Mapping[ShardId, TableMark]
+    needs: Mapping[ShardId, NextAppend]
+
+
+def table_mark(pipeline: Pipeline, shard: ShardId, lower: Txn) -> tuple[TableMark, NextAppend]:
+    """Where a shard's log stands, whether it waits at a held transaction, and what it needs next."""
+    head = pipeline.control.log(shard).head()
+    first = max(head.upper, lower)
+    seals = pipeline.control.seals.read(first, pipeline.control.seals.head().upper)
+    needs = next_append(shard, upper=first, seals=seals)
+    waits_at = needs.txn if isinstance(needs, Paused) else TXN_NONE
+    return TableMark(head.upper, waits_at), needs
+
+
+def flushing(pipeline: Pipeline, *, timed: bool = False) -> Flushing:
+    """The tracker, by the seals and logs of now; with `timed`, it knows since when shards lag."""
+    behind = unfinished(pipeline)
+    done = Txn(pipeline.control.checkpoints.head().upper - 1)
+    found = {shard: table_mark(pipeline, shard, lower) for shard, lower in behind.lowers.items()}
+    marks = {shard: mark for shard, (mark, _) in found.items()}
+    sealed: dict[Txn, float] = {}
+    flushed: dict[ShardId, float] = {}
+    if timed:
+        control = pipeline.control
+        sealed = {seal.txn: _seconds(control.seals, seal.txn) for seal in behind.seals}
+        flushed = {shard: _seconds(control.log(shard), mark.upper - 1) for shard, mark in marks.items()}
+    tracker = flush_tracker(
+        done=done, seals=behind.seals, tables=marks, sealed_seconds=sealed, flushed_seconds=flushed
+    )
+    return Flushing(tracker, marks, {shard: needs for shard, (_, needs) in found.items()})
+
+
+def is_settled(pipeline: Pipeline, shard: ShardId) -> bool:
+    """Whether everything that is bound is decided, and the shard's log has all of it.
+
+    The log itself is asked: a checkpoint says where it waited then, and no other is written before something
+    is bound, which may in turn wait for this."""
+    if pipeline.control.bindings.head().upper != pipeline.control.seals.head().upper:
+        return False
+    lower = unfinished(pipeline).lowers.get(shard)
+    return lower is None or isinstance(table_mark(pipeline, shard, lower)[1], CaughtUp)
+
+
+def is_paused(pipeline: Pipeline, shard: ShardId) -> bool:
+    """Whether the shard's log waits at a transaction that its gate has held."""
+    lower = unfinished(pipeline).lowers.get(shard)
+    return lower is not None and isinstance(table_mark(pipeline, shard, lower)[1], Paused)
 
 
 def holding_back(pipeline: Pipeline) -> Sequence[Lag]:
     """The shards whose logs lack sealed transactions, the one that holds furthest back first."""
-    behind = unfinished(pipeline)
-    done = pipeline.control.checkpoints.head().upper - 1
-    tracker = FlushTracker(acknowledged=SourceTxn(done))
-    waits: dict[ShardId, int] = {}
-    uppers: dict[ShardId, int] = {}
-    for shard, lower in behind.lowers.items():
-        mark, _ = table_mark(pipeline, shard, lower)
-        waits[shard], uppers[shard] = mark.waits_at, mark.upper
-    for seal in behind.seals:
-        touched = [shard for shard in seal.shards if not 0 < waits.get(shard, 0) <= seal.txn]
-        tracker.committed(FlushPosition(SourceTxn(seal.txn), _COMMIT_OP), touched, now_seconds=0)
-    for shard, upper in uppers.items():
-        if upper > 1:
-            tracker.flushed(shard, FlushPosition(SourceTxn(upper - 1), _COMMIT_OP), now_seconds=0)
-    return tracker.lagging()
+    return flushing(pipeline).tracker.lagging()
+
+
+def stalls(
+    pipeline: Pipeline, *, now_seconds: float, grace_seconds: float = GRACE_SECONDS
+) -> tuple[str, ...]:
+    """What has not moved for longer than the grace although there is something to do, by recorded times."""
+    lags = flushing(pipeline, timed=True).tracker.stalled(
+        now_seconds=now_seconds, grace_seconds=grace_seconds
+    )
+    told = [
+        f"shard {lag.shard} has not moved for {now_seconds - lag.since_seconds:.0f} s:"
+        f" it lacks transaction {lag.wanted.txn}, which is sealed"
+        for lag in lags
+    ]
+    bindings, seals = pipeline.control.bindings, pipeline.control.seals
+    upper, sealed_upper = bindings.head().upper, seals.head().upper
+    if sealed_upper < upper:
+        since = max(_seconds(bindings, sealed_upper), _seconds(seals, sealed_upper - 1))
+        if now_seconds - since > grace_seconds:
+            told.append(f"transaction {sealed_upper} is bound and not sealed for {now_seconds - since:.0f} s")
+    return tuple(told)
+
+
+def _seconds(ledger: object, number: int) -> float:
+    """When a record was committed, 0 where nobody knows."""
+    at = ledger.written_at(number) if isinstance(ledger, TellsTime) else None
+    return at.timestamp() if at is not None else 0.0

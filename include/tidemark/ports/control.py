@@ -13,7 +13,8 @@ Promise of a `Ledger`, for every implementation (`tests/contract` checks it agai
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeVar
+from datetime import datetime
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from tidemark.core.binding import BindingRecord
 from tidemark.core.checkpoint import Checkpoint
@@ -48,6 +49,16 @@ class Ledger(Protocol[R]):
 
     def commit(self, head: Head, put: Put[R, Any]) -> CommitOutcome:
         """Add the records and move the marks, if and only if the ledger still stands at `head`."""
+        ...
+
+
+@runtime_checkable
+class TellsTime(Protocol):
+    """A ledger that keeps when its records were committed, by their writers' clocks. For alarms and
+    retention: no decision about what happened depends on it."""
+
+    def written_at(self, number: int) -> datetime | None:
+        """When the first record of a number was committed; None where that is not known."""
         ...
 
 

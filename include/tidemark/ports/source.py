@@ -96,6 +96,10 @@ class KeptKeys(Protocol):
         """Whether everything that is bound to the shard is in its log."""
         ...
 
+    def is_paused(self, shard: ShardId) -> bool:
+        """Whether the shard's log waits until someone releases it: it is not settled before that."""
+        ...
+
     def keys(self, shard: ShardId, columns: Sequence[str]) -> Iterator[Mapping[str, Any]]:
         """At least the keys of all rows that the shard has; once it is settled, of all that are bound."""
         ...

@@ -5,22 +5,19 @@ A connection is written the way Airflow's Kafka provider has it: its `extra` hol
 some things differently; `java_settings` translates. A setting that can't be given to both is refused by name,
 because offsets that one client sees and the other doesn't would be a wrong binding.
 
-The connection `kafka_prod` is found in the variable `AIRFLOW_CONN_KAFKA_PROD`, as JSON or as a URI: where
-Airflow runs a step it puts the connection there, from whatever backend has it. Settings are kept in memory
-only; no message, record or command line has a value of them.
+Settings are kept in memory only; no message, record or command line has a value of them.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import parse_qsl, urlsplit
 
 from tidemark.config.kafka import KafkaSource
 from tidemark.core.errors import InvalidUsage
+from tidemark.sources.connections import find_connection
 from tidemark.sources.kafka_registry import URL, USER
 
 SERVERS: Final = "bootstrap.servers"
@@ -52,11 +49,6 @@ _IGNORED: Final = (
 """What a connection made for consumers often has, and what is decided here."""
 
 
-def variable_of(connection: str) -> str:
-    """The environment variable that a connection is found in."""
-    return f"AIRFLOW_CONN_{connection.upper()}"
-
-
 def settings_of(source: KafkaSource, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """librdkafka's settings for a source; `InvalidUsage` when its connection can't be used."""
     if source.kafka_config_id is None:
@@ -84,33 +76,13 @@ def registry_settings(source: KafkaSource, environ: Mapping[str, str] = os.envir
 
 def _settings(name: str, environ: Mapping[str, str]) -> dict[str, str]:
     """All that a connection has in its extra."""
-    variable = variable_of(name)
-    text = environ.get(variable, "")
-    if not text:
-        hint = f"make it in Airflow, or set {variable} to its JSON or URI"
-        raise InvalidUsage(f"there is no connection {name!r}", hint=hint)
-    return {str(key): _text(value) for key, value in _extra(text, name).items()}
+    example = '{"conn_type": "kafka", "extra": {"bootstrap.servers": "…"}}'
+    found = find_connection(name, environ, example=example)
+    return {str(key): _text(value) for key, value in found.extra.items()}
 
 
 def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _extra(text: str, name: str) -> dict[str, Any]:
-    """The settings in a connection's text; the text itself is in no message."""
-    try:
-        if text.lstrip().startswith("{"):
-            found = json.loads(text).get("extra") or {}
-            extra = json.loads(found) if isinstance(found, str) else found
-        else:
-            query = dict(parse_qsl(urlsplit(text).query))
-            extra = json.loads(query["__extra__"]) if "__extra__" in query else query
-        if isinstance(extra, dict):
-            return extra
-    except ValueError:
-        pass
-    hint = 'write {"conn_type": "kafka", "extra": {"bootstrap.servers": "…"}}'
-    raise InvalidUsage(f"connection {name!r} can't be read", hint=hint)
 
 
 def java_settings(settings: Mapping[str, str]) -> dict[str, str]:

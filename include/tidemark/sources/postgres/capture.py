@@ -47,6 +47,12 @@ class NotYet(Exception):
     """A truncate can be taken only when everything before it is in the shard's log."""
 
 
+def while_paused(fact: str, shard: ShardId) -> InvalidUsage:
+    """What needs all of a shard in its log is refused while that waits: it may be for days."""
+    hint = f"release it first: tidemark release PIPELINE {shard} --reason …"
+    return InvalidUsage(f"{fact} while shard {shard} is paused", hint=hint)
+
+
 class Capture:
     """One reading of the slot, from the last binding on. `waits` says that it ends before a truncate, which
     can be taken once everything before it is done."""
@@ -149,6 +155,8 @@ class Capture:
                 self._cutter.record(truncated(place))
                 continue
             name = ShardId(shard.name)
+            if self._kept.is_paused(name):
+                raise while_paused(f"a truncate of {relation.name} can't be applied", name)
             if self._follows or self._cutter.is_begun or not self._kept.is_settled(name):
                 logger.info("a truncate of %s waits until everything before it is done", relation.name)
                 raise NotYet

@@ -29,6 +29,10 @@ from tidemark.sources.postgres.values import declared_for
 
 VERSION_MIN: Final = 150_000
 _MEGABYTE: Final = 1024**2
+_RIGHTS: Final = """
+SELECT has_schema_privilege(n.oid, 'USAGE'), has_table_privilege(c.oid, 'SELECT')
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = %s
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +129,15 @@ def _role(db: psycopg.Connection) -> tuple[str, str]:
 def _rights(db: psycopg.Connection, config: PipelineConfig) -> Iterator[Requirement]:
     user, role = _role(db)
     for table in taken_shards(config):
-        exists = _one(db, "SELECT to_regclass(%s)", table) is not None
-        if exists and not _one(db, "SELECT has_table_privilege(to_regclass(%s)::oid, 'SELECT')", table):
-            fact = f"{user} may not read {table}"
-            yield Requirement("rights", False, fact, f"GRANT SELECT ON {table} TO {role}")
+        schema, _, name = table.partition(".")
+        found = db.execute(_RIGHTS, (schema, name)).fetchone()
+        may_use, may_read = found if found is not None else (True, True)
+        if not may_use:
+            fix = f"GRANT USAGE ON SCHEMA {sql.Identifier(schema).as_string(db)} TO {role}"
+            yield Requirement("rights", False, f"{user} may not use schema {schema}", fix)
+        if not may_read:
+            fix = f"GRANT SELECT ON {sql.Identifier(schema, name).as_string(db)} TO {role}"
+            yield Requirement("rights", False, f"{user} may not read {table}", fix)
 
 
 def _slot(db: psycopg.Connection, source: PostgresSource) -> Iterator[Requirement]:

@@ -1,12 +1,10 @@
-"""Connections by id: out of the environment, or from Airflow. No password ever leaves this module.
+"""Sessions with a database, by the id of a connection. No password ever leaves this module.
 
-`AIRFLOW_CONN_<ID>` holds a connection as Airflow spells it, a URI or JSON; where there is none, Airflow is
-asked. What PostgreSQL says when it refuses a connection names user, host and database, never the password.
+What PostgreSQL says when it refuses a connection names user, host and database, never the password.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,9 +12,9 @@ from typing import Any, Final
 
 import psycopg
 from psycopg import errors
-from psycopg.conninfo import conninfo_to_dict
 
 from tidemark.core.errors import Determinate, InvalidUsage, TidemarkError
+from tidemark.sources.connections import find_connection
 
 CONNECT_SECONDS_MAX: Final = 10
 LOCK_SECONDS_MAX: Final = 60
@@ -28,52 +26,27 @@ SETTINGS: Final = {
     "bytea_output": "hex",
     "lock_timeout": f"{LOCK_SECONDS_MAX}s",
     "client_encoding": "UTF8",
+    "statement_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
 }
-"""A session's settings decide how values are spelled; these spell every value in full."""
+"""A session's settings decide how values are spelled; these spell every value in full. And a reading takes as
+long as its table is big, whatever limits the server has for others."""
+_TRANSACTION_TIMEOUT_FROM: Final = 170_000
+_OPTIONS: Final = ("ssl", "target_session")
 _REFUSALS: Final = ("authentication", "does not exist", "pg_hba.conf", "no password supplied", "REPLICATION")
 
 
 def parameters_of(conn_id: str, environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """The libpq parameters of a connection."""
-    text = environ.get(f"AIRFLOW_CONN_{conn_id.upper()}")
-    if text is None:
-        return _from_airflow(conn_id)
-    try:
-        if text.lstrip().startswith("{"):
-            return _from_fields(json.loads(text))
-        return _checked(conninfo_to_dict(text.replace("postgres://", "postgresql://", 1)))
-    except (ValueError, TypeError, psycopg.Error):
-        # What is wrong with it may be told by its text, which holds the password: say nothing of it.
-        raise InvalidUsage(
-            f"connection {conn_id!r} in the environment can't be read",
-            hint="write postgresql://user:password@host:5432/database, or Airflow's JSON",
-        ) from None
-
-
-def _from_airflow(conn_id: str) -> dict[str, Any]:
-    hint = f"define it in Airflow, or set AIRFLOW_CONN_{conn_id.upper()}"
-    try:
-        from airflow.sdk import BaseHook
-
-        found = BaseHook.get_connection(conn_id)
-    except Exception as error:
-        fact = f"there is no connection {conn_id!r} ({type(error).__name__})"
-        raise InvalidUsage(fact, hint=hint) from None
-    names = ("host", "port", "schema", "login", "password")
-    return _from_fields({**{name: getattr(found, name) for name in names}, "extra": found.extra_dejson})
-
-
-def _from_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    extra = fields.get("extra") or {}
-    options = json.loads(extra) if isinstance(extra, str) else extra
-    wanted = {"host": "host", "port": "port", "dbname": "schema", "user": "login", "password": "password"}
-    found = {name: fields.get(field) for name, field in wanted.items()}
-    kept = {name: str(value) for name, value in options.items() if name.startswith(("ssl", "target_session"))}
-    return _checked({**{name: value for name, value in found.items() if value not in (None, "")}, **kept})
-
-
-def _checked(parameters: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in parameters.items() if name != "options"}
+    found = find_connection(
+        conn_id, environ, example="postgresql://user:password@host:5432/database, or Airflow's JSON"
+    )
+    given = {
+        "host": found.host, "port": found.port, "dbname": found.schema, "user": found.login,
+        "password": found.password,
+    }  # fmt: skip
+    kept = {name: str(value) for name, value in found.extra.items() if name.startswith(_OPTIONS)}
+    return {**{name: value for name, value in given.items() if value}, **kept}
 
 
 def connect(conn_id: str, *, replication: bool = False) -> psycopg.Connection:
@@ -81,7 +54,7 @@ def connect(conn_id: str, *, replication: bool = False) -> psycopg.Connection:
     options = " ".join(f"-c {name}={value}" for name, value in SETTINGS.items())
     more = {"replication": "database"} if replication else {}
     try:
-        return psycopg.connect(
+        db = psycopg.connect(
             **{**parameters_of(conn_id), **more},
             options=options,
             connect_timeout=CONNECT_SECONDS_MAX,
@@ -94,6 +67,15 @@ def connect(conn_id: str, *, replication: bool = False) -> psycopg.Connection:
         if any(word in said for word in _REFUSALS):
             raise InvalidUsage(fact, hint="check its login, password, database and rights") from None
         raise Determinate(fact, hint="check that the server runs and can be reached") from None
+    if db.info.server_version >= _TRANSACTION_TIMEOUT_FROM:
+        # Not among the settings: an older server would refuse the session for it.
+        db.execute("SET transaction_timeout = 0")
+        db.commit()
+    return db
+
+
+class SlotInUse(Determinate):
+    """Another process works with the slot, for longer than a session waits."""
 
 
 @contextmanager
@@ -108,7 +90,7 @@ def told() -> Iterator[None]:
         raise InvalidUsage(f"the database refuses: {_said(error)}", hint=hint) from None
     except (errors.LockNotAvailable, errors.ObjectInUse) as error:
         hint = "another process works with the slot; try again when it is done"
-        raise Determinate(f"the slot is in use: {_said(error)}", hint=hint) from None
+        raise SlotInUse(f"the slot is in use: {_said(error)}", hint=hint) from None
     except psycopg.Error as error:
         raise Determinate(f"the database failed: {_said(error)}", hint="look at its log; retry") from None
 

@@ -11,8 +11,8 @@ bound position and finds or writes the same ones (Invariant 1).
 `acknowledge` advances the slot, and nothing else does (Invariant 10). It is called after the checkpoint is
 durable, with the frontier of a bound transaction, which is a commit's end. Where the slot then has nothing
 for this pipeline, traffic of other tables alone, it is advanced past that too: WAL is not kept for it
-(scenario F13). Before it is advanced, the position is noted beside the captured files: a slot that is further
-than that note has lost changes.
+(scenario F13; `letting_go` does both). What the last binding knows of tables counts there too, so one that is
+given up is let go by an empty transaction, where no other is to be bound (scenarios F8, F9).
 
 Captured files are what the pipeline's history is replayed from; maintenance lets go what lies below the
 retention (`unneeded`).
@@ -45,13 +45,14 @@ from tidemark.ports.source import KeptKeys, Standing, Unneeded
 from tidemark.sources.change import find_change, listed
 from tidemark.sources.content import read_content
 from tidemark.sources.listing import Found
-from tidemark.sources.lsn import lsn_text, parsed_lsn
+from tidemark.sources.lsn import lsn_text
 from tidemark.sources.manifest import PARTITION, Manifest
 from tidemark.sources.postgres import slot as slots
-from tidemark.sources.postgres.capture import CHANGES_PER_PEEK, Capture, Counted, captured, first_needed
+from tidemark.sources.postgres.capture import Capture, captured, while_paused
 from tidemark.sources.postgres.changes import WAL, ChangeFiles, put_in_pieces
-from tidemark.sources.postgres.connection import connect, told
+from tidemark.sources.postgres.connection import SlotInUse, connect, told
 from tidemark.sources.postgres.kept import let_go, unneeded
+from tidemark.sources.postgres.letting_go import LettingGo, acknowledged, last_bound
 from tidemark.sources.postgres.membership import known_readings
 from tidemark.sources.postgres.readings import Tables, read_tables
 from tidemark.sources.postgres.records import place_of, swept
@@ -60,7 +61,6 @@ from tidemark.sources.postgres.snapshot import (
     ask_again,
     asked_again,
     find_snapshot,
-    noted_tables,
     reading_prefix,
     steps_of,
 )
@@ -75,7 +75,6 @@ from tidemark.sources.postgres.tables import (
 
 logger = logging.getLogger(__name__)
 
-ACKNOWLEDGED: Final = "acknowledged"
 DAY_SECONDS: Final = 86_400
 
 
@@ -95,8 +94,9 @@ class SlotSource:
         can't be read before everything that is bound is done: the run does that, and the next one reads."""
         known = known_readings(self._config, last)
         wanted = self._wanted(known)
+        changed = bool(wanted) or (last is not None and known.keys() != _snapshots(last).keys())
         with told(), closing(self.connect()) as db:
-            marked = slots.mark(db) if wanted else 0
+            marked = slots.mark(db) if changed else 0
             with db.transaction():
                 slots.lock(db, self._source.slot)
                 found = slots.usable_slot(db, self._source.slot)
@@ -105,6 +105,9 @@ class SlotSource:
                 published, shards = self._tables(db)
                 tables = {name: (published[name], shards[name]) for name in wanted}
                 again = self._again(tables)
+                for shard in sorted(again):
+                    if self._kept.is_paused(shard):
+                        raise while_paused("a table can't be read anew", shard)
                 if not all(self._kept.is_settled(shard) for shard in again):
                     logger.info(
                         "tables are read anew once everything that is bound is done: %s", sorted(again)
@@ -122,8 +125,9 @@ class SlotSource:
                 if not steps:
                     # Of a table that has changed its columns, what came before is bound first.
                     raise_first(shape_flaws(published, shards))
-        if wanted and not steps and not capture.waits:
-            # All new tables are empty, and the slot has nothing up to the mark: that they were read is kept.
+        if changed and not steps and not capture.waits:
+            # All new tables are empty, or some were given up, and the slot has nothing up to the mark: which
+            # tables are taken from here on is bound alone.
             upper = Frontier.of({PARTITION: lower[PARTITION], WAL: marked})
             steps = [Step(upper, Manifest("json", (), known).to_json())]
         return steps
@@ -179,24 +183,28 @@ class SlotSource:
 
     def acknowledge(self, frontier: Frontier) -> None:
         """Advance the slot to the frontier, and on over what this pipeline doesn't need. Never goes back."""
-        with told(), closing(self.connect()) as db:
-            self._advance(db, frontier[WAL])
-            reached, is_needed = self._unneeded(db)
-            if not reached and not is_needed:
-                marked = slots.mark(db)
-                reached, is_needed = self._unneeded(db)
-                reached = marked if not reached and not is_needed else reached
-            self._advance(db, reached)
+        try:
+            with told(), closing(self.connect()) as db:
+                LettingGo(self._config, self._source, self.files, self._bindings).up_to(db, frontier[WAL])
+        except SlotInUse as error:
+            # Everything is durable, and the slot only remembers too much until the next acknowledgement.
+            logger.warning("%s; the next run acknowledges this too", error.fact)
 
     def standing(self) -> Standing:
-        """Where the slot stands, and how much log the server keeps for it."""
+        """Where the slot stands, and how much log the server keeps for it; or why it can't go on."""
+        # What is bound is looked at before the slot, and what was acknowledged after it: a run that works
+        # meanwhile makes no difference.
+        bound = last_bound(self._bindings)
+        position = ""
         try:
             with told(), closing(self.connect()) as db:
                 found = slots.usable_slot(db, self._source.slot)
+                position = lsn_text(found.confirmed)
+                if bound is not None:
+                    slots.check_continues(found, bound=bound.upper[WAL], acknowledged=self.acknowledged)
         except TidemarkError as error:
-            return Standing("", trouble=str(error))
-        kept = f"{found.retained_bytes:,} bytes of log kept by the server"
-        return Standing(lsn_text(found.confirmed), cost=kept)
+            return Standing(position, trouble=str(error))
+        return Standing(position, cost=f"{found.retained_bytes:,} bytes of log kept by the server")
 
     def shown(self, frontier: Frontier) -> str:
         return lsn_text(frontier[WAL])
@@ -207,35 +215,7 @@ class SlotSource:
     @property
     def acknowledged(self) -> int:
         """How far the slot may have been advanced; 0 when it never was."""
-        path = self.files.folder / ACKNOWLEDGED
-        return parsed_lsn(path.read_text()) if path.exists() else 0
-
-    def _advance(self, db: psycopg.Connection, lsn: int) -> None:
-        with db.transaction():
-            slots.lock(db, self._source.slot)
-            found = slots.usable_slot(db, self._source.slot)
-            if lsn <= found.confirmed:
-                return
-            if lsn > self.acknowledged:
-                self.files.replace(self.files.folder / ACKNOWLEDGED, lsn_text(lsn).encode())
-            slots.advance(db, self._source.slot, lsn)
-
-    def _unneeded(self, db: psycopg.Connection) -> tuple[int, bool]:
-        """Up to which commit the slot has nothing that this pipeline takes, 0 for none, and whether it has
-        something after that. A table that the last binding knows counts, and one that was read since,
-        whatever our settings say: a process with older ones must not let go of what a newer one takes."""
-        changes_max = 1
-        while True:
-            with db.transaction():
-                slots.lock(db, self._source.slot)
-                tables = taken_shards(self._config).keys() | self._bound_tables()
-                messages = Counted(
-                    slots.peek(db, self._source.slot, self._source.publication, changes_max=changes_max)
-                )
-                reached, is_needed = first_needed(messages, tables)
-            if is_needed or messages.count < changes_max or changes_max >= CHANGES_PER_PEEK:
-                return reached, is_needed
-            changes_max = CHANGES_PER_PEEK
+        return acknowledged(self.files)
 
     def _tables(self, db: psycopg.Connection) -> tuple[dict[str, Published], dict[str, ShardConfig]]:
         """The published tables and the shards that follow them, once their rows can be told apart."""
@@ -243,12 +223,6 @@ class SlotSource:
         shards = taken_shards(self._config)
         raise_first(identity_flaws(published, shards, self._source.publication))
         return published, shards
-
-    def _bound_tables(self) -> set[str]:
-        upper = self._bindings.head().upper
-        last = [one for one in self._bindings.read(upper - 1, upper) if isinstance(one, Binding)]
-        bound = {table for one in last for table in Manifest.from_json(one.manifest).snapshots}
-        return bound | noted_tables(self.files, lsn_min=max((one.upper[WAL] for one in last), default=0))
 
     def _wanted(self, known: Mapping[str, int]) -> dict[str, int]:
         """The tables to read, and the position that a reading of each must reach at least."""
@@ -286,6 +260,10 @@ class SlotSource:
         lines = (swept(key, shard, place) for key in self._kept.keys(ShardId(shard.name), shard.keys))
         prefix = f"{snapshot.lsn:016x}-{reading_prefix(published.name, shard)}-s"
         return replace(snapshot, sweep=put_in_pieces(self.files, prefix, lines))
+
+
+def _snapshots(binding: Binding) -> Mapping[str, int]:
+    return Manifest.from_json(binding.manifest).snapshots
 
 
 def _start(confirmed: int) -> Frontier:

@@ -1,0 +1,94 @@
+"""How far a slot may forget: to what is durable, and on over what the pipeline doesn't take.
+
+Before a slot is advanced, the position is noted beside the captured files: a slot that is further than that
+note has lost changes. It is advanced to record boundaries only, a commit's end or a mark of our own.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import psycopg
+
+from tidemark.config.model import PipelineConfig
+from tidemark.config.source import PostgresSource
+from tidemark.core.binding import Binding, BindingRecord
+from tidemark.ports.control import Ledger
+from tidemark.sources.lsn import lsn_text, parsed_lsn
+from tidemark.sources.manifest import Manifest
+from tidemark.sources.postgres import slot as slots
+from tidemark.sources.postgres.capture import CHANGES_PER_PEEK, Counted, first_needed
+from tidemark.sources.postgres.changes import WAL, ChangeFiles
+from tidemark.sources.postgres.snapshot import noted_tables
+from tidemark.sources.postgres.tables import taken_shards
+
+ACKNOWLEDGED: Final = "acknowledged"
+
+
+def acknowledged(files: ChangeFiles) -> int:
+    """How far the slot may have been advanced; 0 when it never was."""
+    path = files.folder / ACKNOWLEDGED
+    return parsed_lsn(path.read_text()) if path.exists() else 0
+
+
+def last_bound(bindings: Ledger[BindingRecord]) -> Binding | None:
+    """The newest binding; None when nothing is bound."""
+    upper = bindings.head().upper
+    return next((one for one in bindings.read(upper - 1, upper) if isinstance(one, Binding)), None)
+
+
+class LettingGo:
+    """Advances the slot of a pipeline; never back, and never past a change that is still to be bound."""
+
+    def __init__(
+        self,
+        config: PipelineConfig,
+        source: PostgresSource,
+        files: ChangeFiles,
+        bindings: Ledger[BindingRecord],
+    ) -> None:
+        self._config, self._source, self._files, self._bindings = config, source, files, bindings
+
+    def up_to(self, db: psycopg.Connection, lsn: int) -> None:
+        """Advance to a position below which all is durable, and on to the next change that is needed."""
+        self._advance(db, lsn)
+        reached, is_needed = self._unneeded(db)
+        if not reached and not is_needed:
+            marked = slots.mark(db)
+            reached, is_needed = self._unneeded(db)
+            reached = marked if not reached and not is_needed else reached
+        self._advance(db, reached)
+
+    def _advance(self, db: psycopg.Connection, lsn: int) -> None:
+        with db.transaction():
+            slots.lock(db, self._source.slot)
+            found = slots.usable_slot(db, self._source.slot)
+            if lsn <= found.confirmed:
+                return
+            if lsn > acknowledged(self._files):
+                self._files.replace(self._files.folder / ACKNOWLEDGED, lsn_text(lsn).encode())
+            slots.advance(db, self._source.slot, lsn)
+
+    def _unneeded(self, db: psycopg.Connection) -> tuple[int, bool]:
+        """Up to which commit the slot has nothing that this pipeline takes, 0 for none, and whether it has
+        something after that. A table that the last binding knows counts, and one that was read since,
+        whatever our settings say: a process with older ones must not let go of what a newer one takes."""
+        changes_max = 1
+        while True:
+            with db.transaction():
+                slots.lock(db, self._source.slot)
+                tables = taken_shards(self._config).keys() | self._bound_tables()
+                messages = Counted(
+                    slots.peek(db, self._source.slot, self._source.publication, changes_max=changes_max)
+                )
+                reached, is_needed = first_needed(messages, tables)
+            if is_needed or messages.count < changes_max or changes_max >= CHANGES_PER_PEEK:
+                return reached, is_needed
+            changes_max = CHANGES_PER_PEEK
+
+    def _bound_tables(self) -> set[str]:
+        last = last_bound(self._bindings)
+        if last is None:
+            return noted_tables(self._files, lsn_min=0)
+        bound = Manifest.from_json(last.manifest).snapshots.keys()
+        return bound | noted_tables(self._files, lsn_min=last.upper[WAL])
