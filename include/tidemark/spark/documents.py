@@ -38,11 +38,12 @@ from pyspark.sql.types import (
 
 from tidemark.config import CsvOptions, ShardConfig
 from tidemark.core.errors import InvariantViolation
+from tidemark.spark import debezium
 from tidemark.spark.fold import POSITION
 from tidemark.spark.read import DATA, HASH, KEY_DOCUMENT, RAW, RECORD
 from tidemark.spark.sql import case, literal, quoted, texts
 from tidemark.spark.topics import header_text
-from tidemark.spark.values import CORRUPT, ddl_of, judged, read_json, reader_options
+from tidemark.spark.values import CORRUPT, TYPES, Writing, ddl_of, reader_options
 
 SHARD: Final = "_shard"
 VALUES: Final = "_v"
@@ -57,8 +58,6 @@ ORIGIN: Final = "_origin"
 
 _KEY_VALUES: Final = "_k"
 _WITH_COLONS: Final = (MapType, StructType, TimestampNTZType, TimestampType)
-_ORIGIN: Final = "struct<db:string,schema:string,table:string>"
-_CHANGE: Final = f"before:string,after:string,op:string,source:{_ORIGIN}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +73,7 @@ class Form:
     headers: Mapping[str, str] = field(default_factory=dict)
     unreadable: str = ""
     key_unreadable: str = "its key is not a JSON object"
+    writing: Writing = field(default_factory=Writing)
 
 
 @lru_cache(maxsize=4_096)
@@ -128,20 +128,19 @@ def open_envelope(frame: DataFrame, form: Form, *more: str) -> DataFrame:
             "*",
             f"{document} AS {DOCUMENT}",
             f"cast(null as string) AS {BEFORE}",
-            f"cast(null as {_ORIGIN}) AS {ORIGIN}",
+            f"cast(null as {debezium.ORIGIN_TYPE}) AS {ORIGIN}",
             f"{gone} AS {GONE}",
             f"{skip} AS {SKIP}",
             f"cast(null as string) AS {REFUSAL}",
             *more,
         )
+    typed = form.writing.debezium is not None
     columns = record_columns(form)
-    outer = f"from_json({RAW}, 'struct<payload:struct<{_CHANGE}>,{_CHANGE}>') AS _all"
-    inner = "coalesce(_all.payload, struct(_all.before, _all.after, _all.op, _all.source)) AS _inner"
-    opened = frame.selectExpr("*", outer).selectExpr(*columns, inner)
-    empty = literal('{"schema":null,"payload":null}')
-    table = "concat('of ', nullif(concat_ws('.', _inner.source.schema, _inner.source.table), ''))"
-    truncates = case("_inner.op = 't'", f"concat_ws(' ', 'a truncate', {table}, 'can\\'t be applied')")
-    skip = f"trim({RAW}) IN ('null', {empty})"
+    kept = [debezium.key() if column == KEY_DOCUMENT else column for column in columns]
+    opened = frame.selectExpr("*", debezium.outer(typed=typed)).selectExpr(
+        *kept, *debezium.inner(typed=typed)
+    )
+    skip = debezium.IS_EMPTY
     # A deletion without a `before` still has the key of its record.
     by_key = case("_inner.op = 'd'", KEY_DOCUMENT) if form.keyed else "cast(null as string)"
     return opened.selectExpr(
@@ -151,7 +150,8 @@ def open_envelope(frame: DataFrame, form: Form, *more: str) -> DataFrame:
         f"_inner.source AS {ORIGIN}",
         f"isnull(_inner.after) AS {GONE}",
         f"{f'(isnull({RECORD}.value) OR {skip})' if form.keyed else skip} AS {SKIP}",
-        f"{truncates} AS {REFUSAL}",
+        f"{debezium.TRUNCATES} AS {REFUSAL}",
+        *([TYPES] if typed else []),
         *more,
     )
 
@@ -173,13 +173,13 @@ def parse(frame: DataFrame, form: Form, shard: ShardConfig) -> DataFrame:
 
 
 def _parse_json(frame: DataFrame, form: Form, shard: ShardConfig, known: StructType) -> DataFrame:
-    parsed = _read(frame, DOCUMENT, known.fields, VALUES)
+    parsed = _read(frame, DOCUMENT, known.fields, VALUES, form.writing)
     kept = [*record_columns(form), SHARD, DOCUMENT, GONE, VALUES]
     found = [f"{_json_names(known)} AS {NAMES}", f"isnotnull({VALUES}.{CORRUPT}) AS {BROKEN}"]
     if form.keyed and shard.keys and form.envelope == "upsert":
-        parsed, found = _completed(parsed, shard, known), [NAMES, BROKEN]
+        parsed, found = _completed(parsed, shard, known, form.writing), [NAMES, BROKEN]
     if form.envelope == "debezium":
-        refusal = f"coalesce({REFUSAL}, {_key_change(shard, known)}) AS {REFUSAL}"
+        refusal = f"coalesce({REFUSAL}, {_key_change(shard, known, form.writing)}) AS {REFUSAL}"
         return parsed.selectExpr(*kept, *found, SKIP, refusal)
     named = parsed.selectExpr(*kept, *found, SKIP, REFUSAL)
     if form.envelope != "append":
@@ -188,11 +188,13 @@ def _parse_json(frame: DataFrame, form: Form, shard: ShardConfig, known: StructT
     return named.selectExpr(*kept, NAMES, BROKEN, empty, REFUSAL)
 
 
-def _read(frame: DataFrame, document: str, fields: Sequence[StructField], name: str) -> DataFrame:
+def _read(
+    frame: DataFrame, document: str, fields: Sequence[StructField], name: str, writing: Writing
+) -> DataFrame:
     """The frame with a document's fields, in their declared types, as a struct of this name."""
-    read = frame.selectExpr("*", f"{read_json(document, fields)} AS {name}")
-    given = judged(name, fields)
-    return read if given == name else read.withColumn(name, F.expr(given))
+    read = frame.selectExpr("*", f"{writing.read_json(document, fields)} AS {name}")
+    judged = writing.judged(name, fields)
+    return read if judged == name else read.withColumn(name, F.expr(judged))
 
 
 def _with_headers(parsed: DataFrame, form: Form, known: StructType) -> DataFrame:
@@ -205,7 +207,7 @@ def _with_headers(parsed: DataFrame, form: Form, known: StructType) -> DataFrame
     return parsed.selectExpr(*rest, f"struct({VALUES}.*, {found}) AS {VALUES}", named)
 
 
-def _completed(parsed: DataFrame, shard: ShardConfig, known: StructType) -> DataFrame:
+def _completed(parsed: DataFrame, shard: ShardConfig, known: StructType, writing: Writing) -> DataFrame:
     """The values, named and judged, with the key columns of the record's own key where the value has none, or
     can't be read. The key is parsed only where it is needed."""
     keys = [field for field in known.fields if field.name in shard.keys]
@@ -227,7 +229,7 @@ def _completed(parsed: DataFrame, shard: ShardConfig, known: StructType) -> Data
     broken = f"(isnotnull({VALUES}.{CORRUPT}) OR isnotnull({_KEY_VALUES}.{CORRUPT})) AS {BROKEN}"
     rest = [name for name in parsed.columns if name != VALUES]
     with_names = parsed.selectExpr("*", f"{_json_names(known)} AS {NAMES}")
-    with_key = _read(with_names, case(needed, KEY_DOCUMENT), keys, _KEY_VALUES)
+    with_key = _read(with_names, case(needed, KEY_DOCUMENT), keys, _KEY_VALUES, writing)
     return with_key.selectExpr(*rest, f"struct({', '.join(fields)}) AS {VALUES}", named, broken)
 
 
@@ -248,10 +250,10 @@ def _json_names(known: StructType) -> str:
     return case(closed, read_again)
 
 
-def _key_change(shard: ShardConfig, known: StructType) -> str:
+def _key_change(shard: ShardConfig, known: StructType, writing: Writing) -> str:
     """A row that changes its key is a deletion and an insertion; Debezium sends both, and never this."""
     keys = [field for field in known.fields if field.name in shard.keys]
-    before = judged(read_json(BEFORE, keys), keys)
+    before = writing.judged(writing.read_json(BEFORE, keys), keys)
     changed = " OR ".join(
         f"(isnotnull(get_json_object({BEFORE}, {literal('$.' + field.name)}))"
         f" AND NOT ({before}.{quoted(field.name)} <=> {VALUES}.{quoted(field.name)}))"

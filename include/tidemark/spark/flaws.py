@@ -14,7 +14,6 @@ from tidemark.spark import documents as doc
 from tidemark.spark.fold import lateness_number, sequence_number_sql
 from tidemark.spark.read import KEY_DOCUMENT, RAW, RECORD
 from tidemark.spark.sql import case, coalesced, literal, quoted, texts
-from tidemark.spark.values import advice
 
 SHARD: Final = doc.SHARD
 NULL_TEXT: Final = "cast(null as string)"
@@ -127,7 +126,7 @@ def _broken_columns(rules: Rules) -> str:
         fact = literal(f"column '{column.name}' is {column.type.ddl}, found ")
         value = f"substring({found}, 1, {_VALUE_CHARACTERS_MAX})"
         shown = literal("***") if column.name in rules.shard.masked else value
-        shown = f"concat({fact}, {shown}, {advice(found, types[column.name].dataType)})"
+        shown = f"concat({fact}, {shown}, {rules.form.writing.advice(found, types[column.name].dataType)})"
         said.append(case(f"isnull({value_of(column.name)}) AND isnotnull({found})", shown))
     # A struct with one broken field is not NULL itself.
     nested = [column.name for column in rules.shard.columns if column.type.name in ("ARRAY", "MAP", "STRUCT")]

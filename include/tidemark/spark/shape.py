@@ -17,6 +17,7 @@ from tidemark.config import CsvOptions, KafkaSource, PipelineConfig
 from tidemark.core.errors import InvalidUsage, InvariantViolation
 from tidemark.sources.manifest import BoundFile
 from tidemark.spark import documents as doc
+from tidemark.spark.values import Writing
 
 _HEADER_BYTES_MAX = 1 << 20
 
@@ -36,7 +37,7 @@ def form_of(config: PipelineConfig, folder: str, files: Sequence[BoundFile]) -> 
         )
     elif source.format == "parquet":
         header = _common((file.name, _parquet_names(f"{folder}/{file.name}")) for file in files)
-    return doc.Form(source.format, config.envelope, source.csv_options, header)
+    return doc.Form(source.format, config.envelope, source.csv_options, header, writing=Writing.of(config))
 
 
 def rows_schema(form: doc.Form, known: StructType) -> StructType:
