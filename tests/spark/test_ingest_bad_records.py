@@ -95,6 +95,11 @@ BROKEN: list[tuple[Any, str]] = [
     ({"n": "5"}, "column 'n' is BIGINT, found 5"),
     ({"n": ""}, "column 'n' is BIGINT, found "),
     ({"d": "123456.78"}, "column 'd' is DECIMAL(6,2), found 123456.78"),
+    ({"d": 1.005}, "column 'd' is DECIMAL(6,2), found 1.005"),
+    ({"d": "1.001"}, "column 'd' is DECIMAL(6,2), found 1.001"),
+    ({"d": 1e-3}, "column 'd' is DECIMAL(6,2), found 0.001"),
+    ({"d": "1E-3"}, "column 'd' is DECIMAL(6,2), found 1E-3"),
+    ({"d": "x"}, "column 'd' is DECIMAL(6,2), found x"),
     ({"b": "true"}, "column 'b' is BOOLEAN, found true"),
     ({"x": "abc"}, "column 'x' is DOUBLE, found abc"),
     ({"t": "yesterday"}, "column 't' is TIMESTAMP, found yesterday"),
@@ -125,8 +130,14 @@ def test_e4_what_does_not_fit_its_type_is_a_bad_record_with_a_reason(
     rig = make_rig(spark, tmp_path, TYPED)
     shapes = [{**GOOD, **change} for change, _ in BROKEN]
     changed = [json.dumps({name: v for name, v in shape.items() if v is not ...}) for shape in shapes]
-    staged = rig.stage([GOOD, *changed, *UNREADABLE, {**GOOD, "id": 2, "n": 5}])
-    assert {row["id"]: row["n"] for row in rig.rows(staged)} == {1: 5_000_000_000, 2: 5}
+    more = [{**GOOD, "id": 2, "n": 5, "d": 12.340}, {**GOOD, "id": 3, "d": "1.2E+3"}]
+    more += [{**GOOD, "id": 4, "d": "-7.1000"}, {**GOOD, "id": 5, "d": 7}]
+    staged = rig.stage([GOOD, *changed, *UNREADABLE, *more])
+    rows = {row["id"]: row for row in rig.rows(staged)}
+    assert (rows[1]["n"], rows[2]["n"]) == (5_000_000_000, 5)
+    assert [str(rows[number]["d"]) for number in range(1, 6)] == [
+        "12.34", "12.34", "1200.00", "-7.10", "7.00",
+    ]  # fmt: skip
     assert all(value is not None for row in rig.rows(staged) for value in row.values())
     bad = sorted(rig.rows(staged, QUARANTINE), key=lambda row: row["_ordinal"])
     assert [row["_raw"] for row in bad] == [*changed, *UNREADABLE]
@@ -260,6 +271,24 @@ def test_csv_is_read_by_its_header_and_as_strictly(spark: SparkSession, tmp_path
     rig.write("c.csv", ["k,n,v,op,extra", "a,1,x,u,1"])
     with pytest.raises(InvalidUsage, match="undeclared column 'extra'"):
         rig.plane().stage(rig.bind(["c.csv"]), WriterToken("w"))
+
+
+def test_e4_times_and_decimals_in_csv_are_as_strict(spark: SparkSession, tmp_path: Path) -> None:
+    shard = {"schema": "k INT, t TIMESTAMP, y DATE, d DECIMAL(6,2)", "keys": ["k"]}
+    rig = make_rig(spark, tmp_path, shard, file_format="csv")
+    good = "2024-02-29 12:00:00,2024-02-29,1.50"
+    bad = {
+        2: ("12:30,2024-02-29,1.5", "column 't' is TIMESTAMP, found 12:30"),
+        3: ("2024-02-29 12:00:00,19782,1.5", f"column 'y' is DATE, found 19782{UNITLESS}"),
+        4: ("2024-02-29 12:00:00,2024-02-29,1.005", "column 'd' is DECIMAL(6,2), found 1.005"),
+    }
+    rig.write("a.csv", ["k,t,y,d", f"1,{good}", *(f"{key},{line}" for key, (line, _) in bad.items()), "5,,,"])
+    staged = rig.plane().stage(rig.bind(["a.csv"]), WriterToken("w"))
+    rows = {row["k"]: (row["t"], row["y"], row["d"]) for row in rig.rows(staged)}
+    assert rows[5] == (None, None, None)
+    assert [str(value)[:19] for value in rows[1]] == ["2024-02-29 12:00:00", "2024-02-29", "1.50"]
+    assert sorted(rows) == [1, 5]
+    assert [row["_reason"] for row in rig.rows(staged, QUARANTINE)] == [reason for _, reason in bad.values()]
 
 
 def test_parquet_rows_have_positions_and_unknown_columns_are_refused(

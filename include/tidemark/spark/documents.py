@@ -266,10 +266,11 @@ def _key_change(shard: ShardConfig, known: StructType, writing: Writing) -> str:
 def _parse_csv(frame: DataFrame, form: Form, known: StructType) -> DataFrame:
     types = {field.name: field.dataType for field in known.fields}
     fields = [StructField(name, types.get(name, StringType())) for name in form.header]
-    schema = literal(ddl_of([*fields, StructField(CORRUPT, StringType())]))
-    parsed = frame.selectExpr(
-        "*", f"from_csv({RAW}, {schema}, {reader_options(_csv_options(form.csv))}) AS _csv"
-    )
+    schema = literal(ddl_of([*form.writing.read_fields(fields), StructField(CORRUPT, StringType())]))
+    options = reader_options(_csv_options(form.csv))
+    parsed = frame.selectExpr("*", f"from_csv({RAW}, {schema}, {options}) AS _csv")
+    if any(form.writing.judges(field.dataType) for field in fields):
+        parsed = parsed.withColumn("_csv", F.expr(form.writing.judged("_csv", fields)))
     values = f"{_values_of('_csv', form.header, known)} AS {VALUES}"
     return parsed.selectExpr("*", values, _names_of(form), f"isnotnull(_csv.{CORRUPT}) AS {BROKEN}")
 

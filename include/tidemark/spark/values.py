@@ -1,8 +1,9 @@
-"""Values that Spark's JSON parser would take for something else: read in another type, and judged here.
+"""Values that Spark's parsers would take for something else: read in another type, and judged here.
 
-The parser takes an integer in a TIMESTAMP as seconds, and text like `12:30` as a time of today, whatever the
-writer meant. So times and dates are read as text, at any depth, and must be that: a time begins with its year
-and month, a date is a date alone or at midnight. Anything else does not fit its column.
+The JSON parser takes an integer in a TIMESTAMP as seconds, and both it and CSV's take text like `12:30` as a
+time of today, whatever the writer meant. So times and dates are read as text, at any depth, and must be that:
+a time begins with its year and month, a date is a date alone or at midnight. Anything else does not fit its
+column. So with decimals, which the parsers round: one with more digits than its column has does not fit.
 
 Debezium writes numbers: days in a DATE, and in a TIMESTAMP milli-, micro- or nanoseconds, by the connector's
 setting or, where the record brings its schema along, by that; the schema counts. A DECIMAL is the number, its
@@ -88,12 +89,15 @@ class Writing:
 
     def read_json(self, document: str, fields: Sequence[StructField]) -> str:
         """A document's fields as the parser gives them, what is judged here in another type."""
-        read = [StructField(field.name, self._read_type(field.dataType)) for field in fields]
-        schema = literal(ddl_of([*read, StructField(CORRUPT, StringType())]))
+        schema = literal(ddl_of([*self.read_fields(fields), StructField(CORRUPT, StringType())]))
         return f"from_json({document}, {schema}, {reader_options({})})"
 
+    def read_fields(self, fields: Sequence[StructField]) -> list[StructField]:
+        """The fields in the types that a parser is told."""
+        return [StructField(field.name, self._read_type(field.dataType)) for field in fields]
+
     def judged(self, struct: str, fields: Sequence[StructField]) -> str:
-        """What `read_json` gave, in the declared types; where something does not fit, it is corrupt too."""
+        """What a parser gave, in the declared types; where something does not fit, it is corrupt too."""
         values = [(f"{struct}.{quoted(f.name)}", f.dataType, _Judge.of(self, f.name)) for f in fields]
         wrong = [judge.misfit(read, kind) for read, kind, judge in values if self.judges(kind)]
         if not wrong:
@@ -112,16 +116,14 @@ class Writing:
                 return self.judges(kind.valueType)
             case StructType():
                 return any(self.judges(field.dataType) for field in kind.fields)
-            case DecimalType():
-                return self.debezium is not None
-        return isinstance(kind, DateType | TimestampType | TimestampNTZType)
+        return isinstance(kind, DateType | DecimalType | TimestampType | TimestampNTZType)
 
     def advice(self, found: str, kind: DataType) -> str:
         """What to do about a value that does not fit, as the end of a sentence; empty where nothing is."""
         if not self.judges(kind) or isinstance(kind, ArrayType | MapType | StructType):
             return "''"
         if isinstance(kind, DecimalType):
-            return literal(f" (debezium.decimal_handling_mode is {self.decimals})")
+            return literal(f" (debezium.decimal_handling_mode is {self.decimals})" if self.debezium else "")
         said = ": a number does not say what it counts, and since when; write the time as text"
         if self.debezium is not None:
             said = ": its unit is not known; send schemas along, or set time.precision.mode in the connector"
@@ -138,7 +140,7 @@ class Writing:
             case StructType():
                 return StructType([StructField(f.name, self._read_type(f.dataType)) for f in kind.fields])
             case DecimalType():
-                return {"precise": BinaryType(), "double": DoubleType()}.get(self.decimals, kind)
+                return {"precise": BinaryType(), "double": DoubleType()}.get(self.decimals, StringType())
         return StringType() if self.judges(kind) else kind
 
 
@@ -250,7 +252,13 @@ class _Judge:
                 # The shortest text of a double is the number that was meant.
                 number = f"try_cast(cast({read} as string) as {kind.simpleString()})"
                 return case(f"cast({number} as double) = {read}", number)
-        return case(f"isnull({TYPES}) OR NOT ({self.name} <=> {_DECIMAL})", read)
+        number = f"try_cast({read} as {kind.simpleString()})"
+        # A cast rounds. A number with an exponent was a double, which its own double tells.
+        digits = rf"[.]\d{{{kind.scale}}}\d*[1-9]"
+        of_double = f"cast({number} as double) = try_cast({read} as double)"
+        exact = f"if({read} rlike '[eE]', {of_double}, NOT {read} rlike {literal(digits)})"
+        told = f" AND (isnull({TYPES}) OR NOT ({self.name} <=> {_DECIMAL}))" if self.writing.debezium else ""
+        return case(exact + told, number)
 
 
 def _unscaled(read: str) -> str:
