@@ -5,6 +5,7 @@ The records have the fields, the order and the types that the Postgres connector
 
 from __future__ import annotations
 
+import base64
 import json
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -177,3 +178,23 @@ def test_adaptive_times_without_a_schema_are_bad(spark: SparkSession, tmp_path: 
     rows, bad = staged(rig, [change(None, row(1), "c"), change(None, row(2, at=None, seen=None), "c")])
     assert rows == [{"id": 2, **WHOLE, "at": None, "seen": None}]
     assert bad == {1: f"column 'at' is TIMESTAMP_NTZ, found 1529507596945104{UNIT}"}
+
+
+def test_u14_a_big_value_that_was_left_out_never_replaces_the_one_that_is_there(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """The connector writes a text in its place; the record is bad, and the row stays as it was."""
+    schema = "id INT NOT NULL, body STRING, raw BINARY, tags ARRAY<STRING>"
+    rig = make_rig(spark, tmp_path, {"schema": schema, "keys": ["id"]}, envelope="debezium")
+    out = "__debezium_unavailable_value"
+    whole = {"id": 1, "body": "b" * 9_000, "raw": base64.b64encode(b"r" * 9_000).decode(), "tags": ["t"]}
+    left = [{"body": out}, {"raw": base64.b64encode(out.encode()).decode()}, {"tags": [out]}]
+    records = [change(None, whole, "c"), *(change(None, {**whole, **one}, "u") for one in left)]
+    done = rig.stage(records)
+    (found,) = rig.rows(done)
+    assert (found["body"], found["raw"], found["tags"]) == ("b" * 9_000, b"r" * 9_000, ["t"])
+    advice = ": an update does not send it; ALTER TABLE … REPLICA IDENTITY FULL has it sent"
+    reasons = [bad["_reason"] for bad in rig.rows(done, QUARANTINE)]
+    assert reasons[0] == f"column 'body' is STRING, found {out}{advice}"
+    assert reasons[1].endswith(advice)
+    assert reasons[2] == "a value inside of tags does not fit its type"

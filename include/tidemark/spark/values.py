@@ -44,6 +44,8 @@ _NUMBER: Final = r"^-?\d+([.]\d+)?$"
 _DAYS: Final = (-719_162, 2_932_896)
 _MICROS: Final = (-62_135_596_800_000_000, 253_402_300_799_999_999)
 """From the year 1 to the year 9999."""
+_LEFT_OUT: Final = literal("__debezium_unavailable_value")
+"""What a connector writes for a big value that an update did not change, and the database did not send."""
 _DECIMAL: Final = literal("org.apache.kafka.connect.data.Decimal")
 _DAYS_NAMES: Final = "'io.debezium.time.Date', 'org.apache.kafka.connect.data.Date'"
 _UNITS: Final = {
@@ -116,12 +118,16 @@ class Writing:
                 return self.judges(kind.valueType)
             case StructType():
                 return any(self.judges(field.dataType) for field in kind.fields)
+            case StringType() | BinaryType():
+                return self.debezium is not None
         return isinstance(kind, DateType | DecimalType | TimestampType | TimestampNTZType)
 
     def advice(self, found: str, kind: DataType) -> str:
         """What to do about a value that does not fit, as the end of a sentence; empty where nothing is."""
         if not self.judges(kind) or isinstance(kind, ArrayType | MapType | StructType):
             return "''"
+        if isinstance(kind, StringType | BinaryType):
+            return literal(": an update does not send it; ALTER TABLE … REPLICA IDENTITY FULL has it sent")
         if isinstance(kind, DecimalType):
             return literal(f" (debezium.decimal_handling_mode is {self.decimals})" if self.debezium else "")
         said = ": a number does not say what it counts, and since when; write the time as text"
@@ -141,6 +147,8 @@ class Writing:
                 return StructType([StructField(f.name, self._read_type(f.dataType)) for f in kind.fields])
             case DecimalType():
                 return {"precise": BinaryType(), "double": DoubleType()}.get(self.decimals, StringType())
+            case BinaryType():
+                return kind
         return StringType() if self.judges(kind) else kind
 
 
@@ -182,6 +190,8 @@ class _Judge:
                 return f"if(isnull({read}), null, struct({', '.join(fields)}))"
             case DecimalType():
                 return self._decimal(read, kind)
+            case StringType() | BinaryType():
+                return case(f"{read} != cast({_LEFT_OUT} as {kind.simpleString()})", read)
         return self._time(read, kind)
 
     def misfit(self, read: str, kind: DataType) -> str:
