@@ -331,3 +331,33 @@ def test_a_part_that_can_not_be_read_counts_as_no_rows(spark: SparkSession, tmp_
     path.write_bytes(path.read_bytes()[: part.bytes // 2])
     assert rig.plane().read_back(staged)[shard_endpoint(ShardId("t"))].count == 0
     assert rig.plane().damaged(ShardId("t"), [part]) == [part]
+
+
+def test_parquet_rows_go_to_the_shards_of_a_columns_value(spark: SparkSession, tmp_path: Path) -> None:
+    columns = "id BIGINT, v STRING, kind INT"
+    shards = [
+        {"schema": columns, "keys": ["id"], "name": name, "route": {"column": "kind", "equals": number}}
+        for name, number in (("ones", 1), ("twos", 2))
+    ]
+    rig = make_rig(spark, tmp_path, *shards, file_format="parquet")
+    (tmp_path / "in").mkdir(exist_ok=True)
+    kinds = pa.array([1, 2, 1, 3, None], pa.int32())
+    rows = pa.table({"id": [1, 1, 2, 3, 4], "v": ["a", "b", "c", "d", "e"], "kind": kinds})
+    pq.write_table(rows, tmp_path / "in" / "a.parquet")
+    binding = rig.bind(["a.parquet"])
+    staged = rig.plane().stage(binding, WriterToken("w"))
+    assert state(rig.rows(staged, ShardId("ones")), "id", "v") == {1: "a", 2: "c"}
+    assert state(rig.rows(staged, ShardId("twos")), "id", "v") == {1: "b"}
+    bad = rig.rows(staged, QUARANTINE)
+    assert [(row["_ordinal"], row["_reason"]) for row in bad] == [
+        (3, "no shard takes it"), (4, "no shard takes it"),
+    ]  # fmt: skip
+    assert dict(rig.plane().replay(binding).digests) == dict(staged.digests)
+    (tmp_path / "other").mkdir()
+    other = make_rig(
+        spark, tmp_path / "other", shards[0], {**shards[1], "schema": "id BIGINT, v INT, kind INT"},
+        file_format="parquet",
+    )  # fmt: skip
+    pq.write_table(rows, tmp_path / "other" / "in" / "a.parquet")
+    with pytest.raises(InvalidUsage, match="column 'v' of the parquet files is declared as string and int"):
+        other.plane().stage(other.bind(["a.parquet"]), WriterToken("w"))

@@ -72,7 +72,7 @@ class FilesInput:
     def read(self, spark: SparkSession, config: PipelineConfig, form: doc.Form, *, cores: int) -> DataFrame:
         tasks_max = cores * _TASKS_PER_CORE
         if form.format == "parquet":
-            schema = rows_schema(form, doc.known_schema(shards_of(config)[0]))
+            schema = rows_schema(form, shards_of(config))
             return read_rows(spark, self.folder, self.files, schema, tasks_max=tasks_max)
         lines = read_lines(spark, self.folder, self.files, tasks_max=tasks_max)
         if form.format == "csv" and form.csv.header:
