@@ -9,7 +9,7 @@ medians of `--rounds`:
 - *last by key*: the same with `row_number` over the key, which is what a table needs;
 - *transaction*: a whole run of the product on the same records, from binding to checkpoint.
 
-Both ratios are the throughput of the transaction over the other's.
+Both ratios are the throughput of the transaction over the other's; the target is 0.8 of the plain read's.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from tidemark.pipeline.context import Attempt
 from tidemark.pipeline.run import run
 from tidemark.spark.session import build_session
 
+TARGET = 0.8
 TOPIC = "bench"
 COLUMNS = "id BIGINT, name STRING, amount DOUBLE, note STRING, version BIGINT"
 TYPES = {"id": "long", "name": "string", "amount": "double", "note": "string", "version": "long"}
@@ -121,7 +122,7 @@ class Bench:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--records", type=int, default=500_000)
+    parser.add_argument("--records", type=int, default=300_000)
     parser.add_argument("--partitions", type=int, default=4)
     parser.add_argument("--format", choices=["json", "avro"], default="json")
     parser.add_argument("--rounds", type=int, default=3)
@@ -150,10 +151,12 @@ def main() -> None:
         spark.stop()
     medians = {name: statistics.median(seconds) for name, seconds in taken.items()}
     print(f"{given.records:,} {given.format} records, {given.partitions} partitions\n")
-    print("| | seconds | records per second | transaction against it |\n| --- | ---: | ---: | ---: |")
+    print(f"| | seconds | records per second | transaction against it, target {TARGET:.2f}x |")
+    print("| --- | ---: | ---: | ---: |")
     for name, seconds in medians.items():
         ratio = seconds / medians["transaction"]
-        print(f"| {name} | {seconds:.2f} | {given.records / seconds:,.0f} | {ratio:.2f}x |")
+        said = "" if name == "transaction" else f"{ratio:.2f}x, {'met' if ratio >= TARGET else 'missed'}"
+        print(f"| {name} | {seconds:.2f} | {given.records / seconds:,.0f} | {said} |")
 
 
 if __name__ == "__main__":

@@ -15,11 +15,14 @@ from tidemark.assemble import Deployment, new_token
 from tidemark.config import PipelineConfig
 from tidemark.core.binding import Binding, Owner
 from tidemark.core.ids import ShardId, Txn
+from tidemark.core.publish import Published
 from tidemark.core.replay import Finding
 from tidemark.core.seal import Seal
 from tidemark.pipeline.context import Attempt
+from tidemark.pipeline.publish import publish
 from tidemark.pipeline.run import RunReport, replay, run
 from tidemark.sources.kafka_manifest import KafkaManifest
+from tidemark.views import View, read
 
 TABLE = ShardId("t")
 QUARANTINE = ShardId("quarantine")
@@ -99,6 +102,23 @@ class Rig:
                 values = [value for name, value in row.items() if name[0] != "_" and name not in keys]
                 found[key] = values[0] if len(values) == 1 else tuple(values)
         return found
+
+    def seen(self, view: View = View.FRESH, shard: ShardId = TABLE) -> dict[Any, Any]:
+        """What a reader of the product sees, in the form of `table`."""
+        found: dict[Any, Any] = {}
+        keys = list(self.config.shard(shard).keys)
+        for row in read(self.opened(), shard, view=view).collect():
+            key = row[keys[0]] if len(keys) == 1 else tuple(row[key] for key in keys)
+            assert key not in found
+            values = [value for name, value in row.asDict().items() if name not in keys]
+            found[key] = values[0] if len(values) == 1 else tuple(values)
+        return found
+
+    def publish(self, shard: ShardId = TABLE) -> None:
+        works = self.opened()
+        uri = works.shard_uri(shard)
+        done = publish(works.control, works.state(), shard, token=new_token(), shard_uri=uri)
+        assert isinstance(done, Published)
 
     def committed(self) -> dict[str, int]:
         """The consumer group's offsets, as any monitor sees them."""

@@ -21,13 +21,14 @@ from tidemark.spark.failures import Refused
 pytestmark = pytest.mark.spark
 
 TYPED = {
-    "schema": "id INT NOT NULL, n BIGINT, d DECIMAL(6,2), b BOOLEAN, x DOUBLE, t TIMESTAMP, a ARRAY<INT>,"
-    " s STRUCT<u: INT>, req STRING NOT NULL",
+    "schema": "id INT NOT NULL, n BIGINT, d DECIMAL(6,2), b BOOLEAN, x DOUBLE, t TIMESTAMP, l TIMESTAMP_NTZ,"
+    " y DATE, a ARRAY<INT>, s STRUCT<u: INT, w: ARRAY<DATE>>, m MAP<STRING, TIMESTAMP>, req STRING NOT NULL",
     "keys": ["id"],
     "apply_as_deletes": "op = 'd'",
 }
 GOOD: Row = {"id": 1, "n": 5_000_000_000, "d": "12.34", "b": True, "x": 1.5, "t": "2024-02-29T12:00:00Z"}
-GOOD |= {"a": [1, None], "s": {"u": 1}, "req": "r", "op": "u"}
+GOOD |= {"l": "2024-02-29 12:00:00.5", "y": "2024-02-29", "a": [1, None], "req": "r", "op": "u"}
+GOOD |= {"s": {"u": 1, "w": ["2024-02-29", None]}, "m": {"z": "2024-02-29T12:00:00+02:00"}}
 
 
 def kv(key: Any, value: Any) -> Row:
@@ -86,6 +87,7 @@ def test_p12_rows_that_break_a_quarantine_expectation_go_aside_in_the_same_pass(
     assert dict(rig.plane().replay(binding).digests) == dict(staged.digests)
 
 
+UNITLESS = ": a number does not say what it counts, and since when; write the time as text"
 BROKEN: list[tuple[Any, str]] = [
     ({"id": "7"}, "column 'id' is INT, found 7"),
     ({"id": 2_147_483_648}, "column 'id' is INT, found 2147483648"),
@@ -93,11 +95,26 @@ BROKEN: list[tuple[Any, str]] = [
     ({"n": "5"}, "column 'n' is BIGINT, found 5"),
     ({"n": ""}, "column 'n' is BIGINT, found "),
     ({"d": "123456.78"}, "column 'd' is DECIMAL(6,2), found 123456.78"),
+    ({"d": 1.005}, "column 'd' is DECIMAL(6,2), found 1.005"),
+    ({"d": "1.001"}, "column 'd' is DECIMAL(6,2), found 1.001"),
+    ({"d": 1e-3}, "column 'd' is DECIMAL(6,2), found 0.001"),
+    ({"d": "1E-3"}, "column 'd' is DECIMAL(6,2), found 1E-3"),
+    ({"d": "x"}, "column 'd' is DECIMAL(6,2), found x"),
     ({"b": "true"}, "column 'b' is BOOLEAN, found true"),
     ({"x": "abc"}, "column 'x' is DOUBLE, found abc"),
     ({"t": "yesterday"}, "column 't' is TIMESTAMP, found yesterday"),
+    ({"t": 1_700_000_000}, f"column 't' is TIMESTAMP, found 1700000000{UNITLESS}"),
+    ({"t": "1700000000"}, "column 't' is TIMESTAMP, found 1700000000"),
+    ({"t": "12:30:00"}, "column 't' is TIMESTAMP, found 12:30:00"),
+    ({"l": 1_700_000_000_000}, "column 'l' is TIMESTAMP_NTZ, found 1700000000000"),
+    ({"l": "2024-02-29T12:00:00+02:00"}, "column 'l' is TIMESTAMP_NTZ, found 2024-02-29T12:00:00+02:00"),
+    ({"y": 19_782}, f"column 'y' is DATE, found 19782{UNITLESS}"),
+    ({"y": "19782"}, "column 'y' is DATE, found 19782"),
+    ({"y": "2024-02-29T23:59:00"}, "column 'y' is DATE, found 2024-02-29T23:59:00"),
     ({"a": [1, "x"]}, "column 'a' is ARRAY<INT>"),
-    ({"s": {"u": "x"}}, "a value inside of a or s does not fit its type"),
+    ({"s": {"u": "x"}}, "a value inside of a or s or m does not fit its type"),
+    ({"s": {"w": [19_782]}}, "a value inside of a or s or m does not fit its type"),
+    ({"m": {"z": 1_700_000_000}}, "a value inside of a or s or m does not fit its type"),
     ({"req": None}, "column 'req' is NOT NULL, and has no value"),
     ({"req": ...}, "column 'req' is NOT NULL, and has no value"),
     ({"id": ...}, "missing key column 'id'"),
@@ -113,8 +130,14 @@ def test_e4_what_does_not_fit_its_type_is_a_bad_record_with_a_reason(
     rig = make_rig(spark, tmp_path, TYPED)
     shapes = [{**GOOD, **change} for change, _ in BROKEN]
     changed = [json.dumps({name: v for name, v in shape.items() if v is not ...}) for shape in shapes]
-    staged = rig.stage([GOOD, *changed, *UNREADABLE, {**GOOD, "id": 2, "n": 5}])
-    assert {row["id"]: row["n"] for row in rig.rows(staged)} == {1: 5_000_000_000, 2: 5}
+    more = [{**GOOD, "id": 2, "n": 5, "d": 12.340}, {**GOOD, "id": 3, "d": "1.2E+3"}]
+    more += [{**GOOD, "id": 4, "d": "-7.1000"}, {**GOOD, "id": 5, "d": 7}]
+    staged = rig.stage([GOOD, *changed, *UNREADABLE, *more])
+    rows = {row["id"]: row for row in rig.rows(staged)}
+    assert (rows[1]["n"], rows[2]["n"]) == (5_000_000_000, 5)
+    assert [str(rows[number]["d"]) for number in range(1, 6)] == [
+        "12.34", "12.34", "1200.00", "-7.10", "7.00",
+    ]  # fmt: skip
     assert all(value is not None for row in rig.rows(staged) for value in row.values())
     bad = sorted(rig.rows(staged, QUARANTINE), key=lambda row: row["_ordinal"])
     assert [row["_raw"] for row in bad] == [*changed, *UNREADABLE]
@@ -250,6 +273,24 @@ def test_csv_is_read_by_its_header_and_as_strictly(spark: SparkSession, tmp_path
         rig.plane().stage(rig.bind(["c.csv"]), WriterToken("w"))
 
 
+def test_e4_times_and_decimals_in_csv_are_as_strict(spark: SparkSession, tmp_path: Path) -> None:
+    shard = {"schema": "k INT, t TIMESTAMP, y DATE, d DECIMAL(6,2)", "keys": ["k"]}
+    rig = make_rig(spark, tmp_path, shard, file_format="csv")
+    good = "2024-02-29 12:00:00,2024-02-29,1.50"
+    bad = {
+        2: ("12:30,2024-02-29,1.5", "column 't' is TIMESTAMP, found 12:30"),
+        3: ("2024-02-29 12:00:00,19782,1.5", f"column 'y' is DATE, found 19782{UNITLESS}"),
+        4: ("2024-02-29 12:00:00,2024-02-29,1.005", "column 'd' is DECIMAL(6,2), found 1.005"),
+    }
+    rig.write("a.csv", ["k,t,y,d", f"1,{good}", *(f"{key},{line}" for key, (line, _) in bad.items()), "5,,,"])
+    staged = rig.plane().stage(rig.bind(["a.csv"]), WriterToken("w"))
+    rows = {row["k"]: (row["t"], row["y"], row["d"]) for row in rig.rows(staged)}
+    assert rows[5] == (None, None, None)
+    assert [str(value)[:19] for value in rows[1]] == ["2024-02-29 12:00:00", "2024-02-29", "1.50"]
+    assert sorted(rows) == [1, 5]
+    assert [row["_reason"] for row in rig.rows(staged, QUARANTINE)] == [reason for _, reason in bad.values()]
+
+
 def test_parquet_rows_have_positions_and_unknown_columns_are_refused(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -290,3 +331,33 @@ def test_a_part_that_can_not_be_read_counts_as_no_rows(spark: SparkSession, tmp_
     path.write_bytes(path.read_bytes()[: part.bytes // 2])
     assert rig.plane().read_back(staged)[shard_endpoint(ShardId("t"))].count == 0
     assert rig.plane().damaged(ShardId("t"), [part]) == [part]
+
+
+def test_parquet_rows_go_to_the_shards_of_a_columns_value(spark: SparkSession, tmp_path: Path) -> None:
+    columns = "id BIGINT, v STRING, kind INT"
+    shards = [
+        {"schema": columns, "keys": ["id"], "name": name, "route": {"column": "kind", "equals": number}}
+        for name, number in (("ones", 1), ("twos", 2))
+    ]
+    rig = make_rig(spark, tmp_path, *shards, file_format="parquet")
+    (tmp_path / "in").mkdir(exist_ok=True)
+    kinds = pa.array([1, 2, 1, 3, None], pa.int32())
+    rows = pa.table({"id": [1, 1, 2, 3, 4], "v": ["a", "b", "c", "d", "e"], "kind": kinds})
+    pq.write_table(rows, tmp_path / "in" / "a.parquet")
+    binding = rig.bind(["a.parquet"])
+    staged = rig.plane().stage(binding, WriterToken("w"))
+    assert state(rig.rows(staged, ShardId("ones")), "id", "v") == {1: "a", 2: "c"}
+    assert state(rig.rows(staged, ShardId("twos")), "id", "v") == {1: "b"}
+    bad = rig.rows(staged, QUARANTINE)
+    assert [(row["_ordinal"], row["_reason"]) for row in bad] == [
+        (3, "no shard takes it"), (4, "no shard takes it"),
+    ]  # fmt: skip
+    assert dict(rig.plane().replay(binding).digests) == dict(staged.digests)
+    (tmp_path / "other").mkdir()
+    other = make_rig(
+        spark, tmp_path / "other", shards[0], {**shards[1], "schema": "id BIGINT, v INT, kind INT"},
+        file_format="parquet",
+    )  # fmt: skip
+    pq.write_table(rows, tmp_path / "other" / "in" / "a.parquet")
+    with pytest.raises(InvalidUsage, match="column 'v' of the parquet files is declared as string and int"):
+        other.plane().stage(other.bind(["a.parquet"]), WriterToken("w"))

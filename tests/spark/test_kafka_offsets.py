@@ -28,6 +28,7 @@ from tidemark.pipeline.upsert import commit_staged
 from tidemark.pipeline.validate import validate
 from tidemark.sources.kafka import TopicLost
 from tidemark.upkeep import Terms
+from tidemark.views import View
 
 pytestmark = [pytest.mark.spark, pytest.mark.server]
 
@@ -75,9 +76,14 @@ def test_s2_a_start_offset_of_100_of_3000_then_1000_more(
     rig = Rig(spark, tmp_path, broker, broker.make("s2"), source={"start": {"offsets": {"s2-0": 100}}})
     broker.send("s2", numbered(0, 3_000))
     rig.run()
-    assert (len(rig.table()), rig.seals()[0].source.count) == (2_900, 2_900)
+    assert (len(rig.seen()), rig.seals()[0].source.count) == (2_900, 2_900)
+    rig.publish()
     broker.send("s2", numbered(3_000, 4_000))
     rig.run()
+    # Half of it is in the state and half in the log; then all of it in the state.
+    assert rig.seen() == {f"k{number}": "v" for number in range(100, 4_000)}
+    rig.publish()
+    assert rig.seen(View.STATE) == rig.seen() == rig.table()
     assert (len(rig.table()), rig.ranges()) == (3_900, [{"s2-0": [100, 3_000]}, {"s2-0": [3_000, 4_000]}])
 
 
@@ -353,18 +359,21 @@ def test_s5_u9_new_partitions_begin_at_0_and_a_topic_that_is_added_at_its_earlie
     for partition in range(5):
         broker.send("u9", numbered(partition * 2_000, (partition + 1) * 2_000), partition=partition)
     rig.run()
-    assert len(rig.table()) == 10_000
+    assert len(rig.seen()) == 10_000
+    rig.publish()
     broker.grow("u9", 10)
     for partition in range(10):
         broker.send("u9", numbered(partition * 100, (partition + 1) * 100), partition=partition)
     rig.run()
-    assert len(rig.table()) == 10_000
+    assert len(rig.seen()) == 10_000
     assert rig.ranges()[1]["u9-9"] == [0, 100]
     for partition in range(10):
         first = 10_000 + partition * 1_000
         broker.send("u9", numbered(first, first + 1_000), partition=partition)
     rig.run()
-    assert len(rig.table()) == 20_000
+    assert rig.seen() == {f"k{number}": "v" for number in range(20_000)}
+    rig.publish()
+    assert rig.seen(View.STATE) == rig.seen() == rig.table()
     broker.make("u9-more")
     broker.send("u9-more", [kv("more", "v")] * 3)
     broker.expire("u9-more", 0, 1)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+from datetime import date, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from pyspark.sql import SparkSession
 
 from tests.kafka_broker import Broker, Record
 from tests.spark.kafka_rig import QUARANTINE, TABLE, Rig, kv
+from tidemark.config import KafkaSource, load_pipeline
 from tidemark.core.ids import ShardId
 from tidemark.core.replay import Verdict
 from tidemark.spark.failures import Refused
@@ -200,11 +203,18 @@ def with_schema(payload: str | None) -> str:
     return json.dumps({"schema": schema, "payload": None if payload is None else json.loads(payload)})
 
 
-def test_d1_d2_d3_d4_d5_debezium_with_and_without_its_schema(
+def with_key_schema(number: int) -> str:
+    """A key with its schema, which the converter sends along by a setting of its own."""
+    fields = [{"type": "int64", "optional": False, "field": "id"}]
+    schema = {"type": "struct", "fields": fields, "optional": False, "name": "shop.public.t.Key"}
+    return json.dumps({"schema": schema, "payload": {"id": number}})
+
+
+def test_d1_d2_d3_d4_debezium_with_and_without_its_schema(
     spark: SparkSession, broker: Broker, tmp_path: Path
 ) -> None:
-    """Positions 3, 2, 1 in partitions 2, 1, 0; the tombstones that follow deletions; a deletion without a
-    `before`, which has the key of its record."""
+    """The tombstones that follow deletions, and a deletion without a `before`, which has the key of its
+    record."""
     key = [json.dumps({"id": number}) for number in range(9)]
     sent_to: dict[int, list[Record]] = {
         0: [
@@ -219,7 +229,7 @@ def test_d1_d2_d3_d4_d5_debezium_with_and_without_its_schema(
             (key[3], change("d", (3, 99), None)),
             (key[3], None),
             (key[4], with_schema(change("c", None, (4, 1)))),
-            (key[4], change("d", None, None)),
+            (with_key_schema(4), change("d", None, None)),
             (key[4], None),
         ],
         2: [
@@ -240,6 +250,55 @@ def test_d1_d2_d3_d4_d5_debezium_with_and_without_its_schema(
     rig.run()
     assert rig.table() == {1: 12, 2: 2, 3: 7, 5: 5, 6: 6}
     assert {finding.verdict for finding in rig.replayed()} == {Verdict.IDENTICAL}
+
+
+def test_d5_the_order_of_positions_between_partitions_loses_no_row(
+    spark: SparkSession, broker: Broker, tmp_path: Path
+) -> None:
+    """Positions 3, 2, 1 in partitions 2, 1, 0 of the connector's one stream; `lsn` and offset are theirs."""
+    broker.make("d5", 3)
+    for partition, position in ((2, 3), (1, 2), (0, 1)):
+        # As many tombstones before it as bring the record to its position.
+        before: list[Record] = [('{"id":0}', None)] * position
+        record = (json.dumps({"id": position}), change("c", None, (position, position * 10)))
+        broker.send("d5", [*before, record], partition=partition)
+    rig = Rig(spark, tmp_path, broker, "d5", envelope="debezium", shard=ID_V)
+    rig.run()
+    assert {(row["_partition"], row["_offset"]) for row in rig.rows()} == {
+        ("d5-2", 3), ("d5-1", 2), ("d5-0", 1),
+    }  # fmt: skip
+    assert rig.seen() == {1: 10, 2: 20, 3: 30}
+    assert {finding.verdict for finding in rig.replayed()} == {Verdict.IDENTICAL}
+
+
+def test_the_example_of_debeziums_topics_gives_the_rows_of_both_tables(
+    spark: SparkSession, broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Payloads alone, with decimals as bytes, dates as days, and times in microseconds."""
+    extra = {"bootstrap.servers": broker.servers}
+    monkeypatch.setenv("AIRFLOW_CONN_KAFKA_DEFAULT", json.dumps({"conn_type": "kafka", "extra": extra}))
+    config = load_pipeline(Path(__file__).resolve().parents[2] / "include/pipelines/inventory.yaml")
+    assert isinstance(config.source, KafkaSource)
+    rig = Rig(spark, tmp_path, broker, *config.source.topics)
+    rig.settings = json.loads(config.canonical_json()) | {"warehouse": "wh"}
+
+    def sent(table: str, key: dict[str, Any], op: str, after: dict[str, Any] | None) -> None:
+        source = {"connector": "postgresql", "db": "shop", "schema": "inventory", "table": table}
+        value = {"before": None, "after": after, "source": source, "op": op, "ts_ms": 1700000000123}
+        broker.send(f"shop.inventory.{table}", [(json.dumps(key), json.dumps(value))])
+
+    for topic in config.source.topics:
+        broker.make(topic)
+    sent("products", {"id": 1}, "c", {"id": 1, "title": "cup", "price": "MDk=", "added": 19782})
+    sent("products", {"id": 2}, "c", {"id": 2, "title": "jug", "price": None, "added": None})
+    sent("products", {"id": 2}, "d", None)
+    place = {"product_id": 1, "place": "A"}
+    sent("stock", place, "c", {**place, "amount": 3, "counted_at": 1529507596945104})
+    rig.run()
+    products, stock = (rig.seen(shard=ShardId(name)) for name in ("products", "stock"))
+    assert products == {1: ("cup", Decimal("123.45"), date(2024, 2, 29))}
+    assert stock == {(1, "A"): (3, datetime.fromisoformat("2018-06-20T15:13:16.945104"))}
+    assert rig.rows(QUARANTINE) == []
 
 
 def test_d7_m11_topics_of_several_tables_go_to_their_shards_and_a_truncate_is_refused_by_its_offset(

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, model_validator
 
 from tidemark.config.base import Model, PipelineName, Schedule, checked
+from tidemark.config.debezium import Debezium
 from tidemark.config.paths import checked_path, default_root, resolved
 from tidemark.config.problems import raise_flaws
 from tidemark.config.rules import pipeline_flaws
@@ -52,6 +53,7 @@ class PipelineConfig(Model):
     schedule: Schedule = None
     source: SourceConfig
     envelope: Literal["upsert", "debezium", "append"] = "upsert"
+    debezium: Debezium | None = None
     shards: tuple[ShardConfig, ...] = ()
     tables: Tables | None = None
     transaction: Transaction = Field(default_factory=Transaction)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tidemark.config.base import FROM_SOURCE, is_pattern
+from tidemark.config.debezium import debezium_flaws
 from tidemark.config.paths import is_uri
 from tidemark.config.problems import Flaw
 from tidemark.config.text import shown
@@ -24,6 +25,7 @@ def pipeline_flaws(config: PipelineConfig) -> Iterator[Flaw]:
     yield from _route_flaws(config)
     yield from _format_flaws(config)
     yield from _postgres_flaws(config)
+    yield from debezium_flaws(config)
 
 
 def _shard_list_flaws(config: PipelineConfig) -> Iterator[Flaw]:

@@ -23,6 +23,7 @@ from functools import lru_cache
 from typing import Final
 
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import (
     BooleanType,
     DataType,
@@ -37,10 +38,12 @@ from pyspark.sql.types import (
 
 from tidemark.config import CsvOptions, ShardConfig
 from tidemark.core.errors import InvariantViolation
+from tidemark.spark import debezium
 from tidemark.spark.fold import POSITION
 from tidemark.spark.read import DATA, HASH, KEY_DOCUMENT, RAW, RECORD
 from tidemark.spark.sql import case, literal, quoted, texts
 from tidemark.spark.topics import header_text
+from tidemark.spark.values import CORRUPT, TYPES, Writing, ddl_of, reader_options
 
 SHARD: Final = "_shard"
 VALUES: Final = "_v"
@@ -53,11 +56,8 @@ DOCUMENT: Final = "_doc"
 BEFORE: Final = "_before"
 ORIGIN: Final = "_origin"
 
-_CORRUPT: Final = "_corrupt"
 _KEY_VALUES: Final = "_k"
 _WITH_COLONS: Final = (MapType, StructType, TimestampNTZType, TimestampType)
-_ORIGIN: Final = "struct<db:string,schema:string,table:string>"
-_CHANGE: Final = f"before:string,after:string,op:string,source:{_ORIGIN}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +73,7 @@ class Form:
     headers: Mapping[str, str] = field(default_factory=dict)
     unreadable: str = ""
     key_unreadable: str = "its key is not a JSON object"
+    writing: Writing = field(default_factory=Writing)
 
 
 @lru_cache(maxsize=4_096)
@@ -127,20 +128,19 @@ def open_envelope(frame: DataFrame, form: Form, *more: str) -> DataFrame:
             "*",
             f"{document} AS {DOCUMENT}",
             f"cast(null as string) AS {BEFORE}",
-            f"cast(null as {_ORIGIN}) AS {ORIGIN}",
+            f"cast(null as {debezium.ORIGIN_TYPE}) AS {ORIGIN}",
             f"{gone} AS {GONE}",
             f"{skip} AS {SKIP}",
             f"cast(null as string) AS {REFUSAL}",
             *more,
         )
+    typed = form.writing.debezium is not None
     columns = record_columns(form)
-    outer = f"from_json({RAW}, 'struct<payload:struct<{_CHANGE}>,{_CHANGE}>') AS _all"
-    inner = "coalesce(_all.payload, struct(_all.before, _all.after, _all.op, _all.source)) AS _inner"
-    opened = frame.selectExpr("*", outer).selectExpr(*columns, inner)
-    empty = literal('{"schema":null,"payload":null}')
-    table = "concat('of ', nullif(concat_ws('.', _inner.source.schema, _inner.source.table), ''))"
-    truncates = case("_inner.op = 't'", f"concat_ws(' ', 'a truncate', {table}, 'can\\'t be applied')")
-    skip = f"trim({RAW}) IN ('null', {empty})"
+    kept = [debezium.key() if column == KEY_DOCUMENT else column for column in columns]
+    opened = frame.selectExpr("*", debezium.outer(typed=typed)).selectExpr(
+        *kept, *debezium.inner(typed=typed)
+    )
+    skip = debezium.IS_EMPTY
     # A deletion without a `before` still has the key of its record.
     by_key = case("_inner.op = 'd'", KEY_DOCUMENT) if form.keyed else "cast(null as string)"
     return opened.selectExpr(
@@ -150,7 +150,8 @@ def open_envelope(frame: DataFrame, form: Form, *more: str) -> DataFrame:
         f"_inner.source AS {ORIGIN}",
         f"isnull(_inner.after) AS {GONE}",
         f"{f'(isnull({RECORD}.value) OR {skip})' if form.keyed else skip} AS {SKIP}",
-        f"{truncates} AS {REFUSAL}",
+        f"{debezium.TRUNCATES} AS {REFUSAL}",
+        *([TYPES] if typed else []),
         *more,
     )
 
@@ -172,21 +173,28 @@ def parse(frame: DataFrame, form: Form, shard: ShardConfig) -> DataFrame:
 
 
 def _parse_json(frame: DataFrame, form: Form, shard: ShardConfig, known: StructType) -> DataFrame:
-    schema = literal(_ddl(StructType([*known.fields, StructField(_CORRUPT, StringType())])))
-    values = f"from_json({DOCUMENT}, {schema}, {_options({})}) AS {VALUES}"
-    parsed = frame.selectExpr("*", values)
+    parsed = _read(frame, DOCUMENT, known.fields, VALUES, form.writing)
     kept = [*record_columns(form), SHARD, DOCUMENT, GONE, VALUES]
-    found = [f"{_json_names(known)} AS {NAMES}", f"isnotnull({VALUES}.{_CORRUPT}) AS {BROKEN}"]
+    found = [f"{_json_names(known)} AS {NAMES}", f"isnotnull({VALUES}.{CORRUPT}) AS {BROKEN}"]
     if form.keyed and shard.keys and form.envelope == "upsert":
-        parsed, found = _completed(parsed, shard, known), [NAMES, BROKEN]
+        parsed, found = _completed(parsed, shard, known, form.writing), [NAMES, BROKEN]
     if form.envelope == "debezium":
-        refusal = f"coalesce({REFUSAL}, {_key_change(shard, known)}) AS {REFUSAL}"
+        refusal = f"coalesce({REFUSAL}, {_key_change(shard, known, form.writing)}) AS {REFUSAL}"
         return parsed.selectExpr(*kept, *found, SKIP, refusal)
     named = parsed.selectExpr(*kept, *found, SKIP, REFUSAL)
     if form.envelope != "append":
         return named
     empty = f"{SKIP} OR coalesce(array_size({NAMES}) = 0, false) AS {SKIP}"
     return named.selectExpr(*kept, NAMES, BROKEN, empty, REFUSAL)
+
+
+def _read(
+    frame: DataFrame, document: str, fields: Sequence[StructField], name: str, writing: Writing
+) -> DataFrame:
+    """The frame with a document's fields, in their declared types, as a struct of this name."""
+    read = frame.selectExpr("*", f"{writing.read_json(document, fields)} AS {name}")
+    judged = writing.judged(name, fields)
+    return read if judged == name else read.withColumn(name, F.expr(judged))
 
 
 def _with_headers(parsed: DataFrame, form: Form, known: StructType) -> DataFrame:
@@ -199,14 +207,12 @@ def _with_headers(parsed: DataFrame, form: Form, known: StructType) -> DataFrame
     return parsed.selectExpr(*rest, f"struct({VALUES}.*, {found}) AS {VALUES}", named)
 
 
-def _completed(parsed: DataFrame, shard: ShardConfig, known: StructType) -> DataFrame:
+def _completed(parsed: DataFrame, shard: ShardConfig, known: StructType, writing: Writing) -> DataFrame:
     """The values, named and judged, with the key columns of the record's own key where the value has none, or
     can't be read. The key is parsed only where it is needed."""
     keys = [field for field in known.fields if field.name in shard.keys]
-    schema = literal(_ddl(StructType([*keys, StructField(_CORRUPT, StringType())])))
     lacking = " OR ".join(f"isnull({VALUES}.{quoted(key.name)})" for key in keys)
     needed = f"NOT {GONE} AND isnotnull({KEY_DOCUMENT}) AND (isnull({NAMES}) OR {lacking})"
-    key = f"{case(needed, f'from_json({KEY_DOCUMENT}, {schema}, {_options({})})')} AS {_KEY_VALUES}"
     fields = [f"{VALUES}.{quoted(field.name)}" for field in known.fields if field not in keys]
     for name in (quoted(key.name) for key in keys):
         # What was read of a value that breaks off is no key.
@@ -220,9 +226,10 @@ def _completed(parsed: DataFrame, shard: ShardConfig, known: StructType) -> Data
         f" WHEN isnotnull({_KEY_VALUES}) THEN coalesce(array_union({NAMES}, {of_key}), {NAMES})"
         f" ELSE {NAMES} END AS {NAMES}"
     )
-    broken = f"(isnotnull({VALUES}.{_CORRUPT}) OR isnotnull({_KEY_VALUES}.{_CORRUPT})) AS {BROKEN}"
+    broken = f"(isnotnull({VALUES}.{CORRUPT}) OR isnotnull({_KEY_VALUES}.{CORRUPT})) AS {BROKEN}"
     rest = [name for name in parsed.columns if name != VALUES]
-    with_key = parsed.selectExpr("*", f"{_json_names(known)} AS {NAMES}").selectExpr("*", key)
+    with_names = parsed.selectExpr("*", f"{_json_names(known)} AS {NAMES}")
+    with_key = _read(with_names, case(needed, KEY_DOCUMENT), keys, _KEY_VALUES, writing)
     return with_key.selectExpr(*rest, f"struct({', '.join(fields)}) AS {VALUES}", named, broken)
 
 
@@ -238,15 +245,15 @@ def _json_names(known: StructType) -> str:
     if not any(isinstance(field.dataType, _WITH_COLONS) for field in known.fields):
         filled = " AND ".join(f"isnotnull({VALUES}.{quoted(field.name)})" for field in known.fields)
         colons = f"octet_length({DOCUMENT}) - octet_length(replace({DOCUMENT}, ':', ''))"
-        exact = f"isnull({VALUES}.{_CORRUPT}) AND {filled} AND {colons} = {len(known.fields)}"
+        exact = f"isnull({VALUES}.{CORRUPT}) AND {filled} AND {colons} = {len(known.fields)}"
         read_again = f"CASE WHEN {exact} THEN {texts(known.names)} ELSE {read_again} END"
     return case(closed, read_again)
 
 
-def _key_change(shard: ShardConfig, known: StructType) -> str:
+def _key_change(shard: ShardConfig, known: StructType, writing: Writing) -> str:
     """A row that changes its key is a deletion and an insertion; Debezium sends both, and never this."""
     keys = [field for field in known.fields if field.name in shard.keys]
-    before = f"from_json({BEFORE}, {literal(_ddl(StructType(keys)))})"
+    before = writing.judged(writing.read_json(BEFORE, keys), keys)
     changed = " OR ".join(
         f"(isnotnull(get_json_object({BEFORE}, {literal('$.' + field.name)}))"
         f" AND NOT ({before}.{quoted(field.name)} <=> {VALUES}.{quoted(field.name)}))"
@@ -259,16 +266,19 @@ def _key_change(shard: ShardConfig, known: StructType) -> str:
 def _parse_csv(frame: DataFrame, form: Form, known: StructType) -> DataFrame:
     types = {field.name: field.dataType for field in known.fields}
     fields = [StructField(name, types.get(name, StringType())) for name in form.header]
-    schema = literal(_ddl(StructType([*fields, StructField(_CORRUPT, StringType())])))
-    parsed = frame.selectExpr("*", f"from_csv({RAW}, {schema}, {_options(_csv_options(form.csv))}) AS _csv")
+    schema = literal(ddl_of([*form.writing.read_fields(fields), StructField(CORRUPT, StringType())]))
+    options = reader_options(_csv_options(form.csv))
+    parsed = frame.selectExpr("*", f"from_csv({RAW}, {schema}, {options}) AS _csv")
+    if any(form.writing.judges(field.dataType) for field in fields):
+        parsed = parsed.withColumn("_csv", F.expr(form.writing.judged("_csv", fields)))
     values = f"{_values_of('_csv', form.header, known)} AS {VALUES}"
-    return parsed.selectExpr("*", values, _names_of(form), f"isnotnull(_csv.{_CORRUPT}) AS {BROKEN}")
+    return parsed.selectExpr("*", values, _names_of(form), f"isnotnull(_csv.{CORRUPT}) AS {BROKEN}")
 
 
 def csv_text(form: Form) -> str:
     """The fields of a CSV record as text, for saying which one is broken."""
-    schema = StructType([StructField(name, StringType()) for name in form.header])
-    return f"from_csv({RAW}, {literal(_ddl(schema))}, {_options(_csv_options(form.csv))})"
+    schema = ddl_of([StructField(name, StringType()) for name in form.header])
+    return f"from_csv({RAW}, {literal(schema)}, {reader_options(_csv_options(form.csv))})"
 
 
 def _names_of(form: Form) -> str:
@@ -283,16 +293,6 @@ def _values_of(struct: str, there: Sequence[str], known: StructType) -> str:
         for field in known.fields
     ]
     return f"struct({', '.join(values)})"
-
-
-def _ddl(schema: StructType) -> str:
-    return ", ".join(f"{quoted(field.name)} {field.dataType.simpleString()}" for field in schema.fields)
-
-
-def _options(more: Mapping[str, str]) -> str:
-    """Reader options as a SQL map; what does not fit is kept in the corrupt column, never dropped."""
-    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT, **more}
-    return f"map({', '.join(literal(text) for pair in options.items() for text in pair)})"
 
 
 def _csv_options(csv: CsvOptions) -> dict[str, str]:

@@ -118,13 +118,15 @@ def _broken_columns(rules: Rules) -> str:
         lacking = " OR ".join(f"isnull({found_text(rules, key)})" for key in rules.shard.keys)
         no_key = f"isnull(json_object_keys({KEY_DOCUMENT}))"
         said.append(case(f"({lacking}) AND {no_key}", literal(rules.form.key_unreadable)))
+    types = doc.known_schema(rules.shard)
     for column in rules.shard.columns:
         found = found_text(rules, column.name)
         if found is None:
             continue
         fact = literal(f"column '{column.name}' is {column.type.ddl}, found ")
         value = f"substring({found}, 1, {_VALUE_CHARACTERS_MAX})"
-        shown = f"concat({fact}, {literal('***') if column.name in rules.shard.masked else value})"
+        shown = literal("***") if column.name in rules.shard.masked else value
+        shown = f"concat({fact}, {shown}, {rules.form.writing.advice(found, types[column.name].dataType)})"
         said.append(case(f"isnull({value_of(column.name)}) AND isnotnull({found})", shown))
     # A struct with one broken field is not NULL itself.
     nested = [column.name for column in rules.shard.columns if column.type.name in ("ARRAY", "MAP", "STRUCT")]

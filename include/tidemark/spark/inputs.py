@@ -26,6 +26,7 @@ from tidemark.spark.read import RECORD, parts_for, parts_of, read_lines, read_ro
 from tidemark.spark.route import shards_of
 from tidemark.spark.shape import form_of, rows_schema
 from tidemark.spark.topics import Written, read_topics
+from tidemark.spark.values import Writing
 
 _TASKS_PER_CORE: Final = 3
 _HEADER_LINE: Final = 0
@@ -71,7 +72,7 @@ class FilesInput:
     def read(self, spark: SparkSession, config: PipelineConfig, form: doc.Form, *, cores: int) -> DataFrame:
         tasks_max = cores * _TASKS_PER_CORE
         if form.format == "parquet":
-            schema = rows_schema(form, doc.known_schema(shards_of(config)[0]))
+            schema = rows_schema(form, shards_of(config))
             return read_rows(spark, self.folder, self.files, schema, tasks_max=tasks_max)
         lines = read_lines(spark, self.folder, self.files, tasks_max=tasks_max)
         if form.format == "csv" and form.csv.header:
@@ -99,7 +100,9 @@ class TopicsInput:
 
     def form(self, config: PipelineConfig) -> doc.Form:
         source = _kafka(config)
-        form = doc.Form("json", config.envelope, keyed=True, headers=source.headers)
+        form = doc.Form(
+            "json", config.envelope, keyed=True, headers=source.headers, writing=Writing.of(config)
+        )
         schemas = self._schemas("value", source.value_schema)
         if schemas is not None:
             form = replace(form, unreadable=not_avro(f"{RECORD}.value", schemas))

@@ -245,9 +245,6 @@ def _check(config: PipelineConfig) -> None:
             f"pipeline {config.name!r} declares a lateness for more than one shard",
             hint="a transaction has one watermark; put these shards into pipelines of their own",
         )
-    if config.source.format == "parquet" and len(shards_of(config)) > 1:
-        hint = "use one pipeline per table"
-        raise InvalidUsage("parquet files can't be routed to several shards", hint=hint)
 
 
 def engine_of(spark: SparkSession) -> str:

@@ -45,14 +45,12 @@ def route(read: DataFrame, form: doc.Form, config: PipelineConfig) -> DataFrame:
 
 
 def _route_value(form: doc.Form, column: str) -> Column:
-    match form.format:
-        case "json":
-            return F.get_json_object(doc.DOCUMENT, f"$.{column}")
-        case "csv":
-            there = column in form.header
-            return F.expr(f"{doc.csv_text(form)}.{quoted(column)}" if there else "cast(null as string)")
-        case _:
-            return F.col(f"{DATA}.{column}").cast("string")
+    if form.format == "json":
+        return F.get_json_object(doc.DOCUMENT, f"$.{column}")
+    if column not in form.header:
+        return F.lit(None).cast("string")
+    row = doc.csv_text(form) if form.format == "csv" else DATA
+    return F.expr(f"cast({row}.{quoted(column)} as string)")
 
 
 def _text(value: object) -> str:

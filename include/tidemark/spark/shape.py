@@ -11,12 +11,13 @@ from collections.abc import Iterable, Sequence
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import DataType, StructField, StructType
 
-from tidemark.config import CsvOptions, KafkaSource, PipelineConfig
+from tidemark.config import CsvOptions, KafkaSource, PipelineConfig, ShardConfig
 from tidemark.core.errors import InvalidUsage, InvariantViolation
 from tidemark.sources.manifest import BoundFile
 from tidemark.spark import documents as doc
+from tidemark.spark.values import Writing
 
 _HEADER_BYTES_MAX = 1 << 20
 
@@ -36,12 +37,21 @@ def form_of(config: PipelineConfig, folder: str, files: Sequence[BoundFile]) -> 
         )
     elif source.format == "parquet":
         header = _common((file.name, _parquet_names(f"{folder}/{file.name}")) for file in files)
-    return doc.Form(source.format, config.envelope, source.csv_options, header)
+    return doc.Form(source.format, config.envelope, source.csv_options, header, writing=Writing.of(config))
 
 
-def rows_schema(form: doc.Form, known: StructType) -> StructType:
-    """The columns to read from Parquet files, in declared types; other ones are refused by name."""
-    types = {field.name: field.dataType for field in known.fields}
+def rows_schema(form: doc.Form, shards: Sequence[ShardConfig]) -> StructType:
+    """The columns to read from Parquet files, in declared types; those that no shard knows are refused by
+    name, and so are those that two shards declare differently."""
+    types: dict[str, DataType] = {}
+    for shard in shards:
+        for field in doc.known_schema(shard).fields:
+            if types.setdefault(field.name, field.dataType) != field.dataType:
+                said = f"{types[field.name].simpleString()} and {field.dataType.simpleString()}"
+                raise InvalidUsage(
+                    f"column {field.name!r} of the parquet files is declared as {said}",
+                    hint="declare it alike in all shards",
+                )
     extra = [name for name in form.header if name not in types]
     if extra:
         raise undeclared(extra[0])

@@ -1,0 +1,290 @@
+"""Values that Spark's parsers would take for something else: read in another type, and judged here.
+
+The JSON parser takes an integer in a TIMESTAMP as seconds, and both it and CSV's take text like `12:30` as a
+time of today, whatever the writer meant. So times and dates are read as text, at any depth, and must be that:
+a time begins with its year and month, a date is a date alone or at midnight. Anything else does not fit its
+column. So with decimals, which the parsers round: one with more digits than its column has does not fit.
+
+Debezium writes numbers: days in a DATE, and in a TIMESTAMP milli-, micro- or nanoseconds, by the connector's
+setting or, where the record brings its schema along, by that; the schema counts. A DECIMAL is the number, its
+text, or the base64 of its unscaled value as bytes, by the connector's setting; a schema that says otherwise
+makes it bad.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from tidemark.config import PipelineConfig
+from tidemark.config.debezium import Debezium
+from tidemark.spark.sql import case, literal, quoted
+
+_MONTH: Final = r"^[+-]?\d{4,6}-\d{1,2}"
+_DATE: Final = _MONTH + r"-\d{1,2}([T ]00:00(:00([.]0+)?)?)?Z?$"
+_UNZONED: Final = _MONTH + r"(-\d{1,2}([T ][0-9:.]+)?)?"
+_INTEGER: Final = r"^-?\d+$"
+_NUMBER: Final = r"^-?\d+([.]\d+)?$"
+_DAYS: Final = (-719_162, 2_932_896)
+_MICROS: Final = (-62_135_596_800_000_000, 253_402_300_799_999_999)
+"""From the year 1 to the year 9999."""
+_LEFT_OUT: Final = literal("__debezium_unavailable_value")
+"""What a connector writes for a big value that an update did not change, and the database did not send."""
+_DECIMAL: Final = literal("org.apache.kafka.connect.data.Decimal")
+_DAYS_NAMES: Final = "'io.debezium.time.Date', 'org.apache.kafka.connect.data.Date'"
+_UNITS: Final = {
+    "io.debezium.time.Timestamp": "ms",
+    "org.apache.kafka.connect.data.Timestamp": "ms",
+    "io.debezium.time.MicroTimestamp": "us",
+    "io.debezium.time.NanoTimestamp": "ns",
+}
+_MODE_UNITS: Final = {"connect": "ms", "microseconds": "us", "nanoseconds": "ns"}
+CORRUPT: Final = "_corrupt"
+TYPES: Final = "_types"
+"""What the record's own schema says of its columns; NULL where it brings none."""
+_LOGICAL: Final = "name:string,parameters:struct<scale:string>"
+TYPES_TYPE: Final = f"array<struct<field:string,{_LOGICAL},items:struct<{_LOGICAL}>>>"
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """How the source writes times and decimals: by a connector's settings, or as text."""
+
+    debezium: Debezium | None = None
+    decimals: str = "string"
+
+    @classmethod
+    def of(cls, config: PipelineConfig) -> Writing:
+        """What a pipeline's configuration says."""
+        if config.envelope != "debezium" or config.source.type == "postgres":
+            return cls()
+        settings = config.debezium or Debezium()
+        # Avro's decimals are numbers before anybody reads them here.
+        mode = settings.decimal_handling_mode if config.source.format == "json" else None
+        return cls(settings, mode or "string")
+
+    @property
+    def unit(self) -> str:
+        """Of a number in a TIMESTAMP, where no schema tells."""
+        return _MODE_UNITS.get(self.debezium.time_precision_mode, "") if self.debezium else ""
+
+    @property
+    def days(self) -> bool:
+        """Whether a number in a DATE counts days, where no schema tells."""
+        return self.debezium is not None and self.debezium.time_precision_mode != "isostring"
+
+    def read_json(self, document: str, fields: Sequence[StructField]) -> str:
+        """A document's fields as the parser gives them, what is judged here in another type."""
+        schema = literal(ddl_of([*self.read_fields(fields), StructField(CORRUPT, StringType())]))
+        return f"from_json({document}, {schema}, {reader_options({})})"
+
+    def read_fields(self, fields: Sequence[StructField]) -> list[StructField]:
+        """The fields in the types that a parser is told."""
+        return [StructField(field.name, self._read_type(field.dataType)) for field in fields]
+
+    def judged(self, struct: str, fields: Sequence[StructField]) -> str:
+        """What a parser gave, in the declared types; where something does not fit, it is corrupt too."""
+        values = [(f"{struct}.{quoted(f.name)}", f.dataType, _Judge.of(self, f.name)) for f in fields]
+        wrong = [judge.misfit(read, kind) for read, kind, judge in values if self.judges(kind)]
+        if not wrong:
+            return struct
+        corrupt = f"coalesce({struct}.{CORRUPT}, {case(' OR '.join(wrong), literal(''))}) AS {CORRUPT}"
+        named = zip(fields, values, strict=True)
+        columns = [f"{judge.value(read, kind)} AS {quoted(f.name)}" for f, (read, kind, judge) in named]
+        return f"if(isnull({struct}), null, struct({', '.join([*columns, corrupt])}))"
+
+    def judges(self, kind: DataType) -> bool:
+        """Whether a type is one of those that are judged here, or has one inside."""
+        match kind:
+            case ArrayType():
+                return self.judges(kind.elementType)
+            case MapType():
+                return self.judges(kind.valueType)
+            case StructType():
+                return any(self.judges(field.dataType) for field in kind.fields)
+            case StringType() | BinaryType():
+                return self.debezium is not None
+        return isinstance(kind, DateType | DecimalType | TimestampType | TimestampNTZType)
+
+    def advice(self, found: str, kind: DataType) -> str:
+        """What to do about a value that does not fit, as the end of a sentence; empty where nothing is."""
+        if not self.judges(kind) or isinstance(kind, ArrayType | MapType | StructType):
+            return "''"
+        if isinstance(kind, StringType | BinaryType):
+            return literal(": an update does not send it; ALTER TABLE … REPLICA IDENTITY FULL has it sent")
+        if isinstance(kind, DecimalType):
+            return literal(f" (debezium.decimal_handling_mode is {self.decimals})" if self.debezium else "")
+        said = ": a number does not say what it counts, and since when; write the time as text"
+        if self.debezium is not None:
+            said = ": its unit is not known; send schemas along, or set time.precision.mode in the connector"
+            said += " to microseconds or isostring, and debezium.time_precision_mode here"
+        return f"CASE WHEN {found} rlike {literal(_NUMBER)} THEN {literal(said)} ELSE '' END"
+
+    def _read_type(self, kind: DataType) -> DataType:
+        """What the parser is told that a value is."""
+        match kind:
+            case ArrayType():
+                return ArrayType(self._read_type(kind.elementType))
+            case MapType():
+                return MapType(kind.keyType, self._read_type(kind.valueType))
+            case StructType():
+                return StructType([StructField(f.name, self._read_type(f.dataType)) for f in kind.fields])
+            case DecimalType():
+                return {"precise": BinaryType(), "double": DoubleType()}.get(self.decimals, StringType())
+            case BinaryType():
+                return kind
+        return StringType() if self.judges(kind) else kind
+
+
+@dataclass(frozen=True, slots=True)
+class _Judge:
+    """Judges the values of one column. `name` and `scale` are what the record's schema says of it."""
+
+    writing: Writing
+    name: str
+    scale: str
+    depth: int = 0
+
+    @classmethod
+    def of(cls, writing: Writing, column: str) -> _Judge:
+        found = f"get(filter({TYPES}, f -> f.field = {literal(column)}), 0)"
+        name = f"coalesce({found}.name, {found}.items.name)"
+        return cls(writing, name, f"coalesce({found}.parameters.scale, {found}.items.parameters.scale)")
+
+    @property
+    def _deeper(self) -> _Judge:
+        return _Judge(self.writing, self.name, self.scale, self.depth + 1)
+
+    def value(self, read: str, kind: DataType) -> str:
+        """A value in its declared type; NULL for one that does not fit."""
+        if not self.writing.judges(kind):
+            return read
+        inner = f"x{self.depth}"
+        match kind:
+            case ArrayType():
+                return f"transform({read}, {inner} -> {self._deeper.value(inner, kind.elementType)})"
+            case MapType():
+                value = self._deeper.value(inner, kind.valueType)
+                return f"transform_values({read}, (k{self.depth}, {inner}) -> {value})"
+            case StructType():
+                fields = [
+                    f"{self.value(f'{read}.{quoted(f.name)}', f.dataType)} AS {quoted(f.name)}"
+                    for f in kind.fields
+                ]
+                return f"if(isnull({read}), null, struct({', '.join(fields)}))"
+            case DecimalType():
+                return self._decimal(read, kind)
+            case StringType() | BinaryType():
+                return case(f"{read} != cast({_LEFT_OUT} as {kind.simpleString()})", read)
+        return self._time(read, kind)
+
+    def misfit(self, read: str, kind: DataType) -> str:
+        """Whether a value, or one inside of it, is there and does not fit."""
+        inner = f"x{self.depth}"
+        match kind:
+            case ArrayType():
+                wrong = self._deeper.misfit(inner, kind.elementType)
+                return f"coalesce(exists({read}, {inner} -> {wrong}), false)"
+            case MapType():
+                wrong = self._deeper.misfit(inner, kind.valueType)
+                return f"coalesce(exists(map_values({read}), {inner} -> {wrong}), false)"
+            case StructType():
+                parts = [(f"{read}.{quoted(f.name)}", f.dataType) for f in kind.fields]
+                inside = [self.misfit(part, of) for part, of in parts if self.writing.judges(of)]
+                return f"({' OR '.join(inside)})"
+        return f"(isnotnull({read}) AND isnull({self.value(read, kind)}))"
+
+    def _time(self, read: str, kind: DataType) -> str:
+        """The time or date of a text, or of a number whose unit is known."""
+        of_connector = self.writing.debezium is not None
+        match kind:
+            case DateType():
+                text = case(
+                    f"{read} rlike {literal(_DATE)}", f"try_cast(trim(TRAILING 'Z' FROM {read}) as date)"
+                )
+                number = self._date(read)
+            case TimestampNTZType():
+                # Debezium writes a time without a zone as if it were one in UTC.
+                ends = "Z?$" if of_connector else "$"
+                text = case(f"{read} rlike {literal(_UNZONED + ends)}", f"try_cast({read} as timestamp_ntz)")
+                number = f"cast({self._timestamp(read)} as timestamp_ntz)"
+            case _:
+                text = case(f"{read} rlike {literal(_MONTH)}", f"try_cast({read} as timestamp)")
+                number = self._timestamp(read)
+        return (
+            f"CASE WHEN {read} rlike {literal(_INTEGER)} THEN {number} ELSE {text} END"
+            if of_connector
+            else text
+        )
+
+    def _date(self, read: str) -> str:
+        told = f"{self.name} IN ({_DAYS_NAMES})"
+        counts = f"CASE WHEN isnull({TYPES}) THEN {literal(self.writing.days)} ELSE {told} END"
+        number = f"try_cast({read} as int)"
+        return case(
+            f"{counts} AND {number} BETWEEN {_DAYS[0]} AND {_DAYS[1]}", f"date_from_unix_date({number})"
+        )
+
+    def _timestamp(self, read: str) -> str:
+        number = f"try_cast({read} as bigint)"
+        by_name = " ".join(f"WHEN {literal(name)} THEN '{unit}'" for name, unit in _UNITS.items())
+        unit = f"CASE WHEN isnull({TYPES}) THEN '{self.writing.unit}' ELSE CASE {self.name} {by_name} END END"
+        micros = (
+            f"CASE {unit} WHEN 'ms' THEN try_multiply({number}, 1000L) WHEN 'us' THEN {number}"
+            f" WHEN 'ns' THEN try_subtract({number}, pmod({number}, 1000L)) div 1000L END"
+        )
+        return case(f"{micros} BETWEEN {_MICROS[0]}L AND {_MICROS[1]}L", f"timestamp_micros({micros})")
+
+    def _decimal(self, read: str, kind: DecimalType) -> str:
+        match self.writing.decimals:
+            case "precise":
+                told = f"{self.name} = {_DECIMAL} AND {self.scale} = '{kind.scale}'"
+                fits = f"octet_length({read}) BETWEEN 1 AND 16 AND (isnull({TYPES}) OR {told})"
+                text = f"concat(cast({_unscaled(read)} as string), 'E-{kind.scale}')"
+                return case(fits, f"try_cast({text} as {kind.simpleString()})")
+            case "double":
+                # The shortest text of a double is the number that was meant.
+                number = f"try_cast(cast({read} as string) as {kind.simpleString()})"
+                return case(f"cast({number} as double) = {read}", number)
+        number = f"try_cast({read} as {kind.simpleString()})"
+        # A cast rounds. A number with an exponent was a double, which its own double tells.
+        digits = rf"[.]\d{{{kind.scale}}}\d*[1-9]"
+        of_double = f"cast({number} as double) = try_cast({read} as double)"
+        exact = f"if({read} rlike '[eE]', {of_double}, NOT {read} rlike {literal(digits)})"
+        told = f" AND (isnull({TYPES}) OR NOT ({self.name} <=> {_DECIMAL}))" if self.writing.debezium else ""
+        return case(exact + told, number)
+
+
+def _unscaled(read: str) -> str:
+    """The number that up to 16 bytes are, the highest one first and with the sign; taken in two halves."""
+    sign = f"CASE WHEN substring(hex({read}), 1, 1) >= '8' THEN 'F' ELSE '0' END"
+    digits = f"lpad(hex({read}), 32, {sign})"
+    high = f"cast(conv(substring({digits}, 1, 16), 16, -10) as decimal(20,0))"
+    low = f"cast(conv(substring({digits}, 17, 16), 16, 10) as decimal(20,0))"
+    return f"try_add(try_multiply({high}, 18446744073709551616BD), {low})"
+
+
+def reader_options(more: Mapping[str, str]) -> str:
+    """Reader options as a SQL map; what does not fit is kept in the corrupt column, never dropped."""
+    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT, **more}
+    return f"map({', '.join(literal(text) for pair in options.items() for text in pair)})"
+
+
+def ddl_of(fields: Sequence[StructField]) -> str:
+    return ", ".join(f"{quoted(field.name)} {field.dataType.simpleString()}" for field in fields)
