@@ -18,6 +18,7 @@ from tidemark.core.seal import Decision, Seal
 from tidemark.pipeline import stepwise
 from tidemark.pipeline.context import Attempt
 from tidemark.pipeline.publish import last_published
+from tidemark.pipeline.replay import bound_range
 
 Told = dict[str, Any]
 LISTED_MAX: Final = 100
@@ -76,10 +77,9 @@ def told_replay(deployment: Deployment, attempt: Attempt, *, txn_from: int, txn_
     and what was restored."""
     journal = deployment.control.journal
     journal.head()
-    last = txn_to or deployment.control.bindings.head().upper - 1
     entries = [
         entry
-        for txn in range(txn_from, last + 1)
+        for txn in bound_range(deployment.pipeline, txn_from=txn_from, txn_to=txn_to or None)
         for entry in journal.find(str(txn))
         if entry.token == attempt.token
     ]
