@@ -6,10 +6,11 @@ Never rows; a few kilobytes at most.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from tidemark.assemble import Deployment
+from tidemark.core.errors import Determinate
 from tidemark.core.ids import ShardId
 from tidemark.core.journal import Event
 from tidemark.core.publish import Published
@@ -74,15 +75,11 @@ def told_gate(seals: Sequence[Seal]) -> str:
 
 def told_replay(deployment: Deployment, attempt: Attempt, *, txn_from: int, txn_to: int) -> Told:
     """A replay's report, out of the journal, whichever process made it: the last verdict on each transaction,
-    and what was restored."""
+    and what was restored. `Determinate` when a transaction has none: what was not judged is not proven."""
     journal = deployment.control.journal
     journal.head()
-    entries = [
-        entry
-        for txn in bound_range(deployment.pipeline, txn_from=txn_from, txn_to=txn_to or None)
-        for entry in journal.find(str(txn))
-        if entry.token == attempt.token
-    ]
+    txns = bound_range(deployment.pipeline, txn_from=txn_from, txn_to=txn_to or None)
+    entries = [entry for txn in txns for entry in journal.find(str(txn)) if entry.token == attempt.token]
     findings = {
         one.txn: {"txn": one.txn, "verdict": one.detail["verdict"], "finding": one.detail["finding"]}
         for one in entries
@@ -95,7 +92,16 @@ def told_replay(deployment: Deployment, attempt: Attempt, *, txn_from: int, txn_
         for shard, parts in json.loads(one.detail["parts"]).items()
         for part in parts
     ]
+    require_verdicts(txns, findings)
     return {"findings": list(findings.values()), "restored": restored}
+
+
+def require_verdicts(asked: Iterable[int], judged: Container[int]) -> None:
+    """`Determinate` when this try has no verdict on one of the transactions that it was asked to prove."""
+    missing = [txn for txn in asked if txn not in judged]
+    if missing:
+        listed = ", ".join(map(str, missing[:LISTED_MAX]))
+        raise Determinate(f"this try has left no verdict on transactions {listed}", hint="retry")
 
 
 def explained(deployment: Deployment, red: Sequence[stepwise.Judged]) -> str:

@@ -111,18 +111,21 @@ class ValidateOperator(SparkStepOperator):
         return telling.told_verdicts(())
 
     def with_spark(self, context: Context, order: Order) -> Told:
+        """Judge; red, too, when a transaction that was to be proven has no verdict of this try."""
         from tidemark import tasks, telling
-        from tidemark.pipeline.stepwise import verdicts_of
+        from tidemark.pipeline.stepwise import known_plan, verdicts_of
 
+        deployment = tasks.open_pipeline(order.pipeline_file, order.environment or None)
+        asked = known_plan(deployment.pipeline, order.attempt).prove
         if self.connects:
             self.over_connection(order)
         else:
             self.submit(context, order)
-        deployment = tasks.open_pipeline(order.pipeline_file, order.environment or None)
         judged = verdicts_of(deployment.pipeline, order.attempt)
         red = [one for one in judged if not one.gated.passed]
         if red:
             raise AirflowFailException(telling.explained(deployment, red))
+        telling.require_verdicts(asked, {one.txn for one in judged if one.replayed})
         return telling.told_verdicts(judged)
 
 
@@ -245,6 +248,8 @@ class ReplayReportOperator(BaseOperator):
 
     def execute(self, context: Context) -> Any:
         findings = self.report["findings"]
+        if not findings:
+            raise AirflowFailException("nothing was proven: the replay has told of no transaction")
         for finding in findings:
             self.log.info("%s", finding["finding"])
         red = [finding["finding"] for finding in findings if finding["verdict"] != "identical"]
@@ -271,8 +276,4 @@ class MaintainOperator(SparkStepOperator):
         """What the job has left to do, and why; what it did is in its own log."""
         from tidemark import tasks
 
-        deployment = tasks.open_pipeline(order.pipeline_file, order.environment or None)
-        try:
-            return tasks.plan_of_upkeep(deployment)
-        except TidemarkError as error:
-            raise failure(error) from error
+        return tasks.plan_of_upkeep(tasks.open_pipeline(order.pipeline_file, order.environment or None))

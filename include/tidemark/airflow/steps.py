@@ -61,7 +61,9 @@ class SparkStepOperator(SparkSubmitOperator):
         conn_id: str = "spark_default",
         **kwargs: Any,
     ) -> None:
-        super().__init__(conn_id=conn_id, **kwargs)
+        # A retry is a new try with a token of its own, and reads the verdicts of that token: it must not
+        # wait for the driver that an earlier try has left on a cluster.
+        super().__init__(conn_id=conn_id, **{**kwargs, "durable": False})
         self.pipeline_file = str(pipeline_file)
         self.environment = environment
         self.plan = plan
@@ -84,7 +86,10 @@ class SparkStepOperator(SparkSubmitOperator):
             pass
         except TidemarkError as error:
             raise failure(error) from error
-        return self.with_spark(context, order)
+        try:
+            return self.with_spark(context, order)
+        except TidemarkError as error:
+            raise failure(error) from error
 
     def without_spark(self, order: Order) -> Told:
         """The step, as far as the control plane goes."""
@@ -100,10 +105,7 @@ class SparkStepOperator(SparkSubmitOperator):
 
     def after_submit(self, order: Order) -> Told:
         """What the job has done, from the durable facts that it left."""
-        try:
-            return self.without_spark(order)
-        except TidemarkError as error:
-            raise failure(error) from error
+        return self.without_spark(order)
 
     @cached_property
     def connects(self) -> bool:
@@ -113,10 +115,7 @@ class SparkStepOperator(SparkSubmitOperator):
     def submit(self, context: Context, order: Order) -> None:
         """Run the step's job through the provider's own operator."""
         host = BaseHook.get_connection(self._conn_id).host or "local[*]"
-        try:
-            how = submission(self.step, master=host)
-        except TidemarkError as error:
-            raise failure(error) from error
+        how = submission(self.step, master=host)
         self.application = how.application
         self.jars = self.jars or how.jars
         self.conf = {**how.confs, **(self.conf or {})}
@@ -146,8 +145,6 @@ class SparkStepOperator(SparkSubmitOperator):
         try:
             deployment = open_pipeline(order.pipeline_file, order.environment or None, session)
             return perform(self.step, deployment, order)
-        except TidemarkError as error:
-            raise failure(error) from error
         finally:
             self.disconnect()
 
