@@ -16,10 +16,10 @@ from tidemark.core.journal import Event
 from tidemark.core.publish import Published
 from tidemark.core.replay import Verdict
 from tidemark.core.seal import Decision, Seal
-from tidemark.pipeline import stepwise
 from tidemark.pipeline.context import Attempt
 from tidemark.pipeline.publish import last_published
 from tidemark.pipeline.replay import bound_range
+from tidemark.pipeline.verdicts import Judged
 
 Told = dict[str, Any]
 LISTED_MAX: Final = 100
@@ -29,7 +29,7 @@ def rows_of(shards: Mapping[ShardId, Any]) -> dict[str, int]:
     return {str(shard): parts.digest.count for shard, parts in shards.items()}
 
 
-def told_verdicts(judged: Sequence[stepwise.Judged]) -> Told:
+def told_verdicts(judged: Sequence[Judged]) -> Told:
     """The verdicts as a task tells them."""
     return {
         "verdicts": [
@@ -104,7 +104,7 @@ def require_verdicts(asked: Iterable[int], judged: Container[int]) -> None:
         raise Determinate(f"this try has left no verdict on transactions {listed}", hint="retry")
 
 
-def explained(deployment: Deployment, red: Sequence[stepwise.Judged]) -> str:
+def explained(deployment: Deployment, red: Sequence[Judged]) -> str:
     """Why a gate is red, and the ways out, for people."""
     name = deployment.config.name
     lines: list[str] = []

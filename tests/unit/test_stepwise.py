@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ from tests.unit.harness import A, B, World, rec, simple
 from tidemark.core.errors import Determinate
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.journal import Event
-from tidemark.core.replay import ExpectationsFailed, InputGone, Verdict
+from tidemark.core.replay import ExpectationsFailed, Finding, InputGone, Verdict
 from tidemark.core.seal import Decision, Lost, Sealed, Staged
 from tidemark.pipeline.checkpoint import checkpoint
 from tidemark.pipeline.context import Attempt, Pipeline
@@ -19,12 +20,14 @@ from tidemark.pipeline.overrule import accept, skip
 from tidemark.pipeline.reclock import reclock
 from tidemark.pipeline.run import replay
 from tidemark.pipeline.stepwise import (
-    Judged,
+    Pair,
+    compare_plainly,
     gather,
     judge_gathered,
     seal_judged,
     verdicts_of,
 )
+from tidemark.pipeline.verdicts import Judged
 from tidemark.ports.gate import Opinion
 
 T1 = Txn(1)
@@ -138,6 +141,30 @@ def test_p4_a_cleared_run_whose_sealed_part_was_changed_is_not_identical() -> No
     (judged,) = run.clear().whole()
     assert judged.gated.finding.verdict is Verdict.DIFFERS
     assert "parts are not what was sealed" in str(judged.gated.finding)
+
+
+@pytest.mark.parametrize("tampered", [False, True])
+def test_p4_what_lies_on_disk_is_put_before_the_gates_library_too(tampered: bool) -> None:
+    """Otherwise its pages stay green while the gate is red."""
+    world = World()
+    world.feed(rec("k", 1))
+    run = Run(world, "r")
+    run.whole()
+    (path,) = world.files
+    if tampered:
+        world.files[path] = tuple(replace(row, value="tampered") for row in world.files[path])
+    seen: dict[str, bool] = {}
+
+    def compare(pairs: Sequence[Pair]) -> Sequence[Finding]:
+        for _, recorded, found in pairs:
+            seen.update({endpoint: recorded[endpoint] == found[endpoint] for endpoint in recorded})
+        return compare_plainly(pairs)
+
+    run.clear()
+    gather(run.pipeline, run.attempt)
+    (judged,) = judge_gathered(run.pipeline, run.attempt, compare=compare)
+    assert seen == {"source": True, "shard:a": True, "shard:a on disk": not tampered}
+    assert judged.gated.passed is not tampered
 
 
 @pytest.mark.parametrize("cleared", [False, True])
