@@ -9,10 +9,11 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
+from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from tests.unit.harness import World, rec
-from tidemark.airflow.operators import ReplayOperator, ReplayReportOperator, ValidateOperator
+from tidemark.airflow.operators import IngestOperator, ReplayOperator, ReplayReportOperator, ValidateOperator
 from tidemark.airflow.steps import SparkStepOperator
 from tidemark.job import Order, perform
 from tidemark.pipeline.run import run
@@ -97,3 +98,25 @@ def test_a_report_on_nothing_is_red() -> None:
     report = ReplayReportOperator(task_id="report", report={"findings": [], "restored": []})
     with pytest.raises(AirflowFailException, match="nothing was proven"):
         report.execute({})  # type: ignore[typeddict-item]
+
+
+def test_a_killed_task_ends_what_was_submitted_as_the_provider_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a cluster the process here has ended long ago, and the driver is killed over its own API."""
+    ended: list[str] = []
+    monkeypatch.setattr(SparkSubmitOperator, "on_kill", lambda self: ended.append(self.task_id))
+    ingest = IngestOperator(task_id="ingest", pipeline_file="shop.yaml")
+    ingest.on_kill()
+    assert ended == [], "nothing was submitted"
+    ingest._hook = SimpleNamespace()
+    ingest.on_kill()
+    assert ended == ["ingest"]
+
+
+def test_a_killed_task_interrupts_its_work_on_a_warm_server() -> None:
+    ended: list[str] = []
+    ingest = IngestOperator(task_id="ingest", pipeline_file="shop.yaml")
+    ingest._connected = SimpleNamespace(
+        interruptAll=lambda: ended.append("interrupted"), stop=lambda: ended.append("stopped")
+    )
+    ingest.on_kill()
+    assert ended == ["interrupted", "stopped"]

@@ -154,9 +154,10 @@ class SparkStepOperator(SparkSubmitOperator):
             self._connected = None
 
     def on_kill(self) -> None:
-        """End the Spark work: what runs on a server is interrupted, a submitted process is killed."""
+        """End the Spark work: what runs on a server is interrupted, what was submitted is the provider's to
+        end, a process here or a driver on a cluster."""
         if self._connected is not None:
             self._connected.interruptAll()
             self.disconnect()
         elif self._hook is not None:
-            self._hook.on_kill()
+            super().on_kill()
