@@ -13,7 +13,13 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from tests.unit.harness import World, rec
-from tidemark.airflow.operators import IngestOperator, ReplayOperator, ReplayReportOperator, ValidateOperator
+from tidemark.airflow.operators import (
+    IngestOperator,
+    ReplayOperator,
+    ReplayReportOperator,
+    UpsertOperator,
+    ValidateOperator,
+)
 from tidemark.airflow.steps import SparkStepOperator
 from tidemark.job import Order, perform
 from tidemark.pipeline.run import run
@@ -120,3 +126,11 @@ def test_a_killed_task_interrupts_its_work_on_a_warm_server() -> None:
     )
     ingest.on_kill()
     assert ended == ["interrupted", "stopped"]
+
+
+def test_a_job_that_was_overtaken_is_retried(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    upsert = UpsertOperator(task_id="upsert", pipeline_file="shop.yaml")
+    monkeypatch.setattr(upsert, "without_spark", no_spark)
+    with pytest.raises(AirflowException, match="more for upsert than its job has done: retry") as error:
+        upsert.execute(bench.context())
+    assert not isinstance(error.value, AirflowFailException)

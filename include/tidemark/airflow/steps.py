@@ -18,7 +18,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from tidemark.airflow.connections import provide_connection
 from tidemark.airflow.runs import failure, order_of
-from tidemark.core.errors import TidemarkError
+from tidemark.core.errors import Determinate, TidemarkError
 from tidemark.job import Order, connected, failure_in, perform, submission
 
 if TYPE_CHECKING:
@@ -88,6 +88,10 @@ class SparkStepOperator(SparkSubmitOperator):
             raise failure(error) from error
         try:
             return self.with_spark(context, order)
+        except SparkNeeded:
+            # Somebody has committed since the job ended, so that a state is due again.
+            again = Determinate(f"there is more for {self.step} than its job has done", hint="retry")
+            raise failure(again) from None
         except TidemarkError as error:
             raise failure(error) from error
 
