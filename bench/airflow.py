@@ -137,7 +137,7 @@ def body(step: str, file: str, url: str, run_id: str) -> None:
     deployment = open_pipeline(file, None, spark)
     match step:
         case "reclock":
-            reclock(deployment, order.attempt, first_try=True)
+            reclock(deployment, order.attempt)
         case "checkpoint":
             checkpoint(deployment, order.attempt)
         case _:

@@ -64,22 +64,21 @@ def open_pipeline(
     return Deployment(discovered(config) if binds else config, session)
 
 
-def reclock(deployment: Deployment, attempt: Attempt, *, first_try: bool) -> Told:
+def reclock(deployment: Deployment, attempt: Attempt) -> Told:
     """Find the run's transactions, or mint them.
 
-    A first try that finds its share decided is not the first after all: the scheduler has forgotten
-    a run that the warehouse remembers. That is told, and treated as a clear: proven, never done again.
+    A run whose share another run has bound is one that the scheduler has forgotten and the warehouse
+    remembers. That is told, and treated as a clear: proven, never done again.
     """
     owned = minting.mint(deployment.pipeline, attempt)
-    recognised = first_try and not attempt.cleared and not owned.minted
     plan = stepwise.known_plan(deployment.pipeline, attempt)
     return {
         "pipeline": deployment.config.name,
         "owned": list(owned.txns),
         "open": list(plan.finish[:LISTED_MAX]),
         "minted": owned.minted,
-        "recognised": recognised,
-        "recorded_run_id": owned.recorded_run_id,
+        "recognised": attempt.proves(owned) and not attempt.cleared,
+        "recorded_run_id": owned.owner.run_id,
     }
 
 

@@ -5,6 +5,7 @@ The warehouse is one in memory, and a function stands where Spark would be."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
@@ -134,3 +135,10 @@ def test_a_job_that_was_overtaken_is_retried(bench: Bench, monkeypatch: pytest.M
     with pytest.raises(AirflowException, match="more for upsert than its job has done: retry") as error:
         upsert.execute(bench.context())
     assert not isinstance(error.value, AirflowFailException)
+
+
+def test_an_order_names_the_run_and_when_it_began(bench: Bench) -> None:
+    context = bench.context("scheduled__1", clear_number=2)
+    context["dag_run"].start_date = datetime(2026, 1, 2, tzinfo=UTC)
+    owner = IngestOperator(task_id="ingest", pipeline_file="shop.yaml").order(context).attempt.owner
+    assert (owner.run_id, owner.begun) == ("scheduled__1", "2026-01-02T00:00:00+00:00")

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.harness import A, B, World, rec, simple
+from tests.unit.harness import A, B, Script, World, rec, simple
 from tidemark.core.errors import Determinate
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.journal import Event
@@ -46,14 +46,14 @@ class Scripted:
 class Run:
     """One run as Airflow has it: tasks with tries, rounds, and a token for each."""
 
-    def __init__(self, world: World, run_id: str) -> None:
-        self.world, self.run_id, self.round = world, run_id, 0
+    def __init__(self, world: World, run_id: str, *, begun: str = "") -> None:
+        self.world, self.run_id, self.round, self.begun = world, run_id, 0, begun
         self.pipeline: Pipeline = world.process()
 
     @property
     def attempt(self) -> Attempt:
         made = self.world.attempt(self.run_id, cleared=self.round > 0)
-        return replace(made, round=self.round)
+        return replace(made, round=self.round, owner=replace(made.owner, begun=self.begun))
 
     def clear(self) -> Run:
         self.round += 1
@@ -141,6 +141,31 @@ def test_p4_a_cleared_run_whose_sealed_part_was_changed_is_not_identical() -> No
     (judged,) = run.clear().whole()
     assert judged.gated.finding.verdict is Verdict.DIFFERS
     assert "parts are not what was sealed" in str(judged.gated.finding)
+
+
+def test_a_run_that_the_scheduler_has_forgotten_is_proven_again_by_every_try() -> None:
+    """A wiped scheduler starts the same date's run as if it were new, under the same id and in round 0."""
+    world = World()
+    world.feed(rec("k", 1))
+    first = Run(world, "r", begun="monday")
+    first.whole()
+    first.clear().whole()  # Whose evidence is of an older run, though of a higher round.
+    files, reads = dict(world.files), Script()
+    again = Run(world, "r", begun="friday")
+    again.pipeline = world.process(reads)
+    for _ in range(2):  # The retry of a reclock finds the same as its first try did.
+        assert reclock(again.pipeline, again.attempt).prove == (T1,)
+    assert verdicts(again.whole()) == [(1, "identical", True)]
+    assert reads.calls.count("plane.replay") == 1, "the input was read again, not the evidence of before"
+    assert (world.files, len(world.seals), world.log_txns()) == (files, 1, [1])
+
+
+def test_the_tries_of_one_run_prove_nothing_before_a_clear() -> None:
+    world = World()
+    world.feed(rec("k", 1))
+    run = Run(world, "r", begun="monday")
+    run.whole()
+    assert reclock(run.pipeline, run.attempt).prove == ()
 
 
 @pytest.mark.parametrize("tampered", [False, True])

@@ -10,6 +10,7 @@ import pytest
 from tests.unit.harness import World, rec
 from tidemark import tasks, telling
 from tidemark.core.errors import InvalidUsage
+from tidemark.job import Order
 
 BILLIONS = 10**12
 
@@ -59,8 +60,18 @@ def test_nothing_bound_is_nothing_to_replay() -> None:
 def test_a_replay_finishes_an_open_last_transaction_in_either_mode(mode: str) -> None:
     world = two_transactions()
     world.feed(rec("k", 3))
-    tasks.reclock(deployed(world), world.attempt(), first_try=True)
+    tasks.reclock(deployed(world), world.attempt())
     assert (world.sealed_upper, len(world.bindings)) == (3, 3)
     findings, _ = tasks.replay_range(deployed(world), world.attempt(), txn_from=1, txn_to=None, mode=mode)
     assert [(one.txn, one.passed) for one in findings] == [(1, True), (2, True), (3, True)]
     assert world.sealed_upper == 4
+
+
+def test_a_run_that_the_scheduler_has_forgotten_is_recognised_by_every_try_of_its_reclock() -> None:
+    world = World()
+    world.feed(rec("k", 1))
+    run_id, dates = "scheduled__2026-01-01", ("monday", "monday", "friday", "friday")
+    orders = [Order("p.yaml", run_id, f"w{number}", begun=begun) for number, begun in enumerate(dates)]
+    told = [tasks.reclock(deployed(world), order.attempt) for order in orders]
+    assert [one["recognised"] for one in told] == [False, False, True, True]
+    assert [one["owned"] for one in told] == [[1]] * 4

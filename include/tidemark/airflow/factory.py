@@ -103,7 +103,6 @@ def _pipeline_dag(
     common: dict[str, Any] = {"pipeline_file": str(file), "environment": environment}
     with DAG(config.name, default_args=dict(default_args), **settings) as dag:
         reclock = ReclockOperator(task_id="reclock", **common)
-        common["plan"] = reclock.output
         ingest = IngestOperator(task_id="ingest", conn_id=conn_id, **common)
         validate = ValidateOperator(task_id="validate", conn_id=conn_id, **common)
         # One publisher at a time: a second run's upsert waits in the scheduler, not in a slot.

@@ -28,28 +28,22 @@ class ControlOperator(BaseOperator):
 
     :param pipeline_file: the pipeline file (templated)
     :param environment: which of the file's environments, `$TIDEMARK_ENVIRONMENT` by default (templated)
-    :param plan: what the run's reclock has told (templated)
     """
 
-    template_fields: Sequence[str] = ("pipeline_file", "environment", "plan")
+    template_fields: Sequence[str] = ("pipeline_file", "environment")
     ui_color = "#eef4e2"
     binds: ClassVar[bool] = False
     """Whether the step asks the source for new input, and so for new tables too."""
 
-    def __init__(
-        self, *, pipeline_file: str | Path, environment: str | None = None, plan: Any = None, **kwargs: Any
-    ) -> None:
+    def __init__(self, *, pipeline_file: str | Path, environment: str | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.pipeline_file = str(pipeline_file)
         self.environment = environment
-        self.plan = plan
 
     def execute(self, context: Context) -> Any:
         from tidemark import tasks
 
-        order = order_of(
-            context, pipeline_file=self.pipeline_file, environment=self.environment, plan=self.plan
-        )
+        order = order_of(context, pipeline_file=self.pipeline_file, environment=self.environment)
         try:
             provide_connection(self.pipeline_file, self.environment)
             # A cleared run proves what is bound, and needs no source that can be asked.
@@ -71,7 +65,7 @@ class ReclockOperator(ControlOperator):
     def work(self, context: Context, deployment: Deployment, order: Order) -> Any:
         from tidemark import tasks
 
-        told = tasks.reclock(deployment, order.attempt, first_try=context["ti"].try_number == 1)
+        told = tasks.reclock(deployment, order.attempt)
         if told["recognised"]:
             self.log.warning(
                 "%s was done before, by run %s, which this Airflow does not know as a clear or a retry. "

@@ -34,7 +34,6 @@ class SparkStepOperator(SparkSubmitOperator):
 
     :param pipeline_file: the pipeline file (templated)
     :param environment: which of the file's environments, `$TIDEMARK_ENVIRONMENT` by default (templated)
-    :param plan: what the run's reclock has told (templated; give `reclock.output`)
     :param conn_id: a Spark connection, or a Spark Connect one for warm, low-latency runs
 
     All parameters of `SparkSubmitOperator` may be given too; `conf` wins over what Tidemark sets.
@@ -48,7 +47,6 @@ class SparkStepOperator(SparkSubmitOperator):
         *SparkSubmitOperator.template_fields,
         "pipeline_file",
         "environment",
-        "plan",
     )
     ui_color = "#d6ecf2"
 
@@ -57,7 +55,6 @@ class SparkStepOperator(SparkSubmitOperator):
         *,
         pipeline_file: str | Path,
         environment: str | None = None,
-        plan: Any = None,
         conn_id: str = "spark_default",
         **kwargs: Any,
     ) -> None:
@@ -66,13 +63,10 @@ class SparkStepOperator(SparkSubmitOperator):
         super().__init__(conn_id=conn_id, **{**kwargs, "durable": False})
         self.pipeline_file = str(pipeline_file)
         self.environment = environment
-        self.plan = plan
         self._connected: Any = None
 
     def order(self, context: Context, **more: Any) -> Order:
-        return order_of(
-            context, pipeline_file=self.pipeline_file, environment=self.environment, plan=self.plan, **more
-        )
+        return order_of(context, pipeline_file=self.pipeline_file, environment=self.environment, **more)
 
     def execute(self, context: Context) -> Told:  # type: ignore[override]
         """Try without Spark; if the step asks for it, go on with Spark."""

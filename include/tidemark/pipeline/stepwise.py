@@ -49,7 +49,7 @@ def known_plan(pipeline: Pipeline, attempt: Attempt) -> RunPlan:
         raise Determinate(f"{attempt.owner.identity} was not reclocked", hint=hint)
     sealed_upper = pipeline.control.seals.head().upper
     return plan_run(
-        owned=owned.txns, cleared=attempt.cleared, sealed_upper=sealed_upper, bound_upper=bound_upper
+        owned=owned.txns, cleared=attempt.proves(owned), sealed_upper=sealed_upper, bound_upper=bound_upper
     )
 
 
@@ -82,7 +82,8 @@ def is_usable(pipeline: Pipeline, evidence: Evidence | None) -> bool:
 
 def gather_one(pipeline: Pipeline, attempt: Attempt, txn: Txn, *, replayed: bool) -> Evidence:
     """The evidence on one transaction: found from an earlier try, or made now."""
-    before = newest_of(found_by(pipeline, attempt), txn, replayed=replayed, round_min=attempt.round)
+    own = [one for one in found_by(pipeline, attempt) if one.owner.is_run_of(attempt.owner)]
+    before = newest_of(own, txn, replayed=replayed, round_min=attempt.round)
     if before is not None and is_usable(pipeline, before):
         return before
     binding = sealed_binding(pipeline, seal_at(pipeline, txn)) if replayed else binding_at(pipeline, txn)
