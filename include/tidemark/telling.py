@@ -120,10 +120,17 @@ def explained(deployment: Deployment, red: Sequence[Judged]) -> str:
                 f"  tidemark replay {name} --from {txn} --to {txn} --mode repair",
             ]
         else:
-            lines += [
-                "nothing of it is visible. To get out:",
-                "  fix the cause and clear the run's tasks from ingest on; or",
-                f'  tidemark accept {name} {txn} --reason "..."   seals it as it is; or',
-                f'  tidemark skip {name} {txn} --reason "..."     passes over it',
-            ]
+            lines += ["nothing of it is visible. To get out:", *ways_out(name, one)]
     return "\n".join(lines)
+
+
+def ways_out(pipeline: str, one: Judged) -> list[str]:
+    """What can be done about an open transaction. Of input that is gone nothing was staged to accept."""
+    skip = f'  tidemark skip {pipeline} {one.txn} --reason "..."     passes over it'
+    if one.gated.finding.verdict is Verdict.INPUT_GONE:
+        return ["  restore the input and clear the run's tasks from ingest on; or", skip]
+    return [
+        "  fix the cause and clear the run's tasks from ingest on; or",
+        f'  tidemark accept {pipeline} {one.txn} --reason "..."   seals it as it is; or',
+        skip,
+    ]
