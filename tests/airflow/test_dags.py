@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from tests.airflow.conftest import PIPELINE, PROJECT
+from tidemark.airflow import maintain_dag, replay_dag
+from tidemark.core.errors import InvalidUsage
 
 pytestmark = [pytest.mark.airflow, pytest.mark.slow]
 
@@ -67,6 +69,7 @@ def parsed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         (folder / f"{name}.yaml").write_text(PIPELINE.format(name=name))
     (folder / "broken.yaml").write_text(PIPELINE.format(name="broken").replace("keys:", "keyz:"))
     (folder / "worse.yaml").write_text("name: [")
+    (folder / "taken.yaml").write_text(PIPELINE.format(name="maintain"))
     return parse(PROJECT / "dags", folder, tmp_path_factory.mktemp("airflow"))
 
 
@@ -103,6 +106,21 @@ def test_a_broken_pipeline_file_is_one_import_error_with_file_and_line_and_the_o
     assert "keyz" in error
     assert "keys" in error
     assert "worse.yaml:2" in error
+
+
+def test_a_pipeline_with_the_name_of_another_dag_is_refused_by_its_file(parsed: dict[str, Any]) -> None:
+    (error,) = parsed["errors"].values()
+    assert "taken.yaml: 'maintain' is the id of a DAG; give the pipeline another name" in error
+    assert set(parsed["dags"]["maintain"]["tasks"]) == {"one", "two"}
+
+
+def test_the_dags_for_all_pipelines_take_a_users_arguments_and_refuse_a_pipelines_id(tmp_path: Path) -> None:
+    (tmp_path / "one.yaml").write_text(PIPELINE.format(name="one"))
+    for make, task in ((replay_dag, "plan"), (maintain_dag, "one")):
+        (dag,) = make(tmp_path, default_args={"retries": 7}, tags=["mine"]).values()
+        assert (dag.get_task(task).retries, dag.get_task(task).owner) == (7, "tidemark")
+        with pytest.raises(InvalidUsage, match="the DAG 'one' is another one"):
+            make(tmp_path, dag_id="one")
 
 
 def test_parsing_loads_no_engine(parsed: dict[str, Any]) -> None:
