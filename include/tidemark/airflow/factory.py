@@ -57,7 +57,7 @@ def pipeline_dags(
 
     :param environment: which of the files' environments; `$TIDEMARK_ENVIRONMENT` by default
     :param conn_id: a Spark connection (jobs are submitted) or a Spark Connect one (they run on a warm server)
-    :param publisher_pool: the pool that upserts take a slot of, since they publish
+    :param publisher_pool: the pool that upserts take a slot of, since they publish: one slot per pipeline
     :param default_args: for all tasks, over Tidemark's own
     :param dag_kwargs: for all DAGs: `max_active_runs`, `catchup`, `start_date`, `tags` …
     """
