@@ -151,7 +151,7 @@ class Demo:
         return run_id
 
     def tell(self, run_id: str) -> list[tuple[int, int]]:
-        """Say what the run's transactions read, applied and quarantined; returns (read, quarantined) of each."""
+        """Say what the run's transactions read, applied and quarantined; returns (read, bad) of each."""
         told: list[tuple[int, int]] = []
         control = open_pipeline(PIPELINE, None).control
         bindings = control.bindings.read(1, control.bindings.head().upper)
