@@ -20,11 +20,15 @@ pytestmark = [pytest.mark.airflow, pytest.mark.slow]
 # What parsing a DAG file must never load.
 HEAVY = ("pyspark", "deltalake", "pyarrow", "pandas", "numpy", "great_expectations")
 BAG = """
-import json, sys, time
+import json, sys
 from airflow.dag_processing.dagbag import DagBag
-began = time.perf_counter()
+looked = []
+def look(event, arguments):
+    if event in ("open", "os.scandir", "os.listdir"):
+        looked.append(str(arguments[0]))
+sys.addaudithook(look)
 bag = DagBag(sys.argv[1], bundle_path=None, bundle_name="test")
-seconds = time.perf_counter() - began
+looked = sorted({path for path in looked if any(name in path for name in ("landing", "warehouse"))})
 dags = {
     dag_id: {
         "tasks": {one.task_id: [type(one).__name__, sorted(one.downstream_task_ids)] for one in dag.tasks},
@@ -35,7 +39,7 @@ dags = {
     for dag_id, dag in bag.dags.items()
 }
 heavy = [name for name in sys.argv[2].split() if name in sys.modules]
-print("RESULT" + json.dumps({"dags": dags, "errors": bag.import_errors, "heavy": heavy, "seconds": seconds}))
+print("RESULT" + json.dumps({"dags": dags, "errors": bag.import_errors, "heavy": heavy, "looked": looked}))
 """
 
 
@@ -123,8 +127,20 @@ def test_the_dags_for_all_pipelines_take_a_users_arguments_and_refuse_a_pipeline
             make(tmp_path, dag_id="one")
 
 
-def test_parsing_loads_no_engine(parsed: dict[str, Any]) -> None:
-    assert parsed["heavy"] == []
+@pytest.mark.parametrize("files", [1, 41])
+def test_parsing_loads_no_engine_and_looks_at_no_data_however_many_pipelines_there_are(
+    tmp_path: Path, files: int
+) -> None:
+    pipelines = tmp_path / "pipelines"
+    for folder in (pipelines, tmp_path / "landing", tmp_path / "warehouse"):
+        folder.mkdir()
+    (tmp_path / "landing" / "a.json").write_text('{"id": 1}')
+    names = {f"p{number}" for number in range(files)}
+    for name in names:
+        (pipelines / f"{name}.yaml").write_text(PIPELINE.format(name=name))
+    found = parse(PROJECT / "dags", pipelines, tmp_path / "home")
+    assert set(found["dags"]) == {*names, "replay", "maintain"}
+    assert (found["errors"], found["heavy"], found["looked"]) == ({}, [], [])
 
 
 def test_the_projects_own_pipelines_parse(tmp_path: Path) -> None:
