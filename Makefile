@@ -24,10 +24,10 @@ demo: ready ## The main job: a small shop through real DAG runs and all that can
 	@$(PYTHON) scripts/demo.py
 
 ui: ready ## Start Airflow with the project's DAGs and a warm Spark; prints address and login
-	@$(PYTHON) -m tidemark.airflow.embedded start
+	@$(PYTHON) -m tidemark.airflow.project start
 
 stop: ready ## Stop what `make ui` started
-	@$(PYTHON) -m tidemark.airflow.embedded stop
+	@$(PYTHON) -m tidemark.airflow.project stop
 
 doctor: ready ## Check versions, Java, jars, Spark and the store
 	@.venv/bin/tidemark doctor

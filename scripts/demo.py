@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -18,17 +19,20 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import duckdb
 from deltalake import DeltaTable, QueryBuilder
 from rich.console import Console
 from rich.live import Live
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from tidemark.airflow.client import FINAL_STATES, AirflowClient
-from tidemark.airflow.embedded import SPARK, EmbeddedAirflow, project_airflow
+from tidemark.airflow.embedded import SPARK, EmbeddedAirflow
 from tidemark.airflow.processes import free_port
+from tidemark.airflow.project import project_airflow
 from tidemark.home import home
 from tidemark.spark.connect import TOKEN_VARIABLE
 from tidemark.spark.session import SHORT_JOBS
@@ -39,6 +43,7 @@ PIPELINE = PROJECT / "include" / "pipelines" / "demo.yaml"
 FOLDER = home() / "demo"
 TABLES = FOLDER / "warehouse" / "demo"
 DAG = "demo"
+STARTER = "demo"
 TASKS = ("reclock", "ingest", "validate", "upsert", "checkpoint")
 MARKS = {"success": "[green]✓[/]", "failed": "[red]✗[/]", "running": "[yellow]…[/]", "up_for_retry": "↻"}
 RUN_SECONDS_MAX = 600
@@ -145,8 +150,9 @@ class Demo:
         self.expect(state == "success", f"run {run_id} is green")
         return run_id
 
-    def tell(self, run_id: str) -> None:
-        """What the run's transactions read, applied and quarantined."""
+    def tell(self, run_id: str) -> list[tuple[int, int]]:
+        """Say what the run's transactions read, applied and quarantined; returns (read, bad) of each."""
+        told: list[tuple[int, int]] = []
         control = open_pipeline(PIPELINE, None).control
         bindings = control.bindings.read(1, control.bindings.head().upper)
         owned = {one.txn for one in bindings if one.owner.run_id == run_id}
@@ -155,6 +161,19 @@ class Demo:
                 bad = sum(part.digest.count for name, part in seal.shards.items() if name == "quarantine")
                 read = seal.source.count
                 say(f"transaction {seal.txn}: {read:,} read = {read - bad:,} applied + {bad} quarantined")
+                told.append((read, bad))
+        return told
+
+    def tries(self, run_id: str) -> int:
+        """How often the task was tried that was tried most."""
+        return max(one["try_number"] for one in self.client.tasks(DAG, run_id).values())
+
+    def red_message(self, run_id: str) -> str:
+        """What the gate says in its task's log."""
+        tries = self.client.tasks(DAG, run_id)["validate"]["try_number"]
+        log = self.client.log(DAG, run_id, "validate", try_number=tries).replace("\\n", "\n")
+        found = re.search(r"the gate is red\..*?--mode repair", log, re.DOTALL)
+        return found.group() if found else ""
 
     def check(self) -> None:
         """Every row of the states, against DuckDB's own answer over the files."""
@@ -170,14 +189,21 @@ class Demo:
             self.expect(rows == expected, f"{table}: {len(rows):,} rows, equal to DuckDB's own answer")
 
 
-def prepared() -> EmbeddedAirflow:
-    """The project's Airflow, up, with an empty warehouse."""
+def found_airflow() -> tuple[EmbeddedAirflow, bool]:
+    """The project's Airflow, and whether the demo is to stop it: not if it runs for someone already."""
     airflow = project_airflow(spark_confs=SHORT_JOBS)
-    if not airflow.running() and "PORT" not in os.environ:
-        os.environ |= {"PORT": str(free_port()), "SPARK_PORT": str(free_port())}
-        airflow = project_airflow(spark_confs=SHORT_JOBS)
-    shutil.rmtree(FOLDER, ignore_errors=True)
-    (FOLDER / "landing").mkdir(parents=True)
+    if airflow.running() and airflow.starter == STARTER:
+        airflow.stop()  # A demo that was killed has left it behind.
+    if airflow.running():
+        return airflow, False
+    ports = {} if "PORT" in os.environ else {"port": free_port(), "spark_port": free_port()}
+    airflow = project_airflow(spark_confs=SHORT_JOBS, starter=STARTER, **ports)
+    airflow.put_to_rest(DAG)
+    return airflow, True
+
+
+def prepare(airflow: EmbeddedAirflow) -> None:
+    """Bring Airflow up, without a run of before, and with an empty warehouse."""
     with console.status("starting Airflow and Spark (about a minute)"):
         airflow.prepare()
         airflow.start()
@@ -188,8 +214,13 @@ def prepared() -> EmbeddedAirflow:
             if time.monotonic() > deadline:
                 raise SystemExit(f"Airflow did not find the DAG: {client.call('GET', '/importErrors')}")
             time.sleep(1)
-        client.unpause(DAG)
-    return airflow
+    client.unpause(DAG, paused=True)
+    while runs := client.call("GET", f"/dags/{DAG}/dagRuns", limit=100)["dag_runs"]:
+        for run in runs:  # What they were about goes with the warehouse.
+            client.call("DELETE", f"/dags/{DAG}/dagRuns/{quote(run['dag_run_id'])}")
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    (FOLDER / "landing").mkdir(parents=True)
+    client.unpause(DAG)
 
 
 def kill_spark_while_it_writes(airflow: EmbeddedAirflow) -> bool:
@@ -218,6 +249,19 @@ def change_a_byte(folder: Path) -> Path:
     data[len(data) // 3] ^= 1
     part.write_bytes(bytes(data))
     return part
+
+
+def first_rows(name: str) -> Table:
+    """The first rows of a state, and how many there are."""
+    state = QueryBuilder().register("t", DeltaTable(TABLES / name / "state"))
+    rows = state.execute("SELECT * FROM t ORDER BY id LIMIT 3").read_all()
+    (count,) = state.execute("SELECT count(*) FROM t").read_all().column(0).to_pylist()
+    table = Table(title=f"{name}: {count:,} rows", title_justify="left", box=None, pad_edge=False)
+    for column in rows.column_names:
+        table.add_column(column)
+    for row in zip(*(column.to_pylist() for column in rows.columns), strict=True):
+        table.add_row(*(Text(str(value)) for value in row))
+    return table
 
 
 def journal_table() -> Table:
@@ -249,14 +293,15 @@ def tell_the_story(demo: Demo, shop: Shop) -> None:
     )
     shop.land(list(shop.changes(998)), raw=broken)
     second = demo.run()
-    demo.tell(second)
+    demo.expect(demo.tell(second) == [(1_000, 2)], "1,000 read = 998 applied + 2 quarantined")
 
     step("3. Spark killed in the middle of a write, and Airflow's retry")
     shop.land(list(shop.changes(20_000)))
     run_id = demo.client.trigger(DAG)
     killed = kill_spark_while_it_writes(demo.airflow)
     (state,) = demo.watch(run_id)
-    demo.expect(killed and state == "success", "killed, retried, green")
+    demo.expect(killed and state == "success", "killed, and green all the same")
+    demo.expect(demo.tries(run_id) > 1, "by Airflow's retry")
     demo.tell(run_id)
 
     step("4. Two runs at once")
@@ -282,6 +327,9 @@ def tell_the_story(demo: Demo, shop: Shop) -> None:
     demo.client.clear(DAG, second)
     (state,) = demo.watch(second)
     demo.expect(state == "failed", f"red: {part.name[:24]}… is not what was sealed, and downstream waits")
+    message = demo.red_message(second)
+    demo.expect("endpoint shard:orders" in message, "and it says what is wrong:")
+    console.print(Padding(Text(message, style="red"), (0, 6)))
     command = ["tidemark", "replay", str(PIPELINE), "--from", "2", "--to", "2", "--mode", "repair"]
     say(f"$ {' '.join([*command[:2], 'demo', *command[3:]])}")
     warm = {
@@ -297,16 +345,20 @@ def tell_the_story(demo: Demo, shop: Shop) -> None:
 
 def main() -> int:
     began = time.monotonic()
-    airflow = prepared()
-    demo = Demo(airflow)
+    airflow, ours = found_airflow()
     try:
+        prepare(airflow)
+        demo = Demo(airflow)
         tell_the_story(demo, Shop(FOLDER / "landing"))
         step("7. What the tables hold, and what the journal says")
         demo.check()
+        for table in ("customers", "orders"):
+            console.print(first_rows(table))
         console.print(journal_table())
     finally:
-        with console.status("stopping Airflow and Spark"):
-            airflow.stop()
+        if ours:
+            with console.status("stopping Airflow and Spark"):
+                airflow.stop()
     say(f"{time.monotonic() - began:.0f} s. To look around:")
     say("make ui                            the same runs in Airflow's own pages; make stop ends it")
     say(".venv/bin/tidemark status demo     where everything stands")

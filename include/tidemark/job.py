@@ -42,6 +42,7 @@ class Order:
     environment: str = ""
     logical_date: str = ""
     partition_key: str = ""
+    begun: str = ""
     round: int = 0
     cleared: bool = False
     txn_from: int = 1
@@ -50,7 +51,7 @@ class Order:
 
     @property
     def attempt(self) -> Attempt:
-        owner = Owner(self.run_id, self.logical_date, self.partition_key)
+        owner = Owner(self.run_id, self.logical_date, self.partition_key, self.begun)
         return Attempt(owner, WriterToken(self.token), self.cleared, self.round)
 
     def arguments(self) -> list[str]:

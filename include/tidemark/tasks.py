@@ -29,7 +29,7 @@ from tidemark.pipeline.checkpoint import checkpoint as advance
 from tidemark.pipeline.context import Attempt, seal_at, sealed_binding
 from tidemark.pipeline.publish import BeingPublished, is_due, last_published, publish
 from tidemark.pipeline.repair import repair
-from tidemark.pipeline.replay import REPAIR, merged_files, replay_plan
+from tidemark.pipeline.replay import REPAIR, bound_range, merged_files, replay_plan
 from tidemark.pipeline.run import Progress, replay, unwatched
 from tidemark.spark.parts import QUARANTINE
 from tidemark.telling import LISTED_MAX, Told, rows_of, told_publish, told_shard
@@ -64,22 +64,21 @@ def open_pipeline(
     return Deployment(discovered(config) if binds else config, session)
 
 
-def reclock(deployment: Deployment, attempt: Attempt, *, first_try: bool) -> Told:
+def reclock(deployment: Deployment, attempt: Attempt) -> Told:
     """Find the run's transactions, or mint them.
 
-    A first try that finds its share decided is not the first after all: the scheduler has forgotten
-    a run that the warehouse remembers. That is told, and treated as a clear: proven, never done again.
+    A run whose share another run has bound is one that the scheduler has forgotten and the warehouse
+    remembers. That is told, and treated as a clear: proven, never done again.
     """
     owned = minting.mint(deployment.pipeline, attempt)
-    recognised = first_try and not attempt.cleared and not owned.minted
     plan = stepwise.known_plan(deployment.pipeline, attempt)
     return {
         "pipeline": deployment.config.name,
         "owned": list(owned.txns),
         "open": list(plan.finish[:LISTED_MAX]),
         "minted": owned.minted,
-        "recognised": recognised,
-        "recorded_run_id": owned.recorded_run_id,
+        "recognised": attempt.proves(owned) and not attempt.cleared,
+        "recorded_run_id": owned.owner.run_id,
     }
 
 
@@ -176,10 +175,8 @@ def checkpoint(deployment: Deployment, attempt: Attempt) -> Told:
 
 def plan_of_replay(deployment: Deployment, *, txn_from: int, txn_to: int | None) -> list[Told]:
     """What a replay would read again, and whether that is still there. Reads no data."""
-    last = txn_to or deployment.control.bindings.head().upper - 1
-    if last < txn_from:
-        return []
-    steps = replay_plan(deployment.pipeline, txn_from=Txn(txn_from), txn_to=Txn(last))
+    txns = bound_range(deployment.pipeline, txn_from=txn_from, txn_to=txn_to)
+    steps = replay_plan(deployment.pipeline, txn_from=Txn(txns[0]), txn_to=Txn(txns[-1]))
     return [
         {
             "txn": step.binding.txn,
@@ -201,21 +198,22 @@ def replay_range(
     mode: str,
     progress: Progress = unwatched,
 ) -> tuple[tuple[Finding, ...], list[tuple[int, str, str]]]:
-    """Prove every transaction of a range; with `repair`, restore the parts that were lost."""
-    last = txn_to or deployment.control.bindings.head().upper - 1
-    if last < txn_from:
-        return (), []
-    if mode != REPAIR:
-        works = deployment.pipeline
-        found = replay(works, attempt, txn_from=Txn(txn_from), txn_to=Txn(last), progress=progress)
-        return found, []
+    """Prove every transaction of a range; with `repair`, restore the parts that were lost. One that is not
+    sealed yet is finished."""
+    works = deployment.pipeline
+    txns = bound_range(works, txn_from=txn_from, txn_to=txn_to)
+    sealed = range(txns[0], min(txns[-1] + 1, deployment.control.seals.head().upper))
+    mended = sealed if mode == REPAIR else range(0)
     findings: list[Finding] = []
     restored: list[tuple[int, str, str]] = []
-    for txn in range(txn_from, min(last + 1, deployment.control.seals.head().upper)):
+    for txn in mended:
         progress(Txn(txn), "repair")
-        done = repair(deployment.pipeline, attempt, Txn(txn))
+        done = repair(works, attempt, Txn(txn))
         findings.append(done.finding)
         restored += [(txn, str(shard), part.path) for shard, part in done.parts]
+    left = txns[len(mended) :]
+    if left:
+        findings += replay(works, attempt, txn_from=Txn(left[0]), txn_to=Txn(left[-1]), progress=progress)
     return tuple(findings), restored
 
 

@@ -6,18 +6,20 @@ Never rows; a few kilobytes at most.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from tidemark.assemble import Deployment
+from tidemark.core.errors import Determinate
 from tidemark.core.ids import ShardId
 from tidemark.core.journal import Event
 from tidemark.core.publish import Published
 from tidemark.core.replay import Verdict
 from tidemark.core.seal import Decision, Seal
-from tidemark.pipeline import stepwise
 from tidemark.pipeline.context import Attempt
 from tidemark.pipeline.publish import last_published
+from tidemark.pipeline.replay import bound_range
+from tidemark.pipeline.verdicts import Judged
 
 Told = dict[str, Any]
 LISTED_MAX: Final = 100
@@ -27,7 +29,7 @@ def rows_of(shards: Mapping[ShardId, Any]) -> dict[str, int]:
     return {str(shard): parts.digest.count for shard, parts in shards.items()}
 
 
-def told_verdicts(judged: Sequence[stepwise.Judged]) -> Told:
+def told_verdicts(judged: Sequence[Judged]) -> Told:
     """The verdicts as a task tells them."""
     return {
         "verdicts": [
@@ -73,16 +75,11 @@ def told_gate(seals: Sequence[Seal]) -> str:
 
 def told_replay(deployment: Deployment, attempt: Attempt, *, txn_from: int, txn_to: int) -> Told:
     """A replay's report, out of the journal, whichever process made it: the last verdict on each transaction,
-    and what was restored."""
+    and what was restored. `Determinate` when a transaction has none: what was not judged is not proven."""
     journal = deployment.control.journal
     journal.head()
-    last = txn_to or deployment.control.bindings.head().upper - 1
-    entries = [
-        entry
-        for txn in range(txn_from, last + 1)
-        for entry in journal.find(str(txn))
-        if entry.token == attempt.token
-    ]
+    txns = bound_range(deployment.pipeline, txn_from=txn_from, txn_to=txn_to or None)
+    entries = [entry for txn in txns for entry in journal.find(str(txn)) if entry.token == attempt.token]
     findings = {
         one.txn: {"txn": one.txn, "verdict": one.detail["verdict"], "finding": one.detail["finding"]}
         for one in entries
@@ -95,10 +92,19 @@ def told_replay(deployment: Deployment, attempt: Attempt, *, txn_from: int, txn_
         for shard, parts in json.loads(one.detail["parts"]).items()
         for part in parts
     ]
+    require_verdicts(txns, findings)
     return {"findings": list(findings.values()), "restored": restored}
 
 
-def explained(deployment: Deployment, red: Sequence[stepwise.Judged]) -> str:
+def require_verdicts(asked: Iterable[int], judged: Container[int]) -> None:
+    """`Determinate` when this try has no verdict on one of the transactions that it was asked to prove."""
+    missing = [txn for txn in asked if txn not in judged]
+    if missing:
+        listed = ", ".join(map(str, missing[:LISTED_MAX]))
+        raise Determinate(f"this try has left no verdict on transactions {listed}", hint="retry")
+
+
+def explained(deployment: Deployment, red: Sequence[Judged]) -> str:
     """Why a gate is red, and the ways out, for people."""
     name = deployment.config.name
     lines: list[str] = []
@@ -114,10 +120,17 @@ def explained(deployment: Deployment, red: Sequence[stepwise.Judged]) -> str:
                 f"  tidemark replay {name} --from {txn} --to {txn} --mode repair",
             ]
         else:
-            lines += [
-                "nothing of it is visible. To get out:",
-                "  fix the cause and clear the run's tasks from ingest on; or",
-                f'  tidemark accept {name} {txn} --reason "..."   seals it as it is; or',
-                f'  tidemark skip {name} {txn} --reason "..."     passes over it',
-            ]
+            lines += ["nothing of it is visible. To get out:", *ways_out(name, one)]
     return "\n".join(lines)
+
+
+def ways_out(pipeline: str, one: Judged) -> list[str]:
+    """What can be done about an open transaction. Of input that is gone nothing was staged to accept."""
+    skip = f'  tidemark skip {pipeline} {one.txn} --reason "..."     passes over it'
+    if one.gated.finding.verdict is Verdict.INPUT_GONE:
+        return ["  restore the input and clear the run's tasks from ingest on; or", skip]
+    return [
+        "  fix the cause and clear the run's tasks from ingest on; or",
+        f'  tidemark accept {pipeline} {one.txn} --reason "..."   seals it as it is; or',
+        skip,
+    ]

@@ -12,17 +12,23 @@ from typing import Any
 import pytest
 
 from tests.airflow.conftest import PIPELINE, PROJECT
+from tidemark.airflow import maintain_dag, replay_dag
+from tidemark.core.errors import InvalidUsage
 
 pytestmark = [pytest.mark.airflow, pytest.mark.slow]
 
 # What parsing a DAG file must never load.
 HEAVY = ("pyspark", "deltalake", "pyarrow", "pandas", "numpy", "great_expectations")
 BAG = """
-import json, sys, time
+import json, sys
 from airflow.dag_processing.dagbag import DagBag
-began = time.perf_counter()
+looked = []
+def look(event, arguments):
+    if event in ("open", "os.scandir", "os.listdir"):
+        looked.append(str(arguments[0]))
+sys.addaudithook(look)
 bag = DagBag(sys.argv[1], bundle_path=None, bundle_name="test")
-seconds = time.perf_counter() - began
+looked = sorted({path for path in looked if any(name in path for name in ("landing", "warehouse"))})
 dags = {
     dag_id: {
         "tasks": {one.task_id: [type(one).__name__, sorted(one.downstream_task_ids)] for one in dag.tasks},
@@ -33,7 +39,7 @@ dags = {
     for dag_id, dag in bag.dags.items()
 }
 heavy = [name for name in sys.argv[2].split() if name in sys.modules]
-print("RESULT" + json.dumps({"dags": dags, "errors": bag.import_errors, "heavy": heavy, "seconds": seconds}))
+print("RESULT" + json.dumps({"dags": dags, "errors": bag.import_errors, "heavy": heavy, "looked": looked}))
 """
 
 
@@ -67,13 +73,14 @@ def parsed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         (folder / f"{name}.yaml").write_text(PIPELINE.format(name=name))
     (folder / "broken.yaml").write_text(PIPELINE.format(name="broken").replace("keys:", "keyz:"))
     (folder / "worse.yaml").write_text("name: [")
+    (folder / "taken.yaml").write_text(PIPELINE.format(name="maintain"))
     return parse(PROJECT / "dags", folder, tmp_path_factory.mktemp("airflow"))
 
 
 def test_every_pipeline_file_has_a_dag_with_exactly_these_tasks(parsed: dict[str, Any]) -> None:
     assert set(parsed["dags"]) == {"one", "two", "replay", "maintain"}
     assert parsed["dags"]["one"]["tasks"] == {
-        "reclock": ["ReclockOperator", ["checkpoint", "ingest", "upsert", "validate"]],
+        "reclock": ["ReclockOperator", ["ingest"]],
         "ingest": ["IngestOperator", ["validate"]],
         "validate": ["ValidateOperator", ["upsert"]],
         "upsert": ["UpsertOperator", ["checkpoint"]],
@@ -105,8 +112,35 @@ def test_a_broken_pipeline_file_is_one_import_error_with_file_and_line_and_the_o
     assert "worse.yaml:2" in error
 
 
-def test_parsing_loads_no_engine(parsed: dict[str, Any]) -> None:
-    assert parsed["heavy"] == []
+def test_a_pipeline_with_the_name_of_another_dag_is_refused_by_its_file(parsed: dict[str, Any]) -> None:
+    (error,) = parsed["errors"].values()
+    assert "taken.yaml: 'maintain' is the id of a DAG; give the pipeline another name" in error
+    assert set(parsed["dags"]["maintain"]["tasks"]) == {"one", "two"}
+
+
+def test_the_dags_for_all_pipelines_take_a_users_arguments_and_refuse_a_pipelines_id(tmp_path: Path) -> None:
+    (tmp_path / "one.yaml").write_text(PIPELINE.format(name="one"))
+    for make, task in ((replay_dag, "plan"), (maintain_dag, "one")):
+        (dag,) = make(tmp_path, default_args={"retries": 7}, tags=["mine"]).values()
+        assert (dag.get_task(task).retries, dag.get_task(task).owner) == (7, "tidemark")
+        with pytest.raises(InvalidUsage, match="the DAG 'one' is another one"):
+            make(tmp_path, dag_id="one")
+
+
+@pytest.mark.parametrize("files", [1, 41])
+def test_parsing_loads_no_engine_and_looks_at_no_data_however_many_pipelines_there_are(
+    tmp_path: Path, files: int
+) -> None:
+    pipelines = tmp_path / "pipelines"
+    for folder in (pipelines, tmp_path / "landing", tmp_path / "warehouse"):
+        folder.mkdir()
+    (tmp_path / "landing" / "a.json").write_text('{"id": 1}')
+    names = {f"p{number}" for number in range(files)}
+    for name in names:
+        (pipelines / f"{name}.yaml").write_text(PIPELINE.format(name=name))
+    found = parse(PROJECT / "dags", pipelines, tmp_path / "home")
+    assert set(found["dags"]) == {*names, "replay", "maintain"}
+    assert (found["errors"], found["heavy"], found["looked"]) == ({}, [], [])
 
 
 def test_the_projects_own_pipelines_parse(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from tests.airflow.conftest import PROJECT
 from tidemark.airflow.settings import read_settings
+from tidemark.config import load_pipelines
 from tidemark.core.errors import InvalidUsage
 
 LOAD = """
@@ -38,6 +39,13 @@ def test_the_projects_own_file_is_in_the_astro_format() -> None:
     settings = read_settings(PROJECT / "airflow_settings.yaml")
     assert [one.conn_id for one in settings.connections] == ["spark_default"]
     assert [pool.pool_name for pool in settings.pools] == ["tidemark_publishers"]
+
+
+def test_the_publisher_of_every_pipeline_of_the_project_has_a_slot() -> None:
+    """A pipeline's DAG runs one upsert at a time, so that none ever waits for another pipeline's."""
+    loaded = load_pipelines(PROJECT / "include" / "pipelines")
+    (pool,) = read_settings(PROJECT / "airflow_settings.yaml").pools
+    assert pool.pool_slot == len(loaded.pipelines)
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,35 @@ def test_the_wheel_has_all_that_a_users_airflow_needs(installed: Installed, tmp_
     assert (set(bag["dags"]), bag["errors"]) == ({"mine"}, {})
 
 
+SUBMIT = """
+import os, subprocess
+from pathlib import Path
+import pyspark
+from tidemark.airflow.operators import IngestOperator
+from tidemark.job import Order, submission
+from tidemark.tasks import open_pipeline, reclock
+order = Order("mine.yaml", "r", "first-try")
+reclock(open_pipeline("mine.yaml", None), order.attempt)
+how = submission(IngestOperator.step, master="local[1]")
+confs = [word for name, value in how.confs.items() for word in ("--conf", f"{name}={value}")]
+binary = Path(pyspark.__file__).parent / "bin" / "spark-submit"
+command = [str(binary), "--jars", how.jars, *confs, how.application, *order.arguments()]
+done = subprocess.run(command, env={**os.environ, **how.environment}, capture_output=True, text=True)
+print(how.application, done.stdout.strip().splitlines()[-1:] or done.stderr[-3000:], sep="\\n")
+"""
+
+
+def test_the_wheels_own_job_is_submitted_and_stages(installed: Installed, tmp_path: Path) -> None:
+    (tmp_path / "landing").mkdir()
+    (tmp_path / "landing" / "a.json").write_text('{"id": 1, "status": "new", "amount": 1.5}\n')
+    (tmp_path / "mine.yaml").write_text(PIPELINE.format(name="mine"))
+    job, told = installed.run("-c", SUBMIT, cwd=tmp_path).splitlines()[-2:]
+    assert Path(job).is_relative_to(installed.python.parents[1])
+    assert '"staged": [{"txn": 1, "read": 1, "rows": {"orders": 1}}]' in told
+    (part,) = (tmp_path / "warehouse").rglob("_txn-*/first-try/*.parquet")
+    assert part.stat().st_size > 0
+
+
 def test_the_wheel_runs_a_pipeline_on_spark(installed: Installed, tmp_path: Path) -> None:
     (tmp_path / "landing").mkdir()
     (tmp_path / "landing" / "a.json").write_text('{"id": 1, "status": "new", "amount": 1.5}\n')

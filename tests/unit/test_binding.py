@@ -52,7 +52,7 @@ def test_each_step_becomes_a_transaction_that_starts_where_the_last_ended() -> N
         (2, {"p0": 3}, {"p0": 3, "p1": 2}),
     ]
     assert put.records[1].manifest == "up to {'p0': 3, 'p1': 2}"
-    assert put.result == Owned((Txn(1), Txn(2)), minted=True, recorded_run_id="run1")
+    assert put.result == Owned((Txn(1), Txn(2)), minted=True, owner=OWNER)
 
 
 def test_a_step_with_nothing_new_mints_nothing_and_the_numbers_stay_dense() -> None:
@@ -67,7 +67,7 @@ def test_a_run_that_found_nothing_claims_nothing_for_good() -> None:
     assert put.marks == {}
     assert put.records == (Claim(1, OWNER),)
     assert put.result.txns == ()
-    assert owned_in(put.records) == Owned((), minted=False, recorded_run_id="run1")
+    assert owned_in(put.records) == Owned((), minted=False, owner=OWNER)
 
 
 def test_what_a_run_owns_is_found_not_minted_again() -> None:
@@ -76,7 +76,7 @@ def test_what_a_run_owns_is_found_not_minted_again() -> None:
         head=Head(7, {UPPER: 9}), last=None, found=found, steps=(step(p0=9),), owner=OWNER,
         configuration=CONFIGURATION,
     )  # fmt: skip
-    assert owned == Owned((Txn(2), Txn(3)), minted=False, recorded_run_id="run1")
+    assert owned == Owned((Txn(2), Txn(3)), minted=False, owner=OWNER)
 
 
 def test_an_offer_below_what_is_bound_is_refused() -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
-from tests.unit.harness import A, B, World, rec, simple
+from tests.unit.harness import A, B, Script, World, rec, simple
 from tidemark.core.errors import Determinate
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.journal import Event
-from tidemark.core.replay import ExpectationsFailed, InputGone, Verdict
+from tidemark.core.replay import ExpectationsFailed, Finding, InputGone, Verdict
 from tidemark.core.seal import Decision, Lost, Sealed, Staged
 from tidemark.pipeline.checkpoint import checkpoint
 from tidemark.pipeline.context import Attempt, Pipeline
@@ -19,12 +20,14 @@ from tidemark.pipeline.overrule import accept, skip
 from tidemark.pipeline.reclock import reclock
 from tidemark.pipeline.run import replay
 from tidemark.pipeline.stepwise import (
-    Judged,
+    Pair,
+    compare_plainly,
     gather,
     judge_gathered,
     seal_judged,
     verdicts_of,
 )
+from tidemark.pipeline.verdicts import Judged
 from tidemark.ports.gate import Opinion
 
 T1 = Txn(1)
@@ -43,14 +46,14 @@ class Scripted:
 class Run:
     """One run as Airflow has it: tasks with tries, rounds, and a token for each."""
 
-    def __init__(self, world: World, run_id: str) -> None:
-        self.world, self.run_id, self.round = world, run_id, 0
+    def __init__(self, world: World, run_id: str, *, begun: str = "") -> None:
+        self.world, self.run_id, self.round, self.begun = world, run_id, 0, begun
         self.pipeline: Pipeline = world.process()
 
     @property
     def attempt(self) -> Attempt:
         made = self.world.attempt(self.run_id, cleared=self.round > 0)
-        return replace(made, round=self.round)
+        return replace(made, round=self.round, owner=replace(made.owner, begun=self.begun))
 
     def clear(self) -> Run:
         self.round += 1
@@ -138,6 +141,55 @@ def test_p4_a_cleared_run_whose_sealed_part_was_changed_is_not_identical() -> No
     (judged,) = run.clear().whole()
     assert judged.gated.finding.verdict is Verdict.DIFFERS
     assert "parts are not what was sealed" in str(judged.gated.finding)
+
+
+def test_a_run_that_the_scheduler_has_forgotten_is_proven_again_by_every_try() -> None:
+    """A wiped scheduler starts the same date's run as if it were new, under the same id and in round 0."""
+    world = World()
+    world.feed(rec("k", 1))
+    first = Run(world, "r", begun="monday")
+    first.whole()
+    first.clear().whole()  # Whose evidence is of an older run, though of a higher round.
+    files, reads = dict(world.files), Script()
+    again = Run(world, "r", begun="friday")
+    again.pipeline = world.process(reads)
+    for _ in range(2):  # The retry of a reclock finds the same as its first try did.
+        assert reclock(again.pipeline, again.attempt).prove == (T1,)
+    assert verdicts(again.whole()) == [(1, "identical", True)]
+    assert reads.calls.count("plane.replay") == 1, "the input was read again, not the evidence of before"
+    assert (world.files, len(world.seals), world.log_txns()) == (files, 1, [1])
+
+
+def test_the_tries_of_one_run_prove_nothing_before_a_clear() -> None:
+    world = World()
+    world.feed(rec("k", 1))
+    run = Run(world, "r", begun="monday")
+    run.whole()
+    assert reclock(run.pipeline, run.attempt).prove == ()
+
+
+@pytest.mark.parametrize("tampered", [False, True])
+def test_p4_what_lies_on_disk_is_put_before_the_gates_library_too(tampered: bool) -> None:
+    """Otherwise its pages stay green while the gate is red."""
+    world = World()
+    world.feed(rec("k", 1))
+    run = Run(world, "r")
+    run.whole()
+    (path,) = world.files
+    if tampered:
+        world.files[path] = tuple(replace(row, value="tampered") for row in world.files[path])
+    seen: dict[str, bool] = {}
+
+    def compare(pairs: Sequence[Pair]) -> Sequence[Finding]:
+        for _, recorded, found in pairs:
+            seen.update({endpoint: recorded[endpoint] == found[endpoint] for endpoint in recorded})
+        return compare_plainly(pairs)
+
+    run.clear()
+    gather(run.pipeline, run.attempt)
+    (judged,) = judge_gathered(run.pipeline, run.attempt, compare=compare)
+    assert seen == {"source": True, "shard:a": True, "shard:a on disk": not tampered}
+    assert judged.gated.passed is not tampered
 
 
 @pytest.mark.parametrize("cleared", [False, True])

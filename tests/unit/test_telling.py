@@ -1,11 +1,20 @@
-"""What an asset's event says of the gate."""
+"""What an asset's event says of the gate, and what a red gate says to people."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
 from tidemark.core.checksum import Digest
 from tidemark.core.ids import Txn, WriterToken
+from tidemark.core.replay import Finding, Verdict
 from tidemark.core.seal import Decision, Seal
-from tidemark.telling import told_gate
+from tidemark.pipeline.validate import Gated
+from tidemark.pipeline.verdicts import Judged
+from tidemark.ports.gate import Opinion
+from tidemark.telling import explained, told_gate
 
 
 def seal(txn: int, decision: Decision) -> Seal:
@@ -16,3 +25,14 @@ def seal(txn: int, decision: Decision) -> Seal:
 def test_what_someone_accepted_is_not_told_as_identical() -> None:
     assert told_gate([seal(1, Decision.COMMITTED), seal(2, Decision.COMMITTED)]) == "identical"
     assert told_gate([seal(1, Decision.COMMITTED), seal(2, Decision.ACCEPTED)]) == "accepted"
+
+
+@pytest.mark.parametrize(
+    ("verdict", "ways"), [(Verdict.DIFFERS, ["accept", "skip"]), (Verdict.INPUT_GONE, ["skip"])]
+)
+def test_the_ways_out_of_a_red_gate_are_those_that_can_work(verdict: Verdict, ways: list[str]) -> None:
+    deployment: Any = SimpleNamespace(config=SimpleNamespace(name="shop"))
+    judged = Judged(Gated(Finding(Txn(3), verdict, why="a.json is gone"), Opinion()), replayed=False)
+    said = explained(deployment, [judged])
+    assert [way for way in ("accept", "skip") if f"tidemark {way} shop 3 --reason" in said] == ways
+    assert "clear the run's tasks from ingest on" in said

@@ -1,8 +1,8 @@
 """An Airflow of one's own, in one folder, for the demo, for a look at the UI, and for tests.
 
 SQLite, the local executor and the simple login manager: for one person on one machine, bound to loopback.
-`python -m tidemark.airflow.embedded start|stop|status` is what `make ui` and `make stop` run. What it
-started, it stops, and nothing else: the processes are known by the folder's pid file and their start times.
+What it started, it stops, and nothing else: the processes are known by the folder's pid file and their start
+times. Beside that stands where they listen and who started them, for whoever comes next.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ USER: Final = "admin"
 COMPONENTS: Final = ("api-server", "scheduler", "dag-processor", "triggerer")
 PORT: Final = 8080
 SPARK: Final = "spark"
+STARTED: Final = "started.json"
 STOP_SECONDS_MAX: Final = 20.0
 HEALTHY_SECONDS_MAX: Final = 300.0
 
@@ -41,7 +42,7 @@ class EmbeddedAirflow:
 
     With a `spark_port` it has a warm Spark of its own, a Spark Connect server on that port, and the
     connection `spark_connect_default` to it; `spark_confs` are on top of what is set for it anyway. `environ`
-    goes to all processes, on top of what is set here."""
+    goes to all processes, on top of what is set here. `starter` names who starts it."""
 
     home: Path
     dags: Path
@@ -51,6 +52,7 @@ class EmbeddedAirflow:
     spark_port: int = 0
     environ: Mapping[str, str] = field(default_factory=dict)
     spark_confs: Mapping[str, str] = field(default_factory=dict)
+    starter: str = ""
 
     @property
     def url(self) -> str:
@@ -127,7 +129,7 @@ class EmbeddedAirflow:
         passwords.chmod(0o600)
         arguments = [str(self.settings)] if self.settings is not None else []
         done = subprocess.run(
-            [sys.executable, "-m", "tidemark.airflow.embedded", "prepare", *arguments],
+            [sys.executable, "-m", "tidemark.airflow.project", "prepare", *arguments],
             env={**environment, **self._spark_variables()},
             capture_output=True,
             text=True,
@@ -169,6 +171,9 @@ class EmbeddedAirflow:
         missing = [name for name in COMPONENTS if name not in running]
         if "api-server" in missing and is_listening(self.port):
             raise InvalidUsage(f"port {self.port} is in use", hint="stop what uses it, or set PORT")
+        if not running:
+            told = {"port": self.port, "spark_port": self.spark_port, "starter": self.starter}
+            (self.home / STARTED).write_text(json.dumps(told))
         logs = self.home / "logs"
         logs.mkdir(parents=True, exist_ok=True)
         for component in missing:
@@ -203,6 +208,14 @@ class EmbeddedAirflow:
             time.sleep(0.5)
         raise Determinate(f"Airflow is not healthy after {HEALTHY_SECONDS_MAX:.0f} s", hint="see its logs")
 
+    def put_to_rest(self, dag_id: str) -> None:
+        """Pause a DAG while nothing runs here, so that no run of before goes on once this is started."""
+        database = self.home / "airflow.db"
+        if database.exists():
+            with closing(sqlite3.connect(database)) as connection, suppress(sqlite3.OperationalError):
+                connection.execute("UPDATE dag SET is_paused = 1 WHERE dag_id = ?", (dag_id,))
+                connection.commit()
+
     def running(self) -> dict[str, int]:
         """The processes of this Airflow that are alive."""
         try:
@@ -223,56 +236,3 @@ class EmbeddedAirflow:
                 reap()
                 time.sleep(0.2)
         self._pids.unlink(missing_ok=True)
-
-
-def main(arguments: list[str]) -> int:
-    """`prepare [SETTINGS]` for a configured environment; `start`, `stop` and `status` for the project's."""
-    from tidemark.airflow.settings import load_settings, read_settings, spark_settings
-
-    command, *rest = arguments or ["status"]
-    if command == "prepare":
-        from airflow.utils.db import upgradedb
-
-        upgradedb()
-        read_while_written(Path(os.environ["AIRFLOW_HOME"]) / "airflow.db")
-        for name in rest:
-            load_settings(read_settings(Path(name)))
-        load_settings(spark_settings(os.environ))
-        return 0
-    airflow = project_airflow()
-    if command == "start":
-        airflow.prepare()
-        airflow.start()
-    elif command == "stop":
-        airflow.stop()
-    alive = airflow.running()
-    where = f"{airflow.url}   user {USER}, password {airflow.password}" if alive else "not running"
-    sys.stdout.write(f"Airflow: {where}\n")
-    return 0
-
-
-def read_while_written(database: Path) -> None:
-    """Let Airflow's parts read the file while one of them writes; the mode stays with the file."""
-    with closing(sqlite3.connect(database)) as connection:
-        connection.execute("PRAGMA journal_mode=WAL")
-
-
-def project_airflow(**more: Any) -> EmbeddedAirflow:
-    """The Airflow of this project's folder, with its DAGs and its settings."""
-    from tidemark.home import home
-
-    project = Path(__file__).resolve().parents[3]
-    return EmbeddedAirflow(
-        home=home() / "airflow",
-        dags=project / "dags",
-        plugins=project / "plugins",
-        settings=project / "airflow_settings.yaml",
-        port=int(os.environ.get("PORT") or PORT),
-        spark_port=int(os.environ.get("SPARK_PORT") or 15_002),
-        environ={"TIDEMARK_SPARK_CONN_ID": "spark_connect_default"},
-        **more,
-    )
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -30,6 +30,8 @@ from tidemark.pipeline.replay import MODES, VERIFY
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 TAG = "tidemark"
+REPLAY, MAINTAIN, BROKEN = "replay", "maintain", "tidemark_broken_pipelines"
+RESERVED: Mapping[str, str] = {name: f"{name!r} is the id of a DAG" for name in (REPLAY, MAINTAIN, BROKEN)}
 DEFAULT_ARGS: Mapping[str, Any] = {"owner": TAG, "retries": 2, "retry_delay": timedelta(seconds=10)}
 
 
@@ -55,13 +57,17 @@ def pipeline_dags(
 
     :param environment: which of the files' environments; `$TIDEMARK_ENVIRONMENT` by default
     :param conn_id: a Spark connection (jobs are submitted) or a Spark Connect one (they run on a warm server)
-    :param publisher_pool: the pool that upserts take a slot of, since they publish
+    :param publisher_pool: the pool that upserts take a slot of, since they publish: one slot per pipeline
     :param default_args: for all tasks, over Tidemark's own
     :param dag_kwargs: for all DAGs: `max_active_runs`, `catchup`, `start_date`, `tags` …
     """
     loaded = load_pipelines(folder, environment)
+    problems = [str(error) for error in loaded.errors.values()]
     dags: dict[str, DAG] = {}
     for file, config in loaded.pipelines.items():
+        if config.name in RESERVED:
+            problems.append(f"{Path(folder) / file}: {RESERVED[config.name]}; give the pipeline another name")
+            continue
         dag = _pipeline_dag(
             config,
             Path(folder).absolute() / file,
@@ -72,9 +78,9 @@ def pipeline_dags(
             dag_kwargs=dag_kwargs,
         )
         dags[dag.dag_id] = dag
-    if loaded.errors:
-        broken = BrokenPipelines("tidemark_broken_pipelines", schedule=None)
-        broken.problems = "\n".join(str(error) for error in loaded.errors.values())
+    if problems:
+        broken = BrokenPipelines(BROKEN, schedule=None)
+        broken.problems = "\n".join(problems)
         dags[broken.dag_id] = broken
     return dags
 
@@ -103,7 +109,6 @@ def _pipeline_dag(
     common: dict[str, Any] = {"pipeline_file": str(file), "environment": environment}
     with DAG(config.name, default_args=dict(default_args), **settings) as dag:
         reclock = ReclockOperator(task_id="reclock", **common)
-        common["plan"] = reclock.output
         ingest = IngestOperator(task_id="ingest", conn_id=conn_id, **common)
         validate = ValidateOperator(task_id="validate", conn_id=conn_id, **common)
         # One publisher at a time: a second run's upsert waits in the scheduler, not in a slot.
@@ -131,12 +136,16 @@ the ways out.
 """
 
 
-def _files(folder: str | Path, environment: str | None) -> dict[str, str]:
-    """The pipelines that can be used, with their files; `pipeline_dags` reports the others."""
+def _files(folder: str | Path, environment: str | None, dag_id: str) -> dict[str, str]:
+    """The pipelines that can be used, with their files; `pipeline_dags` reports the others. `InvalidUsage`
+    when one of them has the id of the DAG that is made for all."""
     loaded = load_pipelines(folder, environment)
-    return {
+    files = {
         config.name: str(Path(folder).absolute() / file) for file, config in sorted(loaded.pipelines.items())
     }
+    if dag_id in files and dag_id not in RESERVED:
+        raise InvalidUsage(f"{files[dag_id]}: the DAG {dag_id!r} is another one", hint="name one differently")
+    return {name: file for name, file in files.items() if name not in RESERVED}
 
 
 def replay_dag(
@@ -144,11 +153,12 @@ def replay_dag(
     *,
     environment: str | None = None,
     conn_id: str = "spark_default",
-    dag_id: str = "replay",
+    dag_id: str = REPLAY,
+    default_args: Mapping[str, Any] | None = None,
     **dag_kwargs: Any,
 ) -> dict[str, DAG]:
     """A DAG for people: choose a pipeline and a range, and have it proven again, or repaired."""
-    files = _files(folder, environment)
+    files = _files(folder, environment, dag_id)
     if not files:
         return {}
     params = {
@@ -172,9 +182,10 @@ def replay_dag(
         "catchup": False,
         "tags": [TAG],
         "description": "Read recorded input again and prove, or repair, what was written",
+        "default_args": {"owner": TAG, **(default_args or {})},
         **dag_kwargs,
     }
-    with DAG(dag_id, params=params, default_args={"owner": TAG}, **settings) as dag:
+    with DAG(dag_id, params=params, **settings) as dag:
         plan = ReplayPlanOperator(task_id="plan", pipeline_files=files, environment=environment)
         replay = ReplayOperator(
             task_id="replay", pipeline_files=files, environment=environment, conn_id=conn_id
@@ -190,13 +201,14 @@ def maintain_dag(
     environment: str | None = None,
     conn_id: str = "spark_default",
     publisher_pool: str = "default_pool",
-    dag_id: str = "maintain",
+    dag_id: str = MAINTAIN,
+    default_args: Mapping[str, Any] | None = None,
     **dag_kwargs: Any,
 ) -> dict[str, DAG]:
     """A DAG that looks after all pipelines: publish what is due, merge, let go, delete (`tidemark.upkeep`).
 
     Its tasks warn in their logs of what soon can't be proven any more."""
-    files = _files(folder, environment)
+    files = _files(folder, environment, dag_id)
     settings: dict[str, Any] = {
         "schedule": "@daily",
         "start_date": START,
@@ -204,11 +216,12 @@ def maintain_dag(
         "max_active_runs": 1,
         "tags": [TAG],
         "description": "Publish what is due, merge small files, let go and delete what nobody needs",
+        "default_args": {**DEFAULT_ARGS, **(default_args or {})},
         **dag_kwargs,
     }
     if not files:
         return {}
-    with DAG(dag_id, default_args=dict(DEFAULT_ARGS), **settings) as dag:
+    with DAG(dag_id, **settings) as dag:
         for name, file in files.items():
             MaintainOperator(
                 task_id=name,

@@ -13,7 +13,7 @@ from tidemark.airflow.assets import pipeline_alias, shard_asset
 from tidemark.airflow.connections import provide_connection
 from tidemark.airflow.runs import failure, order_of
 from tidemark.airflow.steps import SparkStepOperator
-from tidemark.core.errors import InvalidUsage, TidemarkError
+from tidemark.core.errors import TidemarkError
 from tidemark.job import Order
 
 if TYPE_CHECKING:
@@ -28,28 +28,22 @@ class ControlOperator(BaseOperator):
 
     :param pipeline_file: the pipeline file (templated)
     :param environment: which of the file's environments, `$TIDEMARK_ENVIRONMENT` by default (templated)
-    :param plan: what the run's reclock has told (templated)
     """
 
-    template_fields: Sequence[str] = ("pipeline_file", "environment", "plan")
+    template_fields: Sequence[str] = ("pipeline_file", "environment")
     ui_color = "#eef4e2"
     binds: ClassVar[bool] = False
     """Whether the step asks the source for new input, and so for new tables too."""
 
-    def __init__(
-        self, *, pipeline_file: str | Path, environment: str | None = None, plan: Any = None, **kwargs: Any
-    ) -> None:
+    def __init__(self, *, pipeline_file: str | Path, environment: str | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.pipeline_file = str(pipeline_file)
         self.environment = environment
-        self.plan = plan
 
     def execute(self, context: Context) -> Any:
         from tidemark import tasks
 
-        order = order_of(
-            context, pipeline_file=self.pipeline_file, environment=self.environment, plan=self.plan
-        )
+        order = order_of(context, pipeline_file=self.pipeline_file, environment=self.environment)
         try:
             provide_connection(self.pipeline_file, self.environment)
             # A cleared run proves what is bound, and needs no source that can be asked.
@@ -71,7 +65,7 @@ class ReclockOperator(ControlOperator):
     def work(self, context: Context, deployment: Deployment, order: Order) -> Any:
         from tidemark import tasks
 
-        told = tasks.reclock(deployment, order.attempt, first_try=context["ti"].try_number == 1)
+        told = tasks.reclock(deployment, order.attempt)
         if told["recognised"]:
             self.log.warning(
                 "%s was done before, by run %s, which this Airflow does not know as a clear or a retry. "
@@ -111,18 +105,21 @@ class ValidateOperator(SparkStepOperator):
         return telling.told_verdicts(())
 
     def with_spark(self, context: Context, order: Order) -> Told:
+        """Judge; red, too, when a transaction that was to be proven has no verdict of this try."""
         from tidemark import tasks, telling
-        from tidemark.pipeline.stepwise import verdicts_of
+        from tidemark.pipeline.stepwise import known_plan, verdicts_of
 
+        deployment = tasks.open_pipeline(order.pipeline_file, order.environment or None)
+        asked = known_plan(deployment.pipeline, order.attempt).prove
         if self.connects:
             self.over_connection(order)
         else:
             self.submit(context, order)
-        deployment = tasks.open_pipeline(order.pipeline_file, order.environment or None)
         judged = verdicts_of(deployment.pipeline, order.attempt)
         red = [one for one in judged if not one.gated.passed]
         if red:
             raise AirflowFailException(telling.explained(deployment, red))
+        telling.require_verdicts(asked, {one.txn for one in judged if one.replayed})
         return telling.told_verdicts(judged)
 
 
@@ -185,8 +182,6 @@ class ReplayPlanOperator(BaseOperator):
         params = context["params"]
         first, last = params["txn_from"], params["txn_to"]
         try:
-            if last is not None and last < first:
-                raise InvalidUsage(f"txn_to {last} is below txn_from {first}", hint="give a range")
             file = chosen_file(self.pipeline_files, self.pipeline)
             provide_connection(file, self.environment)
             deployment = tasks.open_pipeline(file, self.environment)
@@ -247,6 +242,8 @@ class ReplayReportOperator(BaseOperator):
 
     def execute(self, context: Context) -> Any:
         findings = self.report["findings"]
+        if not findings:
+            raise AirflowFailException("nothing was proven: the replay has told of no transaction")
         for finding in findings:
             self.log.info("%s", finding["finding"])
         red = [finding["finding"] for finding in findings if finding["verdict"] != "identical"]
@@ -273,8 +270,4 @@ class MaintainOperator(SparkStepOperator):
         """What the job has left to do, and why; what it did is in its own log."""
         from tidemark import tasks
 
-        deployment = tasks.open_pipeline(order.pipeline_file, order.environment or None)
-        try:
-            return tasks.plan_of_upkeep(deployment)
-        except TidemarkError as error:
-            raise failure(error) from error
+        return tasks.plan_of_upkeep(tasks.open_pipeline(order.pipeline_file, order.environment or None))

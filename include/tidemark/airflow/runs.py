@@ -2,12 +2,12 @@
 
 A retry keeps the run's `clear_number`, so it finishes what is missing. A clear, or a backfill over the same
 date, raises it, so what the run owns is proven again. The run itself is named by its partition key, else its
-logical date, else its run id; `conf`, task instance ids and try numbers decide nothing.
+logical date, else its run id; `conf`, task instance ids and try numbers decide nothing. When it began tells
+it from a run of the same date that this Airflow has forgotten.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
@@ -19,15 +19,8 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 
-def order_of(
-    context: Context,
-    *,
-    pipeline_file: str,
-    environment: str | None,
-    plan: Mapping[str, Any] | None = None,
-    **more: Any,
-) -> Order:
-    """What one try of a task of this run is asked to do. `plan` is what the run's reclock has told."""
+def order_of(context: Context, *, pipeline_file: str, environment: str | None, **more: Any) -> Order:
+    """What one try of a task of this run is asked to do."""
     from tidemark.assemble import new_token
 
     run = context["dag_run"]
@@ -38,8 +31,9 @@ def order_of(
         run_id=run.run_id,
         logical_date=run.logical_date.isoformat() if run.logical_date is not None else "",
         partition_key=getattr(run, "partition_key", None) or "",
+        begun=run.start_date.isoformat() if run.start_date is not None else "",
         round=rounds,
-        cleared=rounds > 0 or bool((plan or {}).get("recognised")),
+        cleared=rounds > 0,
         token=new_token(),
         **more,
     )

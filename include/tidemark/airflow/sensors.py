@@ -13,7 +13,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from tidemark.airflow.runs import failure
-from tidemark.core.errors import TidemarkError
+from tidemark.core.errors import Determinate, Indeterminate, TidemarkError
 from tidemark.core.ids import ShardId
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def upper_of(pipeline_file: str, environment: str | None, shard: str) -> int:
 
 
 class ShardUpperTrigger(BaseTrigger):
-    """Fires when a shard's log has passed a transaction."""
+    """Fires when a shard's log has passed a transaction, or when it can't be known however long one waits."""
 
     def __init__(
         self, *, pipeline_file: str, environment: str | None, shard: str, txn: int, poke_seconds: float
@@ -50,8 +50,11 @@ class ShardUpperTrigger(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         while True:
+            upper = 0
             try:
                 upper = await asyncio.to_thread(upper_of, self.pipeline_file, self.environment, self.shard)
+            except (Determinate, Indeterminate) as error:
+                self.log.warning("looking again: %s", error)
             except TidemarkError as error:
                 yield TriggerEvent({"error": str(error)})  # type: ignore[no-untyped-call]
                 return
@@ -94,8 +97,12 @@ class ShardUpperSensor(BaseSensorOperator):
         return self._upper() > int(self.txn)
 
     def _upper(self) -> int:
+        """The shard's upper; 0 while it can't be read, since the next look may be able to."""
         try:
             return upper_of(self.pipeline_file, self.environment, self.shard)
+        except (Determinate, Indeterminate) as error:
+            self.log.warning("looking again: %s", error)
+            return 0
         except TidemarkError as error:
             raise failure(error) from error
 

@@ -18,7 +18,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from tidemark.airflow.connections import provide_connection
 from tidemark.airflow.runs import failure, order_of
-from tidemark.core.errors import TidemarkError
+from tidemark.core.errors import Determinate, TidemarkError
 from tidemark.job import Order, connected, failure_in, perform, submission
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ class SparkStepOperator(SparkSubmitOperator):
 
     :param pipeline_file: the pipeline file (templated)
     :param environment: which of the file's environments, `$TIDEMARK_ENVIRONMENT` by default (templated)
-    :param plan: what the run's reclock has told (templated; give `reclock.output`)
     :param conn_id: a Spark connection, or a Spark Connect one for warm, low-latency runs
 
     All parameters of `SparkSubmitOperator` may be given too; `conf` wins over what Tidemark sets.
@@ -48,7 +47,6 @@ class SparkStepOperator(SparkSubmitOperator):
         *SparkSubmitOperator.template_fields,
         "pipeline_file",
         "environment",
-        "plan",
     )
     ui_color = "#d6ecf2"
 
@@ -57,20 +55,18 @@ class SparkStepOperator(SparkSubmitOperator):
         *,
         pipeline_file: str | Path,
         environment: str | None = None,
-        plan: Any = None,
         conn_id: str = "spark_default",
         **kwargs: Any,
     ) -> None:
-        super().__init__(conn_id=conn_id, **kwargs)
+        # A retry is a new try with a token of its own, and reads the verdicts of that token: it must not
+        # wait for the driver that an earlier try has left on a cluster.
+        super().__init__(conn_id=conn_id, **{**kwargs, "durable": False})
         self.pipeline_file = str(pipeline_file)
         self.environment = environment
-        self.plan = plan
         self._connected: Any = None
 
     def order(self, context: Context, **more: Any) -> Order:
-        return order_of(
-            context, pipeline_file=self.pipeline_file, environment=self.environment, plan=self.plan, **more
-        )
+        return order_of(context, pipeline_file=self.pipeline_file, environment=self.environment, **more)
 
     def execute(self, context: Context) -> Told:  # type: ignore[override]
         """Try without Spark; if the step asks for it, go on with Spark."""
@@ -84,7 +80,14 @@ class SparkStepOperator(SparkSubmitOperator):
             pass
         except TidemarkError as error:
             raise failure(error) from error
-        return self.with_spark(context, order)
+        try:
+            return self.with_spark(context, order)
+        except SparkNeeded:
+            # Somebody has committed since the job ended, so that a state is due again.
+            again = Determinate(f"there is more for {self.step} than its job has done", hint="retry")
+            raise failure(again) from None
+        except TidemarkError as error:
+            raise failure(error) from error
 
     def without_spark(self, order: Order) -> Told:
         """The step, as far as the control plane goes."""
@@ -100,10 +103,7 @@ class SparkStepOperator(SparkSubmitOperator):
 
     def after_submit(self, order: Order) -> Told:
         """What the job has done, from the durable facts that it left."""
-        try:
-            return self.without_spark(order)
-        except TidemarkError as error:
-            raise failure(error) from error
+        return self.without_spark(order)
 
     @cached_property
     def connects(self) -> bool:
@@ -113,10 +113,7 @@ class SparkStepOperator(SparkSubmitOperator):
     def submit(self, context: Context, order: Order) -> None:
         """Run the step's job through the provider's own operator."""
         host = BaseHook.get_connection(self._conn_id).host or "local[*]"
-        try:
-            how = submission(self.step, master=host)
-        except TidemarkError as error:
-            raise failure(error) from error
+        how = submission(self.step, master=host)
         self.application = how.application
         self.jars = self.jars or how.jars
         self.conf = {**how.confs, **(self.conf or {})}
@@ -146,8 +143,6 @@ class SparkStepOperator(SparkSubmitOperator):
         try:
             deployment = open_pipeline(order.pipeline_file, order.environment or None, session)
             return perform(self.step, deployment, order)
-        except TidemarkError as error:
-            raise failure(error) from error
         finally:
             self.disconnect()
 
@@ -157,9 +152,10 @@ class SparkStepOperator(SparkSubmitOperator):
             self._connected = None
 
     def on_kill(self) -> None:
-        """End the Spark work: what runs on a server is interrupted, a submitted process is killed."""
+        """End the Spark work: what runs on a server is interrupted, what was submitted is the provider's to
+        end, a process here or a driver on a cluster."""
         if self._connected is not None:
             self._connected.interruptAll()
             self.disconnect()
         elif self._hook is not None:
-            self._hook.on_kill()
+            super().on_kill()

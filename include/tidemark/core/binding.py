@@ -29,17 +29,26 @@ from tidemark.core.ledger import UPPER, Head, Put
 @dataclass(frozen=True, slots=True)
 class Owner:
     """The run that asked. A run with a logical date or a partition key is that date's or key's run,
-    so that a backfill over the same date finds what the first run had; any other is its run id's."""
+    so that a backfill over the same date finds what the first run had; any other is its run id's.
+
+    `begun` is when the scheduler says that the run began. Nothing is ordered by it: it only tells the tries
+    of one run from a run that comes again, with the same date or even the same id, because the scheduler has
+    forgotten the first."""
 
     run_id: str
     logical_date: str = ""
     partition_key: str = ""
+    begun: str = ""
 
     @property
     def identity(self) -> str:
         if self.partition_key:
             return f"partition:{self.partition_key}"
         return f"date:{self.logical_date}" if self.logical_date else f"run:{self.run_id}"
+
+    def is_run_of(self, other: Owner) -> bool:
+        """Whether both are tries of one run, as far as the scheduler remembers."""
+        return (self.run_id, self.begun) == (other.run_id, other.begun)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +124,11 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Owned:
-    """What a run owns; `minted` tells whether this call decided it or found it decided."""
+    """What a run owns; `minted` tells whether this call decided it or found it decided, `owner` who did."""
 
     txns: tuple[Txn, ...]
     minted: bool
-    recorded_run_id: str
+    owner: Owner
 
 
 BindingRecord = Binding | Claim
@@ -137,7 +146,7 @@ def owned_in(records: Sequence[BindingRecord]) -> Owned | None:
     if not records:
         return None
     txns = tuple(sorted(record.txn for record in records if isinstance(record, Binding)))
-    return Owned(txns=txns, minted=False, recorded_run_id=records[0].owner.run_id)
+    return Owned(txns=txns, minted=False, owner=records[0].owner)
 
 
 def decide_mint(
@@ -165,7 +174,7 @@ def decide_mint(
         minted.append(Binding(txn, lower, step.upper, owner, configuration, step.manifest))
         lower = step.upper
     txns = tuple(binding.txn for binding in minted)
-    result = Owned(txns=txns, minted=True, recorded_run_id=owner.run_id)
+    result = Owned(txns=txns, minted=True, owner=owner)
     if not minted:
         return Put(marks={}, records=(Claim(upper, owner),), result=result)
     return Put(marks={UPPER: upper + len(minted)}, records=tuple(minted), result=result)

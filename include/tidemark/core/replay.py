@@ -163,10 +163,11 @@ def plan_replay(
         raise InvalidUsage(f"transactions {txn_from} to {txn_to} are not a range", hint="count from 1 up")
     bound = {binding.txn: binding for binding in bindings}
     sealed = {seal.txn: seal for seal in seals}
-    missing = [txn for txn in range(txn_from, txn_to + 1) if txn not in bound]
-    if missing:
+    # The first one only: someone may have typed a range of billions.
+    missing = next((txn for txn in range(txn_from, txn_to + 1) if txn not in bound), None)
+    if missing is not None:
         raise InvalidUsage(
-            f"transaction {missing[0]} is not bound", hint="the journal shows which transactions there are"
+            f"transaction {missing} is not bound", hint="the journal shows which transactions there are"
         )
     return tuple(
         ReplayStep(binding.under(seal.configuration) if seal is not None else binding, seal)

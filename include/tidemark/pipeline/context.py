@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from tidemark.core.binding import Binding, Configuration, Owner, settings_of
+from tidemark.core.binding import Binding, Configuration, Owned, Owner, settings_of
 from tidemark.core.errors import Determinate, InvariantViolation
 from tidemark.core.ids import TXN_FIRST, TXN_NONE, ShardId, Txn, WriterToken
 from tidemark.core.journal import Event, JournalEntry, decide_note
@@ -42,6 +42,11 @@ class Attempt:
     token: WriterToken
     cleared: bool = False
     round: int = 0
+
+    def proves(self, owned: Owned) -> bool:
+        """Whether what the run owns is to be proven: it was cleared, or another run has bound it, which the
+        scheduler has forgotten."""
+        return self.cleared or not self.owner.is_run_of(owned.owner)
 
 
 def binding_at(pipeline: Pipeline, txn: Txn) -> Binding:

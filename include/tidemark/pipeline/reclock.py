@@ -54,5 +54,5 @@ def reclock(pipeline: Pipeline, attempt: Attempt) -> RunPlan:
     sealed_upper = pipeline.control.seals.head().upper
     bound_upper = pipeline.control.bindings.head().upper
     return plan_run(
-        owned=owned.txns, cleared=attempt.cleared, sealed_upper=sealed_upper, bound_upper=bound_upper
+        owned=owned.txns, cleared=attempt.proves(owned), sealed_upper=sealed_upper, bound_upper=bound_upper
     )

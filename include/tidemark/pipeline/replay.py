@@ -7,7 +7,8 @@ from typing import Final
 
 from tidemark.core.binding import Binding
 from tidemark.core.checksum import Digests
-from tidemark.core.ids import ShardId, Txn
+from tidemark.core.errors import InvalidUsage
+from tidemark.core.ids import TXN_FIRST, ShardId, Txn
 from tidemark.core.journal import Event
 from tidemark.core.lease import SINCE, Lease, since_of
 from tidemark.core.ledger import Head, Put
@@ -21,6 +22,19 @@ from tidemark.pipeline.settle import settle
 VERIFY, REPAIR = "verify", "repair"
 MODES: Final = (VERIFY, REPAIR)
 PARTS_DIFFER: Final = "the input is as it was, but the parts are not what was sealed; repair them"
+
+
+def bound_range(pipeline: Pipeline, *, txn_from: int, txn_to: int | None) -> range:
+    """The transactions from one to another, or to the last that is bound. `InvalidUsage` when one of them is
+    not bound: whoever asks for it would take silence for a proof."""
+    upper = pipeline.control.bindings.head().upper
+    last = txn_to or max(txn_from, upper - 1)
+    if txn_from < 1 or last < txn_from:
+        raise InvalidUsage(f"transactions {txn_from} to {last} are not a range", hint="count from 1 up")
+    if last >= upper:
+        there = f"there are transactions 1 to {upper - 1}" if upper > TXN_FIRST else "nothing is bound yet"
+        raise InvalidUsage(f"transaction {max(txn_from, upper)} is not bound", hint=there)
+    return range(txn_from, last + 1)
 
 
 def replay_plan(pipeline: Pipeline, *, txn_from: Txn, txn_to: Txn) -> tuple[ReplayStep, ...]:

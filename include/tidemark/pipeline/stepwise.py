@@ -8,27 +8,26 @@ seal decides. A step that finds nothing to do needs no data plane.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from tidemark.core.binding import owned_in
-from tidemark.core.checksum import Digests
+from tidemark.core.checksum import SOURCE, Digests
 from tidemark.core.errors import Determinate
 from tidemark.core.evidence import Evidence, decide_evidence, newest_of
-from tidemark.core.ids import ShardId, Txn, WriterToken
-from tidemark.core.journal import Event, JournalEntry
+from tidemark.core.ids import Txn, WriterToken
+from tidemark.core.journal import Event
 from tidemark.core.ledger import Head, Put
 from tidemark.core.replay import Finding, RunPlan, Verdict, judge, judge_replay, judge_skipped, plan_run
 from tidemark.core.seal import Lost, Seal, SealOutcome, Staged, TooEarly
 from tidemark.core.shard import Standing
-from tidemark.pipeline.context import Attempt, Pipeline, binding_at, note, seal_at, sealed_binding, stage_open
+from tidemark.pipeline.context import Attempt, Pipeline, binding_at, seal_at, sealed_binding, stage_open
 from tidemark.pipeline.ingest import standing
 from tidemark.pipeline.replay import judge_parts, read_sealed
 from tidemark.pipeline.run import Progress, unwatched
 from tidemark.pipeline.settle import settle
 from tidemark.pipeline.upsert import bring_up_logs, commit_staged, drop_lost
 from tidemark.pipeline.validate import Gated
+from tidemark.pipeline.verdicts import Judged, judged_in, last_judged, record
 from tidemark.ports.gate import Opinion
 
 Pair = tuple[Txn, Digests, Digests]
@@ -50,7 +49,7 @@ def known_plan(pipeline: Pipeline, attempt: Attempt) -> RunPlan:
         raise Determinate(f"{attempt.owner.identity} was not reclocked", hint=hint)
     sealed_upper = pipeline.control.seals.head().upper
     return plan_run(
-        owned=owned.txns, cleared=attempt.cleared, sealed_upper=sealed_upper, bound_upper=bound_upper
+        owned=owned.txns, cleared=attempt.proves(owned), sealed_upper=sealed_upper, bound_upper=bound_upper
     )
 
 
@@ -83,7 +82,8 @@ def is_usable(pipeline: Pipeline, evidence: Evidence | None) -> bool:
 
 def gather_one(pipeline: Pipeline, attempt: Attempt, txn: Txn, *, replayed: bool) -> Evidence:
     """The evidence on one transaction: found from an earlier try, or made now."""
-    before = newest_of(found_by(pipeline, attempt), txn, replayed=replayed, round_min=attempt.round)
+    own = [one for one in found_by(pipeline, attempt) if one.owner.is_run_of(attempt.owner)]
+    before = newest_of(own, txn, replayed=replayed, round_min=attempt.round)
     if before is not None and is_usable(pipeline, before):
         return before
     binding = sealed_binding(pipeline, seal_at(pipeline, txn)) if replayed else binding_at(pipeline, txn)
@@ -117,18 +117,6 @@ def gather(pipeline: Pipeline, attempt: Attempt, *, progress: Progress = unwatch
 # Validate.
 
 
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """What the gate said of one transaction, as the journal has it."""
-
-    gated: Gated
-    replayed: bool
-
-    @property
-    def txn(self) -> Txn:
-        return self.gated.finding.txn
-
-
 def judge_gathered(
     pipeline: Pipeline,
     attempt: Attempt,
@@ -157,11 +145,10 @@ def judge_gathered(
     for txn in plan.prove:
         progress(txn, "prove")
         settled[txn, True] = proven(pipeline, attempt, txn, pairs)
-    compared = compare(pairs)
-    for finding in compared:
+    for finding in compare(pairs):
         replayed = finding.txn not in staged
         before = settled.get((finding.txn, replayed))
-        if before is None or before.passed:
+        if before is None or (before.passed and not finding.passed):
             settled[finding.txn, replayed] = finding
     judged: list[Judged] = []
     for (txn, replayed), finding in sorted(settled.items()):
@@ -184,35 +171,17 @@ def proven(pipeline: Pipeline, attempt: Attempt, txn: Txn, pairs: list[Pair]) ->
     pairs.append((txn, seal.digests, evidence.staged.digests))
     if not finding.passed or not seal.shards:
         return finding
-    return judge_parts(pipeline, seal, read_sealed(pipeline, seal))
+    found = read_sealed(pipeline, seal)
+    finding = judge_parts(pipeline, seal, found)
+    # Parts that maintenance was free to remove, or that can't be compared, have a finding that says so.
+    if finding.verdict is Verdict.DIFFERS or not finding.why:
+        pairs.append((txn, of_parts(seal.digests), of_parts(found)))
+    return finding
 
 
-def record(pipeline: Pipeline, attempt: Attempt, judged: Judged, *, token_of: Staged | None) -> None:
-    """The verdict's row in the journal: under the token that was judged, with the one that judged."""
-    finding, opinion = judged.gated.finding, judged.gated.opinion
-    detail = {
-        "verdict": str(finding.verdict),
-        "finding": str(finding),
-        "run": attempt.owner.run_id,
-        "by": attempt.token,
-        "failed": json.dumps(opinion.failed),
-        "held": json.dumps(dict(opinion.held)),
-        "warned": json.dumps(opinion.warned),
-    }
-    event = Event.VERIFIED if judged.replayed else Event.JUDGED
-    token = token_of.token if token_of is not None else attempt.token
-    note(pipeline, event, txn=finding.txn, token=token, detail=detail)
-
-
-def judged_in(entry: JournalEntry) -> Judged:
-    """The verdict that a row of the journal holds; its mismatches are in its words."""
-    finding = Finding(entry.txn, Verdict(entry.detail["verdict"]), why=entry.detail["finding"])
-    opinion = Opinion(
-        failed=tuple(json.loads(entry.detail.get("failed", "[]"))),
-        held={ShardId(name): why for name, why in json.loads(entry.detail.get("held", "{}")).items()},
-        warned=tuple(json.loads(entry.detail.get("warned", "[]"))),
-    )
-    return Judged(Gated(finding, opinion), entry.event is Event.VERIFIED)
+def of_parts(digests: Digests) -> Digests:
+    """The digests of what lies in the tables, beside those of what the input gives now."""
+    return {f"{endpoint} on disk": digest for endpoint, digest in digests.items() if endpoint != SOURCE}
 
 
 def verdicts_of(pipeline: Pipeline, attempt: Attempt) -> tuple[Judged, ...]:
@@ -280,15 +249,3 @@ def owned_txns(pipeline: Pipeline, attempt: Attempt) -> tuple[Txn, ...]:
     pipeline.control.bindings.head()
     owned = owned_in(pipeline.control.bindings.find(attempt.owner.identity))
     return owned.txns if owned is not None else ()
-
-
-def last_judged(pipeline: Pipeline, txn: Txn, tries: Mapping[WriterToken, Staged]) -> tuple[Staged, Gated]:
-    """The try that the gate saw last, with what it said. Nothing is sealed unseen (Invariant 15)."""
-    pipeline.control.journal.head()
-    for entry in reversed(pipeline.control.journal.find(str(txn))):
-        if entry.event is Event.JUDGED and entry.token in tries:
-            return tries[entry.token], judged_in(entry).gated
-    raise Determinate(
-        f"transaction {txn} as staged by {', '.join(tries)} was not validated",
-        hint="retry; if it stays so, clear the validate task",
-    )

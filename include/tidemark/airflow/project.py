@@ -1,0 +1,95 @@
+"""The Airflow of this project's folder, as `make ui`, `make stop` and the demo use it.
+
+`python -m tidemark.airflow.project start|stop|status`. While it runs, it is found at the ports that it was
+started with, whoever did that.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import sys
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tidemark.airflow.embedded import PORT, STARTED, USER, EmbeddedAirflow
+from tidemark.core.errors import TidemarkError
+
+SPARK_PORT_DEFAULT = 15_002
+
+
+def project_airflow(**more: Any) -> EmbeddedAirflow:
+    """The Airflow of this project's folder, with its DAGs and settings; one that runs is found as it is."""
+    from tidemark.home import home
+
+    project = Path(__file__).resolve().parents[3]
+    given = {
+        "port": int(os.environ.get("PORT") or PORT),
+        "spark_port": int(os.environ.get("SPARK_PORT") or SPARK_PORT_DEFAULT),
+        **more,
+    }
+    airflow = EmbeddedAirflow(
+        home=home() / "airflow",
+        dags=project / "dags",
+        plugins=project / "plugins",
+        settings=project / "airflow_settings.yaml",
+        environ={"TIDEMARK_SPARK_CONN_ID": "spark_connect_default"},
+        **given,
+    )
+    return replace(airflow, **recorded(airflow.home)) if airflow.running() else airflow
+
+
+def recorded(home: Path) -> dict[str, Any]:
+    """Where the Airflow of a folder listens, and who started it."""
+    try:
+        told = json.loads((home / STARTED).read_text())
+        return {name: told[name] for name in ("port", "spark_port", "starter")}
+    except (OSError, ValueError, KeyError):
+        return {}
+
+
+def main(arguments: list[str]) -> int:
+    """`prepare [SETTINGS]` for a configured environment; `start`, `stop` and `status` for the project's."""
+    try:
+        return obey(*(arguments or ["status"]))
+    except TidemarkError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+
+
+def obey(command: str, *rest: str) -> int:
+    """Do what was asked for; the exit code of the process."""
+    from tidemark.airflow.settings import load_settings, read_settings, spark_settings
+
+    if command == "prepare":
+        from airflow.utils.db import upgradedb
+
+        upgradedb()
+        read_while_written(Path(os.environ["AIRFLOW_HOME"]) / "airflow.db")
+        for name in rest:
+            load_settings(read_settings(Path(name)))
+        load_settings(spark_settings(os.environ))
+        return 0
+    airflow = project_airflow()
+    if command == "start":
+        airflow.prepare()
+        airflow.start()
+    elif command == "stop":
+        airflow.stop()
+    alive = airflow.running()
+    where = f"{airflow.url}   user {USER}, password {airflow.password}" if alive else "not running"
+    sys.stdout.write(f"Airflow: {where}\n")
+    return 0
+
+
+def read_while_written(database: Path) -> None:
+    """Let Airflow's parts read the file while one of them writes; the mode stays with the file."""
+    with closing(sqlite3.connect(database)) as connection:
+        connection.execute("PRAGMA journal_mode=WAL")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,59 @@
+"""A wait outlives trouble that passes, and ends at once where waiting can't help."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
+
+from tidemark.airflow import sensors
+from tidemark.core.errors import Determinate, Indeterminate, InvalidUsage
+
+pytestmark = pytest.mark.airflow
+
+
+def looks(monkeypatch: pytest.MonkeyPatch, *found: int | Exception) -> list[int | Exception]:
+    """What the looks at the shard find, one after the other; returns what is left."""
+    left = list(found)
+
+    def upper_of(*args: object) -> int:
+        one = left.pop(0)
+        if isinstance(one, Exception):
+            raise one
+        return one
+
+    monkeypatch.setattr(sensors, "upper_of", upper_of)
+    return left
+
+
+def fired(txn: int) -> Any:
+    trigger = sensors.ShardUpperTrigger(
+        pipeline_file="p.yaml", environment=None, shard="orders", txn=txn, poke_seconds=0.0
+    )
+
+    async def first() -> Any:
+        return (await anext(trigger.run())).payload
+
+    return asyncio.run(first())
+
+
+def test_the_trigger_looks_again_after_trouble_that_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    left = looks(monkeypatch, Determinate("the store does not answer"), 2, Indeterminate("lost reply"), 3)
+    assert (fired(2), left) == ({"upper": 3}, [])
+
+
+def test_the_trigger_ends_where_waiting_cannot_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks(monkeypatch, InvalidUsage("there is no shard 'orders'"))
+    assert fired(2) == {"error": "there is no shard 'orders'"}
+
+
+def test_the_sensor_waits_through_trouble_that_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    sensor = sensors.ShardUpperSensor(task_id="wait", pipeline_file="p.yaml", shard="orders", txn=2)
+    looks(monkeypatch, Determinate("the store does not answer"), Determinate("again"), InvalidUsage("no"))
+    with pytest.raises(TaskDeferred):
+        sensor.execute({})  # type: ignore[typeddict-item]
+    assert not sensor.poke({})  # type: ignore[typeddict-item]
+    with pytest.raises(AirflowFailException, match="no"):
+        sensor.poke({})  # type: ignore[typeddict-item]
