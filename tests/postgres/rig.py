@@ -206,19 +206,23 @@ class Kept:
 
 
 @contextmanager
-def workers(root: Path) -> Iterator[Callable[[str, str], int]]:
+def workers(root: Path, spark: SparkSession | None = None) -> Iterator[Callable[[str, str], int]]:
     """Processes that run the pipeline and die before or after the first step of a kind; each answers with its
-    exit status."""
+    exit status. With a session they work in its JVM, which outlives them."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.postgres.worker", str(root)],
         cwd=ROOT, env={**os.environ, "PYTHONPATH": f"{ROOT / 'include'}:{ROOT}"},
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
+    gateway = None
+    if spark is not None:
+        parameters = spark.sparkContext._gateway.gateway_parameters
+        gateway = [parameters.port, parameters.auth_token]
     assert process.stdin is not None
     assert process.stdout is not None
 
     def start(when: str, kind: str) -> int:
-        process.stdin.write(json.dumps({"when": when, "kind": kind}) + "\n")
+        process.stdin.write(json.dumps({"when": when, "kind": kind, "gateway": gateway}) + "\n")
         process.stdin.flush()
         return int(process.stdout.readline())
 

@@ -167,7 +167,8 @@ def test_e4_a_column_that_is_added_is_refused_by_name_and_taken_into_another_sha
 def test_e4_a_column_that_is_added_is_taken_in_where_columns_may_be(described: Described) -> None:
     described.write(overrides=[{"match": "*", "on_schema_change": "add_columns"}])
     described.bind()
-    described.works.sql("INSERT INTO orders VALUES (1, 1, NULL)", "ALTER TABLE orders ADD note text NOT NULL")
+    added = "ALTER TABLE orders ADD note text NOT NULL DEFAULT ''"
+    described.works.sql("INSERT INTO orders VALUES (1, 1, NULL)", added)
     described.works.sql("INSERT INTO orders VALUES (2, 2, NULL, 'n')")
     (first, second) = [*described.bind(), *described.bind()]
     assert first[2][:3] == (1, "1.00", None)

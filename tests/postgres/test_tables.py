@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import struct
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime
 from decimal import Decimal
 
@@ -21,6 +23,7 @@ from tidemark.core.replay import Verdict
 from tidemark.pipeline.overrule import skip
 from tidemark.pipeline.run import replay
 from tidemark.tasks import publish_due
+from tidemark.views import read_together
 
 pytestmark = [pytest.mark.server, pytest.mark.spark, pytest.mark.slow]
 MakeRig = Callable[..., Rig]
@@ -120,6 +123,41 @@ def test_m11_f11_one_source_transaction_is_one_transaction_over_its_tables_and_i
     assert works.rows("orders") == [(1, body)]
 
 
+def test_rows_of_one_commit_that_name_each_other_are_never_read_torn_while_commits_flow(
+    rig: MakeRig, spark: SparkSession
+) -> None:
+    works = rig(
+        spark, orders=("id INT NOT NULL, n INT", ["id"]), lines=("id INT NOT NULL, of INT, n INT", ["id"])
+    )
+    works.ready(
+        "CREATE TABLE orders (id int PRIMARY KEY, n int)",
+        "CREATE TABLE lines (id int PRIMARY KEY, of int REFERENCES orders, n int)",
+    )
+
+    def commit(n: int) -> None:
+        works.transaction(
+            f"INSERT INTO orders VALUES ({n})", f"INSERT INTO lines VALUES ({n}, {n})",
+            f"UPDATE orders SET n = {n}", f"UPDATE lines SET n = {n}",
+        )  # fmt: skip
+        works.run()
+
+    def check() -> None:
+        found = read_together(works.begun())
+        orders, lines = ([tuple(row) for row in found.rows[name].collect()] for name in ("orders", "lines"))
+        assert {of for _, of, _ in lines} == {key for key, _ in orders}
+        assert {n for *_, n in lines} == {n for _, n in orders}
+        assert len({n for _, n in orders}) == 1
+
+    commit(1)
+    with ThreadPoolExecutor(1) as pool:
+        flowing = pool.submit(lambda: [commit(n) for n in (2, 3, 4)])
+        while not flowing.done():
+            check()
+        flowing.result()
+    check()
+    assert works.rows("orders") == [(n, 4) for n in (1, 2, 3, 4)]
+
+
 def test_u14_d6_changes_of_keys_and_unsent_values_end_as_the_database(
     rig: MakeRig, spark: SparkSession
 ) -> None:
@@ -153,6 +191,25 @@ def test_u14_d6_changes_of_keys_and_unsent_values_end_as_the_database(
     last = Txn(deployment.control.bindings.head().upper - 1)
     found = replay(deployment.pipeline, attempt(), txn_from=Txn(1), txn_to=last)
     assert {finding.verdict for finding in found} == {Verdict.IDENTICAL}
+
+
+def test_p12_a_bad_row_pauses_its_shard_and_the_slot_passes_its_commit(
+    rig: MakeRig, spark: SparkSession
+) -> None:
+    works = rig(spark, orders=("id INT NOT NULL, n INT", ["id"]), lines=("id INT NOT NULL, n INT", ["id"]))
+    works.ready(*[f"CREATE TABLE {name} (id int PRIMARY KEY, n int)" for name in ("orders", "lines")])
+    positive = {
+        "type": "expect_column_values_to_be_between", "kwargs": {"column": "n", "min_value": 0},
+        "action": "pause",
+    }  # fmt: skip
+    [orders, lines] = json.loads(works.config().canonical_json())["shards"]
+    works.settings["shards"] = [{**orders, "expectations": [positive]}, lines]
+    works.run()
+    works.transaction("INSERT INTO orders VALUES (1, -1)", "INSERT INTO lines VALUES (1, 1)")
+    committed = works.log_end()
+    works.run()
+    assert (works.rows("orders"), works.rows("lines")) == ([], [(1, 1)])
+    assert works.slot()[0] >= committed
 
 
 def test_d7_a_truncate_is_refused_by_name_and_nothing_is_acknowledged_until_it_is_skipped(
