@@ -249,7 +249,7 @@ def test_a_backfill_over_past_dates_does_what_its_reprocess_behavior_says(stack:
 def typed(stack: Stack, dag_id: str, *arguments: str) -> int:
     """The id of a backfill that `airflow backfill create` has made, as a person types it."""
     command = [sys.executable, "-m", "airflow", "backfill", "create", f"--dag-id={dag_id}", *arguments]
-    while True:
+    for _ in range(20):
         done = subprocess.run(
             command, env=stack.airflow.environment(), capture_output=True, text=True, check=False
         )
@@ -257,6 +257,7 @@ def typed(stack: Stack, dag_id: str, *arguments: str) -> int:
             return int(stack.client.call("GET", "/backfills", dag_id=dag_id)["backfills"][-1]["id"])
         assert "database is locked" in done.stderr, done.stdout[-1000:] + done.stderr[-3000:]
         cancel_open(stack.client, dag_id)
+    raise AssertionError("Airflow's database was locked at every try")
 
 
 def created(client: AirflowClient, body: dict[str, Any]) -> int:
