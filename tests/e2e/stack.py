@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import json
 import random
+import sqlite3
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ from typing import Any
 import yaml
 from deltalake import DeltaTable, QueryBuilder
 
+from tests.crash.recompute import Row, bodies_of, bound_files, rows_of
 from tidemark.airflow.client import AirflowClient
 from tidemark.airflow.embedded import EmbeddedAirflow
 from tidemark.core.ids import ShardId, Txn
@@ -26,6 +30,7 @@ from tidemark.tasks import open_pipeline
 
 PROJECT = Path(__file__).resolve().parents[2]
 SHARD = ShardId("orders")
+TASKS = ("reclock", "ingest", "validate", "upsert", "checkpoint")
 TEMPLATE: Mapping[str, Any] = {
     "schedule": None,
     "source": {"type": "files", "path": "landing", "format": "json", "settle_seconds": 0},
@@ -41,7 +46,7 @@ TEMPLATE: Mapping[str, Any] = {
 }
 DAGS = """\
 from pathlib import Path
-from tidemark.airflow import pipeline_dags, replay_dag
+from tidemark.airflow import maintain_dag, pipeline_dags, replay_dag
 
 folder = Path({folder!r})
 args = {{"retries": 2, "retry_delay": 1}}
@@ -52,6 +57,9 @@ for path in sorted(folder.iterdir()):
     )
     if path.name == "replayed":
         globals().update(replay_dag(path / "pipelines", conn_id=conn))
+        globals().update(maintain_dag(path / "pipelines", conn_id=conn, schedule=None, default_args=args))
+    if path.name == "submitted":
+        globals().update(replay_dag(path / "pipelines", conn_id=conn, dag_id="replay_submitted"))
 """
 CONSUMER = """\
 # A downstream DAG: the event only wakes it, and it reads what is above its own frontier.
@@ -140,8 +148,29 @@ class Project:
         return {row[0]: (row[1], row[2]) for row in rows}
 
     def check(self) -> None:
-        """The state holds exactly what the files say."""
+        """State, log, seals and journal say exactly what the files say; worked out from the files by hand."""
         assert self.state() == self.truth
+        tables = self.folder / "warehouse" / self.name
+        control, log = tables / "_control", Counter[Row]()
+        read: dict[int, int] = {}
+        for txn, files in bound_files(control).items():
+            names = [name for _, name in sorted(files)]
+            lines = [
+                line for name in names for line in (self.folder / "landing" / name).read_text().splitlines()
+            ]
+            read[txn] = len(lines)
+            last = {record["id"]: record for record in map(json.loads, lines)}
+            log += Counter(logged(record, txn) for record in last.values())
+        columns = ("id", "status", "amount", "_txn", "_op")
+        assert Counter(rows_of(tables / SHARD / "log", columns)) == log
+        seals = {body["txn"]: body["source"]["count"] for body in bodies_of(control / "seals")}
+        assert seals == read, "a seal has counted other records than its files have lines"
+        verdicts = {
+            body["txn"]: body["detail"]["verdict"]
+            for body in bodies_of(control / "journal")
+            if "verdict" in body["detail"]
+        }
+        assert verdicts == dict.fromkeys(read, "identical"), "the last verdict on each transaction"
 
     @property
     def control(self) -> Any:
@@ -223,9 +252,41 @@ class Stack:
                 lines.append(self.client.log(name, run_id, task, try_number=one["try_number"])[-3000:])
         return "\n".join(lines)
 
+    def places_of(self, project: Project, text: str) -> set[str]:
+        """Where a text is found: files by folder, tables of Airflow's database, control tables, decoded."""
+        folders = {
+            "logs": self.airflow.home / "logs",
+            "spark": self.airflow.home / "spark",
+            "project": project.folder,
+            "docs": self.root / "tidemark" / "data-docs" / project.name,
+        }
+        found = {
+            name
+            for name, folder in folders.items()
+            for path in folder.rglob("*")
+            if path.is_file() and text.encode() in path.read_bytes()
+        }
+        with closing(sqlite3.connect(self.airflow.home / "airflow.db")) as database:
+            for (table,) in database.execute(
+                "SELECT name FROM sqlite_master WHERE type = 'table'"
+            ).fetchall():
+                rows = database.execute(f'SELECT * FROM "{table}"')
+                found |= {f"airflow.{table}" for row in rows if text in repr(row)}
+        for control in (project.folder / "warehouse" / project.name / "_control").iterdir():
+            rows = rows_of(control, ("key", "token", "run_id", "body"))
+            found |= {f"control.{control.name}" for row in rows if text in repr(row)}
+        return found
+
     def log(self, name: str, run_id: str, task: str) -> str:
         tries = self.client.tasks(name, run_id)[task]["try_number"]
         return self.client.log(name, run_id, task, try_number=tries)
+
+
+def logged(record: Mapping[str, Any], txn: int) -> Row:
+    """A record's row in the log: of a delete, the key alone."""
+    deletes = record["op"] == "D"
+    values = (None, None) if deletes else (record["status"], record["amount"])
+    return (record["id"], *values, txn, "D" if deletes else "U")
 
 
 def first_txns(seals: Iterable[Seal]) -> list[Txn]:

@@ -9,28 +9,33 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
 from tests.crash.recompute import rows_of
 from tests.e2e.conftest import CANARY
-from tests.e2e.stack import SHARD, Stack, first_txns
+from tests.e2e.stack import SHARD, TASKS, Project, Stack, first_txns
 from tests.kafka_broker import PASSWORD, Broker
 from tidemark.airflow.client import FINAL_STATES, AirflowClient, Busy
 
 pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.server, pytest.mark.slow]
-TASKS = ("reclock", "ingest", "validate", "upsert", "checkpoint")
+
+WAIT_SECONDS_MAX = 300.0
 
 
-def wait_until(done, *, what: str, seconds_max: float = 300.0) -> None:  # type: ignore[no-untyped-def]
-    deadline = time.monotonic() + seconds_max
+def wait_until(done: Callable[[], bool], *, what: str, pause_seconds: float = 0.2) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS_MAX
     while not done():
         assert time.monotonic() < deadline, f"{what} has not come"
-        time.sleep(0.2)
+        time.sleep(pause_seconds)
 
 
 def test_a_scheduled_run_takes_what_has_landed(stack: Stack) -> None:
@@ -61,6 +66,24 @@ def test_a_manual_run_without_a_logical_date_works_and_the_next_takes_only_what_
     assert project.owned(empty) == [], "a run that finds nothing owns nothing"
     assert stack.client.xcom("manual", empty, "checkpoint")["shards"] == {}
     assert [project.verdicts(txn) for txn in (1, 2)] == [["identical"], ["identical"]]
+
+
+def test_a_run_that_airflow_has_forgotten_is_proven_and_not_done_again(stack: Stack) -> None:
+    project, client = stack.projects["forgotten"], stack.client
+    client.unpause("forgotten")
+    date = "2026-01-05T00:00:00Z"
+    project.land_some()
+    first = stack.go("forgotten", logical_date=date)
+    written = project.data_files()
+    client.call("DELETE", f"/dags/forgotten/dagRuns/{quote(first)}")
+    project.land_some()  # What has landed since belongs to another date.
+    again = stack.go("forgotten", logical_date=date)
+    told = client.xcom("forgotten", again, "reclock")
+    assert (told["owned"], told["recognised"], told["recorded_run_id"]) == ([1], True, first)
+    assert "was done before, by run" in stack.log("forgotten", again, "reclock")
+    assert (project.verdicts(1), project.data_files()) == (["identical", "identical"], written)
+    stack.go("forgotten", logical_date="2026-01-06T00:00:00Z")
+    project.check()
 
 
 def test_a_topic_is_read_with_airflows_connection_over_spark_connect_and_a_clear_proves_it(
@@ -105,6 +128,8 @@ def test_p8_clearing_any_task_of_a_finished_run_proves_it_and_writes_nothing_twi
     stack.clear("cleared", run_id)
     assert project.verdicts(1) == ["identical"] * 5
     assert project.data_files() == written
+    stack.go("cleared")
+    project.check()
 
 
 def test_a_task_killed_in_the_middle_is_retried_by_airflow_and_nothing_is_lost_or_doubled(
@@ -113,10 +138,11 @@ def test_a_task_killed_in_the_middle_is_retried_by_airflow_and_nothing_is_lost_o
     project, client = stack.projects["killed"], stack.client
     client.unpause("killed")
     for _ in range(3):
-        project.land_some(2_000)
+        project.land_some(15_000)
     run_id = client.trigger("killed")
-    for task in ("ingest", "upsert"):
-        wait_until(lambda task=task: kill_worker(stack, run_id, task), what=f"a running {task}")  # type: ignore[misc]
+    log = project.folder / "warehouse" / "killed" / SHARD / "log"
+    kill_worker(stack, run_id, "ingest", when=lambda: any(log.glob("_txn-*/*")))
+    kill_worker(stack, run_id, "upsert", when=lambda: True)
     stack.ends("killed", run_id)
     tries = {name: one["try_number"] for name, one in client.tasks("killed", run_id).items()}
     assert (tries["ingest"], tries["upsert"]) == (2, 2)
@@ -127,16 +153,23 @@ def test_a_task_killed_in_the_middle_is_retried_by_airflow_and_nothing_is_lost_o
     assert [folder.name for folder in folders] == [project.seals()[0].token], "no part is left behind"
 
 
-def kill_worker(stack: Stack, run_id: str, task: str) -> bool:
-    """SIGKILL the process that runs the task, once it runs."""
-    found = stack.client.tasks("killed", run_id)[task]
-    if found["state"] != "running" or found["try_number"] != 1:
-        return False
-    pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
-    workers = [pid for pid in pids if title(pid).strip() == f"airflow worker -- {found['id']}"]
+def kill_worker(stack: Stack, run_id: str, task: str, *, when: Callable[[], bool]) -> None:
+    """SIGKILL the process that runs the task, once it runs and has come as far as it should."""
+    workers: list[int] = []
+
+    def found() -> bool:
+        one = stack.client.tasks("killed", run_id)[task]
+        workers[:] = [pid for pid in pids() if title(pid).strip() == f"airflow worker -- {one['id']}"]
+        return bool(workers)
+
+    wait_until(found, what=f"a running {task}")
+    wait_until(when, what=f"the middle of {task}", pause_seconds=0.002)
     for pid in workers:
         os.kill(pid, signal.SIGKILL)
-    return bool(workers)
+
+
+def pids() -> list[int]:
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
 
 
 def title(pid: int) -> str:
@@ -161,15 +194,16 @@ def test_m8_two_overlapping_runs_are_both_green_and_every_record_is_there_once(s
     assert first_txns(project.seals()) == [1, 2]
 
 
-def test_a_backfill_over_a_past_date_does_what_its_reprocess_behavior_says(stack: Stack) -> None:
+def test_a_backfill_over_past_dates_does_what_its_reprocess_behavior_says(stack: Stack) -> None:
     project, client = stack.projects["backfilled"], stack.client
     day = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0) - timedelta(days=3)
+    dates = {"from_date": day.isoformat(), "to_date": (day + timedelta(days=1)).isoformat()}
 
-    def backfill(behavior: str, *, state: str = "success") -> str:
+    def backfill(behavior: str, *, state: str = "success") -> list[str]:
+        """Over two dates; the run of the first must end so. Their run ids, in order."""
         body = {
             "dag_id": "backfilled",
-            "from_date": day.isoformat(),
-            "to_date": day.isoformat(),
+            **dates,
             "reprocess_behavior": behavior,
             "max_active_runs": 1,
             "run_backwards": False,
@@ -177,24 +211,28 @@ def test_a_backfill_over_a_past_date_does_what_its_reprocess_behavior_says(stack
         }
         path = f"/backfills/{created(client, body)}"
         wait_until(lambda: client.call("GET", path)["completed_at"] is not None, what="the backfill's end")
-        runs = client.call("GET", "/dags/backfilled/dagRuns")["dag_runs"]
-        (run,) = [run for run in runs if run["run_type"] == "backfill"]
-        assert run["state"] == state, stack.story("backfilled", run["dag_run_id"])
-        return str(run["dag_run_id"])
+        found = [run for run in runs() if run["run_type"] == "backfill"]
+        found.sort(key=lambda run: run["logical_date"])
+        states = [run["state"] for run in found]
+        assert states == [state, "success"], stack.story("backfilled", found[0]["dag_run_id"])
+        return [run["dag_run_id"] for run in found]
 
     client.unpause("backfilled")
     runs = lambda: client.call("GET", "/dags/backfilled/dagRuns")["dag_runs"]  # noqa: E731
     # The schedule's own run of today finds nothing yet, and owns nothing.
     wait_until(lambda: [run["state"] for run in runs()] == ["success"], what="today's scheduled run")
     file = project.land_some()
-    run_id = backfill("none")
+    options = {"dag_id": "backfilled", **dates, "reprocess_behavior": "none"}
+    said = typed(stack, *(f"--{name.replace('_', '-')}={value}" for name, value in options.items()))
+    assert [date for date in dates.values() if date.replace("T", " ") not in said] == []
+    run_ids = backfill("none")
     project.check()
-    assert project.owned(run_id) == [1]
+    assert [project.owned(run_id) for run_id in run_ids] == [[1], []]
     written, verdicts = project.data_files(), project.verdicts(1)
     for behavior in ("none", "failed"):
         backfill(behavior)
         assert project.verdicts(1) == verdicts, f"{behavior} leaves a run that succeeded alone"
-    assert backfill("completed") == run_id
+    assert backfill("completed") == run_ids
     assert project.verdicts(1) == [*verdicts, "identical"], "completed replays it, and proves it"
     original = file.read_bytes()
     file.write_bytes(original.replace(b"new", b"old"))
@@ -203,6 +241,17 @@ def test_a_backfill_over_a_past_date_does_what_its_reprocess_behavior_says(stack
     backfill("failed")
     assert project.verdicts(1)[-2:] == ["input gone", "identical"]
     assert (project.data_files(), first_txns(project.seals())) == (written, [1])
+    project.check()
+
+
+def typed(stack: Stack, *arguments: str) -> str:
+    """What `airflow backfill create` would do, as a person types it. A command that writes beside the running
+    parts may find SQLite locked, or make the scheduler find it so; hence a dry run."""
+    command = [sys.executable, "-m", "airflow", "backfill", "create", "--dry-run", *arguments]
+    environment = stack.airflow.environment()
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
+    return done.stdout
 
 
 def created(client: AirflowClient, body: dict[str, Any]) -> int:
@@ -217,22 +266,44 @@ def created(client: AirflowClient, body: dict[str, Any]) -> int:
 
 
 def test_the_submit_path_does_the_same_as_the_connected_one(stack: Stack) -> None:
-    project = stack.projects["submitted"]
-    stack.client.unpause("submitted")
+    project, client = stack.projects["submitted"], stack.client
+    for dag in ("submitted", "replay_submitted"):
+        client.unpause(dag)
     project.land_some()
-    run_id = stack.client.trigger("submitted")
+    run_id = client.trigger("submitted")
+    kill_by_marking(stack, project, run_id)
+    client.clear("submitted", run_id)
     listed: set[str] = set()
-    while stack.client.run("submitted", run_id)["state"] not in FINAL_STATES:
-        listed |= {title(int(path.name)) for path in Path("/proc").iterdir() if path.name.isdigit()}
+    while client.run("submitted", run_id)["state"] not in FINAL_STATES:
+        listed |= set(map(title, pids()))
         time.sleep(0.5)
     stack.ends("submitted", run_id)
     project.check()
-    assert any("jobs/ingest.py" in line for line in listed), "the jobs were in the list"
+    assert any("jobs/upsert.py" in line for line in listed), "the jobs were in the list"
     assert not any(CANARY in line for line in listed), "and the connection's password was not"
     written = project.data_files()
-    stack.clear("submitted", run_id)
+    conf = {"pipeline": "submitted", "txn_from": 1, "txn_to": None, "mode": "verify", "dry_run": False}
+    replay = stack.go("replay_submitted", conf=conf)
+    assert client.xcom("replay_submitted", replay, "report") == {"identical": 1}
     assert project.verdicts(1) == ["identical", "identical"]
     assert project.data_files() == written
+    assert stack.places_of(project, CANARY) == set()
+    project.check()
+
+
+def kill_by_marking(stack: Stack, project: Project, run_id: str) -> None:
+    """Mark a running ingest failed, as one does in the UI: its Spark process ends, and nothing is sealed."""
+
+    def spark() -> list[int]:
+        return [pid for pid in pids() if "jobs/ingest.py" in title(pid) and run_id in title(pid)]
+
+    wait_until(lambda: bool(spark()), what="the submitted job")
+    path = f"/dags/submitted/dagRuns/{quote(run_id)}/taskInstances/ingest"
+    stack.client.call("PATCH", path, {"new_state": "failed"})
+    wait_until(lambda: not spark(), what="the end of the submitted job")
+    stack.ends("submitted", run_id, state="failed")
+    assert stack.client.states("submitted", run_id)["upsert"] == "upstream_failed"
+    assert project.seals() == []
 
 
 def test_a_consumer_on_the_asset_sees_each_transaction_once_though_events_merge_or_pass_it_by(
@@ -281,3 +352,4 @@ def test_a_consumer_on_the_asset_sees_each_transaction_once_though_events_merge_
     runs = lambda: client.call("GET", "/dags/consumer/dagRuns")["dag_runs"]  # noqa: E731
     wait_until(lambda: [run["state"] for run in runs()] == ["success"] * 3, what="the consumer's last run")
     assert seen() == [1, 2, 3]
+    project.check()
