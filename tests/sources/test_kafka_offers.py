@@ -41,10 +41,10 @@ class GivenCluster:
     def stable(self, partitions: Iterable[str]) -> dict[str, int]:
         return {name: self.ends[name][1] for name in partitions}
 
-    def committed(self, group: str) -> dict[str, int]:
+    def committed(self, group: str, partitions: Iterable[str]) -> dict[str, int]:
         if self.is_closed:
             raise Determinate("the group can't be seen")
-        return self.group
+        return {name: self.group[name] for name in partitions if name in self.group}
 
     def commit(self, group: str, offsets: dict[str, int]) -> None:
         self.group |= offsets

@@ -133,7 +133,7 @@ class TopicSource:
         way: nothing reads them here, so a cluster that refuses them is a warning."""
         ours = {n: o for n, o in frontier.offsets if split_partition(n)[0] in self._source.topics}
         try:
-            committed = self._cluster.committed(self._group)
+            committed = self._cluster.committed(self._group, ours)
             ahead = {name: offset for name, offset in ours.items() if offset > committed.get(name, -1)}
             if ahead:
                 self._cluster.commit(self._group, ahead)
@@ -158,10 +158,10 @@ class TopicSource:
     def _acknowledged(self, partitions: Iterable[str]) -> str:
         """The group's offsets; a cluster that does not tell them is no trouble, since nothing needs them."""
         try:
-            committed = self._cluster.committed(self._group)
+            committed = self._cluster.committed(self._group, partitions)
         except TidemarkError as error:
             return f"unknown ({error})"
-        return self.shown(Frontier.of({n: committed[n] for n in partitions if n in committed}))
+        return self.shown(Frontier.of(committed))
 
     def shown(self, frontier: Frontier) -> str:
         """Partitions and offsets; of many the first ones, and all of them summed up."""
