@@ -15,6 +15,7 @@ from tidemark.config import KafkaSource
 from tidemark.core.binding import Step
 from tidemark.core.errors import Determinate, InvariantViolation
 from tidemark.core.frontier import Frontier, FrontierRegressed, checked_successor
+from tidemark.core.ledger import UPPER, Head
 from tidemark.sources.kafka import TopicSource
 from tidemark.sources.kafka_cluster import Topic
 from tidemark.sources.kafka_manifest import KafkaManifest
@@ -40,16 +41,18 @@ class GivenCluster:
     def stable(self, partitions: Iterable[str]) -> dict[str, int]:
         return {name: self.ends[name][1] for name in partitions}
 
-    def committed(self, group: str) -> dict[str, int]:
+    def committed(self, group: str, partitions: Iterable[str]) -> dict[str, int]:
         if self.is_closed:
             raise Determinate("the group can't be seen")
-        return self.group
+        return {name: self.group[name] for name in partitions if name in self.group}
 
     def commit(self, group: str, offsets: dict[str, int]) -> None:
         self.group |= offsets
 
 
-def source_on(cluster: GivenCluster, *topics: str, records_max: int = 100, **settings: Any) -> TopicSource:
+def source_on(
+    cluster: GivenCluster, *topics: str, records_max: int = 100, last: Any = None, **settings: Any
+) -> TopicSource:
     config = {
         "type": "kafka",
         "topics": list(topics or ("t",)),
@@ -57,16 +60,22 @@ def source_on(cluster: GivenCluster, *topics: str, records_max: int = 100, **set
         **settings,
     }
     source = KafkaSource.model_validate(config)
-    ledger: Any = GivenLedger()
+    ledger: Any = GivenLedger(last)
     given_: Any = cluster
     return TopicSource(source, given_, bindings=ledger, group="g", records_max=records_max)
 
 
+@dataclass
 class GivenLedger:
-    """No run before this one."""
+    """No run before this one, or one that has bound this."""
+
+    last: Any = None
+
+    def head(self) -> Head:
+        return Head(0, {UPPER: 1 if self.last is None else 2})
 
     def read(self, lower: int, upper: int) -> list[Any]:
-        return []
+        return [self.last] if self.last is not None and lower <= 1 < upper else []
 
 
 def bound(upper: dict[str, int], *, topics: dict[str, str] | None = None) -> Any:
@@ -169,3 +178,25 @@ def test_invariant_10_an_acknowledgement_never_goes_back_and_never_stops_a_run(
 def test_a_manifest_that_was_changed_by_hand_is_refused(text: str) -> None:
     with pytest.raises(InvariantViolation):
         KafkaManifest.from_json(text)
+
+
+def test_standing_is_the_groups_offsets_and_what_is_not_bound_yet() -> None:
+    ends = {f"t-{number}": (2, 10) for number in range(7)}
+    cluster = GivenCluster(ends, group={"t-0": 4, "other-0": 9})
+    begun = source_on(cluster)
+    assert (begun.standing().acknowledged, begun.standing().cost) == ("t-0:4", "56 offsets to be read")
+    # A partition that came since is read from 0.
+    last = bound({f"t-{number}": 4 for number in range(6)})
+    later = source_on(cluster, last=last)
+    assert later.standing().cost == "46 offsets to be read"
+    shown = later.shown(last.upper)
+    assert shown == "t-0:4 t-1:4 t-2:4 t-3:4 t-4:4 … (6 partitions, 24 offsets)"
+    assert later.shown(Frontier()) == "nothing"
+
+
+def test_standing_says_what_the_cluster_does_not_tell() -> None:
+    closed = source_on(GivenCluster({"t-0": (0, 10)}, is_closed=True)).standing()
+    assert closed.acknowledged.startswith("unknown (the group can't be seen")
+    assert (closed.cost, closed.trouble) == ("10 offsets to be read", "")
+    anew = source_on(GivenCluster({"t-0": (0, 10)}, ids={"t": "second"}), last=bound({"t-0": 5})).standing()
+    assert "topic 't' was made anew" in anew.trouble

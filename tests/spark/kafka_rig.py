@@ -21,6 +21,7 @@ from tidemark.core.seal import Seal
 from tidemark.pipeline.context import Attempt
 from tidemark.pipeline.publish import publish
 from tidemark.pipeline.run import RunReport, replay, run
+from tidemark.sources.kafka_cluster import Cluster
 from tidemark.sources.kafka_manifest import KafkaManifest
 from tidemark.views import View, read
 
@@ -121,10 +122,6 @@ class Rig:
         assert isinstance(done, Published)
 
     def committed(self) -> dict[str, int]:
-        """The consumer group's offsets, as any monitor sees them."""
-        from confluent_kafka import ConsumerGroupTopicPartitions
-
-        group = f"tidemark-{self.settings['name']}"
-        asked = self.broker.admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])
-        listed = asked[group].result().topic_partitions
-        return {f"{one.topic}-{one.partition}": one.offset for one in listed}
+        """The consumer group's offsets, as the broker has them."""
+        cluster = Cluster(lambda: {"bootstrap.servers": self.broker.servers})
+        return cluster.committed(f"tidemark-{self.settings['name']}", self.bindings()[-1].upper.as_dict())

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Final
@@ -33,16 +33,16 @@ from tidemark.core.errors import InvalidUsage, TidemarkError
 from tidemark.core.frontier import Frontier
 from tidemark.core.replay import Replayable
 from tidemark.ports.control import Ledger
+from tidemark.ports.source import Standing
 from tidemark.sources.kafka_cluster import Cluster, Topic
 from tidemark.sources.kafka_manifest import KafkaManifest, Range
 from tidemark.sources.kafka_registry import Registry
 from tidemark.sources.kafka_retention import Retention, lifetimes, topics_of
 from tidemark.sources.kafka_settings import registry_settings, settings_of
+from tidemark.sources.kafka_steps import Offsets, steps_of
 
 _NAMED_MAX: Final = 5
 _LOG: Final = logging.getLogger(__name__)
-
-Offsets = Mapping[str, int]
 
 
 class TopicLost(InvalidUsage):
@@ -87,9 +87,7 @@ class TopicSource:
 
     def offer(self, last: Binding | None) -> Sequence[Step]:
         """Everything up to the last stable offsets, cut into transactions; what is lost comes first."""
-        known = (
-            KafkaManifest.from_json(last.manifest) if last is not None and last.manifest else KafkaManifest()
-        )
+        known = _known(last)
         topics = self._topics(known)
         partitions = [name for topic in topics.values() for name in topic.partitions]
         # In this order: both only grow, so no partition begins above its end.
@@ -111,7 +109,7 @@ class TopicSource:
         notes = KafkaManifest(dict(sorted(ids.items())), schemas=self._schemas(topics))
         if any(ends[name] < first for name, first in firsts.items()):
             return [Step(Frontier.of({**kept, **ends}), notes.to_json())]
-        return list(_steps(firsts, lows, ends, kept=kept, notes=notes, records_max=self._records_max))
+        return list(steps_of(firsts, lows, ends, kept=kept, notes=notes, records_max=self._records_max))
 
     def inspect(self, binding: Binding) -> str:
         """Which of the bound offsets can't be read any more; empty when all can."""
@@ -135,12 +133,43 @@ class TopicSource:
         way: nothing reads them here, so a cluster that refuses them is a warning."""
         ours = {n: o for n, o in frontier.offsets if split_partition(n)[0] in self._source.topics}
         try:
-            committed = self._cluster.committed(self._group)
+            committed = self._cluster.committed(self._group, ours)
             ahead = {name: offset for name, offset in ours.items() if offset > committed.get(name, -1)}
             if ahead:
                 self._cluster.commit(self._group, ahead)
         except TidemarkError as error:
             _LOG.warning("the offsets of group %s could not be committed: %s", self._group, error)
+
+    def standing(self) -> Standing:
+        """The consumer group's offsets, and how much there is that no transaction has bound yet."""
+        upper = self._bindings.head().upper
+        last = next((one for one in self._bindings.read(upper - 1, upper) if isinstance(one, Binding)), None)
+        bound = last.upper.as_dict() if last is not None else {}
+        try:
+            topics = self._topics(_known(last))
+            partitions = [name for topic in topics.values() for name in topic.partitions]
+            ends = self._cluster.stable(partitions)
+            firsts = bound if last is not None else self._cluster.earliest(partitions)
+        except TidemarkError as error:
+            return Standing("", trouble=str(error))
+        waiting = sum(max(0, end - firsts.get(name, 0)) for name, end in ends.items())
+        return Standing(self._acknowledged(ends), cost=f"{waiting:,} offsets to be read")
+
+    def _acknowledged(self, partitions: Iterable[str]) -> str:
+        """The group's offsets; a cluster that does not tell them is no trouble, since nothing needs them."""
+        try:
+            committed = self._cluster.committed(self._group, partitions)
+        except TidemarkError as error:
+            return f"unknown ({error})"
+        return self.shown(Frontier.of(committed))
+
+    def shown(self, frontier: Frontier) -> str:
+        """Partitions and offsets; of many the first ones, and all of them summed up."""
+        named = [f"{name}:{offset}" for name, offset in frontier.offsets]
+        if len(named) > _NAMED_MAX:
+            total = sum(offset for _, offset in frontier.offsets)
+            named[_NAMED_MAX:] = [f"… ({len(named)} partitions, {total:,} offsets)"]
+        return " ".join(named) or "nothing"
 
     def _gone(self, manifests: Sequence[KafkaManifest]) -> list[str]:
         """What of each can't be read any more, all looked at together."""
@@ -209,36 +238,8 @@ class TopicSource:
         )
 
 
-def _steps(
-    firsts: Offsets, lows: Offsets, ends: Offsets, *, kept: Offsets, notes: KafkaManifest, records_max: int
-) -> Iterator[Step]:
-    """The lost offsets, if there are any, then the others, at most `records_max` in a transaction. `notes` is
-    what all their manifests have in common."""
-    reached = dict(firsts)
-    lost = {name: (first, lows[name]) for name, first in firsts.items() if first < lows[name]}
-    if lost:
-        reached |= {name: low for name, (_, low) in lost.items()}
-        manifest = notes.reading((name, first, low) for name, (first, low) in lost.items())
-        yield Step(Frontier.of({**kept, **reached}), manifest.to_json())
-    if all(reached[name] == ends[name] for name in reached) and not lost:
-        # Nothing to read. Where the pipeline begins is worth a binding all the same.
-        yield Step(Frontier.of({**kept, **reached}), notes.to_json())
-    while any(reached[name] < ends[name] for name in reached):
-        shares = _shares({name: ends[name] - offset for name, offset in reached.items()}, records_max)
-        ranges = [(name, reached[name], reached[name] + share) for name, share in shares.items()]
-        reached |= {name: upper for name, _, upper in ranges}
-        yield Step(Frontier.of({**kept, **reached}), notes.reading(ranges).to_json())
-
-
-def _shares(left: Offsets, limit: int) -> dict[str, int]:
-    """How many offsets of each partition go into one transaction: equal shares, and what the short ones
-    leave over goes to the others."""
-    shares: dict[str, int] = {}
-    waiting = sorted((offsets, name) for name, offsets in left.items() if offsets)
-    for index, (offsets, name) in enumerate(waiting):
-        shares[name] = min(offsets, limit // (len(waiting) - index))
-        limit -= shares[name]
-    return shares
+def _known(last: Binding | None) -> KafkaManifest:
+    return KafkaManifest.from_json(last.manifest) if last and last.manifest else KafkaManifest()
 
 
 def _joined(gone: Sequence[str]) -> str:

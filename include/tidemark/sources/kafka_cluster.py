@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,6 +20,7 @@ from tidemark.core.errors import Determinate, InvalidUsage, TidemarkError
 from tidemark.sources.kafka_settings import SERVERS
 
 if TYPE_CHECKING:
+    from confluent_kafka import Consumer
     from confluent_kafka.admin import AdminClient, ListOffsetsResultInfo, OffsetSpec
 
 WAIT_SECONDS_MAX: Final = 20.0
@@ -109,25 +111,42 @@ class Cluster:
             raise self._failure(error) from None
         return {name: entry.value for name, entry in found.items() if entry.value is not None}
 
-    def committed(self, group: str) -> dict[str, int]:
-        """The offsets that a consumer group has."""
-        from confluent_kafka import ConsumerGroupTopicPartitions
+    def committed(self, group: str, partitions: Iterable[str]) -> dict[str, int]:
+        """The offsets that a consumer group has for these partitions."""
+        from confluent_kafka import KafkaException, TopicPartition
 
-        asked = self._admin().list_consumer_group_offsets(
-            [ConsumerGroupTopicPartitions(group)], **self._deadline()
-        )
-        listed = self._translated(asked[group]).topic_partitions
+        asked = [TopicPartition(*split_partition(name)) for name in partitions]
+        with self._member(group) as member:
+            try:
+                listed = member.committed(asked, timeout=self._wait_seconds_max)
+            except KafkaException as error:
+                raise self._failure(error) from None
         return {partition_name(one.topic, one.partition): one.offset for one in listed if one.offset >= 0}
 
     def commit(self, group: str, offsets: Mapping[str, int]) -> None:
         """Give a consumer group these offsets."""
-        from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
+        from confluent_kafka import KafkaException, TopicPartition
 
         given = [TopicPartition(*split_partition(name), offset) for name, offset in offsets.items()]
-        asked = self._admin().alter_consumer_group_offsets(
-            [ConsumerGroupTopicPartitions(group, given)], **self._deadline()
-        )
-        self._translated(asked[group])
+        with self._member(group) as member:
+            try:
+                member.commit(offsets=given, asynchronous=False)
+            except KafkaException as error:
+                raise self._failure(error) from None
+
+    @contextmanager
+    def _member(self, group: str) -> Iterator[Consumer]:
+        """A consumer for a group's offsets alone. The admin client has calls for them too, but ends the whole
+        process by a fault where the broker it asks is not, or not yet, the one that has the group."""
+        from confluent_kafka import Consumer
+
+        self._complaints.clear()
+        settings: dict[str, Any] = {**self._settings(), "error_cb": self._complain}
+        member = Consumer({**settings, "group.id": group, "enable.auto.commit": False}, logger=_quiet())
+        try:
+            yield member
+        finally:
+            member.close()
 
     def _offsets(self, wanted: Mapping[str, OffsetSpec]) -> dict[str, int]:
         return {name: one.offset for name, one in self._listed(wanted).items()}
@@ -152,12 +171,9 @@ class Cluster:
             from confluent_kafka import KafkaException
             from confluent_kafka.admin import AdminClient
 
-            quiet = logging.getLogger(f"{__name__}.client")
-            quiet.propagate = False
-            quiet.addHandler(logging.NullHandler())
             settings: dict[str, Any] = {**self._settings(), "error_cb": self._complain}
             try:
-                self._client = AdminClient(settings, logger=quiet)
+                self._client = AdminClient(settings, logger=_quiet())
             except KafkaException as error:
                 fact = f"the kafka client can't be set up: {error.args[0].str()}"
                 raise InvalidUsage(fact, hint="check the connection's settings") from None
@@ -215,3 +231,12 @@ class Cluster:
     def _denied(self, said: str) -> InvalidUsage:
         fact = f"kafka at {self.servers} refuses the credentials: {said}"
         return InvalidUsage(fact, hint="check user, password and security settings of the connection")
+
+
+def _quiet() -> logging.Logger:
+    """A log for the client's own lines, which nobody reads."""
+    quiet = logging.getLogger(f"{__name__}.client")
+    quiet.propagate = False
+    if not quiet.handlers:
+        quiet.addHandler(logging.NullHandler())
+    return quiet

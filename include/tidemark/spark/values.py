@@ -146,7 +146,10 @@ class Writing:
             case StructType():
                 return StructType([StructField(f.name, self._read_type(f.dataType)) for f in kind.fields])
             case DecimalType():
-                return {"precise": BinaryType(), "double": DoubleType()}.get(self.decimals, StringType())
+                # With all the digits that there is room for behind the point: the parser rounds, and text
+                # would not keep a number's digits.
+                whole = DecimalType(38, 38 - kind.precision + kind.scale)
+                return {"precise": BinaryType(), "double": DoubleType()}.get(self.decimals, whole)
             case BinaryType():
                 return kind
         return StringType() if self.judges(kind) else kind
@@ -263,12 +266,8 @@ class _Judge:
                 number = f"try_cast(cast({read} as string) as {kind.simpleString()})"
                 return case(f"cast({number} as double) = {read}", number)
         number = f"try_cast({read} as {kind.simpleString()})"
-        # A cast rounds. A number with an exponent was a double, which its own double tells.
-        digits = rf"[.]\d{{{kind.scale}}}\d*[1-9]"
-        of_double = f"cast({number} as double) = try_cast({read} as double)"
-        exact = f"if({read} rlike '[eE]', {of_double}, NOT {read} rlike {literal(digits)})"
         told = f" AND (isnull({TYPES}) OR NOT ({self.name} <=> {_DECIMAL}))" if self.writing.debezium else ""
-        return case(exact + told, number)
+        return case(f"{number} = {read}{told}", number)
 
 
 def _unscaled(read: str) -> str:
