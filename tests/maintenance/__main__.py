@@ -22,6 +22,7 @@ def main() -> int:
         told = soak(
             root,
             seconds=given.seconds,
+            seconds_max=given.seconds + 900,
             seed=given.seed,
             writers=given.writers,
             consumers=given.consumers,
@@ -29,7 +30,8 @@ def main() -> int:
         )
         had = [delivered(root, f"c{n}") == landed(root) for n in range(given.consumers)]
     sys.stdout.write(f"{told}\nevery consumer had every change once: {all(had)}\n")
-    return 0 if all(had) and not told.errors else 1
+    whole = all(had) and told.is_enough and told.files_left == told.files_named
+    return 0 if whole and not told.errors else 1
 
 
 if __name__ == "__main__":

@@ -24,12 +24,12 @@ def start(
     return subprocess.Popen([sys.executable, "-m", "tests.reading.worker", *arguments])
 
 
-def until_stopped(root: Path, consumer: str = "billing") -> None:
+def until_stopped(root: Path, consumer: str = "billing", *, mark: str = "stopped") -> None:
     """Wait for the mark that a worker leaves before it stops itself."""
-    mark = root / "out" / consumer / "stopped"
+    left = root / "out" / consumer / mark
     for _ in range(WAIT_SECONDS_MAX * 20):
-        if mark.exists():
-            mark.unlink()
+        if left.exists():
+            left.unlink()
             return
         time.sleep(0.05)
     raise AssertionError("it never came so far")

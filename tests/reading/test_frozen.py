@@ -19,11 +19,12 @@ from tidemark.core.checksum import Digest
 from tidemark.core.consumer import lease_name
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.freeze import Frozen
-from tidemark.core.ids import Txn, WriterToken
+from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.lease import HolderToken
 from tidemark.core.listing import Limits
 from tidemark.core.publish import StateCommit
 from tidemark.delta.parts import DeltaParts
+from tidemark.pipeline import listing
 from tidemark.pipeline.consume import Reading, ShardReader
 from tidemark.pipeline.holding import take_hold
 from tidemark.pipeline.publish import put_record
@@ -63,6 +64,26 @@ def ranges(reader: ShardReader) -> Iterator[tuple[int, int]]:
     while (given := reader.next_range()) is not None:
         yield given.lower, given.upper
         reader.delivered(given)
+
+
+def test_a_consumer_far_behind_lists_a_bounded_number_of_transactions_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listing, "LISTED_TXNS_MAX", 30)
+    shelf = Shelf(tmp_path)
+    shelf.append(*([(f"k{n % 7}", n)] for n in range(100)))
+    looked: list[tuple[int, int]] = []
+
+    class Counted(DeltaParts):
+        def listed(self, shard: ShardId, **options: Any) -> LogListing:
+            found = super().listed(shard, **options)
+            looked.append((options["lower"], len(found.files)))
+            return found
+
+    with reading(shelf, Counted(shelf.works.root), limits=Limits(txns_max=10)) as reader:
+        given = list(ranges(reader))
+    assert given == [(first, first + 10) for first in range(1, 100, 10)]
+    assert looked[:4] == [(1, 30), (31, 30), (61, 30), (91, 10)]
 
 
 def test_r1_a_freeze_is_told_though_writers_change_the_log_without_end(tmp_path: Path) -> None:

@@ -1,16 +1,21 @@
-"""Consumers as real processes, killed and stopped: R3, R4. Invariant 12."""
+"""Consumers as real processes, killed, stopped and told to end: R3, R4, R6. Invariant 12."""
 
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.reading.campaign import WAIT_SECONDS_MAX, campaign, delivered, start, until_stopped
 from tests.reading.rig import SHARD, Shelf
+from tests.reading.terminated import MARK, RAISES, STOPS
 from tests.reading.worker import AFTER_EFFECT, DONE, LOST, STOP_BEFORE_EFFECT
-from tidemark.consume import leases_of
+from tidemark.consume import Consumer, leases_of
+from tidemark.core.ids import Txn
+from tidemark.core.lease import HolderToken, LeaseState, Tenure
 
 pytestmark = pytest.mark.slow
 
@@ -47,6 +52,31 @@ def test_r4_a_reader_stopped_past_its_deadline_wakes_to_a_typed_error_and_moves_
     held = leases_of(shelf.works).current(f"billing/{SHARD}")
     assert held is not None
     assert held.txn == 3
+
+
+@pytest.mark.parametrize(("how", "done"), [(STOPS, ["1-2"]), (RAISES, [])])
+def test_r3_r6_a_consumer_that_is_told_to_end_lets_go_and_delivers_nothing_by_half(
+    tmp_path: Path, how: str, done: list[str]
+) -> None:
+    """The batch at hand is finished and confirmed, or left whole to the next process; nobody else moves."""
+    shelf = Shelf(tmp_path)
+    shelf.append([("a", 1)], [("b", 2)], [("c", 3)])
+    leases = leases_of(shelf.works)
+    other = leases.take(f"audit/{SHARD}", HolderToken("other"), start=Txn(1))
+    assert isinstance(other, Tenure)
+    process = subprocess.Popen([sys.executable, "-m", "tests.reading.terminated", str(tmp_path), how])
+    until_stopped(tmp_path, "", mark=MARK)
+    process.terminate()
+    assert process.wait(WAIT_SECONDS_MAX) == 0
+    out = tmp_path / "out"
+    assert sorted(file.name for file in out.iterdir() if not file.name.startswith(".")) == done
+    held = leases.current(f"billing/{SHARD}")
+    assert held is not None
+    assert (held.state, held.txn) == (LeaseState.RELEASED, 1 + len(done))
+    assert leases.current(f"audit/{SHARD}") == other.lease
+    # The next one waits for nobody, and goes on exactly there.
+    with Consumer(shelf.again(), SHARD, "billing", wait_seconds=0) as reader:
+        assert reader.frontier == 1 + len(done)
 
 
 def test_a_consumer_that_is_killed_and_stopped_while_a_writer_appends_has_every_change_once(

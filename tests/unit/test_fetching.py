@@ -64,7 +64,7 @@ def test_r3_an_error_is_raised_only_when_no_fetch_is_in_flight_any_more() -> Non
 
     with pytest.raises(Determinate, match="does not answer"):
         fetch_all(account, look, workers=2)
-    assert account.closed()
+    assert account.in_flight == ()
     assert (account.frontier, account.missing_parts) == (1, ())
 
 
@@ -73,5 +73,5 @@ def test_r6_a_stop_hands_out_no_more_and_moves_nothing() -> None:
     stop = threading.Event()
     stop.set()
     fetch_all(account, lambda txn, part: pytest.fail("it was told to stop"), workers=2, stop=stop)
-    assert account.closed()
+    assert account.in_flight == ()
     assert account.deliverable() is None

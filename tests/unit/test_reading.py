@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
-
 import pytest
 
 from tidemark.core.errors import InvalidUsage, InvariantViolation
@@ -65,23 +62,6 @@ def test_r1_the_lowest_of_several_missing_parts_is_reported() -> None:
     account.fetched(fetches[1])
     assert [missing.txn for missing in account.missing_parts] == [2, 3]
     assert account.frozen == MissingPart(Txn(2), part(2), "short")
-
-
-def test_r1_a_repaired_part_is_fetched_again_and_thaws_the_frontier() -> None:
-    account = account_of(1, 2)
-    fetches = take_all(account)
-    account.missing(fetches[1], "gone")
-    account.fetched(fetches[2])
-    account.repaired(part(1))
-    assert account.frozen is None
-    assert account.frontier == 1
-    account.fetched(take(account))
-    assert account.frontier == 3
-
-
-def test_r1_only_a_missing_part_is_repaired() -> None:
-    with pytest.raises(InvalidUsage, match=r"part log/1-x.parquet is not missing"):
-        account_of(1).repaired(part(1))
 
 
 def test_r1_a_skipped_txn_is_delivered_without_parts_and_with_its_reason() -> None:
@@ -211,18 +191,8 @@ def test_an_account_needs_a_start_and_a_limit(start: int, ahead: int) -> None:
         ReadAccount(start=Txn(start), ahead_parts_max=ahead)
 
 
-def test_a_part_is_held_until_it_is_delivered() -> None:
-    """Invariant 12: the hold, which is what the lease stands at, moves only with the delivery."""
-    account = account_of(1, 2)
-    fetches = take_all(account)
-    account.fetched(fetches[1])
-    assert (account.hold, account.holds(part(1))) == (1, True)
-    account.delivered(Txn(2))
-    assert (account.hold, account.holds(part(1)), account.holds(part(2))) == (2, False, True)
-
-
 @pytest.mark.parametrize("ending", ["fetched", "missing", "abandoned"])
-def test_a_part_is_released_only_after_its_fetch_has_completed(ending: str) -> None:
+def test_a_fetch_of_a_txn_that_was_skipped_is_in_flight_until_it_ends(ending: str) -> None:
     """Invariant 12: a skipped txn is delivered while a fetch of it is still under way."""
     account = ReadAccount(ahead_parts_max=10)
     account.listed(Txn(1), [part(1, "a"), part(1, "b")])
@@ -230,15 +200,14 @@ def test_a_part_is_released_only_after_its_fetch_has_completed(ending: str) -> N
     account.missing(gone, "gone")
     account.skipped(Txn(1), "approved")
     account.delivered(Txn(2))
-    assert (account.delivered_upper, account.hold) == (2, 1)
-    assert (account.holds(part(1, "a")), account.holds(part(1, "b"))) == (False, True)
+    assert (account.delivered_upper, account.in_flight) == (2, (flying,))
     ends = {
         "fetched": lambda: account.fetched(flying),
         "missing": lambda: account.missing(flying, "gone too"),
         "abandoned": lambda: account.abandoned(flying),
     }
     assert ends[ending]()
-    assert (account.hold, account.holds(part(1, "b")), account.frozen) == (2, False, None)
+    assert (account.in_flight, account.frozen) == ((), None)
     assert account.next_fetch("w1") is None
 
 
@@ -247,38 +216,17 @@ def test_r3_a_reader_shut_down_in_the_middle_hands_out_nothing_and_closes_after_
     account.listed(Txn(1), [part(1)])
     account.listed(Txn(2), [part(2, "a"), part(2, "b"), part(2, "c")])
     fetches = [take(account) for _ in range(3)]
-    assert not account.closed()
     account.drain()
     assert account.next_fetch("w1") is None
-    assert not account.closed()
-    assert not account.closed("w1")
+    assert account.in_flight == tuple(fetches)
     account.fetched(fetches[0])
     account.fetched(fetches[1])
     account.abandoned(fetches[2])
-    assert account.closed()
-    assert account.closed("w1")
+    assert account.in_flight == ()
     # 2 is half fetched, so it isn't delivered; the next reader begins right there.
     assert account.deliverable() == Deliverable(Txn(1), Txn(2), (ReadTxn(Txn(1), (part(1),)),))
     account.delivered(Txn(2))
-    assert account.delivered_upper == account.hold == 2
-
-
-def test_r6_one_workers_shutdown_never_moves_the_others_frontier() -> None:
-    """Invariant 12: what the worker gives back is fetched by the others, and nothing is skipped."""
-    account = account_of(1, 2, 3)
-    mine, theirs = take(account, "w1"), take(account, "w2")
-    account.drain("w1")
-    assert account.next_fetch("w1") is None
-    assert (account.closed("w1"), account.closed("w2"), account.closed()) == (False, False, False)
-    assert account.abandoned(mine)
-    assert account.closed("w1")
-    assert not account.closed()
-    account.fetched(theirs)
-    assert (account.frontier, account.delivered_upper) == (1, 1)
-    again = take(account, "w2")
-    assert again.part == part(1)
-    account.fetched(again)
-    assert account.frontier == 3
+    assert account.delivered_upper == 2
 
 
 def test_r6_what_a_worker_brings_after_it_was_given_up_is_dropped() -> None:
@@ -294,53 +242,6 @@ def test_r6_what_a_worker_brings_after_it_was_given_up_is_dropped() -> None:
     assert account.fetched(again)
     assert not account.fetched(again)
     assert account.frontier == 2
-
-
-def test_r6_everything_a_waiter_waits_for_changes_the_version() -> None:
-    account = account_of(1, 2)
-    steps: list[Callable[[], object]] = [
-        lambda: account.listed(Txn(3), [part(3, "a"), part(3, "b")]),
-        lambda: account.fetched(take(account)),
-        lambda: account.missing(take(account), "gone"),
-        lambda: account.repaired(part(2)),
-        lambda: account.abandoned(take(account)),
-        lambda: account.delivered(Txn(2)),
-        lambda: account.missing(take(account), "gone"),
-        lambda: account.skipped(Txn(2), "approved"),
-        lambda: account.drain("w1"),
-        account.drain,
-    ]
-    for step in steps:
-        seen = account.version
-        assert not account.changed_since(seen)
-        step()
-        assert account.changed_since(seen)
-
-
-def test_r6_a_wake_up_between_check_and_wait_is_not_lost() -> None:
-    """Invariant 12: the waiter looks, the fetch ends and notifies nobody, only then does it wait."""
-    account, condition = account_of(1), threading.Condition()
-    fetch = take(account)
-    looked, ended, found = threading.Event(), threading.Event(), []
-
-    def wait_for_a_delivery() -> None:
-        with condition:
-            seen, ready = account.version, account.deliverable()
-        looked.set()
-        ended.wait(timeout=10)
-        with condition:
-            if ready is None and condition.wait_for(lambda: account.changed_since(seen), timeout=5):
-                found.append(account.deliverable())
-
-    waiter = threading.Thread(target=wait_for_a_delivery)
-    waiter.start()
-    assert looked.wait(timeout=10)
-    with condition:
-        account.fetched(fetch)
-        condition.notify_all()
-    ended.set()
-    waiter.join(timeout=10)
-    assert found == [Deliverable(Txn(1), Txn(2), (ReadTxn(Txn(1), (part(1),)),))]
 
 
 def test_r5_a_snapshot_covers_up_to_as_of_and_listening_starts_after_it() -> None:

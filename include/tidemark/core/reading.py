@@ -2,28 +2,23 @@
 
 A reader lists the parts of each `txn` in order, fetches them with several workers in any order, and
 delivers whole transactions in order. `ReadAccount` decides; the reader around it does the waiting,
-the fetching and the locking (every call under one lock, and a notify after each).
+the fetching and the locking (every call under one lock).
 
 Promise:
 
 - Invariant 11: a missing part freezes the frontier at that part's `txn`. Everything before it is
   delivered, later parts that arrive well don't move it, and the report names file, `txn` and size.
-- Invariant 12: a part is released only after its fetch has completed. No wake-up is lost, and one
-  worker's shutdown never advances the others.
+- Invariant 12: a fetch is in flight until it has ended, so who lets go of files and lease once none is in
+  flight lets go of none that is read. A shutdown advances nothing.
 - Every `txn` is delivered whole, once, in order; who stops anywhere goes on at `delivered_upper`.
 
 Words:
 
 - *frontier*: the first `txn` that isn't completely fetched; every one below it can be delivered.
-- *hold*: the lowest `txn` this reader still needs, and so what its lease must stand at.
 - *fetch*: one hand-out of one part to one worker. It ends once, as fetched, missing or abandoned.
 
-No wake-up is lost because a waiter doesn't wait for a signal but for another `version` than the one
-it looked at: it reads `version`, looks, and waits until `changed_since(version)`. What happened
-between look and wait has already changed the version.
-
 Restrictions: transactions are listed in order; to list `n` says that all below `n` is listed, so an
-untouched `txn` needs no call of its own. A worker's name is used for one life.
+untouched `txn` needs no call of its own.
 """
 
 from __future__ import annotations
@@ -101,15 +96,13 @@ class ReadAccount:
         self._accounts: dict[Txn, _Account] = {}  # listed, not delivered
         self._unready: deque[Txn] = deque()  # of those, from the frontier on
         self._ready: deque[Txn] = deque()  # of those, below the frontier
-        self._held: set[str] = set()  # paths
+        self._paths: set[str] = set()  # of the parts of those
         self._pending: list[tuple[Txn, str, Part]] = []  # a heap; a skipped txn's parts are passed over
         self._in_flight: dict[int, Fetch] = {}
         self._missing: dict[str, MissingPart] = {}
         self._fetched_count = 0  # fetched, not delivered
         self._fetch_number = 0
         self._draining = False
-        self._drained_workers: set[str] = set()
-        self._version = 0
 
     @property
     def frontier(self) -> Txn:
@@ -122,36 +115,19 @@ class ReadAccount:
         return self._delivered_upper
 
     @property
-    def hold(self) -> Txn:
-        """The lowest `txn` this reader needs; the lease may be advanced up to here, and no further."""
-        return min([self._delivered_upper, *(fetch.txn for fetch in self._in_flight.values())])
-
-    def holds(self, part: Part) -> bool:
-        """Whether the part's file must stay: undelivered, or a fetch of it has not ended."""
-        return part.path in self._held
-
-    @property
     def missing_parts(self) -> tuple[MissingPart, ...]:
         """The lowest first."""
         return tuple(sorted(self._missing.values(), key=lambda missing: (missing.txn, missing.part.path)))
 
     @property
     def frozen(self) -> MissingPart | None:
-        """The lowest missing part: the frontier can't pass it before it is repaired or its `txn` skipped."""
+        """The lowest missing part: the frontier can't pass it unless its `txn` is skipped."""
         return next(iter(self.missing_parts), None)
 
     @property
     def in_flight(self) -> tuple[Fetch, ...]:
-        """Fetches that have not ended; a supervisor abandons those of a worker that died."""
+        """Fetches that have not ended."""
         return tuple(self._in_flight.values())
-
-    @property
-    def version(self) -> int:
-        return self._version
-
-    def changed_since(self, version: int) -> bool:
-        """Whether anything a waiter could wait for happened after it saw `version`."""
-        return self._version != version
 
     def listed(self, txn: Txn, parts: Sequence[Part] = ()) -> None:
         """These are all the parts of `txn`; what lies between it and the last one listed is untouched."""
@@ -160,7 +136,7 @@ class ReadAccount:
                 f"txn {txn} comes after {self._listed_upper - 1}", hint="list each once, in order"
             )
         paths = {part.path for part in parts}
-        if len(paths) < len(parts) or paths & self._held:
+        if len(paths) < len(parts) or paths & self._paths:
             raise InvariantViolation(
                 f"txn {txn} lists a part twice, or one of another txn: {[part.path for part in parts]}",
                 hint="a part belongs to exactly one txn; check the log's commits",
@@ -168,14 +144,14 @@ class ReadAccount:
         self._listed_upper = next_txn(txn)
         self._accounts[txn] = _Account(tuple(parts), len(parts))
         self._unready.append(txn)
-        self._held |= paths
+        self._paths |= paths
         for part in parts:
             self._put_back(txn, part)
         self._settle()
 
     def next_fetch(self, worker: str) -> Fetch | None:
         """The next part for this worker, lowest `txn` first; None when there is nothing, or it drains."""
-        if self._draining or worker in self._drained_workers:
+        if self._draining:
             return None
         while self._pending and not self._is_wanted(self._pending[0][0]):
             heapq.heappop(self._pending)
@@ -213,14 +189,6 @@ class ReadAccount:
             self._put_back(fetch.txn, fetch.part)
         return ended
 
-    def repaired(self, part: Part) -> None:
-        """The missing file is back: it is fetched again, and the frontier thaws when it is here."""
-        missing = self._missing.pop(part.path, None)
-        if missing is None:
-            raise InvalidUsage(f"part {part.path} is not missing", hint="see missing_parts")
-        self._put_back(missing.txn, missing.part)
-        self._version += 1
-
     def skipped(self, txn: Txn, reason: str) -> None:
         """Give the transaction up, all of it: it is delivered without parts, with the reason."""
         lost = [path for path, missing in self._missing.items() if missing.txn == txn]
@@ -233,7 +201,7 @@ class ReadAccount:
             del self._missing[path]
         account = self._accounts[txn]
         self._fetched_count -= len(account.parts) - account.unfetched
-        self._release(account.parts)
+        self._paths -= {part.path for part in account.parts}
         self._accounts[txn] = _Account((), 0, reason)
         self._settle()
 
@@ -255,24 +223,12 @@ class ReadAccount:
         while self._ready and self._ready[0] < upper:
             parts = self._accounts.pop(self._ready.popleft()).parts
             self._fetched_count -= len(parts)
-            self._release(parts)
+            self._paths -= {part.path for part in parts}
         self._delivered_upper = upper
-        self._version += 1
 
-    def drain(self, worker: str | None = None) -> None:
-        """First step of a shutdown, of one worker or of the reader: no new fetch is handed out."""
-        if worker is None:
-            self._draining = True
-        else:
-            self._drained_workers.add(worker)
-        self._version += 1
-
-    def closed(self, worker: str | None = None) -> bool:
-        """Second step: drained, and every fetch has ended. Only then may files and lease be let go."""
-        if worker is None:
-            return self._draining and not self._in_flight
-        drained = self._draining or worker in self._drained_workers
-        return drained and all(fetch.worker != worker for fetch in self._in_flight.values())
+    def drain(self) -> None:
+        """Begin a shutdown: no new fetch is handed out."""
+        self._draining = True
 
     def _is_wanted(self, txn: Txn) -> bool:
         account = self._accounts.get(txn)
@@ -282,18 +238,8 @@ class ReadAccount:
         heapq.heappush(self._pending, (txn, part.path, part))
 
     def _end(self, fetch: Fetch) -> bool:
-        if self._in_flight.pop(fetch.number, None) is None:
-            return False
-        if not self._is_wanted(fetch.txn):
-            self._held.discard(fetch.part.path)
-        self._version += 1
-        return True
-
-    def _release(self, parts: Sequence[Part]) -> None:
-        fetching = {fetch.part.path for fetch in self._in_flight.values()}
-        self._held -= {part.path for part in parts} - fetching
+        return self._in_flight.pop(fetch.number, None) is not None
 
     def _settle(self) -> None:
         while self._unready and self._accounts[self._unready[0]].unfetched == 0:
             self._ready.append(self._unready.popleft())
-        self._version += 1
