@@ -32,6 +32,15 @@ def test_a_good_file_gives_its_effective_configuration(load: Load, project: Path
     assert config.warehouse_location == str(project / ".tidemark/warehouse")
 
 
+def test_who_names_no_shard_means_the_only_one(load: Load) -> None:
+    assert load().only_shard.name == "orders"
+    other = "  - name: other\n    schema: id INT\n    keys: [id]\n    route: {column: kind, equals: other}\n"
+    two = load(("    keys: [id]\n", "    keys: [id]\n    route: {column: kind, equals: order}\n"), add=other)
+    with pytest.raises(InvalidUsage) as refused:
+        _ = two.only_shard
+    assert "say which: orders, other" in str(refused.value)
+
+
 def test_several_mistakes_are_all_listed_each_with_its_line_and_path(problems: Problems) -> None:
     found = problems(
         ("name: orders\nsource", "name: Orders!\nschedul: '@daily'\nsource"),

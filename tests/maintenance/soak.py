@@ -77,8 +77,8 @@ def write(root: Path, name: str) -> None:
         hidden = root / "in" / f".{name}-{os.getpid()}-{number}"
         hidden.write_text("\n".join(lines) + "\n", encoding="utf-8")
         hidden.rename(root / "in" / f"{time.time_ns():020}-{name}.json")
-        # Parts of an attempt that lost its seal may be swept while it still writes or reads them: it begins
-        # again, like a task that is retried. A part that is sealed would be missed by the consumers.
+        # Parts of an attempt that lost its seal may be swept while it still reads them: it begins again, like
+        # a task that is retried. A part that is sealed would be missed by the consumers.
         with suppress(FileNotFoundError):
             run(LightDeployment(root).pipeline, Attempt(Owner(f"{name}-{time.time_ns()}"), new_token()))
         round_done(root, name)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
 from tests.unit.harness import A, B, Script, World, head_of, rec
+from tidemark.core.binding import Binding
 from tidemark.core.frontier import Frontier
-from tidemark.core.ids import Txn
+from tidemark.core.ids import Txn, WriterToken
 from tidemark.core.journal import Event
 from tidemark.core.replay import Verdict
 from tidemark.core.seal import Fenced, Lost, Sealed, SealOutcome, Staged
@@ -21,6 +24,7 @@ from tidemark.pipeline.reclock import mint, reclock
 from tidemark.pipeline.run import run
 from tidemark.pipeline.upsert import announce_generation, bring_up_log, commit_staged, put_entry
 from tidemark.pipeline.validate import validate
+from tidemark.ports.plane import DataPlane
 
 T1 = Txn(1)
 
@@ -321,6 +325,32 @@ def test_m9_a_writer_that_wakes_after_its_transaction_was_finished_deletes_nothi
     assert owners_of_files(world) == {sleeper.token}
     assert world.log_txns(A) == world.log_txns(B) == [1]
     assert "plane.discard" not in script.calls
+
+
+@dataclass(frozen=True)
+class SweptPlane:
+    """Loses its race, and then its files, while it writes them."""
+
+    plane: DataPlane
+    rival: Callable[[], object]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.plane, name)
+
+    def stage(self, binding: Binding, token: WriterToken) -> Staged:
+        self.rival()
+        raise FileNotFoundError("a part that a sweep has removed")
+
+
+def test_invariant_4_parts_that_are_swept_while_they_are_written_are_a_lost_race() -> None:
+    world = opened("a", "b")
+    late = world.process()
+    swept = replace(late, plane=SweptPlane(late.plane, world.run))
+    (outcome,) = run(swept, world.attempt("late")).decided
+    assert outcome == Lost(world.seals[0])
+    world.feed(rec("k", "more", table="a"))
+    with pytest.raises(FileNotFoundError):
+        run(replace(late, plane=SweptPlane(late.plane, lambda: None)), world.attempt("alone"))
 
 
 # M10, M11, M12

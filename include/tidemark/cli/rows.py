@@ -36,7 +36,9 @@ def register(app: typer.Typer) -> None:
 
 def read(
     pipeline: PipelineArgument,
-    shard: Annotated[str, typer.Argument(help="The shard.", metavar="SHARD")],
+    shard: Annotated[
+        str | None, typer.Argument(help="The shard; may be left out where there is one.", metavar="[SHARD]")
+    ] = None,
     view: Annotated[
         View, typer.Option(help="state: as published; fresh: exact now; log: every change.")
     ] = View.FRESH,
@@ -50,11 +52,11 @@ def read(
     from tidemark.views import read as read_rows
 
     deployment = open_deployment(pipeline, environment)
-    config = deployment.config.shard(shard)
-    frame = read_rows(deployment, shard, view=view, as_of=as_of)
+    config = deployment.config.shard(shard) if shard else deployment.config.only_shard
+    frame = read_rows(deployment, config.name, view=view, as_of=as_of)
     order = ["_txn", *config.keys] if view is View.LOG else list(config.keys)
     shown = frame.orderBy(*(f"`{name}`" for name in order)) if order else frame
-    with rows_of(shard):
+    with rows_of(config.name):
         texts = shown.limit(limit).selectExpr("to_json(struct(*)) AS text").collect()
     records = [json.loads(row.text) for row in texts]
     masked = [

@@ -99,6 +99,14 @@ class PipelineConfig(Model):
         known = ", ".join(shard.name for shard in self.shards)
         raise InvalidUsage(f"pipeline {self.name!r} has no shard {name!r}", hint=f"it has {known}")
 
+    @property
+    def only_shard(self) -> ShardConfig:
+        """The shard, for who does not say which."""
+        if len(self.shards) == 1:
+            return self.shards[0]
+        known = ", ".join(shard.name for shard in self.shards) or "those of its tables"
+        raise InvalidUsage(f"pipeline {self.name!r} has several shards", hint=f"say which: {known}")
+
     def shard_for_table(self, table: str) -> ShardConfig | None:
         """The shard that a table's records go to; None for one that is not taken, or that only its source
         could describe."""

@@ -9,14 +9,15 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from tidemark.core.errors import Determinate
+from tidemark.core.errors import Determinate, TidemarkError
 from tidemark.core.ids import TXN_NONE, Txn
 from tidemark.core.replay import Finding, Verdict
 from tidemark.core.seal import Lost, SealOutcome, Staged, TooEarly
+from tidemark.core.shard import Standing
 from tidemark.pipeline.ahead import Ahead
 from tidemark.pipeline.checkpoint import checkpoint
-from tidemark.pipeline.context import Attempt, Pipeline
-from tidemark.pipeline.ingest import ingest
+from tidemark.pipeline.context import Attempt, Pipeline, seal_at
+from tidemark.pipeline.ingest import ingest, standing
 from tidemark.pipeline.reclock import reclock
 from tidemark.pipeline.replay import note_finding, replay_plan, verify
 from tidemark.pipeline.upsert import bring_up_logs, commit_staged
@@ -57,8 +58,7 @@ def finish(
 
     `ahead` may have staged it already, and is given the following one to stage meanwhile."""
     progress(txn, "ingest")
-    outcome: Staged | SealOutcome | None = ahead.take(txn) if ahead is not None else None
-    outcome = outcome or ingest(pipeline, attempt, txn)
+    outcome: Staged | SealOutcome = _staged(pipeline, attempt, txn, ahead)
     if isinstance(outcome, Staged):
         progress(txn, "validate")
         if ahead is not None:
@@ -73,6 +73,18 @@ def finish(
         )
     bring_up_logs(pipeline)
     return outcome
+
+
+def _staged(pipeline: Pipeline, attempt: Attempt, txn: Txn, ahead: Ahead | None) -> Staged | Lost | TooEarly:
+    """What staging came to. Whoever has lost may find its parts swept while it writes them: that is a lost
+    race, not an error (Invariant 4)."""
+    try:
+        staged = ahead.take(txn) if ahead is not None else None
+        return staged or ingest(pipeline, attempt, txn)
+    except (TidemarkError, OSError):
+        if standing(pipeline, txn) is not Standing.BELOW:
+            raise
+        return Lost(seal_at(pipeline, txn))
 
 
 def run(
