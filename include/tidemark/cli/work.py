@@ -254,7 +254,9 @@ def chosen_shards(deployment: Deployment, shard: str | None) -> tuple[ShardId, .
 
 def rebuild(
     pipeline: PipelineArgument,
-    shard: Annotated[str, typer.Option(help="The shard whose state is rebuilt.")],
+    shard: Annotated[
+        str | None, typer.Option(help="The shard whose state is rebuilt; the only one by default.")
+    ] = None,
     environment: EnvironmentOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -263,7 +265,7 @@ def rebuild(
     from tidemark.pipeline.publish import rebuild as rebuild_state
 
     deployment = open_deployment(pipeline, environment)
-    (name,) = chosen_shards(deployment, shard)
+    (name,) = chosen_shards(deployment, shard or deployment.config.only_shard.name)
     before = last_published(deployment.control, name)
     after = rebuild_state(
         deployment.control,
