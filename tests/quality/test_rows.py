@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import ArithmeticException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import col, lit
 
 from tidemark.config import ShardConfig
 from tidemark.core.ids import ShardId, Txn
@@ -101,6 +103,18 @@ def test_p12_each_action_leads_to_its_own_part_of_the_report(check: Check) -> No
     assert [one.broken_when for one in checked if one.action == "quarantine"] == [
         "coalesce(`v` IS NULL, false)"
     ]
+
+
+def test_a_query_that_fails_after_the_gate_still_says_its_own_error(
+    check: Check, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        monkeypatch.delitem(logging.Logger.manager.loggerDict, name, raising=False)
+    check(shard(expect("column_values_to_not_be_null", column="id")))
+    with pytest.raises(ArithmeticException, match="DIVIDE_BY_ZERO"):
+        spark.range(1).selectExpr("1 / id").collect()
+    with pytest.raises(ArithmeticException, match="DIVIDE_BY_ZERO"):
+        spark.range(1).select(lit(1) / col("id")).collect()
 
 
 def test_no_value_of_a_row_reaches_the_site_the_results_the_log_or_the_report(

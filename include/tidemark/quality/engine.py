@@ -30,8 +30,8 @@ RESULTS_ON_INDEX_MAX: Final = 200
 """The index page reads every result that it lists again."""
 
 _LATER: Final = ("altair", "scipy.stats")
-_LOGGERS: Final = ("great_expectations", "SQLQueryContextLogger")
-"""The second one is PySpark's, and prints every failed query with its message."""
+_QUERY_LOGGERS: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
+"""PySpark's, which print every failed query with its message."""
 
 
 class _Later(ModuleType):
@@ -150,7 +150,12 @@ def validate(
 @contextmanager
 def _silent() -> Iterator[None]:
     """Within, nothing is logged that could quote a row."""
-    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    loggers = [logging.getLogger("great_expectations")]
+    if "pyspark" in sys.modules:
+        from pyspark.logger import PySparkLogger
+
+        # Made by PySpark's own function: a plain logger of that name would break every later failed query.
+        loggers += [PySparkLogger.getLogger(name) for name in _QUERY_LOGGERS]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.CRITICAL + 1)

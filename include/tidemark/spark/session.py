@@ -150,8 +150,9 @@ class Sessions:
     def _made(self, confs: Mapping[str, str]) -> SparkSession:
         session = child_session(self._spark)
         for name, value in confs.items():
-            # Spark warns of some when they are set, even to what they are.
-            if session.conf.get(name, None) != value:
+            # Spark warns of some when they are set, even to what they are. Asked with a default, Connect
+            # gives that instead of Spark's own.
+            if session.conf.get(name) != value:
                 session.conf.set(name, value)
         return session
 
