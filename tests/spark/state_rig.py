@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from tidemark.delta.log import parts_folder
 from tidemark.pipeline import publish as step
 from tidemark.spark.fold import FoldRule
 from tidemark.spark.fresh import Pins, fresh
+from tidemark.spark.parts import stats_of
 from tidemark.spark.state import SparkStatePlane, StateSpecs
 from tidemark.spark.tail import StateSpec
 
@@ -100,10 +100,7 @@ class StateRig:
         (log_folder / folder).mkdir(parents=True, exist_ok=True)
         path = f"{folder}/part-00000.parquet"
         pq.write_table(table, log_folder / path)
-        stats = json.dumps({
-            "numRecords": table.num_rows, "nullCount": {"_txn": 0},
-            "minValues": {"_txn": self.txn}, "maxValues": {"_txn": self.txn},
-        })  # fmt: skip
+        stats = stats_of(pq.read_metadata(log_folder / path))
         part = Part(path, table.num_rows, (log_folder / path).stat().st_size, stats)
         log = self.control.log(SHARD)
         entry = LogEntry(Txn(self.txn), token, (part,))

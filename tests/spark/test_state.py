@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 from pyspark.sql import DataFrame, SparkSession
@@ -337,8 +338,10 @@ def test_m13_a_commit_on_a_base_that_another_was_made_on_never_counts(
     base = rig.publish()
     rig.append(("a", "2"))
     first = Tail(Txn(2), Txn(3), rig.control.log(SHARD).head().version)
-    changes = {"upserts": ("a", "3"), "deletes": gone("b"), "new keys": ("c", "3")}
-    rig.append(("a", "1"), changes[late])
+    changes: dict[str, list[Row]] = {
+        "upserts": [("a", "3")], "deletes": [("a", "1"), gone("b")], "new keys": [("a", "1"), ("c", "3")],
+    }  # fmt: skip
+    rig.append(*changes[late])
     longer = Tail(Txn(2), Txn(4), rig.control.log(SHARD).head().version)
     commit = SparkStatePlane._commit
 
@@ -355,6 +358,24 @@ def test_m13_a_commit_on_a_base_that_another_was_made_on_never_counts(
     fold = {"upserts": [("a", "3"), ("b", "1")], "deletes": [("a", "1")]}
     assert rig.state() == fold.get(late, [("a", "1"), ("b", "1"), ("c", "3")])
     step.verify_state(rig.control, rig.plane, SHARD)
+
+
+def test_a_publish_opens_only_files_that_may_have_a_key_of_the_tail(rig: StateRig) -> None:
+    for keys in ("ab", "xz"):
+        rig.append(*[(key, "1") for key in keys])
+        rig.publish()
+    far = [
+        name for name in Path(rig.spec.state).glob("*.parquet") if "x" in pq.read_table(name)["k"].to_pylist()
+    ]
+    hidden = [name.rename(name.with_suffix(".hidden")) for name in far]
+    rig.append(("a", "2"), gone("b"), ("c", "1"))
+    rig.publish()
+    assert len(hidden) == 1
+    hidden[0].rename(far[0])
+    assert rig.state() == [("a", "2"), ("c", "1"), ("x", "1"), ("z", "1")]
+    rig.append(("a", "3"), ("z", "2"))
+    rig.publish()
+    assert rig.state() == [("a", "3"), ("c", "1"), ("x", "1"), ("z", "2")]
 
 
 def test_a_state_is_rebuilt_from_an_earlier_publish_and_the_tail(rig: StateRig) -> None:

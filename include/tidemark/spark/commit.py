@@ -85,8 +85,9 @@ def retention_of(spec: StateSpec) -> str:
 
 
 def key_condition(spec: StateSpec) -> str:
-    """The same key, as SQL: NULL equals NULL."""
-    parts = (f"{TARGET}.{quoted(key)} <=> {SOURCE}.{quoted(key)}" for key in spec.rule.keys)
+    """The same key, as SQL (`tail.equal_keys`)."""
+    equal = {field.name: "<=>" if field.nullable else "=" for field in spec.declared.fields}
+    parts = (f"{TARGET}.{quoted(key)} {equal[key]} {SOURCE}.{quoted(key)}" for key in spec.rule.keys)
     return " AND ".join(parts)
 
 

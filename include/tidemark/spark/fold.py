@@ -1,18 +1,17 @@
 """The one fold, on DataFrames: for each key the row that is last by (`sequence_by`, txn, position).
 
-It is `core.fold.fold` with Spark's means, in two spellings of one order. Publish, fresh read and rebuild call
-`fold`; ingest, which counts losers too, marks the winners (`is_last`). The same things hold for both:
+It is `core.fold.fold` with Spark's means. Publish, fresh read and rebuild call `fold`; ingest, which counts
+losers too, marks the winners (`is_last`). The same things hold for both:
 
 - Keys are compared null-safe, as grouping does: a NULL part is a value like any other.
 - A NULL sequence is older than any other, as in Spark's order of structs.
 - Deletes take part like all else; whoever wants only living rows filters `_op` afterwards.
 
-`fold` is an aggregation, so each task first reduces what it has read: a million updates of one key become one
-row before anything is shuffled. `is_last` is a window, which sorts once where an aggregation of whole rows
-sorts twice, and is the faster one where most keys are there once.
+It is a window, which moves rows as they are, where an aggregation would make a struct of each one and sort
+twice. Where only the winners are wanted, each task leaves out the losers among its own rows first: a million
+updates of one key become one row before anything is shuffled.
 
-Rows must carry the position columns. Rows of a state have none, and take part as what was before any
-transaction (`as_of_state`).
+Rows must carry the position columns.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ LOG_COLUMNS: Final = (
 )
 """What a log has after the declared columns."""
 
-_ROW: Final = "_tidemark_row"
+_RANK: Final = "_tidemark_rank"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,42 +72,24 @@ def log_schema(declared: StructType) -> StructType:
     return StructType([*fields, *LOG_COLUMNS])
 
 
-def order_of(rule: FoldRule) -> str:
-    """What `last` means, as SQL text: one comparable value per row, never NULL itself."""
-    sequence = [] if rule.sequence_by is None else [quoted(rule.sequence_by)]
-    return f"struct({', '.join([*sequence, TXN, *POSITION])})"
-
-
 def is_last(rule: FoldRule) -> str:
     """Whether a row of one transaction is the last of its key, as SQL text, for who needs the others too.
 
     It brings all rows of a key together, and leaves them in key order."""
-    order = [name for name in (rule.sequence_by, *POSITION) if name is not None]
-    latest = ", ".join(f"{quoted(name)} DESC NULLS LAST" for name in order)
-    return f"row_number() OVER (PARTITION BY {', '.join(map(quoted, rule.keys))} ORDER BY {latest}) = 1"
+    return f"{_rank(rule, POSITION)} = 1"
 
 
 def fold(frame: DataFrame, rule: FoldRule) -> DataFrame:
     """The last row of each key, deletes included, with the frame's own columns."""
-    names = frame.columns
-    rest = [quoted(name) for name in names if name not in rule.keys]
-    last = F.expr(f"max_by(struct({', '.join(rest)}), {order_of(rule)}) AS {_ROW}")
-    grouped = frame.groupBy(*map(quoted, rule.keys)).agg(last)
-    return grouped.selectExpr(
-        *[quoted(name) if name in rule.keys else f"{_ROW}.{quoted(name)}" for name in names]
-    )
+    ranked = frame.selectExpr("*", f"{_rank(rule, (TXN, *POSITION))} AS {_RANK}")
+    return ranked.where(f"{_RANK} = 1").drop(_RANK)
 
 
-def as_of_state(state: DataFrame) -> DataFrame:
-    """A state's rows in the shape of a log's, as what was there before any transaction of the tail."""
-    return state.select(
-        "*",
-        F.lit(0).cast(LongType()).alias(TXN),
-        F.lit(UPSERT).alias(OP),
-        F.lit("").alias(PARTITION),
-        F.lit(0).cast(LongType()).alias(OFFSET),
-        F.lit(0).cast(LongType()).alias(ORDINAL),
-    )
+def _rank(rule: FoldRule, place: tuple[str, ...]) -> str:
+    """A row's number among those of its key, the last one first."""
+    order = place if rule.sequence_by is None else (rule.sequence_by, *place)
+    latest = ", ".join(f"{quoted(name)} DESC NULLS LAST" for name in order)
+    return f"row_number() OVER (PARTITION BY {', '.join(map(quoted, rule.keys))} ORDER BY {latest})"
 
 
 def sequence_number(column: Column, kind: DataType) -> Column:

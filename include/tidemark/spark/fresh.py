@@ -77,7 +77,7 @@ def is_small(spec: StateSpec, pins: Pins) -> bool:
     if pins.base is not None and pins.base.commit.digest.count > _STATE_ROWS_FEW:
         return False
     files = log_files(spec, lower=pins.lower, upper=pins.upper, version=pins.log_version)
-    return sum(files.values()) <= ROWS_FEW
+    return sum(file.rows for file in files) <= ROWS_FEW
 
 
 def tail_at(spark: SparkSession, spec: StateSpec, pins: Pins) -> DataFrame | None:
@@ -85,7 +85,9 @@ def tail_at(spark: SparkSession, spec: StateSpec, pins: Pins) -> DataFrame | Non
     rows = tail_rows(spark, spec, pins)
     if rows is None:
         return None
-    return without_buried(folded(rows, spec), _tombstones_at(spark, spec, pins), spec.rule)
+    return without_buried(
+        folded(rows, spec, lower=pins.lower, upper=pins.upper), _tombstones_at(spark, spec, pins), spec
+    )
 
 
 def tail_rows(spark: SparkSession, spec: StateSpec, pins: Pins) -> DataFrame | None:
@@ -107,29 +109,33 @@ def fresh(spark: SparkSession, spec: StateSpec, pins: Pins) -> DataFrame:
     if pins.base is None:
         if rows is None:
             return spark.createDataFrame([], spec.declared)
-        return folded(rows, spec).where(F.col(OP) == UPSERT).select(*spec.columns)
+        tail = folded(rows, spec, lower=pins.lower, upper=pins.upper)
+        return tail.where(F.col(OP) == UPSERT).select(*spec.columns)
     state = read_state(spark, spec, pins.base)
     if rows is None:
         return state
     if not spec.rule.keys:
         return state.unionAll(rows.select(*spec.columns))
-    return overlaid(state, rows, _tombstones_at(spark, spec, pins), spec)
+    last = folded(rows, spec, lower=pins.lower, upper=pins.upper)
+    return _overlaid(state, rows, last, _tombstones_at(spark, spec, pins), spec)
 
 
-def overlaid(state: DataFrame, rows: DataFrame, tombstones: DataFrame | None, spec: StateSpec) -> DataFrame:
-    """The state with a tail's rows over it.
+def _overlaid(
+    state: DataFrame, rows: DataFrame, last: DataFrame, tombstones: DataFrame | None, spec: StateSpec
+) -> DataFrame:
+    """The state with a tail over it: its rows, and the last of each key.
 
     Which rows of the state give way is asked of the tail as it is: one record that wins is enough, so the
     keys need no fold before they are sent to the state."""
     rule = spec.rule
-    living = without_buried(rows, tombstones, rule)
-    names = list(dict.fromkeys([*rule.keys, *([rule.sequence_by] if rule.sequence_by else []), TXN]))
-    heads = F.broadcast(living.select([F.col(quoted(name)) for name in names]))
-    same = same_key(TARGET, SOURCE, rule)
-    tail = without_buried(folded(rows, spec), tombstones, rule)
+    same = same_key(TARGET, SOURCE, spec)
     if rule.sequence_by is None:
+        heads = F.broadcast(rows.select([F.col(quoted(key)) for key in rule.keys]))
         kept = state.alias(TARGET).join(heads.alias(SOURCE), same, "left_anti")
-        return kept.unionAll(tail.where(F.col(OP) == UPSERT).select(*spec.columns))
+        return kept.unionAll(last.where(F.col(OP) == UPSERT).select(*spec.columns))
+    living, tail = (without_buried(frame, tombstones, spec) for frame in (rows, last))
+    names = list(dict.fromkeys([*rule.keys, rule.sequence_by, TXN]))
+    heads = F.broadcast(living.select([F.col(quoted(name)) for name in names]))
     older = order(SOURCE, rule) < order(TARGET, rule, txn=F.lit(0).cast("bigint"))
     kept = state.alias(TARGET).join(heads.alias(SOURCE), same & ~older, "left_anti")
     lost = (

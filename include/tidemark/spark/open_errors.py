@@ -77,7 +77,7 @@ def _errors(spark: SparkSession, spec: StateSpec, uri: str, pins: ErrorPins) -> 
     files = log_files(log, lower=0, upper=pins.upper, version=pins.quarantine_version)
     if not files:
         return None
-    records = spark.read.schema(RECORD).parquet(*files)
+    records = spark.read.schema(RECORD).parquet(*[file.path for file in files])
     return records.where(
         f"{SHARD} = {literal(spec.name)} AND {KEY} IS NOT NULL AND {TXN} < {literal(int(pins.upper))}"
     )

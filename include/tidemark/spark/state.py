@@ -46,10 +46,10 @@ from tidemark.spark.tail import (
     StateSpec,
     at_version,
     changes,
-    extent_of,
     first_changes,
     folded_tail,
     in_extent,
+    log_files,
     read_version,
     with_places,
 )
@@ -158,10 +158,9 @@ class SparkStatePlane:
             )
         app = app_id(self._specs.pipeline, shard)
         confs = _PLANNED_ONCE | (INTERPRETED if is_small(spec, pins) else {})
-        with rows_of(shard), confs_set(spark, confs), _kept(tail_at(spark, spec, pins)) as folded:
-            extent = extent_of(folded, spec)
+        with rows_of(shard), confs_set(spark, confs), _tail(spark, spec, pins) as folded:
             old = base.commit.tombstones if base is not None else VERSION_NONE
-            tombs = bury(folded, spec, base=old, watermark=tail.watermark, deletes=extent.deletes)
+            tombs = bury(folded, spec, base=old, watermark=tail.watermark)
             # Looked at once, before the changes are worked out: a table that comes into being after that
             # is another publisher's, and the commit that makes ours must fail.
             there = widened(spark, spec)
@@ -171,9 +170,11 @@ class SparkStatePlane:
             else:
                 version = opened.version if opened is not None else base.version
                 # Exactly this version: the places of its rows are what the transaction knows.
-                state = in_extent(filled(at_version(spark, spec.state, version), spec), extent, spec)
+                state = filled(at_version(spark, spec.state, version), spec)
+                files = log_files(spec, lower=tail.lower, upper=tail.upper, version=tail.log_version)
+                state = in_extent(state, files, spec, version=version)
                 state = state.select(*spec.columns) if opened is None else with_places(state, spec)
-                changed = changes(folded, state, spec, rows=extent.rows)
+                changed = changes(folded, state, spec, rows=sum(file.rows for file in files))
             with _kept(changed) as kept:
                 effect = effect_of(kept)
                 before = base.commit.digest if base is not None else Digest()
@@ -285,10 +286,21 @@ def _unknown(shard: ShardId, txn: int) -> Iterator[None]:
 
 
 @contextmanager
-def _kept(frame: DataFrame | None) -> Iterator[DataFrame]:
-    """A frame that is used more than once; computed again, from pinned versions, if it gets lost."""
-    if frame is None:
+def _tail(spark: SparkSession, spec: StateSpec, pins: Pins) -> Iterator[DataFrame]:
+    """The tail that is folded in, kept where it is looked at more than once."""
+    tail = tail_at(spark, spec, pins)
+    if tail is None:
         raise InvariantViolation("a publish needs a tail")
+    if pins.base is None and spec.rule.sequence_by is None:
+        yield tail
+    else:
+        with _kept(tail):
+            yield tail
+
+
+@contextmanager
+def _kept(frame: DataFrame) -> Iterator[DataFrame]:
+    """A frame that is used more than once; computed again, from pinned versions, if it gets lost."""
     frame.persist()
     try:
         yield frame

@@ -14,7 +14,7 @@ Spark would first work out the log's whole snapshot, in several jobs, for each n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any, Final
@@ -27,12 +27,8 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import (
     ArrayType,
     DataType,
-    DateType,
-    DecimalType,
-    IntegralType,
     LongType,
     MapType,
-    StringType,
     StructType,
 )
 
@@ -57,9 +53,6 @@ _DEAD: Final = "_tidemark_dead"
 
 BROADCAST_ROWS_MAX: Final = 1_000_000
 """A longer tail is left to Spark's own choice of join."""
-
-BOUND_LENGTH_MAX: Final = 256
-"""A longer text is no use as the bound of a range: statistics have prefixes only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,85 +100,94 @@ def read_version(spark: SparkSession, spec: StateSpec, uri: str, version: int) -
     return at_version(spark, uri, same_rows_version(uri, version, spec.storage_options))
 
 
-def log_files(spec: StateSpec, *, lower: int, upper: int, version: int) -> dict[str, int]:
-    """The log's parts that may have rows with lower <= txn < upper, by their statistics; and their rows."""
+@dataclass(frozen=True, slots=True)
+class LogFile:
+    """One of a log's parts, as far as it was asked for."""
+
+    path: str
+    rows: int
+    whole: bool
+    """Whether its statistics say that all of its rows were asked for."""
+    bounds: tuple[Any, Any] | None
+    """The lowest and the highest of its keys' first parts; None where it does not say."""
+
+
+def log_files(spec: StateSpec, *, lower: int, upper: int, version: int) -> list[LogFile]:
+    """The log's parts that may have rows with lower <= txn < upper, by their statistics."""
+    found = []
+    for add in _adds(spec, spec.log, version):
+        # A part that doesn't say is looked into.
+        least, most = _bounds(add, TXN) or (lower, lower)
+        if least < upper and most >= lower:
+            whole = _bounds(add, TXN) is not None and least >= lower and most < upper
+            path, rows = f"{spec.log}/{add['path']}", int(add.get("num_records") or 0)
+            found.append(LogFile(path, rows, whole, _bounds(add, *spec.rule.keys[:1])))
+    return sorted(found, key=lambda file: file.path)
+
+
+def _adds(spec: StateSpec, uri: str, version: int) -> list[dict[str, Any]]:
+    """The files of a Delta table at a version, with their statistics."""
     try:
-        table = DeltaTable(spec.log, version=version, storage_options=dict(spec.storage_options))
+        table = DeltaTable(uri, version=version, storage_options=dict(spec.storage_options))
         adds = pa.RecordBatchReader.from_stream(table.get_add_actions(flatten=True)).read_all()
     except (DeltaError, OSError) as error:
         raise Determinate(
-            f"version {version} of the log of {spec.name} can't be read: {error}",
-            hint="check the store, retry",
+            f"version {version} of {uri} can't be read: {error}", hint="check the store, retry"
         ) from error
-    wanted = ("path", "num_records", f"min.{TXN}", f"max.{TXN}")
-    known = [name for name in wanted if name in adds.column_names]
-    return {
-        f"{spec.log}/{add['path']}": int(add.get("num_records") or 0)
-        for add in sorted(adds.select(known).to_pylist(), key=lambda add: str(add["path"]))
-        if _at(add, "min", lower) < upper and _at(add, "max", lower) >= lower
-    }
+    first = spec.rule.keys[:1]
+    wanted = ["path", "num_records", *(f"{end}.{name}" for name in (TXN, *first) for end in ("min", "max"))]
+    rows: list[dict[str, Any]] = adds.select([w for w in wanted if w in adds.column_names]).to_pylist()
+    return rows
 
 
-def _at(add: Mapping[str, Any], bound: str, unknown: int) -> int:
-    """A part's first or last transaction; where it doesn't say, one that makes us look into it."""
-    found = add.get(f"{bound}.{TXN}")
-    return unknown if found is None else int(found)
+def _bounds(add: Mapping[str, Any], *column: str) -> tuple[Any, Any] | None:
+    """What a file's statistics say of a column."""
+    least, most = (add.get(".".join([end, *column])) for end in ("min", "max"))
+    return None if least is None or most is None else (least, most)
 
 
 def log_rows(spark: SparkSession, spec: StateSpec, *, lower: int, upper: int, version: int) -> DataFrame:
-    """The log's rows with lower <= txn < upper, at a version of its table."""
+    """The log's rows with lower <= txn < upper, at a version of its table.
+
+    A part that has no others is read as it is: the bounds would stand in the code that Spark generates, and
+    every read would wait for new code to be compiled."""
     files = log_files(spec, lower=lower, upper=upper, version=version)
     schema = log_schema(spec.declared)
     if not files:
         return spark.createDataFrame([], schema)
-    rows = spark.read.schema(schema).parquet(*files)
+    rows = spark.read.schema(schema).parquet(*[file.path for file in files])
+    if all(file.whole for file in files):
+        return rows
     return rows.where(f"{TXN} >= {lower}L AND {TXN} < {upper}L")
 
 
-def folded(rows: DataFrame, spec: StateSpec) -> DataFrame:
-    """One row per key of a log's rows, deletes included: the declared columns, `_txn` and `_op`."""
-    last = fold(rows, spec.rule) if spec.rule.keys else rows
+def folded(rows: DataFrame, spec: StateSpec, *, lower: int, upper: int) -> DataFrame:
+    """One row per key of a log's rows with lower <= txn < upper, deletes included: the declared columns,
+    `_txn` and `_op`. Those of one transaction are folded as they are."""
+    last = fold(rows, spec.rule) if spec.rule.keys and upper - lower > 1 else rows
     return last.select(*spec.columns, TXN, OP)
 
 
 def folded_tail(spark: SparkSession, spec: StateSpec, *, lower: int, upper: int, version: int) -> DataFrame:
     """`folded` of the log's rows with lower <= txn < upper."""
-    return folded(log_rows(spark, spec, lower=lower, upper=upper, version=version), spec)
+    rows = log_rows(spark, spec, lower=lower, upper=upper, version=version)
+    return folded(rows, spec, lower=lower, upper=upper)
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
-    """How much a folded tail is, and the range of its first key, where that says something."""
+def in_extent(state: DataFrame, tail: Sequence[LogFile], spec: StateSpec, *, version: int) -> DataFrame:
+    """The state's rows that may have a key of the tail; Delta leaves out files by this condition.
 
-    rows: int
-    deletes: int
-    lowest: Any = None
-    highest: Any = None
-
-
-def extent_of(tail: DataFrame, spec: StateSpec) -> Extent:
-    """Measure a tail, in one pass."""
-    key = F.lit(None)
-    if spec.rule.keys and isinstance(
-        spec.declared[spec.rule.keys[0]].dataType, StringType | IntegralType | DecimalType | DateType
-    ):
-        key = F.col(quoted(spec.rule.keys[0]))
-    deletes = F.count(F.when(F.col(OP) == DELETE, 1)).alias("deletes")
-    found = tail.agg(
-        F.count(F.lit(1)).alias("rows"), deletes, F.min(key).alias("lowest"), F.max(key).alias("highest")
-    ).first()
-    extent = Extent(**found.asDict()) if found is not None else Extent(0, 0)
-    if isinstance(extent.lowest, str) and max(len(extent.lowest), len(extent.highest)) > BOUND_LENGTH_MAX:
-        return Extent(extent.rows, extent.deletes)
-    return extent
-
-
-def in_extent(state: DataFrame, extent: Extent, spec: StateSpec) -> DataFrame:
-    """The state's rows that may have a key of the tail; Delta leaves out files by this condition."""
-    if extent.lowest is None:
+    Where it would leave out none there is no condition, since the bounds stand in the generated code."""
+    known = [file.bounds for file in tail if file.bounds is not None]
+    if len(known) < len(tail) or not known:
         return state
-    key = F.col(quoted(spec.rule.keys[0]))
-    return state.where(key.isNull() | key.between(F.lit(extent.lowest), F.lit(extent.highest)))
+    name = spec.rule.keys[0]
+    least, most = min(low for low, _ in known), max(high for _, high in known)
+    files = [_bounds(add, name) for add in _adds(spec, spec.state, version)]
+    if not any(file[0] > most or file[1] < least for file in files if file is not None):
+        return state
+    key = F.col(quoted(name))
+    return state.where(key.isNull() | key.between(F.lit(least), F.lit(most)))
 
 
 def with_places(state: DataFrame, spec: StateSpec) -> DataFrame:
@@ -195,10 +197,24 @@ def with_places(state: DataFrame, spec: StateSpec) -> DataFrame:
     )
 
 
-def same_key(left: str, right: str, rule: FoldRule) -> Column:
-    """NULL equals NULL; Spark hashes and broadcasts this like any equality."""
-    parts = [F.col(f"{left}.{quoted(key)}").eqNullSafe(F.col(f"{right}.{quoted(key)}")) for key in rule.keys]
-    return reduce(Column.__and__, parts)
+def same_key(left: str, right: str, spec: StateSpec) -> Column:
+    """Whether two rows have one key."""
+    return equal_keys(
+        {key: (f"{left}.{quoted(key)}", f"{right}.{quoted(key)}") for key in spec.rule.keys}, spec
+    )
+
+
+def equal_keys(pairs: Mapping[str, tuple[str, str]], spec: StateSpec) -> Column:
+    """Whether two keys are equal, part by part, a NULL to a NULL. What can't be NULL is compared as it is:
+    plain numbers are looked up much faster."""
+    parts = {key: (F.col(one), F.col(other)) for key, (one, other) in pairs.items()}
+    return reduce(
+        Column.__and__,
+        [
+            one.eqNullSafe(other) if spec.declared[key].nullable else one == other
+            for key, (one, other) in parts.items()
+        ],
+    )
 
 
 def order(frame: str, rule: FoldRule, *, txn: Column | None = None) -> Column:
@@ -208,11 +224,12 @@ def order(frame: str, rule: FoldRule, *, txn: Column | None = None) -> Column:
     return F.struct(*[column.alias(f"o{index}") for index, column in enumerate([*sequence, at])])
 
 
-def without_buried(tail: DataFrame, tombstones: DataFrame | None, rule: FoldRule) -> DataFrame:
+def without_buried(tail: DataFrame, tombstones: DataFrame | None, spec: StateSpec) -> DataFrame:
     """The tail without records that are older than their key's tombstone."""
+    rule = spec.rule
     if tombstones is None or rule.sequence_by is None:
         return tail
-    buried = same_key(SOURCE, _DEAD, rule) & (order(SOURCE, rule) < order(_DEAD, rule))
+    buried = same_key(SOURCE, _DEAD, spec) & (order(SOURCE, rule) < order(_DEAD, rule))
     return tail.alias(SOURCE).join(tombstones.alias(_DEAD), buried, "left_anti")
 
 
@@ -244,7 +261,7 @@ def compared(tail: DataFrame, state: DataFrame, spec: StateSpec, *, rows: int) -
     """For each tail row whose key the state has: the key, whether it is older, whether it is the same,
     the hash of the state's row, and its place where the state has places."""
     renamed = tail.select([F.col(quoted(name)).alias(_PREFIX + name) for name in tail.columns])
-    keys = [F.col(quoted(key)).eqNullSafe(F.col(quoted(_PREFIX + key))) for key in spec.rule.keys]
+    keys = equal_keys({key: (quoted(key), quoted(_PREFIX + key)) for key in spec.rule.keys}, spec)
     sequence = spec.rule.sequence_by
     older = F.lit(False)
     if sequence is not None:
@@ -256,7 +273,7 @@ def compared(tail: DataFrame, state: DataFrame, spec: StateSpec, *, rows: int) -
         for f in spec.declared.fields
         if f.name not in spec.rule.keys
     ]
-    pairs = state.join(sent(renamed, rows), reduce(Column.__and__, keys), "inner")
+    pairs = state.join(sent(renamed, rows), keys, "inner")
     return pairs.select(
         *[F.col(quoted(key)) for key in spec.rule.keys],
         older.alias(_OLDER),
@@ -274,9 +291,7 @@ def changes(tail: DataFrame, state: DataFrame, spec: StateSpec, *, rows: int) ->
     """The tail's rows that change the state: the declared columns, `_op`, the hashes of the row before
     (NULL where the key is new) and after (NULL where it goes), and the places that `state` has."""
     pairs = compared(tail, state, spec, rows=rows)
-    joined = tail.alias(SOURCE).join(
-        sent(pairs, rows).alias(_PAIRS), same_key(SOURCE, _PAIRS, spec.rule), "left"
-    )
+    joined = tail.alias(SOURCE).join(sent(pairs, rows).alias(_PAIRS), same_key(SOURCE, _PAIRS, spec), "left")
     exists = F.col(BEFORE).isNotNull()
     upserts = (F.col(OP) == UPSERT) & (~exists | ~(F.col(_OLDER) | F.col(_SAME)))
     deletes = (F.col(OP) == DELETE) & exists & ~F.col(_OLDER)

@@ -44,20 +44,18 @@ def bury(
     *,
     base: int,
     watermark: int | None,
-    deletes: int | None = None,
     afresh: bool = False,
 ) -> int:
     """Add the tail's deletes, let go what is too late, and return the version to read from now on.
 
-    `deletes` is how many there are, where that is known. `afresh` forgets what was there,
-    for a rebuild from the first transaction."""
+    `afresh` forgets what was there, for a rebuild from the first transaction."""
     sequence = spec.rule.sequence_by
     if sequence is None or not spec.rule.keys:
         return VERSION_NONE
     spark = tail.sparkSession
     columns = [F.col(quoted(name)) for name in (*spec.rule.keys, sequence)]
     rows = tail.where(F.col(OP) == DELETE).select(*columns, F.col(TXN))
-    if not afresh and (rows.isEmpty() if deletes is None else deletes == 0):
+    if not afresh and rows.isEmpty():
         return base
     line = None if afresh or watermark is None or spec.lateness is None else watermark - spec.lateness
     if afresh:
