@@ -14,7 +14,8 @@ turn, in one warm session, from the same JSON files:
 - *Parquet*: the batch read and written as plain Parquet, which nobody can be much faster than.
 
 Medians over `--batches`. The tables of all peers but the naive one, which gets one batch of each kind, must
-end with the rows of the state. Writes `docs/benchmarks.json`, and from that the report (`bench.report`).
+end with the rows of the state. Writes `docs/benchmarks.json`, and from that the report (`bench.report`); with
+`--add`, sizes that are there already stay.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import statistics
 import tempfile
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -187,8 +189,9 @@ def measure(spark: SparkSession, folder: Path, rows: int, batches: int) -> Itera
             bench.land(1_000, 2, first=True)
             bench.commit()
             bench.publish()
-        bench.land(rows, max(FILES, rows // 500_000), first=True)
+        load = bench.land(rows, max(FILES, rows // 500_000), first=True)
         found["first load"] = timed(bench.commit)
+        found["plain load"] = timed(partial(bench.plain, load))
         bench.publish()
         bench.make_peers()
         kind = "with deletes" if deletes else "upserts"
@@ -223,12 +226,15 @@ def main() -> None:
     parser.add_argument("--sizes", default="0.5,2", help="millions of rows, comma between")
     parser.add_argument("--batches", type=int, default=3)
     parser.add_argument("--memory", default="2g", help="the heap that Spark gets")
+    parser.add_argument("--add", action="store_true", help="to the sizes that the report has")
     options = parser.parse_args()
     sizes = [int(float(size) * 1_000_000) for size in options.sizes.split(",")]
     with tempfile.TemporaryDirectory(prefix="tidemark-bench-") as made:
         spark = bench_session(Path(made), options.memory)
         results = machine() | {"memory": options.memory, "batches": options.batches, "sizes": []}
         done: list[dict[str, Any]] = []
+        if options.add and RESULTS.exists():
+            done = [size for size in json.loads(RESULTS.read_text())["sizes"] if size["rows"] not in sizes]
         for rows in sizes:
             for found in measure(spark, Path(made), rows, options.batches):
                 results["sizes"] = [*done, found]
