@@ -43,6 +43,9 @@ QUARANTINE_COLUMNS: Final = StructType(
 
 _OUT: Final = "_out"
 _AT: Final = "_at"
+_UNPASSED: Final = f"monotonically_increasing_id() AS {_AT}"
+"""Spark would put a filter below the decoding, as one expression that has each rule in it many times over,
+and take minutes for that. What counts records can't be passed, even if nobody counts."""
 _IN_PREFIX, _OUT_PREFIX, _BAD_PREFIX = "in_", "out_", "bad_"
 WRITE_OPTIONS: Final = {"mapreduce.fileoutputcommitter.marksuccessfuljobs": "false"}
 
@@ -129,7 +132,7 @@ def _reduced(frame: DataFrame, rules: Rules, *, parts: int) -> tuple[DataFrame, 
 def rows_given(frame: DataFrame, rules: Rules, *, parts: int) -> DataFrame:
     """The rows that one shard's records come to, for who wants to see them and not to count them."""
     reduced, wins = _reduced(frame, rules, parts=parts)
-    marked = reduced.selectExpr("*", f"{wins} AS {_OUT}").where(_OUT)
+    marked = reduced.selectExpr("*", f"{wins} AS {_OUT}", _UNPASSED).where(f"{_OUT} AND {_AT} >= 0")
     return marked.select(*map(quoted, hashed_columns(rules.shard).names))
 
 
@@ -149,11 +152,7 @@ def quarantine(bad: Mapping[str, tuple[DataFrame, Rules]], sink: Sink, totals: T
     union: DataFrame | None = None
     for name, (frame, rules) in bad.items():
         expected = expected.merge(totals.bad[name])
-        # Spark would put the filter below the decoding, as one expression that has each rule in it many times
-        # over, and take seconds to plan that. What counts records can't be passed, even if nobody counts.
-        decoded = decode(frame, rules, explain=True).selectExpr(
-            "*", f"monotonically_increasing_id() AS {_AT}"
-        )
+        decoded = decode(frame, rules, explain=True).selectExpr("*", _UNPASSED)
         records = decoded.where(f"{SLOT} = {BAD} AND {_AT} >= 0")
         chosen = records.selectExpr(_txn_column(sink.txn), SHARD, KEY, RAW, REASON, *POSITION, HASH)
         union = chosen if union is None else union.unionAll(chosen)
