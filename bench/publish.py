@@ -38,8 +38,9 @@ from tidemark.spark.commit import Stamp, merge
 from tidemark.spark.fold import UPSERT, FoldRule, log_schema
 from tidemark.spark.fresh import Pins, fresh
 from tidemark.spark.session import build_session
-from tidemark.spark.state import SparkStatePlane, StateSpecs, digest_of_rows
-from tidemark.spark.tail import StateSpec, folded_tail
+from tidemark.spark.spec import StateSpec, StateSpecs
+from tidemark.spark.state import SparkStatePlane, digest_of_rows
+from tidemark.spark.tail import folded_tail
 
 SHARD = ShardId("t")
 DDL = "k STRING, v BIGINT, a STRING, b STRING, c DOUBLE"

@@ -146,7 +146,7 @@ class Deployment:
 
     def keeper(self) -> SparkStateKeeper:
         """Who keeps the states' tables in shape; the first call starts Spark."""
-        from tidemark.spark.state import specs_of
+        from tidemark.spark.spec import specs_of
         from tidemark.spark.upkeep import SparkStateKeeper
 
         return SparkStateKeeper(self.session(), specs_of(self.config))

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from tidemark.assemble import Deployment
     from tidemark.config.shard import ShardConfig
-    from tidemark.spark.tail import StateSpec
+    from tidemark.spark.spec import StateSpec
 
 POLL_SECONDS: Final = 5.0
 
@@ -164,7 +164,7 @@ class Consumer:
     @cached_property
     def _spec(self) -> StateSpec:
         """What the rows look like. Spark reads the declared types, so this starts it."""
-        from tidemark.spark.state import specs_of
+        from tidemark.spark.spec import specs_of
 
         self._deployment.session()
         return specs_of(self._deployment.config).of(self._shard)

@@ -50,7 +50,7 @@ def read(
     change up to it, from `since` on, with `_txn` and `_op`. What maintenance has let go is `Truncated`.
     """
     from tidemark.spark.fresh import Pins, fresh, read_log, read_state
-    from tidemark.spark.state import specs_of
+    from tidemark.spark.spec import specs_of
 
     name = ShardId(deployment.config.shard(shard).name)
     upper = readable_upper(deployment.control, name)
@@ -123,7 +123,7 @@ def open_errors(deployment: Deployment, shard: str) -> DataFrame:
     from tidemark.spark.open_errors import ErrorPins
     from tidemark.spark.open_errors import open_errors as still_open
     from tidemark.spark.parts import QUARANTINE
-    from tidemark.spark.state import specs_of
+    from tidemark.spark.spec import specs_of
 
     name = ShardId(deployment.config.shard(shard).name)
     upper = min(readable_upper(deployment.control, name), readable_upper(deployment.control, QUARANTINE))

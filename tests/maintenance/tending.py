@@ -12,7 +12,7 @@ from tests.maintenance.shop import SHARD, config_at
 from tidemark.assemble import Deployment
 from tidemark.pipeline.tend import tend
 from tidemark.spark.session import SHORT_JOBS, build_session
-from tidemark.spark.state import StateSpecs, specs_of
+from tidemark.spark.spec import StateSpecs, specs_of
 from tidemark.spark.upkeep import SparkStateKeeper
 
 

@@ -25,7 +25,7 @@ from tidemark.core.snapshot import Truncated
 from tidemark.pipeline.context import binding_at
 from tidemark.pipeline.publish import rebuild, verify_state
 from tidemark.pipeline.repair import repair
-from tidemark.spark.state import StateSpecs, specs_of
+from tidemark.spark.spec import StateSpecs, specs_of
 from tidemark.spark.upkeep import SparkStateKeeper
 from tidemark.views import View
 

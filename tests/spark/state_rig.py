@@ -24,8 +24,8 @@ from tidemark.pipeline import publish as step
 from tidemark.spark.fold import FoldRule
 from tidemark.spark.fresh import Pins, fresh
 from tidemark.spark.parts import stats_of
-from tidemark.spark.state import SparkStatePlane, StateSpecs
-from tidemark.spark.tail import StateSpec
+from tidemark.spark.spec import StateSpec, StateSpecs
+from tidemark.spark.state import SparkStatePlane
 
 SHARD = ShardId("t")
 PIPELINE = "p"

@@ -36,8 +36,9 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from tidemark.core.errors import InvariantViolation
 from tidemark.spark.fold import DELETE, OP, UPSERT, quoted
+from tidemark.spark.spec import StateSpec
 from tidemark.spark.standing import columns_of, guard_of
-from tidemark.spark.tail import SOURCE, TARGET, StateSpec
+from tidemark.spark.tail import SOURCE, TARGET
 
 RETENTION: Final = "delta.deletedFileRetentionDuration"
 _TXN_APP: Final = "spark.databricks.delta.write.txnAppId"

@@ -18,7 +18,7 @@ from tidemark.core.listing import Condition
 from tidemark.core.seal import Part
 from tidemark.spark.commit import confs_set
 from tidemark.spark.fold import DELETE, LOG_COLUMNS, OP, TXN, UPSERT, log_schema, quoted
-from tidemark.spark.tail import StateSpec
+from tidemark.spark.spec import StateSpec
 
 CHECK_PAGES: Final = "parquet.page.verify-checksum.enabled"
 LISTING: Final = {"spark.sql.sources.parallelPartitionDiscovery.parallelism": "16"}

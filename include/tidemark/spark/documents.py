@@ -244,7 +244,6 @@ def _json_names(known: StructType) -> str:
     read_again = f"json_object_keys({DOCUMENT})"
     if not any(isinstance(field.dataType, _WITH_COLONS) for field in known.fields):
         filled = " AND ".join(f"isnotnull({VALUES}.{quoted(field.name)})" for field in known.fields)
-        # Half as dear as counting what `replace` takes away.
         between = f"array_size(split({DOCUMENT}, ':'))"
         exact = f"isnull({VALUES}.{CORRUPT}) AND {filled} AND {between} = {len(known.fields) + 1}"
         read_again = f"CASE WHEN {exact} THEN {texts(known.names)} ELSE {read_again} END"

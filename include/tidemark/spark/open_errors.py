@@ -23,10 +23,11 @@ from tidemark.core.publish import VERSION_NONE
 from tidemark.spark.decode import KEY, REASON
 from tidemark.spark.flaws import SHARD
 from tidemark.spark.fold import OFFSET, ORDINAL, PARTITION, POSITION, TXN
+from tidemark.spark.logs import log_files, log_rows
 from tidemark.spark.parts import QUARANTINE
 from tidemark.spark.read import RAW
+from tidemark.spark.spec import StateSpec
 from tidemark.spark.sql import key_text, literal, quoted
-from tidemark.spark.tail import StateSpec, log_files, log_rows
 
 _TYPES: Final = {TXN: LongType(), OFFSET: LongType(), ORDINAL: LongType()}
 RECORD: Final = StructType(

@@ -19,9 +19,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from tidemark.config import PipelineConfig
-from tidemark.config.shard import ShardConfig
 from tidemark.core.checksum import Digest
-from tidemark.core.errors import Indeterminate, InvalidUsage, InvariantViolation
+from tidemark.core.errors import Indeterminate, InvariantViolation
 from tidemark.core.ids import ShardId, WriterToken
 from tidemark.core.publish import (
     VERSION_NONE,
@@ -34,23 +33,19 @@ from tidemark.core.publish import (
 from tidemark.ports.state import Tail
 from tidemark.spark.commit import Stamp, confs_set, merge, replace_keys, widened, write
 from tidemark.spark.digest import digest_of, partials, row_hash
-from tidemark.spark.documents import declared_schema
 from tidemark.spark.failures import cause_in, rows_of
-from tidemark.spark.fold import OP, UPSERT, FoldRule, lateness_number
+from tidemark.spark.fold import OP, UPSERT
 from tidemark.spark.fresh import Pins, filled, fresh, is_small, tail_at
+from tidemark.spark.logs import at_version, in_extent, log_files, read_version
 from tidemark.spark.session import INTERPRETED
+from tidemark.spark.spec import StateSpec, StateSpecs, specs_of
 from tidemark.spark.standing import app_id, encoded, guard_of, guard_version, read_standing
 from tidemark.spark.tail import (
     AFTER,
     BEFORE,
-    StateSpec,
-    at_version,
     changes,
     first_changes,
     folded_tail,
-    in_extent,
-    log_files,
-    read_version,
     with_places,
 )
 from tidemark.spark.tombstones import bury
@@ -71,54 +66,6 @@ class Effect:
     deletes: int
     removed: Digest
     added: Digest
-
-
-@dataclass(frozen=True, slots=True)
-class StateSpecs:
-    """The shards of one pipeline that have a state."""
-
-    pipeline: str
-    shards: Mapping[ShardId, StateSpec]
-
-    def of(self, shard: ShardId) -> StateSpec:
-        if shard not in self.shards:
-            known = ", ".join(sorted(self.shards))
-            raise InvalidUsage(f"pipeline {self.pipeline!r} has no state {shard!r}", hint=f"it has {known}")
-        return self.shards[shard]
-
-
-def specs_of(config: PipelineConfig) -> StateSpecs:
-    """What a pipeline's file says of its states."""
-    return StateSpecs(
-        config.name,
-        {
-            ShardId(shard.name): spec_of(
-                shard,
-                f"{config.warehouse_location}/{config.name}/{shard.name}",
-                config.envelope,
-                history_days=config.retention.state_history_days,
-            )
-            for shard in config.shards
-        },
-    )
-
-
-def spec_of(shard: ShardConfig, uri: str, envelope: str, *, history_days: int = 7) -> StateSpec:
-    """One shard's state. The append envelope has no keys: every record is a row."""
-    declared = declared_schema(shard)
-    lateness = shard.lateness
-    if shard.sequence_by is not None and lateness is not None:
-        lateness = lateness_number(lateness, declared[shard.sequence_by].dataType)
-    return StateSpec(
-        name=shard.name,
-        uri=uri,
-        declared=declared,
-        rule=FoldRule(() if envelope == "append" else tuple(shard.keys), shard.sequence_by),
-        lateness=lateness,
-        change_data_feed=shard.change_data_feed,
-        deletion_vectors=shard.deletion_vectors,
-        history_days=history_days,
-    )
 
 
 class SparkStatePlane:

@@ -18,8 +18,9 @@ from pyspark.sql import functions as F  # noqa: N812
 from tidemark.core.errors import Determinate
 from tidemark.spark.commit import Stamp, key_condition
 from tidemark.spark.fold import OP, UPSERT
+from tidemark.spark.spec import StateSpec
 from tidemark.spark.standing import guard_of
-from tidemark.spark.tail import BEFORE, FILE, ROW, StateSpec
+from tidemark.spark.tail import BEFORE, FILE, ROW
 
 ROWS_PER_FILE: Final = 500_000
 """A publish's rows go into as few files as keep every task busy."""

@@ -19,9 +19,8 @@ from pyspark.sql import SparkSession
 from tidemark.core.ids import ShardId
 from tidemark.core.publish import VERSION_NONE
 from tidemark.spark.commit import RETENTION, confs_set, retention_of
+from tidemark.spark.spec import StateSpec, StateSpecs
 from tidemark.spark.standing import configuration_of, version_of
-from tidemark.spark.state import StateSpecs
-from tidemark.spark.tail import StateSpec
 
 _OPTIMIZE: Final = {
     # Above this a file is left alone, so that a row is not rewritten for ever.

@@ -1,0 +1,97 @@
+"""What a shard's state is: where it lies, its columns and keys, and what its table may do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import StructType
+
+from tidemark.config import PipelineConfig
+from tidemark.config.shard import ShardConfig
+from tidemark.core.errors import InvalidUsage
+from tidemark.core.ids import ShardId
+from tidemark.spark.documents import declared_schema
+from tidemark.spark.fold import FoldRule, lateness_number, quoted
+
+
+@dataclass(frozen=True, slots=True)
+class StateSpec:
+    """A shard, as far as its state goes. `uri` is the shard's folder; `lateness` is in the unit of
+    `fold.sequence_number`. A shard without keys is append-only: its state is its log's rows."""
+
+    name: str
+    uri: str
+    declared: StructType
+    rule: FoldRule
+    lateness: int | None = None
+    change_data_feed: bool = False
+    deletion_vectors: bool = True
+    history_days: int = 7
+    storage_options: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    @property
+    def log(self) -> str:
+        return f"{self.uri}/log"
+
+    @property
+    def state(self) -> str:
+        return f"{self.uri}/state"
+
+    @property
+    def tombstones(self) -> str:
+        return f"{self.uri}/tombstones"
+
+    @property
+    def columns(self) -> list[Column]:
+        return [F.col(quoted(name)) for name in self.declared.names]
+
+
+@dataclass(frozen=True, slots=True)
+class StateSpecs:
+    """The shards of one pipeline that have a state."""
+
+    pipeline: str
+    shards: Mapping[ShardId, StateSpec]
+
+    def of(self, shard: ShardId) -> StateSpec:
+        if shard not in self.shards:
+            known = ", ".join(sorted(self.shards))
+            raise InvalidUsage(f"pipeline {self.pipeline!r} has no state {shard!r}", hint=f"it has {known}")
+        return self.shards[shard]
+
+
+def specs_of(config: PipelineConfig) -> StateSpecs:
+    """What a pipeline's file says of its states."""
+    return StateSpecs(
+        config.name,
+        {
+            ShardId(shard.name): spec_of(
+                shard,
+                f"{config.warehouse_location}/{config.name}/{shard.name}",
+                config.envelope,
+                history_days=config.retention.state_history_days,
+            )
+            for shard in config.shards
+        },
+    )
+
+
+def spec_of(shard: ShardConfig, uri: str, envelope: str, *, history_days: int = 7) -> StateSpec:
+    """One shard's state. The append envelope has no keys: every record is a row."""
+    declared = declared_schema(shard)
+    lateness = shard.lateness
+    if shard.sequence_by is not None and lateness is not None:
+        lateness = lateness_number(lateness, declared[shard.sequence_by].dataType)
+    return StateSpec(
+        name=shard.name,
+        uri=uri,
+        declared=declared,
+        rule=FoldRule(() if envelope == "append" else tuple(shard.keys), shard.sequence_by),
+        lateness=lateness,
+        change_data_feed=shard.change_data_feed,
+        deletion_vectors=shard.deletion_vectors,
+        history_days=history_days,
+    )
