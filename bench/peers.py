@@ -180,7 +180,11 @@ def differs(left: DataFrame, right: DataFrame) -> bool:
 def measure(spark: SparkSession, folder: Path, rows: int, batches: int) -> Iterator[dict[str, Any]]:
     """Everything for one size of the table, each kind of batch on a table of its own; what there is so far
     after each kind."""
-    found: dict[str, Any] = {"rows": rows}
+    found: dict[str, Any] = {
+        "rows": rows,
+        "at": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "load": 0.0,
+    }
     for deletes in (False, True):
         place = folder / f"{rows}-{deletes}"
         place.mkdir()
@@ -209,13 +213,11 @@ def measure(spark: SparkSession, folder: Path, rows: int, batches: int) -> Itera
 
 
 def machine() -> dict[str, Any]:
-    """Where and when, and how busy it was: seconds mean little without that."""
+    """Where: seconds mean little without that."""
     import pyspark
 
     return {
         "cores": os.cpu_count(),
-        "load": round(os.getloadavg()[1], 1),
-        "at": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "versions": {"Spark": pyspark.__version__, "Delta": ivy.DELTA.version, "delta-rs": delta_rs_version}
         | {"Iceberg": read_lock(LOCK)[0].coordinate.version},
     }
@@ -237,8 +239,8 @@ def main() -> None:
             done = [size for size in json.loads(RESULTS.read_text())["sizes"] if size["rows"] not in sizes]
         for rows in sizes:
             for found in measure(spark, Path(made), rows, options.batches):
-                results["sizes"] = [*done, found]
-                results["load"] = max(results["load"], round(os.getloadavg()[1], 1))
+                found["load"] = max(found["load"], round(os.getloadavg()[1], 1))
+                results["sizes"] = sorted([*done, found], key=lambda size: size["rows"])
                 RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
                 write_report(results)
             done = results["sizes"]

@@ -18,34 +18,20 @@ EVERY = "publish, every transaction"
 TEN = "publish, every ten"
 IN_ALL = "commit and publish, every ten"
 EACH = "commit and publish, every transaction"
-ORDER = (
-    "Parquet", "commit", TEN, IN_ALL, EVERY, EACH, "tuned MERGE", "naive MERGE", "Iceberg merge-on-read",
-    "delta-rs merge",
-)  # fmt: skip
 ICEBERG = "Iceberg merge-on-read"
+OURS = ("commit", TEN, IN_ALL, EVERY, EACH)
+ORDER = ("Parquet", *OURS, "tuned MERGE", "naive MERGE", ICEBERG, "delta-rs merge")
 WANTED = (
     ("upserts", "commit", "Parquet", 1.6, "commit: at most 1.6 times a plain read and write"),
     ("upserts", "commit", "naive MERGE", 1 / 15, "commit: 15 times faster than a naive MERGE"),
     ("upserts", "commit", "tuned MERGE", 1 / 8, "commit: 8 times faster than a tuned MERGE"),
     ("upserts", "commit", ICEBERG, 1 / 4, "commit: 4 times faster than Iceberg"),
     ("upserts", "commit", "delta-rs merge", 1 / 4, "commit: 4 times faster than delta-rs"),
-    (
-        "upserts",
-        IN_ALL,
-        "tuned MERGE",
-        1 / 6,
-        "commit and publish, every ten: 6 times faster than a tuned MERGE",
-    ),
-    ("upserts", IN_ALL, ICEBERG, 1 / 2, "commit and publish, every ten: 2 times faster than Iceberg"),
-    (
-        "with deletes",
-        IN_ALL,
-        "tuned MERGE",
-        1 / 4,
-        "the same with deletes: 4 times faster than a tuned MERGE",
-    ),
-    ("with deletes", IN_ALL, ICEBERG, 1.0, "the same with deletes: not slower than Iceberg"),
-    ("upserts", EACH, ICEBERG, 1.0, "commit and publish, every transaction: not slower than Iceberg"),
+    ("upserts", IN_ALL, "tuned MERGE", 1 / 6, "and publish, every ten: 6 times faster than a tuned MERGE"),
+    ("upserts", IN_ALL, ICEBERG, 1 / 2, "and publish, every ten: 2 times faster than Iceberg"),
+    ("with deletes", IN_ALL, "tuned MERGE", 1 / 4, "with deletes: 4 times faster than a tuned MERGE"),
+    ("with deletes", IN_ALL, ICEBERG, 1.0, "with deletes: not slower than Iceberg"),
+    ("upserts", EACH, ICEBERG, 1.0, "and publish, every transaction: not slower than Iceberg"),
 )
 _STYLE = (
     "text{font:13px system-ui,sans-serif;fill:#24292f}.b{fill:#8c959f}.o{fill:#0969da}.t{font-weight:600}"
@@ -99,6 +85,12 @@ def _goal(words: str, found: float, limit: float) -> str:
     return f"| {words} | {limit:.2f} | {found:.2f} | {'yes' if found <= limit else 'no'} |"
 
 
+def _when(results: dict[str, Any]) -> str:
+    """When each size was measured, and how busy the machine was then."""
+    sizes = results["sizes"]
+    return "; ".join(f"{millions(size)}: {size['at']}, load average up to {size['load']}" for size in sizes)
+
+
 def markdown(results: dict[str, Any]) -> str:
     """The whole report."""
     versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
@@ -115,10 +107,10 @@ def markdown(results: dict[str, Any]) -> str:
         "",
         "Made by `python -m bench.peers`; don't edit. What each contender does is said there.",
         "",
-        f"Measured {results['at']} on a machine with {results['cores']} cores that others used too (load"
-        f" average up to {results['load']}), Spark's heap {results['memory']}; {versions}. Batches of 50,000"
-        f" records from JSON files, medians of {results['batches']}; one publish of ten batches and one naive"
-        " MERGE per kind. Read the ratios, not the seconds: all contenders took turns in one session.",
+        f"Measured on a machine with {results['cores']} cores that others used too ({_when(results)}),"
+        f" Spark's heap {results['memory']}; {versions}. Batches of 50,000 records from JSON files, medians"
+        f" of {results['batches']}; one publish of ten batches and one naive MERGE per kind. Read the ratios,"
+        " not the seconds: all contenders took turns in one session.",
         "",
         f"Every peer's table had the rows of the state: {'yes' if checked else '**no**'}.",
         "",
@@ -144,7 +136,7 @@ def picture(results: dict[str, Any]) -> str:
         parts.append(f'<text class="t" x="8" y="{y}">{millions(size)}, upserts: seconds each</text>')
         y += 10
         for name, value in seconds.items():
-            ours = "o" if name in ("commit", TEN, IN_ALL, EVERY, EACH) else "b"
+            ours = "o" if name in OURS else "b"
             length = max(value * scale, 1)
             parts.append(f'<text x="{label - 8}" y="{y + 13}" text-anchor="end">{name}</text>')
             parts.append(

@@ -16,9 +16,9 @@ SECONDS = {
 def results(*, same: bool = True) -> dict[str, Any]:
     kind = {"seconds": SECONDS, "reads": {"fresh": 1.2, "state": 1.0}, "same_rows": {"tuned MERGE": same}}
     size = {"rows": 2_000_000, "upserts": kind, "with deletes": kind, "scan state": 1.3, "scan new": 1.0}
-    size |= {"first load": 5.0, "plain load": 2.0}
+    size |= {"at": "today", "load": 3.5, "first load": 5.0, "plain load": 2.0}
     return {
-        "at": "now", "cores": 2, "load": 3.5, "memory": "2g", "batches": 3, "versions": {"Spark": "4"},
+        "cores": 2, "memory": "2g", "batches": 3, "versions": {"Spark": "4"},
         "sizes": [size],
     }  # fmt: skip
 
@@ -26,12 +26,13 @@ def results(*, same: bool = True) -> dict[str, Any]:
 def test_goals_are_reported_reached_or_missed_by_what_was_measured() -> None:
     report = markdown(results())
     assert "| commit: 8 times faster than a tuned MERGE | 0.12 | 0.25 | no |" in report
-    assert "| commit and publish, every ten: 6 times faster than a tuned MERGE | 0.17 | 0.35 | no |" in report
-    assert "| the same with deletes: not slower than Iceberg | 1.00 | 0.93 | yes |" in report
-    assert "| commit and publish, every transaction: not slower than Iceberg | 1.00 | 2.00 | no |" in report
+    assert "| and publish, every ten: 6 times faster than a tuned MERGE | 0.17 | 0.35 | no |" in report
+    assert "| with deletes: not slower than Iceberg | 1.00 | 0.93 | yes |" in report
+    assert "| and publish, every transaction: not slower than Iceberg | 1.00 | 2.00 | no |" in report
     assert "| first load: at most 1.3 times a plain read and write | 1.30 | 2.50 | no |" in report
     assert "| read of the state after publishes against a new table | 1.20 | 1.30 | no |" in report
     assert "| commit and publish, every ten | 1.40 |" in report
+    assert "2M rows: today, load average up to 3.5" in report
 
 
 def test_tables_that_differ_are_not_hidden() -> None:
