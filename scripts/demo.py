@@ -142,6 +142,8 @@ class Demo:
                     time.sleep(0.5)
                     live.update(self.line(run_id, began))
                 live.update(self.line(run_id, began))
+            if not console.is_terminal:
+                console.print()  # Into a file, the last picture comes without the end of its line.
         return [self.client.run(DAG, run_id)["state"] for run_id in run_ids]
 
     def run(self) -> str:
