@@ -85,13 +85,6 @@ def retention_of(spec: StateSpec) -> str:
     return f"interval {spec.history_days} days"
 
 
-def key_condition(spec: StateSpec) -> str:
-    """The same key, as SQL (`tail.equal_keys`)."""
-    equal = {field.name: "<=>" if field.nullable else "=" for field in spec.declared.fields}
-    parts = (f"{TARGET}.{quoted(key)} {equal[key]} {SOURCE}.{quoted(key)}" for key in spec.rule.keys)
-    return " AND ".join(parts)
-
-
 def write(frame: DataFrame, spec: StateSpec, stamp: Stamp, *, mode: str) -> None:
     """Append, or overwrite everything; makes the table where there is none."""
     writer = frame.write.format("delta").mode(mode)
@@ -125,7 +118,7 @@ def _ddl(kind: DataType) -> str:
 
 def replace_keys(rows: DataFrame, spec: StateSpec, stamp: Stamp) -> None:
     """Put the rows in, each in the place of the row that has its key."""
-    condition = key_condition(spec)
+    condition = spec.same_key(TARGET, SOURCE)
     writer = rows.alias(SOURCE).write.format("delta").mode("overwrite")
     options = {"replaceOn": condition, "targetAlias": TARGET, **stamp.options}
     for name, value in options.items():
@@ -135,7 +128,7 @@ def replace_keys(rows: DataFrame, spec: StateSpec, stamp: Stamp) -> None:
 
 def merge(spark: SparkSession, changed: DataFrame, spec: StateSpec, stamp: Stamp) -> None:
     """The same by a MERGE, which takes the stamp from the session: set, used, unset."""
-    condition = key_condition(spec)
+    condition = spec.same_key(TARGET, SOURCE)
     names = [quoted(name) for name in spec.declared.names]
     assigned = ", ".join(f"{name} = {SOURCE}.{name}" for name in names)
     values = ", ".join(f"{SOURCE}.{name}" for name in names)

@@ -244,8 +244,8 @@ def _json_names(known: StructType) -> str:
     read_again = f"json_object_keys({DOCUMENT})"
     if not any(isinstance(field.dataType, _WITH_COLONS) for field in known.fields):
         filled = " AND ".join(f"isnotnull({VALUES}.{quoted(field.name)})" for field in known.fields)
-        between = f"array_size(split({DOCUMENT}, ':'))"
-        exact = f"isnull({VALUES}.{CORRUPT}) AND {filled} AND {between} = {len(known.fields) + 1}"
+        pieces = f"array_size(split({DOCUMENT}, ':', {len(known.fields) + 2}))"
+        exact = f"isnull({VALUES}.{CORRUPT}) AND {filled} AND {pieces} = {len(known.fields) + 1}"
         read_again = f"CASE WHEN {exact} THEN {texts(known.names)} ELSE {read_again} END"
     return case(closed, read_again)
 

@@ -2,8 +2,7 @@
 
 `fresh` is exact at a transaction: the state at its recorded version and the tail at a pinned version of
 the log, so what is appended or published meanwhile makes no difference (Invariant 15). The tail's keys are
-sent to the state's rows, and its folded rows put beside what is left of them; a full read costs little more
-than a read of the state.
+sent to the state's rows, which stay where they are, and its folded rows are put beside what is left of them.
 """
 
 from __future__ import annotations
@@ -17,16 +16,15 @@ from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import TXN_FIRST, TXN_NONE, ShardId, Txn, next_txn
 from tidemark.core.publish import VERSION_NONE, HistoryGone, Published
 from tidemark.spark.fold import OP, TXN, UPSERT, log_schema, quoted
-from tidemark.spark.logs import log_files, log_rows, read_version
 from tidemark.spark.session import ROWS_FEW
 from tidemark.spark.spec import StateSpec
 from tidemark.spark.standing import lost_files, same_rows_version
+from tidemark.spark.tables import log_files, log_rows, read_version
 from tidemark.spark.tail import (
     SOURCE,
     TARGET,
     folded,
     order,
-    same_key,
     without_buried,
 )
 from tidemark.spark.tombstones import read_tombstones
@@ -75,7 +73,7 @@ def is_small(spec: StateSpec, pins: Pins) -> bool:
     if pins.base is not None and pins.base.commit.digest.count > _STATE_ROWS_FEW:
         return False
     files = log_files(spec, lower=pins.lower, upper=pins.upper, version=pins.log_version)
-    return sum(file.rows for file in files) <= ROWS_FEW
+    return sum(file.part.rows for file in files) <= ROWS_FEW
 
 
 def tail_at(spark: SparkSession, spec: StateSpec, pins: Pins) -> DataFrame | None:
@@ -126,7 +124,7 @@ def _overlaid(
     Which rows of the state give way is asked of the tail as it is: one record that wins is enough, so the
     keys need no fold before they are sent to the state."""
     rule = spec.rule
-    same = same_key(TARGET, SOURCE, spec)
+    same = F.expr(spec.same_key(TARGET, SOURCE))
     if rule.sequence_by is None:
         heads = F.broadcast(rows.select([F.col(quoted(key)) for key in rule.keys]))
         kept = state.alias(TARGET).join(heads.alias(SOURCE), same, "left_anti")

@@ -23,11 +23,11 @@ from tidemark.core.publish import VERSION_NONE
 from tidemark.spark.decode import KEY, REASON
 from tidemark.spark.flaws import SHARD
 from tidemark.spark.fold import OFFSET, ORDINAL, PARTITION, POSITION, TXN
-from tidemark.spark.logs import log_files, log_rows
 from tidemark.spark.parts import QUARANTINE
 from tidemark.spark.read import RAW
 from tidemark.spark.spec import StateSpec
 from tidemark.spark.sql import key_text, literal, quoted
+from tidemark.spark.tables import log_files, log_paths, log_rows
 
 _TYPES: Final = {TXN: LongType(), OFFSET: LongType(), ORDINAL: LongType()}
 RECORD: Final = StructType(
@@ -78,7 +78,7 @@ def _errors(spark: SparkSession, spec: StateSpec, uri: str, pins: ErrorPins) -> 
     files = log_files(log, lower=0, upper=pins.upper, version=pins.quarantine_version)
     if not files:
         return None
-    records = spark.read.schema(RECORD).parquet(*[file.path for file in files])
+    records = spark.read.schema(RECORD).parquet(*log_paths(log, files))
     return records.where(
         f"{SHARD} = {literal(spec.name)} AND {KEY} IS NOT NULL AND {TXN} < {literal(int(pins.upper))}"
     )

@@ -48,6 +48,18 @@ class StateSpec:
     def columns(self) -> list[Column]:
         return [F.col(quoted(name)) for name in self.declared.names]
 
+    def same_key(self, left: str, right: str) -> str:
+        """Whether the rows of two aliases have one key, as SQL text."""
+        return self.equal(
+            {key: (f"{left}.{quoted(key)}", f"{right}.{quoted(key)}") for key in self.rule.keys}
+        )
+
+    def equal(self, keys: Mapping[str, tuple[str, str]]) -> str:
+        """Whether two keys are equal, part by part, a NULL to a NULL. What can't be NULL is compared as it
+        is: Spark looks plain numbers up much faster."""
+        equals = {field.name: "<=>" if field.nullable else "=" for field in self.declared.fields}
+        return " AND ".join(f"{one} {equals[key]} {other}" for key, (one, other) in keys.items())
+
 
 @dataclass(frozen=True, slots=True)
 class StateSpecs:

@@ -36,10 +36,10 @@ from tidemark.spark.digest import digest_of, partials, row_hash
 from tidemark.spark.failures import cause_in, rows_of
 from tidemark.spark.fold import OP, UPSERT
 from tidemark.spark.fresh import Pins, filled, fresh, is_small, tail_at
-from tidemark.spark.logs import at_version, in_extent, log_files, read_version
 from tidemark.spark.session import INTERPRETED
 from tidemark.spark.spec import StateSpec, StateSpecs, specs_of
 from tidemark.spark.standing import app_id, encoded, guard_of, guard_version, read_standing
+from tidemark.spark.tables import at_version, in_extent, log_files, read_version
 from tidemark.spark.tail import (
     AFTER,
     BEFORE,
@@ -121,7 +121,7 @@ class SparkStatePlane:
                 files = log_files(spec, lower=tail.lower, upper=tail.upper, version=tail.log_version)
                 state = in_extent(state, files, spec, version=version)
                 state = state.select(*spec.columns) if opened is None else with_places(state, spec)
-                changed = changes(folded, state, spec, rows=sum(file.rows for file in files))
+                changed = changes(folded, state, spec, rows=sum(file.part.rows for file in files))
             with _kept(changed) as kept:
                 effect = effect_of(kept)
                 before = base.commit.digest if base is not None else Digest()
@@ -238,11 +238,11 @@ def _tail(spark: SparkSession, spec: StateSpec, pins: Pins) -> Iterator[DataFram
     tail = tail_at(spark, spec, pins)
     if tail is None:
         raise InvariantViolation("a publish needs a tail")
-    if pins.base is None and spec.rule.sequence_by is None:
-        yield tail
-    else:
+    if spec.rule.keys and (pins.base is not None or spec.rule.sequence_by is not None):
         with _kept(tail):
             yield tail
+    else:
+        yield tail
 
 
 @contextmanager

@@ -7,19 +7,24 @@ Spark would first work out the log's whole snapshot, in several jobs, for each n
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import DateType, IntegralType, StringType
 
 from tidemark.core.errors import Determinate
+from tidemark.core.ids import TXN_NONE, Txn
+from tidemark.core.listing import LogFile
+from tidemark.core.seal import Part
 from tidemark.spark.fold import TXN, log_schema, quoted
 from tidemark.spark.spec import StateSpec
 from tidemark.spark.standing import same_rows_version
+
+_EXACT: Final = (DateType, IntegralType, StringType)
 
 
 def at_version(spark: SparkSession, uri: str, version: int) -> DataFrame:
@@ -35,29 +40,19 @@ def read_version(spark: SparkSession, spec: StateSpec, uri: str, version: int) -
     return at_version(spark, uri, same_rows_version(uri, version, spec.storage_options))
 
 
-@dataclass(frozen=True, slots=True)
-class LogPart:
-    """One of a log's parts, as far as it was asked for."""
-
-    path: str
-    rows: int
-    whole: bool
-    """Whether its statistics say that all of its rows were asked for."""
-    bounds: tuple[Any, Any] | None
-    """The lowest and the highest of its keys' first parts; None where it does not say."""
-
-
-def log_files(spec: StateSpec, *, lower: int, upper: int, version: int) -> list[LogPart]:
-    """The log's parts that may have rows with lower <= txn < upper, by their statistics."""
-    found = []
+def log_files(spec: StateSpec, *, lower: int, upper: int, version: int) -> list[LogFile]:
+    """The log's parts that may have rows with lower <= txn < upper, by their statistics; with the bounds of
+    the key's first column."""
+    found: list[LogFile] = []
     for add in _adds(spec, spec.log, version):
         # A part that doesn't say is looked into.
-        least, most = _bounds(add, TXN) or (lower, lower)
-        if least < upper and most >= lower:
-            whole = _bounds(add, TXN) is not None and least >= lower and most < upper
-            path, rows = f"{spec.log}/{add['path']}", int(add.get("num_records") or 0)
-            found.append(LogPart(path, rows, whole, _bounds(add, *spec.rule.keys[:1])))
-    return sorted(found, key=lambda file: file.path)
+        first, last = _bounds(add, TXN) or (TXN_NONE, upper)
+        if first < upper and last >= lower:
+            part = Part(add["path"], int(add["num_records"] or 0), int(add["size_bytes"]))
+            known = {key: bounds for key in spec.rule.keys[:1] if (bounds := _bounds(add, key))}
+            lowest, highest = ({key: known[key][end] for key in known} for end in (0, 1))
+            found.append(LogFile(part, Txn(first), Txn(last), lowest, highest))
+    return sorted(found, key=lambda file: file.part.path)
 
 
 def _adds(spec: StateSpec, uri: str, version: int) -> list[dict[str, Any]]:
@@ -69,15 +64,15 @@ def _adds(spec: StateSpec, uri: str, version: int) -> list[dict[str, Any]]:
         raise Determinate(
             f"version {version} of {uri} can't be read: {error}", hint="check the store, retry"
         ) from error
-    first = spec.rule.keys[:1]
-    wanted = ["path", "num_records", *(f"{end}.{name}" for name in (TXN, *first) for end in ("min", "max"))]
-    rows: list[dict[str, Any]] = adds.select([w for w in wanted if w in adds.column_names]).to_pylist()
+    bounded = [f"{end}.{name}" for name in (TXN, *spec.rule.keys[:1]) for end in ("min", "max")]
+    wanted = ["path", "num_records", "size_bytes", *(name for name in bounded if name in adds.column_names)]
+    rows: list[dict[str, Any]] = adds.select(wanted).to_pylist()
     return rows
 
 
-def _bounds(add: Mapping[str, Any], *column: str) -> tuple[Any, Any] | None:
-    """What a file's statistics say of a column."""
-    least, most = (add.get(".".join([end, *column])) for end in ("min", "max"))
+def _bounds(add: Mapping[str, Any], column: str) -> tuple[Any, Any] | None:
+    """The lowest and the highest value of a column in a file; None where its statistics don't say."""
+    least, most = add.get(f"min.{column}"), add.get(f"max.{column}")
     return None if least is None or most is None else (least, most)
 
 
@@ -90,21 +85,27 @@ def log_rows(spark: SparkSession, spec: StateSpec, *, lower: int, upper: int, ve
     schema = log_schema(spec.declared)
     if not files:
         return spark.createDataFrame([], schema)
-    rows = spark.read.schema(schema).parquet(*[file.path for file in files])
-    if all(file.whole for file in files):
+    rows = spark.read.schema(schema).parquet(*log_paths(spec, files))
+    if all(lower <= file.txn_first and file.txn_last < upper for file in files):
         return rows
     return rows.where(f"{TXN} >= {lower}L AND {TXN} < {upper}L")
 
 
-def in_extent(state: DataFrame, tail: Sequence[LogPart], spec: StateSpec, *, version: int) -> DataFrame:
+def log_paths(spec: StateSpec, files: Sequence[LogFile]) -> list[str]:
+    """Where the files of a log lie."""
+    return [f"{spec.log}/{file.part.path}" for file in files]
+
+
+def in_extent(state: DataFrame, tail: Sequence[LogFile], spec: StateSpec, *, version: int) -> DataFrame:
     """The state's rows that may have a key of the tail; Delta leaves out files by this condition.
 
-    Where it would leave out none there is no condition, since the bounds stand in the generated code."""
-    known = [file.bounds for file in tail if file.bounds is not None]
-    if len(known) < len(tail) or not known:
-        return state
+    Where it would leave out none there is no condition, since the bounds stand in the generated code; nor
+    for types whose statistics may be rounded."""
     name = spec.rule.keys[0]
-    least, most = min(low for low, _ in known), max(high for _, high in known)
+    exact = isinstance(spec.declared[name].dataType, _EXACT)
+    if not exact or not tail or any(name not in file.lowest for file in tail):
+        return state
+    least, most = min(file.lowest[name] for file in tail), max(file.highest[name] for file in tail)
     files = [_bounds(add, name) for add in _adds(spec, spec.state, version)]
     if not any(file[0] > most or file[1] < least for file in files if file is not None):
         return state

@@ -11,7 +11,6 @@ to look for it again. Files of the state that can't have a key of the tail are n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import reduce
 from typing import Final
 
@@ -27,8 +26,8 @@ from pyspark.sql.types import (
 
 from tidemark.spark.digest import row_hash
 from tidemark.spark.fold import DELETE, OP, TXN, UPSERT, FoldRule, fold, quoted
-from tidemark.spark.logs import log_rows
 from tidemark.spark.spec import StateSpec
+from tidemark.spark.tables import log_rows
 
 FILE: Final = "_tidemark_file"
 ROW: Final = "_tidemark_row_index"
@@ -68,26 +67,6 @@ def with_places(state: DataFrame, spec: StateSpec) -> DataFrame:
     )
 
 
-def same_key(left: str, right: str, spec: StateSpec) -> Column:
-    """Whether two rows have one key."""
-    return equal_keys(
-        {key: (f"{left}.{quoted(key)}", f"{right}.{quoted(key)}") for key in spec.rule.keys}, spec
-    )
-
-
-def equal_keys(pairs: Mapping[str, tuple[str, str]], spec: StateSpec) -> Column:
-    """Whether two keys are equal, part by part, a NULL to a NULL. What can't be NULL is compared as it is:
-    plain numbers are looked up much faster."""
-    parts = {key: (F.col(one), F.col(other)) for key, (one, other) in pairs.items()}
-    return reduce(
-        Column.__and__,
-        [
-            one.eqNullSafe(other) if spec.declared[key].nullable else one == other
-            for key, (one, other) in parts.items()
-        ],
-    )
-
-
 def order(frame: str, rule: FoldRule, *, txn: Column | None = None) -> Column:
     """What `last` means between transactions: (sequence, txn). A state's rows stand before all of them."""
     at = F.col(f"{frame}.{TXN}") if txn is None else txn
@@ -100,7 +79,7 @@ def without_buried(tail: DataFrame, tombstones: DataFrame | None, spec: StateSpe
     rule = spec.rule
     if tombstones is None or rule.sequence_by is None:
         return tail
-    buried = same_key(SOURCE, _DEAD, spec) & (order(SOURCE, rule) < order(_DEAD, rule))
+    buried = F.expr(spec.same_key(SOURCE, _DEAD)) & (order(SOURCE, rule) < order(_DEAD, rule))
     return tail.alias(SOURCE).join(tombstones.alias(_DEAD), buried, "left_anti")
 
 
@@ -132,7 +111,7 @@ def compared(tail: DataFrame, state: DataFrame, spec: StateSpec, *, rows: int) -
     """For each tail row whose key the state has: the key, whether it is older, whether it is the same,
     the hash of the state's row, and its place where the state has places."""
     renamed = tail.select([F.col(quoted(name)).alias(_PREFIX + name) for name in tail.columns])
-    keys = equal_keys({key: (quoted(key), quoted(_PREFIX + key)) for key in spec.rule.keys}, spec)
+    keys = spec.equal({key: (quoted(key), quoted(_PREFIX + key)) for key in spec.rule.keys})
     sequence = spec.rule.sequence_by
     older = F.lit(False)
     if sequence is not None:
@@ -144,7 +123,7 @@ def compared(tail: DataFrame, state: DataFrame, spec: StateSpec, *, rows: int) -
         for f in spec.declared.fields
         if f.name not in spec.rule.keys
     ]
-    pairs = state.join(sent(renamed, rows), keys, "inner")
+    pairs = state.join(sent(renamed, rows), F.expr(keys), "inner")
     return pairs.select(
         *[F.col(quoted(key)) for key in spec.rule.keys],
         older.alias(_OLDER),
@@ -162,7 +141,9 @@ def changes(tail: DataFrame, state: DataFrame, spec: StateSpec, *, rows: int) ->
     """The tail's rows that change the state: the declared columns, `_op`, the hashes of the row before
     (NULL where the key is new) and after (NULL where it goes), and the places that `state` has."""
     pairs = compared(tail, state, spec, rows=rows)
-    joined = tail.alias(SOURCE).join(sent(pairs, rows).alias(_PAIRS), same_key(SOURCE, _PAIRS, spec), "left")
+    joined = tail.alias(SOURCE).join(
+        sent(pairs, rows).alias(_PAIRS), F.expr(spec.same_key(SOURCE, _PAIRS)), "left"
+    )
     exists = F.col(BEFORE).isNotNull()
     upserts = (F.col(OP) == UPSERT) & (~exists | ~(F.col(_OLDER) | F.col(_SAME)))
     deletes = (F.col(OP) == DELETE) & exists & ~F.col(_OLDER)

@@ -16,9 +16,9 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from tidemark.core.publish import VERSION_NONE
 from tidemark.spark.fold import DELETE, OP, TXN, is_too_late, quoted, sequence_number
-from tidemark.spark.logs import read_version
 from tidemark.spark.spec import StateSpec
 from tidemark.spark.standing import version_of
+from tidemark.spark.tables import read_version
 
 
 def read_tombstones(spark: SparkSession, spec: StateSpec, version: int) -> DataFrame | None:

@@ -16,11 +16,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from tidemark.core.errors import Determinate
-from tidemark.spark.commit import Stamp, key_condition
+from tidemark.spark.commit import Stamp
 from tidemark.spark.fold import OP, UPSERT
 from tidemark.spark.spec import StateSpec
 from tidemark.spark.standing import guard_of
-from tidemark.spark.tail import BEFORE, FILE, ROW
+from tidemark.spark.tail import BEFORE, FILE, ROW, SOURCE, TARGET
 
 ROWS_PER_FILE: Final = 500_000
 """A publish's rows go into as few files as keep every task busy."""
@@ -102,7 +102,7 @@ class StateTransaction:
             guard = delta.actions.SetTransaction(guard_of(stamp.app_id), stamp.base + 1, now)
             actions = actions.appended(guard)
         write = getattr(delta, "DeltaOperations$Write")
-        condition = self._some(key_condition(self._spec)) if replaced else self._none
+        condition = self._some(self._spec.same_key(TARGET, SOURCE)) if replaced else self._none
         none = self._none
         operation = write(
             modes.Overwrite if replaced else modes.Append,
