@@ -6,6 +6,8 @@ A real server, a warm session, and in turns, each as medians of `--rounds`:
 - *first rows*: a whole run of the product on the same table, from its first reading to the checkpoint;
 - *changes*: a run on as many updates of it, out of the slot, in source transactions of a thousand rows.
 
+Beside the seconds stand those of processors, by process: they say where the work is, on a busy machine too.
+
 Then a pipeline of `--tables` small tables and one of `--changed`, with `schema: from_source`: a source
 transaction touches `--changed` of them, and a run takes it. Tables that are not touched should cost nothing.
 """
@@ -16,7 +18,10 @@ import argparse
 import os
 import statistics
 import tempfile
+import time
+from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
 
@@ -36,7 +41,6 @@ from tidemark.spark import ivy
 from tidemark.spark.jars import fetch, jar_paths, read_lock
 from tidemark.spark.session import build_session
 
-CONN_ID = "bench_db"
 ROWS_PER_COMMIT = 1_000
 COLUMNS = "id bigint PRIMARY KEY, name text, amount numeric(12,2), note text, at timestamptz"
 
@@ -53,6 +57,27 @@ def bench_session(folder: Path, memory: str) -> SparkSession:
     return build_session("bench", master="local[2]", scratch_folder=folder / "scratch", confs=confs)
 
 
+def processor_seconds(server: Server) -> dict[str, float]:
+    """What this process, the JVM that it has started and the database have used so far."""
+    tick = os.sysconf("SC_CLK_TCK")
+    found = {"Python": time.process_time(), "Spark": 0.0, "server": 0.0}
+    parents: dict[int, int] = {}
+    used: dict[int, float] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            fields = path.read_text().rpartition(")")[2].split()
+            parents[int(path.parent.name)] = int(fields[1])
+            # With the children that have ended: a session is a process.
+            used[int(path.parent.name)] = sum(map(int, fields[11:15])) / tick
+    for process, seconds in used.items():
+        above = process
+        while parents.get(above, 0) not in (0, os.getpid()):
+            above = parents[above]
+        if parents.get(above) == os.getpid():
+            found["server" if above == server.process.pid else "Spark"] += seconds
+    return found
+
+
 class Followed:
     """A database and pipelines on it; each has its own slot."""
 
@@ -60,7 +85,8 @@ class Followed:
         self.server, self.spark, self.folder, self.name = server, spark, folder, name
         with server.connect() as db:
             db.execute(f"CREATE DATABASE {name}")
-        os.environ[f"AIRFLOW_CONN_{CONN_ID.upper()}"] = server.uri(name)
+        self.conn_id = f"bench_{name}"
+        os.environ[f"AIRFLOW_CONN_{self.conn_id.upper()}"] = server.uri(name)
 
     def sql(self, *statements: str) -> None:
         with self.server.connect(self.name) as db:
@@ -71,7 +97,7 @@ class Followed:
         """A pipeline file on every table of the database."""
         slot = f"{self.name}_{name}"
         self.sql(f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')")
-        source = {"type": "postgres", "postgres_conn_id": CONN_ID, "slot": slot, "publication": "p"}
+        source = {"type": "postgres", "postgres_conn_id": self.conn_id, "slot": slot, "publication": "p"}
         settings = {
             "name": name, "envelope": "debezium", "source": source, "warehouse": "wh",
             "transaction": {"max_records": 2**40}, "defaults": {"schema": "from_source"},
@@ -97,6 +123,15 @@ class Followed:
             "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
             " WHERE NOT temporary AND database = current_database()"
         )
+
+
+def update(works: Followed, rows: int) -> None:
+    """Change every row, so many to a commit."""
+    with works.server.connect(works.name) as db:
+        for first in range(1, rows + 1, ROWS_PER_COMMIT):
+            last = first + ROWS_PER_COMMIT - 1
+            db.execute(f"UPDATE accounts SET amount = amount + 1 WHERE id BETWEEN {first} AND {last}")
+    time.sleep(1)  # Its session's own work is to be counted before what is measured.
 
 
 def throughput(works: Followed, rows: int, rounds: int) -> None:
@@ -132,10 +167,6 @@ def throughput(works: Followed, rows: int, rounds: int) -> None:
         return works.run(works.pipeline(f"turn_{turn}"))
 
     def changes(turn: int) -> tuple[float, float]:
-        with works.server.connect(works.name) as db:
-            for first in range(1, rows + 1, ROWS_PER_COMMIT):
-                last = first + ROWS_PER_COMMIT - 1
-                db.execute(f"UPDATE accounts SET amount = amount + 1 WHERE id BETWEEN {first} AND {last}")
         taken = works.run(works.folder / f"{works.name}_turn_{turn}.yaml")
         works.drop_slots()
         works.sql("VACUUM accounts")
@@ -145,11 +176,23 @@ def throughput(works: Followed, rows: int, rounds: int) -> None:
         "plain read": plain, "first rows": first_rows, "changes": changes,
     }  # fmt: skip
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+    used: dict[str, Counter[str]] = {name: Counter() for name in ways}
     for turn in range(rounds + 1):
         for name, way in ways.items():
+            if name == "changes":
+                update(works, rows)
+            before = processor_seconds(works.server)
             found = way(turn)
             if turn:  # The first round warms up.
                 taken[name].append(found)
+                after = processor_seconds(works.server)
+                used[name].update({each: after[each] - before[each] for each in after})
+    show(rows, taken, {name: {one: total[one] / rounds for one in total} for name, total in used.items()})
+
+
+def show(
+    rows: int, taken: Mapping[str, list[tuple[float, float]]], used: Mapping[str, Mapping[str, float]]
+) -> None:
     medians = {
         name: [statistics.median(each) for each in zip(*found, strict=True)] for name, found in taken.items()
     }
@@ -160,6 +203,11 @@ def throughput(works: Followed, rows: int, rounds: int) -> None:
     for name, (bound, rest) in medians.items():
         ratio = seconds["plain read"] / seconds[name]
         print(f"| {name} | {bound:.2f} | {rest:.2f} | {rows / seconds[name]:,.0f} | {ratio:.2f}x |")
+    each = ("server", "Python", "Spark")
+    print(f"\n| processor seconds per 100,000 rows | {' | '.join(each)} |\n| --- | ---: | ---: | ---: |")
+    for name, total in used.items():
+        per = [f"{total[one] / rows * 100_000:.2f}" for one in each]
+        print(f"| {name} | {' | '.join(per)} |")
 
 
 def many_tables(pipelines: Mapping[int, Followed], changed: int, rounds: int) -> dict[int, list[float]]:

@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 from tests.postgres.rig import CONN_ID, Rig
 from tests.postgres.server import Server, start
 
+END_MILLISECONDS_MAX = 120_000
 _numbers = count(1)
 
 
@@ -31,7 +32,11 @@ def database(server: Server) -> Iterator[str]:
         db.execute(f"CREATE DATABASE {name}")
     yield name
     with server.connect() as db:
-        db.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,))
+        # A slot is in use, and so is a database, until its sessions have really ended.
+        db.execute(
+            "SELECT pg_terminate_backend(pid, %s) FROM pg_stat_activity WHERE datname = %s",
+            (END_MILLISECONDS_MAX, name),
+        )
         db.execute(
             "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
             " WHERE database = %s AND NOT temporary",

@@ -6,7 +6,6 @@ columns `id` and `value`; records are read as a Debezium consumer would, by `op`
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
 import shutil
@@ -30,6 +29,12 @@ COLUMNS = pa.schema(
 Rows = Mapping[str, Sequence[dict[str, Any]]]
 
 
+def unpacked(path: Path) -> bytes:
+    """What is in a captured file."""
+    with pa.input_stream(path, compression="zstd") as stream:
+        return bytes(stream.read())
+
+
 def hash_of(*values: object) -> int:
     return int.from_bytes(hashlib.blake2b(repr(values).encode(), digest_size=8).digest(), "big")
 
@@ -48,7 +53,7 @@ class LightPlane:
         last: dict[tuple[str, int], dict[str, Any]] = {}
         hashes = []
         for file in json.loads(binding.manifest)["files"]:
-            lines = gzip.decompress((self._folder / file["name"]).read_bytes()).splitlines()
+            lines = unpacked(self._folder / file["name"]).splitlines()
             hashes += [hash_of(line) for line in lines]
             for ordinal, line in enumerate(lines):
                 record = json.loads(line)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import subprocess
@@ -20,6 +19,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
+from tests.postgres.light import unpacked
 from tests.postgres.server import Server
 from tests.postgres.worker import CONFIG, pipeline_at
 from tidemark.assemble import Deployment, new_token
@@ -36,6 +36,7 @@ from tidemark.views import View, read
 
 ROOT = Path(__file__).resolve().parents[2]
 CONN_ID = "test_db"
+WAIT_SECONDS_MAX = 300
 ITEMS = "CREATE TABLE items (id int PRIMARY KEY, name text, price numeric(10,2))"
 ITEMS_SCHEMA = "id INT NOT NULL, name STRING, price DECIMAL(10,2)"
 PAIRS = "CREATE TABLE {} (id bigint PRIMARY KEY, value text)"
@@ -140,7 +141,7 @@ class Rig:
         return [
             json.loads(line)
             for file in json.loads(binding.manifest)["files"]
-            for line in gzip.decompress((folder / file["name"]).read_bytes()).splitlines()
+            for line in unpacked(folder / file["name"]).splitlines()
         ]
 
     def changes(self, *bindings: Binding) -> list[tuple[Any, ...]]:
@@ -230,4 +231,4 @@ def workers(root: Path, spark: SparkSession | None = None) -> Iterator[Callable[
         yield start
     finally:
         process.stdin.close()
-        process.wait(60)
+        process.wait(WAIT_SECONDS_MAX)

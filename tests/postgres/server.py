@@ -9,7 +9,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -19,7 +18,9 @@ from pathlib import Path
 
 import psycopg
 
-SECONDS_MAX = 60
+from tidemark.airflow.processes import free_port
+
+SECONDS_MAX = 180
 PASSWORD = "swordfish-4711"
 SETTINGS = {
     "wal_level": "logical",
@@ -46,12 +47,6 @@ def _as_anybody() -> dict[str, object]:
         return {}
     nobody = pwd.getpwnam("nobody")
     return {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass(frozen=True)

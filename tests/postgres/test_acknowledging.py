@@ -107,7 +107,7 @@ def commit_end(works: Rig) -> int:
         f"SELECT data FROM pg_logical_slot_peek_binary_changes('{works.database}', NULL, NULL,"
         " 'proto_version', '1', 'publication_names', 'p')"
     )
-    heard = [parse(bytes(data)) for (data,) in works.sql(query)]
+    heard = [parse(bytes(data)) for (data,) in works.sql(query) if bytes(data[:1]) == b"C"]
     return [one for one in heard if isinstance(one, Commit)][-1].end_lsn
 
 

@@ -23,6 +23,7 @@ from tidemark.sources.postgres.changes import WAL
 
 pytestmark = pytest.mark.server
 MakeRig = Callable[..., Rig]
+WAIT_SECONDS_MAX = 300
 NOTES = "CREATE TABLE notes (id int PRIMARY KEY, body text)"
 NOTES_SCHEMA = "id INT NOT NULL, body STRING"
 FOREIGN = "CREATE TABLE foreigners (id int PRIMARY KEY, body text)"
@@ -223,7 +224,7 @@ def test_rows_that_come_while_tables_are_first_read_are_taken_exactly_once(rig: 
         with works.server.connect(works.database) as db:
             for n in count(writer, 3):
                 if n == 60 + writer:
-                    begun.wait(30)
+                    begun.wait(WAIT_SECONDS_MAX)
                 if enough.is_set():
                     return
                 with db.transaction(force_rollback=n % 7 == 0):
@@ -232,7 +233,7 @@ def test_rows_that_come_while_tables_are_first_read_are_taken_exactly_once(rig: 
 
     with ThreadPoolExecutor(3) as pool:
         writing = [pool.submit(write, writer) for writer in range(3)]
-        begun.wait(30)
+        begun.wait(WAIT_SECONDS_MAX)
         bound = works.bind()
         works.sql(*[f"INSERT INTO {name} VALUES (-1)" for name in tables])
         bound += works.bind()

@@ -29,7 +29,8 @@ TABLES = ("left", "right")
 SHAPES = dict.fromkeys(TABLES, (PAIRS_SCHEMA, ["id"]))
 NOWHERE = "nowhere"
 SECONDS_BETWEEN = 0.05
-TRANSACTIONS_MAX = 2_000
+WAIT_SECONDS_MAX = 300
+TRANSACTIONS_MAX = 100_000
 TRUNCATED_AT = (15, 40)
 RUNS_LAST = 5
 BIG_EVERY = 30
@@ -75,7 +76,7 @@ class Load:
     def wait(self, transactions: int) -> None:
         """Let so many more be committed."""
         wanted = len(self.committed) + transactions
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + WAIT_SECONDS_MAX
         while len(self.committed) < wanted and not self._running.done():
             assert time.monotonic() < deadline
             time.sleep(0.02)

@@ -10,15 +10,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.postgres.rowmessages import (
+    UNCHANGED,
+    Delete,
+    Insert,
+    RowMessage,
+    Update,
+    encoded_row,
+    understood,
+)
 from tests.postgres.server import Server
 from tidemark.core.errors import InvalidUsage
 from tidemark.sources.lsn import lsn_text, parsed_lsn
-from tidemark.sources.pgbytes import UNCHANGED, Row
 from tidemark.sources.pgoutput import (
     Begin,
     Commit,
-    Delete,
-    Insert,
     LogicalMessage,
     Message,
     Origin,
@@ -26,9 +32,9 @@ from tidemark.sources.pgoutput import (
     RelationColumn,
     Truncate,
     TypeName,
-    Update,
     parse,
 )
+from tidemark.sources.pgrows import Broken
 
 oids = st.integers(0, 2**32 - 1)
 lsns = st.integers(0, 2**64 - 1)
@@ -37,7 +43,14 @@ names = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]
 values = st.one_of(
     st.none(), st.just(UNCHANGED), st.text(st.characters(exclude_categories=["Cs"])), st.binary(max_size=40)
 )
-rows = st.lists(values, max_size=6).map(tuple)
+WIDTH = 3
+rows = st.tuples(*[values] * WIDTH)
+row_messages: st.SearchStrategy[RowMessage] = st.one_of(
+    st.builds(Insert, oids, rows),
+    st.builds(Update, oids, st.none(), st.just(False), rows),
+    st.builds(Update, oids, rows, st.booleans(), rows),
+    st.builds(Delete, oids, rows, st.booleans()),
+)
 columns = st.builds(RelationColumn, names, oids, st.integers(-(2**31), 2**31 - 1), st.booleans())
 messages = st.one_of(
     st.builds(Begin, lsns, times, oids),
@@ -46,10 +59,6 @@ messages = st.one_of(
         Relation, oids, names, names, st.sampled_from("dnfi"), st.lists(columns, max_size=5).map(tuple)
     ),
     st.builds(TypeName, oids, names, names),
-    st.builds(Insert, oids, rows),
-    st.builds(Update, oids, st.none(), st.just(False), rows),
-    st.builds(Update, oids, rows, st.booleans(), rows),
-    st.builds(Delete, oids, rows, st.booleans()),
     st.builds(Truncate, st.lists(oids, max_size=4).map(tuple), st.booleans(), st.booleans()),
     st.builds(Origin, lsns, names),
     st.builds(LogicalMessage, st.booleans(), lsns, names, st.binary(max_size=40)),
@@ -58,23 +67,6 @@ messages = st.one_of(
 
 def text(value: str) -> bytes:
     return value.encode() + b"\0"
-
-
-def tuple_data(row: Row) -> bytes:
-    out = struct.pack("!h", len(row))
-    for value in row:
-        if value is None:
-            out += b"n"
-        elif value is UNCHANGED:
-            out += b"u"
-        else:
-            raw = value if isinstance(value, bytes) else str(value).encode()
-            out += (b"b" if isinstance(value, bytes) else b"t") + struct.pack("!i", len(raw)) + raw
-    return out
-
-
-def old_tuple(row: Row, is_full: bool) -> bytes:
-    return (b"O" if is_full else b"K") + tuple_data(row)
 
 
 def encoded(message: Message) -> bytes:
@@ -94,13 +86,6 @@ def encoded(message: Message) -> bytes:
             return head + struct.pack("!h", len(listed)) + b"".join(body)
         case TypeName(oid, schema, name):
             return b"Y" + struct.pack("!I", oid) + text(schema) + text(name)
-        case Insert(oid, new):
-            return b"I" + struct.pack("!I", oid) + b"N" + tuple_data(new)
-        case Update(oid, old, is_full, new):
-            before = old_tuple(old, is_full) if old is not None else b""
-            return b"U" + struct.pack("!I", oid) + before + b"N" + tuple_data(new)
-        case Delete(oid, old, is_full):
-            return b"D" + struct.pack("!I", oid) + old_tuple(old, is_full)
         case Truncate(relations, cascade, restart):
             ids = b"".join(struct.pack("!I", oid) for oid in relations)
             return b"T" + struct.pack("!iB", len(relations), cascade + 2 * restart) + ids
@@ -138,9 +123,42 @@ def test_an_unknown_kind_is_named() -> None:
         parse(b"S\0\0\0\0\1")
 
 
+@given(st.lists(row_messages, max_size=8))
+def test_every_row_comes_back_as_it_was_written(some: list[RowMessage]) -> None:
+    assert understood(list(map(encoded_row, some)), WIDTH) == some
+
+
+@given(st.lists(row_messages, min_size=1, max_size=5), st.data())
+def test_a_row_that_is_cut_or_too_long_is_found_and_never_read_halfway(
+    some: list[RowMessage], data: st.DataObject
+) -> None:
+    batch = list(map(encoded_row, some))
+    at = data.draw(st.integers(0, len(batch) - 1))
+    whole = batch[at]
+    for raw in (whole[: data.draw(st.integers(1, len(whole) - 1))], whole + b"\0"):
+        batch[at] = raw
+        with pytest.raises(Broken) as broken:
+            understood(batch, WIDTH)
+        assert broken.value.at == at
+        assert "can't be read" in str(broken.value.error)
+
+
+@given(st.lists(st.binary(min_size=1, max_size=40).map(lambda raw: b"U" + raw), min_size=1, max_size=4))
+def test_any_bytes_are_rows_or_refused(batch: list[bytes]) -> None:
+    with suppress(Broken):
+        assert list(map(encoded_row, understood(batch, WIDTH))) == batch
+
+
+def test_a_row_has_as_many_values_as_its_table_has_columns() -> None:
+    batch = [encoded_row(Insert(7, ("a", None, ""))), encoded_row(Insert(7, ("a", None)))]
+    with pytest.raises(Broken) as broken:
+        understood(batch, WIDTH)
+    assert broken.value.at == 1
+
+
 def test_an_unchanged_value_is_not_null_and_not_an_empty_text() -> None:
-    message = parse(b"U" + struct.pack("!I", 7) + b"N" + struct.pack("!h", 3) + b"unt" + struct.pack("!i", 0))
-    assert message == Update(7, None, False, (UNCHANGED, None, ""))
+    raw = b"U" + struct.pack("!I", 7) + b"N" + struct.pack("!h", 3) + b"unt" + struct.pack("!i", 0)
+    assert understood([raw], WIDTH) == [Update(7, None, False, (UNCHANGED, None, ""))]
 
 
 @given(lsns)
@@ -154,8 +172,10 @@ def test_log_positions_are_spelled_as_the_server_does() -> None:
         parsed_lsn("16B3748")
 
 
-def peeked(server: Server, database: str, *statements: str) -> Sequence[Message]:
-    """What a new slot sees of some statements."""
+def peeked(
+    server: Server, database: str, *statements: str, columns: int
+) -> tuple[Sequence[Message], Sequence[RowMessage]]:
+    """What a new slot sees of some statements: rows, and what is between them."""
     with server.connect(database) as db:
         db.execute("SELECT pg_create_logical_replication_slot('parser', 'pgoutput')")
         for statement in statements:
@@ -165,7 +185,9 @@ def peeked(server: Server, database: str, *statements: str) -> Sequence[Message]
             " 'proto_version', '1', 'publication_names', 'p', 'messages', 'true')"
         ).fetchall()
         db.execute("SELECT pg_drop_replication_slot('parser')")
-    return [parse(bytes(row[0])) for row in found]
+    messages = [bytes(row[0]) for row in found]
+    others = [parse(raw) for raw in messages if raw[:1] not in (b"I", b"U", b"D")]
+    return others, understood(messages, columns)
 
 
 @pytest.mark.server
@@ -176,7 +198,7 @@ def test_what_a_real_server_sends_is_read(server: Server, database: str) -> None
         db.execute("ALTER TABLE pets ALTER COLUMN name SET STORAGE EXTERNAL")
         db.execute("CREATE PUBLICATION p FOR TABLE pets")
     big = "x" * 10_000
-    found = peeked(
+    found, rows = peeked(
         server,
         database,
         f"INSERT INTO pets VALUES (1, '{big}', 'calm', 1.5)",
@@ -186,6 +208,7 @@ def test_what_a_real_server_sends_is_read(server: Server, database: str) -> None
         "DELETE FROM pets",
         "SELECT pg_logical_emit_message(true, 'note', 'hello')",
         "TRUNCATE pets RESTART IDENTITY",
+        columns=4,
     )
     relations = [one for one in found if isinstance(one, Relation)]
     oid = relations[0].oid
@@ -195,15 +218,14 @@ def test_what_a_real_server_sends_is_read(server: Server, database: str) -> None
     ]  # fmt: skip
     assert (relations[0].columns[3].type_modifier - 4) >> 16 == 10
     assert [one.name for one in found if isinstance(one, TypeName)][:1] == ["mood"]
-    rows = [one for one in found if isinstance(one, Insert | Update | Delete | Truncate)]
     assert rows == [
         Insert(oid, ("1", big, "calm", "1.50")),
         Update(oid, None, False, ("1", UNCHANGED, None, "1.50")),
         Update(oid, ("1", None, None, None), False, ("2", UNCHANGED, None, "1.50")),
         Update(oid, ("2", big, None, "1.50"), True, ("2", UNCHANGED, None, "2.00")),
         Delete(oid, ("2", big, None, "2.00"), True),
-        Truncate((oid,), False, True),
     ]
+    assert [one for one in found if isinstance(one, Truncate)] == [Truncate((oid,), False, True)]
     notes = [one for one in found if isinstance(one, LogicalMessage)]
     assert [(note.prefix, note.content) for note in notes] == [("note", b"hello")]
     commits = [one for one in found if isinstance(one, Commit)]

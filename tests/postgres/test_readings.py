@@ -157,12 +157,14 @@ def test_ranges_have_every_page_and_progress_tells_what_is_left() -> None:
     assert progress.done(100, now=114.0) == ""
 
 
-def test_a_terminal_shows_how_far_a_source_is() -> None:
+def test_a_terminal_shows_how_far_a_source_is(capsys: pytest.CaptureFixture[str]) -> None:
     shown: list[str] = []
     with told_by_sources(shown.append):
         logging.getLogger(readings.__name__).info("first rows of %d tables", 3)
+        logging.getLogger(readings.__name__).warning("the slot is in use")
     logging.getLogger(readings.__name__).info("nobody looks any more")
     assert shown == ["first rows of 3 tables"]
+    assert capsys.readouterr().err == "the slot is in use\n"
 
 
 # With rows in the logs, by the plane that needs no engine

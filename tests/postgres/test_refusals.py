@@ -143,8 +143,8 @@ def test_a_dropped_table_is_named_before_and_after_it_was_read(items: Rig) -> No
 def test_a_first_reading_that_waits_for_an_old_transaction_says_so(
     items: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(SETTINGS, "lock_timeout", "200ms")
-    with items.server.connect(items.database) as db:
+    with monkeypatch.context() as short, items.server.connect(items.database) as db:
+        short.setitem(SETTINGS, "lock_timeout", "200ms")
         db.execute("BEGIN")
         db.execute("INSERT INTO items VALUES (1)")
         with pytest.raises(Determinate, match=r"first reading of table public\.items waits") as waits:

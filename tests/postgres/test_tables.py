@@ -22,7 +22,7 @@ from tidemark.core.ids import Txn
 from tidemark.core.replay import Verdict
 from tidemark.pipeline.overrule import skip
 from tidemark.pipeline.run import replay
-from tidemark.tasks import publish_due
+from tidemark.publishing import publish_due
 from tidemark.views import read_together
 
 pytestmark = [pytest.mark.server, pytest.mark.spark, pytest.mark.slow]

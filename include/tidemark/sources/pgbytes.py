@@ -1,28 +1,12 @@
-"""The pieces that `pgoutput` messages are made of: numbers, texts and rows, taken from the front of bytes."""
+"""The pieces that `pgoutput` messages are made of: numbers and texts, taken from the front of bytes."""
 
 from __future__ import annotations
 
 import struct
-from enum import Enum
-from typing import Final
 
 from tidemark.core.errors import InvalidUsage
 
-
-class Unchanged(Enum):
-    """The marker for a value that was stored out of line, did not change, and was not sent."""
-
-    UNCHANGED = "u"
-
-
-UNCHANGED: Final = Unchanged.UNCHANGED
-
-Value = str | bytes | None | Unchanged
-"""Text as it came, bytes of a value that was sent in binary form, None for NULL, or `UNCHANGED`."""
-Row = tuple[Value, ...]
 _UINT8, _UINT16, _INT32, _UINT32, _INT64, _UINT64 = (struct.Struct(f"!{code}") for code in "BHiIqQ")
-_TEXT, _BINARY = ord("t"), ord("b")
-_ABSENT: Final[dict[int, Value]] = {ord("n"): None, ord("u"): UNCHANGED}
 
 
 class Reader:
@@ -102,33 +86,6 @@ class Reader:
         if size < 0:
             raise self._broken(f"a size is {size}")
         return self._take(size)
-
-    def row(self) -> Row:
-        """The values of a row, in one loop: much of a capture's time is spent here."""
-        data, size_at = self._data, _INT32.unpack_from
-        count, at, end = self.uint16(), self._at, len(self._data)
-        values: list[Value] = []
-        try:
-            for _ in range(count):
-                mark = data[at]
-                if mark in (_TEXT, _BINARY):
-                    start = at + 5
-                    at = start + size_at(data, at + 1)[0]
-                    if at < start or at > end:
-                        raise self._broken(f"a value of {at - start} bytes does not fit into it")
-                    raw = data[start:at]
-                    values.append(raw.decode() if mark == _TEXT else raw)
-                    continue
-                at += 1
-                if mark not in _ABSENT:
-                    raise self._broken(f"{chr(mark)!r} is not a kind of value")
-                values.append(_ABSENT[mark])
-        except (IndexError, struct.error):
-            raise self._broken("it ends within a row") from None
-        except UnicodeDecodeError:
-            raise self._broken("a text is not UTF-8") from None
-        self._at = at
-        return tuple(values)
 
     def end(self) -> None:
         if self._at != len(self._data):

@@ -3,19 +3,23 @@
 Promise: every byte of a message is accounted for. A message that is cut, has bytes left over or is of an
 unknown kind is refused with `InvalidUsage`, never read halfway: what is behind it would be lost in silence.
 
-The format is described in PostgreSQL's documentation, "Logical Replication Message Formats". Values come in
-the text form of their types, so nothing is rounded on the way. An update's column that was stored out of
-line and did not change is not sent at all; it is `UNCHANGED` here, which is not None.
+The format is described in PostgreSQL's documentation, "Logical Replication Message Formats". Rows are most of
+what comes, and are not read one by one: see `pgrows`.
 
 Restriction: streamed transactions and two-phase commits (protocols 2 to 4) are not read.
 """
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
+from typing import Final
 
 from tidemark.core.errors import InvalidUsage
-from tidemark.sources.pgbytes import Reader, Row
+from tidemark.sources.pgbytes import Reader
+
+_BEGIN: Final = struct.Struct("!xQqI")
+_COMMIT: Final = struct.Struct("!xxQQq")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,34 +75,6 @@ class TypeName:
 
 
 @dataclass(frozen=True, slots=True)
-class Insert:
-    """A new row."""
-
-    relation: int
-    new: Row
-
-
-@dataclass(frozen=True, slots=True)
-class Update:
-    """A row that changed. `old` is the old key when the key changed, the whole old row where the replica
-    identity is full (`old_is_full`), and else None."""
-
-    relation: int
-    old: Row | None
-    old_is_full: bool
-    new: Row
-
-
-@dataclass(frozen=True, slots=True)
-class Delete:
-    """A row that is gone, by its old key or whole."""
-
-    relation: int
-    old: Row
-    old_is_full: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Truncate:
     """All rows of these tables are gone."""
 
@@ -125,11 +101,16 @@ class LogicalMessage:
     content: bytes
 
 
-Message = Begin | Commit | Relation | TypeName | Insert | Update | Delete | Truncate | Origin | LogicalMessage
+Message = Begin | Commit | Relation | TypeName | Truncate | Origin | LogicalMessage
 
 
 def parse(data: bytes) -> Message:
-    """The message that these bytes are."""
+    """The message that these bytes are; it must not be a row."""
+    # Every transaction has these two, and many have only one row: the short way for them.
+    if data[:1] == b"B" and len(data) == _BEGIN.size:
+        return Begin(*_BEGIN.unpack(data))
+    if data[:2] == b"C\0" and len(data) == _COMMIT.size:
+        return Commit(*_COMMIT.unpack(data))
     reader = Reader(data)
     kind = reader.mark()
     match kind:
@@ -142,15 +123,6 @@ def parse(data: bytes) -> Message:
             found = _relation(reader)
         case "Y":
             found = TypeName(reader.uint32(), reader.text(), reader.text())
-        case "I":
-            relation = reader.uint32()
-            reader.expect("N")
-            found = Insert(relation, reader.row())
-        case "U":
-            found = _update(reader)
-        case "D":
-            relation, which = reader.uint32(), reader.expect("KO")
-            found = Delete(relation, reader.row(), which == "O")
         case "T":
             count, options = reader.uint32(), reader.flags(3)
             relations = tuple(reader.uint32() for _ in range(count))
@@ -177,12 +149,3 @@ def _relation(reader: Reader) -> Relation:
         columns.append(RelationColumn(reader.text(), reader.uint32(), reader.int32(), in_key))
     # An empty schema name stands for pg_catalog.
     return Relation(oid, schema or "pg_catalog", table, identity, tuple(columns))
-
-
-def _update(reader: Reader) -> Update:
-    relation, which = reader.uint32(), reader.expect("KON")
-    if which == "N":
-        return Update(relation, None, False, reader.row())
-    old = reader.row()
-    reader.expect("N")
-    return Update(relation, old, which == "O", reader.row())

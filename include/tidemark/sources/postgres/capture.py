@@ -8,9 +8,13 @@ for more.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
 
+import numpy as np
 import psycopg
 
 from tidemark.config.model import PipelineConfig
@@ -21,26 +25,21 @@ from tidemark.core.errors import InvalidUsage, InvariantViolation
 from tidemark.core.frontier import Frontier
 from tidemark.core.ids import ShardId
 from tidemark.ports.source import KeptKeys
-from tidemark.sources.pgoutput import (
-    Begin,
-    Commit,
-    Delete,
-    Insert,
-    Message,
-    Relation,
-    Truncate,
-    Update,
-    parse,
-)
+from tidemark.sources.pgoutput import Begin, Commit, Relation, Truncate, parse
+from tidemark.sources.pgrows import Broken, Messages, Numbers
 from tidemark.sources.postgres.changes import WAL, ChangeFiles, StepCutter
 from tidemark.sources.postgres.records import Table, place_of, swept, truncated
 from tidemark.sources.postgres.slot import peek
 from tidemark.sources.postgres.tables import taken_shards
+from tidemark.sources.postgres.writing import Lines, ordered
 
 logger = logging.getLogger(__name__)
 
 CHANGES_PER_PEEK: Final = 500_000
-_ROWS: Final = frozenset(b"IUDT")
+KEYS_AT_ONCE: Final = 10_000
+_NOT_TAKEN: Final = -1
+Bound = tuple[int, Begin | Commit]
+"""The number of a message that begins or ends a source transaction, and what it says."""
 
 
 class NotYet(Exception):
@@ -51,6 +50,17 @@ def while_paused(fact: str, shard: ShardId) -> InvalidUsage:
     """What needs all of a shard in its log is refused while that waits: it may be for days."""
     hint = f"release it first: tidemark release PIPELINE {shard} --reason …"
     return InvalidUsage(f"{fact} while shard {shard} is paused", hint=hint)
+
+
+@dataclass(slots=True)
+class Taken:
+    """The records of some rows, in the order of their messages; which transactions have rows of our tables,
+    and of which tables they are taken."""
+
+    lines: Lines = field(default_factory=lambda: Lines.of([]))
+    order: Numbers = field(default_factory=lambda: np.zeros(0, np.int64))
+    ours: set[int] = field(default_factory=set)
+    touched: defaultdict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
 
 
 class Capture:
@@ -78,19 +88,15 @@ class Capture:
         self._cutter = StepCutter(files, config.transaction, lower, self._snapshots)
         self._relations: dict[int, Relation] = {}
         self._tables: dict[int, Table] = {}
-        self._places: dict[int, str] = {}
         self._begun: Begin | None = None
         self._is_ours = self._is_alone = False
 
-    def take(self, messages: Iterator[bytes]) -> None:
+    def take(self, batches: Iterable[Sequence[bytes]]) -> None:
         """Hear all messages of a peek. What must be refused ends it at the commit before, and is raised
         only when nothing comes before it: so everything up to there is bound under the settings of now."""
         try:
-            for data in messages:
-                # Rows of what is bound already aren't worth parsing.
-                if self._begun is not None and data[0] in _ROWS and self._begun.lsn < self._lower:
-                    continue
-                self._hear(parse(data))
+            for batch in batches:
+                self._hear(Messages(batch))
         except InvalidUsage:
             self._cutter.abandon()
             self._cutter.close()
@@ -105,54 +111,122 @@ class Capture:
     def steps(self) -> Sequence[Step]:
         return self._cutter.steps
 
-    def _hear(self, message: Message) -> None:
-        match message:
-            case Begin():
-                self._begun, self._places, self._touched = message, {}, set()
-                self._is_ours = self._is_alone = False
-                self._cutter.begin(message.lsn)
-            case Commit():
-                if self._is_ours:
-                    self._cutter.commit(message.end_lsn, alone=self._is_alone)
-                self._begun = None
-            case Relation():
-                self._relations[message.oid] = message
-                self._tables.pop(message.oid, None)
-                self._places.pop(message.oid, None)
-            case Insert() | Update() | Delete():
-                self._row(message)
-            case Truncate():
-                self._truncate(message)
-            case _:
-                pass  # Types are known by their oid, origins and messages are no rows.
+    def _hear(self, messages: Messages) -> None:
+        """Hear rows together, as far as tables keep their shapes and there is no truncate between them."""
+        first, bounds = 0, list[Bound]()
+        for at in np.flatnonzero(~messages.is_row).tolist():
+            try:
+                message = parse(messages.messages[at])
+            except InvalidUsage:
+                self._rows(messages, first, at, bounds)
+                raise
+            match message:
+                case Begin() | Commit():
+                    bounds.append((at, message))
+                case Relation() if self._relations.get(message.oid, message) == message:
+                    self._relations[message.oid] = message
+                case Relation() | Truncate():
+                    self._rows(messages, first, at, bounds)
+                    first, bounds = at + 1, []
+                    if isinstance(message, Truncate):
+                        self._truncate(message)
+                    else:
+                        self._relations[message.oid] = message
+                        self._tables.pop(message.oid, None)
+                case _:
+                    pass  # Types are known by their oid, origins and messages are no rows.
+        self._rows(messages, first, len(messages.messages), bounds)
 
-    def _row(self, message: Insert | Update | Delete) -> None:
-        relation, shard = self._known(message.relation)
-        if shard is None or self._begun is None:
-            return
-        self._is_ours = True
-        if self._is_in_snapshot(relation, self._begun):
-            return
-        self._touched.add(relation.oid)
-        table = self._tables.get(relation.oid)
-        if table is None:
-            table = self._tables[relation.oid] = Table.of(relation, shard)
-        for line in table.lines(message, self._place(relation, self._begun)):
-            self._cutter.record(line)
+    def _rows(self, messages: Messages, first: int, end: int, bounds: Sequence[Bound]) -> None:
+        """Take the rows from one message up to another, and the begins and commits between them."""
+        refusal: InvalidUsage | None = None
+        while True:
+            heard = [bound for bound in bounds if bound[0] < end]
+            try:
+                taken = self._taken(messages, first, end, heard)
+                break
+            except Broken as broken:
+                # What comes before it is taken.
+                end, refusal = broken.at, broken.error
+        self._hand_over(taken, heard)
+        if refusal is not None:
+            raise refusal
+
+    def _taken(self, messages: Messages, first: int, end: int, bounds: Sequence[Bound]) -> Taken:
+        """The rows that are taken, as records. The transaction that is open at first has the number 0."""
+        begins = [(at, bound) for at, bound in bounds if isinstance(bound, Begin)]
+        begun = [self._begun, *(begin for _, begin in begins)]
+        rows = first + np.flatnonzero(messages.is_row[first:end])
+        transactions = np.searchsorted([at for at, _ in begins], rows)
+        oids, which = np.unique(messages.relations[rows], return_inverse=True)
+        pairs, firsts, pair_of = np.unique(
+            transactions * len(oids) + which, return_index=True, return_inverse=True
+        )
+        taken, places = Taken(), defaultdict[int, list[bytes]](list)
+        place_of_pair = np.full(len(pairs), _NOT_TAKEN)
+        for at, pair in enumerate(pairs.tolist()):
+            transaction, oid = pair // len(oids), int(oids[pair % len(oids)])
+            begin = begun[transaction]
+            # Rows of what is bound already are passed over.
+            if begin is None or begin.lsn < self._lower:
+                continue
+            relation, shard = self._known(oid)
+            if shard is None:
+                continue
+            taken.ours.add(transaction)
+            if self._is_in_snapshot(relation, begin):
+                continue
+            if oid not in self._tables:
+                try:
+                    self._tables[oid] = Table.of(relation, shard)
+                except InvalidUsage as error:
+                    raise Broken(int(rows[firsts[at]]), error) from None
+            taken.touched[transaction].add(oid)
+            place_of_pair[at] = len(places[oid])
+            places[oid].append(place_of(relation, lsn=begin.lsn, xid=begin.xid))
+        place_of_row = place_of_pair[pair_of]
+        parts: list[tuple[Lines, Numbers]] = []
+        for at, oid in enumerate(oids.tolist()):
+            mine = (which == at) & (place_of_row != _NOT_TAKEN)
+            if oid in places:
+                parts += self._tables[oid].changes(messages, rows[mine], places[oid], place_of_row[mine])
+        taken.lines, taken.order = ordered(parts)
+        return taken
+
+    def _hand_over(self, taken: Taken, bounds: Sequence[Bound]) -> None:
+        """Let the cutter hear records, begins and commits in their order."""
+        transaction = done = 0
+        self._is_ours |= transaction in taken.ours
+        self._touched |= taken.touched[transaction]
+        ends = np.searchsorted(taken.order, [2 * at for at, _ in bounds]).tolist()
+        for (_, bound), end in zip(bounds, ends, strict=True):
+            self._cutter.records(taken.lines, done, end)
+            done = end
+            if isinstance(bound, Begin):
+                transaction += 1
+                self._begun, self._is_alone = bound, False
+                self._is_ours = transaction in taken.ours
+                self._touched = taken.touched[transaction]
+                self._cutter.begin(bound.lsn)
+            else:
+                if self._is_ours:
+                    self._cutter.commit(bound.end_lsn, alone=self._is_alone)
+                self._begun = None
+        self._cutter.records(taken.lines, done, len(taken.lines))
 
     def _truncate(self, message: Truncate) -> None:
         for oid in message.relations:
             relation, shard = self._known(oid)
-            if shard is None or self._begun is None:
+            if shard is None or self._begun is None or self._begun.lsn < self._lower:
                 continue
             self._is_ours = True
             if self._is_in_snapshot(relation, self._begun):
                 continue
             self._is_alone = True
-            place = self._place(relation, self._begun)
+            place = place_of(relation, lsn=self._begun.lsn, xid=self._begun.xid)
             # Rows of the same source transaction are in no log yet, so their keys can't be swept.
             if not self._applies or oid in self._touched:
-                self._cutter.record(truncated(place))
+                self._record([truncated(place)])
                 continue
             name = ShardId(shard.name)
             if self._kept.is_paused(name):
@@ -160,14 +234,12 @@ class Capture:
             if self._follows or self._cutter.is_begun or not self._kept.is_settled(name):
                 logger.info("a truncate of %s waits until everything before it is done", relation.name)
                 raise NotYet
-            for key in self._kept.keys(name, shard.keys):
-                self._cutter.record(swept(key, shard, place))
+            keys = iter(self._kept.keys(name, shard.keys))
+            while some := list(islice(keys, KEYS_AT_ONCE)):
+                self._record([swept(key, shard, place) for key in some])
 
-    def _place(self, relation: Relation, begun: Begin) -> str:
-        """Where a row of the open transaction comes from; the same for all of a table."""
-        if relation.oid not in self._places:
-            self._places[relation.oid] = place_of(relation, lsn=begun.lsn, xid=begun.xid)
-        return self._places[relation.oid]
+    def _record(self, records: Sequence[bytes]) -> None:
+        self._cutter.records(Lines.of(records), 0, len(records))
 
     def _is_in_snapshot(self, relation: Relation, begun: Begin) -> bool:
         """Whether the first reading of the table has this change already."""
@@ -203,37 +275,14 @@ def captured(
         changes_max *= 4
 
 
-class Counted(Iterator[bytes]):
-    """Messages, and how many of them there were so far."""
+class Counted(Iterator[Sequence[bytes]]):
+    """Batches of messages, and how many messages there were so far."""
 
-    def __init__(self, messages: Iterator[bytes]) -> None:
-        self._messages = messages
+    def __init__(self, batches: Iterator[Sequence[bytes]]) -> None:
+        self._batches = batches
         self.count = 0
 
-    def __next__(self) -> bytes:
-        found = next(self._messages)
-        self.count += 1
+    def __next__(self) -> Sequence[bytes]:
+        found = next(self._batches)
+        self.count += len(found)
         return found
-
-
-def first_needed(messages: Iterator[bytes], tables: Set[str]) -> tuple[int, bool]:
-    """Where the last commit ends before the first one that touches these tables, 0 when there is none, and
-    whether there is one that does."""
-    relations: dict[int, str] = {}
-    reached = 0
-    for data in messages:
-        message = parse(data)
-        match message:
-            case Relation():
-                relations[message.oid] = message.name
-            case Insert() | Update() | Delete():
-                if relations.get(message.relation) in tables:
-                    return reached, True
-            case Truncate():
-                if any(relations.get(oid) in tables for oid in message.relations):
-                    return reached, True
-            case Commit():
-                reached = message.end_lsn
-            case _:
-                pass
-    return reached, False

@@ -1,6 +1,6 @@
 """Change files: written whole, once, and cut into steps at the source's own commits.
 
-A file is named for the commits of its step and for its content, `<first>-<last>-<number>-<hash>.json.gz`,
+A file is named for the commits of its step and for its content, `<first>-<last>-<number>-<hash>.json.zst`,
 and is put if absent: it is written aside, made durable, and linked to its name. A capture that is done again
 after a crash finds its files there. What a binding doesn't name is never read.
 
@@ -11,20 +11,23 @@ files (*fragments*), as they fill, and is a step of its own; it becomes visible 
 from __future__ import annotations
 
 import contextlib
-import gzip
 import hashlib
 import os
 import secrets
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
+
+import numpy as np
+import pyarrow as pa
 
 from tidemark.config.model import Transaction
 from tidemark.core.binding import Step
 from tidemark.core.frontier import Frontier
 from tidemark.sources.content import HASH_BYTES
 from tidemark.sources.manifest import PARTITION, BoundFile, Manifest
+from tidemark.sources.postgres.writing import Lines
 
 WAL: Final = "wal"
 """The frontier's partition that tells how far the log is bound; records stand in `files`."""
@@ -38,11 +41,11 @@ class ChangeFiles:
     def __init__(self, folder: str) -> None:
         self.folder = Path(folder)
 
-    def put(self, prefix: str, lines: Sequence[bytes], seq: int) -> BoundFile:
+    def put(self, prefix: str, lines: Sequence[bytes | memoryview], seq: int) -> BoundFile:
         """Write the lines as one file, durable when this returns; the same lines again are the same file."""
-        data = gzip.compress(b"".join(lines), _LEVEL, mtime=0)
+        data = pa.Codec("zstd", compression_level=_LEVEL).compress(b"".join(lines), asbytes=True)
         content = hashlib.blake2b(data, digest_size=HASH_BYTES).hexdigest()
-        path = self.folder / f"{prefix}-{content[:12]}.json.gz"
+        path = self.folder / f"{prefix}-{content[:12]}.json.zst"
         if not path.exists():
             self.write(path, data)
         found = path.stat()
@@ -96,19 +99,27 @@ def put_in_pieces(files: ChangeFiles, prefix: str, lines: Iterable[bytes]) -> tu
 
 
 @dataclass(slots=True)
-class _Buffer:
+class Buffer:
     """Lines that are not in a file yet."""
 
-    lines: list[bytes]
+    pieces: list[memoryview] = field(default_factory=list)
+    count: int = 0
     size: int = 0
 
-    def add(self, lines: Sequence[bytes], size: int) -> None:
-        self.lines.extend(lines)
-        self.size += size
+    def add(self, lines: Lines, first: int, end: int) -> None:
+        data = lines.part(first, end)
+        self.pieces.append(data)
+        self.count += end - first
+        self.size += len(data)
 
-    def taken(self) -> list[bytes]:
-        lines, self.lines, self.size = self.lines, [], 0
-        return lines
+    def move_to(self, other: Buffer) -> None:
+        """Have another one take all lines over."""
+        other.count, other.size = other.count + self.count, other.size + self.size
+        other.pieces.extend(self.taken())
+
+    def taken(self) -> list[memoryview]:
+        pieces, self.pieces, self.count, self.size = self.pieces, [], 0, 0
+        return pieces
 
 
 class StepCutter:
@@ -121,7 +132,7 @@ class StepCutter:
         self._files, self._limits, self._snapshots = files, limits, snapshots
         self._seq, self._wal = lower[PARTITION], lower[WAL]
         self._closed = self._wal
-        self._open, self._step = _Buffer([]), _Buffer([])
+        self._open, self._step = Buffer(), Buffer()
         self._bound: list[BoundFile] = []
         self._records = self._bytes = 0
         self._first = self._last = self._commit = self._spilled = 0
@@ -135,19 +146,24 @@ class StepCutter:
         """A source transaction starts whose commit lies at `commit`."""
         self._commit, self._spilled = commit, 0
 
-    def record(self, line: bytes) -> None:
-        """One record of the open source transaction."""
-        self._open.add([line], len(line))
-        if self._open.size >= FRAGMENT_BYTES:
-            if not self._spilled:
-                self.close()
-                self._first = self._last = self._commit
-            self._spill_open()
+    def records(self, lines: Lines, first: int, end: int) -> None:
+        """Records of the open source transaction. A fragment ends with the line that fills it, however the
+        lines come."""
+        while first < end:
+            filled = lines.bounds[first] + FRAGMENT_BYTES - self._open.size
+            upto = end if lines.bounds[end] < filled else int(np.searchsorted(lines.bounds, filled))
+            self._open.add(lines, first, upto)
+            first = upto
+            if self._open.size >= FRAGMENT_BYTES:
+                if not self._spilled:
+                    self.close()
+                    self._first = self._last = self._commit
+                self._spill_open()
 
     def commit(self, end: int, *, alone: bool = False) -> None:
         """The open source transaction is whole, and the log is read up to `end`. With `alone`, nothing
         else goes into its step, so that it can be skipped by itself."""
-        count, size = len(self._open.lines), self._open.size
+        count, size = self._open.count, self._open.size
         if self._spilled:
             self._spill_open()
             self._wal = end
@@ -159,7 +175,7 @@ class StepCutter:
             if not self._records:
                 self._first = self._commit
             self._last = self._commit
-        self._step.add(self._open.taken(), size)
+        self._open.move_to(self._step)
         self._records += count
         self._bytes += size
         self._wal = end
@@ -194,12 +210,12 @@ class StepCutter:
         return not too_many and self._bytes + size <= self._limits.max_bytes
 
     def _spill_open(self) -> None:
-        self._records += len(self._open.lines)
+        self._records += self._open.count
         self._spilled += 1
         self._put(self._open)
 
-    def _put(self, buffer: _Buffer) -> None:
-        if not buffer.lines:
+    def _put(self, buffer: Buffer) -> None:
+        if not buffer.count:
             return
         prefix = f"{self._first:016x}-{self._last:016x}-{len(self._bound):04d}"
         self._bound.append(self._files.put(prefix, buffer.taken(), self._seq))

@@ -1,28 +1,31 @@
-"""The statement that copies a table's rows out of the database as finished change records.
+"""Rows of a table as COPY sends them: the statement, the blocks that come, and the records in them.
 
-The server itself writes each row as the line that a captured insertion of it would be, so a row costs no work
-here. What it writes for a value is what `values.to_json` makes of the value's text: both are read back as the
-same JSON, which a test holds against every type. A table with a column for which the server has no such
-expression (an array of bytea) is copied value by value.
+The server prints every value by its type's own output, as it does for the log, so a row that is read and one
+that is captured are the same record. COPY escapes what would end a value or a line, so tabs and line ends
+tell where each stands; a value with an escape in it is taken back by itself.
 """
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from psycopg import sql
-from psycopg.postgres import types
+import numpy as np
+import psycopg
+from psycopg import errors, sql
+from psycopg.pq import ExecStatus
 
-from tidemark.sources.pgoutput import RelationColumn
+from tidemark.core.errors import InvariantViolation
+from tidemark.sources.pgrows import NULL, TEXT, Broken, Spans
+from tidemark.sources.postgres.records import Table
 from tidemark.sources.postgres.tables import Published
-from tidemark.sources.postgres.values import ELEMENTS, is_number
+from tidemark.sources.postgres.writing import Lines
 
-_TIMES: Final = frozenset(types[name].oid for name in ("timestamp", "timestamptz"))
-_AS_IT_IS: Final = frozenset(types[name].oid for name in ("bool", "text", "varchar", "bpchar"))
-_BYTEA, _OID = types["bytea"].oid, types["oid"].oid
+BLOCK_BYTES: Final = 2 * 1024**2
+_TAB, _END, _ESCAPE, _N = b"\t\n\\N"
+_ESCAPED: Final = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,61 +44,62 @@ class Pages:
             yield sql.SQL("ctid < {}").format(sql.Literal(f"({self.end},0)"))
 
 
-def copies_lines(table: Published) -> bool:
-    """Whether the server can write the table's rows as records by itself."""
-    return all(ELEMENTS.get(column.type_oid) != _BYTEA for column in table.relation.columns)
-
-
-def copy_lines(table: Published, place: str, pages: Pages) -> sql.Composed:
-    """Copy rows as change records, one line each; `place` is the end of every line."""
-    columns = table.relation.columns
-    parts: list[sql.Composable] = []
-    for at, column in enumerate(columns):
-        before = ('{"op":"c","after":{' if at == 0 else ",") + json.dumps(column.name) + ":"
-        parts += [sql.Literal(before), sql.SQL("coalesce({}, 'null')").format(_json(column))]
-    parts.append(sql.Literal(f"}},{place}}}"))
-    return _copy(table, sql.SQL(" || ").join(parts), pages)
-
-
-def copy_values(table: Published, pages: Pages) -> sql.Composed:
-    """Copy rows as they are, each value in its text form."""
-    columns = sql.SQL(", ").join(sql.Identifier(column.name) for column in table.relation.columns)
-    return _copy(table, columns, pages)
-
-
-def unescaped(lines: bytes) -> bytes:
-    """Lines as the server wrote them, out of the format of COPY: of what it escapes, JSON has only the
-    backslash."""
-    return lines.replace(b"\\\\", b"\\")
-
-
-def _copy(table: Published, what: sql.Composable, pages: Pages) -> sql.Composed:
+def copy_statement(table: Published, pages: Pages) -> sql.Composed:
+    """Copy rows, each value in its text form."""
     name = sql.Identifier(table.relation.schema, table.relation.table)
+    columns = sql.SQL(", ").join(sql.Identifier(column.name) for column in table.relation.columns)
     # The filter is the database's own text, as its catalog prints it.
     own = [sql.SQL(f"({table.row_filter})")] if table.row_filter else []
     conditions: list[sql.Composable] = [*own, *pages.conditions()]
     where = sql.SQL(" WHERE ") + sql.SQL(" AND ").join(conditions) if conditions else sql.SQL("")
-    return sql.SQL("COPY (SELECT {} FROM {}{}) TO STDOUT").format(what, name, where)
+    return sql.SQL("COPY (SELECT {} FROM {}{}) TO STDOUT").format(columns, name, where)
 
 
-def _json(column: RelationColumn) -> sql.Composed:
-    """The JSON text of a column's value; NULL where it is NULL."""
-    kind, name = column.type_oid, sql.Identifier(column.name)
-    element = ELEMENTS.get(kind)
-    if kind == _OID:
-        template = "to_json({}::int8)::text"
-    elif element == _OID:
-        template = "to_json({}::int8[])::text"
-    elif is_number(element or kind) or (element or kind) in _AS_IT_IS:
-        template = "to_json({})::text"
-    elif kind == _BYTEA:
-        template = "to_json(translate(encode({}, 'base64'), E'\\n', ''))::text"
-    elif (element or kind) in _TIMES:
-        text = "{}::text[]" if element else "{}::text"
-        template = f"replace(replace(to_json({text})::text, ' ', 'T'), '+00\"', 'Z\"')"
-    elif element is not None:
-        template = "to_json({}::text[])::text"
-    else:
-        # By the type's own output, as the log has it: a cast to text may differ.
-        template = "CASE WHEN {0} IS DISTINCT FROM NULL THEN to_json(format('%s', {0}))::text END"
-    return sql.SQL(template.replace("{}", "{0}")).format(name)
+def blocks(db: psycopg.Connection, statement: sql.Composed) -> Iterator[bytes]:
+    """What a COPY sends, in blocks of whole rows.
+
+    The server sends a row at a time, and libpq hands them out so: at its own level that costs a fifth of what
+    the cursor's iterator costs. A session that was left in the middle of it is of no more use."""
+    begun = db.pgconn.exec_(statement.as_bytes(db))
+    if begun.status != ExecStatus.COPY_OUT:
+        raise errors.error_from_result(begun)
+    take, rows, size = db.pgconn.get_copy_data, list[memoryview](), 0
+    while True:
+        length, row = take(0)
+        if length < 0:
+            break
+        rows.append(row)
+        size += length
+        if size >= BLOCK_BYTES:
+            yield b"".join(rows)
+            rows, size = [], 0
+    if rows:
+        yield b"".join(rows)
+    while ended := db.pgconn.get_result():
+        if ended.status != ExecStatus.COMMAND_OK:
+            raise errors.error_from_result(ended)
+
+
+def copied(table: Table, block: bytes, place: bytes) -> Lines:
+    """The rows of a block as records of rows that are there."""
+    data = np.frombuffer(block, np.uint8)
+    columns = len(table.relation.columns)
+    ends = np.flatnonzero((data == _TAB) | (data == _END))
+    if len(ends) % columns or (data[ends[columns - 1 :: columns]] != _END).any():
+        raise InvariantViolation(f"a copy of {table.relation.name} has not {columns} values in each row")
+    starts = np.concatenate([np.zeros(1, np.int64), ends[:-1] + 1]).reshape(-1, columns)
+    sizes = ends.reshape(starts.shape) - starts
+    is_null = sizes == 2
+    at = starts[is_null]
+    is_null[is_null] = (data[at] == _ESCAPE) & (data[at + 1] == _N)
+    spans = Spans(starts, np.where(is_null, 0, sizes), np.where(is_null, NULL, TEXT).astype(np.uint8))
+    places = np.zeros(len(starts), np.int64)
+    try:
+        return table.there.lines(data, spans, [place], places, decoded=unescaped)
+    except Broken as broken:
+        raise broken.error from None
+
+
+def unescaped(value: bytes) -> str:
+    """A value's text out of the format of COPY."""
+    return re.sub(r"\\(.)", lambda found: _ESCAPED.get(found[1], found[1]), value.decode())

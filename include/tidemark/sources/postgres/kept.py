@@ -22,8 +22,8 @@ from tidemark.sources.lsn import lsn_text
 from tidemark.sources.postgres.changes import ChangeFiles
 
 TEMPORARY_SECONDS_MAX: Final = 86_400
-_CHANGES = re.compile(r"[0-9a-f]{16}-([0-9a-f]{16})-\d{4,}-[0-9a-f]{12}\.json\.gz\Z")
-_READING = re.compile(r"([0-9a-f]{16})-snapshot-[0-9a-f]{12}-s?\d{4,}-[0-9a-f]{12}\.json\.gz\Z")
+_CHANGES = re.compile(r"[0-9a-f]{16}-([0-9a-f]{16})-\d{4,}-[0-9a-f]{12}\.json\.zst\Z")
+_READING = re.compile(r"([0-9a-f]{16})-snapshot-[0-9a-f]{12}-s?\d{4,}-[0-9a-f]{12}\.json\.zst\Z")
 _NOTE = re.compile(r"snapshot-[0-9a-f]{12}-([0-9a-f]{16})\.json\Z")
 _TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.tmp\Z")
 

@@ -6,8 +6,10 @@ note has lost changes. It is advanced to record boundaries only, a commit's end 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence, Set
 from typing import Final
 
+import numpy as np
 import psycopg
 
 from tidemark.config.model import PipelineConfig
@@ -16,8 +18,10 @@ from tidemark.core.binding import Binding, BindingRecord
 from tidemark.ports.control import Ledger
 from tidemark.sources.lsn import lsn_text, parsed_lsn
 from tidemark.sources.manifest import Manifest
+from tidemark.sources.pgoutput import Commit, Relation, Truncate, parse
+from tidemark.sources.pgrows import Messages
 from tidemark.sources.postgres import slot as slots
-from tidemark.sources.postgres.capture import CHANGES_PER_PEEK, Counted, first_needed
+from tidemark.sources.postgres.capture import CHANGES_PER_PEEK, Counted
 from tidemark.sources.postgres.changes import WAL, ChangeFiles
 from tidemark.sources.postgres.snapshot import noted_tables
 from tidemark.sources.postgres.tables import taken_shards
@@ -92,3 +96,31 @@ class LettingGo:
             return noted_tables(self._files, lsn_min=0)
         bound = Manifest.from_json(last.manifest).snapshots.keys()
         return bound | noted_tables(self._files, lsn_min=last.upper[WAL])
+
+
+def first_needed(batches: Iterable[Sequence[bytes]], tables: Set[str]) -> tuple[int, bool]:
+    """Where the last commit ends before the first one that touches these tables, 0 when there is none, and
+    whether there is one that does."""
+    needed: set[int] = set()
+    reached = 0
+    for batch in batches:
+        messages = Messages(batch)
+        first = 0
+        for at in [*np.flatnonzero(~messages.is_row).tolist(), len(batch)]:
+            if needed.intersection(messages.relations[first:at].tolist()):
+                return reached, True
+            first = at + 1
+            message = parse(batch[at]) if at < len(batch) else None
+            match message:
+                case Relation():
+                    needed.discard(message.oid)
+                    if message.name in tables:
+                        needed.add(message.oid)
+                case Truncate():
+                    if needed.intersection(message.relations):
+                        return reached, True
+                case Commit():
+                    reached = message.end_lsn
+                case _:
+                    pass
+    return reached, False

@@ -30,9 +30,9 @@ from tidemark.config.shard import ShardConfig
 from tidemark.core.errors import Determinate, InvariantViolation
 from tidemark.sources.lsn import parsed_lsn
 from tidemark.sources.manifest import BoundFile
-from tidemark.sources.postgres.changes import FRAGMENT_BYTES, ChangeFiles
+from tidemark.sources.postgres.changes import FRAGMENT_BYTES, Buffer, ChangeFiles
 from tidemark.sources.postgres.connection import connect, told
-from tidemark.sources.postgres.copying import Pages, copies_lines, copy_lines, copy_values, unescaped
+from tidemark.sources.postgres.copying import Pages, blocks, copied, copy_statement
 from tidemark.sources.postgres.records import Table, place_of
 from tidemark.sources.postgres.snapshot import Snapshot, put_note, reading_prefix
 from tidemark.sources.postgres.tables import Published
@@ -170,28 +170,26 @@ def read_range(
     """Copy a range of a table's pages into files; returns them with their rows."""
     prefix = f"{reading.lsn:016x}-{reading_prefix(published.name, shard)}-{number:04d}"
     table, place = Table.of(published.relation, shard), place_of(published.relation, lsn=reading.lsn, xid=0)
-    by_lines = copies_lines(published)
     put: list[tuple[BoundFile, int]] = []
-    lines: list[bytes] = []
-    size = 0
+    buffer = Buffer()
 
     def spill() -> None:
-        data = b"".join(lines)
-        file = reading.files.put(f"{prefix}{len(put):04d}", [unescaped(data) if by_lines else data], len(put))
-        put.append((file, len(lines)))
-        lines.clear()
+        count = buffer.count
+        file = reading.files.put(f"{prefix}{len(put):04d}", buffer.taken(), len(put))
+        put.append((file, count))
 
-    statement = copy_lines(published, place, pages) if by_lines else copy_values(published, pages)
-    with told(), reading.sessions.mine().cursor() as cursor, cursor.copy(statement) as copy:
-        # The server sends a row at a time.
-        rows = map(bytes, copy) if by_lines else (table.insert(row, place) for row in copy.rows())
-        for line in rows:
-            lines.append(line)
-            size += len(line)
-            if size >= FRAGMENT_BYTES or len(lines) == reading.rows_max:
-                spill()
-                size = 0
-    if lines:
+    statement = copy_statement(published, pages)
+    with told():
+        for block in blocks(reading.sessions.mine(), statement):
+            lines, first = copied(table, block, place), 0
+            while first < len(lines):
+                room = len(lines) if reading.rows_max is None else reading.rows_max - buffer.count
+                end = min(first + room, len(lines))
+                buffer.add(lines, first, end)
+                first = end
+                if buffer.size >= FRAGMENT_BYTES or buffer.count == reading.rows_max:
+                    spill()
+    if buffer.count:
         spill()
     said = progress.done(pages.count, now=time.monotonic())
     if said:

@@ -17,18 +17,37 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any, Final
+
+import numpy as np
+import pyarrow.compute as pc
 
 from tidemark.config.schema import Column
 from tidemark.config.shard import ShardConfig
 from tidemark.core.errors import InvalidUsage
-from tidemark.sources.pgbytes import UNCHANGED, Row, Value
-from tidemark.sources.pgoutput import Delete, Insert, Relation, Update
-from tidemark.sources.postgres.values import declared_for, lossless, writer_of
+from tidemark.sources.pgoutput import Relation
+from tidemark.sources.pgrows import (
+    BINARY,
+    DELETE,
+    NEW,
+    OLD,
+    TEXT,
+    UNCHANGED,
+    Broken,
+    Bytes,
+    Flags,
+    Messages,
+    Numbers,
+    Rows,
+    Spans,
+)
+from tidemark.sources.postgres.values import declared_for, lossless
+from tidemark.sources.postgres.writing import Lines, RowWriter, values_at
 
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False)
 
@@ -43,9 +62,11 @@ class Table:
 
     relation: Relation
     keys: tuple[int, ...]
-    """Where the shard's keys stand among the columns."""
-    writers: tuple[tuple[str, Callable[[str], str]], ...]
-    """For each column, its name as a member of a JSON object begins, and what writes its values."""
+    """Where the shard's keys stand among the columns, in the table's order."""
+    there: RowWriter
+    """Writes rows that are there now."""
+    gone: RowWriter
+    """Writes rows that are gone, by their keys alone."""
 
     @classmethod
     def of(cls, relation: Relation, shard: ShardConfig) -> Table:
@@ -62,69 +83,92 @@ class Table:
                 f"the key is ({', '.join(shard.keys)}), and its rows are identified by ({have})",
                 f"declare the table's own key, or: ALTER TABLE {relation.name} REPLICA IDENTITY FULL",
             )
-        writers = tuple((f"{_text(c.name)}:", writer_of(c.type_oid)) for c in relation.columns)
-        return cls(relation, tuple(names.index(key) for key in shard.keys), writers)
+        keys = tuple(sorted(names.index(key) for key in shard.keys))
+        there = RowWriter(relation.columns, '{"op":"c","after":{', "},")
+        gone = RowWriter([relation.columns[at] for at in keys], '{"op":"d","before":{', '},"after":null,')
+        return cls(relation, keys, there, gone)
 
-    def insert(self, new: Row, place: str) -> bytes:
-        """A row that is there now."""
-        return f'{{"op":"c","after":{self._object(new)},{place}}}\n'.encode()
+    def changes(
+        self, messages: Messages, numbers: Numbers, places: Sequence[bytes], place_of: Numbers
+    ) -> Iterator[tuple[Lines, Numbers]]:
+        """The records of row messages, one each, or two where a key changes; and their order: twice the
+        message's number, and one more for a row that is there. A message that can't be taken is `Broken`."""
+        rows = messages.rows(numbers, len(self.relation.columns))
+        is_there = rows.does != DELETE
+        is_gone = ~is_there | self._has_moved(messages.data, rows)
+        for writes, where, order in ((self._gone, is_gone, 0), (self._there, is_there, 1)):
+            if where.any():
+                try:
+                    lines = writes(messages.data, rows.where(where), places, place_of[where])
+                except Broken as broken:
+                    raise Broken(int(numbers[where][broken.at]), broken.error) from None
+                yield lines, 2 * numbers[where] + order
 
-    def delete(self, old: Row, place: str) -> bytes:
-        """A row that is gone, by its key alone."""
-        key = ",".join(self._member(old[at], at) for at in self.keys)
-        return f'{{"op":"d","before":{{{key}}},"after":null,{place}}}\n'.encode()
+    def _gone(self, data: Bytes, rows: Rows, places: Sequence[bytes], place_of: Numbers) -> Lines:
+        keys = rows.old.of(self.keys)
+        self._check_sent(keys, self.keys)
+        return self.gone.lines(data, keys, places, place_of)
 
-    def lines(self, message: Insert | Update | Delete, place: str) -> Iterator[bytes]:
-        """The records of a row message: one, or two when a key changes."""
-        match message:
-            case Insert(_, new):
-                yield self.insert(new, place)
-            case Delete(_, old, _):
-                yield self.delete(old, place)
-            case Update(_, old, old_is_full, new):
-                whole = self._filled(new, old if old_is_full else None)
-                if old is not None and any(old[at] != whole[at] for at in self.keys):
-                    yield self.delete(old, place)
-                yield self.insert(whole, place)
+    def _there(self, data: Bytes, rows: Rows, places: Sequence[bytes], place_of: Numbers) -> Lines:
+        new, old = rows.new, rows.old
+        lacks = new.kinds == UNCHANGED
+        if not lacks.any():
+            self._check_sent(new)
+            return self.there.lines(data, new, places, place_of)
+        # Only a whole old row has the value.
+        lacks &= (rows.marks == OLD)[:, None]
+        starts, sizes = np.where(lacks, old.starts, new.starts), np.where(lacks, old.sizes, new.sizes)
+        whole = Spans(starts, sizes, np.where(lacks, old.kinds, new.kinds))
+        self._check_sent(whole)
+        kinds = np.where(lacks & (whole.kinds == TEXT), UNCHANGED, whole.kinds)
+        sent = Spans(new.starts, new.sizes, kinds)
+        return self.there.lines(data, sent, places, place_of, elsewhere=whole)
 
-    def _filled(self, new: Row, old: Row | None) -> Row:
-        """The new row with what was not sent taken from the old one."""
-        if UNCHANGED not in new:
-            return new
-        whole = tuple(
-            old[at] if value is UNCHANGED and old is not None else value for at, value in enumerate(new)
+    def _has_moved(self, data: Bytes, rows: Rows) -> Flags:
+        """Which updates change the key."""
+        moved: Flags = (rows.does != DELETE) & (rows.marks != NEW)
+        if not moved.any():
+            return moved
+        old, new = (one.where(moved).of(self.keys) for one in (rows.old, rows.new))
+        pairs = np.arange(0, 2 * old.sizes.size, 2)
+        before, after = (values_at(data, one.starts, one.sizes).take(pairs) for one in (old, new))
+        differ = pc.not_equal(before, after).to_numpy(zero_copy_only=False).reshape(old.sizes.shape)
+        differ |= old.kinds != new.kinds
+        moved[moved] = (differ & (new.kinds != UNCHANGED)).any(axis=1)
+        return moved
+
+    def _check_sent(self, spans: Spans, columns: Sequence[int] | None = None) -> None:
+        """Refuse a value that is not there, or not as text."""
+        wrong = (spans.kinds == UNCHANGED) | (spans.kinds == BINARY)
+        if not wrong.any():
+            return
+        row, at = (int(each[0]) for each in np.nonzero(wrong))
+        name = self.relation.name
+        if spans.kinds[row, at] == BINARY:
+            raise Broken(row, refused(name, "a value came in binary form", "ask the slot for text"))
+        column = self.relation.columns[at if columns is None else columns[at]].name
+        error = refused(
+            name,
+            f"an update did not send the unchanged value of the big column {column!r}",
+            f"ALTER TABLE {name} REPLICA IDENTITY FULL; then begin with a new slot",
         )
-        if UNCHANGED in whole:
-            column = self.relation.columns[whole.index(UNCHANGED)].name
-            raise refused(
-                self.relation.name,
-                f"an update did not send the unchanged value of the big column {column!r}",
-                f"ALTER TABLE {self.relation.name} REPLICA IDENTITY FULL; then begin with a new slot",
-            )
-        return whole
-
-    def _object(self, row: Row) -> str:
-        return f"{{{','.join([self._member(value, at) for at, value in enumerate(row)])}}}"
-
-    def _member(self, value: Value, at: int) -> str:
-        name, write = self.writers[at]
-        if isinstance(value, str):
-            return name + write(value)
-        if value is None:
-            return f"{name}null"
-        raise refused(self.relation.name, "a value came in binary form", "ask the slot for text")
+        raise Broken(row, error)
 
 
-def place_of(relation: Relation, *, lsn: int, xid: int) -> str:
+def place_of(relation: Relation, *, lsn: int, xid: int) -> bytes:
     """Which table a record is of and which commit it came with, as the end of a line."""
-    source = {"schema": relation.schema, "table": relation.table, "lsn": lsn, "txId": xid}
-    return f'"source":{_text(source)}'
+    return b'%b,"lsn":%d,"txId":%d}}\n' % (_origin(relation.schema, relation.table), lsn, xid)
 
 
-def swept(key: Mapping[str, Any], shard: ShardConfig, place: str) -> bytes:
+@lru_cache(maxsize=4_096)
+def _origin(schema: str, table: str) -> bytes:
+    return f'"source":{_text({"schema": schema, "table": table})[:-1]}'.encode()
+
+
+def swept(key: Mapping[str, Any], shard: ShardConfig, place: bytes) -> bytes:
     """A key of a shard that is gone, whether it was there or not."""
     before = {name: _plain(value, shard.columns.get(name)) for name, value in key.items()}
-    return f'{{"op":"d","before":{_text(before)},"after":null,{place}}}\n'.encode()
+    return f'{{"op":"d","before":{_text(before)},"after":null,'.encode() + place
 
 
 def _plain(value: Any, column: Column | None) -> Any:
@@ -143,12 +187,12 @@ def _plain(value: Any, column: Column | None) -> Any:
             return value
 
 
-def truncated(place: str) -> bytes:
+def truncated(place: bytes) -> bytes:
     """All rows of a table are gone."""
-    return f'{{"op":"t","before":null,"after":null,{place}}}\n'.encode()
+    return b'{"op":"t","before":null,"after":null,' + place
 
 
-def _text(value: dict[str, Any] | str) -> str:
+def _text(value: dict[str, Any]) -> str:
     return _ENCODER.encode(value)
 
 

@@ -10,7 +10,7 @@ anew, or somebody advanced it), and when the database's log ends before what is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,7 +21,9 @@ from tidemark.core.errors import InvalidUsage, InvariantViolation
 from tidemark.sources.lsn import lsn_text, parsed_lsn
 
 PLUGIN: Final = "pgoutput"
-ROWS_PER_FETCH: Final = 500
+FETCH_FIRST: Final = 500
+FETCH_MAX: Final = 4_000
+FETCH_BYTES: Final = 4 * 1024**2
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,20 +124,25 @@ def check_continues(found: SlotState, *, bound: int, acknowledged: int) -> None:
         )
 
 
-def peek(db: psycopg.Connection, slot: str, publication: str, *, changes_max: int) -> Iterator[bytes]:
+def peek(
+    db: psycopg.Connection, slot: str, publication: str, *, changes_max: int
+) -> Iterator[Sequence[bytes]]:
     """The slot's messages from its position on, whole transactions only; they stay in the slot.
 
-    `changes_max` is asked for after each transaction, so the last one may go beyond it. The rows come a
-    few at a time through a cursor of the server's: a big transaction never is in our memory."""
+    `changes_max` is asked for after each transaction, so the last one may go beyond it. The messages come a
+    few megabytes at a time through a cursor of the server's: a big transaction never is in our memory."""
     with db.cursor(name="tidemark_peek", binary=True) as cursor:
-        cursor.itersize = ROWS_PER_FETCH
         cursor.execute(
             "SELECT data FROM pg_logical_slot_peek_binary_changes(%s, NULL, %s,"
             " 'proto_version', '1', 'publication_names', %s)",
             (slot, changes_max, sql.Identifier(publication).as_string(db)),
         )
-        for (data,) in cursor:
-            yield bytes(data)
+        count = FETCH_FIRST
+        while rows := cursor.fetchmany(count):
+            batch = [bytes(data) for (data,) in rows]
+            yield batch
+            each = sum(map(len, batch)) // len(batch) + 1
+            count = max(1, min(FETCH_BYTES // each, FETCH_MAX))
 
 
 def advance(db: psycopg.Connection, slot: str, lsn: int) -> None:

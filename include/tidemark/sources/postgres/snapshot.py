@@ -16,8 +16,10 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
 from tidemark.config.model import Transaction
@@ -51,14 +53,17 @@ def reading_prefix(table: str, shard: ShardConfig) -> str:
 
 def find_snapshot(files: ChangeFiles, table: str, shard: ShardConfig, *, lsn_min: int) -> Snapshot | None:
     """The newest complete reading of a table for a shard that can still be used."""
-    notes = sorted(files.folder.glob(f"{reading_prefix(table, shard)}-*.json"), reverse=True)
-    for note in notes:
-        found = _from_json(note.read_text(encoding="utf-8"))
-        if found.table == table and found.lsn >= lsn_min and all(
-            (files.folder / file.name).exists() for file in found.files
-        ):  # fmt: skip
+    notes = sorted(_notes(files, reading_prefix(table, shard), lsn_min=lsn_min), reverse=True)
+    for found in _read_notes(notes):
+        if found.table == table and all((files.folder / file.name).exists() for file in found.files):
             return found
     return None
+
+
+def _notes(files: ChangeFiles, prefix: str, *, lsn_min: int) -> list[Path]:
+    """The notes of readings at or above a position. Lower ones are not opened: maintenance removes them."""
+    notes = files.folder.glob(f"{prefix}-*.json")
+    return [note for note in notes if int(note.stem.rpartition("-")[2], 16) >= lsn_min]
 
 
 def put_note(files: ChangeFiles, snapshot: Snapshot, shard: ShardConfig) -> None:
@@ -69,9 +74,15 @@ def put_note(files: ChangeFiles, snapshot: Snapshot, shard: ShardConfig) -> None
 
 def noted_tables(files: ChangeFiles, *, lsn_min: int) -> set[str]:
     """The tables that were read at or above a position, bound or not."""
-    notes = files.folder.glob(f"{_NOTE}-*.json")
-    recent = [note for note in notes if int(note.stem.rpartition("-")[2], 16) >= lsn_min]
-    return {_from_json(note.read_text(encoding="utf-8")).table for note in recent}
+    return {found.table for found in _read_notes(_notes(files, _NOTE, lsn_min=lsn_min))}
+
+
+def _read_notes(notes: Iterable[Path]) -> Iterator[Snapshot]:
+    """Maintenance may let a note go while they are read: one that is gone counts no more than one that was
+    gone before."""
+    for note in notes:
+        with suppress(FileNotFoundError):
+            yield _from_json(note.read_text(encoding="utf-8"))
 
 
 def ask_again(files: ChangeFiles, table: str, *, lsn: int) -> None:

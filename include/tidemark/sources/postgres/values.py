@@ -30,6 +30,7 @@ import base64
 import json
 import math
 from collections.abc import Callable
+from enum import Enum
 from json.encoder import encode_basestring
 from typing import Any, Final
 
@@ -54,16 +55,36 @@ _DECLARED: Final = {
     **_INTEGERS,
     **_FLOATS,
 }
+_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _NO_MODIFIER: Final = -1
-_PLAIN: Final = frozenset(
-    types[name].oid for name in ("text", "varchar", "bpchar", "uuid", "numeric", "date")
-)
-"""Types whose values are captured as the text that they come in; any other may be."""
+_PLAIN: Final = frozenset(types[name].oid for name in ("uuid", "numeric", "date"))
 
 
-def is_number(type_oid: int) -> bool:
-    """Whether values of the type are captured as JSON numbers."""
-    return type_oid in _INTEGERS or type_oid in _FLOATS
+class Spelling(Enum):
+    """How a value's text becomes JSON."""
+
+    NUMBER = "as it is"
+    FLOAT = "as it is, or in quotes when it is not finite"
+    FLAG = "true or false"
+    PLAIN = "in quotes"
+    TEXT = "in quotes, with what JSON escapes"
+    TIME = "in quotes, with T and Z"
+    ALONE = "by itself"
+
+
+def spelling_of(type_oid: int) -> Spelling:
+    """How values of a type are written."""
+    if type_oid in ELEMENTS or type_oid == BYTEA:
+        return Spelling.ALONE
+    if type_oid in _INTEGERS:
+        return Spelling.NUMBER
+    if type_oid in _FLOATS:
+        return Spelling.FLOAT
+    if type_oid in (TIMESTAMP, TIMESTAMPTZ):
+        return Spelling.TIME
+    if type_oid == BOOL:
+        return Spelling.FLAG
+    return Spelling.PLAIN if type_oid in _PLAIN else Spelling.TEXT
 
 
 def to_json(text: str | None, type_oid: int) -> Any:
@@ -88,16 +109,10 @@ def to_json(text: str | None, type_oid: int) -> Any:
 
 
 def writer_of(type_oid: int) -> Callable[[str], str]:
-    """What writes a value's text as JSON: what `to_json` makes of it, by the shortest way for its type."""
-    if type_oid in _INTEGERS:
-        return str
-    if type_oid == BOOL:
-        return lambda text: "true" if text == "t" else "false"
-    if type_oid in _PLAIN:
+    """What writes a single value's text as JSON."""
+    if spelling_of(type_oid) is Spelling.TEXT:
         return encode_basestring
-    if type_oid in (TIMESTAMP, TIMESTAMPTZ):
-        return lambda text: f'"{to_json(text, type_oid)}"'
-    return lambda text: json.dumps(to_json(text, type_oid), ensure_ascii=False, separators=(",", ":"))
+    return lambda text: _ENCODER.encode(to_json(text, type_oid))
 
 
 def numeric_limits(modifier: int) -> tuple[int, int] | None:
