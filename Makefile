@@ -9,7 +9,7 @@ TESTS ?= tests
 HEAVY := spark or airflow or server or browser or slow
 
 .DEFAULT_GOAL := help
-.PHONY: help ready setup demo ui stop doctor test test-fast check format simulate crash read-crash soak bench build lock jars-lock clean distclean
+.PHONY: help ready setup demo ui stop doctor test test-fast check format simulate crash read-crash soak debezium bench build lock jars-lock clean distclean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":[^#]*## "} /^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' Makefile
@@ -61,6 +61,9 @@ read-crash: ready ## Kill and stop real consumers while a writer appends: make r
 soak: ready ## Writers, consumers and maintenance at once, with kills: make soak SECONDS=600
 	@$(PYTHON) -m tests.maintenance $(if $(SECONDS),--seconds $(SECONDS))
 
+debezium: ready ## Record again what a real Debezium sends, for the tests that read it
+	@$(PYTHON) -m tests.debezium.record
+
 bench: ready ## Measure
 	@$(PYTHON) -m bench
 
@@ -75,7 +78,8 @@ jars-lock: ready ## Resolve Spark's extra jars again into jars.lock
 
 clean: ## Remove what tests, checks and builds left behind
 	@rm -rf build dist .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
-	@find . -name __pycache__ -not -path './.venv/*' -not -path './.tidemark/*' -prune -exec rm -rf {} +
+	@find . -name __pycache__ -not -path './.venv/*' -not -path './.tidemark/*' -not -path './include/*' -prune -exec rm -rf {} +
 
 distclean: clean ## Remove the environment, the jars and the warehouse too
 	@rm -rf .venv .tidemark
+	@find include -name __pycache__ -prune -exec rm -rf {} +

@@ -1,8 +1,9 @@
 """A real Kafka broker on loopback, from its Maven jars: no container, no root, ready in seconds.
 
-One node in KRaft mode, with a listener that asks for nothing and one that asks for a user and a password. Its
-jars are fetched once into the project's own folder, with the sums of `kafka_broker.lock`; what Spark ships
-already (Scala, Jackson, codecs, logging) is taken from there.
+One node in KRaft mode, with a listener that asks for nothing, one that asks for a user and a password, and
+one that asks for them by SCRAM over TLS, with a certificate of its own authority. Its jars are fetched once
+into the project's own folder, with the sums of `kafka_broker.lock`; what Spark ships already (Scala, Jackson,
+codecs, logging) is taken from there.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pyspark
-from confluent_kafka import KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import (
     AdminClient,
     AlterConfigOpType,
@@ -28,6 +29,7 @@ from confluent_kafka.admin import (
     NewTopic,
 )
 
+from tests.certificates import Authority
 from tidemark.airflow.processes import free_port
 from tidemark.home import home
 from tidemark.spark import ivy
@@ -36,7 +38,7 @@ from tidemark.spark.java import use_java
 
 LOCK = Path(__file__).with_suffix(".lock")
 USER, PASSWORD = "reader", "s3cret-of-the-broker"
-READY_SECONDS_MAX = 60
+READY_SECONDS_MAX = 180
 FROM_SPARK = (
     "jackson-annotations", "jackson-core", "jackson-databind", "jackson-dataformat-yaml", "log4j-api",
     "log4j-core", "log4j-slf4j2-impl", "lz4-java", "scala-library", "scala-reflect", "slf4j-api",
@@ -44,6 +46,8 @@ FROM_SPARK = (
 )  # fmt: skip
 JVM = ("-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 LOGIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
+SCRAM = ("SCRAM-SHA-256", "SCRAM-SHA-512")
+SCRAM_LOGIN = "org.apache.kafka.common.security.scram.ScramLoginModule"
 
 Record = tuple[Any, Any]
 """Key and value; text is sent as it is, bytes too, None is none."""
@@ -55,6 +59,8 @@ class Broker:
 
     servers: str
     secured: str
+    scrammed: str
+    authority: Authority
 
     @cached_property
     def admin(self) -> AdminClient:
@@ -65,6 +71,7 @@ class Broker:
         config = {name.replace("_", "."): value for name, value in settings.items()}
         made = NewTopic(topic, num_partitions=partitions, replication_factor=1, config=config)
         self.admin.create_topics([made])[topic].result()
+        self._until(lambda: self._has(topic, partitions))
         return topic
 
     def configure(self, topic: str, **settings: str) -> None:
@@ -75,17 +82,37 @@ class Broker:
         ]
         resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=entries)
         self.admin.incremental_alter_configs([resource])[resource].result()
+        wanted = {entry.name: entry.value for entry in entries}
+        self._until(lambda: wanted.items() <= self._settings_of(topic).items())
 
     def grow(self, topic: str, partitions: int) -> None:
         self.admin.create_partitions([NewPartitions(topic, partitions)])[topic].result()
+        self._until(lambda: self._has(topic, partitions))
 
     def remove(self, topic: str) -> None:
         """Delete a topic, and wait until nobody sees it any more."""
         self.admin.delete_topics([topic])[topic].result()
+        self._until(lambda: topic not in self.admin.list_topics(timeout=10).topics)
+
+    # What the controller has decided, the broker tells its clients a moment later.
+
+    @staticmethod
+    def _until(told: Callable[[], bool]) -> None:
         deadline = time.monotonic() + READY_SECONDS_MAX
-        while topic in self.admin.list_topics(timeout=10).topics:
+        while not told():
             assert time.monotonic() < deadline
-            time.sleep(0.05)
+            time.sleep(0.02)
+
+    def _has(self, topic: str, partitions: int) -> bool:
+        """Whether clients see a topic with so many partitions, and where to write them."""
+        found = self.admin.list_topics(topic, timeout=10).topics[topic]
+        led = [one for one in found.partitions.values() if one.error is None and one.leader >= 0]
+        return found.error is None and len(led) == partitions
+
+    def _settings_of(self, topic: str) -> dict[str, str | None]:
+        resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
+        (asked,) = self.admin.describe_configs([resource]).values()
+        return {name: entry.value for name, entry in asked.result().items()}
 
     def expire(self, topic: str, partition: int, below: int) -> None:
         """Let the broker forget the offsets below one, as its retention would."""
@@ -95,7 +122,9 @@ class Broker:
 
     def producer(self, **settings: Any) -> Producer:
         given = {name.replace("_", "."): value for name, value in settings.items()}
-        return Producer({"bootstrap.servers": self.servers, "linger.ms": 5, "log_level": 0, **given})
+        # Without it a batch that is sent again, to a topic that is new, may come after the next one.
+        kept = {"enable.idempotence": True, "linger.ms": 5}
+        return Producer({"bootstrap.servers": self.servers, "log_level": 0, **kept, **given})
 
     def send(
         self,
@@ -108,48 +137,68 @@ class Broker:
     ) -> None:
         """Records to one partition, in order; their time is fixed, so that two topics can be compared."""
         producer = self.producer()
+        failed: list[Any] = []
         for key, value in records:
             producer.produce(
-                topic, value, key=key, partition=partition, headers=dict(headers or {}), timestamp=timestamp
-            )
+                topic, value, key=key, partition=partition, headers=dict(headers or {}), timestamp=timestamp,
+                on_delivery=lambda error, _: failed.append(error) if error else None,
+            )  # fmt: skip
             producer.poll(0)
-        assert producer.flush(30) == 0
+        assert producer.flush(READY_SECONDS_MAX) == 0
+        assert failed == []
 
 
 @contextmanager
 def running_broker(folder: Path) -> Iterator[Broker]:
     """Start a broker whose data is in the folder, and stop it."""
-    port, secured, controller = (free_port() for _ in range(3))
+    ports = [free_port() for _ in range(4)]
     settings = folder / "server.properties"
-    folder.mkdir(parents=True, exist_ok=True)
-    settings.write_text(_settings(folder, port, secured, controller))
-    java = [str(use_java().home / "bin" / "java"), *JVM, "-cp", _class_path()]
+    authority = Authority.make(folder / "certificates")
+    settings.write_text(_settings(folder, authority, *ports))
+    java = [str(use_java().home / "bin" / "java"), *JVM, "-cp", class_path()]
     with (folder / "broker.log").open("wb") as log:
         format_ = [*java, "kafka.tools.StorageTool", "format", "-t", "MkU3OEVBNTcwNTJENDM2Qg", "-c", settings]
+        for mechanism in SCRAM:
+            format_ += ["--add-scram", f"{mechanism}=[name={USER},password={PASSWORD}]"]
         subprocess.run(format_, stdout=log, stderr=log, check=True, timeout=READY_SECONDS_MAX)
         process = subprocess.Popen([*java, "kafka.Kafka", settings], stdout=log, stderr=log)
     try:
-        broker = Broker(f"127.0.0.1:{port}", f"127.0.0.1:{secured}")
+        broker = Broker(*(f"127.0.0.1:{port}" for port in ports[:3]), authority)
         _wait(broker, process, folder / "broker.log")
         yield broker
     finally:
         # Nothing of it is kept, so it need not end in order.
         process.kill()
-        process.wait(timeout=30)
+        process.wait()
 
 
 def _wait(broker: Broker, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Until it answers, and has set up its groups: it begins with that when it is first asked about one, and
+    refuses until it is done."""
     deadline = time.monotonic() + READY_SECONDS_MAX
-    while True:
-        try:
-            broker.admin.list_topics(timeout=1)
-            return
-        except KafkaException:
-            late = process.poll() is not None or time.monotonic() > deadline
-            assert not late, f"the broker does not answer: {log.read_text()[-2000:]}"
+    for asked in (lambda: broker.admin.list_topics(timeout=1), lambda: _ask_for_a_group(broker)):
+        while True:
+            try:
+                asked()
+                break
+            except KafkaException:
+                late = process.poll() is not None or time.monotonic() > deadline
+                assert not late, f"the broker does not answer: {log.read_text()[-2000:]}"
+                time.sleep(0.1)
 
 
-def _class_path() -> str:
+def _ask_for_a_group(broker: Broker) -> None:
+    member = Consumer({"bootstrap.servers": broker.servers, "group.id": "first", "log_level": 0})
+    try:
+        (found,) = member.committed([TopicPartition("none", 0)], timeout=10)
+        if found.error is not None:
+            raise KafkaException(found.error)
+    finally:
+        member.close()
+
+
+def class_path() -> str:
+    """The broker's jars, fetched where they are not there yet."""
     # In a process of its own: the resolver's JVM and a Spark session don't go together in one.
     subprocess.run([sys.executable, "-m", "tests.kafka_broker"], cwd=LOCK.parents[1], check=True)
     folder, jars = jars_folder(), read_lock(LOCK)
@@ -162,8 +211,12 @@ def jars_folder() -> Path:
     return home() / "kafka-jars"
 
 
-def _settings(folder: Path, port: int, secured: int, controller: int) -> str:
-    listeners = f"OPEN://127.0.0.1:{port},SECURED://127.0.0.1:{secured}"
+def _settings(
+    folder: Path, authority: Authority, port: int, secured: int, scrammed: int, controller: int
+) -> str:
+    listeners = f"OPEN://127.0.0.1:{port},SECURED://127.0.0.1:{secured},SCRAMMED://127.0.0.1:{scrammed}"
+    protocols = "CONTROLLER:PLAINTEXT,OPEN:PLAINTEXT,SECURED:SASL_PLAINTEXT,SCRAMMED:SASL_SSL"
+    certificate, key = (Path(file).read_text() for file in authority.sign("broker"))
     lines = {
         "process.roles": "broker,controller",
         "node.id": "1",
@@ -172,9 +225,20 @@ def _settings(folder: Path, port: int, secured: int, controller: int) -> str:
         "advertised.listeners": listeners,
         "inter.broker.listener.name": "OPEN",
         "controller.listener.names": "CONTROLLER",
-        "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,OPEN:PLAINTEXT,SECURED:SASL_PLAINTEXT",
-        "sasl.enabled.mechanisms": "PLAIN",
+        "listener.security.protocol.map": protocols,
+        "listener.name.secured.sasl.enabled.mechanisms": "PLAIN",
+        "listener.name.scrammed.sasl.enabled.mechanisms": ",".join(SCRAM),
         "listener.name.secured.plain.sasl.jaas.config": f'{LOGIN} required user_{USER}="{PASSWORD}";',
+        **{
+            f"listener.name.scrammed.{mechanism.lower()}.sasl.jaas.config": f"{SCRAM_LOGIN} required;"
+            for mechanism in SCRAM
+        },
+        "listener.name.scrammed.ssl.keystore.type": "PEM",
+        "listener.name.scrammed.ssl.keystore.certificate.chain": _line(certificate),
+        "listener.name.scrammed.ssl.keystore.key": _line(key),
+        "listener.name.scrammed.ssl.truststore.type": "PEM",
+        "listener.name.scrammed.ssl.truststore.certificates": _line(Path(authority.file).read_text()),
+        "listener.name.scrammed.ssl.client.auth": "requested",
         "log.dirs": str(folder / "data"),
         "auto.create.topics.enable": "false",
         "log.retention.ms": "-1",
@@ -188,6 +252,11 @@ def _settings(folder: Path, port: int, secured: int, controller: int) -> str:
         "log.cleaner.min.cleanable.ratio": "0.01",
     }
     return "".join(f"{name}={value}\n" for name, value in lines.items())
+
+
+def _line(text: str) -> str:
+    """A text of several lines as a properties file has it."""
+    return text.replace("\n", "\\n")
 
 
 if __name__ == "__main__":

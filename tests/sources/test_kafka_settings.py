@@ -56,6 +56,10 @@ def test_open_servers_need_no_connection() -> None:
             {VARIABLE: json.dumps({"extra": {**EXTRA, "sasl.oauthbearer.config": SECRET}})},
             "the setting 'sasl.oauthbearer.config', which is not used",
         ),
+        (
+            {VARIABLE: json.dumps({"extra": {**EXTRA, "ssl.key.password": SECRET}})},
+            "the setting 'ssl.key.password', and Java's client can't use it: remove it",
+        ),
     ],
 )
 def test_a_connection_that_cannot_be_used_is_named_without_its_content(

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from tests.kafka_broker import Broker
 from tests.spark.kafka_rig import Rig, kv
 from tidemark import upkeep
-from tidemark.cli.inspect import proofs_of
+from tidemark.cli.status import proofs_of
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import Txn, WriterToken
 from tidemark.core.replay import InputGone, Replayable, Verdict
@@ -31,6 +31,7 @@ from tidemark.upkeep import Terms
 from tidemark.views import View
 
 pytestmark = [pytest.mark.spark, pytest.mark.server]
+WAIT_SECONDS_MAX = 180
 
 
 def numbered(first: int, upper: int) -> list[Any]:
@@ -51,7 +52,7 @@ def test_s1_the_resume_point_is_the_last_binding_and_never_the_groups_offsets(
     broker.send("s1", numbered(0, 3))
     rig.run()
     # A new broker sets up its groups when it is first asked about one; a run that it refuses goes on.
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + WAIT_SECONDS_MAX
     while not rig.committed() and time.monotonic() < deadline:
         time.sleep(0.5)
         rig.run()
@@ -190,7 +191,7 @@ def test_s3_gaps_of_a_compacted_topic_are_no_loss_and_its_replay_tells_that_reco
     early.run()
     (before,) = early.seals()
     broker.configure(topic, cleanup_policy="compact")
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + WAIT_SECONDS_MAX
     late = Rig(spark, tmp_path, broker, topic, name="late")
     while True:
         # A new segment lets the cleaner at the one before; another key each time, and none of those above.
@@ -316,7 +317,7 @@ def test_m12_checkpoints_and_group_offsets_advance_while_runs_overlap_without_en
         reclock(following[0].pipeline, following[1])  # From here on the next transaction is open.
         assert run(works.pipeline, ours).checkpoint == number
         assert len(rig.bindings()) == number + 1
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + WAIT_SECONDS_MAX
         while rig.committed() != {"m12-0": number}:  # A new broker has to set up its groups first.
             assert time.monotonic() < deadline
             time.sleep(0.5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,6 @@ from pyspark.sql import SparkSession
 
 from tests.kafka_broker import PASSWORD, USER, Broker
 from tests.spark.kafka_rig import Rig, kv
-from tidemark.airflow.processes import free_port
 from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.sources.kafka_cluster import Cluster
 from tidemark.spark.inputs import input_of
@@ -54,10 +54,12 @@ def test_a_connections_password_reaches_both_clients_and_is_written_nowhere(
 
 
 def test_a_broker_that_is_not_there_is_one_message_that_may_be_retried(broker: Broker) -> None:
-    servers = f"127.0.0.1:{free_port()}"
-    cluster = Cluster(lambda: {"bootstrap.servers": servers}, wait_seconds_max=1)
-    with pytest.raises(Determinate, match=rf"kafka at {servers} can't be reached in 1 s: .*refused"):
-        cluster.describe(["t"])
+    with socket.socket() as silent:  # Bound, so that nobody else gets it, and not listening.
+        silent.bind(("127.0.0.1", 0))
+        servers = f"127.0.0.1:{silent.getsockname()[1]}"
+        cluster = Cluster(lambda: {"bootstrap.servers": servers}, wait_seconds_max=4)
+        with pytest.raises(Determinate, match=rf"kafka at {servers} can't be reached in 4 s: .*refused"):
+            cluster.describe(["t"])
     assert Cluster(lambda: {"bootstrap.servers": broker.servers}).describe(["no-such-topic"]) == {}
     with pytest.raises(InvalidUsage, match="the kafka client can't be set up"):
         Cluster(lambda: {"bootstrap.servers": servers, "security.protocol": "NONE"}).describe(["t"])

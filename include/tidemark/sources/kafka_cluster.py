@@ -27,6 +27,7 @@ WAIT_SECONDS_MAX: Final = 20.0
 _POLL_SECONDS: Final = 0.1
 _NO_OFFSET: Final = -1
 _REFUSED: Final = ("_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED", "_SSL")
+_OF_TLS: Final = "SSL"
 _FORBIDDEN: Final = (
     "TOPIC_AUTHORIZATION_FAILED",
     "CLUSTER_AUTHORIZATION_FAILED",
@@ -120,6 +121,7 @@ class Cluster:
             try:
                 listed = member.committed(asked, timeout=self._wait_seconds_max)
             except KafkaException as error:
+                member.poll(0)
                 raise self._failure(error) from None
         return {partition_name(one.topic, one.partition): one.offset for one in listed if one.offset >= 0}
 
@@ -132,6 +134,7 @@ class Cluster:
             try:
                 member.commit(offsets=given, asynchronous=False)
             except KafkaException as error:
+                member.poll(0)
                 raise self._failure(error) from None
 
     @contextmanager
@@ -142,7 +145,10 @@ class Cluster:
 
         self._complaints.clear()
         settings: dict[str, Any] = {**self._settings(), "error_cb": self._complain}
-        member = Consumer({**settings, "group.id": group, "enable.auto.commit": False}, logger=_quiet())
+        settings |= {"group.id": group, "enable.auto.commit": False}
+        # What a commit waits for a broker at most; without it, for 45 s.
+        settings |= {"session.timeout.ms": int(self._wait_seconds_max * 1000), "heartbeat.interval.ms": 500}
+        member = Consumer(settings, logger=_quiet())
         try:
             yield member
         finally:
@@ -203,18 +209,18 @@ class Cluster:
                 return future.result(timeout=_POLL_SECONDS)
             except NotYet:
                 self._admin().poll(0)
-                refused = next((text for name, text in self._complaints if name in _REFUSED), None)
+                refused = self._refusal()
                 if refused is not None:
-                    raise self._denied(refused) from None
+                    raise refused from None
                 if time.monotonic() > deadline:
                     raise self._unreachable() from None
 
     def _failure(self, error: Any) -> TidemarkError:
         found = error.args[0]
         self._admin().poll(0)
-        refused = next((text for name, text in self._complaints if name in _REFUSED), None)
-        if found.name() in _REFUSED or refused is not None:
-            return self._denied(refused or found.str())
+        refused = self._refusal() or (self._denied(found.str()) if found.name() in _REFUSED else None)
+        if refused is not None:
+            return refused
         if found.name() in _FORBIDDEN:
             return InvalidUsage(
                 f"kafka at {self.servers} does not allow it: {found.str()}", hint="grant the rights"
@@ -226,11 +232,22 @@ class Cluster:
     def _unreachable(self) -> Determinate:
         said = next((text for name, text in self._complaints if name != "_ALL_BROKERS_DOWN"), "no answer")
         fact = f"kafka at {self.servers} can't be reached in {self._wait_seconds_max:g} s: {said}"
-        return Determinate(fact, hint="check the servers' address and that they run, then retry")
+        hint = "check the servers' address, that they run, and the connection's security.protocol, then retry"
+        return Determinate(fact, hint=hint)
+
+    def _refusal(self) -> InvalidUsage | None:
+        """What was complained of that no retry mends; a broker that ends TLS says so by an alert."""
+        refused = (text for name, text in self._complaints if name in _REFUSED or "SSL alert" in text)
+        return next((self._denied(text) for text in refused), None)
 
     def _denied(self, said: str) -> InvalidUsage:
-        fact = f"kafka at {self.servers} refuses the credentials: {said}"
-        return InvalidUsage(fact, hint="check user, password and security settings of the connection")
+        if _OF_TLS not in said:
+            fact = f"kafka at {self.servers} refuses the credentials: {said}"
+            return InvalidUsage(fact, hint="check user, password and security settings of the connection")
+        fact = f"kafka at {self.servers} can't be trusted, or does not trust this client: {said}"
+        hint = "check that ssl.ca.location of the connection has the authority of the servers' certificates,"
+        hint += " that these name the servers' address, and that they take ssl.certificate.location, if given"
+        return InvalidUsage(fact, hint=hint)
 
 
 def _quiet() -> logging.Logger:

@@ -22,7 +22,7 @@ from tidemark.sources.kafka_registry import URL, USER
 
 SERVERS: Final = "bootstrap.servers"
 _REGISTRY: Final = (URL, USER)
-_SAME: Final = (SERVERS, "security.protocol", "ssl.key.password", "client.id")
+_SAME: Final = (SERVERS, "security.protocol", "client.id")
 _FILES: Final = {
     "ssl.ca.location": "ssl.truststore.certificates",
     "ssl.certificate.location": "ssl.keystore.certificate.chain",
@@ -39,6 +39,7 @@ _LOGINS: Final = {
 }
 _SASL: Final = ("sasl.mechanism", "sasl.mechanisms", "sasl.username", "sasl.password")
 _HOST_CHECK: Final = "ssl.endpoint.identification.algorithm"
+_KEY_PASSWORD: Final = "ssl.key.password"
 _IGNORED: Final = (
     "group.id",
     "auto.offset.reset",
@@ -58,6 +59,11 @@ def settings_of(source: KafkaSource, environ: Mapping[str, str] = os.environ) ->
     settings = {key: value for key, value in settings.items() if key not in (*_IGNORED, *_REGISTRY)}
     known = {*_SAME, *_FILES, *_SASL, _HOST_CHECK}
     unknown = sorted(settings.keys() - known)
+    if _KEY_PASSWORD in unknown:
+        # OpenSSL closes keys in a way that Java's client has no means to open.
+        fact = f"connection {name!r} has the setting {_KEY_PASSWORD!r}, and Java's client can't use it"
+        hint = "remove it, and name a key without a password, in a file that nobody else may read"
+        raise InvalidUsage(fact, hint=hint)
     if unknown:
         hint = f"remove it; used are {', '.join(sorted(known))}"
         raise InvalidUsage(

@@ -6,7 +6,10 @@ alone. Both are read, record by record. What the schema says of the columns goes
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
+
+from pyspark.sql import DataFrame
 
 from tidemark.spark.read import KEY_DOCUMENT, RAW
 from tidemark.spark.sql import case, literal
@@ -21,17 +24,26 @@ _TABLE: Final = "concat('of ', nullif(concat_ws('.', _inner.source.schema, _inne
 TRUNCATES: Final = case("_inner.op = 't'", f"concat_ws(' ', 'a truncate', {_TABLE}, 'can\\'t be applied')")
 
 
-def outer(*, typed: bool) -> str:
-    """The record as `_all`."""
+def opened(frame: DataFrame, kept: Sequence[str], *, typed: bool) -> DataFrame:
+    """What is kept of a record, with the change as `_inner`, whether it stands alone or not; and what its
+    schema says of the columns."""
     schema = f",{_SCHEMA}" if typed else ""
-    return f"from_json({RAW}, 'struct<payload:struct<{_CHANGE}>,{_CHANGE}{schema}>') AS _all"
-
-
-def inner(*, typed: bool) -> list[str]:
-    """The change as `_inner`, whether it stands alone or not; and what its schema says of the columns."""
-    change = "coalesce(_all.payload, struct(_all.before, _all.after, _all.op, _all.source)) AS _inner"
+    outer = f"from_json({RAW}, 'struct<payload:struct<{_CHANGE}>,{_CHANGE}{schema}>') AS _all"
+    inner = "coalesce(_all.payload, struct(_all.before, _all.after, _all.op, _all.source)) AS _inner"
     types = f"get(filter(_all.schema.fields, f -> f.field = 'after'), 0).fields AS {TYPES}"
-    return [change, *([types] if typed else [])]
+    return frame.selectExpr("*", outer).selectExpr(*kept, inner, *([types] if typed else []))
+
+
+def document(*, keyed: bool) -> str:
+    """The row of an opened change; of a deletion without a `before` the key of its record."""
+    by_key = case("_inner.op = 'd'", KEY_DOCUMENT) if keyed else "cast(null as string)"
+    return f"coalesce(_inner.after, _inner.before, {by_key})"
+
+
+def broken(corrupt: str, gone: str, needed: Sequence[str]) -> str:
+    """Whether a record is broken: a deletion needs no more than its key, and its place in the order."""
+    readable = " AND ".join(f"isnotnull({value})" for value in needed)
+    return f"({corrupt} AND NOT ({gone} AND {readable}))"
 
 
 def key() -> str:

@@ -38,7 +38,7 @@ from tidemark.sources.kafka_manifest import Range
 from tidemark.spark.avro import avro_json
 from tidemark.spark.digest import row_hash_sql
 from tidemark.spark.fold import OFFSET, ORDINAL, PARTITION
-from tidemark.spark.read import HASH, KEY_DOCUMENT, RAW, RECORD
+from tidemark.spark.read import HASH, KEY_DOCUMENT, NO_KEY, NO_VALUE, RAW, RECORD
 from tidemark.spark.sql import bytes_text, case, literal
 
 _HEADER: Final = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
@@ -109,6 +109,8 @@ def read_topics(
         f"offset AS {OFFSET}",
         f"0L AS {ORDINAL}",
         f"{written.key_document()} AS {KEY_DOCUMENT}",
+        f"isnull(key) AS {NO_KEY}",
+        f"isnull(value) AS {NO_VALUE}",
         f"struct(key, value, headers) AS {RECORD}",
     )
 

@@ -35,17 +35,17 @@ from pyspark.sql.types import (
 from tidemark.config import PipelineConfig
 from tidemark.config.debezium import Debezium
 from tidemark.spark.sql import case, literal, quoted
+from tidemark.spark.unsent import ADVICE, PLACEHOLDER, is_unsent, reason
 
-_MONTH: Final = r"^[+-]?\d{4,6}-\d{1,2}"
+_MONTH: Final = r"^(?!0000)\d{4}-\d{1,2}"
 _DATE: Final = _MONTH + r"-\d{1,2}([T ]00:00(:00([.]0+)?)?)?Z?$"
 _UNZONED: Final = _MONTH + r"(-\d{1,2}([T ][0-9:.]+)?)?"
+_HEX: Final = "'0123456789ABCDEF'"
 _INTEGER: Final = r"^-?\d+$"
 _NUMBER: Final = r"^-?\d+([.]\d+)?$"
 _DAYS: Final = (-719_162, 2_932_896)
 _MICROS: Final = (-62_135_596_800_000_000, 253_402_300_799_999_999)
-"""From the year 1 to the year 9999."""
-_LEFT_OUT: Final = literal("__debezium_unavailable_value")
-"""What a connector writes for a big value that an update did not change, and the database did not send."""
+"""From the year 1 to the year 9999, like the texts above: what reads tables has no others."""
 _DECIMAL: Final = literal("org.apache.kafka.connect.data.Decimal")
 _DAYS_NAMES: Final = "'io.debezium.time.Date', 'org.apache.kafka.connect.data.Date'"
 _UNITS: Final = {
@@ -102,12 +102,21 @@ class Writing:
         """What a parser gave, in the declared types; where something does not fit, it is corrupt too."""
         values = [(f"{struct}.{quoted(f.name)}", f.dataType, _Judge.of(self, f.name)) for f in fields]
         wrong = [judge.misfit(read, kind) for read, kind, judge in values if self.judges(kind)]
-        if not wrong:
+        told = [case(unsent, literal(reason(name))) for name, unsent in self._unsent(struct, fields).items()]
+        if not wrong and not told:
             return struct
-        corrupt = f"coalesce({struct}.{CORRUPT}, {case(' OR '.join(wrong), literal(''))}) AS {CORRUPT}"
+        marks = [*told, *([case(" OR ".join(wrong), literal(""))] if wrong else [])]
+        corrupt = f"coalesce({struct}.{CORRUPT}, {', '.join(marks)}) AS {CORRUPT}"
         named = zip(fields, values, strict=True)
         columns = [f"{judge.value(read, kind)} AS {quoted(f.name)}" for f, (read, kind, judge) in named]
         return f"if(isnull({struct}), null, struct({', '.join([*columns, corrupt])}))"
+
+    def _unsent(self, struct: str, fields: Sequence[StructField]) -> dict[str, str]:
+        """By column, whether a connector left it out."""
+        if self.debezium is None:
+            return {}
+        found = {f.name: is_unsent(f"{struct}.{quoted(f.name)}", f.dataType) for f in fields}
+        return {name: unsent for name, unsent in found.items() if unsent is not None}
 
     def judges(self, kind: DataType) -> bool:
         """Whether a type is one of those that are judged here, or has one inside."""
@@ -127,7 +136,7 @@ class Writing:
         if not self.judges(kind) or isinstance(kind, ArrayType | MapType | StructType):
             return "''"
         if isinstance(kind, StringType | BinaryType):
-            return literal(": an update does not send it; ALTER TABLE … REPLICA IDENTITY FULL has it sent")
+            return literal(f": an update does not send it; {ADVICE}")
         if isinstance(kind, DecimalType):
             return literal(f" (debezium.decimal_handling_mode is {self.decimals})" if self.debezium else "")
         said = ": a number does not say what it counts, and since when; write the time as text"
@@ -194,7 +203,7 @@ class _Judge:
             case DecimalType():
                 return self._decimal(read, kind)
             case StringType() | BinaryType():
-                return case(f"{read} != cast({_LEFT_OUT} as {kind.simpleString()})", read)
+                return case(f"{read} != cast({literal(PLACEHOLDER)} as {kind.simpleString()})", read)
         return self._time(read, kind)
 
     def misfit(self, read: str, kind: DataType) -> str:
@@ -271,12 +280,14 @@ class _Judge:
 
 
 def _unscaled(read: str) -> str:
-    """The number that up to 16 bytes are, the highest one first and with the sign; taken in two halves."""
-    sign = f"CASE WHEN substring(hex({read}), 1, 1) >= '8' THEN 'F' ELSE '0' END"
-    digits = f"lpad(hex({read}), 32, {sign})"
-    high = f"cast(conv(substring({digits}, 1, 16), 16, -10) as decimal(20,0))"
-    low = f"cast(conv(substring({digits}, 17, 16), 16, 10) as decimal(20,0))"
-    return f"try_add(try_multiply({high}, 18446744073709551616BD), {low})"
+    """The number that up to 16 bytes are, the highest one first and with the sign. It is taken in two halves,
+    of a negative one from its complement, so that no step has more digits than the number."""
+    negative = f"substring(hex({read}), 1, 1) >= '8'"
+    digits = f"CASE WHEN {negative} THEN translate(hex({read}), {_HEX}, reverse({_HEX})) ELSE hex({read}) END"
+    halves = [f"substring(lpad({digits}, 32, '0'), {start}, 16)" for start in (1, 17)]
+    high, low = (f"cast(conv({half}, 16, 10) as decimal(20,0))" for half in halves)
+    number = f"try_add(try_multiply({high}, 18446744073709551616BD), {low})"
+    return f"CASE WHEN {negative} THEN try_subtract(-1BD, {number}) ELSE {number} END"
 
 
 def reader_options(more: Mapping[str, str]) -> str:
