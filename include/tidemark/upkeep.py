@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from tidemark.assemble import Deployment
-from tidemark.core.ids import TXN_FIRST, ShardId, Txn, WriterToken
+from tidemark.core.ids import QUARANTINE, TXN_FIRST, ShardId, Txn, WriterToken
 from tidemark.core.lease import Floor, Lease, since_of
 from tidemark.core.upkeep import Leftover, choose_runs
 from tidemark.delta.facts import TableFacts, facts_of
@@ -29,7 +29,6 @@ from tidemark.pipeline.maintain import announce, plan_floor, sweep, truncate
 from tidemark.pipeline.publish import BeingPublished
 from tidemark.pipeline.reclaim import Reclaim, plan_reclaim, reclaim
 from tidemark.pipeline.tend import snapshot_held, tend
-from tidemark.spark.parts import QUARANTINE
 
 DAY_MS: Final = 86_400_000
 

@@ -20,7 +20,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from tidemark.core.errors import InvalidUsage
-from tidemark.core.ids import TXN_NONE, ShardId, Txn, next_txn
+from tidemark.core.ids import QUARANTINE, TXN_NONE, ShardId, Txn, next_txn
 from tidemark.core.lease import since_of
 from tidemark.core.publish import Published, state_as_of
 from tidemark.core.snapshot import Truncated
@@ -122,7 +122,6 @@ def open_errors(deployment: Deployment, shard: str) -> DataFrame:
     among them: nobody can tell whose error it is (scenario E2)."""
     from tidemark.spark.open_errors import ErrorPins
     from tidemark.spark.open_errors import open_errors as still_open
-    from tidemark.spark.parts import QUARANTINE
     from tidemark.spark.spec import specs_of
 
     name = ShardId(deployment.config.shard(shard).name)

@@ -5,7 +5,6 @@ It checks the plumbing of conditional puts. It is no proof of atomicity: its che
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 import time
@@ -15,8 +14,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from tidemark.airflow.processes import free_port
+
 BUCKET = "warehouse"
-READY_SECONDS_MAX = 60
+READY_SECONDS_MAX = 180
 
 
 @dataclass(frozen=True)
@@ -38,19 +39,12 @@ class ObjectStore:
         }
 
 
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
-
-
 def _make_bucket(endpoint: str) -> None:
     deadline = time.monotonic() + READY_SECONDS_MAX
     while True:
         try:
             request = urllib.request.Request(f"{endpoint}/{BUCKET}", method="PUT")
-            with urllib.request.urlopen(request, timeout=5):
+            with urllib.request.urlopen(request, timeout=30):
                 return
         except (urllib.error.URLError, OSError):
             if time.monotonic() > deadline:
@@ -61,7 +55,7 @@ def _make_bucket(endpoint: str) -> None:
 @contextmanager
 def object_store() -> Iterator[ObjectStore]:
     """Start the server, make a bucket, stop the server again."""
-    port = _free_port()
+    port = free_port()
     process = subprocess.Popen(
         [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
         stdout=subprocess.DEVNULL,

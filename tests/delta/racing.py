@@ -8,7 +8,7 @@ from typing import Any
 from tests.delta.helpers import entry, open_journal
 from tidemark.core.ledger import UPPER, Committed, Put
 
-SECONDS_MAX = 60
+SECONDS_MAX = 300
 
 
 def race(folder: str, writer: int, rounds: int, barrier: Any, reports: Any) -> None:

@@ -84,12 +84,10 @@ def test_a_replaced_file_is_swept_only_after_the_retention(tmp_path: Path) -> No
     assert list(slow.read(0, 99)) == added
 
 
-def test_a_writer_that_slept_through_log_clean_up_conflicts(tmp_path: Path) -> None:
-    folder = tmp_path / "journal"
-    sleeper, rival = open_journal(folder), open_journal(folder)
-    put_next(sleeper)
-    head = sleeper.head()
-    for _ in range(15):
+def clean_up_after(folder: Path, *, commits: int) -> None:
+    """Add so many records, then let log clean-up take every entry but the last."""
+    rival = open_journal(folder)
+    for _ in range(commits):
         put_next(rival)
     long_ago = time.time() - 7200
     for path in (folder / "_delta_log").iterdir():
@@ -98,11 +96,51 @@ def test_a_writer_that_slept_through_log_clean_up_conflicts(tmp_path: Path) -> N
     table.create_checkpoint()
     table.cleanup_metadata()
     assert len(log_entries(folder)) == 1
+
+
+def test_a_writer_that_slept_through_log_clean_up_conflicts(tmp_path: Path) -> None:
+    folder = tmp_path / "journal"
+    sleeper = open_journal(folder)
+    put_next(sleeper)
+    head = sleeper.head()
+    clean_up_after(folder, commits=15)
     files = record_files(folder)
     assert sleeper.commit(head, Put({UPPER: 3}, (entry(2, token="late"),), None)) == Conflict()
     assert record_files(folder) == files
     assert sleeper.head().upper == 17
     assert len(sleeper.read(0, 99)) == 16
+
+
+def test_a_head_that_nothing_came_after_is_not_loaded_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "journal"
+    put_next(open_journal(folder))
+    reader = open_journal(folder)
+    head, loads = reader.head(), 0
+    load = DeltaTable.update_incremental
+
+    def counted(self: DeltaTable) -> None:
+        nonlocal loads
+        loads += 1
+        load(self)
+
+    monkeypatch.setattr(DeltaTable, "update_incremental", counted)
+    assert (reader.head(), reader.head(), loads) == (head, head, 0)
+    put_next(open_journal(folder))
+    assert (reader.head().upper, loads) == (head.upper + 1, 1)
+    put_next(reader)
+    assert reader.head().upper == head.upper + 2
+
+
+def test_a_head_is_loaded_again_once_log_clean_up_may_have_taken_what_came_after(tmp_path: Path) -> None:
+    folder, now = tmp_path / "journal", time.time_ns()
+    put_next(open_journal(folder))
+    sleeper = DeltaLedger(str(folder), journal_codec(), clock_ns=lambda: now)
+    assert sleeper.head().upper == 2
+    clean_up_after(folder, commits=15)
+    now += (table_module.COMMIT_SECONDS_MAX + 1) * 10**9
+    assert sleeper.head().upper == 17
 
 
 def test_invariant_5_a_commit_whose_reply_the_library_lost_is_found_in_the_log(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tidemark import tasks
+from tidemark import publishing
 from tidemark.core.ids import ShardId
 from tidemark.pipeline.publish import BeingPublished
 
@@ -27,10 +27,10 @@ class Bench:
             shard_uri=lambda shard: "",
             state=lambda: None,
         )
-        monkeypatch.setattr(tasks, "is_due", self.is_due)
-        monkeypatch.setattr(tasks, "publish", self.publish)
-        monkeypatch.setattr(tasks.time, "sleep", self.sleep)
-        monkeypatch.setattr(tasks.time, "monotonic", lambda: self.clock)
+        monkeypatch.setattr(publishing, "is_due", self.is_due)
+        monkeypatch.setattr(publishing, "publish", self.publish)
+        monkeypatch.setattr(publishing.time, "sleep", self.sleep)
+        monkeypatch.setattr(publishing.time, "monotonic", lambda: self.clock)
 
     def is_due(self, *args: object) -> bool:
         self.due -= 1
@@ -47,7 +47,7 @@ class Bench:
 
     def go(self) -> object:
         attempt: Any = SimpleNamespace(token="t")
-        return tasks.publish_when_free(self.deployment, attempt, SHARD, progress=lambda txn, phase: None)
+        return publishing.publish_when_free(self.deployment, attempt, SHARD, progress=lambda txn, phase: None)
 
 
 def test_it_publishes_once_the_other_is_through(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,4 +65,4 @@ def test_the_wait_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(monkeypatch, due=10**9, busy=10**9)
     with pytest.raises(BeingPublished):
         bench.go()
-    assert bench.clock > tasks.PUBLISHER_WAIT_SECONDS_MAX
+    assert bench.clock > publishing.PUBLISHER_WAIT_SECONDS_MAX

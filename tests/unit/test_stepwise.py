@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.harness import A, B, Script, World, rec, simple
-from tidemark.core.errors import Determinate
+from tidemark.core.binding import Binding
+from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.journal import Event
 from tidemark.core.replay import ExpectationsFailed, Finding, InputGone, Verdict
@@ -18,7 +19,7 @@ from tidemark.pipeline.context import Attempt, Pipeline
 from tidemark.pipeline.maintain import sweep
 from tidemark.pipeline.overrule import accept, skip
 from tidemark.pipeline.reclock import reclock
-from tidemark.pipeline.run import replay
+from tidemark.pipeline.run import replay, run
 from tidemark.pipeline.stepwise import (
     Pair,
     compare_plainly,
@@ -27,7 +28,7 @@ from tidemark.pipeline.stepwise import (
     seal_judged,
     verdicts_of,
 )
-from tidemark.pipeline.verdicts import Judged
+from tidemark.pipeline.verdicts import Judged, judged_in
 from tidemark.ports.gate import Opinion
 
 T1 = Txn(1)
@@ -81,6 +82,29 @@ def test_the_steps_by_themselves_end_where_a_whole_run_ends() -> None:
     assert verdicts(Run(world, "r").whole()) == [(1, "identical", False), (2, "identical", False)]
     assert (simple(world.state(A)), simple(world.state(B))) == ({"k": 2, "l": 1}, {"m": 1})
     assert (world.checkpoint, world.acknowledged) == (2, world.bindings[-1].upper)
+
+
+@pytest.mark.parametrize("opinion", [{"warned": ("odd",)}, {"failed": ("wrong",)}, {"held": {A: "odd"}}])
+def test_what_expectations_say_in_a_whole_run_is_in_the_journal_too(opinion: dict[str, object]) -> None:
+    world = World()
+    world.feed(rec("k", 1))
+    pipeline = replace(world.process(), gate=Scripted(**opinion))
+    try:
+        run(pipeline, world.attempt("r"))
+    except ExpectationsFailed:
+        assert "failed" in opinion
+    pipeline.control.journal.head()
+    (entry,) = [entry for entry in pipeline.control.journal.find("1") if entry.event is Event.JUDGED]
+    assert judged_in(entry).gated.opinion == Opinion(**opinion)  # type: ignore[arg-type]
+
+
+def test_a_run_whose_expectations_hold_writes_no_journal() -> None:
+    world = World()
+    world.feed(rec("k", 1))
+    pipeline = world.process()
+    run(pipeline, world.attempt("r"))
+    pipeline.control.journal.head()
+    assert not list(pipeline.control.journal.find("1"))
 
 
 def test_a_retry_uses_what_its_earlier_try_staged() -> None:
@@ -259,6 +283,23 @@ def test_s4_a_skipped_transaction_is_proven_although_its_input_is_gone() -> None
     assert verdicts(run.clear().upto_validate()) == [(1, "identical", True)]
     (finding,) = replay(run.pipeline, world.attempt("person"), txn_from=T1, txn_to=T1)
     assert (finding.verdict, finding.why) == (Verdict.IDENTICAL, "skipped: expired")
+
+
+def test_regression_a_skipped_transaction_is_proven_although_its_input_can_not_be_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What made people skip it would else fail every clear of its run, for good."""
+    world = World()
+    world.feed(rec("k", 1))
+    run = Run(world, "r")
+    reclock(run.pipeline, run.attempt)
+    skip(run.pipeline, world.attempt("person"), T1, reason="poisoned")
+
+    def refuse(binding: Binding) -> Staged:
+        raise InvalidUsage("a record can't be decoded, and on_error is fail")
+
+    monkeypatch.setattr(run.pipeline.plane, "replay", refuse)
+    assert verdicts(run.clear().upto_validate()) == [(1, "identical", True)]
 
 
 def test_p12_expectations_that_pause_hold_their_shard_only() -> None:

@@ -17,12 +17,14 @@ from __future__ import annotations
 
 
 class TidemarkError(Exception):
-    """The common root. `fact` says what is so, `hint` what to do about it."""
+    """The common root. `fact` says what is so, `hint` what to do about it; `kept` is the fact as it may go on
+    record, without values of rows."""
 
     def __init__(self, fact: str, *, hint: str = "") -> None:
         super().__init__(f"{fact}: {hint}" if hint else fact)
         self.fact = fact
         self.hint = hint
+        self.kept = fact
 
     def __reduce__(self) -> tuple[object, ...]:
         # Airflow and multiprocessing pickle exceptions; keyword-only fields don't survive that.

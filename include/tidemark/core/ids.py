@@ -21,6 +21,8 @@ WriterToken = NewType("WriterToken", str)
 
 TXN_FIRST: Final = Txn(1)
 TXN_NONE: Final = Txn(0)
+QUARANTINE: Final = ShardId("quarantine")
+"""The shard that takes what could not be applied."""
 
 NAME_CHARACTERS_MAX: Final = 64
 _NAME = re.compile(r"[a-z][a-z0-9_]*\Z")

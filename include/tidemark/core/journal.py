@@ -1,6 +1,6 @@
 """The journal: what was attempted and what came of it, chained so that nothing drops out unseen.
 
-Bindings, seals and checkpoints say what *is*. The journal says what *happened*: what the
+Bindings, seals and checkpoints say what *is*. The journal says what *happened*: what was refused, what the
 gate said, races lost and to whom, replays and their verdicts, what people accepted or skipped and why.
 
 Every stored record, of the journal and of the other ledgers, carries a link: a checksum of itself
@@ -28,6 +28,7 @@ CHAIN: Final = "chain"
 class Event(StrEnum):
     """What can happen to a transaction."""
 
+    REFUSED = "refused"
     JUDGED = "judged"
     LOST = "lost"
     VERIFIED = "verified"

@@ -14,9 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from tidemark.core.errors import Determinate
 from tidemark.delta.store import Store
 
@@ -64,16 +61,22 @@ def _actions(store: Store, version: int) -> Iterator[tuple[str, dict[str, Any]]]
         base, parts = -1, 0
     names = [f"{base:020}.checkpoint.{at:010}.{parts:010}.parquet" for at in range(1, parts + 1)]
     for name in names or ([f"{base:020}.checkpoint.parquet"] if base >= 0 else []):
-        table = pq.read_table(
-            pa.BufferReader(_got(store, name)), columns=["remove", "add"], use_threads=False
-        )
-        for kind in ("remove", "add"):
-            yield from ((kind, row) for row in table[kind].to_pylist() if row and row.get("path") is not None)
+        yield from _in_checkpoint(_got(store, name))
     for entry in range(base + 1, version + 1):
         lines = [json.loads(line) for line in _got(store, f"{entry:020}.json").splitlines()]
         # A commit's removals come first: it may put a file back with another deletion vector.
         for kind in ("remove", "add"):
             yield from ((kind, line[kind]) for line in lines if kind in line)
+
+
+def _in_checkpoint(data: bytes) -> Iterator[tuple[str, dict[str, Any]]]:
+    # Here and not above, because only maintenance comes here, and everybody else starts sooner without it.
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(pa.BufferReader(data), columns=["remove", "add"], use_threads=False)
+    for kind in ("remove", "add"):
+        yield from ((kind, row) for row in table[kind].to_pylist() if row and row.get("path") is not None)
 
 
 def _last_checkpoint(store: Store) -> tuple[int, int]:

@@ -45,7 +45,8 @@ class Codec(Generic[R]):
     """The kinds of record of one control table, each with its dataclass."""
 
     def __init__(self, kinds: Mapping[str, type[Any]]) -> None:
-        self._adapters = {kind: TypeAdapter(cls) for kind, cls in kinds.items()}
+        self._classes = dict(kinds)
+        self._adapters: dict[str, TypeAdapter[Any]] = {}
         self._kinds = {cls: kind for kind, cls in kinds.items()}
 
     def kind_of(self, record: R) -> str:
@@ -53,21 +54,26 @@ class Codec(Generic[R]):
         if kind is None:
             raise InvalidUsage(
                 f"{type(record).__name__} is not a record of this table",
-                hint=f"it keeps {sorted(self._adapters)}",
+                hint=f"it keeps {sorted(self._classes)}",
             )
         return kind
 
     def encode(self, record: R) -> str:
-        return self._adapters[self.kind_of(record)].dump_json(record).decode()
+        return self._adapter(self.kind_of(record)).dump_json(record).decode()
+
+    def _adapter(self, kind: str) -> TypeAdapter[Any]:
+        # Each takes milliseconds to make, and a process meets few kinds.
+        if kind not in self._adapters:
+            self._adapters[kind] = TypeAdapter(self._classes[kind])
+        return self._adapters[kind]
 
     def decode(self, row: Row, *, table: str) -> R:
         """The record of a row; a row that is not a valid record, or not this one, stops the reader."""
         check_format(row.format, table=table)
-        adapter = self._adapters.get(row.kind)
-        if adapter is None:
+        if row.kind not in self._classes:
             raise InvariantViolation(f"{table}: record {row.number} is of the unknown kind {row.kind!r}")
         try:
-            record = adapter.validate_json(row.body)
+            record = self._adapter(row.kind).validate_json(row.body)
         except (ValidationError, TidemarkError) as error:
             raise InvariantViolation(
                 f"{table}: record {row.number} is not a valid {row.kind}: {error}",

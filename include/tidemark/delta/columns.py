@@ -15,6 +15,7 @@ from deltalake import Field, Schema
 from tidemark.core.errors import InvalidUsage
 
 _OURS: Final = "tidemark."
+_EXPIRING_IDS: Final = "delta.setTransactionRetentionDuration"
 
 
 def check_columns(table: str, there: Schema, declared: Schema) -> None:
@@ -46,6 +47,15 @@ def check_properties(table: str, there: Mapping[str, str], declared: Mapping[str
                 f"{table} has rows by {setting} {there[name] or 'none'}, and now it is {value or 'none'}",
                 hint=f"set {setting} as it was; to fold by another, begin a new pipeline",
             )
+
+
+def check_marks_last(table: str, there: Mapping[str, str]) -> None:
+    """`InvalidUsage` for a table that would forget its marks."""
+    if _EXPIRING_IDS in there:
+        raise InvalidUsage(
+            f"{table} has {_EXPIRING_IDS}: its marks would expire, and old work would be done again",
+            hint=f"unset {_EXPIRING_IDS} on the table",
+        )
 
 
 def lacking(there: Schema, declared: Schema) -> list[Field]:

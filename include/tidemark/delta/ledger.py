@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Generic, TypeVar
 
-import pyarrow as pa
+from arro3.core import Table
 
 from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.core.journal import CHAIN, FORMAT, link
@@ -40,6 +40,7 @@ from tidemark.delta.records import (
     RecordFile,
     checked_order,
     file_of,
+    joined,
     read_file,
     read_keys,
     rows_of,
@@ -139,13 +140,13 @@ class DeltaLedger(Generic[R]):
         return [self._codec.decode(row, table=self.uri) for row in rows]
 
     def written_at(self, number: int) -> datetime | None:
-        """When the first record of a number was committed, by its writer's clock; None where there is none.
-        For retention only: no decision about what happened depends on it."""
-        for file in self._snapshot.files:
+        """When the last record of a number was committed, by its writer's clock; None where there is none.
+        For alarms and retention only: no decision about what happened depends on it."""
+        for file in reversed(self._snapshot.files):
             if file.may_hold_number(number, number + 1):
                 contents = self._contents_of(file)
-                for at, row in enumerate(contents.rows):
-                    if row.number == number:
+                for at in reversed(range(len(contents.rows))):
+                    if contents.rows[at].number == number:
                         found: datetime = contents.table["at"][at].as_py()
                         return found
         return None
@@ -210,7 +211,7 @@ class DeltaLedger(Generic[R]):
         self._keep(file, Contents(rows, rows_of(rows)))
         return self._settled(outcome, (*snapshot.files, file))
 
-    def _encoded(self, records: Sequence[R], chain: int) -> pa.Table:
+    def _encoded(self, records: Sequence[R], chain: int) -> Table:
         at = self._clock_ns() // 1_000
         columns: dict[str, list[Any]] = {name: [] for name in ARROW_SCHEMA.names}
         for record in records:
@@ -232,7 +233,7 @@ class DeltaLedger(Generic[R]):
                 columns[name].append(value)
         return table_of(columns)
 
-    def _written(self, rows: pa.Table, *, versions: tuple[int, int], link_before: int) -> RecordFile:
+    def _written(self, rows: Table, *, versions: tuple[int, int], link_before: int) -> RecordFile:
         try:
             return write_file(
                 self._table.store,
@@ -262,7 +263,7 @@ class DeltaLedger(Generic[R]):
         head = self._table.refresh()
         if head.version != committed:
             return
-        contents = pa.concat_tables([self._contents_of(file).table for file in merge.files])
+        contents = joined(self._contents_of(file).table for file in merge.files)
         versions = (merge.files[0].version_first, merge.files[-1].version_last)
         merged = self._written(contents, versions=versions, link_before=merge.files[0].link_before)
         at_ms = self._clock_ns() // 1_000_000

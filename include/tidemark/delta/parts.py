@@ -12,6 +12,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from arro3.core import Table
 from pyarrow import fs
 
 from tidemark.core.errors import Determinate
@@ -81,11 +82,13 @@ class DeltaParts:
 
 
 def _wanted(
-    adds: pa.Table | None, *, lower: Txn, upper: Txn | None, columns: Sequence[str]
+    found: Table | None, *, lower: Txn, upper: Txn | None, columns: Sequence[str]
 ) -> list[dict[str, Any]]:
     """The add actions that may have rows in the range, with the statistics of these columns only."""
-    if adds is None:
+    if found is None:
         return []
+    # Not pa.table(): for that pyarrow imports pandas.
+    adds = pa.RecordBatchReader.from_stream(found).read_all()
     if f"max.{_TXN}" in adds.column_names:
         known = pc.fill_null(pc.cast(adds[f"max.{_TXN}"], pa.int64()), int(lower))
         adds = adds.filter(pc.greater_equal(known, int(lower)))

@@ -25,9 +25,9 @@ from pathlib import Path
 from queue import Empty
 from threading import BrokenBarrierError
 from typing import Any
-from urllib.parse import unquote, urlparse
 
 from tidemark.core.errors import Determinate
+from tidemark.delta.store import local_path
 
 SCRATCH_PREFIX = "_tidemark_probe"
 
@@ -225,14 +225,6 @@ def _remove(table: str, options: dict[str, str]) -> None:
 
     with suppress(OSError, ValueError, _delta_error()):
         DeltaStorageHandler(table, options).delete_dir("")
-
-
-def local_path(uri: str) -> Path | None:
-    """The folder that an address means on this machine, or None for an object store."""
-    parsed = urlparse(uri)
-    if parsed.scheme == "file":
-        return Path(unquote(parsed.path))
-    return None if "://" in uri else Path(uri)
 
 
 def _delta_error() -> type[Exception]:

@@ -5,20 +5,23 @@ which table versions its rows came from, the link before its first row and the l
 a digest of its contents, and a checksum of all that and of the statistics that readers skip files by.
 So the file list alone shows that no file is missing and that no statistic was changed; contents and
 links are checked whenever a file is opened.
+
+They are written and read by arro3, which loads in a few milliseconds; pyarrow takes longer than all that a
+run with nothing to do does.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-from arro3.core import Array
+from arro3.core import Array, DataType, Table
+from arro3.io import read_parquet, write_parquet
 from deltalake import Field, Schema
 from deltalake.schema import PrimitiveType
 from deltalake.transaction import AddAction, RemoveAction
@@ -29,23 +32,22 @@ from tidemark.delta.codec import Row
 from tidemark.delta.store import Store
 
 COLUMNS: Final = {
-    "number": ("long", pa.int64(), False),
-    "kind": ("string", pa.string(), False),
-    "key": ("string", pa.string(), False),
-    "txn": ("long", pa.int64(), True),
-    "token": ("string", pa.string(), True),
-    "run_id": ("string", pa.string(), True),
-    "at": ("timestamp", pa.timestamp("us", tz="UTC"), False),
-    "format": ("integer", pa.int32(), False),
-    "link": ("long", pa.int64(), False),
-    "body": ("string", pa.string(), False),
+    "number": ("long", False),
+    "kind": ("string", False),
+    "key": ("string", False),
+    "txn": ("long", True),
+    "token": ("string", True),
+    "run_id": ("string", True),
+    "at": ("timestamp", False),
+    "format": ("integer", False),
+    "link": ("long", False),
+    "body": ("string", False),
 }
 SCHEMA: Final = Schema(
-    [Field(name, PrimitiveType(kind), nullable=null) for name, (kind, _, null) in COLUMNS.items()]
+    [Field(name, PrimitiveType(kind), nullable=null) for name, (kind, null) in COLUMNS.items()]
 )
-ARROW_SCHEMA: Final = pa.schema([pa.field(name, kind, null) for name, (_, kind, null) in COLUMNS.items()])
-# Skipping uses these two; statistics on the others would only cost.
-_STATS_COLUMNS: Final = ("number", "key")
+ARROW_SCHEMA: Final = SCHEMA.to_arrow()
+_REPEATED: Final = ("kind", "key")
 
 # First and last version, link before and last link, a nonce, the contents' digest, the name's own.
 _NAME = re.compile(r"r-(\d{20})-(\d{20})" + 5 * r"-([0-9a-f]{16})" + r"\.parquet\Z")
@@ -90,7 +92,7 @@ class RecordFile:
 class Contents:
     """Rows with the Arrow table they stand in, so that compaction copies them without a change."""
 
-    table: pa.Table
+    table: Table
     rows: Sequence[Row]
 
 
@@ -103,22 +105,21 @@ def _check_of(stem: str, facts: tuple[Any, ...]) -> str:
 
 
 def write_file(
-    store: Store, table: pa.Table, *, versions: tuple[int, int], link_before: int, nonce: str
+    store: Store, table: Table, *, versions: tuple[int, int], link_before: int, nonce: str
 ) -> RecordFile:
     """Write rows that follow each other in the chain. OSError when the store doesn't take them."""
-    numbers: list[int] = table["number"].to_pylist()
-    keys: list[str] = table["key"].to_pylist()
+    numbers, keys = list(table["number"].to_pylist()), list(table["key"].to_pylist())
     link_last: int = table["link"][-1].as_py()
-    sink = pa.BufferOutputStream()
-    pq.write_table(
+    sink = io.BytesIO()
+    write_parquet(
         table,
         sink,
-        compression="zstd",
-        use_dictionary=["kind", "key"] if table.num_rows > 1 else False,
-        write_statistics=list(_STATS_COLUMNS),
-        store_schema=False,
+        compression="zstd(1)",
+        dictionary_enabled=False,
+        column_dictionary_enabled=dict.fromkeys(_REPEATED, table.num_rows > 1),
+        skip_arrow_metadata=True,
     )
-    data = sink.getvalue().to_pybytes()
+    data = sink.getvalue()
     links = f"{link_before:016x}-{link_last:016x}"
     stem = f"r-{versions[0]:020}-{versions[1]:020}-{links}-{nonce}-{_digest_of(data)}"
     facts: tuple[Any, ...] = (len(numbers), len(data), min(numbers), max(numbers), min(keys), max(keys))
@@ -160,7 +161,7 @@ def _broken(table: str, what: str) -> InvariantViolation:
     return InvariantViolation(f"{table}: {what}", hint="records were lost; restore the table from a backup")
 
 
-def _opened(store: Store, file: RecordFile, *, table: str, columns: Sequence[str]) -> pa.Table:
+def _opened(store: Store, file: RecordFile, *, table: str) -> Table:
     try:
         data = store.get(file.path)
     except FileNotFoundError as error:
@@ -171,18 +172,17 @@ def _opened(store: Store, file: RecordFile, *, table: str, columns: Sequence[str
         ) from error
     if _digest_of(data) != file.path.split("-")[6]:
         raise _broken(table, f"the file {file.path} is damaged")
-    # Not read_table: it imports all of pyarrow.dataset, and pandas, for a file of a few kilobytes.
-    return pq.ParquetFile(pa.BufferReader(data)).read(columns=list(columns), use_threads=False)
+    return read_parquet(data, batch_size=max(file.rows, 1)).read_all()
 
 
 def read_keys(store: Store, file: RecordFile, *, table: str) -> frozenset[str]:
-    """The keys in a file, without the rest of it."""
-    return frozenset(_opened(store, file, table=table, columns=["key"])["key"].to_pylist())
+    """The keys in a file; nothing else of it becomes a Python value."""
+    return frozenset(_opened(store, file, table=table)["key"].to_pylist())
 
 
 def read_file(store: Store, file: RecordFile, *, table: str) -> Contents:
     """All rows of a file, each checked against the one before it."""
-    found = _opened(store, file, table=table, columns=list(COLUMNS))
+    found = _opened(store, file, table=table).select(list(COLUMNS))
     rows = rows_of(found)
     for row in rows:
         check_format(row.format, table=table)
@@ -194,18 +194,20 @@ def read_file(store: Store, file: RecordFile, *, table: str) -> Contents:
     return Contents(found, rows)
 
 
-def table_of(columns: Mapping[str, Sequence[Any]]) -> pa.Table:
-    """The columns of `ARROW_SCHEMA` as a table; the time is given in microseconds.
-
-    The lists go through arro3, delta-rs's own arrays: for a Python list pyarrow imports pandas."""
-    plain = {field.name: field.type for field in ARROW_SCHEMA} | {"at": pa.int64()}
-    arrays = [
-        pa.array(Array(columns[field.name], type=plain[field.name])).view(field.type)
-        for field in ARROW_SCHEMA
-    ]
-    return pa.Table.from_arrays(arrays, schema=ARROW_SCHEMA)
+def table_of(columns: Mapping[str, Sequence[Any]]) -> Table:
+    """The columns of `ARROW_SCHEMA` as a table; the time is given in microseconds."""
+    plain = {name: ARROW_SCHEMA.field(name).type for name in COLUMNS} | {"at": DataType.int64()}
+    arrays = [Array(columns[name], type=plain[name]).cast(ARROW_SCHEMA.field(name).type) for name in COLUMNS]
+    return Table.from_arrays(arrays, schema=ARROW_SCHEMA)
 
 
-def rows_of(table: pa.Table) -> tuple[Row, ...]:
+def joined(tables: Iterable[Table]) -> Table:
+    """The rows of several such tables, one after the other."""
+    return Table.from_batches(
+        [batch for table in tables for batch in table.to_batches()], schema=ARROW_SCHEMA
+    )
+
+
+def rows_of(table: Table) -> tuple[Row, ...]:
     columns = (table[name].to_pylist() for name in Row.__dataclass_fields__)
     return tuple(Row(*values) for values in zip(*columns, strict=True))

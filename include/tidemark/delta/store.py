@@ -9,10 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
+from urllib.parse import unquote, urlparse
 
 from deltalake._internal import DeltaFileSystemHandler
 
-from tidemark.delta.probe import local_path
+
+def local_path(uri: str) -> Path | None:
+    """The folder that an address means on this machine, or None for an object store."""
+    parsed = urlparse(uri)
+    if parsed.scheme == "file":
+        return Path(unquote(parsed.path))
+    return None if "://" in uri else Path(uri)
 
 
 class Store:
@@ -48,6 +56,14 @@ class Store:
         """The whole file. FileNotFoundError when there is none, OSError when it can't be read."""
         data: bytes = self._files().open_input_file(path).read()  # type: ignore[call-arg]
         return data
+
+    def has(self, path: str) -> bool:
+        """Whether the file is there. OSError when that can't be told."""
+        try:
+            self._files().open_input_file(path)
+        except FileNotFoundError:
+            return False
+        return True
 
     def listed(self) -> dict[str, int]:
         """Every file below the root with its size; none where there is no root."""

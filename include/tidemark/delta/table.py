@@ -24,9 +24,10 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
-import pyarrow as pa
+from arro3.core import Table
 from deltalake import CommitProperties, DeltaTable, Field, PostCommitHookProperties, Schema, Transaction
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
@@ -34,7 +35,7 @@ from deltalake.transaction import AddAction, RemoveAction
 from tidemark.core.errors import Determinate, Indeterminate, InvalidUsage, InvariantViolation
 from tidemark.core.journal import link
 from tidemark.core.ledger import CommitOutcome, Committed, Conflict, Head
-from tidemark.delta.columns import check_columns, check_properties, lacking
+from tidemark.delta.columns import check_columns, check_marks_last, check_properties, lacking
 from tidemark.delta.failures import panicked, reading
 from tidemark.delta.store import Store
 
@@ -47,10 +48,11 @@ CHECKPOINT_VERSIONS: Final = 10
 CLEANUP_VERSIONS: Final = 50
 PROPERTY_TRIES_MAX: Final = 20
 # A writer that was frozen for longer than log entries are kept could create an entry that is not
-# absent but cleaned away. So a commit that took this long is not believed, but read back.
+# absent but cleaned away. So a commit that took this long is not believed, but read back; and a snapshot
+# that is this old is loaded again, though its next entry is absent.
 COMMIT_SECONDS_MAX: Final = 60
+NEVER: Final = float("-inf")
 ADD_FACTS: Final = ("path", "size_bytes", "num_records", "min.number", "max.number", "min.key", "max.key")
-EXPIRING_IDS: Final = "delta.setTransactionRetentionDuration"
 
 _NO_HOOKS: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 
@@ -81,6 +83,7 @@ class ControlTable:
         self._mark_names = tuple(marks)
         self._seconds = seconds
         self._table: DeltaTable | None = None
+        self._head, self._head_at = Head(VERSION_NONE), NEVER
 
     @property
     def version(self) -> int:
@@ -90,32 +93,34 @@ class ControlTable:
         """Load the newest version. A table that is not there yet has no marks, and is not made."""
         try:
             with reading(self.uri):
+                now = self._seconds()
                 if self._table is None:
                     table = DeltaTable(self.uri, storage_options=self._options)
                     self._check_table(table)
                     self._table = table
+                elif self._is_newest(now):
+                    return self._head
                 else:
                     self._table.update_incremental()
-                    self._check_configuration(self._table)
-                return Head(self._table.version(), self._marks(self._table))
+                    check_marks_last(self.uri, self._table.metadata().configuration)
+                self._head, self._head_at = Head(self.version, self._marks(self._table)), now
+                return self._head
         except TableNotFoundError:
             return Head(VERSION_NONE)
 
+    def _is_newest(self, now: float) -> bool:
+        """Whether nothing came after the last head: versions are dense, so its next log entry is absent."""
+        is_loaded = self._head.version == self.version and 0 <= now - self._head_at < COMMIT_SECONDS_MAX
+        return is_loaded and not self.store.has(f"_delta_log/{self.version + 1:020}.json")
+
     def _check_table(self, table: DeltaTable) -> None:
-        self._check_configuration(table)
+        check_marks_last(self.uri, table.metadata().configuration)
         if self._schema is not None:
             check_columns(self.uri, table.schema(), self._schema)
         check_properties(self.uri, table.metadata().configuration, self._configuration)
 
     def _lacking(self) -> list[Field]:
         return lacking(self._table.schema(), self._schema) if self._table and self._schema else []
-
-    def _check_configuration(self, table: DeltaTable) -> None:
-        if EXPIRING_IDS in table.metadata().configuration:
-            raise InvalidUsage(
-                f"{self.uri} has {EXPIRING_IDS}: its marks would expire, and old work would be done again",
-                hint=f"unset {EXPIRING_IDS} on the table",
-            )
 
     def _marks(self, table: DeltaTable) -> dict[str, int]:
         found = {name: table.transaction_version(APP_PREFIX + name) for name in self._mark_names}
@@ -133,18 +138,15 @@ class ControlTable:
         found = self.add_actions()
         if found is None:
             return []
-        listed: list[dict[str, Any]] = found.select(
-            [n for n in ADD_FACTS if n in found.schema.names]
-        ).to_pylist()
-        return listed
+        names = [name for name in ADD_FACTS if name in found.column_names]
+        return list(found.select(names).to_struct_array().to_pylist())
 
-    def add_actions(self) -> pa.Table | None:
+    def add_actions(self) -> Table | None:
         """All that is known of the active files, as a table; None where there is no table."""
         if self._table is None:
             return None
         with reading(self.uri):
-            # Not pa.table(), and no times as Python's: for either pyarrow imports pandas, which costs more.
-            return pa.RecordBatchReader.from_stream(self._table.get_add_actions(flatten=True)).read_all()
+            return Table.from_arrow(self._table.get_add_actions(flatten=True))
 
     def prepare(self, head: Head, moved: Iterable[str]) -> bool:
         """Stand at `head`, making the table if it isn't there, and giving it the columns that it lacks; False
@@ -180,10 +182,11 @@ class ControlTable:
         """Give the table a property, in a commit of its own, unless it has it."""
         cause: Exception | None = None
         for _ in range(PROPERTY_TRIES_MAX):
-            if self.refresh().version == VERSION_NONE or self._property(name) == value:
+            self.refresh()
+            if self._table is None or self._table.metadata().configuration.get(name) == value:
                 return
             try:
-                self._table.alter.set_table_properties(  # type: ignore[union-attr]
+                self._table.alter.set_table_properties(
                     {name: value},
                     commit_properties=CommitProperties(max_commit_retries=0),
                     post_commithook_properties=_NO_HOOKS,
@@ -192,9 +195,6 @@ class ControlTable:
                 cause = error
             self._table = None
         raise Determinate(f"{self.uri} can't get {name} = {value}: {cause}", hint="retry") from cause
-
-    def _property(self, name: str) -> str | None:
-        return self._table.metadata().configuration.get(name) if self._table is not None else None
 
     def _create(self) -> None:
         """Put-if-absent of the table itself. Whoever comes second uses the first one's."""
@@ -244,6 +244,7 @@ class ControlTable:
         except BaseException as error:
             if not isinstance(error, (OSError, DeltaError)) and not panicked(error):
                 raise
+            self._head_at = NEVER  # Whatever came in between, the next head is loaded whole.
             return self._read_back(version, attempt, error)
         if self._seconds() - began > COMMIT_SECONDS_MAX:
             raise Indeterminate(
@@ -270,10 +271,9 @@ class ControlTable:
         return Committed(version) if attempt.encode() in entry else Conflict()
 
     def _newest_version(self) -> int:
-        try:
+        with suppress(OSError, DeltaError):
             return DeltaTable(self.uri, storage_options=self._options).version()
-        except (OSError, DeltaError):
-            return VERSION_NONE
+        return VERSION_NONE
 
     def _unknown(self, version: int, error: BaseException) -> Indeterminate:
         return Indeterminate(

@@ -69,9 +69,10 @@ def seal_at(pipeline: Pipeline, txn: Txn) -> Seal:
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """What may be behind its seals: the seals above the checkpoint, and per shard the first
+    """What may be behind its seals: the seals above `done`, the checkpoint, and per shard the first
     transaction that its log may lack. A shard that is not named has everything."""
 
+    done: Txn
     sealed_upper: Txn
     seals: Sequence[Seal]
     lowers: Mapping[ShardId, Txn]
@@ -102,7 +103,7 @@ def unfinished(pipeline: Pipeline) -> Unfinished:
     sealed_upper = pipeline.control.seals.head().upper
     seals = pipeline.control.seals.read(done_upper, sealed_upper)
     touched = {shard: done_upper for seal in seals for shard in seal.shards}
-    return Unfinished(sealed_upper, seals, dict(sorted({**touched, **waiting}.items())))
+    return Unfinished(Txn(done_upper - 1), sealed_upper, seals, dict(sorted({**touched, **waiting}.items())))
 
 
 def untouched(pipeline: Pipeline, shards: Sequence[ShardId]) -> set[ShardId]:

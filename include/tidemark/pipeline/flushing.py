@@ -47,7 +47,6 @@ def table_mark(pipeline: Pipeline, shard: ShardId, lower: Txn) -> tuple[TableMar
 def flushing(pipeline: Pipeline, *, timed: bool = False) -> Flushing:
     """The tracker, by the seals and logs of now; with `timed`, it knows since when shards lag."""
     behind = unfinished(pipeline)
-    done = Txn(pipeline.control.checkpoints.head().upper - 1)
     found = {shard: table_mark(pipeline, shard, lower) for shard, lower in behind.lowers.items()}
     marks = {shard: mark for shard, (mark, _) in found.items()}
     sealed: dict[Txn, float] = {}
@@ -57,7 +56,7 @@ def flushing(pipeline: Pipeline, *, timed: bool = False) -> Flushing:
         sealed = {seal.txn: _seconds(control.seals, seal.txn) for seal in behind.seals}
         flushed = {shard: _seconds(control.log(shard), mark.upper - 1) for shard, mark in marks.items()}
     tracker = flush_tracker(
-        done=done, seals=behind.seals, tables=marks, sealed_seconds=sealed, flushed_seconds=flushed
+        done=behind.done, seals=behind.seals, tables=marks, sealed_seconds=sealed, flushed_seconds=flushed
     )
     return Flushing(tracker, marks, {shard: needs for shard, (_, needs) in found.items()})
 

@@ -110,10 +110,21 @@ def last_published(control: Control, shard: ShardId) -> Published | None:
 
 
 def checked_record(control: Control, plane: StatePlane, shard: ShardId) -> Published | None:
-    """The newest publish on record, if the state still holds it; readers start here (scenario M13)."""
+    """The newest publish on record, if the state still holds it; readers start here (scenario M13).
+
+    A reader holds no lock: publishers may be at work between its look at the record and the one at the table.
+    So a state that is not as recorded is looked at again as long as its record moves."""
     last = last_published(control, shard)
-    check_standing(shard, last=last, standing=plane.standing(shard, last))
-    return last
+    for _ in range(STEPS_MAX):
+        standing, before = plane.standing(shard, last), last
+        try:
+            check_standing(shard, last=last, standing=standing)
+            return last
+        except StateOverwritten:
+            last = last_published(control, shard)
+            if last == before:
+                raise
+    raise Determinate(f"the state of {shard} was published {STEPS_MAX} times while it was read", hint="retry")
 
 
 def published_together(control: Control, shards: Sequence[ShardId], *, as_of: Txn) -> Txn:
@@ -222,6 +233,9 @@ def rebuild(
                 f"the log of {shard} ends at {log.upper - 1}, below the published {published_txn(last)}",
                 hint="restore the log from a backup first",
             )
+        if log.upper == TXN_FIRST:
+            fact = f"the log of {shard} has nothing to rebuild from"
+            raise InvalidUsage(fact, hint="run the pipeline first")
         tail = Tail(lower, log.upper, log.version)
         version, commit = plane.rebuild(shard, tail, base=start, token=token)
         return put_record(control, shard, version=version, commit=commit)

@@ -19,9 +19,12 @@ from tidemark.pipeline.checkpoint import checkpoint
 from tidemark.pipeline.context import Attempt, Pipeline, seal_at
 from tidemark.pipeline.ingest import ingest, standing
 from tidemark.pipeline.reclock import reclock
+from tidemark.pipeline.refusal import note_refusal
 from tidemark.pipeline.replay import note_finding, replay_plan, verify
 from tidemark.pipeline.upsert import bring_up_logs, commit_staged
 from tidemark.pipeline.validate import validate
+from tidemark.pipeline.verdicts import Judged, record
+from tidemark.ports.gate import Opinion
 
 Progress = Callable[[Txn, str], None]
 """Told which transaction is in which phase, for people who watch."""
@@ -64,6 +67,9 @@ def finish(
         if ahead is not None:
             ahead.begin(following, after=outcome)
         gated = validate(pipeline, outcome)
+        if gated.opinion != Opinion():
+            # What the expectations say outlasts the run, also when nothing is sealed for it.
+            record(pipeline, attempt, Judged(gated, replayed=False), token_of=outcome)
         progress(txn, "upsert")
         outcome = commit_staged(pipeline, attempt, outcome, gated)
     if isinstance(outcome, TooEarly):
@@ -81,8 +87,9 @@ def _staged(pipeline: Pipeline, attempt: Attempt, txn: Txn, ahead: Ahead | None)
     try:
         staged = ahead.take(txn) if ahead is not None else None
         return staged or ingest(pipeline, attempt, txn)
-    except (TidemarkError, OSError):
+    except (TidemarkError, OSError) as error:
         if standing(pipeline, txn) is not Standing.BELOW:
+            note_refusal(pipeline, attempt, txn, error)
             raise
         return Lost(seal_at(pipeline, txn))
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tidemark.core.binding import owned_in
 from tidemark.core.checksum import SOURCE, Digests
-from tidemark.core.errors import Determinate
+from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.core.evidence import Evidence, decide_evidence, newest_of
 from tidemark.core.ids import Txn, WriterToken
 from tidemark.core.journal import Event
@@ -22,6 +22,7 @@ from tidemark.core.seal import Lost, Seal, SealOutcome, Staged, TooEarly
 from tidemark.core.shard import Standing
 from tidemark.pipeline.context import Attempt, Pipeline, binding_at, seal_at, sealed_binding, stage_open
 from tidemark.pipeline.ingest import standing
+from tidemark.pipeline.refusal import note_refusal
 from tidemark.pipeline.replay import judge_parts, read_sealed
 from tidemark.pipeline.run import Progress, unwatched
 from tidemark.pipeline.settle import settle
@@ -89,9 +90,14 @@ def gather_one(pipeline: Pipeline, attempt: Attempt, txn: Txn, *, replayed: bool
     binding = sealed_binding(pipeline, seal_at(pipeline, txn)) if replayed else binding_at(pipeline, txn)
     gone = pipeline.source.inspect(binding)
     staged: Staged | None = None
-    if not gone:
-        token = attempt.token
-        staged = pipeline.plane.replay(binding) if replayed else stage_open(pipeline, binding, token)
+    if not gone and replayed:
+        staged = pipeline.plane.replay(binding)
+    elif not gone:
+        try:
+            staged = stage_open(pipeline, binding, attempt.token)
+        except InvalidUsage as error:
+            note_refusal(pipeline, attempt, txn, error)
+            raise
     made = Evidence(0, txn, attempt.owner, attempt.round, attempt.token, staged, replayed, gone)
     keep(pipeline, attempt, made)
     return made
@@ -100,7 +106,8 @@ def gather_one(pipeline: Pipeline, attempt: Attempt, txn: Txn, *, replayed: bool
 def gather(pipeline: Pipeline, attempt: Attempt, *, progress: Progress = unwatched) -> tuple[Evidence, ...]:
     """Stage every open transaction of the run's plan, and replay those that it has to prove.
 
-    Input that is gone is evidence too: the gate says so. What comes after it in order is left alone."""
+    Input that is gone is evidence too: the gate says so. What comes after it in order is left alone. A
+    skipped transaction has nothing to prove, and may be one that can't be read."""
     plan = known_plan(pipeline, attempt)
     gathered: list[Evidence] = []
     for txn in plan.finish:
@@ -109,6 +116,8 @@ def gather(pipeline: Pipeline, attempt: Attempt, *, progress: Progress = unwatch
         if gathered[-1].gone:
             break
     for txn in plan.prove:
+        if judge_skipped(seal_at(pipeline, txn)) is not None:
+            continue
         progress(txn, "replay")
         gathered.append(gather_one(pipeline, attempt, txn, replayed=True))
     return tuple(gathered)
@@ -162,11 +171,14 @@ def judge_gathered(
 def proven(pipeline: Pipeline, attempt: Attempt, txn: Txn, pairs: list[Pair]) -> Finding:
     """Collect what proves a sealed transaction; a finding that needs no comparison is returned as it is."""
     seal = seal_at(pipeline, txn)
+    skipped = judge_skipped(seal)
+    if skipped is not None:
+        return skipped
     evidence = gather_one(pipeline, attempt, txn, replayed=True)
     if evidence.staged is None:
-        return judge_skipped(seal) or Finding(txn, Verdict.INPUT_GONE, why=evidence.gone)
+        return Finding(txn, Verdict.INPUT_GONE, why=evidence.gone)
     finding = judge_replay(seal, evidence.staged)
-    if finding.verdict is Verdict.NOT_COMPARABLE or not seal.digests:
+    if finding.verdict is Verdict.NOT_COMPARABLE:
         return finding
     pairs.append((txn, seal.digests, evidence.staged.digests))
     if not finding.passed or not seal.shards:

@@ -58,7 +58,8 @@ class TellsTime(Protocol):
     retention: no decision about what happened depends on it."""
 
     def written_at(self, number: int) -> datetime | None:
-        """When the first record of a number was committed; None where that is not known."""
+        """When the last record of a number was committed; None where that is not known. A binding comes after
+        the claims of runs that found nothing, which have its number."""
         ...
 
 

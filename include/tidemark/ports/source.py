@@ -47,6 +47,26 @@ class Standing:
     trouble: str = ""
 
 
+class PassedOver(Protocol):
+    """A piece of input that is not bound now, and why."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def reason(self) -> str: ...
+
+
+@runtime_checkable
+class PassesOver(Protocol):
+    """A source that leaves some of what it sees for later, and can say what."""
+
+    @property
+    def skipped(self) -> Sequence[PassedOver]:
+        """What the last offer did not take."""
+        ...
+
+
 @runtime_checkable
 class TellsStanding(Protocol):
     """A source that remembers for us, and can say how much."""

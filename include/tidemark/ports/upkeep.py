@@ -15,10 +15,10 @@ from tidemark.core.seal import Part
 
 
 class Merger(Protocol):
-    """Rewrites the files of a log."""
+    """Rewrites the files of a log. `Determinate` when it can't, because files are damaged or gone."""
 
     def merge(self, shard: ShardId, files: Sequence[Part], *, folder: str) -> tuple[Part, ...]:
-        """Write the rows of these files to few in a folder below the log. `Determinate` when it can't."""
+        """Write the rows of these files to few in a folder below the log."""
         ...
 
     def digests_by_txn(self, shard: ShardId, parts: Sequence[Part]) -> Mapping[Txn, Digest]:
