@@ -39,6 +39,23 @@ def test_a_good_file_gives_a_summary_and_exit_code_0(
     assert len(output.splitlines()) < 25
 
 
+def test_a_pipeline_is_found_by_its_name_and_without_a_name_all_are_looked_at(
+    run: Callable[..., tuple[int, str]], write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write().parent
+    write(name="broken.yaml", pairs=[("format: json", "format: jsn")])
+    monkeypatch.chdir(folder.parent.parent)
+    assert run("orders") == run(folder / "p.yaml")
+    code, output = run("broken")
+    assert (code, "broken.yaml:5:11" in output, "1 problem in 1 file" in output) == (2, True, True)
+    code, output = run()
+    assert (code, "broken.yaml:5:11" in output) == (2, True)
+    (folder / "broken.yaml").unlink()
+    assert run()[0] == 0
+    code, output = run("nobody")
+    assert (code, "no such file" in output) == (2, True)
+
+
 def test_every_problem_is_one_line_with_its_place_and_exit_code_2(
     run: Callable[..., tuple[int, str]], write: Write
 ) -> None:

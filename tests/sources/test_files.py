@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import logging
 import os
 import tempfile
 import time
@@ -241,6 +242,32 @@ def test_any_utf8_name_is_bound_byte_for_byte(landing: Landing) -> None:
     assert landing.run() == []
 
 
+def test_regression_a_name_that_spark_can_not_read_is_left_out_and_told(
+    landing: Landing, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once bound, it would stop the pipeline: no retry reads it."""
+    caplog.set_level(logging.WARNING)
+    landing.put("2026-01-01T00:00:00.json")
+    landing.put("10:30/a.json")
+    assert landing.run() == ["10:30/a.json"]
+    reason = "Spark can't read a name with a colon: rename it"
+    assert caplog.messages == [f"file '2026-01-01T00:00:00.json' is not taken: {reason}"]
+
+
+def test_what_a_later_run_takes_is_not_warned_of(landing: Landing, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    landing.rules = FileRules("json", ready_marker="{name}.done")
+    landing.put("a.json")
+    assert (landing.run(), caplog.messages) == ([], [])
+
+
+def test_regression_a_broken_footer_stops_nobody_who_only_counts_its_rows(landing: Landing) -> None:
+    """Its length says more than the file has. Whoever reads the file says what is wrong with it."""
+    landing.rules, landing.limits = FileRules("parquet"), FileLimits(records_max=10)
+    landing.put("a.parquet", b"PAR1" + bytes(10) + (10**6).to_bytes(4, "little") + b"PAR1")
+    assert landing.run() == ["a.parquet"]
+
+
 def test_transactions_are_cut_by_files_bytes_and_records(landing: Landing) -> None:
     def sizes(limits: FileLimits, rules: FileRules | None = None) -> list[list[str]]:
         landing.limits = limits
@@ -292,6 +319,12 @@ def test_a_source_that_learnt_more_than_the_snapshot_forgets_it(landing: Landing
 def test_a_missing_folder_is_an_error_not_an_empty_source(tmp_path: Path) -> None:
     with pytest.raises(InvalidUsage, match=r"source folder .* is not there"):
         Landing(tmp_path / "no").run()
+
+
+def test_a_folder_that_can_not_be_listed_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InvalidUsage, match=r"source folder .* can't be listed: Not a directory"):
+        Landing(tmp_path / "file").run()
 
 
 def test_an_unreadable_file_is_told_and_the_others_go_on(

@@ -1,7 +1,7 @@
 """Scenarios E1, E3 and D1 to D5, played with any number of files on any number of cores.
 
-`python -m tests.spark.every_cut ROOT` plays all of them on one core, in a process of its own, and prints what
-came out. What must come out is written down by hand, after each transaction.
+`python -m tests.spark.every_cut URL ROOT` plays all of them over Spark Connect, in a process of its own, and
+prints what came out. What must come out is written down by hand, after each transaction.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.spark.connect_client import shown
 from tests.spark.ingest_rig import KV, QUARANTINE, Rig, Row, cut, lines_of, make_rig
 from tidemark.core.binding import Binding
 from tidemark.core.ids import WriterToken
-from tidemark.spark.session import SHORT_JOBS, build_session
+from tidemark.spark.session import connect_session
 
 FILES = (1, 2, 5)
 ID_V: Row = {"schema": "id BIGINT, v BIGINT", "keys": ["id"]}
@@ -124,13 +124,8 @@ def played(spark: SparkSession, root: Path, case: Case, *, files: int) -> dict[s
 
 
 def main() -> None:
-    root = Path(sys.argv[1])
-    spark = build_session(
-        "one-core",
-        master="local[1]",
-        scratch_folder=root / "scratch",
-        confs={"spark.driver.memory": "1g", **SHORT_JOBS},
-    )
+    url, root = sys.argv[1], Path(sys.argv[2])
+    spark = connect_session(url)
     found = {
         name: [played(spark, root / f"{name}-{files}", case, files=files) for files in FILES]
         for name, case in CASES.items()

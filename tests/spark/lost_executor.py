@@ -23,11 +23,11 @@ from tests.spark.connect_client import shown
 from tests.spark.ingest_rig import Rig, make_rig
 from tidemark.core.binding import Binding
 from tidemark.core.ids import WriterToken
-from tidemark.spark.session import build_session
+from tidemark.spark.session import SHORT_JOBS, build_session
 
 RECORDS = 60_000
 PARTS = 40
-DEADLINE_SECONDS = 120
+DEADLINE_SECONDS = 600
 
 
 def transaction(spark: SparkSession, root: Path) -> tuple[Rig, Binding]:
@@ -91,6 +91,8 @@ def main() -> None:
         scratch_folder=root / "scratch",
         confs={
             "spark.driver.memory": "1g",
+            **SHORT_JOBS,
+            "spark.executor.extraJavaOptions": SHORT_JOBS["spark.driver.extraJavaOptions"],
             "spark.eventLog.enabled": "true",
             "spark.eventLog.dir": log.as_uri(),
             "spark.eventLog.compress": "false",

@@ -3,6 +3,8 @@ works once the cause is gone."""
 
 from __future__ import annotations
 
+import gzip
+import json
 import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ from pyspark.sql import SparkSession
 
 from tests.spark.deployed_rig import arrive, attempt, begun
 from tidemark.assemble import Deployment
+from tidemark.config import PipelineConfig
 from tidemark.core.errors import Determinate, TidemarkError
 from tidemark.core.ids import ShardId, Txn
 from tidemark.core.publish import Published
@@ -113,3 +116,24 @@ def test_a_part_that_was_cut_is_noticed_by_every_reader_and_can_be_restored(
     ]
     publish_state(works)
     assert rows(works, View.STATE) == expected([*second, first[2]])
+
+
+def test_regression_a_read_that_fails_keeps_nothing_in_sparks_memory(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Several shards share one read. What a warm server keeps of it would stay there for good."""
+    shards = [
+        {"name": name, "schema": "k INT, v STRING", "keys": ["k"], "route": {"column": "v", "equals": name}}
+        for name in ("a", "b")
+    ]
+    source = {"type": "files", "path": "in", "format": "json", "settle_seconds": 0}
+    given = {"name": "cut", "source": source, "warehouse": "wh", "shards": shards}
+    works = Deployment(PipelineConfig.model_validate(given).at(tmp_path), lambda: spark)
+    whole = gzip.compress("".join(json.dumps({"k": k, "v": "a"}) + "\n" for k in range(1_000)).encode())
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "cut.json.gz").write_bytes(whole[: len(whole) // 2])
+    kept = spark._jsparkSession.sharedState().cacheManager()
+    assert kept.isEmpty()
+    with pytest.raises(Determinate, match="Unexpected end of input stream"):
+        run(works.pipeline, attempt())
+    assert kept.isEmpty()

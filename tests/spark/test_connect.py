@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import secrets
-import socket
 import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,36 +11,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.spark.connect_client import outcome, scenarios
+from tests.spark.connect_rig import TOKEN, python
+from tidemark.airflow.processes import free_port
 from tidemark.core.errors import Determinate, InvalidUsage
-from tidemark.spark.connect import TOKEN_VARIABLE, Server, start_server
+from tidemark.spark.connect import Server, start_server
 
 pytestmark = [pytest.mark.spark, pytest.mark.server, pytest.mark.slow]
-
-TOKEN = secrets.token_hex(16)
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-        return port
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("connect")
-    with start_server(free_port(), TOKEN, folder=folder, master="local[1]", memory="1g") as started:
-        yield started
-
-
-def python(*words: str, folder: Path, token: str, **more: str) -> subprocess.CompletedProcess[str]:
-    """A module in a process of its own, which may have no classic session."""
-    found = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, TOKEN_VARIABLE: token, "PYTHONPATH": found, **more}
-    command = [sys.executable, "-m", *words]
-    return subprocess.run(
-        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=240, check=False
-    )
 
 
 def client(url: str, root: Path, token: str) -> subprocess.CompletedProcess[str]:
@@ -77,6 +48,14 @@ def test_the_command_works_on_a_warm_server(server: Server, tmp_path: Path) -> N
         done = python("tidemark.cli", *words, folder=tmp_path, token=TOKEN, TIDEMARK_SPARK_MASTER=server.url)
         assert done.returncode == 0, (words, done.stderr[-3000:])
     assert [row["name"] for row in json.loads(done.stdout)] == ["Ada", "Emmy"]
+
+
+def test_regression_a_deployment_that_is_closed_leaves_no_session_on_the_server(
+    server: Server, tmp_path: Path
+) -> None:
+    done = python("tests.spark.connect_closing", server.url, str(tmp_path), folder=tmp_path, token=TOKEN)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads(done.stdout.splitlines()[-1]) == {"begun": 1, "ended": 1, "given": "open"}
 
 
 def test_a_client_without_the_token_is_refused(server: Server, tmp_path: Path) -> None:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
+from tests.spark.connect_rig import python
 from tests.spark.every_cut import CASES, FILES, Case, played
+from tidemark.spark.connect import Server
 
 pytestmark = pytest.mark.spark
 
@@ -43,20 +42,11 @@ def test_e1_e3_d1_d2_d3_d4_d5_with_1_2_and_5_files(two_cores: Outcomes, name: st
         assert one["digests"] == two_cores[name][0]["digests"]
 
 
+@pytest.mark.server
 @pytest.mark.slow
-def test_e1_e3_d1_d2_d3_d4_d5_on_one_core(two_cores: Outcomes, tmp_path: Path) -> None:
-    """Invariant 7: other parallelism, the same rows and the same digests."""
-    top = str(Path(__file__).parents[2])
-    found_in = os.pathsep.join([top, os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.spark.every_cut", str(tmp_path / "one")],
-        env={**os.environ, "PYTHONPATH": found_in},
-        cwd=top,
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
+def test_e1_e3_d1_d2_d3_d4_d5_on_one_core(two_cores: Outcomes, server: Server, tmp_path: Path) -> None:
+    """Invariant 7: other parallelism, over Spark Connect, the same rows and the same digests."""
+    done = python("tests.spark.every_cut", server.url, str(tmp_path / "one"), folder=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert sorted(found) == sorted(CASES)

@@ -158,6 +158,12 @@ def test_a_deletion_needs_its_key_only(spark: SparkSession, tmp_path: Path) -> N
         pytest.param({}, [kv("a", "1"), {**kv("b", "1"), "w": 1}], "undeclared column 'w'", id="added"),
         pytest.param({"apply_as_deletes": None}, [{"k": "b"}], "missing column 'v'", id="dropped"),
         pytest.param({"on_error": "fail"}, [kv("a", "1"), "{"], "it is not a JSON object", id="on-error"),
+        pytest.param(
+            {"on_error": "fail", "schema": "k STRING NOT NULL, v INT"},
+            [kv("a", "1x")],
+            "column 'v' is INT, found 1x",
+            id="a-value",
+        ),
     ],
 )
 def test_e4_a_refusal_stops_the_transaction_before_anything_is_written(
@@ -167,10 +173,11 @@ def test_e4_a_refusal_stops_the_transaction_before_anything_is_written(
     with pytest.raises(Refused, match=fact) as refused:
         rig.stage(records)
     assert (refused.value.place, refused.value.record) == (
-        f"file 'f0.json', record {len(records) - 1}",
+        f"file 'f0.json', line {len(records)}",
         len(records) - 1,
     )
     assert rig.files_on_disk() == []
+    assert "1x" not in refused.value.kept, "a value of a row would go on record"
 
 
 @pytest.mark.parametrize(
@@ -251,7 +258,7 @@ def test_records_are_routed_by_a_column_and_unknown_ones_are_quarantined(
     assert state(rig.rows(staged, ShardId("left"))) == {"a": "4"}
     assert state(rig.rows(staged, ShardId("right"))) == {"a": "2"}
     bad = {row["_ordinal"]: (row["_shard"], row["_reason"]) for row in rig.rows(staged, QUARANTINE)}
-    assert bad == {2: (None, "no shard takes it"), 0: (None, "no shard takes it")}
+    assert bad == {2: (None, "no shard takes it"), 0: (None, "it is not a JSON object")}
     assert staged.digests[SOURCE].count == 5
     assert shard_endpoint(ShardId("unused")) not in staged.digests
     assert dict(rig.plane().read_back(staged)) == dict(staged.digests)
@@ -267,7 +274,7 @@ def test_csv_is_read_by_its_header_and_as_strictly(spark: SparkSession, tmp_path
     rows = {row["k"]: (row["n"], row["v"], row["_op"]) for row in rig.rows(staged)}
     assert rows == {"a": (None, None, "D"), "d": (None, None, "U"), "e": (5, "é", "U")}
     bad = {row["_ordinal"]: row["_reason"] for row in rig.rows(staged, QUARANTINE)}
-    assert bad == {2: "column 'n' is INT, found oops", 3: "the record is malformed"}
+    assert bad == {2: "column 'n' is INT, found oops", 3: "it does not have 4 fields"}
     rig.write("c.csv", ["k,n,v,op,extra", "a,1,x,u,1"])
     with pytest.raises(InvalidUsage, match="undeclared column 'extra'"):
         rig.plane().stage(rig.bind(["c.csv"]), WriterToken("w"))
@@ -306,6 +313,14 @@ def test_parquet_rows_have_positions_and_unknown_columns_are_refused(
     pq.write_table(pa.table({"k": ["a"], "v": ["1"], "w": [1]}), tmp_path / "in" / "c.parquet")
     with pytest.raises(InvalidUsage, match="'w' is not declared"):
         rig.plane().stage(rig.bind(["c.parquet"]), WriterToken("w"))
+
+
+def test_e4_a_parquet_column_of_another_type_is_refused_by_name(spark: SparkSession, tmp_path: Path) -> None:
+    rig = make_rig(spark, tmp_path, {"schema": "k STRING, n INT", "keys": ["k"]}, file_format="parquet")
+    pq.write_table(pa.table({"k": ["a"], "n": pa.array([1], pa.int64())}), tmp_path / "in" / "a.parquet")
+    with pytest.raises(InvalidUsage, match=r"file 'a\.parquet' has column 'n' as INT64, declared is int"):
+        rig.plane().stage(rig.bind(["a.parquet"]), WriterToken("w"))
+    assert rig.files_on_disk() == []
 
 
 def test_regression_a_bad_record_that_also_lacks_a_column_does_not_stop_the_good_ones(

@@ -20,9 +20,10 @@ from tidemark.core.fold import fold as core_fold
 from tidemark.core.frontier import Position
 from tidemark.core.ids import Txn, WriterToken
 from tidemark.sources.manifest import BoundFile
+from tidemark.sources.places import BLOCK_BYTES, line_place
 from tidemark.spark.digest import digest_of, partials, row_hash
 from tidemark.spark.fold import FoldRule, fold, is_last
-from tidemark.spark.read import READ_CONFS, read_lines
+from tidemark.spark.read import READ_CONFS, parts_for, read_lines
 
 pytestmark = pytest.mark.spark
 
@@ -236,6 +237,45 @@ def test_invariant_6_positions_do_not_depend_on_the_number_of_tasks(
     found = {(row["_offset"], row["_ordinal"]): row["_raw"] for row in frame.collect()}
     expected = {(seq, n): line for seq, lines in enumerate(contents) for n, line in enumerate(lines) if line}
     assert found == expected
+
+
+@pytest.mark.parametrize("tasks_max", [1, 3, 100])
+def test_invariant_6_a_large_file_is_cut_where_it_always_is_and_its_lines_keep_their_order(
+    spark: SparkSession, tmp_path: Path, tasks_max: int
+) -> None:
+    """Invariant 6: lines of any length around the ends of blocks are read once, and stand in the order that
+    they have in the file, whoever reads them."""
+    block_bytes = 1_000
+    lines = [f"{number}:" + "x" * (number * 7 % 400) for number in range(300)]
+    lines[150] = "150:" + "y" * 3 * block_bytes
+    path = tmp_path / "large.txt"
+    path.write_text("\n".join(lines))
+    file = BoundFile(1, path.name, path.stat().st_size, "", 0)
+    child = spark.newSession()
+    for name, value in {**READ_CONFS, "spark.sql.files.maxPartitionBytes": str(block_bytes)}.items():
+        child.conf.set(name, value)
+    frame = read_lines(child, str(tmp_path), [file], tasks_max=tasks_max, block_bytes=block_bytes)
+    assert frame.rdd.getNumPartitions() == min(tasks_max, -(-file.size // block_bytes))
+    found = sorted((row["_ordinal"], row["_raw"]) for row in frame.collect())
+    assert [line for _, line in found] == lines
+    # The place that a message names leads to the line, with nothing but the file.
+    data = path.read_bytes()
+    for ordinal, line in found:
+        block, number = divmod(ordinal, 1 << 33)
+        begin = data.index(b"\n", block * block_bytes) + 1 if block else 0
+        assert data[begin:].split(b"\n")[number].decode() == line
+
+
+def test_a_record_of_a_large_file_is_named_so_that_it_can_be_found() -> None:
+    assert line_place(17) == "line 18"
+    assert line_place((2 << 33) + 17) == f"line 18 of those that begin after byte {2 * BLOCK_BYTES}"
+
+
+def test_parts_leave_no_core_idle_in_the_last_round() -> None:
+    """More parts than cores come in whole rounds; a few megabytes are not cut for that."""
+    megabytes = 1024**2
+    sizes = [1, 3, 8, 300, 900]
+    assert [parts_for(size * megabytes, cores=4) for size in sizes] == [1, 1, 4, 4, 8]
 
 
 def test_a_part_that_lost_a_row_or_a_file_is_noticed(spark: SparkSession, tmp_path: Path) -> None:

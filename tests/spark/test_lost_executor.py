@@ -31,7 +31,7 @@ def test_p11_a_lost_executor_reruns_a_stage_and_nothing_is_counted_twice(
         cwd=top,
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=900,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]

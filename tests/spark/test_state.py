@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,17 @@ from pyspark.sql import DataFrame, SparkSession
 
 from tests.spark.state_rig import SHARD, Row, StateRig, gone, ordered, rows_of
 from tidemark.core.errors import Determinate, Indeterminate, InvalidUsage
-from tidemark.core.ids import Txn, WriterToken
-from tidemark.core.publish import Published, StateOverwritten, UpToDate
+from tidemark.core.ids import ShardId, Txn, WriterToken
+from tidemark.core.publish import Published, StateOverwritten, StateStanding, UpToDate
 from tidemark.pipeline import publish as step
 from tidemark.ports.state import Tail
 from tidemark.spark import fresh as fresh_module
 from tidemark.spark import state as state_module
+from tidemark.spark.spec import StateSpecs
+from tidemark.spark.standing import configuration_of
 from tidemark.spark.state import SparkStatePlane
 from tidemark.spark.transaction import StateTransaction
+from tidemark.spark.upkeep import SparkStateKeeper
 
 pytestmark = pytest.mark.spark
 
@@ -291,13 +295,12 @@ def test_other_engines_read_the_same_state(rig: StateRig) -> None:
     assert ordered(pl.scan_delta(rig.spec.state).select("k", "v").collect().rows()) == rig.state()
 
 
-@pytest.mark.parametrize("way", ["merge", "transaction"])
-@pytest.mark.parametrize("deletion_vectors", [True, False])
+@pytest.mark.parametrize(
+    ("deletion_vectors", "way"), [(True, "transaction"), (True, "merge"), (False, "merge")]
+)
 def test_every_way_to_commit_gives_the_same_rows_and_the_same_feed(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deletion_vectors: bool, way: str
 ) -> None:
-    if way == "transaction" and not deletion_vectors:
-        pytest.skip("without deletion vectors there is one way")
     used: list[str] = []
 
     def spy(name: str, call: Callable[..., None]) -> Callable[..., None]:
@@ -407,3 +410,56 @@ def test_rows_without_keys_are_all_kept(spark: SparkSession, tmp_path: Path) -> 
     assert rig.fresh() == [("a", "1")] * 3
     rig.publish(WriterToken("two"))
     assert rig.state() == [("a", "1")] * 3
+
+
+def test_regression_m13_publishes_between_a_readers_two_looks_are_no_strangers(
+    rig: StateRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader has read the record, and is stopped; two publishers have done their work when it looks at the
+    table."""
+    rig.append(("a", "1"))
+    rig.publish()
+    look, looks = rig.plane.standing, []
+
+    def late(shard: ShardId, since: Published | None) -> StateStanding:
+        looks.append(since)
+        if len(looks) == 1:
+            for value in ("2", "3"):
+                rig.append(("a", value))
+                step.publish(rig.control, other, SHARD, token=WriterToken(f"other{value}"))
+        return look(shard, since)
+
+    other = SparkStatePlane(rig.spark, StateSpecs("p", {SHARD: rig.spec}))
+    monkeypatch.setattr(rig.plane, "standing", late)
+    found = step.checked_record(rig.control, rig.plane, SHARD)
+    assert (found is not None and found.txn, len(looks)) == (3, 2)
+    rig.spark.sql(f"DELETE FROM delta.`{rig.spec.state}`")
+    with pytest.raises(StateOverwritten, match="DELETE"):
+        step.checked_record(rig.control, rig.plane, SHARD)
+
+
+def test_regression_a_state_keeps_its_history_for_longer_than_delta_keeps_a_log_by_itself(
+    rig: StateRig,
+) -> None:
+    """From the first publish on, and where the days are raised later."""
+    rig.append(("a", "1"))
+    rig.publish()
+    specs = StateSpecs("p", {SHARD: replace(rig.spec, history_days=60)})
+    SparkStateKeeper(rig.spark, specs).vacuum(SHARD)
+    kept = {f"delta.{name}RetentionDuration": "interval 60 days" for name in ("deletedFile", "log")}
+    assert kept.items() <= configuration_of(rig.spec.state).items()
+    rig.plane = SparkStatePlane(rig.spark, specs)
+    rig.append(("a", "2"))
+    rig.publish()
+    new = StateRig(rig.spark, rig.root / "new")
+    new.spec = replace(new.spec, history_days=60)
+    new.plane = SparkStatePlane(rig.spark, StateSpecs("p", {SHARD: new.spec}))
+    new.append(("a", "1"))
+    new.publish()
+    assert kept.items() <= configuration_of(new.spec.state).items()
+    assert new.state() == [("a", "1")]
+
+
+def test_a_state_without_a_log_has_nothing_to_be_rebuilt_from(rig: StateRig) -> None:
+    with pytest.raises(InvalidUsage, match="nothing to rebuild from"):
+        rig.rebuild()

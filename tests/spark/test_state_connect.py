@@ -3,70 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import socket
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.spark.connect_rig import python
 from tests.spark.test_state import LATE_RESULT
-from tidemark.spark.jars import jar_paths
-from tidemark.spark.java import use_java
-from tidemark.spark.session import SHORT_JOBS, session_confs
+from tidemark.spark.connect import Server
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
-ROOT = Path(__file__).resolve().parents[2]
-SECONDS_MAX = 300
+pytestmark = [pytest.mark.spark, pytest.mark.server, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A Connect server on loopback, for this module."""
-    import pyspark
-
-    use_java()
-    folder = tmp_path_factory.mktemp("server")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    confs = session_confs(master="local[2]", jars=jar_paths(), scratch_folder=folder) | {
-        "spark.connect.grpc.binding.address": "127.0.0.1", "spark.connect.grpc.binding.port": str(port),
-        "spark.driver.memory": "1g", **SHORT_JOBS,
-    }  # fmt: skip
-    home = Path(pyspark.__file__).parent
-    command = [str(home / "bin" / "spark-submit"), "--master", "local[2]"]
-    command += ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]
-    for name, value in confs.items():
-        command += ["--conf", f"{name}={value}"]
-    with (folder / "messages").open("w") as messages:
-        server = subprocess.Popen(
-            [*command, "spark-internal"], stdout=messages, stderr=messages, cwd=folder,
-            env=os.environ | {"SPARK_HOME": str(home)}, start_new_session=True,
-        )  # fmt: skip
-    try:
-        deadline = time.monotonic() + SECONDS_MAX
-        while socket.socket().connect_ex(("127.0.0.1", port)) != 0:
-            assert server.poll() is None, (folder / "messages").read_text()
-            assert time.monotonic() < deadline, "the server doesn't listen"
-            time.sleep(0.2)
-        yield f"sc://localhost:{port}"
-    finally:
-        os.killpg(server.pid, signal.SIGTERM)
-        server.wait(timeout=60)
-
-
-@pytest.fixture(scope="module")
-def found(url: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def found(server: Server, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the worker saw, all of it in one process."""
     folder = tmp_path_factory.mktemp("work")
-    command = [sys.executable, "-m", "tests.spark.state_connect_work", url, str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=600)
+    done = python("tests.spark.state_connect_work", server.url, str(folder), folder=folder)
     assert done.returncode == 0, done.stderr[-4000:]
     told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return told

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
+from tidemark import assemble
 from tidemark.assemble import Deployment, new_token
 from tidemark.config import PipelineConfig
 from tidemark.core.binding import Owner
 from tidemark.core.errors import Determinate
 from tidemark.core.ids import Txn
-from tidemark.pipeline.context import Attempt
+from tidemark.pipeline.context import Attempt, watermark_below
 from tidemark.pipeline.overrule import skip
 from tidemark.pipeline.reclock import reclock
 from tidemark.pipeline.run import run
 from tidemark.pipeline.stepwise import gather, judge_gathered, seal_judged
+from tidemark.ports.control import Control
 from tidemark.views import View, read
 
 pytestmark = pytest.mark.spark
@@ -92,3 +96,24 @@ def test_u11_what_was_staged_above_another_past_than_was_sealed_is_staged_anew(
     judge_gathered(works.pipeline, cleared)
     seal_judged(works.pipeline, cleared)
     assert works.control.seals.head().upper == 4
+
+
+def test_regression_a_thread_that_stages_ahead_asks_no_ledger_of_another_thread(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as no record has had a sequence there is no watermark, and transactions are staged ahead."""
+    works = deployment(spark, tmp_path)
+    for number in range(2):
+        (tmp_path / "in" / f"{number}.json").write_text(json.dumps({"k": "a", "v": number, "s": None}) + "\n")
+    asked: list[tuple[Control, int]] = []
+
+    def heard(control: Control, txn: Txn) -> int | None:
+        asked.append((control, threading.get_ident()))
+        return watermark_below(control, txn)
+
+    monkeypatch.setattr(assemble, "watermark_below", heard)
+    with ThreadPoolExecutor(1) as background:
+        run(works.pipeline, attempt(), background=background)
+    elsewhere = [control for control, thread in asked if thread != threading.get_ident()]
+    assert len(elsewhere) == 2
+    assert works.control not in elsewhere

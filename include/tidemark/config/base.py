@@ -14,7 +14,7 @@ from tidemark.config.problems import refused
 from tidemark.config.schema import Schema
 from tidemark.config.text import COLUMN_NAME, shown
 from tidemark.core.errors import InvalidUsage
-from tidemark.core.ids import checked_name
+from tidemark.core.ids import QUARANTINE, checked_name
 
 TABLE_CHARACTERS_MAX: Final = 200
 FROM_SOURCE: Final = "from_source"
@@ -78,9 +78,9 @@ def is_pattern(table: str) -> bool:
 
 
 def _shard(value: str) -> str:
-    if checked_name(value, what="shard") == "quarantine":
+    if checked_name(value, what="shard") == QUARANTINE:
         hint = "rejected records go there; choose another"
-        raise InvalidUsage("shard name 'quarantine' is taken", hint=hint)
+        raise InvalidUsage(f"shard name {value!r} is taken", hint=hint)
     return value
 
 

@@ -58,11 +58,15 @@ def _slot(text: str) -> str:
 
 
 class CsvOptions(Model):
-    """How CSV files are written. A field equal to `null_value` is NULL."""
+    """How CSV files are written. A field equal to `null_value` is NULL, also in quotes.
+
+    A quote inside of quotes is doubled or, with `escape`, has that character before it.
+    """
 
     header: bool = True
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ","
     quote: Annotated[str, Field(min_length=1, max_length=1)] = '"'
+    escape: Annotated[str, Field(min_length=1, max_length=1)] | None = None
     null_value: Annotated[str, Field(max_length=100)] = ""
 
 

@@ -93,5 +93,5 @@ def _parquet_rows(path: str) -> int:
 
     try:
         return int(pq.read_metadata(path).num_rows)
-    except OSError:
+    except (OSError, ValueError):
         return 0  # Only a transaction's size needs it; whoever reads the file will say what is wrong.

@@ -21,6 +21,7 @@ about 350 bytes each. `max_records` counts lines, so a CSV file with line breaks
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -42,6 +43,9 @@ from tidemark.sources.listing import Found, Listing, Skipped, matcher
 from tidemark.sources.manifest import PARTITION, BoundFile, Manifest
 
 THREADS: Final = 4
+_SKIPPED_LOGGED_MAX: Final = 20
+
+logger = logging.getLogger(__name__)
 
 
 class BoundFileChanged(InvalidUsage):
@@ -126,8 +130,15 @@ class FileSource:
             if self._is_whole(file, content, listing)
         ]
         self.skipped = tuple(listing.skipped)
+        self._tell()
         lower = last.upper[PARTITION] if last is not None else 0
         return list(self._cut(whole, lower))
+
+    def _tell(self) -> None:
+        """Say what is left out, and first, as a warning, what no later run will take either."""
+        for one in sorted(self.skipped, key=lambda one: one.waits)[:_SKIPPED_LOGGED_MAX]:
+            level = logging.INFO if one.waits else logging.WARNING
+            logger.log(level, "file %r is not taken: %s", one.name, one.reason)
 
     def inspect(self, binding: Binding) -> str:
         """Which bound files are not what they were; empty when all are."""
@@ -199,9 +210,8 @@ class FileSource:
                 continue
             # Without a wait the clocks of this machine and of the file server don't matter.
             if settle_ns and now_ns - file.settled_at(now_ns) < settle_ns:
-                listing.skipped.append(
-                    Skipped(file.name, f"it is younger than {self._rules.settle_seconds} s")
-                )
+                reason = f"it is younger than {self._rules.settle_seconds} s"
+                listing.skipped.append(Skipped(file.name, reason, waits=True))
                 continue
             yield file
 
@@ -226,14 +236,15 @@ class FileSource:
         return known
 
     def _is_whole(self, file: Found, content: Content | None, listing: Listing) -> bool:
+        waits = False
         if content is None:
             reason = "it can't be read"
         elif (content.size, content.mtime_ns) != (file.size, file.mtime_ns):
-            reason = "it is still being written"
+            reason, waits = "it is still being written", True
         else:
             reason = content.flaw
         if reason:
-            listing.skipped.append(Skipped(file.name, reason))
+            listing.skipped.append(Skipped(file.name, reason, waits))
         return not reason
 
     def _cut(self, files: Sequence[tuple[Found, Content | None]], lower: int) -> Iterator[Step]:

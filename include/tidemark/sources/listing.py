@@ -44,10 +44,11 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A file that is not bound now, and why."""
+    """A file that is not bound now, and why; one that `waits` is likely to be taken by a later run."""
 
     name: str
     reason: str
+    waits: bool = False
 
 
 def is_temporary(name: str) -> bool:
@@ -101,6 +102,11 @@ class Listing:
             raise InvalidUsage(
                 f"source folder {folder!r} is not there", hint="make it, mount it, or correct source.path"
             ) from None
+        except (PermissionError, NotADirectoryError) as error:
+            raise InvalidUsage(
+                f"source folder {folder!r} can't be listed: {error.strerror}",
+                hint="let this user read it, or correct source.path",
+            ) from None
 
     def _walk(self, folder: str, prefix: str) -> None:
         pending = [(folder, prefix)]
@@ -135,6 +141,10 @@ class Listing:
         except UnicodeEncodeError:
             self.skipped.append(Skipped(ascii(name), "its name is not UTF-8"))
             return
+        if ":" in entry.name:
+            # Hadoop takes what stands before it for the scheme of a URI, and every read would fail.
+            self.skipped.append(Skipped(name, "Spark can't read a name with a colon: rename it"))
+            return
         try:
             found = entry.stat(follow_symlinks=False)
         except FileNotFoundError:
@@ -157,6 +167,7 @@ class Listing:
             if name in belongs:
                 continue
             if marker is not None and markers[name] not in self.names:
-                self.skipped.append(Skipped(name, f"its marker {markers[name]!r} is not there"))
+                reason = f"its marker {markers[name]!r} is not there"
+                self.skipped.append(Skipped(name, reason, waits=True))
                 continue
             yield self.files[name]

@@ -40,7 +40,8 @@ from tidemark.spark.spec import StateSpec
 from tidemark.spark.standing import columns_of, guard_of
 from tidemark.spark.tail import SOURCE, TARGET
 
-RETENTION: Final = "delta.deletedFileRetentionDuration"
+LOG_DAYS_MIN: Final = 30
+"""For how long Delta keeps a table's log by itself."""
 _TXN_APP: Final = "spark.databricks.delta.write.txnAppId"
 _TXN_VERSION: Final = "spark.databricks.delta.write.txnVersion"
 _USER_METADATA: Final = "spark.databricks.delta.commitInfo.userMetadata"
@@ -75,14 +76,18 @@ def table_properties(spec: StateSpec) -> dict[str, str]:
     return {
         "delta.enableDeletionVectors": str(spec.deletion_vectors).lower(),
         "delta.enableChangeDataFeed": str(spec.change_data_feed).lower(),
-        RETENTION: retention_of(spec),
+        **retention_of(spec),
     }
 
 
-def retention_of(spec: StateSpec) -> str:
+def retention_of(spec: StateSpec) -> dict[str, str]:
     """For how long files stay that the newest version doesn't need, in Delta's words: a VACUUM by anybody
-    goes by it."""
-    return f"interval {spec.history_days} days"
+    goes by it. Their versions stay for as long: without its log a file can't be read, and Delta refuses a
+    table that would keep files for longer."""
+    return {
+        "delta.deletedFileRetentionDuration": f"interval {spec.history_days} days",
+        "delta.logRetentionDuration": f"interval {max(spec.history_days, LOG_DAYS_MIN)} days",
+    }
 
 
 def write(frame: DataFrame, spec: StateSpec, stamp: Stamp, *, mode: str) -> None:

@@ -71,7 +71,7 @@ def start_server(
     memory: str = "2g",
     jars_folder: Path | None = None,
     confs: Mapping[str, str] | None = None,
-    start_seconds_max: float = 120,
+    start_seconds_max: float = 300,
 ) -> Server:
     """Start a server and wait until it listens. `folder` gets its log, its confs and its temporary files.
 

@@ -40,10 +40,12 @@ from tidemark.config import CsvOptions, ShardConfig
 from tidemark.core.errors import InvariantViolation
 from tidemark.spark import debezium
 from tidemark.spark.fold import POSITION
-from tidemark.spark.read import DATA, HASH, KEY_DOCUMENT, RAW, RECORD
+from tidemark.spark.quoting import fields_of
+from tidemark.spark.read import DATA, HASH, KEY_DOCUMENT, NO_KEY, NO_VALUE, RAW, RECORD
 from tidemark.spark.sql import case, literal, quoted, texts
 from tidemark.spark.topics import header_text
-from tidemark.spark.values import CORRUPT, TYPES, Writing, ddl_of, reader_options
+from tidemark.spark.unsent import partial
+from tidemark.spark.values import CORRUPT, TYPES, Writing, ddl_of
 
 SHARD: Final = "_shard"
 VALUES: Final = "_v"
@@ -108,7 +110,7 @@ def known_schema(shard: ShardConfig) -> StructType:
 
 def record_columns(form: Form) -> list[str]:
     """What a record is and where it stood, as it was read."""
-    beside = [KEY_DOCUMENT, RECORD] if form.keyed else []
+    beside = [KEY_DOCUMENT, NO_KEY, NO_VALUE, RECORD] if form.keyed else []
     return [DATA if form.format == "parquet" else RAW, HASH, *POSITION, *beside]
 
 
@@ -120,9 +122,8 @@ def open_envelope(frame: DataFrame, form: Form, *more: str) -> DataFrame:
         document = RAW if form.format == "json" else "cast(null as string)"
         gone = skip = "false"
         if form.keyed:
-            empty = f"isnull({RECORD}.value)"
-            skip = f"({empty} AND isnull({RECORD}.key))" if form.envelope == "append" else "false"
-            gone = "false" if form.envelope == "append" else empty
+            skip = f"({NO_VALUE} AND {NO_KEY})" if form.envelope == "append" else "false"
+            gone = "false" if form.envelope == "append" else NO_VALUE
             document = f"if({gone}, {KEY_DOCUMENT}, {RAW})"
         return frame.selectExpr(
             "*",
@@ -137,21 +138,16 @@ def open_envelope(frame: DataFrame, form: Form, *more: str) -> DataFrame:
     typed = form.writing.debezium is not None
     columns = record_columns(form)
     kept = [debezium.key() if column == KEY_DOCUMENT else column for column in columns]
-    opened = frame.selectExpr("*", debezium.outer(typed=typed)).selectExpr(
-        *kept, *debezium.inner(typed=typed)
-    )
     skip = debezium.IS_EMPTY
-    # A deletion without a `before` still has the key of its record.
-    by_key = case("_inner.op = 'd'", KEY_DOCUMENT) if form.keyed else "cast(null as string)"
-    return opened.selectExpr(
+    return debezium.opened(frame, kept, typed=typed).selectExpr(
         *columns,
-        f"coalesce(_inner.after, _inner.before, {by_key}) AS {DOCUMENT}",
+        f"{debezium.document(keyed=form.keyed)} AS {DOCUMENT}",
         f"_inner.before AS {BEFORE}",
         f"_inner.source AS {ORIGIN}",
         f"isnull(_inner.after) AS {GONE}",
-        f"{f'(isnull({RECORD}.value) OR {skip})' if form.keyed else skip} AS {SKIP}",
+        f"{f'({NO_VALUE} OR {skip})' if form.keyed else skip} AS {SKIP}",
         f"{debezium.TRUNCATES} AS {REFUSAL}",
-        *([TYPES] if typed else []),
+        *([TYPES, partial(keyed=form.keyed)] if typed else []),
         *more,
     )
 
@@ -175,7 +171,11 @@ def parse(frame: DataFrame, form: Form, shard: ShardConfig) -> DataFrame:
 def _parse_json(frame: DataFrame, form: Form, shard: ShardConfig, known: StructType) -> DataFrame:
     parsed = _read(frame, DOCUMENT, known.fields, VALUES, form.writing)
     kept = [*record_columns(form), SHARD, DOCUMENT, GONE, VALUES]
-    found = [f"{_json_names(known)} AS {NAMES}", f"isnotnull({VALUES}.{CORRUPT}) AS {BROKEN}"]
+    broken = f"isnotnull({VALUES}.{CORRUPT})"
+    if form.envelope == "debezium":
+        ordered = [name for name in (*shard.keys, shard.sequence_by) if name in known.names]
+        broken = debezium.broken(broken, GONE, [f"{VALUES}.{quoted(name)}" for name in ordered])
+    found = [f"{_json_names(known)} AS {NAMES}", f"{broken} AS {BROKEN}"]
     if form.keyed and shard.keys and form.envelope == "upsert":
         parsed, found = _completed(parsed, shard, known, form.writing), [NAMES, BROKEN]
     if form.envelope == "debezium":
@@ -266,9 +266,8 @@ def _key_change(shard: ShardConfig, known: StructType, writing: Writing) -> str:
 def _parse_csv(frame: DataFrame, form: Form, known: StructType) -> DataFrame:
     types = {field.name: field.dataType for field in known.fields}
     fields = [StructField(name, types.get(name, StringType())) for name in form.header]
-    schema = literal(ddl_of([*form.writing.read_fields(fields), StructField(CORRUPT, StringType())]))
-    options = reader_options(_csv_options(form.csv))
-    parsed = frame.selectExpr("*", f"from_csv({RAW}, {schema}, {options}) AS _csv")
+    schema = ddl_of([*form.writing.read_fields(fields), StructField(CORRUPT, StringType())])
+    parsed = frame.selectExpr("*", f"{fields_of(schema, form.csv)} AS _csv")
     if any(form.writing.judges(field.dataType) for field in fields):
         parsed = parsed.withColumn("_csv", F.expr(form.writing.judged("_csv", fields)))
     values = f"{_values_of('_csv', form.header, known)} AS {VALUES}"
@@ -278,7 +277,7 @@ def _parse_csv(frame: DataFrame, form: Form, known: StructType) -> DataFrame:
 def csv_text(form: Form) -> str:
     """The fields of a CSV record as text, for saying which one is broken."""
     schema = ddl_of([StructField(name, StringType()) for name in form.header])
-    return f"from_csv({RAW}, {literal(schema)}, {reader_options(_csv_options(form.csv))})"
+    return fields_of(schema, form.csv)
 
 
 def _names_of(form: Form) -> str:
@@ -293,8 +292,3 @@ def _values_of(struct: str, there: Sequence[str], known: StructType) -> str:
         for field in known.fields
     ]
     return f"struct({', '.join(values)})"
-
-
-def _csv_options(csv: CsvOptions) -> dict[str, str]:
-    limits = {"maxCharsPerColumn": "-1", "maxColumns": "20480"}
-    return {"sep": csv.delimiter, "quote": csv.quote, "nullValue": csv.null_value, **limits}

@@ -12,6 +12,7 @@ from tidemark.core.errors import Determinate, InvalidUsage, TidemarkError
 from tidemark.core.ids import Txn
 from tidemark.core.replay import InputGone
 from tidemark.spark.decode import REFUSAL_MARK
+from tidemark.spark.flaws import FOUND
 from tidemark.spark.inputs import Input
 from tidemark.spark.read import is_missing_path
 
@@ -29,6 +30,9 @@ _LOST_OFFSETS = re.compile(
     r"KAFKA_DATA_LOSS|OffsetOutOfRangeException|Cannot fetch offset|data may have been lost"
 )
 _MISSING_FILE = re.compile(r"FAILED_READ_FILE\.FILE_NOT_EXIST|FileNotFoundException")
+_DENIED = re.compile(r"(Sasl|Ssl)AuthenticationException: ([^\n]+)")
+_PARQUET_TYPE = re.compile(r"column: \[(.+?)\], physicalType: (\w+), logicalType: ([^\n]+)")
+_PARQUET_FILE = re.compile(r"reading file \S*/([^/\s]+?)\.?\s")
 _CAUSE = re.compile(r"^Caused by: (.+)$", re.MULTILINE)
 _MESSAGE_CHARACTERS_MAX = 500
 
@@ -42,6 +46,7 @@ class Refused(InvalidUsage):
             hint="mend the pipeline file (a column can be declared) and retry, or skip the transaction with a"
             " reason and land its records again",
         )
+        self.kept = f"transaction {txn} is refused at {place}: {fact.partition(FOUND)[0]}"
         self.txn = txn
         self.place = place
         self.record = record
@@ -57,8 +62,40 @@ def translated(error: Exception, txn: Txn, read: Input) -> TidemarkError:
     missing = isinstance(error, AnalysisException) and is_missing_path(error)
     if missing or _MISSING_FILE.search(text) or _LOST_OFFSETS.search(text):
         return InputGone(txn, what=text[:_MESSAGE_CHARACTERS_MAX])
+    denied = _DENIED.search(text)
+    if denied is not None:
+        return _denied(txn, by_tls=denied[1] == "Ssl", said=denied[2].strip(), cause=cause_in(text))
+    other_type = _PARQUET_TYPE.search(text)
+    if other_type is not None:
+        return _other_type(txn, *other_type.groups(), file=_PARQUET_FILE.search(text))
     return Determinate(
         f"the job of transaction {txn} failed: {cause_in(text)}", hint="its parts are removed; retry"
+    )
+
+
+def _denied(txn: Txn, *, by_tls: bool, said: str, cause: str) -> InvalidUsage:
+    """Spark's reader was not let in, or did not trust who answered; a retry mends neither."""
+    if not by_tls:
+        fact = f"kafka refuses the credentials of Spark's reader in transaction {txn}: {said}"
+        return InvalidUsage(fact, hint="check user, password and security settings of the connection")
+    fact = f"Spark's reader can't trust kafka, or kafka it, in transaction {txn}: {said} ({cause})"
+    hint = (
+        "name the authority of the servers' certificates in ssl.ca.location of the connection: Java does not"
+    )
+    hint += " know those that the system trusts"
+    return InvalidUsage(fact, hint=hint)
+
+
+def _other_type(
+    txn: Txn, column: str, found: str, declared: str, *, file: re.Match[str] | None
+) -> InvalidUsage:
+    """A Parquet file has a column in a type that the declared one can't hold; a retry does not mend that."""
+    where = f"file {file[1]!r}" if file is not None else "a file"
+    types = f"as {found}, declared is {declared.strip()}"
+    return InvalidUsage(
+        f"transaction {txn} is refused: {where} has column {column!r} {types}",
+        hint="declare the type that the files have (BIGINT for INT64) and retry, or skip the transaction with"
+        " a reason and land its records again",
     )
 
 

@@ -12,12 +12,18 @@ from tidemark.config.rowwise import quarantine_rules
 from tidemark.core.ids import Txn
 from tidemark.spark import documents as doc
 from tidemark.spark.fold import lateness_number, sequence_number_sql
-from tidemark.spark.read import KEY_DOCUMENT, RAW, RECORD
+from tidemark.spark.quoting import unclosed
+from tidemark.spark.read import KEY_DOCUMENT, NO_KEY, NO_VALUE, RAW
 from tidemark.spark.sql import case, coalesced, literal, quoted, texts
+from tidemark.spark.unsent import told
+from tidemark.spark.values import CORRUPT
 
 SHARD: Final = doc.SHARD
 NULL_TEXT: Final = "cast(null as string)"
+FOUND: Final = ", found "
+"""What a value of the record comes after, in a reason."""
 _VALUE_CHARACTERS_MAX: Final = 80
+_EDGES: Final = r"(?s)\A(?:\s.*|.*\s)\z"
 _UNREADABLE: Final = {
     "upsert": "it is not a JSON object",
     "append": "it is not a JSON object",
@@ -72,11 +78,14 @@ def flaw_of(rules: Rules, *, explain: bool) -> str:
     """Why a record is bad; NULL when it isn't."""
     shard = rules.shard
     broken = _broken_columns(rules) if explain else "'broken'"
+    unreadable = _unreadable(rules) if explain else "'unreadable'"
     checks = [
+        case(f"{doc.NAMES} IS NULL", unreadable),
         case(f"{SHARD} IS NULL", "'no shard takes it'"),
-        case(f"{doc.NAMES} IS NULL", _unreadable(rules)),
         case(doc.BROKEN, broken),
     ]
+    if rules.form.format == "csv":
+        checks.insert(0, case(unclosed(rules.form.csv), "'a quote is not closed on its line'"))
     if shard.keys and not rules.keeps_all:
         keys = list(shard.keys)
         # The array is looked at only where a part is NULL: absent and NULL look the same up to here.
@@ -85,7 +94,7 @@ def flaw_of(rules: Rules, *, explain: bool) -> str:
         missing = first_of("missing key column", absent_names(keys))
         if rules.form.keyed:
             # Bytes that give no document may have had the column.
-            unread = f"isnotnull({RECORD}.key) AND isnull({KEY_DOCUMENT}) AND isnotnull({missing})"
+            unread = f"NOT {NO_KEY} AND isnull({KEY_DOCUMENT}) AND isnotnull({missing})"
             missing = f"CASE WHEN {unread} THEN {literal(rules.form.key_unreadable)} ELSE {missing} END"
         checks.append(case(some_null, missing))
         checks.append(case(all_null, literal(f"the key ({', '.join(keys)}) is NULL")))
@@ -108,12 +117,14 @@ def _unreadable(rules: Rules) -> str:
     if not rules.form.keyed or rules.form.envelope == "debezium":
         return said
     valueless = "it has no value" if rules.keeps_all else f"it has no value, and {rules.form.key_unreadable}"
-    return f"CASE WHEN isnull({RECORD}.value) THEN {literal(valueless)} ELSE {said} END"
+    return f"CASE WHEN {NO_VALUE} THEN {literal(valueless)} ELSE {said} END"
 
 
 def _broken_columns(rules: Rules) -> str:
     """Which values don't fit. Reads the record once more, which only broken ones pay for."""
     said: list[str] = []
+    if rules.form.writing.debezium is not None:
+        said.append(told(f"{doc.VALUES}.{CORRUPT}"))
     if rules.form.keyed and rules.shard.keys:
         lacking = " OR ".join(f"isnull({found_text(rules, key)})" for key in rules.shard.keys)
         no_key = f"isnull(json_object_keys({KEY_DOCUMENT}))"
@@ -123,15 +134,23 @@ def _broken_columns(rules: Rules) -> str:
         found = found_text(rules, column.name)
         if found is None:
             continue
-        fact = literal(f"column '{column.name}' is {column.type.ddl}, found ")
-        value = f"substring({found}, 1, {_VALUE_CHARACTERS_MAX})"
+        fact = literal(f"column '{column.name}' is {column.type.ddl}{FOUND}")
+        value = _visible(f"substring({found}, 1, {_VALUE_CHARACTERS_MAX})")
         shown = literal("***") if column.name in rules.shard.masked else value
         shown = f"concat({fact}, {shown}, {rules.form.writing.advice(found, types[column.name].dataType)})"
         said.append(case(f"isnull({value_of(column.name)}) AND isnotnull({found})", shown))
     # A struct with one broken field is not NULL itself.
     nested = [column.name for column in rules.shard.columns if column.type.name in ("ARRAY", "MAP", "STRUCT")]
     inside = f"a value inside of {' or '.join(nested)} does not fit its type"
-    return coalesced([*said, literal(inside if nested else "the record is malformed")])
+    counted = f"it does not have {len(rules.form.header)} fields"
+    other = counted if rules.form.format == "csv" else "the record is malformed"
+    return coalesced([*said, literal(inside if nested else other)])
+
+
+def _visible(text: str) -> str:
+    """A text in quotes where it begins or ends with a space, which nobody would see otherwise."""
+    in_quotes = literal("'$0'")
+    return f"regexp_replace({text}, {literal(_EDGES)}, {in_quotes})"
 
 
 def found_text(rules: Rules, name: str) -> str | None:

@@ -79,9 +79,11 @@ def is_last(rule: FoldRule) -> str:
     return f"{_rank(rule, POSITION)} = 1"
 
 
-def fold(frame: DataFrame, rule: FoldRule) -> DataFrame:
-    """The last row of each key, deletes included, with the frame's own columns."""
-    ranked = frame.selectExpr("*", f"{_rank(rule, (TXN, *POSITION))} AS {_RANK}")
+def fold(frame: DataFrame, rule: FoldRule, *, place: tuple[str, ...] = (TXN, *POSITION)) -> DataFrame:
+    """The last row of each key, deletes included, with the frame's own columns.
+
+    `place` tells rows of one key and one sequence apart."""
+    ranked = frame.selectExpr("*", f"{_rank(rule, place)} AS {_RANK}")
     return ranked.where(f"{_RANK} = 1").drop(_RANK)
 
 

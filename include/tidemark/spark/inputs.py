@@ -19,6 +19,7 @@ from tidemark.core.errors import InvalidUsage, InvariantViolation
 from tidemark.sources.kafka_manifest import KafkaManifest, Range
 from tidemark.sources.kafka_settings import java_settings, settings_of
 from tidemark.sources.manifest import BoundFile, Manifest
+from tidemark.sources.places import record_place
 from tidemark.spark import documents as doc
 from tidemark.spark.avro import not_avro
 from tidemark.spark.fold import ORDINAL
@@ -61,7 +62,11 @@ class FilesInput:
     """The files of a binding."""
 
     folder: str
-    files: tuple[BoundFile, ...]
+    manifest: Manifest
+
+    @property
+    def files(self) -> tuple[BoundFile, ...]:
+        return self.manifest.files
 
     def __bool__(self) -> bool:
         return bool(self.files)
@@ -83,8 +88,7 @@ class FilesInput:
         return parts_of(self.files, cores=cores)
 
     def place(self, partition: str, offset: int, ordinal: int) -> str:
-        name = next((file.name for file in self.files if file.seq == offset), str(offset))
-        return f"file {name!r}, record {ordinal}"
+        return record_place(self.manifest, offset, ordinal)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +149,9 @@ class TopicsInput:
 def input_of(config: PipelineConfig, binding: Binding, *, today: PipelineConfig) -> Input:
     """The input that a binding names, under the configuration that it recorded."""
     if not isinstance(config.source, KafkaSource):
-        return FilesInput(config.source_location, _files(binding))
+        empty = Manifest(config.source.format, ())
+        files = Manifest.from_json(binding.manifest) if binding.manifest else empty
+        return FilesInput(config.source_location, files)
     if not isinstance(today.source, KafkaSource):
         raise InvalidUsage(
             f"transaction {binding.txn} was read from kafka, and the source is {today.source.type} now",
@@ -160,7 +166,3 @@ def _kafka(config: PipelineConfig) -> KafkaSource:
     if not isinstance(config.source, KafkaSource):
         raise InvariantViolation(f"a {config.source.type} source has no topics")
     return config.source
-
-
-def _files(binding: Binding) -> tuple[BoundFile, ...]:
-    return Manifest.from_json(binding.manifest).files if binding.manifest else ()

@@ -23,7 +23,7 @@ from tidemark.home import java_folder
 
 JAVA_VERSION_MIN = 17
 JAVA_VERSION_MAX = 23
-_ANSWER_SECONDS_MAX = 20
+_ANSWER_SECONDS_MAX = 60
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ anybody relies on it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import reduce
 from typing import Final
 
@@ -17,21 +18,23 @@ from pyspark.sql.types import LongType, StructField, StructType
 from tidemark.config import PipelineConfig
 from tidemark.core.checksum import Digest
 from tidemark.core.errors import Determinate
-from tidemark.core.ids import ShardId, Txn
+from tidemark.core.ids import QUARANTINE, ShardId, Txn
 from tidemark.core.seal import Part
 from tidemark.spark import documents as doc
+from tidemark.spark.abreast import abreast
 from tidemark.spark.decode import hashed_columns
 from tidemark.spark.digest import digest_of, partials, row_hash_sql
 from tidemark.spark.failures import JOB_ERRORS
 from tidemark.spark.flaws import SHARD
 from tidemark.spark.fold import POSITION, TXN, log_schema
-from tidemark.spark.parts import QUARANTINE, PartStore
+from tidemark.spark.parts import PartStore
 from tidemark.spark.route import shards_of
 from tidemark.spark.session import ROWS_FEW, Sessions
 from tidemark.spark.sql import literal, opaque
 from tidemark.spark.work import QUARANTINE_COLUMNS, WRITE_OPTIONS
 
 _HASH: Final = "_hash"
+_UNREADABLE: Final[tuple[type[Exception], ...]] = (*JOB_ERRORS, OSError)
 
 
 class KeptRows:
@@ -67,16 +70,18 @@ class KeptRows:
     def _counted(
         self, txn: Txn, shards: Mapping[ShardId, Sequence[Part]], merged: Collection[ShardId]
     ) -> dict[ShardId, Digest]:
-        frames: dict[ShardId, DataFrame] = {}
         few = sum(part.rows for parts in shards.values() for part in parts) <= ROWS_FEW
         spark = self._sessions.few if few else self._sessions.many
-        for shard, parts in shards.items():
-            paths = self._store.existing(shard, parts)
+
+        def framed(shard: ShardId) -> DataFrame | None:
+            paths = self._store.existing(shard, shards[shard])
             # A literal lets Parquet pass by the other transactions of a merged file, at the cost of code that
             # is compiled for this transaction alone; a part has nothing to pass by.
             number = literal(int(txn)) if shard in merged else opaque(txn, beside=TXN)
-            if paths:
-                frames[shard] = self._hashed(spark, shard, paths).where(f"{TXN} = {number}")
+            return self._hashed(spark, shard, paths).where(f"{TXN} = {number}") if paths else None
+
+        found = zip(shards, abreast(framed, list(shards)), strict=True)
+        frames = {shard: frame for shard, frame in found if frame is not None}
         if len(frames) == 1:
             # Without groups the sums are plain variables of the generated code.
             ((shard, frame),) = frames.items()
@@ -100,27 +105,34 @@ class KeptRows:
         return rows.selectExpr(TXN, f"{row_hash_sql(columns)} AS {_HASH}")
 
     def merge(self, shard: ShardId, files: Sequence[Part], *, folder: str) -> tuple[Part, ...]:
-        """Write the rows of these files to one in a folder below the log; `Determinate` when one of them is
-        lost or can't be read."""
+        """Write the rows of these files to one in a folder below the log."""
         paths = [f"{self._store.log_root(shard)}/{file.path}" for file in files]
         reader = self._sessions.many.read
         if shard != QUARANTINE:
             reader = reader.schema(log_schema(doc.declared_schema(self._config.shard(shard))))
-        try:
+        with self._merging(shard):
             rows = reader.parquet(*paths).coalesce(1).sortWithinPartitions(TXN, *POSITION)
             rows.write.options(**WRITE_OPTIONS).mode("error").parquet(
                 f"{self._store.log_root(shard)}/{folder}"
             )
-        except JOB_ERRORS as error:
-            raise Determinate(
-                f"files of the log of {shard} can't be merged: {str(error)[:300]}",
-                hint=f"look for damage: tidemark replay {self._config.name}",
-            ) from error
-        return self._store.described(shard, folder)
+            return self._store.described(shard, folder)
 
     def digests_by_txn(self, shard: ShardId, parts: Sequence[Part]) -> dict[Txn, Digest]:
         """The digest of each transaction's rows in these files, as they are on disk."""
         paths = [f"{self._store.log_root(shard)}/{part.path}" for part in parts]
-        hashed = self._hashed(self._sessions.many, shard, paths)
-        counted = hashed.groupBy(TXN).agg(*partials(_HASH, prefix="")).collect()
+        with self._merging(shard):
+            hashed = self._hashed(self._sessions.many, shard, paths)
+            counted = hashed.groupBy(TXN).agg(*partials(_HASH, prefix="")).collect()
         return {Txn(row[TXN]): digest_of(row.asDict(), prefix="") for row in counted}
+
+    @contextmanager
+    def _merging(self, shard: ShardId) -> Iterator[None]:
+        """Files that can't be read are a reason to leave them alone: what was merged may be gone too, where
+        another maintenance has shut this one out."""
+        try:
+            yield
+        except _UNREADABLE as error:
+            raise Determinate(
+                f"files of the log of {shard} can't be merged: {str(error)[:300]}",
+                hint=f"look for damage: tidemark replay {self._config.name}",
+            ) from error

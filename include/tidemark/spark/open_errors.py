@@ -18,12 +18,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from tidemark.core.ids import Txn
+from tidemark.core.ids import QUARANTINE, Txn
 from tidemark.core.publish import VERSION_NONE
 from tidemark.spark.decode import KEY, REASON
 from tidemark.spark.flaws import SHARD
 from tidemark.spark.fold import OFFSET, ORDINAL, PARTITION, POSITION, TXN
-from tidemark.spark.parts import QUARANTINE
 from tidemark.spark.read import RAW
 from tidemark.spark.spec import StateSpec
 from tidemark.spark.sql import key_text, literal, quoted

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
 from typing import Any, Final
@@ -22,7 +23,6 @@ from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.seal import Part
 
-QUARANTINE: Final = ShardId("quarantine")
 _TXN_FOLDER = re.compile(r"_txn-(\d{20})\Z")
 _TOKEN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}\Z")
 _TEXT_CHARACTERS_MAX: Final = 64
@@ -150,9 +150,11 @@ class PartStore:
         return [name for name in self._folders(root) if not name.startswith("_")]
 
     def _remove(self, folder: str) -> None:
+        """Remove a folder, also while others remove it: one that finds a file gone looks again."""
         store, _ = self._store
-        if store.get_file_info(folder).type == fs.FileType.Directory:
-            store.delete_dir(folder)
+        while store.get_file_info(folder).type == fs.FileType.Directory:
+            with suppress(FileNotFoundError):
+                store.delete_dir(folder)
 
 
 def _opens(store: fs.FileSystem, path: str, part: Part) -> bool:
@@ -186,7 +188,11 @@ def stats_of(footer: pq.FileMetaData) -> str:
         filled = [chunk for chunk in chunks if not (chunk.has_null_count and chunk.num_values == 0)]
         if not filled or not all(chunk.has_min_max for chunk in filled):
             continue
-        low, high = (_bound(pick(getattr(chunk, end) for chunk in filled)) for pick, end in _ENDS)
+        try:
+            low, high = (_bound(pick(getattr(chunk, end) for chunk in filled)) for pick, end in _ENDS)
+        except (OverflowError, ValueError):
+            # A time that is no value here, like one after the year 9999.
+            continue
         if low is not None and high is not None:
             lowest[name], highest[name] = low, high
     found = {"numRecords": footer.num_rows, "minValues": lowest, "maxValues": highest, "nullCount": nulls}

@@ -1,8 +1,9 @@
 """The data plane on Spark: one bound transaction in, staged part files and digests out.
 
 One shard costs one job: read, decode, fold, hash and write in a single pass over the input. Several shards
-share one read, which is kept for the time of the transaction. Bad records are counted in that pass, and only
-when there are some does a second one write them to quarantine; it must find exactly those that were counted.
+share one read, which is kept for the time of the transaction, and are worked on side by side. Bad records are
+counted in that pass, and only when there are some does a second one write them to quarantine; it must find
+exactly those that were counted.
 
 The plane works in a session of its own, a child of the one it is given, so that its settings (how files are
 cut, ANSI, time zone, strict parsing, no adaptive re-planning) hold whatever the caller's are, and leave those
@@ -25,6 +26,7 @@ from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.replay import Difference
 from tidemark.core.seal import Part, Staged
 from tidemark.spark import documents as doc
+from tidemark.spark.abreast import abreast
 from tidemark.spark.decode import hashed_columns
 from tidemark.spark.failures import JOB_ERRORS, translated
 from tidemark.spark.flaws import SHARD, Rules
@@ -84,6 +86,10 @@ class SparkPlane:
         self._watermark_before = watermark_before or _no_watermark
         self.engine = engine_of(spark)
         _check(config)
+
+    def close(self) -> None:
+        """End the plane's own sessions; the one that it was given stays."""
+        self._sessions.close()
 
     def stage(self, binding: Binding, token: WriterToken) -> Staged:
         """Write the transaction's parts under the token. Nothing is left of an attempt that fails."""
@@ -200,16 +206,15 @@ class SparkPlane:
     def _work(self, config: PipelineConfig, read: Input, txn: Txn, sink: Sink, totals: Totals) -> None:
         routed, rules, parts = self._prepared(config, read, txn, totals.watermark)
         shards = shards_of(config)
-        if len(shards) == 1:
-            frames = {shards[0].name: routed}
-        else:
+        if len(shards) > 1:
             routed = routed.persist()
-            touched = {row[SHARD] for row in routed.select(SHARD).distinct().collect()}
-            names = [shard.name for shard in shards if shard.name in touched]
-            frames = _by_shard(routed, names or [shards[0].name])
         try:
-            for name, frame in frames.items():
-                fold_shard(frame, rules[name], sink, totals, parts=parts)
+            frames = _by_shard(routed, [shard.name for shard in shards])
+            folded = abreast(
+                lambda name: fold_shard(frames[name], rules[name], sink, parts=parts), list(frames)
+            )
+            for name, one in zip(frames, folded, strict=True):
+                totals.take(ShardId(name), one)
             bad = {name: frames[name] for name in frames if totals.bad[name].count}
             if bad:
                 quarantine({name: (bad[name], rules[name]) for name in bad}, sink, totals)
@@ -218,8 +223,13 @@ class SparkPlane:
                 routed.unpersist()
 
 
-def _by_shard(routed: DataFrame, names: Sequence[str]) -> dict[str, DataFrame]:
-    """The routed records of each shard; the first one's job also counts those that no shard takes."""
+def _by_shard(routed: DataFrame, shards: Sequence[str]) -> dict[str, DataFrame]:
+    """The routed records of each shard that has some; the first one's job also counts those that no shard
+    takes."""
+    if len(shards) == 1:
+        return {shards[0]: routed}
+    touched = {row[SHARD] for row in routed.select(SHARD).distinct().collect()}
+    names = [name for name in shards if name in touched] or [shards[0]]
     takes = {name: f"{SHARD} = {literal(name)}" for name in names}
     frames = {name: routed.where(takes[name]) for name in names}
     frames[names[0]] = routed.where(f"{takes[names[0]]} OR {SHARD} IS NULL")

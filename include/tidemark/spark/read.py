@@ -1,16 +1,17 @@
 """Reading the exact files of a binding, with a position for every record that depends on nothing else.
 
-Text is read line by line with one file to a partition: then `monotonically_increasing_id`, which starts again
-in each partition, is the line's number in its file. That needs no sort, no window and no second pass, and is
-the same at every parallelism (Invariant 6). Two settings of the session make it so (`READ_CONFS`): a file is
-never split, because no partition is full before a terabyte, and never packed with another, because opening
-one is said to cost as much. Afterwards `coalesce` gives each task several files, so ten thousand small ones
-are not ten thousand tasks. Parquet knows the number of a row by itself (`_metadata.row_index`).
+Text is read line by line, one block of a file to a partition: `monotonically_increasing_id`, which starts
+again in each partition, is then the line's number in its block, and both make up the ordinal. That needs no
+sort, no window and no second pass, and is the same at every parallelism (Invariant 6). Two settings of the
+session make it so (`READ_CONFS`): a file is cut at multiples of a fixed size and nowhere else, and no two
+blocks are packed together, because opening one is said to cost more than a partition may hold. Afterwards
+`coalesce` gives each task several blocks, so ten thousand small files are not ten thousand tasks. Parquet
+knows the number of a row by itself (`_metadata.row_index`).
 
 Compressed text is known by its suffix (.gz, .bz2, .zst and what else Hadoop decodes).
 
-Known limitations: one file is read by one task, however large it is. A record is a line: a CSV field with a
-line break in quotes becomes two broken records, which are reported and not repaired.
+Known limitations: a file that is compressed as a whole, as by gzip, is one block. A record is a line: a CSV
+field with a line break in quotes becomes two broken records, which are reported and not repaired.
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ from pyspark.sql.types import StringType, StructField, StructType
 from tidemark.core.errors import Determinate, InvariantViolation
 from tidemark.sources.manifest import PARTITION as FILES
 from tidemark.sources.manifest import BoundFile
+from tidemark.sources.places import BLOCK_BYTES, LINE_BITS
 from tidemark.spark.digest import row_hash_sql
 from tidemark.spark.fold import OFFSET, ORDINAL, PARTITION
 from tidemark.spark.sql import literal, opaque, quoted
 
-_WHOLE: Final = str(1 << 40)
 _PART_BYTES: Final = 128 * 1024**2
 _PART_BYTES_MIN: Final = 2 * 1024**2
 _ONE_TASK_BYTES_MAX: Final = 256 * 1024
 _COMPRESSED: Final = {".gz": 6, ".bz2": 6, ".zst": 6}
 READ_CONFS: Final = {
-    "spark.sql.files.openCostInBytes": _WHOLE,
-    "spark.sql.files.maxPartitionBytes": _WHOLE,
+    "spark.sql.files.openCostInBytes": str(1 << 40),
+    "spark.sql.files.maxPartitionBytes": str(BLOCK_BYTES),
 }
 
 RAW: Final = "_raw"
@@ -48,23 +49,35 @@ HASH: Final = "_hash"
 DATA: Final = "_data"
 KEY_DOCUMENT: Final = "_key_doc"
 RECORD: Final = "_record"
+NO_KEY: Final = "_no_key"
+NO_VALUE: Final = "_no_value"
+"""What most records are asked of theirs; the rest of it is large, and goes along only where it is shown."""
 _RAW_SCHEMA: Final = StructType([StructField(RAW, StringType())])
-_LINE_BITS: Final = 33
 _PLAIN_PATH: Final = re.compile(r"/[\w./=-]*\Z", re.ASCII)
 
 
-def read_lines(spark: SparkSession, folder: str, files: Sequence[BoundFile], *, tasks_max: int) -> DataFrame:
-    """The lines of the files: `_raw`, its `_hash`, and the position. Blank lines count, but are left out."""
+def read_lines(
+    spark: SparkSession,
+    folder: str,
+    files: Sequence[BoundFile],
+    *,
+    tasks_max: int,
+    block_bytes: int = BLOCK_BYTES,
+) -> DataFrame:
+    """The lines of the files: `_raw`, its `_hash`, and the position. Blank lines count, but are left out.
+
+    `block_bytes` is the size at which the session cuts files."""
+    block = f"shiftleft(_metadata.file_block_start div {block_bytes}L, {LINE_BITS})"
     reader = spark.read.text([_path(folder, file) for file in files])
     numbered = reader.selectExpr(
         f"value AS {RAW}",
-        f"monotonically_increasing_id() & {(1 << _LINE_BITS) - 1}L AS {ORDINAL}",
+        f"monotonically_increasing_id() & {(1 << LINE_BITS) - 1}L | {block} AS {ORDINAL}",
         "_metadata.file_path AS _file",
     )
     placed = numbered.where(f"trim({RAW}) != ''").selectExpr(
         RAW, f"{row_hash_sql(_RAW_SCHEMA)} AS {HASH}", *_position(_sequences(reader, folder, files))
     )
-    return placed.coalesce(tasks_max) if len(files) > tasks_max else placed
+    return placed.coalesce(tasks_max) if _blocks(files, block_bytes) > tasks_max else placed
 
 
 def read_rows(
@@ -79,7 +92,12 @@ def read_rows(
         f"_metadata.row_index AS {ORDINAL}",
     )
     placed = numbered.selectExpr(DATA, HASH, *_position(_sequences(reader, folder, files)))
-    return placed.coalesce(tasks_max) if len(files) > tasks_max else placed
+    return placed.coalesce(tasks_max) if _blocks(files, BLOCK_BYTES) > tasks_max else placed
+
+
+def _blocks(files: Sequence[BoundFile], block_bytes: int) -> int:
+    """How many blocks the files have at most."""
+    return sum(1 + file.size // block_bytes for file in files)
 
 
 def is_missing_path(error: AnalysisException) -> bool:
@@ -137,7 +155,7 @@ def _sequence_of(path: str, sequences: dict[str, int]) -> str:
 
 
 def parts_of(files: Sequence[BoundFile], *, cores: int) -> int:
-    """How many parts a shard gets: none too large, and work for every core where it is worth a file.
+    """How many parts a shard gets: none too large, and the same work for every core where it is worth a file.
 
     0 for so little that one task has read and folded it before two stages could be scheduled."""
     return parts_for(sum(map(_read_bytes, files)), cores=cores)
@@ -147,7 +165,9 @@ def parts_for(size: int, *, cores: int) -> int:
     """`parts_of` for so many bytes."""
     if size <= _ONE_TASK_BYTES_MAX:
         return 0
-    return max(1, -(-size // _PART_BYTES), min(cores, size // _PART_BYTES_MIN))
+    parts = max(1, -(-size // _PART_BYTES), min(cores, size // _PART_BYTES_MIN))
+    # A last round of tasks that leaves cores idle costs as much as a full one.
+    return parts if parts <= cores else -(-parts // cores) * cores
 
 
 def _read_bytes(file: BoundFile) -> int:

@@ -10,12 +10,14 @@ Everything here is a conf that can be overridden; what is chosen, and why:
 - Compiled code is kept: one transaction and its publishes have more than the hundred pieces of the default,
   which would all be compiled again for the next one.
 - A local driver starts from the archive of Spark's classes, where set-up has made one.
-- No web interface, no progress bar, warnings only.
+- No web interface, no progress bar, warnings only; from Python's side of it too, which otherwise tells a log
+  that takes all messages of every connection to the JVM.
 - Avro's decoder has limits. Bytes that are none may begin with any length, and it would make room for it.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Mapping
@@ -77,6 +79,9 @@ def build_session(
     from pyspark.sql import SparkSession
 
     use_java()
+    talk = logging.getLogger("py4j")
+    if talk.level == logging.NOTSET:
+        talk.setLevel(logging.WARNING)
     # Spark warns, and picks an interface, on machines whose own name is a loopback address.
     if master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -126,8 +131,11 @@ def child_session(spark: SparkSession) -> SparkSession:
     """A session with confs of its own, in the same Spark."""
     if is_connect(spark):
         _ = spark.version  # The server makes a session when it is first asked something.
-        clone: SparkSession = _impatient(spark.cloneSession())  # type: ignore[attr-defined]
-        return clone
+        clone = _impatient(spark.cloneSession())  # type: ignore[attr-defined]
+        # PySpark leaves this out of a clone, and can't end it without.
+        clone.release_session_on_close = True
+        found: SparkSession = clone
+        return found
     return spark.newSession()
 
 
@@ -146,6 +154,12 @@ class Sessions:
     @cached_property
     def few(self) -> SparkSession:
         return self._made({**INTERPRETED, **self._confs})
+
+    def close(self) -> None:
+        """End them. A Spark Connect server would keep them for an hour; classic ones go by themselves."""
+        made = [self.__dict__.pop(name) for name in ("many", "few") if name in self.__dict__]
+        for session in filter(is_connect, made):
+            session.stop()
 
     def _made(self, confs: Mapping[str, str]) -> SparkSession:
         session = child_session(self._spark)

@@ -7,14 +7,15 @@ and files that disagree about it stop the transaction with their names (scenario
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql.types import DataType, StructField, StructType
 
 from tidemark.config import CsvOptions, KafkaSource, PipelineConfig, ShardConfig
-from tidemark.core.errors import InvalidUsage, InvariantViolation
+from tidemark.core.errors import Determinate, InvalidUsage, InvariantViolation
 from tidemark.sources.manifest import BoundFile
 from tidemark.spark import documents as doc
 from tidemark.spark.values import Writing
@@ -31,12 +32,12 @@ def form_of(config: PipelineConfig, folder: str, files: Sequence[BoundFile]) -> 
     if source.format == "csv":
         options = source.csv_options
         header = (
-            _common((file.name, _csv_header(f"{folder}/{file.name}", options)) for file in files)
+            _common(_shapes(folder, files, partial(_csv_header, options=options)))
             if options.header
             else config.shards[0].columns.names
         )
     elif source.format == "parquet":
-        header = _common((file.name, _parquet_names(f"{folder}/{file.name}")) for file in files)
+        header = _common(_shapes(folder, files, _parquet_names))
     return doc.Form(source.format, config.envelope, source.csv_options, header, writing=Writing.of(config))
 
 
@@ -63,6 +64,22 @@ def undeclared(name: str) -> InvalidUsage:
     return InvalidUsage(f"column {name!r} is not declared", hint=hint)
 
 
+def _shapes(
+    folder: str, files: Sequence[BoundFile], columns_of: Callable[[str], tuple[str, ...]]
+) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Each file's name with its columns. One that the disk doesn't give may be there the next time, one that
+    is not what it should be won't."""
+    for file in files:
+        try:
+            yield file.name, columns_of(f"{folder}/{file.name}")
+        except (OSError, ValueError, csv.Error) as error:
+            fact = f"the columns of file {file.name!r} can't be read: {error}"
+            if isinstance(error, OSError) and error.errno is not None:
+                raise Determinate(fact, hint="retry; if it is gone, the next try says so") from error
+            hint = "is it UTF-8, whole, and of the declared format? Skip its transaction, and land it mended"
+            raise InvalidUsage(fact, hint=hint) from error
+
+
 def _common(shapes: Iterable[tuple[str, tuple[str, ...]]]) -> tuple[str, ...]:
     """The one shape of all files; empty files have none."""
     first: tuple[str, tuple[str, ...]] | None = None
@@ -85,7 +102,10 @@ def _csv_header(path: str, options: CsvOptions) -> tuple[str, ...]:
         line = bytes(stream.read(_HEADER_BYTES_MAX)).split(b"\n", 1)[0].decode("utf-8-sig").rstrip("\r")
     if not line.strip():
         return ()
-    return tuple(next(csv.reader([line], delimiter=options.delimiter, quotechar=options.quote)))
+    reader = csv.reader(
+        [line], delimiter=options.delimiter, quotechar=options.quote, escapechar=options.escape
+    )
+    return tuple(next(reader))
 
 
 def _parquet_names(path: str) -> tuple[str, ...]:

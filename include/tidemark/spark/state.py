@@ -1,22 +1,20 @@
 """The state plane on Spark: a tail folded into a state by one Delta commit (`tidemark.ports.state`).
 
 The steps of a publish: fold the tail at its pinned version of the log; write tombstones; compare it with the
-state's rows in one scan, which leaves out what loses and what changes nothing, and says where the rows lie
-that go; make one commit, by the cheapest means that does it (`spark.commit`). The commit carries the digest
-of the whole state after it, carried forward from the hashes of the rows that go and come, which the
-comparison has read anyway.
+state's rows in one scan (`spark.changes`), which finds what loses and what changes nothing, and says where
+the rows lie that go; make one commit, by the cheapest means that does it (`spark.commit`). The commit carries
+the digest of the whole state after it, carried forward from the hashes of the rows that go and come.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812
 
 from tidemark.config import PipelineConfig
 from tidemark.core.checksum import Digest
@@ -31,41 +29,21 @@ from tidemark.core.publish import (
     published_txn,
 )
 from tidemark.ports.state import Tail
+from tidemark.spark.changes import Changes, changes_of, digest_of_rows, kept
 from tidemark.spark.commit import Stamp, confs_set, merge, replace_keys, widened, write
-from tidemark.spark.digest import digest_of, partials, row_hash
 from tidemark.spark.failures import cause_in, rows_of
-from tidemark.spark.fold import OP, UPSERT
 from tidemark.spark.fresh import Pins, filled, fresh, is_small, tail_at
 from tidemark.spark.session import INTERPRETED
 from tidemark.spark.spec import StateSpec, StateSpecs, specs_of
 from tidemark.spark.standing import app_id, encoded, guard_of, guard_version, read_standing
-from tidemark.spark.tables import at_version, in_extent, log_files, read_version
-from tidemark.spark.tail import (
-    AFTER,
-    BEFORE,
-    changes,
-    first_changes,
-    folded_tail,
-    with_places,
-)
+from tidemark.spark.tables import read_version
+from tidemark.spark.tail import folded_tail
 from tidemark.spark.tombstones import bury
 from tidemark.spark.transaction import StateTransaction, classic_jvm
 
-_REMOVED = "removed_"
-_ADDED = "added_"
 _PLANNED_ONCE = {"spark.sql.adaptive.enabled": "false"}
 """A publish has a few small joins whose sizes are known. Planned again after every stage, each of them
 would be three jobs instead of one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Effect:
-    """What a set of changes comes to."""
-
-    upserts: int
-    deletes: int
-    removed: Digest
-    added: Digest
 
 
 class SparkStatePlane:
@@ -103,7 +81,7 @@ class SparkStatePlane:
             raise InvariantViolation(
                 f"a tail from {tail.lower} on does not follow the publish {pins.lower - 1}"
             )
-        app = app_id(self._specs.pipeline, shard)
+        app, before = app_id(self._specs.pipeline, shard), published_txn(base)
         confs = _PLANNED_ONCE | (INTERPRETED if is_small(spec, pins) else {})
         with rows_of(shard), confs_set(spark, confs), _tail(spark, spec, pins) as folded:
             old = base.commit.tombstones if base is not None else VERSION_NONE
@@ -111,25 +89,16 @@ class SparkStatePlane:
             # Looked at once, before the changes are worked out: a table that comes into being after that
             # is another publisher's, and the commit that makes ours must fail.
             there = widened(spark, spec)
-            opened = self._opened(spec, Stamp(app, tail.txn, "", base=published_txn(base))) if there else None
-            if base is None or not spec.rule.keys:
-                changed = first_changes(folded, spec)
-            else:
-                version = opened.version if opened is not None else base.version
-                # Exactly this version: the places of its rows are what the transaction knows.
-                state = filled(at_version(spark, spec.state, version), spec)
-                files = log_files(spec, lower=tail.lower, upper=tail.upper, version=tail.log_version)
-                state = in_extent(state, files, spec, version=version)
-                state = state.select(*spec.columns) if opened is None else with_places(state, spec)
-                changed = changes(folded, state, spec, rows=sum(file.part.rows for file in files))
-            with _kept(changed) as kept:
-                effect = effect_of(kept)
-                before = base.commit.digest if base is not None else Digest()
-                digest = carried_forward(before, removed=effect.removed, added=effect.added)
+            opened = self._opened(spec, Stamp(app, tail.txn, "", base=before)) if there else None
+            with changes_of(folded, tail, spec, base, opened) as changes:
+                # A transaction counts while it writes; every other way has to say before what it will write.
+                added = changes.put(opened) if opened is not None else digest_of_rows(changes.upserts, spec)
+                digest = base.commit.digest if base is not None else Digest()
+                digest = carried_forward(digest, removed=changes.removed, added=added)
                 commit = StateCommit(tail.txn, token, digest, tombs)
-                stamp = Stamp(app, tail.txn, encoded(commit), base=published_txn(base))
+                stamp = Stamp(app, tail.txn, encoded(commit), base=before)
                 with _unknown(shard, tail.txn):
-                    self._commit(kept, effect, spec, stamp, opened, there)
+                    self._commit(changes, spec, stamp, opened, there)
         return self._version_of(shard, commit, since=base), commit
 
     def _opened(self, spec: StateSpec, stamp: Stamp) -> StateTransaction | None:
@@ -142,8 +111,7 @@ class SparkStatePlane:
 
     def _commit(
         self,
-        changed: DataFrame,
-        effect: Effect,
+        changes: Changes,
         spec: StateSpec,
         stamp: Stamp,
         opened: StateTransaction | None,
@@ -151,17 +119,16 @@ class SparkStatePlane:
     ) -> None:
         """One commit, by the cheapest means that does it; also when nothing changes, so that the table
         tells how far it is."""
-        upserts = changed.where(F.col(OP) == UPSERT).select(*spec.columns)
         if opened is not None:
-            opened.commit(changed, stamp, upserts=effect.upserts, removed=effect.removed.count)
+            opened.commit(stamp)
         elif not there:
-            write(upserts, spec, stamp, mode="error")
-        elif effect.removed.count == 0:
-            write(upserts, spec, stamp.guarded, mode="append")
-        elif effect.deletes == 0:
-            replace_keys(upserts, spec, stamp.guarded)
+            write(changes.upserts, spec, stamp, mode="error")
+        elif changes.removed.count == 0:
+            write(changes.upserts, spec, stamp.guarded, mode="append")
+        elif changes.deletes == 0:
+            replace_keys(changes.upserts, spec, stamp.guarded)
         else:
-            merge(self._spark, changed, spec, stamp.guarded)
+            merge(self._spark, changes.rows, spec, stamp.guarded)
 
     def rebuild(
         self, shard: ShardId, tail: Tail, *, base: Published | None, token: WriterToken
@@ -169,7 +136,7 @@ class SparkStatePlane:
         spec, spark = self._specs.of(shard), self._spark
         pins = Pins(base, tail.log_version, tail.upper)
         folded = folded_tail(spark, spec, lower=tail.lower, upper=tail.upper, version=tail.log_version)
-        with rows_of(shard), _kept(fresh(spark, spec, pins)) as rows:
+        with rows_of(shard), kept(fresh(spark, spec, pins)) as rows:
             old = base.commit.tombstones if base is not None else VERSION_NONE
             tombs = bury(folded, spec, base=old, watermark=None, afresh=base is None)
             commit = StateCommit(tail.txn, token, digest_of_rows(rows, spec), tombs)
@@ -204,22 +171,6 @@ class SparkStatePlane:
         return standing.newest_version
 
 
-def digest_of_rows(rows: DataFrame, spec: StateSpec) -> Digest:
-    """The digest of a state's rows, over the declared columns."""
-    found = rows.select(row_hash(spec.declared).alias(AFTER)).agg(*partials(F.col(AFTER), prefix=_ADDED))
-    return digest_of(found.first().asDict(), prefix=_ADDED)  # type: ignore[union-attr]
-
-
-def effect_of(changed: DataFrame) -> Effect:
-    """Counts and digests of what goes and what comes, in one pass: only a row that goes has a hash before,
-    and only one that comes has a hash after."""
-    gone, come = partials(F.col(BEFORE), prefix=_REMOVED), partials(F.col(AFTER), prefix=_ADDED)
-    found = changed.agg(*gone, *come, F.count_if(F.col(OP) != UPSERT).alias("deletes")).first()
-    row = found.asDict() if found is not None else {}
-    added = digest_of(row, prefix=_ADDED)
-    return Effect(added.count, int(row["deletes"]), digest_of(row, prefix=_REMOVED), added)
-
-
 @contextmanager
 def _unknown(shard: ShardId, txn: int) -> Iterator[None]:
     """A commit that failed may still have happened; who publishes next reads back (Invariant 5)."""
@@ -234,22 +185,12 @@ def _unknown(shard: ShardId, txn: int) -> Iterator[None]:
 
 @contextmanager
 def _tail(spark: SparkSession, spec: StateSpec, pins: Pins) -> Iterator[DataFrame]:
-    """The tail that is folded in, kept where it is looked at more than once."""
+    """The tail that is folded in; kept where it is more than the log's rows, since all look at it twice."""
     tail = tail_at(spark, spec, pins)
     if tail is None:
         raise InvariantViolation("a publish needs a tail")
-    if spec.rule.keys and (pins.base is not None or spec.rule.sequence_by is not None):
-        with _kept(tail):
+    if spec.rule.keys and (pins.upper - pins.lower > 1 or spec.rule.sequence_by is not None):
+        with kept(tail):
             yield tail
     else:
         yield tail
-
-
-@contextmanager
-def _kept(frame: DataFrame) -> Iterator[DataFrame]:
-    """A frame that is used more than once; computed again, from pinned versions, if it gets lost."""
-    frame.persist()
-    try:
-        yield frame
-    finally:
-        frame.unpersist()

@@ -5,8 +5,8 @@ and rows that change nothing are left out, so that a publish writes changes and 
 change feed shows changes and nothing else (scenario U6). Keys are compared null-safe everywhere (U13).
 
 The state is read once, joined to the tail, which is small: the tail is sent to the state's rows, not the
-other way round. The same pass says where each row that has to go lies (`with_places`), so that nobody needs
-to look for it again. Files of the state that can't have a key of the tail are not opened.
+other way round (`met`). The same pass says where each row that has to go lies (`with_places`), so that nobody
+needs to look for it again. Files of the state that can't have a key of the tail are not opened.
 """
 
 from __future__ import annotations
@@ -19,28 +19,24 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import (
     ArrayType,
     DataType,
-    LongType,
     MapType,
     StructType,
 )
 
 from tidemark.spark.digest import row_hash
-from tidemark.spark.fold import DELETE, OP, TXN, UPSERT, FoldRule, fold, quoted
+from tidemark.spark.fold import OP, TXN, UPSERT, FoldRule, fold, quoted
 from tidemark.spark.spec import StateSpec
 from tidemark.spark.tables import log_rows
 
 FILE: Final = "_tidemark_file"
 ROW: Final = "_tidemark_row_index"
 BEFORE: Final = "_tidemark_before"
-AFTER: Final = "_tidemark_after"
-_OLDER: Final = "_tidemark_older"
-_SAME: Final = "_tidemark_same"
+GOES: Final = "_tidemark_goes"
 _PREFIX: Final = "_tidemark_s_"
 
 # A short alias would be taken for a column of that name, if the shard has one.
 TARGET: Final = "_tidemark_target"
 SOURCE: Final = "_tidemark_source"
-_PAIRS: Final = "_tidemark_pairs"
 _DEAD: Final = "_tidemark_dead"
 
 BROADCAST_ROWS_MAX: Final = 1_000_000
@@ -50,8 +46,9 @@ BROADCAST_ROWS_MAX: Final = 1_000_000
 def folded(rows: DataFrame, spec: StateSpec, *, lower: int, upper: int) -> DataFrame:
     """One row per key of a log's rows with lower <= txn < upper, deletes included: the declared columns,
     `_txn` and `_op`. Those of one transaction are folded as they are."""
-    last = fold(rows, spec.rule) if spec.rule.keys and upper - lower > 1 else rows
-    return last.select(*spec.columns, TXN, OP)
+    narrow = rows.select(*spec.columns, TXN, OP)
+    # A transaction has one row of a key, so where it stood in there needs no reading.
+    return fold(narrow, spec.rule, place=(TXN,)) if spec.rule.keys and upper - lower > 1 else narrow
 
 
 def folded_tail(spark: SparkSession, spec: StateSpec, *, lower: int, upper: int, version: int) -> DataFrame:
@@ -107,61 +104,37 @@ def sent(tail: DataFrame, rows: int) -> DataFrame:
     return F.broadcast(tail) if rows <= BROADCAST_ROWS_MAX else tail
 
 
-def compared(tail: DataFrame, state: DataFrame, spec: StateSpec, *, rows: int) -> DataFrame:
-    """For each tail row whose key the state has: the key, whether it is older, whether it is the same,
-    the hash of the state's row, and its place where the state has places."""
+def met(tail: DataFrame, state: DataFrame, spec: StateSpec, *, rows: int) -> DataFrame:
+    """The state's rows whose key the tail has: the key, the tail's `_op`, whether the row goes, its hash, and
+    its place where the state has places. A row stays that is newer, or that an upsert would not change."""
     renamed = tail.select([F.col(quoted(name)).alias(_PREFIX + name) for name in tail.columns])
     keys = spec.equal({key: (quoted(key), quoted(_PREFIX + key)) for key in spec.rule.keys})
-    sequence = spec.rule.sequence_by
-    older = F.lit(False)
+    sequence, op = spec.rule.sequence_by, F.col(_PREFIX + OP)
+    newer = F.lit(False)
     if sequence is not None:
         # Equal sequences fall back to the transaction, and the tail's is the later one.
-        mine, theirs = F.col(quoted(_PREFIX + sequence)), F.col(quoted(sequence))
-        older = F.coalesce(mine < theirs, mine.isNull() & theirs.isNotNull())
+        theirs, mine = F.col(quoted(_PREFIX + sequence)), F.col(quoted(sequence))
+        newer = F.coalesce(theirs < mine, theirs.isNull() & mine.isNotNull())
     same = [
         equal_values(F.col(quoted(_PREFIX + f.name)), F.col(quoted(f.name)), f.dataType)
         for f in spec.declared.fields
         if f.name not in spec.rule.keys
     ]
+    unchanged = reduce(Column.__and__, same, op == UPSERT)
     pairs = state.join(sent(renamed, rows), F.expr(keys), "inner")
     return pairs.select(
         *[F.col(quoted(key)) for key in spec.rule.keys],
-        older.alias(_OLDER),
-        reduce(Column.__and__, same, F.lit(True)).alias(_SAME),
+        op.alias(OP),
+        (~(newer | unchanged)).alias(GOES),
         row_hash(spec.declared).alias(BEFORE),
-        *_places(state),
+        *[F.col(name) for name in (FILE, ROW) if name in state.columns],
     )
 
 
-def _places(frame: DataFrame) -> list[Column]:
-    return [F.col(name) for name in (FILE, ROW) if name in frame.columns]
-
-
-def changes(tail: DataFrame, state: DataFrame, spec: StateSpec, *, rows: int) -> DataFrame:
-    """The tail's rows that change the state: the declared columns, `_op`, the hashes of the row before
-    (NULL where the key is new) and after (NULL where it goes), and the places that `state` has."""
-    pairs = compared(tail, state, spec, rows=rows)
-    joined = tail.alias(SOURCE).join(
-        sent(pairs, rows).alias(_PAIRS), F.expr(spec.same_key(SOURCE, _PAIRS)), "left"
-    )
-    exists = F.col(BEFORE).isNotNull()
-    upserts = (F.col(OP) == UPSERT) & (~exists | ~(F.col(_OLDER) | F.col(_SAME)))
-    deletes = (F.col(OP) == DELETE) & exists & ~F.col(_OLDER)
-    chosen = joined.where(upserts | deletes).select(
-        *[F.col(SOURCE + "." + quoted(name)).alias(name) for name in spec.declared.names],
-        OP,
-        BEFORE,
-        *_places(pairs),
-    )
-    return chosen.withColumn(AFTER, F.when(F.col(OP) == UPSERT, row_hash(spec.declared)))
-
-
-def first_changes(tail: DataFrame, spec: StateSpec) -> DataFrame:
-    """What a tail changes in a state that has nothing."""
-    living = tail.where(F.col(OP) == UPSERT)
-    return living.select(
-        *spec.columns,
-        OP,
-        F.lit(None).cast(LongType()).alias(BEFORE),
-        row_hash(spec.declared).alias(AFTER),
-    )
+def changes(tail: DataFrame, stays: DataFrame | None, spec: StateSpec, *, rows: int) -> DataFrame:
+    """The tail's rows that are not for a row of the state that stays; a deletion of what isn't there is
+    among them, and does nothing."""
+    if stays is None:
+        return tail
+    keys = F.expr(spec.same_key(SOURCE, TARGET))
+    return tail.alias(SOURCE).join(sent(stays, rows).alias(TARGET), keys, "left_anti")

@@ -10,20 +10,15 @@ a MERGE's. It needs a JVM on this side; over Spark Connect the ways of `spark.co
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812
 
 from tidemark.core.errors import Determinate
 from tidemark.spark.commit import Stamp
-from tidemark.spark.fold import OP, UPSERT
 from tidemark.spark.spec import StateSpec
 from tidemark.spark.standing import guard_of
-from tidemark.spark.tail import BEFORE, FILE, ROW, SOURCE, TARGET
-
-ROWS_PER_FILE: Final = 500_000
-"""A publish's rows go into as few files as keep every task busy."""
+from tidemark.spark.tail import FILE, ROW, SOURCE, TARGET
 
 
 def classic_jvm(spark: SparkSession) -> Any | None:
@@ -41,6 +36,8 @@ class StateTransaction:
         self._none = self._jvm.scala.Option.empty()
         self._log = self._jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, spec.state)
         self._transaction = self._log.startTransaction(self._none, self._none)
+        self._actions = self._seq()
+        self._replaces = False
 
     @property
     def version(self) -> int:
@@ -62,24 +59,22 @@ class StateTransaction:
                 hint="publish again: a commit of a publisher that died has landed meanwhile",
             )
 
-    def commit(self, changed: DataFrame, stamp: Stamp, *, upserts: int, removed: int) -> None:
-        """Take out the rows whose places are in `changed`, put its upserts in."""
-        self.check_base(stamp)
-        rows = changed.where(F.col(OP) == UPSERT).select(*self._spec.columns)
-        files = 1 + upserts // ROWS_PER_FILE
-        actions = self._transaction.writeFiles(rows.coalesce(files)._jdf) if upserts else self._nothing()
-        if removed:
-            actions = self._removed(changed).appendedAll(actions)
-        self._finish(actions, stamp, replaced=bool(removed))
+    def put(self, rows: DataFrame, *, files: int) -> None:
+        """Write rows that come with the commit; without rows no file is made."""
+        self._actions = self._transaction.writeFiles(rows.coalesce(files)._jdf).appendedAll(self._actions)
 
-    def _removed(self, changed: DataFrame) -> Any:
+    def take_out(self, places: DataFrame) -> None:
+        """Take out the rows that lie there (`with_places`)."""
+        self._actions = self._removed(places).appendedAll(self._actions)
+        self._replaces = True
+
+    def _removed(self, places: DataFrame) -> Any:
         """The actions that take rows out by deletion vectors, each joined to what its file had."""
         jvm, session, transaction = self._jvm, self._spark._jsparkSession, self._transaction
         delta, functions = jvm.org.apache.spark.sql.delta, jvm.org.apache.spark.sql.functions
         kinds = jvm.org.apache.spark.sql.types.DataTypes
         always = jvm.org.apache.spark.sql.catalyst.expressions.Literal(True, kinds.BooleanType)
         candidates = transaction.filterFiles(self._seq(always), True)
-        places = changed.where(F.col(BEFORE).isNotNull()).select(FILE, ROW)
         vectors = delta.commands.DeletionVectorBitmapGenerator.buildRowIndexSetsForFilesMatchingCondition(
             session, transaction, True, places._jdf, candidates, always,
             self._some(functions.col(FILE)), self._some(functions.col(ROW)),
@@ -92,9 +87,9 @@ class StateTransaction:
         )
         return helper.processUnmodifiedData(session, touched, transaction.snapshot(), prefix)._1()
 
-    def _finish(self, actions: Any, stamp: Stamp, *, replaced: bool) -> None:
-        """Commit with our stamp on it."""
-        jvm = self._jvm
+    def commit(self, stamp: Stamp) -> None:
+        """Commit all of it with our stamp on it."""
+        jvm, actions = self._jvm, self._actions
         delta, modes = jvm.org.apache.spark.sql.delta, jvm.org.apache.spark.sql.SaveMode
         now = self._some(jvm.java.lang.System.currentTimeMillis())
         actions = actions.appended(delta.actions.SetTransaction(stamp.app_id, stamp.txn, now))
@@ -102,10 +97,10 @@ class StateTransaction:
             guard = delta.actions.SetTransaction(guard_of(stamp.app_id), stamp.base + 1, now)
             actions = actions.appended(guard)
         write = getattr(delta, "DeltaOperations$Write")
-        condition = self._some(self._spec.same_key(TARGET, SOURCE)) if replaced else self._none
+        condition = self._some(self._spec.same_key(TARGET, SOURCE)) if self._replaces else self._none
         none = self._none
         operation = write(
-            modes.Overwrite if replaced else modes.Append,
+            modes.Overwrite if self._replaces else modes.Append,
             none, none, self._some(stamp.metadata), none, none, none, condition, none,
         )  # fmt: skip
         self._transaction.commit(actions, operation)
@@ -118,6 +113,3 @@ class StateTransaction:
         for value in values:
             made.add(value)
         return self._jvm.org.apache.spark.api.python.PythonUtils.toSeq(made)
-
-    def _nothing(self) -> Any:
-        return self._seq()

@@ -4,9 +4,9 @@ They change no row and are no publish: `spark.standing` knows them by their name
 publish at the newest version that has its rows, so that readers get the merged files at once. The VACUUM
 makes no commit of its own.
 
-The table keeps `delta.deletedFileRetentionDuration` at what the pipeline file says, so that a VACUUM by other
-hands, which goes by it, removes nothing that a version within `state_history_days` needs. With RETAIN 0 it
-does; then who reads such a version is told which file is gone.
+The table keeps its retention at what the pipeline file says (`commit.retention_of`), so that a VACUUM by
+other hands, which goes by it, removes nothing that a version within `state_history_days` needs. With RETAIN 0
+it does; then who reads such a version is told which file is gone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 from tidemark.core.ids import ShardId
 from tidemark.core.publish import VERSION_NONE
-from tidemark.spark.commit import RETENTION, confs_set, retention_of
+from tidemark.spark.commit import confs_set, retention_of
 from tidemark.spark.spec import StateSpec, StateSpecs
 from tidemark.spark.standing import configuration_of, version_of
 
@@ -66,6 +66,8 @@ class SparkStateKeeper:
                 self._spark.sql(command.format(table))
 
     def _keep_retention(self, uri: str, table: str, spec: StateSpec) -> None:
-        """Set the property where it is missing or another."""
-        if configuration_of(uri, spec.storage_options).get(RETENTION) != retention_of(spec):
-            self._spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('{RETENTION}' = '{retention_of(spec)}')")
+        """Set the properties where one is missing or another."""
+        wanted = retention_of(spec)
+        if not wanted.items() <= configuration_of(uri, spec.storage_options).items():
+            given = ", ".join(f"'{name}' = '{value}'" for name, value in wanted.items())
+            self._spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ({given})")

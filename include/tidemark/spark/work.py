@@ -16,7 +16,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from tidemark.core.checksum import Digest
 from tidemark.core.errors import InvariantViolation
-from tidemark.core.ids import ShardId, Txn, WriterToken
+from tidemark.core.ids import QUARANTINE, ShardId, Txn, WriterToken
 from tidemark.core.seal import Part, ShardParts
 from tidemark.spark.decode import (
     BAD,
@@ -32,7 +32,7 @@ from tidemark.spark.digest import digest_of, partials, row_hash, row_hash_sql
 from tidemark.spark.documents import declared_schema
 from tidemark.spark.flaws import SHARD, Rules
 from tidemark.spark.fold import ORDINAL, POSITION, TXN, FoldRule, is_last, log_schema
-from tidemark.spark.parts import QUARANTINE, PartStore, attempt_folder
+from tidemark.spark.parts import PartStore, attempt_folder
 from tidemark.spark.read import HASH, RAW
 from tidemark.spark.sql import opaque, quoted
 
@@ -86,13 +86,31 @@ class Totals:
         if parts:
             self.shards[shard] = ShardParts(parts, digest)
 
+    def take(self, shard: ShardId, folded: Folded) -> None:
+        """Count one shard in."""
+        self.source = self.source.merge(folded.source)
+        self.bad[shard] = folded.bad
+        self.add(shard, folded.parts, folded.digest)
+        known = [number for number in (self.watermark, folded.highest) if number is not None]
+        self.watermark = max(known, default=None)
 
-def fold_shard(frame: DataFrame, rules: Rules, sink: Sink, totals: Totals, *, parts: int) -> None:
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """What one shard's records came to: those read, the bad ones, what was written, the highest sequence."""
+
+    source: Digest
+    bad: Digest
+    parts: tuple[Part, ...]
+    digest: Digest
+    highest: int | None
+
+
+def fold_shard(frame: DataFrame, rules: Rules, sink: Sink, *, parts: int) -> Folded:
     """Decode, fold, count and write one shard's records in one job, into so many parts.
 
     With 0 parts it is all one task, and one part."""
     shard = ShardId(rules.shard.name)
-    watermark = totals.watermark
     columns = _log_columns(rules)
     is_bad = f"{SLOT} = {BAD}"
     reduced, wins = _reduced(frame, rules, parts=parts)
@@ -107,13 +125,14 @@ def fold_shard(frame: DataFrame, rules: Rules, sink: Sink, totals: Totals, *, pa
     )
     sink.take(shard, observed.where(f"{_OUT} IS NOT NULL").selectExpr(*columns))
     found: Mapping[str, Any] = seen.get
-    totals.source = totals.source.merge(digest_of(found, prefix=_IN_PREFIX))
-    totals.bad[shard] = digest_of(found, prefix=_BAD_PREFIX)
     digest = digest_of(found, prefix=_OUT_PREFIX)
-    totals.add(shard, sink.parts(shard, digest.count), digest)
-    highest = found.get("watermark")
-    if highest is not None:
-        totals.watermark = highest if watermark is None else max(watermark, highest)
+    return Folded(
+        source=digest_of(found, prefix=_IN_PREFIX),
+        bad=digest_of(found, prefix=_BAD_PREFIX),
+        parts=sink.parts(shard, digest.count),
+        digest=digest,
+        highest=found.get("watermark"),
+    )
 
 
 def _reduced(frame: DataFrame, rules: Rules, *, parts: int) -> tuple[DataFrame, str]:
