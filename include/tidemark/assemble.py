@@ -10,6 +10,7 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +18,11 @@ from tidemark.config import PipelineConfig
 from tidemark.config.described import is_described
 from tidemark.core.binding import Binding, BindingRecord, Configuration
 from tidemark.core.checksum import Digests
-from tidemark.core.ids import ShardId, Txn, WriterToken
+from tidemark.core.ids import QUARANTINE, ShardId, Txn, WriterToken
 from tidemark.core.publish import Policy
 from tidemark.core.seal import Part, Staged
 from tidemark.delta.columns import fold_properties
 from tidemark.delta.control import DeltaControl
-from tidemark.delta.keys import keys_in
 from tidemark.delta.schema import log_schema, quarantine_schema
 from tidemark.home import home
 from tidemark.pipeline.context import Pipeline, untouched, watermark_below
@@ -32,11 +32,11 @@ from tidemark.ports.gate import Opinion
 from tidemark.ports.source import KeptKeys, Source
 from tidemark.ports.upkeep import Merger
 from tidemark.sources.files import FileSource
-from tidemark.spark.parts import QUARANTINE, PartStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from tidemark.spark.parts import PartStore
     from tidemark.spark.plane import SparkPlane
     from tidemark.spark.state import SparkStatePlane
     from tidemark.spark.upkeep import SparkStateKeeper
@@ -105,6 +105,7 @@ class Deployment:
             generation=config.generation,
             gate=Expectations(self),
         )
+        self._options = storage_options
         self._plane: SparkPlane | None = None
         self._state: SparkStatePlane | None = None
 
@@ -129,12 +130,19 @@ class Deployment:
         if self._plane is None:
             from tidemark.spark.plane import SparkPlane
 
+            # Handles of its own: a ledger is for one thread, and a transaction may be staged in another.
+            control = DeltaControl(
+                self.config.warehouse_location, self.config.name, storage_options=self._options
+            )
             self._plane = SparkPlane(
-                self.session(),
-                self.config,
-                watermark_before=lambda txn: watermark_below(self.control, txn),
+                self.session(), self.config, watermark_before=lambda txn: watermark_below(control, txn)
             )
         return self._plane
+
+    def close(self) -> None:
+        """Let go of what a Spark keeps for this deployment alone; whoever made the session ends it."""
+        if self._plane is not None:
+            self._plane.close()
 
     def state(self) -> SparkStatePlane:
         """The state plane; the first call starts Spark."""
@@ -168,6 +176,8 @@ class ShardKeys:
         return is_paused(self._deployment.pipeline, shard)
 
     def keys(self, shard: ShardId, columns: Sequence[str]) -> Iterator[Mapping[str, Any]]:
+        from tidemark.delta.keys import keys_in
+
         return keys_in(self._deployment.shard_uri(shard), columns)
 
 
@@ -201,7 +211,12 @@ class LazyPlane:
 
     def __init__(self, deployment: Deployment) -> None:
         self._deployment = deployment
-        self._store = PartStore(deployment.root)
+
+    @cached_property
+    def _store(self) -> PartStore:
+        from tidemark.spark.parts import PartStore
+
+        return PartStore(self._deployment.root)
 
     @property
     def kept(self) -> Merger:

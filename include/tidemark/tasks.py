@@ -7,7 +7,6 @@ that is connected to a warm server.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -19,26 +18,24 @@ from tidemark.assemble import Deployment, discovered
 from tidemark.config import load_pipeline
 from tidemark.core.checksum import SOURCE
 from tidemark.core.errors import TidemarkError
-from tidemark.core.ids import ShardId, Txn
-from tidemark.core.publish import Published
+from tidemark.core.ids import QUARANTINE, ShardId, Txn
 from tidemark.core.replay import Difference, Finding, Verdict
 from tidemark.core.seal import Seal
 from tidemark.pipeline import reclock as minting
 from tidemark.pipeline import stepwise
 from tidemark.pipeline.checkpoint import checkpoint as advance
 from tidemark.pipeline.context import Attempt, seal_at, sealed_binding
-from tidemark.pipeline.publish import BeingPublished, is_due, last_published, publish
+from tidemark.pipeline.publish import last_published
 from tidemark.pipeline.repair import repair
 from tidemark.pipeline.replay import REPAIR, bound_range, merged_files, replay_plan
 from tidemark.pipeline.run import Progress, replay, unwatched
-from tidemark.spark.parts import QUARANTINE
+from tidemark.publishing import publish_due
 from tidemark.telling import LISTED_MAX, Told, rows_of, told_publish, told_shard
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-PUBLISHER_WAIT_SECONDS_MAX: Final = 900.0
 SAMPLE_KEYS_MAX: Final = 10
 SAMPLED_TXNS_MAX: Final = 10
 
@@ -129,36 +126,6 @@ def seals_of(deployment: Deployment, txns: Sequence[Txn]) -> Sequence[Seal]:
         return ()
     found = deployment.control.seals.read(txns[0], min(txns[-1] + 1, upper))
     return [seal for seal in found if seal.txn in set(txns)]
-
-
-def publish_due(
-    deployment: Deployment, attempt: Attempt, *, progress: Progress = unwatched
-) -> dict[ShardId, Published]:
-    """Publish every shard whose policy asks for it; Spark is started only if one does."""
-    done: dict[ShardId, Published] = {}
-    for shard in deployment.shards:
-        outcome = publish_when_free(deployment, attempt, shard, progress=progress)
-        if isinstance(outcome, Published):
-            done[shard] = outcome
-    return done
-
-
-def publish_when_free(
-    deployment: Deployment, attempt: Attempt, shard: ShardId, *, progress: Progress
-) -> object | None:
-    """Publish a shard if that is due; while another process does, wait, and ask again whether it is."""
-    deadline = time.monotonic() + PUBLISHER_WAIT_SECONDS_MAX
-    uri = deployment.shard_uri(shard)
-    while is_due(deployment.control, shard, deployment.policy(shard)):
-        progress(Txn(deployment.control.log(shard).head().upper - 1), f"publish {shard}")
-        state = deployment.state()
-        try:
-            return publish(deployment.control, state, shard, token=attempt.token, shard_uri=uri)
-        except BeingPublished:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(1)
-    return None
 
 
 def checkpoint(deployment: Deployment, attempt: Attempt) -> Told:

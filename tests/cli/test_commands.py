@@ -50,8 +50,7 @@ def no_spark(*args: object, **kwargs: object) -> None:
 
 
 def test_a_pipeline_from_its_first_day_on(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert shell.run("init", "customers").exit_code == 0
-    assert shell.run("check", "pipelines/customers.yaml").exit_code == 0
+    assert [shell.run(word, "customers").exit_code for word in ("init", "check")] == [0, 0]
 
     first = shell.json("run", "customers", "--run-id", "monday")
     seal = first["report"]["decided"][0]["seal"]
@@ -78,6 +77,7 @@ def test_a_pipeline_from_its_first_day_on(shell: Shell, monkeypatch: pytest.Monk
     lost = next((shell.folder / ".tidemark/warehouse/customers/customers/log").rglob("part-*.parquet"))
     kept = lost.read_bytes()
     lost.write_bytes(kept[: len(kept) // 2])
+    assert "replay customers --from 1 --to 1 --mode repair" in shell.run("replay", "customers").output
     repaired = shell.json("replay", "customers", "--mode", "repair")
     assert [path.endswith(lost.name) for _, _, path in repaired["restored"]] == [True]
     assert lost.read_bytes() == kept
@@ -93,9 +93,15 @@ def test_a_pipeline_from_its_first_day_on(shell: Shell, monkeypatch: pytest.Monk
         assert shell.json("txns", "customers")[0]["verdict"] == "identical"
         assert shell.json("show", "customers", "1")["binding"]["owner"]["run_id"] == "monday"
         bad = shell.json("quarantine", "customers")
-        assert [(r["_offset"], r["_ordinal"], r["_reason"]) for r in bad] == [
-            (1, 2, "column 'id' is BIGINT, found four")
+        assert [(r["_offset"], r["_ordinal"], r["_reason"], r["place"]) for r in bad] == [
+            (1, 2, "column 'id' is BIGINT, found four", "file '0002.json', line 3")
         ]
+        assert "0002.json" in shell.run("show", "customers", "1").output
+        told = {
+            words[0]: words[1:]
+            for words in map(str.split, shell.run("status", "customers").output.splitlines())
+        }
+        assert (told["customers"], told["quarantine"]) == (["1", "1", "0"], ["1", "-"]), "it has no state"
 
     # Its key could not be read: nobody's error.
     assert shell.json("quarantine", "customers", "--open") == []
@@ -154,9 +160,13 @@ def test_e4_a_column_is_added_to_a_pipeline_that_has_rows(shell: Shell) -> None:
     shell.json("run", "shop.yaml")
     land("2.json", {"id": 2, "v": "y", "more": 7})
     assert "undeclared column 'more'" in shell.refused("run", "shop.yaml")
+    why = "transaction 2 is refused at file '2.json', line 1: undeclared column 'more'"
+    assert shell.json("status", "shop.yaml")["refused"] == why
+    assert [entry["event"] for entry in shell.json("show", "shop.yaml", "2")["journal"]] == ["refused"]
     declare("id BIGINT, more INT, v STRING", policy="add_columns")
     (decided,) = shell.json("run", "shop.yaml")["report"]["decided"]
     assert decided["seal"]["txn"] == 2
+    assert shell.json("status", "shop.yaml")["refused"] == ""
     land("3.json", {"id": 3, "v": "z"})
     shell.json("run", "shop.yaml")
     expected = [(1, None, "x"), (2, 7, "y"), (3, None, "z")]
@@ -169,3 +179,28 @@ def test_e4_a_column_is_added_to_a_pipeline_that_has_rows(shell: Shell) -> None:
     assert "'more' of" in shell.refused("run", "shop.yaml")
     declare("id BIGINT, more INT, v STRING", keys="id, v")
     assert "set keys as it was" in shell.refused("run", "shop.yaml")
+
+
+EXACT = """\
+name: money
+warehouse: wh
+source: {type: files, path: in, format: json, settle_seconds: 0}
+shards:
+  - name: rows
+    schema: id BIGINT, d DECIMAL(38,2), x DOUBLE
+    keys: [id]
+    expectations:
+      - {type: expect_column_values_to_be_between, kwargs: {column: x, max_value: 1}, action: warn}
+"""
+
+
+def test_decimals_are_shown_to_their_last_digit_and_warnings_are_told(shell: Shell) -> None:
+    (shell.folder / "in").mkdir()
+    (shell.folder / "money.yaml").write_text(EXACT)
+    digits = "123456789012345678901234567890.10"
+    (shell.folder / "in" / "1.json").write_text(f'{{"id": 1, "d": {digits}, "x": 1.5}}\n')
+    (said,) = shell.json("run", "money")["warned"]["1"]
+    assert "expect_column_values_to_be_between" in said
+    assert "expect_column_values_to_be_between" in shell.run("show", "money", "1").output.replace("\n", "")
+    assert shell.json("read", "money") == [{"id": 1, "d": digits, "x": 1.5}]
+    assert digits in shell.run("read", "money").output

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from tidemark.core.errors import Determinate
-from tidemark.delta.probe import ProbeResult, Round, local_path, probe_put_if_absent
+from tidemark.delta.probe import ProbeResult, Round, probe_put_if_absent
+from tidemark.delta.store import local_path
 
 
 def test_a_local_disk_has_one_winner_each_round_and_nothing_is_left(tmp_path: Path) -> None:

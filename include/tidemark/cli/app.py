@@ -1,20 +1,97 @@
-"""The command's root: options that belong to no command, and the list of commands."""
+"""The command's root: options that belong to no command, and where each command is.
+
+A command's module is imported, and its options are read, when that command is asked for: a run with nothing
+to do spends most of its time on imports.
+"""
 
 from __future__ import annotations
 
+import gc
+import os
 import sys
-from typing import Annotated
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib import import_module
+from typing import Annotated, Any, Final
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_group
 
 from tidemark import __version__
-from tidemark.cli import check, consumers, doctor, init, inspect, maintain, overrule, rows, source, work
-from tidemark.cli.shared import exit_code_of
+from tidemark.cli.shared import EXIT_RETRY, exit_code_of
 from tidemark.core.errors import TidemarkError
+
+MODULES: Final = {
+    "init": "tidemark.cli.init",
+    "check": "tidemark.cli.check",
+    "run": "tidemark.cli.work",
+    "replay": "tidemark.cli.work",
+    "publish": "tidemark.cli.work",
+    "rebuild": "tidemark.cli.work",
+    "status": "tidemark.cli.status",
+    "txns": "tidemark.cli.inspect",
+    "show": "tidemark.cli.inspect",
+    "read": "tidemark.cli.rows",
+    "quarantine": "tidemark.cli.rows",
+    "leases": "tidemark.cli.consumers",
+    "skip": "tidemark.cli.overrule",
+    "accept": "tidemark.cli.overrule",
+    "release": "tidemark.cli.overrule",
+    "maintain": "tidemark.cli.maintain",
+    "doctor": "tidemark.cli.doctor",
+    "consumers": "tidemark.cli.consumers",
+    "source": "tidemark.cli.source",
+}
+"""The commands, in the order in which they are listed, each with the module that has it."""
+
+OBJECTS_PER_COLLECTION: Final = 50_000
+
+
+class Commands(Mapping[str, Any]):
+    """The commands by their names."""
+
+    def __getitem__(self, name: str) -> Any:
+        return commands_of(MODULES[name])[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(MODULES)
+
+    def __len__(self) -> int:
+        return len(MODULES)
+
+
+@cache
+def commands_of(module: str) -> Mapping[str, Any]:
+    """The commands that a module registers."""
+    registered = typer.Typer()
+    import_module(module).register(registered)
+    commands = get_group(registered).commands
+    _unwrap(commands)
+    return commands
+
+
+def _unwrap(commands: Mapping[str, Any]) -> None:
+    """Join the lines of each paragraph of a help text: a docstring's lines are not as wide as a terminal."""
+    for command in commands.values():
+        command.help = "\n\n".join(" ".join(part.split()) for part in (command.help or "").split("\n\n"))
+        _unwrap(getattr(command, "commands", {}))
+
+
+class Root(TyperGroup):
+    """The main command, whose commands are imported when they are asked for."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        commands: Any = Commands()
+        self.commands = commands
+
 
 app = typer.Typer(
     name="tidemark",
+    cls=Root,
     help="Upsert change streams into Delta Lake on Spark, and prove what was written.",
+    epilog="Begin with `tidemark init NAME`. `tidemark COMMAND --help` explains a command.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -36,13 +113,12 @@ def root(
     """Take the options that belong to no command."""
 
 
-for module in (init, check, work, inspect, rows, consumers, overrule, maintain, source):
-    module.register(app)
-app.command(name="doctor")(doctor.doctor)
-
-
 def main() -> None:
     """Run the command line. An error of ours is told in its own words, with the exit code of its family."""
+    # Else pydantic looks through every installed package for plugins, before it checks the first value.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    # Nearly all objects of a short command are modules' and stay: looking through them often finds nothing.
+    gc.set_threshold(OBJECTS_PER_COLLECTION)
     try:
         app()
     except TidemarkError as error:
@@ -50,3 +126,11 @@ def main() -> None:
         if error.hint:
             typer.echo(f"what to do: {error.hint}", err=True)
         sys.exit(exit_code_of(error))
+    except OSError as error:
+        if error.filename is None or error.strerror is None:
+            raise  # No person can do anything about it without knowing where it was.
+        typer.secho(f"error: {error.filename}: {error.strerror}", err=True, fg="red")
+        typer.echo("what to do: check the path, its permissions and the disk's room, then retry", err=True)
+        sys.exit(EXIT_RETRY)
+    finally:
+        gc.freeze()  # The process ends, and its memory with it: no need to search that for cycles.

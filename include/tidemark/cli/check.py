@@ -1,4 +1,4 @@
-"""`tidemark check FILE…`: what is wrong with pipeline files, or what the pipelines will do."""
+"""`tidemark check [PIPELINE…]`: what is wrong with pipeline files, or what the pipelines will do."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from tidemark.core.errors import InvalidUsage
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -34,7 +36,13 @@ def register(app: typer.Typer) -> None:
 
 
 def check(
-    files: Annotated[list[Path], typer.Argument(help="Pipeline files, or folders of them.", metavar="FILE…")],
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            help="Pipelines' names, pipeline files, or folders of them; all by default.",
+            metavar="[PIPELINE…]",
+        ),
+    ] = None,
     environment: Annotated[
         str | None,
         typer.Option("--environment", "-e", help="Check this environment; all of them by default."),
@@ -42,7 +50,7 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Check pipeline files, without Spark; exit code 2 when one can't be used."""
-    checked = [result for file in _expanded(files) for result in _check_file(file, environment)]
+    checked = [result for file in _expanded(files or _all()) for result in _check_file(file, environment)]
     checked += _same_names(checked)
     problems = sorted({problem for result in checked for problem in result.problems})
     if as_json:
@@ -52,13 +60,25 @@ def check(
     raise typer.Exit(code=EXIT_INVALID if problems else 0)
 
 
+def _all() -> list[Path]:
+    from tidemark.cli.shared import find_files, pipeline_folders
+
+    found = find_files(None)
+    if not found:
+        hint = "give the path of a pipeline file, or make one with `tidemark init NAME`"
+        raise InvalidUsage(f"no pipeline files in {', '.join(pipeline_folders())}", hint=hint)
+    return found
+
+
 def _expanded(files: Sequence[Path]) -> list[Path]:
+    from tidemark.cli.shared import find_files
+
     found: list[Path] = []
     for file in files:
-        inside = (
-            sorted(p for p in file.iterdir() if p.suffix in (".yaml", ".yml")) if file.is_dir() else [file]
-        )
-        found += inside
+        if file.is_dir():
+            found += sorted(p for p in file.iterdir() if p.suffix in (".yaml", ".yml"))
+        else:
+            found += (find_files(str(file)) if not file.exists() else []) or [file]
     return list(dict.fromkeys(found))
 
 

@@ -5,11 +5,17 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tidemark.cli.checks import Check
+if TYPE_CHECKING:
+    from tidemark.cli.checks import Check
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the main one."""
+    app.command(name="doctor")(doctor)
 
 
 def doctor(

@@ -13,7 +13,7 @@ from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import checked_name
 
 PIPELINE: Final = """\
-# What Tidemark does with the files in data/{name}. `tidemark check {file}` explains it.
+# What Tidemark does with the files in data/{name}. `tidemark check {name}` explains it.
 name: {name}
 schedule: "@hourly"
 
@@ -70,9 +70,11 @@ def init(
             raise InvalidUsage(f"{path} is there already", hint="choose another name, or remove it")
     file.parent.mkdir(parents=True, exist_ok=True)
     data.mkdir(parents=True)
-    file.write_text(PIPELINE.format(name=name, file=file), encoding="utf-8")
+    file.write_text(PIPELINE.format(name=name), encoding="utf-8")
     for sample, records in SAMPLES.items():
         lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
         (data / sample).write_text(lines, encoding="utf-8")
     say(f"made {file} and {data}/")
-    say(f"try:  tidemark check {file}\n      tidemark run {name}\n      tidemark status {name}")
+    commands = [f"tidemark {word} {name}" for word in ("check", "run", "status", "read", "quarantine")]
+    entered = [] if folder == Path() else [f"cd {folder}"]
+    say("try:  " + "\n      ".join([*entered, *commands]))

@@ -21,6 +21,7 @@ from tidemark.cli.shared import (
 
 if TYPE_CHECKING:
     from tidemark.core.ids import Txn
+    from tidemark.pipeline.upsert import LogReport
 
 TxnArgument = Annotated[int, typer.Argument(min=1, help="The transaction's number.", metavar="TXN")]
 
@@ -75,7 +76,16 @@ def release(
     if as_json:
         print_json(report)
     else:
-        say(f"shard {name} took in {len(report.appended)} transactions; it is at {report.end}")
+        say(f"shard {name} took in {len(report.appended)} transactions; {where_it_ends(report)}")
+
+
+def where_it_ends(report: LogReport) -> str:
+    """Where a log stands after it was brought up, in words."""
+    from tidemark.core.shard import Paused
+
+    if isinstance(report.end, Paused):
+        return f"it waits again, at {report.end.txn}: {report.end.reason}"
+    return f"it has everything up to {report.end.upper - 1}"
 
 
 def _decide(
@@ -87,7 +97,10 @@ def _decide(
     reason: str,
     as_json: bool,
 ) -> None:
+    from tidemark.pipeline.replay import bound_range
+
     deployment = open_deployment(pipeline, environment)
+    bound_range(deployment.pipeline, txn_from=txn, txn_to=txn)
     checkpoint = decision(deployment.pipeline, new_attempt(), txn, reason=reason)
     if as_json:
         print_json({"txn": txn, "decision": what, "checkpoint": checkpoint})

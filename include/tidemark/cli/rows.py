@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from functools import reduce
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tidemark.cli.masking import MASK, masked_record
 from tidemark.cli.shared import (
     EXIT_CODES,
     EnvironmentOption,
@@ -22,9 +21,10 @@ from tidemark.cli.shared import (
 from tidemark.views import View
 
 if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
     from tidemark.assemble import Deployment
 
-QUARANTINE: Final = "quarantine"
 LimitOption = Annotated[int, typer.Option("--limit", "-n", min=1, max=10_000, help="How many rows at most.")]
 
 
@@ -48,6 +48,7 @@ def read(
     as_json: JsonOption = False,
 ) -> None:
     """Show a shard's rows, in the order of its keys. Masked columns are shown as ***."""
+    from tidemark.cli.masking import MASK
     from tidemark.spark.failures import rows_of
     from tidemark.views import read as read_rows
 
@@ -57,7 +58,7 @@ def read(
     order = ["_txn", *config.keys] if view is View.LOG else list(config.keys)
     shown = frame.orderBy(*(f"`{name}`" for name in order)) if order else frame
     with rows_of(config.name):
-        texts = shown.limit(limit).selectExpr("to_json(struct(*)) AS text").collect()
+        texts = shown.limit(limit).selectExpr(f"to_json(struct({_exact(frame.schema)})) AS text").collect()
     records = [json.loads(row.text) for row in texts]
     masked = [
         {name: MASK if name in config.masked else record.get(name) for name in frame.columns}
@@ -67,6 +68,19 @@ def read(
         print_json(masked)
     else:
         print_table("", frame.columns, [list(record.values()) for record in masked])
+
+
+def _exact(schema: StructType) -> str:
+    """The columns as SQL text, decimals as text: a number of JSON is read as a double, and loses digits."""
+    from pyspark.sql.types import DecimalType
+
+    from tidemark.spark.sql import quoted
+
+    return ", ".join(
+        f"cast({name} as string) AS {name}" if isinstance(field.dataType, DecimalType) else name
+        for field in schema.fields
+        for name in (quoted(field.name),)
+    )
 
 
 def quarantine(
@@ -79,26 +93,28 @@ def quarantine(
     environment: EnvironmentOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show records that could not be applied, the newest first, with their position and the reason.
+    """Show records that could not be applied, the newest first, with their place and the reason.
 
     A record whose key could not be read belongs to no key, and is never shown as open. Values of masked
     columns are shown as ***, and so is a whole record that can't be taken apart, where there are any.
     """
+    from tidemark.cli.masking import masked_record
+    from tidemark.cli.places import with_places
+    from tidemark.core.ids import QUARANTINE
+
     deployment = open_deployment(pipeline, environment)
     if only_open:
         found = still_open(deployment, txn=txn, limit=limit)
     else:
         found = quarantined(f"{deployment.root}/{QUARANTINE}/log", txn=txn, limit=limit)
-    found = [masked_record(record, deployment.config) for record in found]
+    found = with_places(deployment, (masked_record(record, deployment.config) for record in found))
     if as_json:
         print_json(found)
     elif not found:
         say("no key has an open error" if only_open else "nothing is quarantined")
     else:
-        columns = ("txn", "shard", "key", "position", "reason", "raw")
-        for record in found:
-            record["position"] = ":".join(str(record[name]) for name in ("_partition", "_offset", "_ordinal"))
-        shown = ("_txn", "_shard", "_key", "position", "_reason", "_raw")
+        columns = ("txn", "shard", "key", "place", "reason", "raw")
+        shown = ("_txn", "_shard", "_key", "place", "_reason", "_raw")
         print_table("", columns, [[record[name] for name in shown] for record in found])
 
 
@@ -115,13 +131,11 @@ def still_open(deployment: Deployment, *, txn: int | None, limit: int) -> list[d
 
 def quarantined(uri: str, *, txn: int | None, limit: int) -> list[dict[str, Any]]:
     """The rows of the quarantine's log, read by delta-rs: no Spark for a few lines."""
-    import pyarrow as pa
     from deltalake import DeltaTable, QueryBuilder
 
     if not DeltaTable.is_deltatable(uri):
         return []
     where = f"WHERE _txn = {int(txn)}" if txn is not None else ""
     query = f"SELECT * FROM q {where} ORDER BY _txn DESC, _partition, _offset, _ordinal LIMIT {int(limit)}"
-    found = QueryBuilder().register("q", DeltaTable(uri)).execute(query)
-    rows: list[dict[str, Any]] = pa.table(found.read_all()).to_pylist()
-    return rows
+    found = QueryBuilder().register("q", DeltaTable(uri)).execute(query).read_all()
+    return list(found.to_struct_array().to_pylist())

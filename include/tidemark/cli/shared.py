@@ -6,6 +6,7 @@ import dataclasses
 import getpass
 import json
 import os
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from enum import Enum
@@ -51,14 +52,34 @@ def exit_code_of(error: TidemarkError) -> int:
     return EXIT_RETRY if isinstance(error, Determinate | Indeterminate) else EXIT_USAGE
 
 
+def pipeline_folders() -> list[str]:
+    """Where pipeline files are looked for."""
+    chosen = os.environ.get("TIDEMARK_PIPELINES")
+    return [chosen] if chosen else [folder for folder in PIPELINES_FOLDERS if Path(folder).is_dir()]
+
+
+def find_files(pipeline: str | None) -> list[Path]:
+    """The files of the pipeline of this name, broken ones too; without a name, those of the first folder that
+    has any."""
+    from tidemark.config import load_pipelines
+
+    for folder in pipeline_folders():
+        loaded = load_pipelines(folder)
+        named = [name for name, config in loaded.pipelines.items() if config.name == pipeline]
+        broken = [name for name in loaded.errors if Path(name).stem == pipeline]
+        chosen = [*loaded.pipelines, *loaded.errors] if pipeline is None else named or broken
+        if chosen:
+            return [Path(folder) / name for name in sorted(chosen)]
+    return []
+
+
 def find_config(pipeline: str, environment: str | None) -> PipelineConfig:
     """The pipeline by the path of its file, or by its name in the folder of pipeline files."""
     from tidemark.config import load_pipeline, load_pipelines
 
     if pipeline.endswith((".yaml", ".yml")):
         return load_pipeline(Path(pipeline), environment)
-    chosen = os.environ.get("TIDEMARK_PIPELINES")
-    folders = [chosen] if chosen else [folder for folder in PIPELINES_FOLDERS if Path(folder).is_dir()]
+    folders = pipeline_folders()
     known: list[str] = []
     for folder in folders:
         loaded = load_pipelines(folder, environment)
@@ -80,8 +101,7 @@ def find_names(environment: str | None) -> list[str]:
     """The pipelines in the folder of pipeline files; one that can't be used stops the command."""
     from tidemark.config import load_pipelines
 
-    chosen = os.environ.get("TIDEMARK_PIPELINES")
-    folders = [chosen] if chosen else [folder for folder in PIPELINES_FOLDERS if Path(folder).is_dir()]
+    folders = pipeline_folders()
     for folder in folders:
         loaded = load_pipelines(folder, environment)
         for error in loaded.errors.values():
@@ -160,6 +180,10 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
 
 
 def say(text: str, *, style: str = "") -> None:
+    """A line for people; a style is for a terminal."""
+    if not sys.stdout.isatty():
+        typer.echo(text)
+        return
     from rich.console import Console
     from rich.text import Text
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -43,25 +44,31 @@ def register(app: typer.Typer) -> None:
 @contextmanager
 def watched(quiet: bool) -> Iterator[Progress]:
     """A line that shows which transaction is in which phase, on a terminal only."""
-    from rich.console import Console
-
     from tidemark.pipeline.run import unwatched
 
-    console = Console(stderr=True)
-    if quiet or not console.is_terminal:
-        yield unwatched
+    if quiet or not sys.stderr.isatty():
+        with told_by_sources(lambda text: None):
+            yield unwatched
         return
-    with console.status("looking for new input") as status, told_by_sources(status.update):
+    from rich.console import Console
+
+    with Console(stderr=True).status("looking for new input") as status, told_by_sources(status.update):
         yield lambda txn, phase: status.update(f"transaction {txn}: {phase}")
 
 
 @contextmanager
 def told_by_sources(show: Callable[[str], None]) -> Iterator[None]:
-    """Show what a source says while it reads: how far it is, and how long that may still take."""
+    """Show what a source says while it reads: how far it is, and how long that may still take. What it warns
+    of stays to be read."""
 
     class Shown(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            show(record.getMessage())
+            if record.name == "tidemark.sources.files":
+                return  # The run lists at its end what it did not take.
+            if record.levelno >= logging.WARNING:
+                typer.echo(record.getMessage(), err=True)
+            else:
+                show(record.getMessage())
 
     logger, handler = logging.getLogger("tidemark.sources"), Shown(logging.INFO)
     level = logger.level
@@ -93,8 +100,9 @@ def run(
 
     Open transactions come first, whoever began them. Any number of runs may work at once.
     """
+    from tidemark.cli.places import passed_over, show_passed_over, warnings_of
     from tidemark.pipeline.run import run as run_pipeline
-    from tidemark.tasks import publish_due
+    from tidemark.publishing import publish_due
 
     deployment = open_deployment(pipeline, environment, binds=not prove)
     attempt = new_attempt(run_id, cleared=prove)
@@ -107,10 +115,15 @@ def run(
             background=background,
         )
         published = {} if no_publish else publish_due(deployment, attempt, progress=progress)
+    warned = warnings_of(deployment, report.decided)
     if as_json:
-        print_json({"run_id": attempt.owner.run_id, "report": report, "published": published})
+        told = {"run_id": attempt.owner.run_id, "report": report, "published": published, "warned": warned}
+        print_json({**told, "not_taken": passed_over(deployment)})
     else:
         show_decided(report.decided)
+        show_passed_over(deployment)
+        for txn, said in warned.items():
+            say(f"transaction {txn} warns: {'; '.join(said)}", style="yellow")
         show_findings(report.findings)
         for shard, what in published.items():
             say(f"state of {shard}: {_published(what)}")
@@ -195,6 +208,7 @@ def replay(
     Answers per transaction: identical, differs, input gone, or not comparable. The verdicts go to the
     journal; no row is written. Where a shard differs, up to ten of its keys are shown with what differs.
     """
+    from tidemark.pipeline.replay import PARTS_DIFFER
     from tidemark.tasks import differing_rows, replay_range
 
     deployment = open_deployment(pipeline, environment)
@@ -212,6 +226,9 @@ def replay(
             print_table("", ("txn", "shard", "restored part"), restored)
         passed = sum(finding.passed for finding in findings)
         say(f"{passed} of {len(findings)} transactions are identical", style="bold")
+        if damaged := [one.txn for one in findings if one.why == PARTS_DIFFER]:
+            span = f"--from {damaged[0]} --to {damaged[-1]}"
+            say(f"to bring the parts back: tidemark replay {pipeline} {span} --mode repair", style="yellow")
     exit_unless_passed(findings)
 
 

@@ -1,0 +1,95 @@
+"""The list of commands: complete, and right about where each command is."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tidemark.cli import app as cli
+from tidemark.cli.app import MODULES, app, commands_of
+from tidemark.cli.overrule import where_it_ends
+from tidemark.core.errors import InvalidUsage
+from tidemark.core.ids import Txn
+from tidemark.core.shard import CaughtUp, Paused
+from tidemark.pipeline.upsert import LogReport
+
+PIPELINE = """\
+name: p
+source: {type: files, path: in, format: json, settle_seconds: 3600}
+shards: [{name: t, schema: id BIGINT, keys: [id]}]
+"""
+
+
+def test_the_list_has_every_command_that_a_module_registers_and_no_other() -> None:
+    registered = {(name, module) for module in set(MODULES.values()) for name in commands_of(module)}
+    assert registered == set(MODULES.items())
+
+
+def test_help_lists_every_command() -> None:
+    shown = CliRunner().invoke(app, ["--help"])
+    assert shown.exit_code == 0
+    assert all(f" {name} " in shown.output for name in MODULES)
+
+
+def test_a_command_that_there_is_not_is_refused_with_the_nearest_one() -> None:
+    refused = CliRunner().invoke(app, ["stats"])
+    assert refused.exit_code == 2
+    assert "'status'" in refused.output
+
+
+def test_no_line_of_help_ends_in_the_middle_of_a_sentence() -> None:
+    texts = [command.help for module in set(MODULES.values()) for command in commands_of(module).values()]
+    assert all(texts)
+    assert not [text for text in texts if "\n" in text.replace("\n\n", "")]
+
+
+def test_a_run_tells_which_files_it_has_seen_and_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "p.yaml").write_text(PIPELINE)
+    (tmp_path / "in").mkdir()
+    for number in range(25):
+        (tmp_path / "in" / f"{number:02}.json").write_text("{}\n")
+    shown = CliRunner().invoke(app, ["run", "p"])
+    assert shown.exit_code == 0
+    assert "not taken: 07.json, it is younger than 3600 s" in shown.output
+    assert "and 5 files more" in shown.output
+    found = json.loads(CliRunner().invoke(app, ["run", "p", "--json"]).output)["not_taken"]
+    assert (len(found), found["24.json"]) == (25, "it is younger than 3600 s")
+
+
+@pytest.mark.parametrize("words", [["show", "p", "9"], ["skip", "p", "9", "--reason", "x"]])
+def test_a_transaction_that_there_is_not_is_nothing_to_retry(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "p.yaml").write_text(PIPELINE)
+    refused = CliRunner().invoke(app, words)
+    assert isinstance(refused.exception, InvalidUsage)
+    assert "transaction 9 is not bound" in str(refused.exception)
+
+
+def test_where_a_released_log_ends_is_told_in_words() -> None:
+    done = LogReport(appended=(Txn(1),), dropped=(), end=CaughtUp(Txn(4)))
+    assert where_it_ends(done) == "it has everything up to 3"
+    assert where_it_ends(replace(done, end=Paused(Txn(2), "odd"))) == "it waits again, at 2: odd"
+
+
+def test_what_the_disk_refuses_is_told_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "pipelines").write_text("a file where a folder should be")
+    monkeypatch.setattr("sys.argv", ["tidemark", "init", "p", "--folder", str(tmp_path)])
+    monkeypatch.setattr("gc.freeze", lambda: None)
+    monkeypatch.setattr("gc.set_threshold", lambda _: None)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 1
+    assert f"error: {tmp_path / 'pipelines'}: " in capsys.readouterr().err
