@@ -225,11 +225,21 @@ def prepare(airflow: EmbeddedAirflow) -> None:
     client.unpause(DAG)
 
 
+def begun_parts() -> set[Path]:
+    """What is in the folders of attempts; Spark may remove some of it while it is listed."""
+    return {
+        Path(place) / name
+        for place, folders, files in os.walk(TABLES)
+        if Path(place).parent.name.startswith("_txn-")
+        for name in (*folders, *files)
+    }
+
+
 def kill_spark_while_it_writes(airflow: EmbeddedAirflow) -> bool:
     """SIGKILL the Spark server as soon as a new part is being written; then start it again."""
-    before = set(TABLES.rglob("_txn-*/*/*"))
+    before = begun_parts()
     deadline = time.monotonic() + 240
-    while not set(TABLES.rglob("_txn-*/*/*")) - before:
+    while not begun_parts() - before:
         if time.monotonic() > deadline:
             return False
         time.sleep(0.01)

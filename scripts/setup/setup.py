@@ -54,6 +54,7 @@ def install(stamp: bytes) -> None:
     uv = find_uv()
     make_environment(uv)
     install_package(uv)
+    compile_package()
     ensure_java(uv)
     say("checking Spark's jars")
     run([str(PYTHON), "-m", "tidemark.spark.jars", "fetch"], "Spark's jars could not be fetched")
@@ -152,6 +153,16 @@ def install_package(uv: str) -> None:
         "the package tidemark could not be installed",
     )
     write_atomically(marker, content)
+
+
+def compile_package() -> None:
+    """Tidemark's own bytecode, as its libraries have theirs. Python would write it too, but not where it is
+    told not to (`PYTHONDONTWRITEBYTECODE`), and then every command would compile the whole package. Of a file
+    that has changed since, Python uses none."""
+    run(
+        [str(PYTHON), "-m", "compileall", "-q", str(ROOT / "include" / "tidemark")],
+        "the package's bytecode could not be written",
+    )
 
 
 def ensure_java(uv: str) -> None:

@@ -37,6 +37,15 @@ def test_an_airflow_that_runs_is_found_at_the_ports_that_it_was_started_with(hom
     assert (found.port, found.spark_port, found.starter) == (1234, 1235, "demo")
 
 
+def test_who_looks_while_a_process_is_noted_finds_all_that_were_noted_before(home: Path) -> None:
+    airflow, noted = project.project_airflow(), home / "processes.json"
+    airflow._remember("scheduler", os.getpid())
+    with noted.open() as looked_at:
+        airflow._remember("triggerer", os.getpid())
+        assert json.loads(looked_at.read()).keys() == {"scheduler"}
+    assert json.loads(noted.read_text()).keys() == {"scheduler", "triggerer"}
+
+
 def test_one_that_does_not_run_is_started_where_it_is_wanted(home: Path) -> None:
     found = project.project_airflow(port=99)
     assert (found.port, found.spark_port, found.starter) == (99, project.SPARK_PORT_DEFAULT, "")

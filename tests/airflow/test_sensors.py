@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 
 from tidemark.airflow import sensors
+from tidemark.assemble import new_token
+from tidemark.core.binding import Owner
 from tidemark.core.errors import Determinate, Indeterminate, InvalidUsage
+from tidemark.core.ids import Txn
+from tidemark.pipeline.context import Attempt
+from tidemark.pipeline.overrule import skip
+from tidemark.pipeline.reclock import reclock
+from tidemark.tasks import open_pipeline
 
 pytestmark = pytest.mark.airflow
+
+PIPELINE_FILE = """
+name: shop
+source: {type: files, path: in, format: json, settle_seconds: 0}
+warehouse: wh
+shards:
+  - {name: orders, schema: k STRING NOT NULL, keys: [k]}
+"""
 
 
 def looks(monkeypatch: pytest.MonkeyPatch, *found: int | Exception) -> list[int | Exception]:
@@ -57,3 +73,15 @@ def test_the_sensor_waits_through_trouble_that_passes(monkeypatch: pytest.Monkey
     assert not sensor.poke({})  # type: ignore[typeddict-item]
     with pytest.raises(AirflowFailException, match="no"):
         sensor.poke({})  # type: ignore[typeddict-item]
+
+
+def test_regression_m11_a_transaction_that_does_not_touch_the_shard_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.json").write_text('{"k": "a"}\n')
+    file = tmp_path / "shop.yaml"
+    file.write_text(PIPELINE_FILE)
+    pipeline, attempt = open_pipeline(file, None).pipeline, Attempt(Owner("run"), new_token())
+    reclock(pipeline, attempt)
+    assert sensors.upper_of(str(file), None, "orders") == 1
+    skip(pipeline, attempt, Txn(1), reason="poisoned")
+    assert sensors.upper_of(str(file), None, "orders") == 2

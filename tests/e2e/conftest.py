@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.e2e.stack import CONSUMER, DAGS, Project, Stack
+from tests.e2e.stack import CONSUMER, DAGS, PROJECT, Project, Stack
 from tests.kafka_broker import PASSWORD, USER, Broker, running_broker
+from tidemark.airflow.client import AirflowClient
 from tidemark.airflow.embedded import EmbeddedAirflow
 from tidemark.airflow.processes import free_port
 from tidemark.home import jars_folder
@@ -23,6 +25,8 @@ EXPECTATIONS = [
     }
 ]
 CANARY = "canary-7d1f0c2ab94e"
+OTHER_DAGS = ("replay", "replay_submitted", "maintain", "consumer", "waiter")
+DAGS_SECONDS_MAX = 600
 
 
 def make_projects(root: Path) -> dict[str, Project]:
@@ -42,6 +46,14 @@ def make_projects(root: Path) -> dict[str, Project]:
     return {**projects, "red": red}
 
 
+def wait_for_dags(client: AirflowClient, names: set[str]) -> None:
+    """Airflow is well before it has read its DAG files: until then it knows of none of them."""
+    deadline = time.monotonic() + DAGS_SECONDS_MAX
+    while missing := names - {one["dag_id"] for one in client.call("GET", "/dags", limit=100)["dags"]}:
+        assert time.monotonic() < deadline, f"{missing}: {client.call('GET', '/importErrors')}"
+        time.sleep(0.5)
+
+
 @pytest.fixture(scope="package")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     with running_broker(tmp_path_factory.mktemp("kafka")) as started:
@@ -54,7 +66,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory, broker: Broker) -> Iterator[
     projects = make_projects(root / "projects")
     dags = root / "dags"
     dags.mkdir()
-    (dags / "pipelines.py").write_text(DAGS.format(folder=str(root / "projects")))
+    (dags / "pipelines.py").write_text(DAGS.format(folder=str(root / "projects"), confs=SHORT_JOBS))
     (dags / "consumer.py").write_text(CONSUMER.format(folder=str(projects["consumed"].folder)))
     settings = root / "airflow_settings.yaml"
     kafka = {
@@ -73,13 +85,15 @@ def stack(tmp_path_factory: pytest.TempPathFactory, broker: Broker) -> Iterator[
         home=root / "airflow",
         dags=dags,
         settings=settings,
+        plugins=PROJECT / "plugins",
         port=free_port(),
         spark_port=free_port(),
         spark_confs=SHORT_JOBS,
         environ={
             "TIDEMARK_HOME": str(root / "tidemark"),
             "TIDEMARK_TEST_SECRET": CANARY,
-            "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "60",
+            # The DAG files stay as they are.
+            "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "3600",
             "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "60",
             "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "5",
         },
@@ -92,6 +106,8 @@ def stack(tmp_path_factory: pytest.TempPathFactory, broker: Broker) -> Iterator[
     airflow.prepare()
     try:
         airflow.start()
-        yield Stack(root, airflow, airflow.client(), projects)
+        client = airflow.client()
+        wait_for_dags(client, {*projects, *OTHER_DAGS})
+        yield Stack(root, airflow, client, projects)
     finally:
         airflow.stop()

@@ -6,14 +6,16 @@ The tests drive it through the REST API, as the UI does, and look at what is dur
 from __future__ import annotations
 
 import json
+import os
 import random
 import sqlite3
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +51,8 @@ from pathlib import Path
 from tidemark.airflow import maintain_dag, pipeline_dags, replay_dag
 
 folder = Path({folder!r})
-args = {{"retries": 2, "retry_delay": 1}}
+one_compiler = {{"conf": {confs!r}}}
+args = {{"retries": 2, "retry_delay": 1, **one_compiler}}
 for path in sorted(folder.iterdir()):
     conn = "spark_default" if path.name.startswith("submit") else "spark_connect_default"
     globals().update(
@@ -59,7 +62,8 @@ for path in sorted(folder.iterdir()):
         globals().update(replay_dag(path / "pipelines", conn_id=conn))
         globals().update(maintain_dag(path / "pipelines", conn_id=conn, schedule=None, default_args=args))
     if path.name == "submitted":
-        globals().update(replay_dag(path / "pipelines", conn_id=conn, dag_id="replay_submitted"))
+        how = {{"dag_id": "replay_submitted", "default_args": one_compiler}}
+        globals().update(replay_dag(path / "pipelines", conn_id=conn, **how))
 """
 CONSUMER = """\
 # A downstream DAG: the event only wakes it, and it reads what is above its own frontier.
@@ -260,12 +264,7 @@ class Stack:
             "project": project.folder,
             "docs": self.root / "tidemark" / "data-docs" / project.name,
         }
-        found = {
-            name
-            for name, folder in folders.items()
-            for path in folder.rglob("*")
-            if path.is_file() and text.encode() in path.read_bytes()
-        }
+        found = {name for name, folder in folders.items() if files_with(text, folder)}
         with closing(sqlite3.connect(self.airflow.home / "airflow.db")) as database:
             for (table,) in database.execute(
                 "SELECT name FROM sqlite_master WHERE type = 'table'"
@@ -280,6 +279,18 @@ class Stack:
     def log(self, name: str, run_id: str, task: str) -> str:
         tries = self.client.tasks(name, run_id)[task]["try_number"]
         return self.client.log(name, run_id, task, try_number=tries)
+
+
+def files_with(text: str, *folders: Path) -> list[Path]:
+    """The files below these folders that have a text. Airflow and Spark go on meanwhile: what they remove
+    while it is looked for is passed over."""
+    found = []
+    for place, _, names in chain.from_iterable(map(os.walk, folders)):
+        for path in (Path(place) / name for name in names):
+            with suppress(FileNotFoundError):
+                if path.is_file() and text.encode() in path.read_bytes():
+                    found.append(path)
+    return found
 
 
 def logged(record: Mapping[str, Any], txn: int) -> Row:

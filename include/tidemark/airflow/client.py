@@ -7,6 +7,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
@@ -14,6 +15,9 @@ from tidemark.core.errors import Determinate, InvalidUsage
 
 FINAL_STATES: Final = ("success", "failed")
 POLL_SECONDS: Final = 0.5
+_ANSWER_SECONDS_MAX: Final = 150
+"""More than a minute, for which a writer of SQLite may have to wait for another."""
+_TRIES_MAX: Final = 3
 
 
 class Busy(Determinate):
@@ -51,7 +55,7 @@ class AirflowClient:
         if token:
             request.add_header("Authorization", f"Bearer {token}")
         try:
-            with urllib.request.urlopen(request, timeout=60) as reply:
+            with urllib.request.urlopen(request, timeout=_ANSWER_SECONDS_MAX) as reply:
                 text = reply.read()
         except urllib.error.HTTPError as error:
             said = error.read().decode(errors="replace")[:2000]
@@ -69,9 +73,26 @@ class AirflowClient:
     def trigger(
         self, dag_id: str, *, conf: Mapping[str, Any] | None = None, logical_date: str | None = None
     ) -> str:
-        """A manual run; returns its id."""
-        body = {"conf": dict(conf or {}), "logical_date": logical_date}
+        """A manual run; returns its id. That is the client's own: when an answer got lost, it can ask whether
+        the run is there."""
+        run_id = f"manual__{datetime.now(UTC).isoformat()}"
+        body = {"dag_run_id": run_id, "conf": dict(conf or {}), "logical_date": logical_date}
+        for _ in range(_TRIES_MAX - 1):
+            try:
+                return self._triggered(dag_id, body)
+            except Determinate:
+                if self._has_run(dag_id, run_id):
+                    return run_id
+        return self._triggered(dag_id, body)
+
+    def _triggered(self, dag_id: str, body: Mapping[str, Any]) -> str:
         return str(self.call("POST", f"/dags/{quote(dag_id)}/dagRuns", body)["dag_run_id"])
+
+    def _has_run(self, dag_id: str, run_id: str) -> bool:
+        try:
+            return bool(self.run(dag_id, run_id))
+        except (InvalidUsage, Determinate):
+            return False
 
     def run(self, dag_id: str, run_id: str) -> Any:
         return self.call("GET", f"/dags/{quote(dag_id)}/dagRuns/{quote(run_id)}")

@@ -161,7 +161,9 @@ class EmbeddedAirflow:
             known = json.loads(self._pids.read_text())
         except (OSError, ValueError):
             known = {}
-        self._pids.write_text(json.dumps({**known, name: [pid, started_at(pid)]}))
+        aside = self._pids.with_suffix(".new")
+        aside.write_text(json.dumps({**known, name: [pid, started_at(pid)]}))
+        aside.replace(self._pids)  # Whoever looks meanwhile finds all of it.
 
     def start(self) -> None:
         """Start what does not run, each in a session of its own, and wait until all are healthy."""

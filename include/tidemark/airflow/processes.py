@@ -3,15 +3,49 @@
 from __future__ import annotations
 
 import os
+import random
 import socket
 from pathlib import Path
+from typing import Final
+
+_PORT_MIN: Final = 10_000
+_HANDED_OUT_MIN: Final = 32_768
+_HANDED_OUT: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_TRIES_MAX: Final = 100
+
+_given: set[int] = set()
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody uses now."""
+    """A port of the loopback interface that nobody uses now, and that was not given to this process before.
+
+    It is none of those that the system hands out by itself: a server needs seconds to begin to listen, and
+    whatever opens a connection meanwhile could be handed just that one."""
+    known = range(_PORT_MIN, _first_handed_out())
+    for port in random.sample(known, min(_TRIES_MAX, len(known))):
+        if port not in _given and _is_free(port):
+            _given.add(port)
+            return port
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def _first_handed_out() -> int:
+    """The first of the ports that the system gives to who asks for any."""
+    try:
+        return int(_HANDED_OUT.read_text().split()[0])
+    except OSError:
+        return _HANDED_OUT_MIN
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
 
 
 def is_listening(port: int) -> bool:

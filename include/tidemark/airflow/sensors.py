@@ -23,16 +23,18 @@ POKE_SECONDS = 10.0
 
 
 def upper_of(pipeline_file: str, environment: str | None, shard: str) -> int:
-    """The first transaction that the shard's log has not passed. Reads a few kilobytes."""
+    """The first transaction that can't be read in the shard yet; one that doesn't touch it is stepped over.
+    Reads a few kilobytes."""
+    from tidemark.pipeline.listing import readable_upper
     from tidemark.tasks import open_pipeline
 
     deployment = open_pipeline(pipeline_file, environment)
     name = ShardId(deployment.config.shard(shard).name)
-    return int(deployment.control.log(name).head().upper)
+    return int(readable_upper(deployment.control, name))
 
 
 class ShardUpperTrigger(BaseTrigger):
-    """Fires when a shard's log has passed a transaction, or when it can't be known however long one waits."""
+    """Fires when a shard has passed a transaction, or when it can't be known however long one waits."""
 
     def __init__(
         self, *, pipeline_file: str, environment: str | None, shard: str, txn: int, poke_seconds: float
@@ -65,7 +67,7 @@ class ShardUpperTrigger(BaseTrigger):
 
 
 class ShardUpperSensor(BaseSensorOperator):
-    """Wait until a shard's log has passed a transaction; deferrable. Returns the shard's upper.
+    """Wait until a shard has passed a transaction; deferrable. Returns the shard's upper.
 
     :param pipeline_file: the pipeline file (templated)
     :param shard: the shard (templated)

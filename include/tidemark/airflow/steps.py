@@ -140,10 +140,11 @@ class SparkStepOperator(SparkSubmitOperator):
                 self._connected = connected(f"sc://{found.host}{port}", found.password or None)
             return self._connected
 
+        deployment = open_pipeline(order.pipeline_file, order.environment or None, session)
         try:
-            deployment = open_pipeline(order.pipeline_file, order.environment or None, session)
             return perform(self.step, deployment, order)
         finally:
+            deployment.close()
             self.disconnect()
 
     def disconnect(self) -> None:
