@@ -21,8 +21,12 @@ settings.load_profile("tidemark")
 ROOT = Path(__file__).parent
 # Folders whose tests share something that is dear to start, the longest first.
 GROUPS = ("e2e", "crash", "postgres", "spark", "reading", "maintenance", "quality", "cli", "airflow")
-# What shares a server, or one long computation, stays on one worker.
-TOGETHER = ("e2e", "crash", "postgres", "connect", "every_cut", "kafka", "maintenance", "wheel", "quality")
+# What shares a server, or one long computation, stays on one worker: a word of the path, and with whom.
+TOGETHER = {
+    **{word: word for word in ("e2e", "crash", "postgres", "connect", "kafka", "maintenance", "wheel")},
+    "every_cut": "connect",
+    "quality": "quality",
+}
 
 
 def group_of(item: pytest.Item) -> str:
@@ -41,7 +45,7 @@ class Together(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.split("::", 1)[0]
-        return next((word for word in TOGETHER if word in path), nodeid)
+        return next((scope for word, scope in TOGETHER.items() if word in path), nodeid)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Together:

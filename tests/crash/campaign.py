@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -16,7 +17,7 @@ from tests.crash.jvm import Jvm
 from tests.crash.nursery import SECONDS_MAX, Nursery, report_of
 from tests.crash.recompute import check_everything, orphans
 from tests.crash.steps import AFTER, BEFORE, Fuse
-from tests.crash.worker import DONE, DUE, RETRY, TRACES, Job
+from tests.crash.worker import ALL, DONE, DUE, RETRY, TRACES, Job
 
 RETRIES_MAX = 8
 KILLED = -signal.SIGKILL
@@ -70,6 +71,15 @@ class Bench:
             self.tally.retries += 1
             self.tally.errors.append(report_of(job).error)
         raise AssertionError(f"not done after {RETRIES_MAX} tries: {self.tally.errors[-RETRIES_MAX:]}")
+
+    def finish_swept(self, root: Path, run_id: str, *, publish: str = ALL) -> None:
+        """The same with a sweep, also where the JVM still does what a killed worker has asked for: parts that
+        land after the sweep are the next one's."""
+        late = self.jvm.is_asked_by_dead()
+        self.finish(root, run_id, publish=publish, sweep=True)
+        if late:
+            self.jvm.wait_for_dead()
+            self.finish(root, run_id, publish=publish, sweep=True)
 
     def check(self, root: Path, *, published: bool = True) -> None:
         """The tables against the files; and, after a sweep, no part that no seal names."""
@@ -138,10 +148,21 @@ def chain(bench: Bench, folder: Path, *, seed: int, cycles: Sequence[int]) -> It
             for when in (BEFORE, AFTER):
                 kill_at(bench, killed, f"run-{cycle}", Fuse(when, name=step))
                 copy = folder / f"{cycle}-{when}-{step.replace(' ', '_').replace('/', '.')}"
-                shutil.copytree(killed, copy)
+                copy_left(killed, copy)
                 yield copy
-        bench.finish(killed, f"run-{cycle}", sweep=True)
+        bench.finish_swept(killed, f"run-{cycle}")
         bench.check(killed)
+
+
+def copy_left(root: Path, copy: Path) -> None:
+    """What a kill has left behind. Of the parts that nobody has sealed some may be missing: the JVM may be
+    at them still, and renames and removes them meanwhile."""
+    for folder, _, names in os.walk(root):
+        place = copy / Path(folder).relative_to(root)
+        place.mkdir(parents=True)
+        for name in names:
+            with suppress(FileNotFoundError):
+                shutil.copy2(Path(folder) / name, place / name)
 
 
 def finish_copy(bench: Bench, copy: Path, *, check: bool) -> None:
@@ -186,8 +207,8 @@ def flow(bench: Bench, root: Path, *, seed: int, cycles: int, jvm_kills: Sequenc
         random_cycle(bench, root, rng=rng, cycle=cycle, take_jvm=cycle in jvm_kills)
         # Now and then the next cycle comes before anybody has cleared up after this one.
         if rng.random() < 0.7:
-            bench.finish(root, f"cycle-{cycle}-0", publish=DUE, sweep=True)
+            bench.finish_swept(root, f"cycle-{cycle}-0", publish=DUE)
             bench.check(root, published=False)
-    bench.finish(root, "last", sweep=True)
+    bench.finish_swept(root, "last")
     bench.check(root)
     return landed

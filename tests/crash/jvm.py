@@ -13,13 +13,17 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+DEAD_SECONDS_MAX = 180
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -54,6 +58,20 @@ class Jvm:
             told: Any = json.loads(self._process.stdout.readline())  # type: ignore[union-attr]
             self._gateway = Gateway(told["port"], told["secret"])
         return self._gateway
+
+    def is_asked_by_dead(self) -> bool:
+        """Whether it does something still for a process that has died: who is gone has closed its end of the
+        connection, and the JVM closes its own when it is done."""
+        return self._process is not None and any(
+            one.status == psutil.CONN_CLOSE_WAIT and one.laddr.port == self._gateway.port
+            for one in psutil.net_connections("tcp")
+        )
+
+    def wait_for_dead(self) -> None:
+        """Until it has done all that they had asked for."""
+        deadline = time.monotonic() + DEAD_SECONDS_MAX
+        while self.is_asked_by_dead() and time.monotonic() < deadline:
+            time.sleep(0.05)
 
     def kill(self) -> None:
         """SIGKILL to the holder, its JVM and whatever they started."""

@@ -11,6 +11,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -85,8 +86,12 @@ class LightPlane:
         shutil.rmtree(self._log / f"_txn-{txn:020}" / token, ignore_errors=True)
 
     def attempts(self) -> Sequence[tuple[Txn, WriterToken]]:
-        found = [path.relative_to(self._log).parts for path in self._log.glob("_txn-*/*")]
-        return sorted((Txn(int(txn.removeprefix("_txn-"))), WriterToken(token)) for txn, token in found)
+        found = []
+        for folder in self._log.glob("_txn-*"):
+            txn = Txn(int(folder.name.removeprefix("_txn-")))
+            with suppress(FileNotFoundError):  # Another sweep may be at it.
+                found += [(txn, WriterToken(attempt.name)) for attempt in list(folder.iterdir())]
+        return sorted(found)
 
 
 def digest_of(rows: Sequence[dict[str, object]]) -> Digest:

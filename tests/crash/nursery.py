@@ -20,7 +20,7 @@ from typing import Any
 from tests.crash.jvm import ROOT
 from tests.crash.worker import REPORTS, Job, Report, work
 
-SECONDS_MAX = 180
+SECONDS_MAX = 600
 KILL = "kill "
 
 

@@ -1,5 +1,6 @@
 """What a racing process does: every round, one run of the pipeline, at the same moment as all the others.
 
+In every second round nobody may seal before all have staged, so that it is a race on any machine.
 The rounds are real runs (`tidemark.pipeline.run`) on the real control plane and the real file source; only
 the data plane is the light one of `tests/crash/light.py`, so that a round costs no Spark job.
 """
@@ -8,20 +9,25 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from tests.crash.light import SHARD, LightPlane
 from tidemark.assemble import new_token
 from tidemark.config import PipelineConfig
-from tidemark.core.binding import Configuration, Owner
+from tidemark.core.binding import Binding, Configuration, Owner
+from tidemark.core.ids import WriterToken
+from tidemark.core.seal import Staged
 from tidemark.delta.control import DeltaControl
 from tidemark.delta.schema import log_schema
 from tidemark.pipeline.context import Attempt, Pipeline
 from tidemark.pipeline.run import run
+from tidemark.ports.plane import DataPlane
 from tidemark.sources.files import FileSource
 
-SECONDS_MAX = 120
+SECONDS_MAX = 300
+MEET_EVERY = 2
 KEYS = 40
 
 
@@ -57,9 +63,27 @@ def write_round(root: Path, number: int) -> None:
     path.with_suffix(".tmp").rename(path)
 
 
+class Meeting:
+    """A light plane that hands over what it has staged when all others have staged too."""
+
+    def __init__(self, plane: LightPlane, barrier: Any) -> None:
+        self._plane = plane
+        self._barrier = barrier
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._plane, name)
+
+    def stage(self, binding: Binding, token: WriterToken) -> Staged:
+        staged = self._plane.stage(binding, token)
+        self._barrier.wait(SECONDS_MAX)
+        return staged
+
+
 def race(root: str, writer: int, rounds: int, barrier: Any, reports: Any) -> None:
     """Land a file (the first writer), meet, run; and tell which attempts have staged something."""
-    plane_of = pipeline_at(Path(root))
+    free = pipeline_at(Path(root))
+    plane = cast("LightPlane", free.plane)
+    meeting = replace(free, plane=cast("DataPlane", Meeting(plane, barrier)))
     staged: list[tuple[int, str]] = []
     errors: list[str] = []
     for number in range(rounds):
@@ -67,11 +91,11 @@ def race(root: str, writer: int, rounds: int, barrier: Any, reports: Any) -> Non
             write_round(Path(root), number)
         barrier.wait(SECONDS_MAX)
         attempt = Attempt(Owner(f"round-{number}-writer-{writer}"), new_token())
-        before = len(plane_of.plane.staged)  # type: ignore[attr-defined]
+        before = len(plane.staged)
         try:
-            run(plane_of, attempt)
+            run(meeting if number % MEET_EVERY == 0 else free, attempt)
         except Exception as error:
             errors.append(f"round {number}: {type(error).__name__}: {error}")
-        staged += [(txn, attempt.token) for txn in plane_of.plane.staged[before:]]  # type: ignore[attr-defined]
+        staged += [(txn, attempt.token) for txn in plane.staged[before:]]
         barrier.wait(SECONDS_MAX)
     reports.put((writer, staged, errors))

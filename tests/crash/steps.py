@@ -110,7 +110,7 @@ def wrap_planes(steps: Steps) -> None:
     wrap(
         state.SparkStatePlane,
         "_commit",
-        lambda plane, changed, effect, spec, stamp, *rest: f"state {spec.name} {stamp.txn}",
+        lambda plane, changes, spec, stamp, *rest: f"state {spec.name} {stamp.txn}",
         steps,
     )
 

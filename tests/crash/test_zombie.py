@@ -18,7 +18,7 @@ from tests.crash.steps import AFTER, Fuse
 from tests.crash.worker import DUE, GO, LATE_READY, RETRY, ZOMBIE_READY
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
-SECONDS_MAX = 120
+SECONDS_MAX = 300
 
 
 def wait_for(path: Path) -> None:

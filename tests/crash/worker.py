@@ -27,7 +27,7 @@ DONE, RETRY, BROKEN = 0, 1, 3
 ALL, DUE, NONE = "all", "due", "none"
 TRACES, REPORTS, ACKNOWLEDGED = "traces", "reports", "acknowledged"
 ZOMBIE_READY, LATE_READY, GO = "zombie-ready", "late-ready", "go"
-MEET_SECONDS_MAX = 60
+MEET_SECONDS_MAX = 300
 
 
 @dataclass(frozen=True)
@@ -199,13 +199,13 @@ def hold_state_commit(root: Path, *, ready: str, until: Callable[[], bool]) -> N
 
     commit = SparkStatePlane._commit
 
-    def held(plane: Any, changed: Any, effect: Any, spec: Any, *rest: Any) -> None:
+    def held(plane: Any, changes: Any, spec: Any, *rest: Any) -> None:
         if spec.name == ORDERS:
             (root / ready).touch()
             deadline = time.monotonic() + MEET_SECONDS_MAX
             while not until() and time.monotonic() < deadline:
                 time.sleep(0.02)
-        commit(plane, changed, effect, spec, *rest)
+        commit(plane, changes, spec, *rest)
 
     SparkStatePlane._commit = held  # type: ignore[method-assign]
 

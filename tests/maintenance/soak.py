@@ -45,7 +45,7 @@ from tidemark.pipeline.publish import last_published
 from tidemark.pipeline.run import run
 
 TTL_SECONDS = 6.0
-WAIT_SECONDS_MAX = 120.0
+WAIT_SECONDS_MAX = 600.0
 LIFE_SECONDS = (3.0, 15.0)
 """How long a process lives before it is killed, starting included; on a slow machine until it has done a
 round."""

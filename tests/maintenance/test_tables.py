@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,9 +19,12 @@ from pyspark.sql import SparkSession
 
 from tests.maintenance.shop import FED, PUBLISHED, SHARD, Shop, expected
 from tidemark.assemble import new_token
-from tidemark.core.ids import Txn, WriterToken
+from tidemark.core.checksum import Digest
+from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.publish import HistoryGone, Published
+from tidemark.core.seal import Part
 from tidemark.core.snapshot import Truncated
+from tidemark.pipeline.compact import compact
 from tidemark.pipeline.context import binding_at
 from tidemark.pipeline.publish import rebuild, verify_state
 from tidemark.pipeline.repair import repair
@@ -159,3 +162,21 @@ def test_what_lies_below_since_is_refused_by_name_and_a_state_is_rebuilt_from_it
     assert rebuild(control, plane, SHARD, token=new_token(), shard_uri=uri).txn == FED
     assert shop.rows(View.STATE) == expected(FED)
     assert shop.verdict() == "identical"
+
+
+def test_regression_a_compaction_whose_files_another_maintenance_removes_is_shut_out(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one begins a compaction and deletes what was written before it, while that is read back."""
+    kept, rival = shop.deployment.plane().kept, Shop(shop.spark, shop.root)
+    read = kept.digests_by_txn
+
+    def late(shard: ShardId, parts: Sequence[Part]) -> Mapping[Txn, Digest]:
+        rival.reclaim()
+        return read(shard, parts)
+
+    monkeypatch.setattr(kept, "digests_by_txn", late)
+    control = shop.deployment.control
+    done = compact(control, control.log(SHARD), kept, SHARD, token=new_token())
+    assert (done.files_after, len(done.left)) == (0, 1)
+    assert shop.rows(View.FRESH) == expected(FED)

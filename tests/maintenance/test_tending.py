@@ -23,7 +23,7 @@ from tidemark.pipeline.publish import verify_state
 from tidemark.views import View
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
-SECONDS_MAX = 180
+SECONDS_MAX = 600
 
 
 def data_files(state: Path) -> set[str]:

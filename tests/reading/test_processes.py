@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.reading.campaign import WAIT_SECONDS_MAX, campaign, delivered, start, until_stopped
+from tests.reading.campaign import WAIT_SECONDS_MAX, campaign, delivered, ended, stopped, until_marked
 from tests.reading.rig import SHARD, Shelf
 from tests.reading.terminated import MARK, RAISES, STOPS
 from tests.reading.worker import AFTER_EFFECT, DONE, LOST, STOP_BEFORE_EFFECT
@@ -23,13 +23,12 @@ pytestmark = pytest.mark.slow
 def test_r3_r4_a_killed_readers_lease_expires_and_the_next_goes_on_exactly_there(tmp_path: Path) -> None:
     shelf = Shelf(tmp_path)
     shelf.append(*([("k", n), ("l", n)] for n in range(1, 8)))
-    killed = start(tmp_path, upper=8, txns_max=3, fuse=AFTER_EFFECT)
-    assert killed.wait(WAIT_SECONDS_MAX) == -signal.SIGKILL
+    assert ended(tmp_path, upper=8, txns_max=3, fuse=AFTER_EFFECT) == -signal.SIGKILL
     held = leases_of(shelf.works).current(f"billing/{SHARD}")
     assert held is not None
     # Its effect is done and its frontier is not moved; what it was given is on record.
     assert (held.is_live, held.txn, held.planned) == (True, 1, 4)
-    assert start(tmp_path, upper=8, txns_max=5).wait(WAIT_SECONDS_MAX) == DONE
+    assert ended(tmp_path, upper=8, txns_max=5) == DONE
     names = sorted(file.name for file in (tmp_path / "out" / "billing").glob("*.json"))
     assert names == ["000001-000004.json", "000004-000008.json"]
     delivered(tmp_path, shelf.written, upper=8)
@@ -40,9 +39,8 @@ def test_r4_a_reader_stopped_past_its_deadline_wakes_to_a_typed_error_and_moves_
 ) -> None:
     shelf = Shelf(tmp_path)
     shelf.append([("k", 1)], [("k", 2)])
-    sleeper = start(tmp_path, upper=3, txns_max=1, fuse=STOP_BEFORE_EFFECT)
-    until_stopped(tmp_path)
-    assert start(tmp_path, upper=3, txns_max=1).wait(WAIT_SECONDS_MAX) == DONE
+    sleeper = stopped(tmp_path, upper=3, txns_max=1, fuse=STOP_BEFORE_EFFECT)
+    assert ended(tmp_path, upper=3, txns_max=1) == DONE
     effects = {file: file.read_bytes() for file in (tmp_path / "out" / "billing").glob("*.json")}
     sleeper.send_signal(signal.SIGCONT)
     assert sleeper.wait(WAIT_SECONDS_MAX) == LOST
@@ -65,7 +63,7 @@ def test_r3_r6_a_consumer_that_is_told_to_end_lets_go_and_delivers_nothing_by_ha
     other = leases.take(f"audit/{SHARD}", HolderToken("other"), start=Txn(1))
     assert isinstance(other, Tenure)
     process = subprocess.Popen([sys.executable, "-m", "tests.reading.terminated", str(tmp_path), how])
-    until_stopped(tmp_path, "", mark=MARK)
+    until_marked(tmp_path / "out" / MARK)
     process.terminate()
     assert process.wait(WAIT_SECONDS_MAX) == 0
     out = tmp_path / "out"

@@ -32,7 +32,7 @@ from tidemark.pipeline.publish import publish
 
 pytestmark = pytest.mark.spark
 
-TTL = 2.0
+TTL = 30.0
 
 
 @pytest.fixture
@@ -168,9 +168,9 @@ def test_r4_a_second_process_waits_and_follows_one_that_stands_still(shelf: Shel
             taken(shelf, wait_seconds=0)
         assert stuck._hold is not None
         stuck._hold._ended.set()  # Its renewing thread is gone, as after a SIGSTOP.
-        assert taken(shelf, wait_seconds=60) == [(1, 2), (2, 3)]
+        assert taken(shelf, wait_seconds=200) == [(1, 2), (2, 3)]
 
-    with consumer(shelf, limits=Limits(txns_max=1)) as stuck:
+    with consumer(shelf, limits=Limits(txns_max=1), ttl_seconds=6) as stuck:
         batches = stuck.listen()
         stands_still(next(batches))
         with pytest.raises(LeaseLost):

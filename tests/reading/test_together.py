@@ -27,7 +27,7 @@ from tidemark.pipeline.reclock import reclock
 from tidemark.pipeline.run import run
 from tidemark.pipeline.upsert import bring_up_log, commit_staged
 from tidemark.pipeline.validate import validate
-from tidemark.tasks import publish_due
+from tidemark.publishing import publish_due
 from tidemark.views import View, read, read_together
 
 pytestmark = pytest.mark.spark

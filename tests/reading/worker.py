@@ -68,7 +68,7 @@ def main(root: str, consumer: str, upper: str, txns_max: str, fuse: str) -> int:
             lease_name(consumer, SHARD),
             HolderToken(token),
             ttl_seconds=TTL_SECONDS,
-            wait_seconds=60,
+            wait_seconds=200,
         )
         reading = Reading(consumer, SHARD, token, limits=Limits(txns_max=int(txns_max)))
         reader = ShardReader(works.pipeline, DeltaParts(works.root), hold, reading, name="p")
