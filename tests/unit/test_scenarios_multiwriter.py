@@ -22,6 +22,7 @@ from tidemark.pipeline.context import Attempt, Pipeline
 from tidemark.pipeline.ingest import ingest
 from tidemark.pipeline.reclock import mint, reclock
 from tidemark.pipeline.run import run
+from tidemark.pipeline.stepwise import gather, judge_gathered, seal_judged
 from tidemark.pipeline.upsert import announce_generation, bring_up_log, commit_staged, put_entry
 from tidemark.pipeline.validate import validate
 from tidemark.ports.plane import DataPlane
@@ -351,6 +352,20 @@ def test_invariant_4_parts_that_are_swept_while_they_are_written_are_a_lost_race
     world.feed(rec("k", "more", table="a"))
     with pytest.raises(FileNotFoundError):
         run(replace(late, plane=SweptPlane(late.plane, lambda: None)), world.attempt("alone"))
+
+
+def test_invariant_4_parts_that_are_swept_while_a_task_writes_them_are_a_lost_race() -> None:
+    world = opened("a", "b")
+    late, attempt = world.process(), world.attempt("late")
+    swept = replace(late, plane=SweptPlane(late.plane, world.run))
+    reclock(swept, attempt)
+    assert (gather(swept, attempt), judge_gathered(swept, attempt), seal_judged(swept, attempt)) == ((), (), ())
+    assert [seal.txn for seal in world.seals] == [1]
+    world.feed(rec("k", "more", table="a"))
+    alone, attempt = replace(late, plane=SweptPlane(late.plane, lambda: None)), world.attempt("alone")
+    reclock(alone, attempt)
+    with pytest.raises(FileNotFoundError):
+        gather(alone, attempt)
 
 
 # M10, M11, M12

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tidemark.core.binding import owned_in
 from tidemark.core.checksum import SOURCE, Digests
-from tidemark.core.errors import Determinate, InvalidUsage
+from tidemark.core.errors import Determinate, TidemarkError
 from tidemark.core.evidence import Evidence, decide_evidence, newest_of
 from tidemark.core.ids import Txn, WriterToken
 from tidemark.core.journal import Event
@@ -93,14 +93,22 @@ def gather_one(pipeline: Pipeline, attempt: Attempt, txn: Txn, *, replayed: bool
     if not gone and replayed:
         staged = pipeline.plane.replay(binding)
     elif not gone:
-        try:
-            staged = stage_open(pipeline, binding, attempt.token)
-        except InvalidUsage as error:
-            note_refusal(pipeline, attempt, txn, error)
-            raise
+        staged = stage_open(pipeline, binding, attempt.token)
     made = Evidence(0, txn, attempt.owner, attempt.round, attempt.token, staged, replayed, gone)
     keep(pipeline, attempt, made)
     return made
+
+
+def gather_open(pipeline: Pipeline, attempt: Attempt, txn: Txn) -> Evidence | None:
+    """The evidence on an open transaction, or None when somebody has decided it meanwhile: the parts of who
+    has lost may be swept while they are written, which is a lost race, not an error (Invariant 4)."""
+    try:
+        return gather_one(pipeline, attempt, txn, replayed=False)
+    except (TidemarkError, OSError) as error:
+        if standing(pipeline, txn) is Standing.BELOW:
+            return None
+        note_refusal(pipeline, attempt, txn, error)
+        raise
 
 
 def gather(pipeline: Pipeline, attempt: Attempt, *, progress: Progress = unwatched) -> tuple[Evidence, ...]:
@@ -112,8 +120,11 @@ def gather(pipeline: Pipeline, attempt: Attempt, *, progress: Progress = unwatch
     gathered: list[Evidence] = []
     for txn in plan.finish:
         progress(txn, "ingest")
-        gathered.append(gather_one(pipeline, attempt, txn, replayed=False))
-        if gathered[-1].gone:
+        evidence = gather_open(pipeline, attempt, txn)
+        if evidence is None:
+            continue
+        gathered.append(evidence)
+        if evidence.gone:
             break
     for txn in plan.prove:
         if judge_skipped(seal_at(pipeline, txn)) is not None:
