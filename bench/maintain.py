@@ -75,7 +75,7 @@ def measure(spark: SparkSession, folder: Path, *, rows: int, transactions: int) 
     uri = deployment.shard_uri(SHARD)
 
     def publish_all() -> None:
-        publish(deployment.control, deployment.state(), SHARD, token=new_token(), shard_uri=uri)
+        publish(deployment.control, deployment.state(), SHARD, token=new_token())
 
     def fresh() -> int:
         return read(deployment, SHARD, view=View.FRESH).selectExpr("count(note)").first()[0]  # type: ignore[index]

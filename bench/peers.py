@@ -91,7 +91,7 @@ class Peers(Bench):
 
     def publish(self) -> None:
         work = self.deployment
-        publish(work.control, work.state(), ROWS, token=new_token(), shard_uri=work.shard_uri(ROWS))
+        publish(work.control, work.state(), ROWS, token=new_token())
 
     def make_peers(self) -> None:
         super().make_peers()

@@ -66,8 +66,7 @@ def measure(way: str, folder: Path, rounds: int) -> dict[str, float]:
         land(folder, number)
         before = spent() if number else 0.0
         run(deployment.pipeline, Attempt(Owner(f"run-{number}"), new_token()))
-        uri = deployment.shard_uri(shard)
-        publish(deployment.control, deployment.state(), shard, token=new_token(), shard_uri=uri)
+        publish(deployment.control, deployment.state(), shard, token=new_token())
         costs.append(spent() - before)
     return {"first": costs[0], "each": statistics.median(costs[WARM:])}
 

@@ -10,9 +10,9 @@ from typing import Final
 
 from tidemark.assemble import Deployment
 from tidemark.core.ids import ShardId, Txn
-from tidemark.core.publish import Published
+from tidemark.core.publish import BeingPublished, Published
 from tidemark.pipeline.context import Attempt
-from tidemark.pipeline.publish import BeingPublished, is_due, publish
+from tidemark.pipeline.publish import is_due, publish
 from tidemark.pipeline.run import Progress, unwatched
 
 PUBLISHER_WAIT_SECONDS_MAX: Final = 900.0
@@ -35,12 +35,11 @@ def publish_when_free(
 ) -> object | None:
     """Publish a shard if that is due; while another process does, wait, and ask again whether it is."""
     deadline = time.monotonic() + PUBLISHER_WAIT_SECONDS_MAX
-    uri = deployment.shard_uri(shard)
     while is_due(deployment.control, shard, deployment.policy(shard)):
         progress(Txn(deployment.control.log(shard).head().upper - 1), f"publish {shard}")
         state = deployment.state()
         try:
-            return publish(deployment.control, state, shard, token=attempt.token, shard_uri=uri)
+            return publish(deployment.control, state, shard, token=attempt.token)
         except BeingPublished:
             if time.monotonic() > deadline:
                 raise

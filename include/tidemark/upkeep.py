@@ -17,6 +17,7 @@ from typing import Final
 from tidemark.assemble import Deployment
 from tidemark.core.ids import QUARANTINE, TXN_FIRST, ShardId, Txn, WriterToken
 from tidemark.core.lease import Floor, Lease, since_of
+from tidemark.core.publish import BeingPublished
 from tidemark.core.upkeep import Leftover, choose_runs
 from tidemark.delta.facts import TableFacts, facts_of
 from tidemark.delta.log import DeltaLog
@@ -26,7 +27,6 @@ from tidemark.pipeline.flushing import stalls
 from tidemark.pipeline.kept_input import let_go_input, unneeded_input
 from tidemark.pipeline.leasing import Leases, expire_stale
 from tidemark.pipeline.maintain import announce, plan_floor, sweep, truncate
-from tidemark.pipeline.publish import BeingPublished
 from tidemark.pipeline.reclaim import Reclaim, plan_reclaim, reclaim
 from tidemark.pipeline.tend import snapshot_held, tend
 
@@ -260,7 +260,6 @@ def _tended(
             deployment.state(),
             deployment.keeper(),
             shard,
-            shard_uri=deployment.shard_uri(shard),
             merge=facts.merge_due,
             purge=facts.purge_due,
             vacuum=vacuum,

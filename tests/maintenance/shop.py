@@ -90,10 +90,7 @@ class Shop:
         return Attempt(Owner(token), token)
 
     def publish(self) -> Any:
-        uri = self.deployment.shard_uri(SHARD)
-        return publish(
-            self.deployment.control, self.deployment.state(), SHARD, token=new_token(), shard_uri=uri
-        )
+        return publish(self.deployment.control, self.deployment.state(), SHARD, token=new_token())
 
     def rows(self, view: View, as_of: int | None = None) -> list[tuple[Any, ...]]:
         found = read(self.deployment, SHARD, view=view, as_of=as_of).collect()

@@ -22,8 +22,7 @@ def keep_in_shape(spark: SparkSession, root: Path) -> None:
     spec = replace(specs_of(deployment.config).of(SHARD), history_days=0)
     keeper = SparkStateKeeper(spark, StateSpecs("shop", {SHARD: spec}))
     tend(
-        deployment.control, deployment.state(), keeper, SHARD,
-        shard_uri=deployment.shard_uri(SHARD), merge=True, purge=True, vacuum=True,
+        deployment.control, deployment.state(), keeper, SHARD, merge=True, purge=True, vacuum=True,
     )  # fmt: skip
 
 

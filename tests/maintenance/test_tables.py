@@ -158,8 +158,7 @@ def test_what_lies_below_since_is_refused_by_name_and_a_state_is_rebuilt_from_it
     assert shop.rows(View.FRESH) == expected(FED)
     assert {row[-5] for row in shop.rows(View.LOG)} == {5}
     control, plane = shop.deployment.control, shop.deployment.state()
-    uri = shop.deployment.shard_uri(SHARD)
-    assert rebuild(control, plane, SHARD, token=new_token(), shard_uri=uri).txn == FED
+    assert rebuild(control, plane, SHARD, token=new_token()).txn == FED
     assert shop.rows(View.STATE) == expected(FED)
     assert shop.verdict() == "identical"
 

@@ -205,7 +205,7 @@ def test_r5_a_snapshot_that_was_not_confirmed_is_given_again_as_of_the_same_txn(
 def test_a_new_consumer_of_a_truncated_log_has_to_take_a_snapshot_first(shelf: Shelf) -> None:
     shelf.append([("a", 1)], [("b", 2)], [("c", 3)])
     works = shelf.works  # Truncation never passes what is published.
-    publish(works.control, works.state(), SHARD, token=new_token(), shard_uri=works.shard_uri(SHARD))
+    publish(works.control, works.state(), SHARD, token=new_token())
     leases_of(works).announce(consumers={}, window=3)
     with pytest.raises(InvalidUsage, match=r"take a snapshot\(\) first"):
         taken(shelf)

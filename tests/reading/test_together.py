@@ -113,7 +113,7 @@ def check(works: Deployment, view: View, as_of: int | None = None) -> int:
 
 
 def publish_of(works: Deployment, shard: ShardId) -> None:
-    publish(works.control, works.state(), shard, token=attempt().token, shard_uri=works.shard_uri(shard))
+    publish(works.control, works.state(), shard, token=attempt().token)
 
 
 def test_a_transaction_that_is_in_one_log_only_is_in_no_read_of_both(

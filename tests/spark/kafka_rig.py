@@ -117,8 +117,7 @@ class Rig:
 
     def publish(self, shard: ShardId = TABLE) -> None:
         works = self.opened()
-        uri = works.shard_uri(shard)
-        done = publish(works.control, works.state(), shard, token=new_token(), shard_uri=uri)
+        done = publish(works.control, works.state(), shard, token=new_token())
         assert isinstance(done, Published)
 
     def committed(self) -> dict[str, int]:

@@ -110,14 +110,10 @@ class StateRig:
 
     def publish(self, token: str = "") -> Any:
         token = token or f"publisher{self.txn}"
-        return step.publish(
-            self.control, self.plane, SHARD, token=WriterToken(token), shard_uri=self.spec.uri
-        )
+        return step.publish(self.control, self.plane, SHARD, token=WriterToken(token))
 
     def rebuild(self, token: str = "rebuilder", base: Published | None = None) -> Published:
-        return step.rebuild(
-            self.control, self.plane, SHARD, token=WriterToken(token), shard_uri=self.spec.uri, base=base
-        )
+        return step.rebuild(self.control, self.plane, SHARD, token=WriterToken(token), base=base)
 
     @property
     def last(self) -> Published | None:

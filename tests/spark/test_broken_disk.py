@@ -48,7 +48,7 @@ def notes(count: int, *, says: str) -> list[dict[str, Any]]:
 
 def publish_state(works: Deployment) -> object:
     token = attempt().token
-    return publish(works.control, works.state(), T, token=token, shard_uri=works.shard_uri(T))
+    return publish(works.control, works.state(), T, token=token)
 
 
 def rows(works: Deployment, view: View) -> set[tuple[Any, ...]]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -40,7 +38,6 @@ from tidemark.pipeline.publish import (
     is_due,
     last_published,
     publish,
-    publisher_lock,
     rebuild,
     verify_state,
 )
@@ -271,33 +268,3 @@ def test_a_policy_holds_a_publish_back(world: PublishWorld) -> None:
     assert not is_due(world.handles()[0], A, Policy(2))
     world.commit(rec("k", 2))
     assert isinstance(world.publish(policy=Policy(2)), Published)
-
-
-def _try_lock(uri: str, answers: multiprocessing.Queue[str]) -> None:
-    try:
-        with publisher_lock(uri):
-            answers.put("locked")
-    except Determinate as error:
-        answers.put(error.fact)
-
-
-def test_invariant_14_one_publisher_at_a_time_and_nobody_waits(tmp_path: Path) -> None:
-    """Invariant 14: the second process is told at once, and the lock goes with its holder."""
-    context = multiprocessing.get_context("spawn")
-    answers = context.Queue()
-    uri = str(tmp_path / "shard")
-    with publisher_lock(uri):
-        other = context.Process(target=_try_lock, args=(uri, answers))
-        other.start()
-        assert "another process is publishing" in answers.get(timeout=60)
-        other.join()
-    with publisher_lock(uri):
-        pass
-
-
-def test_invariant_14_a_store_without_conditional_commits_is_refused() -> None:
-    """Invariant 14: a mode that isn't supported fails loudly."""
-    with pytest.raises(InvalidUsage, match="not on a local disk"), publisher_lock("s3://bucket/p/t"):
-        pass
-    with publisher_lock("s3://bucket/p/t", conditional_log_store=True):
-        pass

@@ -9,7 +9,7 @@ import pytest
 
 from tidemark import publishing
 from tidemark.core.ids import ShardId
-from tidemark.pipeline.publish import BeingPublished
+from tidemark.core.publish import BeingPublished
 
 SHARD = ShardId("orders")
 
@@ -24,7 +24,6 @@ class Bench:
             shards=(SHARD,),
             control=SimpleNamespace(log=lambda shard: head),
             policy=lambda shard: None,
-            shard_uri=lambda shard: "",
             state=lambda: None,
         )
         monkeypatch.setattr(publishing, "is_due", self.is_due)

@@ -359,7 +359,8 @@ def test_invariant_4_parts_that_are_swept_while_a_task_writes_them_are_a_lost_ra
     late, attempt = world.process(), world.attempt("late")
     swept = replace(late, plane=SweptPlane(late.plane, world.run))
     reclock(swept, attempt)
-    assert (gather(swept, attempt), judge_gathered(swept, attempt), seal_judged(swept, attempt)) == ((), (), ())
+    steps = (gather, judge_gathered, seal_judged)
+    assert [step(swept, attempt) for step in steps] == [(), (), ()]
     assert [seal.txn for seal in world.seals] == [1]
     world.feed(rec("k", "more", table="a"))
     alone, attempt = replace(late, plane=SweptPlane(late.plane, lambda: None)), world.attempt("alone")

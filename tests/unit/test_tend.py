@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from contextlib import AbstractContextManager
 
 import pytest
 
 from tidemark.core.checksum import Digest
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.lease import HolderToken, Lease, LeaseState
-from tidemark.core.publish import Published, StateCommit
+from tidemark.core.publish import BeingPublished, Published, StateCommit
 from tidemark.memory.control import MemoryControl, MemoryWarehouse
 from tidemark.memory.state import MemoryStatePlane, MemoryStates
-from tidemark.pipeline.publish import BeingPublished, publisher_lock
 from tidemark.pipeline.tend import snapshot_held, tend
 
 A = ShardId("a")
@@ -58,12 +57,18 @@ class Keeper:
         self.asked.append("vacuum")
 
 
-def test_a_state_that_is_being_published_is_left_for_the_next_time(tmp_path: Path) -> None:
-    warehouse = MemoryWarehouse()
+class Busy(MemoryStatePlane):
+    """Another process is publishing."""
+
+    def sole_publisher(self, shard: ShardId) -> AbstractContextManager[None]:
+        raise BeingPublished("another process is publishing")
+
+
+def test_a_state_that_is_being_published_is_left_for_the_next_time() -> None:
+    warehouse, keeper = MemoryWarehouse(), Keeper()
     control, plane = MemoryControl(warehouse), MemoryStatePlane(warehouse, {}, MemoryStates())
-    keeper, uri = Keeper(), str(tmp_path)
-    with publisher_lock(uri), pytest.raises(BeingPublished):
-        tend(control, plane, keeper, A, shard_uri=uri, merge=True, purge=True, vacuum=True)
+    with pytest.raises(BeingPublished):
+        tend(control, Busy(warehouse, {}, MemoryStates()), keeper, A, merge=True, purge=True, vacuum=True)
     assert keeper.asked == []
-    tend(control, plane, keeper, A, shard_uri=uri, merge=True, purge=False, vacuum=True)
+    tend(control, plane, keeper, A, merge=True, purge=False, vacuum=True)
     assert keeper.asked == ["merge", "vacuum"]

@@ -244,13 +244,7 @@ def publish(
     deployment = open_deployment(pipeline, environment)
     attempt = new_attempt()
     done = {
-        name: publish_shard(
-            deployment.control,
-            deployment.state(),
-            name,
-            token=attempt.token,
-            shard_uri=deployment.shard_uri(name),
-        )
+        name: publish_shard(deployment.control, deployment.state(), name, token=attempt.token)
         for name in chosen_shards(deployment, shard)
         if deployment.control.log(name).head().upper > 1
     }
@@ -284,13 +278,7 @@ def rebuild(
     deployment = open_deployment(pipeline, environment)
     (name,) = chosen_shards(deployment, shard or deployment.config.only_shard.name)
     before = last_published(deployment.control, name)
-    after = rebuild_state(
-        deployment.control,
-        deployment.state(),
-        name,
-        token=new_attempt().token,
-        shard_uri=deployment.shard_uri(name),
-    )
+    after = rebuild_state(deployment.control, deployment.state(), name, token=new_attempt().token)
     same = before is not None and before.txn == after.txn and before.commit.digest == after.commit.digest
     if as_json:
         print_json({"before": before, "after": after, "same_rows": same})

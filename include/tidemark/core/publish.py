@@ -24,12 +24,16 @@ from dataclasses import dataclass
 from typing import Final
 
 from tidemark.core.checksum import Digest
-from tidemark.core.errors import InvalidUsage, InvariantViolation
+from tidemark.core.errors import Determinate, InvalidUsage, InvariantViolation
 from tidemark.core.ids import TXN_NONE, ShardId, Txn, WriterToken, next_txn
 from tidemark.core.ledger import UPPER, Head, Put
 
 VERSION_NONE: Final = -1
 _BITS_64: Final = (1 << 64) - 1
+
+
+class BeingPublished(Determinate):
+    """Another process is publishing the shard at this moment."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from tidemark.core.checksum import Digest
@@ -55,6 +56,9 @@ class MemoryStatePlane:
         self._files = files
         self._states = states
         self._chaos = chaos or Calm()
+
+    def sole_publisher(self, shard: ShardId) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def standing(self, shard: ShardId, since: Published | None) -> StateStanding:
         versions = self._states.of(shard)

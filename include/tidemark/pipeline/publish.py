@@ -5,24 +5,14 @@ first, a commit that is in the table but not on record is put on record (Invaria
 the tail folded in. The log's version is pinned when its upper is read, so the state ends exactly there
 (Invariant 15), whatever is appended meanwhile.
 
-Spark commits the state, and on a local disk its commits are safe within one JVM only. So a publisher
-holds the kernel's lock on a file beside the state; it goes when its process does, and a process that was
-stopped and goes on still has it. Any other store needs a log store with conditional puts, and is refused
-without one (Invariant 14). What gets past all this is noticed by the next publisher and by readers, who
-both call `checked_record`.
-
-Known limitation: a lock of the kernel is one machine's. A folder that several machines share through a
-network needs one machine to publish.
+How there is one publisher at a time depends on where the state lies, so the plane sees to it (Invariant 14).
+What gets past that is noticed by the next publisher and by readers, who both call `checked_record`.
 """
 
 from __future__ import annotations
 
-import fcntl
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from tidemark.core.checksum import Digest
@@ -51,7 +41,6 @@ from tidemark.pipeline.settle import settle
 from tidemark.ports.control import Control
 from tidemark.ports.state import StatePlane, Tail
 
-LOCK_FILE: Final = "publish.lock"
 STEPS_MAX: Final = 10
 
 
@@ -61,41 +50,6 @@ class NotDue:
 
     published: Txn
     log_upper: Txn
-
-
-class BeingPublished(Determinate):
-    """Another process is publishing the shard at this moment."""
-
-
-@contextmanager
-def publisher_lock(shard_uri: str, *, conditional_log_store: bool = False) -> Iterator[None]:
-    """Be the one publisher of a shard, or raise `Determinate` at once; nobody waits here.
-
-    `shard_uri` is the shard's folder. An address with a scheme is not a local disk: there the commits
-    themselves must be conditional, which `conditional_log_store` vouches for."""
-    local = shard_uri.removeprefix("file://") if shard_uri.startswith("file://") else shard_uri
-    if "://" in local:
-        if not conditional_log_store:
-            raise InvalidUsage(
-                f"{shard_uri} is not on a local disk, and Spark's commits there are not conditional",
-                hint="configure a log store with conditional puts for Spark, and say so",
-            )
-        yield
-        return
-    folder = Path(local)
-    folder.mkdir(parents=True, exist_ok=True)
-    handle = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BeingPublished(
-                f"another process is publishing {shard_uri}", hint="retry when it is through"
-            ) from None
-        yield
-    finally:
-        # The file stays: removing it would let two processes lock two files of one name.
-        os.close(handle)
 
 
 def last_published(control: Control, shard: ShardId) -> Published | None:
@@ -168,24 +122,18 @@ def publish(
     shard: ShardId,
     *,
     token: WriterToken,
-    shard_uri: str = "",
     policy: Policy | None = None,
-    conditional_log_store: bool = False,
 ) -> Published | UpToDate | NotDue:
-    """Bring the state up to the log's upper. Without a policy it is always due.
-
-    An empty `shard_uri` is for planes that need no lock."""
+    """Bring the state up to the log's upper. Without a policy it is always due."""
     if policy is not None and not is_due(control, shard, policy):
         published = published_txn(last_published(control, shard))
         return NotDue(published, control.log(shard).head().upper)
-    if not shard_uri:
-        return _publish(control, plane, shard, token)
-    with publisher_lock(shard_uri, conditional_log_store=conditional_log_store):
+    with plane.sole_publisher(shard):
         return _publish(control, plane, shard, token)
 
 
 def _publish(control: Control, plane: StatePlane, shard: ShardId, token: WriterToken) -> Published | UpToDate:
-    """Decide and do until the tail is in. Under the lock, so each step is seen by the next."""
+    """Decide and do until the tail is in. As the one publisher, so each step is seen by the next."""
     for _ in range(STEPS_MAX):
         last = last_published(control, shard)
         standing = plane.standing(shard, last)
@@ -208,9 +156,7 @@ def rebuild(
     shard: ShardId,
     *,
     token: WriterToken,
-    shard_uri: str = "",
     base: Published | None = None,
-    conditional_log_store: bool = False,
 ) -> Published:
     """Replace the state by what its log says, all at once, whatever has become of the state.
 
@@ -240,9 +186,7 @@ def rebuild(
         version, commit = plane.rebuild(shard, tail, base=start, token=token)
         return put_record(control, shard, version=version, commit=commit)
 
-    if not shard_uri:
-        return work()
-    with publisher_lock(shard_uri, conditional_log_store=conditional_log_store):
+    with plane.sole_publisher(shard):
         return work()
 
 

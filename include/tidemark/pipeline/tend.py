@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from tidemark.core.ids import ShardId, Txn
 from tidemark.core.lease import Lease
 from tidemark.core.publish import Published, state_as_of
-from tidemark.pipeline.publish import checked_record, publisher_lock
+from tidemark.pipeline.publish import checked_record
 from tidemark.ports.control import Control
 from tidemark.ports.state import StatePlane
 from tidemark.ports.upkeep import StateKeeper
@@ -47,13 +47,12 @@ def tend(
     keeper: StateKeeper,
     shard: ShardId,
     *,
-    shard_uri: str,
     merge: bool,
     purge: bool,
     vacuum: bool,
 ) -> None:
     """Merge and clean what is due. `BeingPublished` while another process publishes the shard."""
-    with publisher_lock(shard_uri):
+    with plane.sole_publisher(shard):
         checked_record(control, plane, shard)
         if merge:
             keeper.merge(shard)

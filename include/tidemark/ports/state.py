@@ -3,11 +3,12 @@
 Promise: `publish` makes exactly one commit of the state's table, or none when it raises `Determinate`;
 after an error that leaves this open, `standing` tells. The commit carries its `StateCommit`. All inputs
 are pinned (a range of transactions at a version of the log, the state at its record), so that doing it
-again gives the same rows. Whoever calls makes sure that there is one publisher at a time.
+again gives the same rows. Whoever publishes or rebuilds does so within `sole_publisher`.
 """
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -34,6 +35,11 @@ class Tail:
 
 class StatePlane(Protocol):
     """Folds and commits; never decides."""
+
+    def sole_publisher(self, shard: ShardId) -> AbstractContextManager[None]:
+        """Be the one publisher of the shard, or raise `BeingPublished` at once; `InvalidUsage` where nothing
+        could keep a second one away."""
+        ...
 
     def standing(self, shard: ShardId, since: Published | None) -> StateStanding:
         """What the table says of itself, and of what happened to it since the given record."""

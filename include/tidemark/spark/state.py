@@ -9,7 +9,7 @@ the digest of the whole state after it, carried forward from the hashes of the r
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 
 from py4j.protocol import Py4JError
@@ -33,6 +33,7 @@ from tidemark.spark.changes import Changes, changes_of, digest_of_rows, kept
 from tidemark.spark.commit import Stamp, confs_set, merge, replace_keys, widened, write
 from tidemark.spark.failures import cause_in, rows_of
 from tidemark.spark.fresh import Pins, filled, fresh, is_small, tail_at
+from tidemark.spark.publisher import sole_publisher
 from tidemark.spark.session import INTERPRETED
 from tidemark.spark.spec import StateSpec, StateSpecs, specs_of
 from tidemark.spark.standing import app_id, encoded, guard_of, guard_version, read_standing
@@ -61,6 +62,9 @@ class SparkStatePlane:
         self._options = dict(storage_options or {})
         known = {name: replace(spec, storage_options=self._options) for name, spec in specs.shards.items()}
         self._specs = StateSpecs(specs.pipeline, known)
+
+    def sole_publisher(self, shard: ShardId) -> AbstractContextManager[None]:
+        return sole_publisher(self._spark, self._specs.of(shard).uri)
 
     def standing(self, shard: ShardId, since: Published | None) -> StateStanding:
         spec = self._specs.of(shard)
