@@ -81,15 +81,31 @@ def test_where_a_released_log_ends_is_told_in_words() -> None:
     assert where_it_ends(replace(done, end=Paused(Txn(2), "odd"))) == "it waits again, at 2: odd"
 
 
-def test_what_the_disk_refuses_is_told_in_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "pipelines").write_text("a file where a folder should be")
-    monkeypatch.setattr("sys.argv", ["tidemark", "init", "p", "--folder", str(tmp_path)])
+def ended_with(monkeypatch: pytest.MonkeyPatch, *words: str) -> object:
+    """The exit code of a command that fails."""
+    monkeypatch.setattr("sys.argv", ["tidemark", *words])
     monkeypatch.setattr("gc.freeze", lambda: None)
     monkeypatch.setattr("gc.set_threshold", lambda _: None)
     monkeypatch.setattr(os, "environ", dict(os.environ))
     with pytest.raises(SystemExit) as ended:
         cli.main()
-    assert ended.value.code == 1
+    return ended.value.code
+
+
+def test_what_the_disk_refuses_is_told_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "pipelines").write_text("a file where a folder should be")
+    assert ended_with(monkeypatch, "init", "p", "--folder", str(tmp_path)) == 1
     assert f"error: {tmp_path / 'pipelines'}: " in capsys.readouterr().err
+
+
+def test_an_error_is_json_where_json_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert ended_with(monkeypatch, "status", "nowhere", "--json") == 2
+    shown = capsys.readouterr()
+    told = json.loads(shown.err)
+    assert (shown.out, told["error"], told["exit_code"]) == ("", "no pipeline 'nowhere' in .", 2)
+    assert told["what_to_do"].startswith("there are: none")

@@ -7,12 +7,13 @@ to do spends most of its time on imports.
 from __future__ import annotations
 
 import gc
+import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import import_module
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -122,15 +123,24 @@ def main() -> None:
     try:
         app()
     except TidemarkError as error:
-        typer.secho(f"error: {error.fact}", err=True, fg="red")
-        if error.hint:
-            typer.echo(f"what to do: {error.hint}", err=True)
-        sys.exit(exit_code_of(error))
+        fail(error.fact, error.hint, exit_code_of(error))
     except OSError as error:
         if error.filename is None or error.strerror is None:
             raise  # No person can do anything about it without knowing where it was.
-        typer.secho(f"error: {error.filename}: {error.strerror}", err=True, fg="red")
-        typer.echo("what to do: check the path, its permissions and the disk's room, then retry", err=True)
-        sys.exit(EXIT_RETRY)
+        hint = "check the path, its permissions and the disk's room, then retry"
+        fail(f"{error.filename}: {error.strerror}", hint, EXIT_RETRY)
     finally:
         gc.freeze()  # The process ends, and its memory with it: no need to search that for cycles.
+
+
+def fail(fact: str, hint: str, exit_code: int) -> NoReturn:
+    """End the command with an error: two lines for people or, where JSON was asked for, an object, on the
+    same stream."""
+    if "--json" in sys.argv:
+        told = {"error": fact, "what_to_do": hint, "exit_code": exit_code}
+        typer.echo(json.dumps(told, ensure_ascii=False), err=True)
+    else:
+        typer.secho(f"error: {fact}", err=True, fg="red")
+        if hint:
+            typer.echo(f"what to do: {hint}", err=True)
+    sys.exit(exit_code)

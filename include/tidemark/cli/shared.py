@@ -41,7 +41,7 @@ PipelineArgument = Annotated[
 EnvironmentOption = Annotated[
     str | None, typer.Option("--environment", "-e", help="One of the pipeline file's environments.")
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machines, errors too.")]
 ReasonOption = Annotated[str, typer.Option("--reason", "-r", help="Why; the journal keeps it.")]
 
 
