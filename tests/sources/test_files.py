@@ -20,7 +20,7 @@ from tidemark.config import PipelineConfig
 from tidemark.core.errors import InvalidUsage, InvariantViolation
 from tidemark.core.frontier import Frontier
 from tidemark.memory.control import MemoryControl
-from tidemark.sources.content import read_content
+from tidemark.sources.content import packing_flaw, read_content
 from tidemark.sources.files import BoundFileChanged, FileLimits, FileRules, FileSource
 from tidemark.sources.listing import glob_to_regex, is_temporary, matcher
 from tidemark.sources.manifest import Manifest
@@ -252,6 +252,42 @@ def test_regression_a_name_that_spark_can_not_read_is_left_out_and_told(
     assert landing.run() == ["10:30/a.json"]
     reason = "Spark can't read a name with a colon: rename it"
     assert caplog.messages == [f"file '2026-01-01T00:00:00.json' is not taken: {reason}"]
+
+
+@pytest.mark.parametrize("suffix", ["bz2", "BZ2", "lz4", "snappy", "deflate"])
+def test_regression_what_spark_would_take_for_an_empty_file_is_left_out_and_told(
+    landing: Landing, suffix: str
+) -> None:
+    """Under such a name Spark reads text, or half a file, as no records at all, without a word."""
+    landing.rules = FileRules("json", pattern="**")
+    landing.put(f"a.json.{suffix}")
+    landing.put("b.json")
+    source = landing.source()
+    assert [file.name for binding in landing.bind(source) for file in files_of(binding)] == ["b.json"]
+    (skipped,) = source.skipped
+    assert (skipped.name, skipped.waits) == (f"a.json.{suffix}", False)
+    assert "use .gz or .zst" in skipped.reason
+
+
+PACKED = {
+    "a.json.gz": gzip.compress(b"1\n2\n" * 1000),
+    "a.json.zst": pa.compress(b"1\n2\n" * 1000, codec="zstd", asbytes=True),
+}
+
+
+@pytest.mark.parametrize(("name", "content"), PACKED.items(), ids=PACKED)
+def test_what_is_wrong_with_a_packed_file_is_found(tmp_path: Path, name: str, content: bytes) -> None:
+    path = tmp_path / name
+
+    def flaw(content: bytes) -> str:
+        path.write_bytes(content)
+        return packing_flaw(str(path))
+
+    assert [flaw(good) for good in (content, content * 2, b"")] == ["", "", ""]
+    assert all(flaw(bad) for bad in (content[:-6], content[:5], b"1\n2\n", content + b"1\n"))
+    path.unlink()
+    assert packing_flaw(str(path)) == "", "whoever reads it says that it is gone"
+    assert packing_flaw(__file__) == ""
 
 
 def test_what_a_later_run_takes_is_not_warned_of(landing: Landing, caplog: pytest.LogCaptureFixture) -> None:

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from tests.spark.deployed_rig import arrive, attempt, begun
 from tidemark.assemble import Deployment
 from tidemark.config import PipelineConfig
-from tidemark.core.errors import Determinate, TidemarkError
+from tidemark.core.errors import Determinate, InvalidUsage, TidemarkError
 from tidemark.core.ids import ShardId, Txn
 from tidemark.core.publish import Published
 from tidemark.core.replay import Verdict
@@ -134,6 +134,8 @@ def test_regression_a_read_that_fails_keeps_nothing_in_sparks_memory(
     (tmp_path / "in" / "cut.json.gz").write_bytes(whole[: len(whole) // 2])
     kept = spark._jsparkSession.sharedState().cacheManager()
     assert kept.isEmpty()
-    with pytest.raises(Determinate, match="Unexpected end of input stream"):
+    with pytest.raises(
+        InvalidUsage, match=r"transaction 1 is refused: file 'cut\.json\.gz' can't be unpacked"
+    ):
         run(works.pipeline, attempt())
     assert kept.isEmpty()

@@ -1,4 +1,4 @@
-"""What a file holds: its hash, and how many records, without decoding any."""
+"""What a file holds: its hash, how many records, and whether it can be unpacked, without decoding any."""
 
 from __future__ import annotations
 
@@ -73,6 +73,18 @@ def _packed_lines(path: str) -> int:
     except (OSError, EOFError, zlib.error):
         pass
     return lines + (last != b"\n")
+
+
+def packing_flaw(path: str) -> str:
+    """Why a packed file can't be unpacked to its end; empty when it can, isn't packed, or can't be opened."""
+    if not _is_packed(path):
+        return ""
+    try:
+        for _ in _unpacked(path):
+            pass
+    except (OSError, EOFError, zlib.error) as error:
+        return "" if isinstance(error, OSError) and error.errno is not None else str(error)
+    return ""
 
 
 def _unpacked(path: str) -> Iterator[bytes]:

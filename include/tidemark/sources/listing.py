@@ -26,6 +26,8 @@ FORMAT_SUFFIXES: Final = {
     "parquet": (".parquet",),
 }
 COMPRESSION_SUFFIXES: Final = (".gz", ".zst")
+LAX_SUFFIXES: Final = (".bz2", ".deflate", ".lz4", ".snappy")
+"""What Spark unpacks by such a name, but takes for an empty file where it is not what the name says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +146,11 @@ class Listing:
         if ":" in entry.name:
             # Hadoop takes what stands before it for the scheme of a URI, and every read would fail.
             self.skipped.append(Skipped(name, "Spark can't read a name with a colon: rename it"))
+            return
+        if name.lower().endswith(LAX_SUFFIXES):
+            self.skipped.append(
+                Skipped(name, "what is packed like this can't be read safely: use .gz or .zst")
+            )
             return
         try:
             found = entry.stat(follow_symlinks=False)

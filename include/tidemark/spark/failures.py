@@ -68,6 +68,13 @@ def translated(error: Exception, txn: Txn, read: Input) -> TidemarkError:
     other_type = _PARQUET_TYPE.search(text)
     if other_type is not None:
         return _other_type(txn, *other_type.groups(), file=_PARQUET_FILE.search(text))
+    damage = read.damage(text)
+    if damage:
+        return InvalidUsage(
+            f"transaction {txn} is refused: {damage}",
+            hint="it was so when it was bound; skip the transaction with a reason, and land its records"
+            " again, whole and under another name",
+        )
     return Determinate(
         f"the job of transaction {txn} failed: {cause_in(text)}", hint="its parts are removed; retry"
     )

@@ -16,6 +16,7 @@ from tidemark.config import KafkaSource, PipelineConfig
 from tidemark.config.avro import AvroSchemas
 from tidemark.core.binding import Binding
 from tidemark.core.errors import InvalidUsage, InvariantViolation
+from tidemark.sources.content import packing_flaw
 from tidemark.sources.kafka_manifest import KafkaManifest, Range
 from tidemark.sources.kafka_settings import java_settings, settings_of
 from tidemark.sources.manifest import BoundFile, Manifest
@@ -56,6 +57,11 @@ class Input(Protocol):
         """Where a record stands, for people."""
         ...
 
+    def damage(self, said: str) -> str:
+        """What of the input can't be read, however often it is tried; empty where nothing is known to be. It
+        is looked for where a failed job has said so."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class FilesInput:
@@ -89,6 +95,11 @@ class FilesInput:
 
     def place(self, partition: str, offset: int, ordinal: int) -> str:
         return record_place(self.manifest, offset, ordinal)
+
+    def damage(self, said: str) -> str:
+        named = (file.name for file in self.files if file.name.rpartition("/")[2] in said)
+        flaws = ((name, packing_flaw(f"{self.folder}/{name}")) for name in named)
+        return next((f"file {name!r} can't be unpacked: {flaw}" for name, flaw in flaws if flaw), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +155,9 @@ class TopicsInput:
 
     def place(self, partition: str, offset: int, ordinal: int) -> str:
         return f"{partition}, offset {offset}"
+
+    def damage(self, said: str) -> str:
+        return ""
 
 
 def input_of(config: PipelineConfig, binding: Binding, *, today: PipelineConfig) -> Input:

@@ -8,7 +8,7 @@ blocks are packed together, because opening one is said to cost more than a part
 `coalesce` gives each task several blocks, so ten thousand small files are not ten thousand tasks. Parquet
 knows the number of a row by itself (`_metadata.row_index`).
 
-Compressed text is known by its suffix (.gz, .bz2, .zst and what else Hadoop decodes).
+Compressed text is known by its suffix (.gz, .zst).
 
 Known limitations: a file that is compressed as a whole, as by gzip, is one block. A record is a line: a CSV
 field with a line break in quotes becomes two broken records, which are reported and not repaired.
@@ -38,7 +38,8 @@ from tidemark.spark.sql import literal, opaque, quoted
 _PART_BYTES: Final = 128 * 1024**2
 _PART_BYTES_MIN: Final = 2 * 1024**2
 _ONE_TASK_BYTES_MAX: Final = 256 * 1024
-_COMPRESSED: Final = {".gz": 6, ".bz2": 6, ".zst": 6}
+_COMPRESSED: Final = (".gz", ".zst")
+_COMPRESSED_TIMES: Final = 6
 READ_CONFS: Final = {
     "spark.sql.files.openCostInBytes": str(1 << 40),
     "spark.sql.files.maxPartitionBytes": str(BLOCK_BYTES),
@@ -172,4 +173,4 @@ def parts_for(size: int, *, cores: int) -> int:
 
 def _read_bytes(file: BoundFile) -> int:
     """How much a file is once it is decompressed, roughly."""
-    return file.size * next((times for suffix, times in _COMPRESSED.items() if file.name.endswith(suffix)), 1)
+    return file.size * (_COMPRESSED_TIMES if file.name.lower().endswith(_COMPRESSED) else 1)
