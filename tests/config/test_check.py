@@ -34,7 +34,7 @@ def test_a_good_file_gives_a_summary_and_exit_code_0(
 ) -> None:
     code, output = run(write(add="environments:\n  prod: {warehouse: 's3://lake/x'}\n"))
     assert code == 0
-    for said in ("orders", "json files", "in prod", "s3://lake/x/orders", "every 1"):
+    for said in ("orders", "json files", "in prod", "s3a://lake/x/orders", "every 1"):
         assert said in output
     assert len(output.splitlines()) < 25
 

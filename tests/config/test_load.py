@@ -290,7 +290,7 @@ environments:
 
 def test_an_environment_overrides_warehouse_and_source(load: Load, problems: Problems, project: Path) -> None:
     prod = load(add=ENVIRONMENTS, environment="prod")
-    assert (prod.source_location, prod.warehouse_location) == ("/mnt/landing", "s3://lake/x")
+    assert (prod.source_location, prod.warehouse_location) == ("/mnt/landing", "s3a://lake/x")
     assert (prod.source.format, prod.source.settle_seconds) == ("json", 60)
     dev = load(add=ENVIRONMENTS, environment="dev")
     assert dev.warehouse_location == str(project / "build/dev")

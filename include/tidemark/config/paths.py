@@ -81,7 +81,8 @@ def resolved(text: str, *, root: Path) -> str:
     """The absolute place. A relative path that leaves the root, by a symlink too, is refused."""
     checked_path(text)
     if is_uri(text):
-        return text.rstrip("/")
+        # S3 has two names, and Spark knows it by this one only.
+        return re.sub(r"\As3://", "s3a://", text.rstrip("/"))
     if Path(text).is_absolute():
         return str(Path(text))
     base = root.resolve()

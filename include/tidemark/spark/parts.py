@@ -49,8 +49,7 @@ class PartStore:
         return found
 
     def log_root(self, shard: ShardId) -> str:
-        """A log's root as Spark spells it."""
-        return f"{self.location.replace('s3://', 's3a://', 1)}/{shard}/log"
+        return f"{self.location}/{shard}/log"
 
     def parts(self, shard: ShardId, txn: Txn, token: WriterToken) -> tuple[Part, ...]:
         """The attempt's parts that have rows, described by their footers; all other files are removed."""
