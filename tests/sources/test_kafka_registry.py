@@ -92,7 +92,13 @@ def test_wrong_credentials_strangers_and_silence(given: GivenRegistry) -> None:
         asked(given)
 
 
-@pytest.mark.parametrize("url", ["", "registry:8081", "https://u:hidden-word@registry", "ftp://registry"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "", "registry:8081", "https://u:hidden-word@registry", "ftp://registry", "http://[::1",
+        "https://u:hidden-word/x@registry:8081", "https://u:hidden-word#x@registry", "https://registry:hidden-word",
+    ],
+)  # fmt: skip
 def test_an_address_that_cant_be_used_is_not_shown(url: str) -> None:
     with pytest.raises(InvalidUsage, match=r"the connection has no usable schema\.registry\.url") as refused:
         Registry({URL: url})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,8 @@ BROKEN: list[tuple[Any, str]] = [
     ({"t": 1_700_000_000}, f"column 't' is TIMESTAMP, found 1700000000{UNITLESS}"),
     ({"t": "1700000000"}, "column 't' is TIMESTAMP, found 1700000000"),
     ({"t": "12:30:00"}, "column 't' is TIMESTAMP, found 12:30:00"),
+    ({"t": "0001-01-01T00:00:00+01:00"}, "column 't' is TIMESTAMP, found 0001-01-01T00:00:00+01:00"),
+    ({"t": "9999-12-31T23:59:59-05:00"}, "column 't' is TIMESTAMP, found 9999-12-31T23:59:59-05:00"),
     ({"l": 1_700_000_000_000}, "column 'l' is TIMESTAMP_NTZ, found 1700000000000"),
     ({"l": "2024-02-29T12:00:00+02:00"}, "column 'l' is TIMESTAMP_NTZ, found 2024-02-29T12:00:00+02:00"),
     ({"y": 19_782}, f"column 'y' is DATE, found 19782{UNITLESS}"),
@@ -144,6 +147,38 @@ def test_e4_what_does_not_fit_its_type_is_a_bad_record_with_a_reason(
     for row, (_, reason) in zip(bad, BROKEN, strict=False):
         assert row["_reason"].startswith(reason), row
     assert {row["_reason"] for row in bad[len(BROKEN) :]} == {"it is not a JSON object"}
+
+
+LONG_DECIMALS = {"a": (38, 2), "b": (38, 10), "c": (30, 2), "d": (21, 0)}
+FITTING = {"a": "-123456789012345678901234567890123456.78", "b": "1.1234567890000", "c": "7", "d": "12.000"}
+TOO_LONG = [("a", "1.005"), ("a", "-0.001"), ("b", "0.12345678905"), ("c", "1.000000000001"), ("d", "12.5")]
+
+
+@pytest.mark.parametrize("file_format", ["json", "csv"])
+@pytest.mark.parametrize("quote", ["", '"'])
+def test_regression_e4_a_decimal_of_many_digits_is_not_rounded_either(
+    spark: SparkSession, tmp_path: Path, file_format: str, quote: str
+) -> None:
+    """The parser rounds where a type of 38 digits leaves no room to see that a number has more."""
+    columns = ", ".join(f"{name} DECIMAL({size[0]},{size[1]})" for name, size in LONG_DECIMALS.items())
+    shard = {"schema": f"k INT, {columns}", "keys": ["k"]}
+    rig = make_rig(spark, tmp_path, shard, file_format=file_format)
+    records = [FITTING, *({**FITTING, name: text} for name, text in TOO_LONG)]
+    lines = [",".join(["k", *LONG_DECIMALS])] if file_format == "csv" else []
+    for key, record in enumerate(records):
+        written = {name: f"{quote}{text}{quote}" for name, text in record.items()}
+        if file_format == "csv":
+            lines.append(",".join([str(key), *written.values()]))
+        else:
+            lines.append(f'{{"k":{key},{",".join(f"{json.dumps(n)}:{t}" for n, t in written.items())}}}')
+    rig.write(f"a.{file_format}", lines)
+    staged = rig.plane().stage(rig.bind([f"a.{file_format}"]), WriterToken("w"))
+    (row,) = rig.rows(staged)
+    assert {name: row[name] for name in FITTING} == {name: Decimal(text) for name, text in FITTING.items()}
+    assert [reason["_reason"] for reason in rig.rows(staged, QUARANTINE)] == [
+        f"column '{name}' is DECIMAL({LONG_DECIMALS[name][0]},{LONG_DECIMALS[name][1]}), found {text}"
+        for name, text in TOO_LONG
+    ]
 
 
 def test_a_deletion_needs_its_key_only(spark: SparkSession, tmp_path: Path) -> None:

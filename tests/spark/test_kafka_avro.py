@@ -67,7 +67,7 @@ def test_avro_keeps_every_value_and_bytes_that_are_too_few_too_many_or_others_ar
         "amount": Decimal("1234567890123456.0001"),
         "at": datetime(2026, 1, 31, 23, 59, 59, 123456, tzinfo=UTC),
         "day": date(2026, 2, 1),
-        "note": 'ü "quoted"\n',
+        "note": 'ü "quoted"\n\u2028\u2029\u0085',
         "ratio": 0.1,
         "tags": ["a", ""],
         "raw": b"\x00\xff",

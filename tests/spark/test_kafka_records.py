@@ -252,6 +252,19 @@ def test_d1_d2_d3_d4_debezium_with_and_without_its_schema(
     assert {finding.verdict for finding in rig.replayed()} == {Verdict.IDENTICAL}
 
 
+def test_regression_a_debezium_record_that_is_no_text_is_quarantined_with_its_reason(
+    spark: SparkSession, broker: Broker, tmp_path: Path
+) -> None:
+    broker.make("shop.public.bytes")
+    good = (json.dumps({"id": 2}), change("c", None, (2, 2)))
+    broker.send("shop.public.bytes", [(json.dumps({"id": 1}), b"\xff\xfe\x00bad"), good])
+    rig = Rig(spark, tmp_path, broker, "shop.public.bytes", envelope="debezium", shard=ID_V)
+    rig.run()
+    assert rig.table() == {2: 2}
+    (bad,) = rig.rows(QUARANTINE)
+    assert (bad["_offset"], bad["_reason"]) == (0, "it has no readable 'after' or 'before'")
+
+
 def test_d5_the_order_of_positions_between_partitions_loses_no_row(
     spark: SparkSession, broker: Broker, tmp_path: Path
 ) -> None:

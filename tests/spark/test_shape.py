@@ -12,9 +12,9 @@ from tidemark.sources.manifest import BoundFile
 from tidemark.spark.shape import form_of
 
 
-def header_of(folder: Path, name: str) -> tuple[str, ...]:
+def header_of(folder: Path, name: str, **csv: str) -> tuple[str, ...]:
     form = "parquet" if name.endswith(".parquet") else "csv"
-    source = {"type": "files", "path": "in", "format": form}
+    source = {"type": "files", "path": "in", "format": form, **({"csv": csv} if csv else {})}
     shards = [{"name": "t", "schema": "k STRING", "keys": ["k"]}]
     config = PipelineConfig.model_validate({"name": "p", "source": source, "shards": shards}).at(folder)
     return form_of(config, str(folder), [BoundFile(0, name, 1, "", 0)]).header
@@ -45,6 +45,11 @@ def test_a_file_that_goes_while_its_columns_are_asked_for_may_be_tried_again(
 ) -> None:
     with pytest.raises(Determinate, match=f"the columns of file '{name}' can't be read"):
         header_of(tmp_path, name)
+
+
+def test_regression_a_quote_that_escapes_itself_is_a_doubled_one_in_the_header_too(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b'"k","a ""v"""\n')
+    assert header_of(tmp_path, "a.csv", escape='"') == ("k", 'a "v"')
 
 
 def test_the_header_is_what_the_first_line_says(tmp_path: Path) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -279,6 +282,46 @@ def test_compaction_of_a_state_is_nobody_s_publish(rig: StateRig) -> None:
     rig.append(("b", "2"), gone("a"))
     assert rig.publish().version == 3
     assert rig.state() == [("b", "2")]
+
+
+def aged(table: str, *, days: int) -> None:
+    """Let a table's commits be so old."""
+    then = time.time() - days * 86_400
+    for commit in Path(table, "_delta_log").glob("*.json"):
+        os.utime(commit, (then, then))
+
+
+def test_regression_a_state_that_was_compacted_long_after_its_publish_can_be_published(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Delta refuses to read a version that is older than what VACUUM may take and not the newest."""
+    rig = StateRig(spark, tmp_path, deletion_vectors=False)
+    for key in ("a", "b"):
+        rig.append((key, "1"))
+        rig.publish()
+    aged(rig.spec.state, days=10)
+    spark.sql(f"OPTIMIZE delta.`{rig.spec.state}`")
+    rig.append(("b", "2"))
+    assert rig.fresh() == [("a", "1"), ("b", "2")]
+    rig.publish()
+    assert rig.state() == [("a", "1"), ("b", "2")]
+
+
+def test_regression_a_publish_that_died_after_its_tombstones_is_done_again_long_after(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = StateRig(spark, tmp_path, ddl="k STRING, v STRING, s BIGINT", sequence_by="s")
+    rig.append(("a", "1", 1), gone("b", 10))
+    rig.publish()
+    aged(rig.spec.tombstones, days=10)
+    rig.append(gone("a", 5), ("b", "late", 9))
+    with monkeypatch.context() as patch:
+        patch.setattr(SparkStatePlane, "_commit", Mock(side_effect=Determinate("it was killed")))
+        with pytest.raises(Determinate, match="it was killed"):
+            rig.publish()
+    assert rig.fresh() == []
+    rig.publish()
+    assert rig.state() == []
 
 
 def test_other_engines_read_the_same_state(rig: StateRig) -> None:

@@ -20,7 +20,7 @@ from tidemark.core.errors import Determinate, InvalidUsage, TidemarkError
 from tidemark.sources.kafka_settings import SERVERS
 
 if TYPE_CHECKING:
-    from confluent_kafka import Consumer
+    from confluent_kafka import Consumer, KafkaException
     from confluent_kafka.admin import AdminClient, ListOffsetsResultInfo, OffsetSpec
 
 WAIT_SECONDS_MAX: Final = 20.0
@@ -141,14 +141,17 @@ class Cluster:
     def _member(self, group: str) -> Iterator[Consumer]:
         """A consumer for a group's offsets alone. The admin client has calls for them too, but ends the whole
         process by a fault where the broker it asks is not, or not yet, the one that has the group."""
-        from confluent_kafka import Consumer
+        from confluent_kafka import Consumer, KafkaException
 
         self._complaints.clear()
         settings: dict[str, Any] = {**self._settings(), "error_cb": self._complain}
         settings |= {"group.id": group, "enable.auto.commit": False}
         # What a commit waits for a broker at most; without it, for 45 s.
         settings |= {"session.timeout.ms": int(self._wait_seconds_max * 1000), "heartbeat.interval.ms": 500}
-        member = Consumer(settings, logger=_quiet())
+        try:
+            member = Consumer(settings, logger=_quiet())
+        except KafkaException as error:
+            raise _unusable(error) from None
         try:
             yield member
         finally:
@@ -181,8 +184,7 @@ class Cluster:
             try:
                 self._client = AdminClient(settings, logger=_quiet())
             except KafkaException as error:
-                fact = f"the kafka client can't be set up: {error.args[0].str()}"
-                raise InvalidUsage(fact, hint="check the connection's settings") from None
+                raise _unusable(error) from None
         return self._client
 
     def _deadline(self) -> dict[str, float]:
@@ -248,6 +250,12 @@ class Cluster:
         hint = "check that ssl.ca.location of the connection has the authority of the servers' certificates,"
         hint += " that these name the servers' address, and that they take ssl.certificate.location, if given"
         return InvalidUsage(fact, hint=hint)
+
+
+def _unusable(error: KafkaException) -> InvalidUsage:
+    """Settings that the client itself refuses."""
+    fact = f"the kafka client can't be set up: {error.args[0].str()}"
+    return InvalidUsage(fact, hint="check the connection's settings")
 
 
 def _quiet() -> logging.Logger:

@@ -40,18 +40,27 @@ class _NoRedirect(HTTPRedirectHandler):
         return None
 
 
+def _is_usable(url: str) -> bool:
+    """Whether an address has a host, perhaps a port, and nothing that could be a secret."""
+    try:
+        place = urlsplit(url)
+        named = bool(place.hostname) and (place.port is None or place.port > 0)
+    except ValueError:
+        return False
+    return place.scheme in ("http", "https") and named and "@" not in url and not place.query
+
+
 class Registry:
     """A registry; `settings` are those of the connection."""
 
     def __init__(self, settings: Mapping[str, str]) -> None:
         url = settings.get(URL, "")
-        place = urlsplit(url)
-        if place.scheme not in ("http", "https") or not place.hostname or place.username or place.query:
+        if not _is_usable(url):
             # What was written may hold a password, so it is not shown.
             hint = f"write https://host:port, with user:password in {USER}"
             raise InvalidUsage(f"the connection has no usable {URL}", hint=hint)
         self._base = url.rstrip("/")
-        self._name = re.sub(r"[^\w.:\[\]-]", "?", place.netloc)
+        self._name = re.sub(r"[^\w.:\[\]-]", "?", urlsplit(url).netloc)
         self._user = settings.get(USER, "")
         self._open = build_opener(_NoRedirect).open
 

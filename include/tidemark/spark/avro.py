@@ -67,7 +67,8 @@ def _decoded(column: str, schema: str, single: str) -> str:
         '{"name":"end","type":{"type":"fixed","name":"tidemark_end","size":' + str(len(_END)) + "}}]}"
     )
     found = f"from_avro(concat({column}, X'{_END.hex()}'), {literal(around)}, {_OPTIONS})"
-    whole = literal(r'^\{"v":(.*),"end":"' + base64.b64encode(_END).decode() + r'"\}$')
+    # A text may have characters that a dot takes for the end of a line.
+    whole = literal(r'(?s)^\{"v":(.*),"end":"' + base64.b64encode(_END).decode() + r'"\}$')
     part = f"nullif(regexp_extract(to_json({found}, {JSON_OPTIONS}), {whole}, 1), '')"
     if is_record(schema):
         return part

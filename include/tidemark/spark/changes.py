@@ -22,7 +22,7 @@ from tidemark.spark.digest import digest_of, partials, row_hash
 from tidemark.spark.fold import DELETE, OP, UPSERT
 from tidemark.spark.fresh import filled
 from tidemark.spark.spec import StateSpec
-from tidemark.spark.tables import at_version, in_extent, log_files
+from tidemark.spark.tables import at_version, in_extent, log_files, same_rows
 from tidemark.spark.tail import BEFORE, FILE, GOES, ROW, changes, met, with_places
 from tidemark.spark.transaction import StateTransaction
 
@@ -70,8 +70,8 @@ def changes_of(
     if base is None or not spec.rule.keys:
         yield Changes(spec, folded, rows)
         return
-    version = opened.version if opened is not None else base.version
-    # Exactly this version: the places of its rows are what the transaction knows.
+    # A transaction's own version: the places of its rows are what it knows.
+    version = opened.version if opened is not None else same_rows(spec, spec.state, base.version)
     state = filled(at_version(folded.sparkSession, spec.state, version), spec)
     state = in_extent(state, files, spec, version=version)
     state = state.select(*spec.columns) if opened is None else with_places(state, spec)

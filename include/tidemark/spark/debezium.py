@@ -19,7 +19,7 @@ ORIGIN_TYPE: Final = "struct<db:string,schema:string,table:string>"
 _CHANGE: Final = f"before:string,after:string,op:string,source:{ORIGIN_TYPE}"
 _SCHEMA: Final = f"schema:struct<fields:array<struct<field:string,fields:{TYPES_TYPE}>>>"
 _TOMBSTONE: Final = literal('{"schema":null,"payload":null}')
-IS_EMPTY: Final = f"trim({RAW}) IN ('null', {_TOMBSTONE})"
+IS_EMPTY: Final = f"coalesce(trim({RAW}) IN ('null', {_TOMBSTONE}), false)"
 _TABLE: Final = "concat('of ', nullif(concat_ws('.', _inner.source.schema, _inner.source.table), ''))"
 TRUNCATES: Final = case("_inner.op = 't'", f"concat_ws(' ', 'a truncate', {_TABLE}, 'can\\'t be applied')")
 

@@ -193,8 +193,13 @@ def _read(
 ) -> DataFrame:
     """The frame with a document's fields, in their declared types, as a struct of this name."""
     read = frame.selectExpr("*", f"{writing.read_json(document, fields)} AS {name}")
-    judged = writing.judged(name, fields)
+    judged = writing.judged(name, fields, text=lambda field: _json_text(document, field))
     return read if judged == name else read.withColumn(name, F.expr(judged))
+
+
+def _json_text(document: str, field: str) -> str:
+    """How a document has a field, to the last digit of a number."""
+    return f"try_variant_get(try_parse_json({document}), {literal('$.' + field)}, 'string')"
 
 
 def _with_headers(parsed: DataFrame, form: Form, known: StructType) -> DataFrame:
@@ -269,7 +274,8 @@ def _parse_csv(frame: DataFrame, form: Form, known: StructType) -> DataFrame:
     schema = ddl_of([*form.writing.read_fields(fields), StructField(CORRUPT, StringType())])
     parsed = frame.selectExpr("*", f"{fields_of(schema, form.csv)} AS _csv")
     if any(form.writing.judges(field.dataType) for field in fields):
-        parsed = parsed.withColumn("_csv", F.expr(form.writing.judged("_csv", fields)))
+        told = form.writing.judged("_csv", fields, text=lambda name: f"{csv_text(form)}.{quoted(name)}")
+        parsed = parsed.withColumn("_csv", F.expr(told))
     values = f"{_values_of('_csv', form.header, known)} AS {VALUES}"
     return parsed.selectExpr("*", values, _names_of(form), f"isnotnull(_csv.{CORRUPT}) AS {BROKEN}")
 

@@ -60,7 +60,9 @@ def translated(error: Exception, txn: Txn, read: Input) -> TidemarkError:
         partition, offset, record, fact = refusal[1], int(refusal[2]), int(refusal[3]), refusal[4]
         return Refused(txn, place=read.place(partition, offset, record), record=record, fact=fact)
     missing = isinstance(error, AnalysisException) and is_missing_path(error)
-    if missing or _MISSING_FILE.search(text) or _LOST_OFFSETS.search(text):
+    # Java calls files not found that it may not open, or has no room for, and Spark has files of its own.
+    missing = missing or (_MISSING_FILE.search(text) is not None and read.is_gone())
+    if missing or _LOST_OFFSETS.search(text):
         return InputGone(txn, what=text[:_MESSAGE_CHARACTERS_MAX])
     denied = _DENIED.search(text)
     if denied is not None:

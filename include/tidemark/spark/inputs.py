@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Final, Protocol
 
 from pyspark.sql import DataFrame, SparkSession
@@ -57,6 +58,10 @@ class Input(Protocol):
         """Where a record stands, for people."""
         ...
 
+    def is_gone(self) -> bool:
+        """Whether some of it is not there, as far as can be seen from here."""
+        ...
+
     def damage(self, said: str) -> str:
         """What of the input can't be read, however often it is tried; empty where nothing is known to be. It
         is looked for where a failed job has said so."""
@@ -95,6 +100,9 @@ class FilesInput:
 
     def place(self, partition: str, offset: int, ordinal: int) -> str:
         return record_place(self.manifest, offset, ordinal)
+
+    def is_gone(self) -> bool:
+        return not all(Path(self.folder, file.name).exists() for file in self.files)
 
     def damage(self, said: str) -> str:
         named = (file.name for file in self.files if file.name.rpartition("/")[2] in said)
@@ -155,6 +163,9 @@ class TopicsInput:
 
     def place(self, partition: str, offset: int, ordinal: int) -> str:
         return f"{partition}, offset {offset}"
+
+    def is_gone(self) -> bool:
+        return False
 
     def damage(self, said: str) -> str:
         return ""

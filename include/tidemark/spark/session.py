@@ -37,6 +37,9 @@ _AVRO_LIMITS = (
     " -Dorg.apache.avro.limits.collectionItems.maxLength=5000000"
 )
 _PARALLELISM = "spark.default.parallelism"
+_TRAVEL = "spark.databricks.delta.vacuum.enforceTimeTravelWithinDeletedFileRetentionDuration"
+"""Delta refuses to read a version that is older than what its VACUUM may take, whether or not it has taken
+any of it. A publish may have to start from such a version, and readers look whether its files are there."""
 _RETRIES_MAX = 5
 _BACKOFF_MILLISECONDS_MAX = 4_000
 INTERPRETED: Final = {
@@ -110,6 +113,7 @@ def connect_session(url: str, *, token: str | None = None) -> SparkSession:
 
     address = url if token is None else f"{url.rstrip('/')}/;token={token}"
     session: SparkSession = _impatient(SparkSession.builder.remote(address).getOrCreate())
+    session.conf.set(_TRAVEL, "false")
     return session
 
 
@@ -200,6 +204,7 @@ def session_confs(*, master: str, jars: list[Path], scratch_folder: Path | None 
         "spark.sql.ansi.enabled": "true",
         "spark.sql.shuffle.partitions": partitions,
         "spark.databricks.delta.snapshotPartitions": "2",
+        _TRAVEL: "false",
         "spark.sql.codegen.cache.maxEntries": "1000",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",

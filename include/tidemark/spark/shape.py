@@ -103,7 +103,11 @@ def _csv_header(path: str, options: CsvOptions) -> tuple[str, ...]:
     if not line.strip():
         return ()
     reader = csv.reader(
-        [line], delimiter=options.delimiter, quotechar=options.quote, escapechar=options.escape
+        [line],
+        delimiter=options.delimiter,
+        quotechar=options.quote,
+        # A quote that escapes itself is a doubled one, which is read anyway.
+        escapechar=None if options.escape == options.quote else options.escape,
     )
     return tuple(next(reader))
 

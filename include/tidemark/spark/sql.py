@@ -25,7 +25,8 @@ def literal(value: str | int | bool) -> str:
     return f"'{escaped}'"
 
 
-_ESCAPED = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\0": "\\0"}
+# A dollar might begin a `${variable}`, which Spark would put in.
+_ESCAPED = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\0": "\\0", "$": "\\u0024"}
 
 
 def texts(values: Sequence[str]) -> str:

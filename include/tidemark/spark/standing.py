@@ -126,7 +126,7 @@ def lost_files(uri: str, version: int, storage_options: Mapping[str, str] | None
         return []
     table.load_as_version(version)
     uris = table.file_uris()
-    store, root = fs.FileSystem.from_uri(uris[0].rsplit("/", 1)[0]) if "://" in uri else (_DISK, uri)
+    store, root = fs.FileSystem.from_uri(uri.replace("s3a://", "s3://", 1)) if "://" in uri else (_DISK, uri)
     infos = store.get_file_info([f"{root}/{name.rsplit('/', 1)[-1]}" for name in uris]) if uris else []
     return [info.base_name for info in infos if info.type != fs.FileType.File]
 

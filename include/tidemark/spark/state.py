@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from tidemark.config import PipelineConfig
 from tidemark.core.checksum import Digest
-from tidemark.core.errors import Indeterminate, InvariantViolation
+from tidemark.core.errors import Determinate, Indeterminate, InvariantViolation
 from tidemark.core.ids import ShardId, WriterToken
 from tidemark.core.publish import (
     VERSION_NONE,
@@ -94,6 +94,8 @@ class SparkStatePlane:
             # is another publisher's, and the commit that makes ours must fail.
             there = widened(spark, spec)
             opened = self._opened(spec, Stamp(app, tail.txn, "", base=before)) if there else None
+            if there and base is None and opened is None:
+                self._check_unpublished(shard)
             with changes_of(folded, tail, spec, base, opened) as changes:
                 # A transaction counts while it writes; every other way has to say before what it will write.
                 added = changes.put(opened) if opened is not None else digest_of_rows(changes.upserts, spec)
@@ -112,6 +114,17 @@ class SparkStatePlane:
         opened = StateTransaction(self._spark, spec)
         opened.check_base(stamp)
         return opened
+
+    def _check_unpublished(self, shard: ShardId) -> None:
+        """Refuse a table that a publisher, which died before its record, has made since we looked: the commit
+        that makes a table carries no base for ours to meet."""
+        found = self.standing(shard, None)
+        if found.newest is not None:
+            raise Determinate(
+                f"the state of {shard} stands at transaction {found.txn}, and the changes were worked out"
+                " against none",
+                hint="publish again: a commit of a publisher that died has landed meanwhile",
+            )
 
     def _commit(
         self,

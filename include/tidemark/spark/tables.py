@@ -33,11 +33,14 @@ def at_version(spark: SparkSession, uri: str, version: int) -> DataFrame:
 
 
 def read_version(spark: SparkSession, spec: StateSpec, uri: str, version: int) -> DataFrame:
-    """The rows that a Delta table of a shard has at one version.
+    """The rows that a Delta table of a shard has at one version."""
+    return at_version(spark, uri, same_rows(spec, uri, version))
 
-    They are read at the newest version that has the same rows: Delta refuses a version that is older than
-    its retention and not the newest one, and after a compaction the newest one has fewer files."""
-    return at_version(spark, uri, same_rows_version(uri, version, spec.storage_options))
+
+def same_rows(spec: StateSpec, uri: str, version: int) -> int:
+    """The newest version that has the same rows: after a compaction it has fewer files, and VACUUM takes the
+    others away."""
+    return same_rows_version(uri, version, spec.storage_options)
 
 
 def log_files(spec: StateSpec, *, lower: int, upper: int, version: int) -> list[LogFile]:

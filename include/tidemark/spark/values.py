@@ -3,7 +3,7 @@
 The JSON parser takes an integer in a TIMESTAMP as seconds, and both it and CSV's take text like `12:30` as a
 time of today, whatever the writer meant. So times and dates are read as text, at any depth, and must be that:
 a time begins with its year and month, a date is a date alone or at midnight. Anything else does not fit its
-column. So with decimals, which the parsers round: one with more digits than its column has does not fit.
+column. Decimals, which the parsers round, are judged in `decimals`.
 
 Debezium writes numbers: days in a DATE, and in a TIMESTAMP milli-, micro- or nanoseconds, by the connector's
 setting or, where the record brings its schema along, by that; the schema counts. A DECIMAL is the number, its
@@ -13,8 +13,8 @@ makes it bad.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from pyspark.sql.types import (
@@ -23,7 +23,6 @@ from pyspark.sql.types import (
     DataType,
     DateType,
     DecimalType,
-    DoubleType,
     MapType,
     StringType,
     StructField,
@@ -34,13 +33,13 @@ from pyspark.sql.types import (
 
 from tidemark.config import PipelineConfig
 from tidemark.config.debezium import Debezium
+from tidemark.spark import decimals
 from tidemark.spark.sql import case, literal, quoted
 from tidemark.spark.unsent import ADVICE, PLACEHOLDER, is_unsent, reason
 
 _MONTH: Final = r"^(?!0000)\d{4}-\d{1,2}"
 _DATE: Final = _MONTH + r"-\d{1,2}([T ]00:00(:00([.]0+)?)?)?Z?$"
 _UNZONED: Final = _MONTH + r"(-\d{1,2}([T ][0-9:.]+)?)?"
-_HEX: Final = "'0123456789ABCDEF'"
 _INTEGER: Final = r"^-?\d+$"
 _NUMBER: Final = r"^-?\d+([.]\d+)?$"
 _DAYS: Final = (-719_162, 2_932_896)
@@ -98,9 +97,13 @@ class Writing:
         """The fields in the types that a parser is told."""
         return [StructField(field.name, self._read_type(field.dataType)) for field in fields]
 
-    def judged(self, struct: str, fields: Sequence[StructField]) -> str:
-        """What a parser gave, in the declared types; where something does not fit, it is corrupt too."""
-        values = [(f"{struct}.{quoted(f.name)}", f.dataType, _Judge.of(self, f.name)) for f in fields]
+    def judged(
+        self, struct: str, fields: Sequence[StructField], *, text: Callable[[str], str] | None = None
+    ) -> str:
+        """What a parser gave, in the declared types; where something does not fit, it is corrupt too. `text`
+        tells how the value of a field was written."""
+        judges = {f.name: _Judge.of(self, f.name, text(f.name) if text is not None else "") for f in fields}
+        values = [(f"{struct}.{quoted(f.name)}", f.dataType, judges[f.name]) for f in fields]
         wrong = [judge.misfit(read, kind) for read, kind, judge in values if self.judges(kind)]
         told = [case(unsent, literal(reason(name))) for name, unsent in self._unsent(struct, fields).items()]
         if not wrong and not told:
@@ -155,10 +158,7 @@ class Writing:
             case StructType():
                 return StructType([StructField(f.name, self._read_type(f.dataType)) for f in kind.fields])
             case DecimalType():
-                # With all the digits that there is room for behind the point: the parser rounds, and text
-                # would not keep a number's digits.
-                whole = DecimalType(38, 38 - kind.precision + kind.scale)
-                return {"precise": BinaryType(), "double": DoubleType()}.get(self.decimals, whole)
+                return decimals.read_type(kind, self.decimals)
             case BinaryType():
                 return kind
         return StringType() if self.judges(kind) else kind
@@ -166,22 +166,25 @@ class Writing:
 
 @dataclass(frozen=True, slots=True)
 class _Judge:
-    """Judges the values of one column. `name` and `scale` are what the record's schema says of it."""
+    """Judges the values of one column. `name` and `scale` are what the record's schema says of it, `text` is
+    how it was written, empty where that is not known."""
 
     writing: Writing
     name: str
     scale: str
+    text: str
     depth: int = 0
 
     @classmethod
-    def of(cls, writing: Writing, column: str) -> _Judge:
+    def of(cls, writing: Writing, column: str, text: str) -> _Judge:
         found = f"get(filter({TYPES}, f -> f.field = {literal(column)}), 0)"
         name = f"coalesce({found}.name, {found}.items.name)"
-        return cls(writing, name, f"coalesce({found}.parameters.scale, {found}.items.parameters.scale)")
+        scale = f"coalesce({found}.parameters.scale, {found}.items.parameters.scale)"
+        return cls(writing, name, scale, text)
 
     @property
     def _deeper(self) -> _Judge:
-        return _Judge(self.writing, self.name, self.scale, self.depth + 1)
+        return replace(self, text="", depth=self.depth + 1)
 
     def value(self, read: str, kind: DataType) -> str:
         """A value in its declared type; NULL for one that does not fit."""
@@ -195,8 +198,9 @@ class _Judge:
                 value = self._deeper.value(inner, kind.valueType)
                 return f"transform_values({read}, (k{self.depth}, {inner}) -> {value})"
             case StructType():
+                inside = replace(self, text="")
                 fields = [
-                    f"{self.value(f'{read}.{quoted(f.name)}', f.dataType)} AS {quoted(f.name)}"
+                    f"{inside.value(f'{read}.{quoted(f.name)}', f.dataType)} AS {quoted(f.name)}"
                     for f in kind.fields
                 ]
                 return f"if(isnull({read}), null, struct({', '.join(fields)}))"
@@ -218,8 +222,9 @@ class _Judge:
                 return f"coalesce(exists(map_values({read}), {inner} -> {wrong}), false)"
             case StructType():
                 parts = [(f"{read}.{quoted(f.name)}", f.dataType) for f in kind.fields]
-                inside = [self.misfit(part, of) for part, of in parts if self.writing.judges(of)]
-                return f"({' OR '.join(inside)})"
+                inside = replace(self, text="")
+                wrongs = [inside.misfit(part, of) for part, of in parts if self.writing.judges(of)]
+                return f"({' OR '.join(wrongs)})"
         return f"(isnotnull({read}) AND isnull({self.value(read, kind)}))"
 
     def _time(self, read: str, kind: DataType) -> str:
@@ -237,7 +242,10 @@ class _Judge:
                 text = case(f"{read} rlike {literal(_UNZONED + ends)}", f"try_cast({read} as timestamp_ntz)")
                 number = f"cast({self._timestamp(read)} as timestamp_ntz)"
             case _:
-                text = case(f"{read} rlike {literal(_MONTH)}", f"try_cast({read} as timestamp)")
+                # A zone may move a time out of the years that its text is in.
+                time = f"try_cast({read} as timestamp)"
+                fits = f"unix_micros({time}) BETWEEN {_MICROS[0]}L AND {_MICROS[1]}L"
+                text = case(f"{read} rlike {literal(_MONTH)} AND {fits}", time)
                 number = self._timestamp(read)
         return (
             f"CASE WHEN {read} rlike {literal(_INTEGER)} THEN {number} ELSE {text} END"
@@ -267,27 +275,13 @@ class _Judge:
         match self.writing.decimals:
             case "precise":
                 told = f"{self.name} = {_DECIMAL} AND {self.scale} = '{kind.scale}'"
-                fits = f"octet_length({read}) BETWEEN 1 AND 16 AND (isnull({TYPES}) OR {told})"
-                text = f"concat(cast({_unscaled(read)} as string), 'E-{kind.scale}')"
-                return case(fits, f"try_cast({text} as {kind.simpleString()})")
+                return case(f"isnull({TYPES}) OR {told}", decimals.of_bytes(read, kind))
             case "double":
-                # The shortest text of a double is the number that was meant.
-                number = f"try_cast(cast({read} as string) as {kind.simpleString()})"
-                return case(f"cast({number} as double) = {read}", number)
-        number = f"try_cast({read} as {kind.simpleString()})"
-        told = f" AND (isnull({TYPES}) OR NOT ({self.name} <=> {_DECIMAL}))" if self.writing.debezium else ""
-        return case(f"{number} = {read}{told}", number)
-
-
-def _unscaled(read: str) -> str:
-    """The number that up to 16 bytes are, the highest one first and with the sign. It is taken in two halves,
-    of a negative one from its complement, so that no step has more digits than the number."""
-    negative = f"substring(hex({read}), 1, 1) >= '8'"
-    digits = f"CASE WHEN {negative} THEN translate(hex({read}), {_HEX}, reverse({_HEX})) ELSE hex({read}) END"
-    halves = [f"substring(lpad({digits}, 32, '0'), {start}, 16)" for start in (1, 17)]
-    high, low = (f"cast(conv({half}, 16, 10) as decimal(20,0))" for half in halves)
-    number = f"try_add(try_multiply({high}, 18446744073709551616BD), {low})"
-    return f"CASE WHEN {negative} THEN try_subtract(-1BD, {number}) ELSE {number} END"
+                return decimals.of_double(read, kind)
+        number = decimals.of_number(read, kind, text=self.text)
+        if self.writing.debezium is None:
+            return number
+        return case(f"isnull({TYPES}) OR NOT ({self.name} <=> {_DECIMAL})", number)
 
 
 def reader_options(more: Mapping[str, str]) -> str:
