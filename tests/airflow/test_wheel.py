@@ -15,7 +15,7 @@ import pytest
 
 from tests.airflow.conftest import PIPELINE, PROJECT
 from tests.airflow.test_dags import BAG, HEAVY
-from tidemark.home import jars_folder
+from tidemark.home import archive_file, jars_folder
 
 pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.slow]
 
@@ -37,7 +37,8 @@ class Installed:
         zipfile.ZipFile(wheel).extractall(site)
         self.python = folder / "venv" / "bin" / "python"
         (folder / "home").mkdir()
-        (folder / "home" / "jars").symlink_to(jars_folder())
+        for there in (jars_folder(), archive_file().parent):
+            (folder / "home" / there.name).symlink_to(there)
         # Path files of a folder that is only on PYTHONPATH do nothing: the checkout stays out.
         self.environ = {
             **{name: value for name, value in os.environ.items() if not name.startswith("PYTEST")},
