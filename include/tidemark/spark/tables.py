@@ -1,7 +1,8 @@
 """A shard's tables at a version: its log's rows, its state's rows, and which files need opening for them.
 
-A log's parts are listed by delta-rs and read as the Parquet files that they are: through Delta's own reader
-Spark would first work out the log's whole snapshot, in several jobs, for each new version.
+The files of a log and of tombstones are listed by delta-rs and read as the Parquet files that they are:
+through Delta's own reader Spark would first work out the table's whole snapshot, in several jobs, for each
+new version.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.types import DateType, IntegralType, StringType
+from pyspark.sql.types import DateType, IntegralType, StringType, StructType
 
 from tidemark.core.errors import Determinate
 from tidemark.core.ids import TXN_NONE, Txn
@@ -85,13 +86,21 @@ def log_rows(spark: SparkSession, spec: StateSpec, *, lower: int, upper: int, ve
     A part that has no others is read as it is: the bounds would stand in the code that Spark generates, and
     every read would wait for new code to be compiled."""
     files = log_files(spec, lower=lower, upper=upper, version=version)
-    schema = log_schema(spec.declared)
-    if not files:
-        return spark.createDataFrame([], schema)
-    rows = spark.read.schema(schema).parquet(*log_paths(spec, files))
+    rows = parquet_rows(spark, log_schema(spec.declared), log_paths(spec, files))
     if all(lower <= file.txn_first and file.txn_last < upper for file in files):
         return rows
     return rows.where(f"{TXN} >= {lower}L AND {TXN} < {upper}L")
+
+
+def table_rows(spark: SparkSession, spec: StateSpec, uri: str, schema: StructType, version: int) -> DataFrame:
+    """The rows that a table of ours has at a version, where no row is ever deleted in its place."""
+    adds = _adds(spec, uri, same_rows(spec, uri, version))
+    return parquet_rows(spark, schema, [f"{uri}/{add['path']}" for add in adds])
+
+
+def parquet_rows(spark: SparkSession, schema: StructType, paths: Sequence[str]) -> DataFrame:
+    """The rows of these files."""
+    return spark.read.schema(schema).parquet(*paths) if paths else spark.createDataFrame([], schema)
 
 
 def log_paths(spec: StateSpec, files: Sequence[LogFile]) -> list[str]:

@@ -13,19 +13,26 @@ from __future__ import annotations
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import LongType, StructField, StructType
 
 from tidemark.core.publish import VERSION_NONE
 from tidemark.spark.fold import DELETE, OP, TXN, is_too_late, quoted, sequence_number
 from tidemark.spark.spec import StateSpec
 from tidemark.spark.standing import version_of
-from tidemark.spark.tables import read_version
+from tidemark.spark.tables import table_rows
 
 
 def read_tombstones(spark: SparkSession, spec: StateSpec, version: int) -> DataFrame | None:
     """The last tombstone of each key, at a version; None where the shard has none."""
     if spec.rule.sequence_by is None or version == VERSION_NONE:
         return None
-    return _last(read_version(spark, spec, spec.tombstones, version), spec)
+    return _last(_rows(spark, spec, version), spec)
+
+
+def _rows(spark: SparkSession, spec: StateSpec, version: int) -> DataFrame:
+    names = [*spec.rule.keys, str(spec.rule.sequence_by)]
+    schema = StructType([StructField(name, spec.declared[name].dataType) for name in names])
+    return table_rows(spark, spec, spec.tombstones, schema.add(TXN, LongType()), version)
 
 
 def _last(rows: DataFrame, spec: StateSpec) -> DataFrame:
@@ -59,13 +66,12 @@ def bury(
     if not afresh and rows.isEmpty():
         return base
     line = None if afresh or watermark is None or spec.lateness is None else watermark - spec.lateness
-    if afresh:
-        rows.write.format("delta").mode("overwrite").save(spec.tombstones)
-    elif line is None or base == VERSION_NONE:
-        rows.write.format("delta").mode("append").save(spec.tombstones)
-    else:
-        everything = _last(rows.unionByName(read_version(spark, spec, spec.tombstones, base)), spec)
+    mode = "overwrite" if afresh else "append"
+    if line is not None and base != VERSION_NONE:
         number = sequence_number(F.col(quoted(sequence)), spec.declared[sequence].dataType)
         too_late = is_too_late(number, watermark=watermark, lateness=spec.lateness)
-        everything.where(~too_late).write.format("delta").mode("overwrite").save(spec.tombstones)
+        rows, mode = _last(rows.unionByName(_rows(spark, spec, base)), spec).where(~too_late), "overwrite"
+    # Whatever the session gives to new tables: the columns are in the files by their own names.
+    writer = rows.write.format("delta").mode(mode).option("delta.columnMapping.mode", "none")
+    writer.save(spec.tombstones)
     return version_of(spec.tombstones, spec.storage_options)
