@@ -204,6 +204,23 @@ def test_a_table_is_read_anew_alone_and_replaces_what_its_shard_has_in_one_trans
         works.source().ask_again("public.none")
 
 
+def test_a_value_that_was_not_sent_stops_the_capture_until_its_table_is_read_anew(kept: Kept) -> None:
+    works = kept.works
+    works.sql(
+        "ALTER TABLE pairs ALTER value SET STORAGE EXTERNAL",
+        f"UPDATE pairs SET value = '{'z' * 9_000}' WHERE id = 1",
+    )
+    kept.run()
+    works.sql("ALTER TABLE pairs REPLICA IDENTITY DEFAULT", "UPDATE pairs SET id = 4 WHERE id = 1")
+    works.sql("ALTER TABLE pairs REPLICA IDENTITY FULL", "INSERT INTO pairs VALUES (5, 'e')")
+    with pytest.raises(InvalidUsage, match="did not send the unchanged value") as refused:
+        kept.run()
+    assert "`tidemark source reread`" in refused.value.hint
+    works.source().ask_again("public.pairs")
+    kept.run()
+    kept.check()
+
+
 def test_a_table_that_was_out_of_the_pipeline_comes_back_without_the_rows_that_went_meanwhile(
     kept: Kept, rig: MakeRig
 ) -> None:
