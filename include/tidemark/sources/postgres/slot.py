@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from typing import Final
 
 import psycopg
-from psycopg import sql
+from psycopg import errors, sql
 
 from tidemark.core.errors import InvalidUsage, InvariantViolation
 from tidemark.sources.lsn import lsn_text, parsed_lsn
+from tidemark.sources.postgres.connection import SlotInUse
 
 PLUGIN: Final = "pgoutput"
 FETCH_FIRST: Final = 500
@@ -63,7 +64,10 @@ def restart_hint(slot: str) -> str:
 
 def lock(db: psycopg.Connection, slot: str) -> None:
     """Wait for the slot to be ours until the transaction ends; the session's lock_timeout bounds it."""
-    db.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"tidemark slot {slot}",))
+    try:
+        db.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"tidemark slot {slot}",))
+    except errors.LockNotAvailable as error:
+        raise SlotInUse.told(error) from None
 
 
 def find_slot(db: psycopg.Connection, slot: str) -> SlotState | None:
