@@ -15,7 +15,8 @@ NOTES = (
     "CREATE TABLE notes (id int, region text, body text, code int NOT NULL, PRIMARY KEY (id, region))"
     " PARTITION BY LIST (region)",
     "CREATE TABLE north PARTITION OF notes FOR VALUES IN ('n')",
-    "CREATE TABLE south PARTITION OF notes FOR VALUES IN ('s')",
+    "CREATE TABLE souths PARTITION OF notes FOR VALUES IN ('s') PARTITION BY RANGE (id)",
+    "CREATE TABLE south PARTITION OF souths DEFAULT",
     "ALTER TABLE north ALTER COLUMN body SET STORAGE EXTERNAL",
 )
 SCHEMA = "id INT NOT NULL, region STRING NOT NULL, body STRING, code INT"

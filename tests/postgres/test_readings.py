@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -13,14 +13,14 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.postgres.kinds import FULL_ROW, TYPES, TYPES_SCHEMA
-from tests.postgres.rig import PAIRS, PAIRS_SCHEMA, Kept, Rig, attempt, file_of, table_of
+from tests.postgres.rig import PAIRS, PAIRS_SCHEMA, WAIT_SECONDS_MAX, Kept, Rig, attempt, file_of, table_of
 from tests.postgres.worker import CONFIG, pipeline_at
 from tidemark import upkeep
 from tidemark.assemble import Deployment
 from tidemark.cli.app import app
 from tidemark.cli.work import told_by_sources
 from tidemark.core.checksum import Digest
-from tidemark.core.errors import InvalidUsage
+from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.publish import StateCommit
 from tidemark.core.replay import Verdict
@@ -126,6 +126,52 @@ def test_big_tables_are_read_in_ranges_side_by_side_all_at_one_position_each_row
             if table == name:
                 inserted[key] = value
         assert sorted(inserted.items()) == works.sql(f'SELECT id, value FROM "{name}" ORDER BY id')
+
+
+@pytest.mark.parametrize("rewriting", ["ALTER TABLE pairs ALTER id TYPE numeric", "TRUNCATE pairs"])
+def test_regression_a_table_that_is_to_be_rewritten_while_it_waits_to_be_read_is_read_first(
+    rig: MakeRig, monkeypatch: pytest.MonkeyPatch, rewriting: str
+) -> None:
+    monkeypatch.setattr(readings, "PAGES_PER_RANGE", 1)
+    works = rig(pairs=(PAIRS_SCHEMA, ["id"]))
+    works.ready(PAIRS.format("pairs"), "INSERT INTO pairs SELECT n, 'x' FROM generate_series(1, 900) n")
+    waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'pairs'::regclass"
+    exported = readings._exported
+
+    with ThreadPoolExecutor(1) as pool:
+        rewritten: list[Future[Any]] = []
+
+        def late(*arguments: Any) -> tuple[int, str]:
+            found = exported(*arguments)
+            rewritten.append(pool.submit(works.sql, rewriting))
+            while not rewritten[0].done() and works.sql(waiting) == [(0,)]:
+                pass
+            return found
+
+        monkeypatch.setattr(readings, "_exported", late)
+        [bound] = works.bind()
+        assert [row for _, _, row in works.changes(bound)] == [(n, "x") for n in range(1, 901)]
+        rewritten[0].result(timeout=WAIT_SECONDS_MAX)
+
+
+def test_a_table_that_is_changed_when_it_is_about_to_be_read_is_looked_at_again(
+    rig: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    works = rig(pairs=(PAIRS_SCHEMA, ["id"]))
+    works.ready(PAIRS.format("pairs"), "INSERT INTO pairs VALUES (1, 'a')")
+    lock = readings.Sessions.lock
+
+    def late(*arguments: Any) -> None:
+        works.sql("ALTER TABLE pairs ALTER value TYPE varchar(9)")
+        lock(*arguments)
+
+    with monkeypatch.context() as once:
+        once.setattr(readings.Sessions, "lock", late)
+        with pytest.raises(
+            Determinate, match=r"table public\.pairs was changed when it was about to be read"
+        ):
+            works.bind()
+    assert works.changes(*works.bind()) == [("pairs", "c", (1, "a"))]
 
 
 def test_small_tables_are_bound_together_and_a_transaction_keeps_to_its_limits(rig: MakeRig) -> None:

@@ -116,7 +116,7 @@ class SlotSource:
                 lower = last.upper if last is not None else _start(found.confirmed)
                 lsn_min = max(found.confirmed, lower[WAL])
                 wanted = {name: max(lsn, lsn_min) for name, lsn in wanted.items()}
-                readings = self._read(tables, wanted, again)
+                readings = self._read(db, tables, wanted, again)
                 known.update({one.table: one.lsn for one in readings})
                 steps = steps_of(readings, known, lower, self._config.transaction)
                 lower = steps[-1].upper if steps else lower
@@ -239,7 +239,9 @@ class SlotSource:
         shards = [ShardId(shard.name) for _, shard in tables.values()]
         return set(shards) - self._kept.untouched(shards) if shards else set()
 
-    def _read(self, tables: Tables, lsn_min: Mapping[str, int], again: Set[ShardId]) -> list[Snapshot]:
+    def _read(
+        self, db: psycopg.Connection, tables: Tables, lsn_min: Mapping[str, int], again: Set[ShardId]
+    ) -> list[Snapshot]:
         """A reading of each table that is recent enough: one that a crash left over, or a new one."""
         found = {
             name: find_snapshot(self.files, name, shard, lsn_min=lsn_min[name])
@@ -247,7 +249,7 @@ class SlotSource:
         }
         to_read = {name: tables[name] for name, one in found.items() if one is None}
         rows_max = self._config.transaction.max_records
-        new = read_tables(self._source.postgres_conn_id, self.files, to_read, rows_max=rows_max)
+        new = read_tables(db, self._source, self.files, to_read, rows_max=rows_max)
         usable = {**{name: one for name, one in found.items() if one is not None}, **new}
         return [
             self._swept(usable[name], *tables[name]) if tables[name][1].name in again else usable[name]

@@ -31,8 +31,11 @@ SELECT p.schemaname, p.tablename, coalesce(p.rowfilter, ''), c.oid, c.relreplide
        (SELECT coalesce(jsonb_agg(jsonb_build_array(
                    format('%%I.%%I', s.nspname, l.relname), l.relreplident, {_KEY.format("l")})), '[]')
         FROM pg_class l JOIN pg_namespace s ON s.oid = l.relnamespace
-        WHERE l.oid IN (SELECT relid FROM pg_partition_tree(c.oid) WHERE isleaf
-                        UNION SELECT c.oid WHERE c.relkind <> 'p'))
+        WHERE l.relkind <> 'p' AND l.oid IN (
+            WITH RECURSIVE tree AS (
+                SELECT c.oid UNION ALL
+                SELECT h.inhrelid FROM tree JOIN pg_inherits h ON h.inhparent = tree.oid AND c.relkind = 'p'
+            ) SELECT oid FROM tree))
 FROM pg_publication_tables p
 JOIN pg_namespace n ON n.nspname = p.schemaname
 JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = p.tablename
