@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -116,7 +117,7 @@ def test_big_tables_are_read_in_ranges_side_by_side_all_at_one_position_each_row
     bound += works.bind()
     files = Manifest.from_json(bound[0].manifest)
     assert len(files.files) >= 10
-    assert len(set(files.snapshots.values())) == 1
+    assert len({read.lsn for read in files.snapshots.values()}) == 1
     for name in ("left", "right"):
         inserted: dict[int, str] = {}
         for table, op, (key, value) in works.changes(*bound):
@@ -265,6 +266,84 @@ def test_a_value_that_was_not_sent_stops_the_capture_until_its_table_is_read_ane
     works.source().ask_again("public.pairs")
     kept.run()
     kept.check()
+
+
+MADE_ANEW = {
+    "dropped": ["DROP TABLE pairs", PAIRS.format("pairs")],
+    "swapped": [
+        PAIRS.format("newer"),
+        "ALTER TABLE pairs RENAME TO older",
+        "ALTER TABLE newer RENAME TO pairs",
+    ],
+}
+
+
+@pytest.mark.parametrize("how", MADE_ANEW)
+def test_regression_a_table_that_another_one_took_the_place_of_is_refused_until_it_is_read_anew(
+    kept: Kept, how: str
+) -> None:
+    works = kept.works
+    works.sql(*MADE_ANEW[how], "ALTER TABLE pairs REPLICA IDENTITY FULL")
+    works.sql("ALTER PUBLICATION p ADD TABLE pairs", "INSERT INTO pairs VALUES (2, 'other'), (9, 'new')")
+    for _ in range(2):
+        with pytest.raises(
+            InvalidUsage, match=r"table public\.pairs is not the one that was read"
+        ) as refused:
+            kept.run()
+    assert "`tidemark source reread PIPELINE public.pairs`" in refused.value.hint
+    works.source().ask_again("public.pairs")
+    kept.run()
+    kept.check()
+    works.sql("UPDATE pairs SET value = 'changed' WHERE id = 9")
+    kept.run()
+    kept.check()
+
+
+def test_regression_rows_that_were_written_while_their_table_was_called_otherwise_are_not_passed_over(
+    kept: Kept,
+) -> None:
+    works = kept.works
+    works.sql("ALTER TABLE pairs RENAME TO away", "DELETE FROM away WHERE id = 1")
+    works.sql("ALTER TABLE away RENAME TO pairs", "INSERT INTO pairs VALUES (9, 'new')")
+    before = works.slot()[0]
+    works.source().acknowledge(kept.bound()[-1].upper)
+    with pytest.raises(InvalidUsage, match=r"table public\.pairs is not the one that was read"):
+        kept.run()
+    assert works.slot()[0] <= before
+    works.source().ask_again("public.pairs")
+    kept.run()
+    kept.check()
+
+
+def test_a_reading_that_a_crash_left_over_is_not_taken_for_one_of_a_table_that_was_made_anew(
+    rig: MakeRig,
+) -> None:
+    works = rig(pairs=(PAIRS_SCHEMA, ["id"]))
+    works.ready(PAIRS.format("pairs"), "INSERT INTO pairs VALUES (1, 'a')")
+    works.source().offer(None)
+    works.sql("DROP TABLE pairs", PAIRS.format("pairs"), "ALTER TABLE pairs REPLICA IDENTITY FULL")
+    works.sql("ALTER PUBLICATION p ADD TABLE pairs", "INSERT INTO pairs VALUES (2, 'b')")
+    assert works.changes(*works.bind()) == [("pairs", "c", (2, "b"))]
+
+
+def test_which_table_was_read_is_put_on_record_where_it_was_not(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    works = kept.works
+    as_it_is = Manifest.from_json
+
+    def older(text: str) -> Manifest:
+        found = json.loads(text)
+        found.pop("oids", None)
+        return as_it_is(json.dumps(found))
+
+    works.sql("INSERT INTO pairs VALUES (9, 'new')")
+    with monkeypatch.context() as once:
+        once.setattr(Manifest, "from_json", older)
+        kept.run()
+    kept.check()
+    [(oid,)] = works.sql("SELECT 'pairs'::regclass::oid::int")
+    assert as_it_is(kept.bound()[-1].manifest).snapshots["public.pairs"].oid == oid
 
 
 def test_a_table_that_was_out_of_the_pipeline_comes_back_without_the_rows_that_went_meanwhile(

@@ -26,7 +26,7 @@ from tidemark.config.model import Transaction
 from tidemark.core.binding import Step
 from tidemark.core.frontier import Frontier
 from tidemark.sources.content import HASH_BYTES
-from tidemark.sources.manifest import PARTITION, BoundFile, Manifest
+from tidemark.sources.manifest import PARTITION, BoundFile, Manifest, TableRead
 from tidemark.sources.postgres.writing import Lines
 
 WAL: Final = "wal"
@@ -126,7 +126,7 @@ class StepCutter:
     """Hears records and commits; makes files and steps of them. `steps` are those that are complete."""
 
     def __init__(
-        self, files: ChangeFiles, limits: Transaction, lower: Frontier, snapshots: dict[str, int]
+        self, files: ChangeFiles, limits: Transaction, lower: Frontier, snapshots: dict[str, TableRead]
     ) -> None:
         self.steps: list[Step] = []
         self._files, self._limits, self._snapshots = files, limits, snapshots
