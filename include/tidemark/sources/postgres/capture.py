@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
@@ -275,9 +276,10 @@ def captured(
     when what it has must wait. `follows` says that something is to be bound before it."""
     changes_max = CHANGES_PER_PEEK
     while True:
-        messages = Counted(peek(db, source.slot, source.publication, changes_max=changes_max))
         capture = Capture(config, files, lower, snapshots, kept, follows=follows)
-        capture.take(messages)
+        with closing(peek(db, source.slot, source.publication, changes_max=changes_max)) as batches:
+            messages = Counted(batches)
+            capture.take(messages)
         if capture.steps or capture.waits or messages.count < changes_max:
             return capture
         changes_max *= 4

@@ -7,6 +7,7 @@ note has lost changes. It is advanced to record boundaries only, a commit's end 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence, Set
+from contextlib import closing
 from typing import Final
 
 import numpy as np
@@ -83,10 +84,12 @@ class LettingGo:
                 slots.lock(db, self._source.slot)
                 bound, oids = self._bound_tables()
                 tables = taken_shards(self._config).keys() | bound
-                messages = Counted(
-                    slots.peek(db, self._source.slot, self._source.publication, changes_max=changes_max)
-                )
-                reached, is_needed = first_needed(messages, tables, oids)
+                source = self._source
+                with closing(
+                    slots.peek(db, source.slot, source.publication, changes_max=changes_max)
+                ) as some:
+                    messages = Counted(some)
+                    reached, is_needed = first_needed(messages, tables, oids)
             if is_needed or messages.count < changes_max or changes_max >= CHANGES_PER_PEEK:
                 return reached, is_needed
             changes_max = CHANGES_PER_PEEK
