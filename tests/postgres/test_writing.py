@@ -214,6 +214,28 @@ def test_a_value_keeps_its_spelling() -> None:
     assert json.loads(line)["after"]["uuid"] is None
 
 
+@pytest.mark.parametrize(
+    ("kind", "said", "written"),
+    [
+        ("float8", "-0", b"-0.0"),
+        ("float8", "0", b"0"),
+        ("float8", "-1", b"-1"),
+        ("timestamp", "0044-03-15 12:00:00 BC", b'"0044-03-15T12:00:00 BC"'),
+        ("timestamptz", "0044-03-15 12:00:00.5+00 BC", b'"0044-03-15T12:00:00.5Z BC"'),
+        ("timestamptz", "10000-01-01 00:00:00+00", b'"10000-01-01T00:00:00Z"'),
+        ("timestamptz", "infinity", b'"infinity"'),
+    ],
+)
+def test_regression_a_zero_keeps_its_sign_and_a_time_before_christ_its_zone(
+    kind: str, said: str, written: bytes
+) -> None:
+    row = ["1", "x", *[None] * (len(VALUES) - 2)]
+    row[[*VALUES].index(kind)] = said
+    table = Table.of(WIDE, taken_shards(config_at(Path("/nowhere")))[WIDE.name])
+    line = bytes(copied(table, copy_text(tuple(row)), place_of(WIDE, lsn=7, xid=0)).data)
+    assert b'"%b":%b' % (kind.encode(), written) in line
+
+
 FINE = Insert(SMALL.oid, ("a", "1"))
 WIDE_NULLS = [None] * (len(VALUES) - 2)
 BAD = {

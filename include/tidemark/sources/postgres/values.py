@@ -64,7 +64,7 @@ class Spelling(Enum):
     """How a value's text becomes JSON."""
 
     NUMBER = "as it is"
-    FLOAT = "as it is, or in quotes when it is not finite"
+    FLOAT = "as it is, or in quotes when it is not finite; -0 as -0.0"
     FLAG = "true or false"
     PLAIN = "in quotes"
     TEXT = "in quotes, with what JSON escapes"
@@ -102,7 +102,9 @@ def to_json(text: str | None, type_oid: int) -> Any:
         return text == "t"
     if type_oid in (TIMESTAMP, TIMESTAMPTZ):
         # The session's time zone is UTC, so the offset is always this one.
-        return f"{text[:-3]}Z".replace(" ", "T") if text.endswith("+00") else text.replace(" ", "T")
+        moment, before_christ = text.removesuffix(" BC"), text[-3:] if text.endswith(" BC") else ""
+        moment = f"{moment[:-3]}Z" if moment.endswith("+00") else moment
+        return moment.replace(" ", "T", 1) + before_christ
     if type_oid == BYTEA:
         return base64.b64encode(bytes.fromhex(text.removeprefix("\\x"))).decode()
     return text
