@@ -29,6 +29,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+import re
 from collections.abc import Callable
 from enum import Enum
 from json.encoder import encode_basestring
@@ -57,6 +58,7 @@ _DECLARED: Final = {
 }
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _NO_MODIFIER: Final = -1
+_STOP: Final = re.compile("[,}]")
 _PLAIN: Final = frozenset(types[name].oid for name in ("uuid", "numeric", "date"))
 
 
@@ -177,10 +179,11 @@ def _elements(text: str, at: int, element: int) -> tuple[list[Any], int]:
             raw, at = _quoted(text, at)
             found.append(to_json(raw, element))
         else:
-            end = min(i for i in (text.find(",", at), text.find("}", at)) if i >= 0)
-            raw = text[at:end]
+            # Looked for once: a search for each of the ends may go through the whole array every time.
+            stop = _STOP.search(text, at)
+            raw = text[at : stop.start() if stop is not None else len(text)]
             found.append(None if raw.upper() == "NULL" else to_json(raw, element))
-            at = end
+            at += len(raw)
     return found, at + 1
 
 
