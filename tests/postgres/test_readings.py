@@ -150,7 +150,8 @@ def test_regression_a_table_that_is_to_be_rewritten_while_it_waits_to_be_read_is
             return found
 
         monkeypatch.setattr(readings, "_exported", late)
-        [bound] = works.bind()
+        # The truncate may be done in time to be bound behind the rows.
+        [bound, *_] = works.bind()
         assert [row for _, _, row in works.changes(bound)] == [(n, "x") for n in range(1, 901)]
         rewritten[0].result(timeout=WAIT_SECONDS_MAX)
 
