@@ -93,7 +93,7 @@ def test_big_tables_are_read_in_ranges_side_by_side_all_at_one_position_each_row
     works.schemas = {f'"{name}"': shape for name, shape in works.schemas.items()}
     works.ready(
         *[PAIRS.format(f'"{name}"') for name in ("left", "right")],
-        *[f"INSERT INTO \"{name}\" SELECT n, repeat('x', 300) FROM generate_series(1, 400) n"
+        *[f"INSERT INTO \"{name}\" SELECT n, repeat('x', 300) FROM generate_series(1, 900) n"
           for name in ("left", "right")],
     )  # fmt: skip
     works.schemas = dict.fromkeys(("left", "right"), (PAIRS_SCHEMA, ["id"]))

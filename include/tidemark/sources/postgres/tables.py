@@ -17,7 +17,7 @@ from tidemark.sources.postgres.values import NUMERIC, numeric_limits
 
 _PRECISION_SHORT = 38
 _KEY = """
-coalesce((SELECT array_agg(x.attname::text) FROM pg_index i
+coalesce((SELECT array_agg(x.attname::text ORDER BY x.attnum) FROM pg_index i
           JOIN pg_attribute x ON x.attrelid = i.indrelid
               AND x.attnum = ANY((i.indkey::int2[])[0:i.indnkeyatts - 1])
           WHERE i.indrelid = {0}.oid AND CASE {0}.relreplident
@@ -41,7 +41,7 @@ JOIN pg_namespace n ON n.nspname = p.schemaname
 JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = p.tablename
 JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = ANY(p.attnames)
 WHERE p.pubname = %s
-GROUP BY 1, 2, 3, c.oid ORDER BY 1, 2
+GROUP BY 1, 2, 3, c.oid, c.relreplident, c.relkind ORDER BY 1, 2
 """
 
 
