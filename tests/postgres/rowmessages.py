@@ -128,7 +128,10 @@ def plain_records(
         case Delete(_, old, _):
             return [gone(old)]
         case Update(_, old, _, new):
-            whole = tuple(old[at] if value is UNCHANGED and old else value for at, value in enumerate(new))
+            whole = tuple(
+                old[at] if value is UNCHANGED and old and isinstance(old[at], str) else value
+                for at, value in enumerate(new)
+            )
             there = {"op": "c", "after": written(whole), "source": source}
             moved = old is not None and any(old[names.index(key)] != whole[names.index(key)] for key in keys)
             return [gone(old), there] if moved and old is not None else [there]

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import json
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from itertools import count
 from pathlib import Path
 from threading import Barrier, Event
 
 import pytest
 
-from tests.postgres.rig import ITEMS, ITEMS_SCHEMA, Rig, attempt
+from tests.postgres.rig import CONN_ID, ITEMS, ITEMS_SCHEMA, Rig, attempt
 from tidemark.core.binding import Binding
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.frontier import Frontier
 from tidemark.pipeline.reclock import mint
 from tidemark.sources.manifest import PARTITION
 from tidemark.sources.postgres import changes, readings
+from tidemark.sources.postgres import slot as slots
 from tidemark.sources.postgres.changes import WAL
+from tidemark.sources.postgres.connection import connect
 
 pytestmark = pytest.mark.server
 MakeRig = Callable[..., Rig]
@@ -129,6 +132,44 @@ def test_what_a_big_transaction_takes_of_memory_does_not_grow_with_it(
         assert len(items.records(bound)) == rows
     small, large = peaks
     assert large < 2 * small
+
+
+def peeked(works: Rig) -> list[Sequence[bytes]]:
+    with connect(CONN_ID) as db:
+        return list(slots.peek(db, works.database, "p", changes_max=10**6))
+
+
+def test_regression_no_batch_is_larger_than_it_may_be_however_rows_grow(items: Rig) -> None:
+    sizes_of_rows = [10] * 4_600 + [50_000] * 400 + [10] * 600 + [1_000_000] * 12 + [10] * 9
+    with items.server.connect(items.database) as db, db.transaction(), db.cursor() as cursor:
+        query = "INSERT INTO items VALUES (%s, repeat('x', %s))"
+        cursor.executemany(query, list(enumerate(sizes_of_rows)))
+    batches = peeked(items)
+    messages = [message for batch in batches for message in batch]
+    assert sum(message[:1] == b"I" for message in messages) == len(sizes_of_rows)
+    largest = max(map(len, messages))
+    assert max(sum(map(len, batch)) for batch in batches) < slots.BATCH_BYTES + largest
+    assert max(map(len, batches)) <= 4_000
+    assert len(batches) < 20
+
+
+def test_a_peek_that_is_given_up_halfway_leaves_a_session_that_can_go_on(items: Rig) -> None:
+    items.sql("INSERT INTO items SELECT n, repeat('x', 1000) FROM generate_series(1, 40000) n")
+    with connect(CONN_ID) as db:
+        for _ in range(2):
+            with db.transaction():
+                slots.lock(db, items.database)
+                with closing(slots.peek(db, items.database, "p", changes_max=10**6)) as batches:
+                    assert len(next(batches)) > 1_000
+            assert db.execute("SELECT 1").fetchone() == (1,)
+            db.commit()
+    # Neither do refusals and acknowledgements that hear the first of many messages only.
+    items.sql("ALTER TABLE items ADD note text", "UPDATE items SET note = 'n'")
+    [bound] = items.bind()
+    acknowledge(items, bound)
+    assert items.slot()[0] == bound.upper[WAL]
+    with pytest.raises(InvalidUsage, match="'note' is not declared"):
+        items.bind()
 
 
 def test_one_source_transaction_over_two_tables_is_one_step(rig: MakeRig) -> None:

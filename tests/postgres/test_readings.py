@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -13,14 +14,14 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.postgres.kinds import FULL_ROW, TYPES, TYPES_SCHEMA
-from tests.postgres.rig import PAIRS, PAIRS_SCHEMA, Kept, Rig, attempt, file_of, table_of
+from tests.postgres.rig import PAIRS, PAIRS_SCHEMA, WAIT_SECONDS_MAX, Kept, Rig, attempt, file_of, table_of
 from tests.postgres.worker import CONFIG, pipeline_at
 from tidemark import upkeep
 from tidemark.assemble import Deployment
 from tidemark.cli.app import app
 from tidemark.cli.work import told_by_sources
 from tidemark.core.checksum import Digest
-from tidemark.core.errors import InvalidUsage
+from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.publish import StateCommit
 from tidemark.core.replay import Verdict
@@ -92,7 +93,7 @@ def test_big_tables_are_read_in_ranges_side_by_side_all_at_one_position_each_row
     works.schemas = {f'"{name}"': shape for name, shape in works.schemas.items()}
     works.ready(
         *[PAIRS.format(f'"{name}"') for name in ("left", "right")],
-        *[f"INSERT INTO \"{name}\" SELECT n, repeat('x', 300) FROM generate_series(1, 400) n"
+        *[f"INSERT INTO \"{name}\" SELECT n, repeat('x', 300) FROM generate_series(1, 900) n"
           for name in ("left", "right")],
     )  # fmt: skip
     works.schemas = dict.fromkeys(("left", "right"), (PAIRS_SCHEMA, ["id"]))
@@ -116,7 +117,7 @@ def test_big_tables_are_read_in_ranges_side_by_side_all_at_one_position_each_row
     bound += works.bind()
     files = Manifest.from_json(bound[0].manifest)
     assert len(files.files) >= 10
-    assert len(set(files.snapshots.values())) == 1
+    assert len({read.lsn for read in files.snapshots.values()}) == 1
     for name in ("left", "right"):
         inserted: dict[int, str] = {}
         for table, op, (key, value) in works.changes(*bound):
@@ -126,6 +127,53 @@ def test_big_tables_are_read_in_ranges_side_by_side_all_at_one_position_each_row
             if table == name:
                 inserted[key] = value
         assert sorted(inserted.items()) == works.sql(f'SELECT id, value FROM "{name}" ORDER BY id')
+
+
+@pytest.mark.parametrize("rewriting", ["ALTER TABLE pairs ALTER id TYPE numeric", "TRUNCATE pairs"])
+def test_regression_a_table_that_is_to_be_rewritten_while_it_waits_to_be_read_is_read_first(
+    rig: MakeRig, monkeypatch: pytest.MonkeyPatch, rewriting: str
+) -> None:
+    monkeypatch.setattr(readings, "PAGES_PER_RANGE", 1)
+    works = rig(pairs=(PAIRS_SCHEMA, ["id"]))
+    works.ready(PAIRS.format("pairs"), "INSERT INTO pairs SELECT n, 'x' FROM generate_series(1, 900) n")
+    waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'pairs'::regclass"
+    exported = readings._exported
+
+    with ThreadPoolExecutor(1) as pool:
+        rewritten: list[Future[Any]] = []
+
+        def late(*arguments: Any) -> tuple[int, str]:
+            found = exported(*arguments)
+            rewritten.append(pool.submit(works.sql, rewriting))
+            while not rewritten[0].done() and works.sql(waiting) == [(0,)]:
+                pass
+            return found
+
+        monkeypatch.setattr(readings, "_exported", late)
+        # The truncate may be done in time to be bound behind the rows.
+        [bound, *_] = works.bind()
+        assert [row for _, _, row in works.changes(bound)] == [(n, "x") for n in range(1, 901)]
+        rewritten[0].result(timeout=WAIT_SECONDS_MAX)
+
+
+def test_a_table_that_is_changed_when_it_is_about_to_be_read_is_looked_at_again(
+    rig: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    works = rig(pairs=(PAIRS_SCHEMA, ["id"]))
+    works.ready(PAIRS.format("pairs"), "INSERT INTO pairs VALUES (1, 'a')")
+    lock = readings.Sessions.lock
+
+    def late(*arguments: Any) -> None:
+        works.sql("ALTER TABLE pairs ALTER value TYPE varchar(9)")
+        lock(*arguments)
+
+    with monkeypatch.context() as once:
+        once.setattr(readings.Sessions, "lock", late)
+        with pytest.raises(
+            Determinate, match=r"table public\.pairs was changed when it was about to be read"
+        ):
+            works.bind()
+    assert works.changes(*works.bind()) == [("pairs", "c", (1, "a"))]
 
 
 def test_small_tables_are_bound_together_and_a_transaction_keeps_to_its_limits(rig: MakeRig) -> None:
@@ -202,6 +250,101 @@ def test_a_table_is_read_anew_alone_and_replaces_what_its_shard_has_in_one_trans
     assert works.changes(kept.bound()[-1]) == [("pairs", "c", (11, "last"))]
     with pytest.raises(InvalidUsage, match=r"does not take table public\.none"):
         works.source().ask_again("public.none")
+
+
+def test_a_value_that_was_not_sent_stops_the_capture_until_its_table_is_read_anew(kept: Kept) -> None:
+    works = kept.works
+    works.sql(
+        "ALTER TABLE pairs ALTER value SET STORAGE EXTERNAL",
+        f"UPDATE pairs SET value = '{'z' * 9_000}' WHERE id = 1",
+    )
+    kept.run()
+    works.sql("ALTER TABLE pairs REPLICA IDENTITY DEFAULT", "UPDATE pairs SET id = 4 WHERE id = 1")
+    works.sql("ALTER TABLE pairs REPLICA IDENTITY FULL", "INSERT INTO pairs VALUES (5, 'e')")
+    with pytest.raises(InvalidUsage, match="did not send the unchanged value") as refused:
+        kept.run()
+    assert "`tidemark source reread`" in refused.value.hint
+    works.source().ask_again("public.pairs")
+    kept.run()
+    kept.check()
+
+
+MADE_ANEW = {
+    "dropped": ["DROP TABLE pairs", PAIRS.format("pairs")],
+    "swapped": [
+        PAIRS.format("newer"),
+        "ALTER TABLE pairs RENAME TO older",
+        "ALTER TABLE newer RENAME TO pairs",
+    ],
+}
+
+
+@pytest.mark.parametrize("how", MADE_ANEW)
+def test_regression_a_table_that_another_one_took_the_place_of_is_refused_until_it_is_read_anew(
+    kept: Kept, how: str
+) -> None:
+    works = kept.works
+    works.sql(*MADE_ANEW[how], "ALTER TABLE pairs REPLICA IDENTITY FULL")
+    works.sql("ALTER PUBLICATION p ADD TABLE pairs", "INSERT INTO pairs VALUES (2, 'other'), (9, 'new')")
+    for _ in range(2):
+        with pytest.raises(
+            InvalidUsage, match=r"table public\.pairs is not the one that was read"
+        ) as refused:
+            kept.run()
+    assert "`tidemark source reread PIPELINE public.pairs`" in refused.value.hint
+    works.source().ask_again("public.pairs")
+    kept.run()
+    kept.check()
+    works.sql("UPDATE pairs SET value = 'changed' WHERE id = 9")
+    kept.run()
+    kept.check()
+
+
+def test_regression_rows_that_were_written_while_their_table_was_called_otherwise_are_not_passed_over(
+    kept: Kept,
+) -> None:
+    works = kept.works
+    works.sql("ALTER TABLE pairs RENAME TO away", "DELETE FROM away WHERE id = 1")
+    works.sql("ALTER TABLE away RENAME TO pairs", "INSERT INTO pairs VALUES (9, 'new')")
+    before = works.slot()[0]
+    works.source().acknowledge(kept.bound()[-1].upper)
+    with pytest.raises(InvalidUsage, match=r"table public\.pairs is not the one that was read"):
+        kept.run()
+    assert works.slot()[0] <= before
+    works.source().ask_again("public.pairs")
+    kept.run()
+    kept.check()
+
+
+def test_a_reading_that_a_crash_left_over_is_not_taken_for_one_of_a_table_that_was_made_anew(
+    rig: MakeRig,
+) -> None:
+    works = rig(pairs=(PAIRS_SCHEMA, ["id"]))
+    works.ready(PAIRS.format("pairs"), "INSERT INTO pairs VALUES (1, 'a')")
+    works.source().offer(None)
+    works.sql("DROP TABLE pairs", PAIRS.format("pairs"), "ALTER TABLE pairs REPLICA IDENTITY FULL")
+    works.sql("ALTER PUBLICATION p ADD TABLE pairs", "INSERT INTO pairs VALUES (2, 'b')")
+    assert works.changes(*works.bind()) == [("pairs", "c", (2, "b"))]
+
+
+def test_which_table_was_read_is_put_on_record_where_it_was_not(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    works = kept.works
+    as_it_is = Manifest.from_json
+
+    def older(text: str) -> Manifest:
+        found = json.loads(text)
+        found.pop("oids", None)
+        return as_it_is(json.dumps(found))
+
+    works.sql("INSERT INTO pairs VALUES (9, 'new')")
+    with monkeypatch.context() as once:
+        once.setattr(Manifest, "from_json", older)
+        kept.run()
+    kept.check()
+    [(oid,)] = works.sql("SELECT 'pairs'::regclass::oid::int")
+    assert as_it_is(kept.bound()[-1].manifest).snapshots["public.pairs"].oid == oid
 
 
 def test_a_table_that_was_out_of_the_pipeline_comes_back_without_the_rows_that_went_meanwhile(

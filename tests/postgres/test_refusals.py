@@ -154,6 +154,41 @@ def test_a_first_reading_that_waits_for_an_old_transaction_says_so(
     assert len(items.bind()) == 1
 
 
+def test_regression_a_table_that_others_have_locked_is_told_as_that_and_not_as_the_slot_in_use(
+    items: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as short, items.server.connect(items.database) as db:
+        short.setitem(SETTINGS, "lock_timeout", "200ms")
+        db.execute("BEGIN")
+        db.execute("LOCK TABLE items IN ACCESS EXCLUSIVE MODE")
+        with pytest.raises(Determinate, match="a table is locked by others") as waits:
+            items.bind()
+        query = waits.value.hint.partition(": ")[2].partition(";")[0]
+        assert [(table, said) for table, _, said in items.sql(query)] == [
+            ("items", "LOCK TABLE items IN ACCESS EXCLUSIVE MODE")
+        ]
+        db.execute("ROLLBACK")
+    assert len(items.bind()) == 1
+
+
+def test_regression_a_table_whose_policies_hide_rows_is_refused_and_not_read_as_empty(
+    items: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    items.sql("INSERT INTO items VALUES (1)", "ALTER TABLE items ENABLE ROW LEVEL SECURITY")
+    items.sql("DROP ROLE IF EXISTS hidden", "CREATE ROLE hidden LOGIN REPLICATION PASSWORD 'plain-word'")
+    items.sql("GRANT SELECT ON items TO hidden")
+    uri = items.server.uri(items.database).replace(f"owner:{PASSWORD}", "hidden:plain-word")
+    monkeypatch.setenv(VARIABLE, uri)
+    with pytest.raises(InvalidUsage, match="row-level security"):
+        items.bind()
+    code, output = told("source", "check", str(file_of(items)))
+    fix = 'ALTER ROLE "hidden" BYPASSRLS'
+    assert (code, fix in output) == (2, True)
+    items.sql(fix)
+    assert told("source", "check", str(file_of(items)))[0] == 0
+    assert items.changes(*items.bind()) == [("items", "c", (1, None, None))]
+
+
 def test_d7_a_changed_key_is_refused_by_name_and_nothing_is_bound(items: Rig) -> None:
     items.bind()
     items.sql(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from psycopg.postgres import types
 
 from tests.postgres.server import Server
 from tidemark.config.ddl import parse_schema
+from tidemark.core.errors import InvalidUsage
 from tidemark.sources.postgres.values import declared_for, lossless, numeric_limits, to_json
 
 TEXTS = types["text"].array_oid
@@ -50,6 +52,14 @@ def test_arrays_have_dimensions_and_may_start_anywhere() -> None:
     assert to_json("{{1,2},{NULL,4}}", INTS) == [[1, 2], [None, 4]]
     assert to_json("[0:1]={7,8}", INTS) == [7, 8]
     assert to_json("{}", INTS) == []
+
+
+def test_a_long_array_takes_as_long_as_it_is() -> None:
+    began = time.process_time()
+    assert to_json("{" + "7," * 500_000 + "7}", INTS) == [7] * 500_001
+    assert time.process_time() - began < 20
+    with pytest.raises(InvalidUsage, match="is not an array"):
+        to_json("{1,2", INTS)
 
 
 @given(st.integers(1, 1000), st.integers(-1000, 1000))

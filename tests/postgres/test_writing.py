@@ -76,8 +76,9 @@ def relation_of(oid: int, table: str, identity: str, kinds: Sequence[str], keys:
 # The keys are declared in another order than the columns have.
 WIDE = relation_of(11, "wide", "f", [*VALUES], [])
 SMALL = relation_of(22, "small", "d", ["text", "int8"], ["int8"])
-KEYS = {WIDE.oid: ["text", "int8"], SMALL.oid: ["int8"]}
-RELATIONS = {relation.oid: relation for relation in (WIDE, SMALL)}
+LONG = relation_of(33, "long", "d", ["int8", "text"], ["text"])
+KEYS = {WIDE.oid: ["text", "int8"], SMALL.oid: ["int8"], LONG.oid: ["text"]}
+RELATIONS = {relation.oid: relation for relation in (WIDE, SMALL, LONG)}
 
 
 def rows_of(relation: Relation) -> st.SearchStrategy[Row]:
@@ -109,6 +110,11 @@ row_messages: st.SearchStrategy[RowMessage] = st.one_of(
     rows_of(SMALL).map(lambda row: Update(SMALL.oid, None, False, row)),
     st.builds(lambda key, row: Update(SMALL.oid, (None, key), False, row), VALUES["int8"], rows_of(SMALL)),
     VALUES["int8"].map(lambda key: Delete(SMALL.oid, (None, key), False)),
+    # A key that is stored out of line and does not change comes with the old row.
+    st.builds(
+        lambda key, n: Update(LONG.oid, (None, key), False, (n, UNCHANGED)),
+        *map(VALUES.get, ("text", "int8")),
+    ),
 )
 transactions = st.lists(st.lists(row_messages, max_size=6), max_size=5)
 
@@ -121,7 +127,7 @@ def config_at(root: Path) -> PipelineConfig:
             "keys": KEYS[relation.oid],
             "route": {"table": relation.name},
         }
-        for name, relation in (("wide", WIDE), ("small", SMALL))
+        for name, relation in (("wide", WIDE), ("small", SMALL), ("long", LONG))
     ]
     source = {"type": "postgres", "postgres_conn_id": "x", "slot": "s", "publication": "p"}
     settings = {
@@ -133,7 +139,7 @@ def config_at(root: Path) -> PipelineConfig:
 
 def messages_of(found: Sequence[Sequence[RowMessage]]) -> list[bytes]:
     """What a slot sends of these transactions."""
-    messages = [encoded(WIDE), encoded(SMALL)]
+    messages = [encoded(relation) for relation in RELATIONS.values()]
     for xid, rows in enumerate(found):
         lsn = 100 * (xid + 1)
         messages += [encoded(Begin(lsn, 0, xid)), *map(encoded_row, rows), encoded(Commit(lsn, lsn + 9, 0))]
@@ -208,11 +214,46 @@ def test_a_value_keeps_its_spelling() -> None:
     assert json.loads(line)["after"]["uuid"] is None
 
 
+@pytest.mark.parametrize(
+    ("kind", "said", "written"),
+    [
+        ("float8", "-0", b"-0.0"),
+        ("float8", "0", b"0"),
+        ("float8", "-1", b"-1"),
+        ("timestamp", "0044-03-15 12:00:00 BC", b'"0044-03-15T12:00:00 BC"'),
+        ("timestamptz", "0044-03-15 12:00:00.5+00 BC", b'"0044-03-15T12:00:00.5Z BC"'),
+        ("timestamptz", "10000-01-01 00:00:00+00", b'"10000-01-01T00:00:00Z"'),
+        ("timestamptz", "infinity", b'"infinity"'),
+    ],
+)
+def test_regression_a_zero_keeps_its_sign_and_a_time_before_christ_its_zone(
+    kind: str, said: str, written: bytes
+) -> None:
+    row = ["1", "x", *[None] * (len(VALUES) - 2)]
+    row[[*VALUES].index(kind)] = said
+    table = Table.of(WIDE, taken_shards(config_at(Path("/nowhere")))[WIDE.name])
+    line = bytes(copied(table, copy_text(tuple(row)), place_of(WIDE, lsn=7, xid=0)).data)
+    assert b'"%b":%b' % (kind.encode(), written) in line
+
+
 FINE = Insert(SMALL.oid, ("a", "1"))
+WIDE_NULLS = [None] * (len(VALUES) - 2)
 BAD = {
     "cut": (encoded_row(FINE)[:-1], "can't be read"),
     "binary": (encoded_row(Insert(SMALL.oid, ("a", b"\0"))), "binary form"),
     "not sent": (encoded_row(Update(SMALL.oid, None, False, (UNCHANGED, "1"))), "did not send"),
+    "not sent by a partition": (
+        encoded_row(Update(WIDE.oid, ("1", "a", *WIDE_NULLS), True, ("1", "a", *WIDE_NULLS[:-1], UNCHANGED))),
+        "did not send the unchanged value of the big column 'jsonb'",
+    ),
+    "deleted without a key": (
+        encoded_row(Delete(WIDE.oid, ("1", None, *WIDE_NULLS), True)),
+        "without its key column 'text'",
+    ),
+    "moved without a key": (
+        encoded_row(Update(WIDE.oid, (None, "a", *WIDE_NULLS), True, ("1", "a", *WIDE_NULLS))),
+        "without its key column 'int8'",
+    ),
     "not UTF-8": (encoded_row(FINE).replace(b"a", b"\xff"), "not UTF-8"),
     "unknown": (b"S\0", "is not known"),
 }
@@ -229,4 +270,4 @@ def test_a_message_that_cant_be_taken_ends_the_capture_at_the_commit_before(
     assert [record["source"]["lsn"] for record in records_of(tmp_path, steps)] == [100]
     assert steps[-1].upper[WAL] == 109
     with pytest.raises(InvalidUsage, match=reason):
-        captured(tmp_path, [messages[:2] + messages[5:]])
+        captured(tmp_path, [messages[:3] + messages[6:]])

@@ -29,22 +29,33 @@ class BoundFile:
 
 
 @dataclass(frozen=True, slots=True)
+class TableRead:
+    """A reading of a database's table: the position in its log that the rows stand for, and which of all
+    tables that may have that name it was; 0 where that is not on record."""
+
+    lsn: int
+    oid: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """The files of one transaction, in order of their sequence numbers.
 
-    `snapshots` are a captured database's: by table, the position in its log that the rows of its first
-    reading stand for. Every manifest has those of all tables read so far."""
+    `snapshots` are a captured database's: by table, its last reading. Every manifest has those of all tables
+    read so far."""
 
     format: str
     files: tuple[BoundFile, ...]
-    snapshots: Mapping[str, int] = field(default_factory=dict)
+    snapshots: Mapping[str, TableRead] = field(default_factory=dict)
 
     def to_json(self) -> str:
         files = [
             {"seq": f.seq, "name": f.name, "size": f.size, "hash": f.hash, "mtime_ns": f.mtime_ns}
             for f in self.files
         ]
-        more = {"snapshots": dict(self.snapshots)} if self.snapshots else {}
+        lsns = {table: read.lsn for table, read in self.snapshots.items()}
+        oids = {table: read.oid for table, read in self.snapshots.items() if read.oid}
+        more = {key: one for key, one in (("snapshots", lsns), ("oids", oids)) if one}
         found = {"kind": _KIND, "format": self.format, "files": files, **more}
         return json.dumps(found, separators=(",", ":"))
 
@@ -58,7 +69,11 @@ class Manifest:
             files = tuple(
                 BoundFile(f["seq"], f["name"], f["size"], f["hash"], f["mtime_ns"]) for f in found["files"]
             )
-            snapshots = {str(table): int(lsn) for table, lsn in found.get("snapshots", {}).items()}
+            oids = found.get("oids", {})
+            snapshots = {
+                str(table): TableRead(int(lsn), int(oids.get(table, 0)))
+                for table, lsn in found.get("snapshots", {}).items()
+            }
             manifest = cls(found["format"], files, snapshots)
         except (ValueError, KeyError, TypeError) as error:
             fact = f"a binding's manifest can't be read: {type(error).__name__}"

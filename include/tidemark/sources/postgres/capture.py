@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
@@ -25,9 +26,11 @@ from tidemark.core.errors import InvalidUsage, InvariantViolation
 from tidemark.core.frontier import Frontier
 from tidemark.core.ids import ShardId
 from tidemark.ports.source import KeptKeys
+from tidemark.sources.manifest import TableRead
 from tidemark.sources.pgoutput import Begin, Commit, Relation, Truncate, parse
 from tidemark.sources.pgrows import Broken, Messages, Numbers
 from tidemark.sources.postgres.changes import WAL, ChangeFiles, StepCutter
+from tidemark.sources.postgres.membership import another_table
 from tidemark.sources.postgres.records import Table, place_of, swept, truncated
 from tidemark.sources.postgres.slot import peek
 from tidemark.sources.postgres.tables import taken_shards
@@ -72,7 +75,7 @@ class Capture:
         config: PipelineConfig,
         files: ChangeFiles,
         lower: Frontier,
-        snapshots: Mapping[str, int],
+        snapshots: Mapping[str, TableRead],
         kept: KeptKeys,
         *,
         follows: bool,
@@ -85,6 +88,7 @@ class Capture:
         self._shards = taken_shards(config)
         self._lower = lower[WAL]
         self._snapshots = dict(snapshots)
+        self._names = {read.oid: name for name, read in snapshots.items()}
         self._cutter = StepCutter(files, config.transaction, lower, self._snapshots)
         self._relations: dict[int, Relation] = {}
         self._tables: dict[int, Table] = {}
@@ -174,13 +178,13 @@ class Capture:
             if shard is None:
                 continue
             taken.ours.add(transaction)
-            if self._is_in_snapshot(relation, begin):
-                continue
-            if oid not in self._tables:
-                try:
+            try:
+                if self._is_in_snapshot(relation, begin):
+                    continue
+                if oid not in self._tables:
                     self._tables[oid] = Table.of(relation, shard)
-                except InvalidUsage as error:
-                    raise Broken(int(rows[firsts[at]]), error) from None
+            except InvalidUsage as error:
+                raise Broken(int(rows[firsts[at]]), error) from None
             taken.touched[transaction].add(oid)
             place_of_pair[at] = len(places[oid])
             places[oid].append(place_of(relation, lsn=begin.lsn, xid=begin.xid))
@@ -242,14 +246,19 @@ class Capture:
         self._cutter.records(Lines.of(records), 0, len(records))
 
     def _is_in_snapshot(self, relation: Relation, begun: Begin) -> bool:
-        """Whether the first reading of the table has this change already."""
-        return begun.lsn < self._snapshots.get(relation.name, 0)
+        """Whether the reading of the table has this change already. If not, it must be one of that table."""
+        name = self._names.get(relation.oid, relation.name)
+        read = self._snapshots.get(name, TableRead(0))
+        if begun.lsn >= read.lsn and (name != relation.name or read.oid not in (0, relation.oid)):
+            raise another_table(name)
+        return begun.lsn < read.lsn
 
     def _known(self, oid: int) -> tuple[Relation, ShardConfig | None]:
         relation = self._relations.get(oid)
         if relation is None:
             raise InvariantViolation(f"a row of table {oid} came before the table was described")
-        return relation, self._shards.get(relation.name)
+        # One that was read, and is called otherwise now, is still ours.
+        return relation, self._shards.get(self._names.get(oid, relation.name))
 
 
 def captured(
@@ -258,7 +267,7 @@ def captured(
     source: PostgresSource,
     files: ChangeFiles,
     lower: Frontier,
-    snapshots: Mapping[str, int],
+    snapshots: Mapping[str, TableRead],
     kept: KeptKeys,
     *,
     follows: bool,
@@ -267,9 +276,10 @@ def captured(
     when what it has must wait. `follows` says that something is to be bound before it."""
     changes_max = CHANGES_PER_PEEK
     while True:
-        messages = Counted(peek(db, source.slot, source.publication, changes_max=changes_max))
         capture = Capture(config, files, lower, snapshots, kept, follows=follows)
-        capture.take(messages)
+        with closing(peek(db, source.slot, source.publication, changes_max=changes_max)) as batches:
+            messages = Counted(batches)
+            capture.take(messages)
         if capture.steps or capture.waits or messages.count < changes_max:
             return capture
         changes_max *= 4

@@ -26,7 +26,7 @@ from tidemark.config.model import Transaction
 from tidemark.core.binding import Step
 from tidemark.core.frontier import Frontier
 from tidemark.sources.content import HASH_BYTES
-from tidemark.sources.manifest import PARTITION, BoundFile, Manifest
+from tidemark.sources.manifest import PARTITION, BoundFile, Manifest, TableRead
 from tidemark.sources.postgres.writing import Lines
 
 WAL: Final = "wal"
@@ -40,31 +40,36 @@ class ChangeFiles:
 
     def __init__(self, folder: str) -> None:
         self.folder = Path(folder)
+        self._is_made = False
 
     def put(self, prefix: str, lines: Sequence[bytes | memoryview], seq: int) -> BoundFile:
         """Write the lines as one file, durable when this returns; the same lines again are the same file."""
         data = pa.Codec("zstd", compression_level=_LEVEL).compress(b"".join(lines), asbytes=True)
         content = hashlib.blake2b(data, digest_size=HASH_BYTES).hexdigest()
         path = self.folder / f"{prefix}-{content[:12]}.json.zst"
-        if not path.exists():
+        if path.exists():
+            # Whoever has linked it may have died before its name was durable.
+            self._make()
+            _sync(self.folder)
+        else:
             self.write(path, data)
         found = path.stat()
         return BoundFile(seq, path.name, found.st_size, content, found.st_mtime_ns)
 
     def write(self, path: Path, data: bytes) -> None:
         """Put a file if it is absent, whole and durable."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self._make()
         aside = self._aside(data)
         with contextlib.suppress(FileExistsError):
             os.link(aside, path)
         aside.unlink(missing_ok=True)
-        self._sync()
+        _sync(self.folder)
 
     def replace(self, path: Path, data: bytes) -> None:
         """Write a file in the place of the one that is there."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self._make()
         self._aside(data).replace(path)
-        self._sync()
+        _sync(self.folder)
 
     def _aside(self, data: bytes) -> Path:
         path = self.folder / f".{secrets.token_hex(8)}.tmp"
@@ -74,12 +79,22 @@ class ChangeFiles:
             os.fsync(file.fileno())
         return path
 
-    def _sync(self) -> None:
-        folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+    def _make(self) -> None:
+        """Have the folder, and its own name durable, with those of the folders above it that are new."""
+        if not self._is_made:
+            above = [folder for folder in self.folder.parents if not folder.exists()]
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for folder in (self.folder, *above):
+                _sync(folder.parent)
+            self._is_made = True
+
+
+def _sync(folder: Path) -> None:
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
 
 
 def put_in_pieces(files: ChangeFiles, prefix: str, lines: Iterable[bytes]) -> tuple[BoundFile, ...]:
@@ -126,7 +141,7 @@ class StepCutter:
     """Hears records and commits; makes files and steps of them. `steps` are those that are complete."""
 
     def __init__(
-        self, files: ChangeFiles, limits: Transaction, lower: Frontier, snapshots: dict[str, int]
+        self, files: ChangeFiles, limits: Transaction, lower: Frontier, snapshots: dict[str, TableRead]
     ) -> None:
         self.steps: list[Step] = []
         self._files, self._limits, self._snapshots = files, limits, snapshots

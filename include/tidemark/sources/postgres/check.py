@@ -30,7 +30,7 @@ from tidemark.sources.postgres.values import declared_for
 VERSION_MIN: Final = 150_000
 _MEGABYTE: Final = 1024**2
 _RIGHTS: Final = """
-SELECT has_schema_privilege(n.oid, 'USAGE'), has_table_privilege(c.oid, 'SELECT')
+SELECT has_schema_privilege(n.oid, 'USAGE'), has_table_privilege(c.oid, 'SELECT'), row_security_active(c.oid)
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = %s
 """
 
@@ -131,13 +131,16 @@ def _rights(db: psycopg.Connection, config: PipelineConfig) -> Iterator[Requirem
     for table in taken_shards(config):
         schema, _, name = table.partition(".")
         found = db.execute(_RIGHTS, (schema, name)).fetchone()
-        may_use, may_read = found if found is not None else (True, True)
+        may_use, may_read, is_filtered = found if found is not None else (True, True, False)
         if not may_use:
             fix = f"GRANT USAGE ON SCHEMA {sql.Identifier(schema).as_string(db)} TO {role}"
             yield Requirement("rights", False, f"{user} may not use schema {schema}", fix)
         if not may_read:
             fix = f"GRANT SELECT ON {sql.Identifier(schema, name).as_string(db)} TO {role}"
             yield Requirement("rights", False, f"{user} may not read {table}", fix)
+        if is_filtered:
+            fact = f"policies (row-level security) hide rows of {table} from {user}"
+            yield Requirement("rights", False, fact, f"ALTER ROLE {role} BYPASSRLS")
 
 
 def _slot(db: psycopg.Connection, source: PostgresSource) -> Iterator[Requirement]:

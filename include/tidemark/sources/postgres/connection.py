@@ -28,9 +28,11 @@ SETTINGS: Final = {
     "client_encoding": "UTF8",
     "statement_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
+    "row_security": "off",
 }
-"""A session's settings decide how values are spelled; these spell every value in full. And a reading takes as
-long as its table is big, whatever limits the server has for others."""
+"""A session's settings decide how values are spelled; these spell every value in full. A reading takes as
+long as its table is big, whatever limits the server has for others. And the server refuses to read a table
+whose policies would hide rows from us, instead of leaving them out."""
 _TRANSACTION_TIMEOUT_FROM: Final = 170_000
 _OPTIONS: Final = ("ssl", "target_session")
 _REFUSALS: Final = ("authentication", "does not exist", "pg_hba.conf", "no password supplied", "REPLICATION")
@@ -67,6 +69,8 @@ def connect(conn_id: str, *, replication: bool = False) -> psycopg.Connection:
         if any(word in said for word in _REFUSALS):
             raise InvalidUsage(fact, hint="check its login, password, database and rights") from None
         raise Determinate(fact, hint="check that the server runs and can be reached") from None
+    # Whatever the server's default is: each statement is to see what was committed before it.
+    db.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
     if db.info.server_version >= _TRANSACTION_TIMEOUT_FROM:
         # Not among the settings: an older server would refuse the session for it.
         db.execute("SET transaction_timeout = 0")
@@ -76,6 +80,11 @@ def connect(conn_id: str, *, replication: bool = False) -> psycopg.Connection:
 
 class SlotInUse(Determinate):
     """Another process works with the slot, for longer than a session waits."""
+
+    @classmethod
+    def told(cls, error: psycopg.Error) -> SlotInUse:
+        hint = "another process works with the slot; try again when it is done"
+        return cls(f"the slot is in use: {_said(error)}", hint=hint)
 
 
 @contextmanager
@@ -88,9 +97,14 @@ def told() -> Iterator[None]:
     except errors.InsufficientPrivilege as error:
         hint = "`tidemark source check` names the rights that are missing"
         raise InvalidUsage(f"the database refuses: {_said(error)}", hint=hint) from None
-    except (errors.LockNotAvailable, errors.ObjectInUse) as error:
-        hint = "another process works with the slot; try again when it is done"
-        raise SlotInUse(f"the slot is in use: {_said(error)}", hint=hint) from None
+    except errors.ObjectInUse as error:
+        raise SlotInUse.told(error) from None
+    except errors.LockNotAvailable as error:
+        hint = (
+            "wait for them, or end them: SELECT relation::regclass, pid, query FROM pg_locks JOIN"
+            " pg_stat_activity USING (pid) WHERE mode = 'AccessExclusiveLock'; then run again"
+        )
+        raise Determinate(f"a table is locked by others: {_said(error)}", hint=hint) from None
     except psycopg.Error as error:
         raise Determinate(f"the database failed: {_said(error)}", hint="look at its log; retry") from None
 

@@ -45,14 +45,20 @@ class Pages:
 
 
 def copy_statement(table: Published, pages: Pages) -> sql.Composed:
-    """Copy rows, each value in its text form."""
-    name = sql.Identifier(table.relation.schema, table.relation.table)
+    """Copy rows, each value in its text form. Rows of tables that inherit from it are theirs: changes of them
+    come under their own names."""
     columns = sql.SQL(", ").join(sql.Identifier(column.name) for column in table.relation.columns)
     # The filter is the database's own text, as its catalog prints it.
     own = [sql.SQL(f"({table.row_filter})")] if table.row_filter else []
     conditions: list[sql.Composable] = [*own, *pages.conditions()]
     where = sql.SQL(" WHERE ") + sql.SQL(" AND ").join(conditions) if conditions else sql.SQL("")
-    return sql.SQL("COPY (SELECT {} FROM {}{}) TO STDOUT").format(columns, name, where)
+    return sql.SQL("COPY (SELECT {} FROM {}{}) TO STDOUT").format(columns, from_sql(table), where)
+
+
+def from_sql(table: Published) -> sql.Composable:
+    """The table with the rows that are its own: those of its partitions are, those of heirs are not."""
+    name = sql.Identifier(table.relation.schema, table.relation.table)
+    return name if table.is_partitioned else sql.SQL("ONLY {}").format(name)
 
 
 def blocks(db: psycopg.Connection, statement: sql.Composed) -> Iterator[bytes]:

@@ -7,6 +7,7 @@ note has lost changes. It is advanced to record boundaries only, a commit's end 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence, Set
+from contextlib import closing
 from typing import Final
 
 import numpy as np
@@ -81,24 +82,29 @@ class LettingGo:
         while True:
             with db.transaction():
                 slots.lock(db, self._source.slot)
-                tables = taken_shards(self._config).keys() | self._bound_tables()
-                messages = Counted(
-                    slots.peek(db, self._source.slot, self._source.publication, changes_max=changes_max)
-                )
-                reached, is_needed = first_needed(messages, tables)
+                bound, oids = self._bound_tables()
+                tables = taken_shards(self._config).keys() | bound
+                source = self._source
+                with closing(
+                    slots.peek(db, source.slot, source.publication, changes_max=changes_max)
+                ) as some:
+                    messages = Counted(some)
+                    reached, is_needed = first_needed(messages, tables, oids)
             if is_needed or messages.count < changes_max or changes_max >= CHANGES_PER_PEEK:
                 return reached, is_needed
             changes_max = CHANGES_PER_PEEK
 
-    def _bound_tables(self) -> set[str]:
+    def _bound_tables(self) -> tuple[set[str], set[int]]:
+        """Their names, and those that were read by their oids, whatever they are called by now."""
         last = last_bound(self._bindings)
         if last is None:
-            return noted_tables(self._files, lsn_min=0)
-        bound = Manifest.from_json(last.manifest).snapshots.keys()
-        return bound | noted_tables(self._files, lsn_min=last.upper[WAL])
+            return noted_tables(self._files, lsn_min=0), set()
+        bound = Manifest.from_json(last.manifest).snapshots
+        noted = noted_tables(self._files, lsn_min=last.upper[WAL])
+        return bound.keys() | noted, {read.oid for read in bound.values()}
 
 
-def first_needed(batches: Iterable[Sequence[bytes]], tables: Set[str]) -> tuple[int, bool]:
+def first_needed(batches: Iterable[Sequence[bytes]], tables: Set[str], oids: Set[int]) -> tuple[int, bool]:
     """Where the last commit ends before the first one that touches these tables, 0 when there is none, and
     whether there is one that does."""
     needed: set[int] = set()
@@ -114,7 +120,7 @@ def first_needed(batches: Iterable[Sequence[bytes]], tables: Set[str]) -> tuple[
             match message:
                 case Relation():
                     needed.discard(message.oid)
-                    if message.name in tables:
+                    if message.name in tables or message.oid in oids:
                         needed.add(message.oid)
                 case Truncate():
                     if needed.intersection(message.relations):

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Container, Mapping
+from dataclasses import replace
 
 from tidemark.config.model import PipelineConfig
 from tidemark.core.binding import Binding
 from tidemark.core.errors import Determinate, InvalidUsage
-from tidemark.sources.manifest import Manifest
-from tidemark.sources.postgres.tables import taken_shards
+from tidemark.sources.manifest import Manifest, TableRead
+from tidemark.sources.postgres.tables import Published, taken_shards
 
 
-def known_readings(config: PipelineConfig, last: Binding | None) -> dict[str, int]:
+def known_readings(config: PipelineConfig, last: Binding | None) -> dict[str, TableRead]:
     """Where each table was read into the shard that it goes to now. Those are left out that the pipeline has
     given up, and those that go to another shard.
 
@@ -36,7 +38,28 @@ def known_readings(config: PipelineConfig, last: Binding | None) -> dict[str, in
             hint="use the newest pipeline file; to take a table out of it, or to another shard, raise its"
             " generation",
         )
-    return {table: lsn for table, lsn in known.items() if table not in left and table not in moved}
+    return {table: read for table, read in known.items() if table not in left and table not in moved}
+
+
+def same_tables(
+    known: Mapping[str, TableRead], published: Mapping[str, Published], *, but: Container[str]
+) -> dict[str, TableRead]:
+    """What is known of tables, once each that has a name is known to be the one that was read under it, `but`
+    for those that are read anew. Where it is not on record, that is the one of now."""
+    for table, read in known.items():
+        if table not in but and read.oid not in (0, published[table].relation.oid):
+            raise another_table(table)
+    return {
+        table: replace(read, oid=read.oid or published[table].relation.oid) for table, read in known.items()
+    }
+
+
+def another_table(table: str) -> InvalidUsage:
+    """Rows of two tables that had one name at different times are never mixed."""
+    return InvalidUsage(
+        f"table {table} is not the one that was read: it was dropped and made anew, or renamed",
+        hint=f"`tidemark source reread PIPELINE {table}` replaces what its shard has with the rows of now",
+    )
 
 
 def _shards_of(binding: Binding) -> dict[str, str]:

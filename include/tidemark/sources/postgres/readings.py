@@ -4,7 +4,10 @@ A temporary slot is made for the readings; the database hands out, with it, a sn
 transactions whose commit lies before the slot's position. Several sessions take that snapshot over and copy
 tables, and ranges of a big table's pages, side by side. So a change whose commit lies before the position is
 in the rows already, and is dropped from the pipeline's own slot; one at or after it is not, and is taken.
-Nothing is locked, and nothing stops meanwhile.
+
+A snapshot has the rows of a table, but not the table: one that is rewritten or truncated after it was made is
+empty under it. So each session locks the tables before the slot is made, as a query does: rows come and go
+meanwhile, and what would rewrite a table, or change its columns, waits until they are read.
 
 A table that was read is noted (`snapshot.put_note`) once all its rows are durable: after a crash it is not
 read again.
@@ -20,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from queue import SimpleQueue
 from threading import Lock, local
 from typing import Final
 
@@ -27,15 +31,16 @@ import psycopg
 from psycopg import errors, sql
 
 from tidemark.config.shard import ShardConfig
+from tidemark.config.source import PostgresSource
 from tidemark.core.errors import Determinate, InvariantViolation
 from tidemark.sources.lsn import parsed_lsn
-from tidemark.sources.manifest import BoundFile
+from tidemark.sources.manifest import BoundFile, TableRead
 from tidemark.sources.postgres.changes import FRAGMENT_BYTES, Buffer, ChangeFiles
 from tidemark.sources.postgres.connection import connect, told
-from tidemark.sources.postgres.copying import Pages, blocks, copied, copy_statement
+from tidemark.sources.postgres.copying import Pages, blocks, copied, copy_statement, from_sql
 from tidemark.sources.postgres.records import Table, place_of
 from tidemark.sources.postgres.snapshot import Snapshot, put_note, reading_prefix
-from tidemark.sources.postgres.tables import Published
+from tidemark.sources.postgres.tables import Published, published_tables
 
 logger = logging.getLogger(__name__)
 
@@ -46,15 +51,32 @@ Tables = Mapping[str, tuple[Published, ShardConfig]]
 
 
 def read_tables(
-    conn_id: str, files: ChangeFiles, tables: Tables, *, rows_max: int | None
+    db: psycopg.Connection,
+    source: PostgresSource,
+    files: ChangeFiles,
+    tables: Tables,
+    *,
+    rows_max: int | None,
 ) -> dict[str, Snapshot]:
-    """All rows of these tables as they are now, in files of at most `rows_max` rows, each table noted."""
+    """All rows of these tables as they are now, in files of at most `rows_max` rows, each table noted. With
+    `db` the catalog is looked at."""
     if not tables:
         return {}
-    with closing(connect(conn_id, replication=True)) as exporter:
+    ranges = {name: ranges_of(_pages_of(db, tables[name][0])) for name in sorted(tables)}
+    conn_id, count = source.postgres_conn_id, min(CONNECTIONS_MAX, sum(map(len, ranges.values())))
+    with Sessions() as sessions, closing(connect(conn_id, replication=True)) as exporter:
+        sessions.lock(conn_id, count, [tables[name][0] for name in sorted(tables)])
+        _check_unchanged(tables, published_tables(db, source.publication))
         lsn, snapshot = _exported(exporter, min(tables))
-        with Sessions(conn_id, snapshot) as sessions:
-            return _read_all(Reading(files, sessions, lsn, rows_max), tables)
+        sessions.share(snapshot)
+        return _read_all(Reading(files, sessions, lsn, rows_max), tables, ranges)
+
+
+def _check_unchanged(tables: Tables, published: Mapping[str, Published]) -> None:
+    """Refuse a table that was changed between the look at the catalog and its lock."""
+    for name, (before, _) in tables.items():
+        if published.get(name) != before:
+            raise Determinate(f"table {name} was changed when it was about to be read", hint="run again")
 
 
 def _exported(db: psycopg.Connection, table: str) -> tuple[int, str]:
@@ -76,12 +98,12 @@ def _exported(db: psycopg.Connection, table: str) -> tuple[int, str]:
 
 
 class Sessions:
-    """One session per thread, all with one snapshot, until the end of the readings."""
+    """One session per thread, all with one snapshot and the same locks, until the end of the readings."""
 
-    def __init__(self, conn_id: str, snapshot: str) -> None:
-        self._conn_id, self._snapshot = conn_id, snapshot
-        self._mine = local()
+    def __init__(self) -> None:
         self._all: list[psycopg.Connection] = []
+        self._free = SimpleQueue[psycopg.Connection]()
+        self._mine = local()
 
     def __enter__(self) -> Sessions:
         return self
@@ -90,14 +112,30 @@ class Sessions:
         for db in self._all:
             db.close()
 
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def lock(self, conn_id: str, count: int, tables: Sequence[Published]) -> None:
+        """Make so many sessions, each with locks of its own: one that asks for them later would queue up
+        behind whoever waits for the others to end."""
+        for _ in range(count):
+            self._all.append(connect(conn_id))
+        listed = sql.SQL(", ").join(map(from_sql, tables))
+        for db in self._all:
+            db.isolation_level, db.read_only = psycopg.IsolationLevel.REPEATABLE_READ, True
+            db.execute(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(listed))
+
+    def share(self, snapshot: str) -> None:
+        """Have all of them see what the snapshot has."""
+        for db in self._all:
+            db.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot)))
+            self._free.put(db)
+
     def mine(self) -> psycopg.Connection:
-        """The session of the thread that asks."""
-        found: psycopg.Connection | None = getattr(self._mine, "db", None)
-        if found is None:
-            found = self._mine.db = connect(self._conn_id)
-            self._all.append(found)
-            found.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-            found.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(self._snapshot)))
+        """The session of the thread that asks; no more threads may ask than there are sessions."""
+        if not hasattr(self._mine, "db"):
+            self._mine.db = self._free.get_nowait()
+        found: psycopg.Connection = self._mine.db
         return found
 
 
@@ -134,24 +172,24 @@ class Reading:
     rows_max: int | None
 
 
-def _read_all(reading: Reading, tables: Tables) -> dict[str, Snapshot]:
-    db = reading.sessions.mine()
-    sizes = {name: _pages_of(db, tables[name][0]) for name in sorted(tables)}
-    progress = Progress(len(tables), sum(max(size, 1) for size in sizes.values()), time.monotonic())
+def _read_all(reading: Reading, tables: Tables, ranges: Mapping[str, list[Pages]]) -> dict[str, Snapshot]:
+    pages = sum(one.count for some in ranges.values() for one in some)
+    progress = Progress(len(tables), pages, time.monotonic())
     found: dict[str, Snapshot] = {}
-    with ThreadPoolExecutor(CONNECTIONS_MAX, thread_name_prefix="tidemark-read") as pool:
+    with ThreadPoolExecutor(len(reading.sessions), thread_name_prefix="tidemark-read") as pool:
         asked = {
             name: [
-                pool.submit(read_range, *tables[name], pages, number, reading, progress)
-                for number, pages in enumerate(ranges_of(size))
+                pool.submit(read_range, *tables[name], one, number, reading, progress)
+                for number, one in enumerate(some)
             ]
-            for name, size in sizes.items()
+            for name, some in ranges.items()
         }
         try:
-            for name, ranges in asked.items():
-                parts = [part for one in ranges for part in one.result()]
+            for name, futures in asked.items():
+                parts = [part for one in futures for part in one.result()]
                 files = tuple(replace(file, seq=at) for at, (file, _) in enumerate(parts))
-                found[name] = Snapshot(name, reading.lsn, files, tuple(rows for _, rows in parts))
+                read = TableRead(reading.lsn, tables[name][0].relation.oid)
+                found[name] = Snapshot(name, read, files, tuple(rows for _, rows in parts))
                 put_note(reading.files, found[name], tables[name][1])
         except BaseException:
             pool.shutdown(cancel_futures=True)
@@ -206,7 +244,6 @@ def ranges_of(pages: int) -> list[Pages]:
 
 def _pages_of(db: psycopg.Connection, table: Published) -> int:
     """How many pages the table has; a partitioned one has none itself, and is read as one range."""
-    row = db.execute(
-        "SELECT pg_relation_size(%s::oid) / current_setting('block_size')::int", (table.relation.oid,)
-    ).fetchone()
+    query = "SELECT pg_relation_size(%s::oid) / current_setting('block_size')::int"
+    row = db.execute(query, (table.relation.oid,)).fetchone()
     return int(row[0]) if row is not None and row[0] is not None else 0

@@ -7,7 +7,11 @@ anything is captured, so nothing is bound to it, and the slot keeps it until the
   gone (with `on_schema_change: add_columns`, a nullable one may be);
 - key columns that are not those of the table's replica identity (scenario D7);
 - a big value that did not change and was not sent. Where the replica identity is full, the old row comes
-  along and has it (scenario U14). Without that nobody knows it, and NULL would be a lie.
+  along and has it (scenario U14), and a big key comes along in any case. Without that nobody knows it, and
+  NULL would be a lie. A partition has an identity of its own, so an old row that is said to be whole may
+  have no more than a key: only a value that was sent counts;
+- a row that is gone, without its key. A table's own key is never NULL, so one that is was not sent: the
+  identity of a partition may be an index on other columns.
 
 An update that changes the key is a deletion and an insertion. A truncate is a record of its own, which the
 data plane refuses by the table's name.
@@ -35,7 +39,7 @@ from tidemark.sources.pgrows import (
     BINARY,
     DELETE,
     NEW,
-    OLD,
+    NULL,
     TEXT,
     UNCHANGED,
     Broken,
@@ -50,6 +54,10 @@ from tidemark.sources.postgres.values import declared_for, lossless
 from tidemark.sources.postgres.writing import Lines, RowWriter, values_at
 
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False)
+_FULL_THEN_REREAD: Final = (
+    "ALTER TABLE {} REPLICA IDENTITY FULL, and each of its partitions; then `tidemark source reread` it:"
+    " that passes over this change"
+)
 
 
 def refused(table: str, fact: str, hint: str) -> InvalidUsage:
@@ -106,6 +114,7 @@ class Table:
 
     def _gone(self, data: Bytes, rows: Rows, places: Sequence[bytes], place_of: Numbers) -> Lines:
         keys = rows.old.of(self.keys)
+        self._check_keys(keys)
         self._check_sent(keys, self.keys)
         return self.gone.lines(data, keys, places, place_of)
 
@@ -115,13 +124,12 @@ class Table:
         if not lacks.any():
             self._check_sent(new)
             return self.there.lines(data, new, places, place_of)
-        # Only a whole old row has the value.
-        lacks &= (rows.marks == OLD)[:, None]
+        # What the old row does not have is NULL in it.
+        lacks &= old.kinds == TEXT
         starts, sizes = np.where(lacks, old.starts, new.starts), np.where(lacks, old.sizes, new.sizes)
         whole = Spans(starts, sizes, np.where(lacks, old.kinds, new.kinds))
         self._check_sent(whole)
-        kinds = np.where(lacks & (whole.kinds == TEXT), UNCHANGED, whole.kinds)
-        sent = Spans(new.starts, new.sizes, kinds)
+        sent = Spans(new.starts, new.sizes, np.where(lacks, UNCHANGED, whole.kinds))
         return self.there.lines(data, sent, places, place_of, elsewhere=whole)
 
     def _has_moved(self, data: Bytes, rows: Rows) -> Flags:
@@ -150,9 +158,17 @@ class Table:
         error = refused(
             name,
             f"an update did not send the unchanged value of the big column {column!r}",
-            f"ALTER TABLE {name} REPLICA IDENTITY FULL; then begin with a new slot",
+            _FULL_THEN_REREAD.format(name),
         )
         raise Broken(row, error)
+
+    def _check_keys(self, keys: Spans) -> None:
+        """Refuse a row that is gone when its key was not sent."""
+        if (keys.kinds == NULL).any():
+            row, at = (int(each[0]) for each in np.nonzero(keys.kinds == NULL))
+            column = self.relation.columns[self.keys[at]].name
+            fact = f"a row that is gone came without its key column {column!r}"
+            raise Broken(row, refused(self.relation.name, fact, _FULL_THEN_REREAD.format(self.relation.name)))
 
 
 def place_of(relation: Relation, *, lsn: int, xid: int) -> bytes:

@@ -10,20 +10,23 @@ anew, or somebody advanced it), and when the database's log ends before what is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import psycopg
-from psycopg import sql
+from psycopg import errors, sql
 
 from tidemark.core.errors import InvalidUsage, InvariantViolation
 from tidemark.sources.lsn import lsn_text, parsed_lsn
+from tidemark.sources.postgres.connection import SlotInUse
 
 PLUGIN: Final = "pgoutput"
-FETCH_FIRST: Final = 500
-FETCH_MAX: Final = 4_000
-FETCH_BYTES: Final = 4 * 1024**2
+MESSAGES_AT_ONCE: Final = 8
+"""More make it no faster, and each may be big."""
+BATCH_MESSAGES_MAX: Final = 4_000
+BATCH_BYTES: Final = 4 * 1024**2
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,10 @@ def restart_hint(slot: str) -> str:
 
 def lock(db: psycopg.Connection, slot: str) -> None:
     """Wait for the slot to be ours until the transaction ends; the session's lock_timeout bounds it."""
-    db.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"tidemark slot {slot}",))
+    try:
+        db.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"tidemark slot {slot}",))
+    except errors.LockNotAvailable as error:
+        raise SlotInUse.told(error) from None
 
 
 def find_slot(db: psycopg.Connection, slot: str) -> SlotState | None:
@@ -126,23 +132,31 @@ def check_continues(found: SlotState, *, bound: int, acknowledged: int) -> None:
 
 def peek(
     db: psycopg.Connection, slot: str, publication: str, *, changes_max: int
-) -> Iterator[Sequence[bytes]]:
+) -> Generator[Sequence[bytes]]:
     """The slot's messages from its position on, whole transactions only; they stay in the slot.
 
-    `changes_max` is asked for after each transaction, so the last one may go beyond it. The messages come a
-    few megabytes at a time through a cursor of the server's: a big transaction never is in our memory."""
-    with db.cursor(name="tidemark_peek", binary=True) as cursor:
-        cursor.execute(
-            "SELECT data FROM pg_logical_slot_peek_binary_changes(%s, NULL, %s,"
-            " 'proto_version', '1', 'publication_names', %s)",
-            (slot, changes_max, sql.Identifier(publication).as_string(db)),
-        )
-        count = FETCH_FIRST
-        while rows := cursor.fetchmany(count):
-            batch = [bytes(data) for (data,) in rows]
-            yield batch
-            each = sum(map(len, batch)) // len(batch) + 1
-            count = max(1, min(FETCH_BYTES // each, FETCH_MAX))
+    `changes_max` is asked for after each transaction, so the last one may go beyond it. The messages come as
+    the server sends them, a few at a time, in batches that are cut by their bytes: neither a big transaction
+    nor rows that grow ever are in our memory. Until this ends or is closed, nothing else may be said in the
+    session; if it is closed before its end, nothing but the end of the transaction."""
+    query = (
+        "SELECT data FROM pg_logical_slot_peek_binary_changes(%s, NULL, %s,"
+        " 'proto_version', '1', 'publication_names', %s)"
+    )
+    values = (slot, changes_max, sql.Identifier(publication).as_string(db))
+    batch, size = list[bytes](), 0
+    with db.cursor() as cursor:
+        # A generator, and not only the iterator that it is declared as.
+        stream: Any = cursor.stream(query, values, binary=True, size=MESSAGES_AT_ONCE)
+        with closing(stream) as rows:
+            for (data,) in rows:
+                batch.append(data)
+                size += len(data)
+                if size >= BATCH_BYTES or len(batch) == BATCH_MESSAGES_MAX:
+                    yield batch
+                    batch, size = [], 0
+    if batch:
+        yield batch
 
 
 def advance(db: psycopg.Connection, slot: str, lsn: int) -> None:

@@ -26,7 +26,7 @@ from tidemark.config.model import Transaction
 from tidemark.config.shard import ShardConfig
 from tidemark.core.binding import Step
 from tidemark.core.frontier import Frontier
-from tidemark.sources.manifest import PARTITION, BoundFile, Manifest
+from tidemark.sources.manifest import PARTITION, BoundFile, Manifest, TableRead
 from tidemark.sources.postgres.changes import WAL, ChangeFiles
 
 _NOTE: Final = "snapshot"
@@ -35,11 +35,11 @@ _REQUEST: Final = "reread"
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A table's rows in files, numbered from 0, and how many rows each has; `lsn` is what they stand for.
-    `sweep` are files with deletions that come before the rows."""
+    """A table's rows in files, numbered from 0, and how many rows each has. `sweep` are files with deletions
+    that come before the rows."""
 
     table: str
-    lsn: int
+    read: TableRead
     files: tuple[BoundFile, ...]
     rows: tuple[int, ...]
     sweep: tuple[BoundFile, ...] = ()
@@ -51,11 +51,14 @@ def reading_prefix(table: str, shard: ShardConfig) -> str:
     return f"{_NOTE}-{_hash(read)}"
 
 
-def find_snapshot(files: ChangeFiles, table: str, shard: ShardConfig, *, lsn_min: int) -> Snapshot | None:
+def find_snapshot(
+    files: ChangeFiles, table: str, shard: ShardConfig, *, lsn_min: int, oid: int
+) -> Snapshot | None:
     """The newest complete reading of a table for a shard that can still be used."""
     notes = sorted(_notes(files, reading_prefix(table, shard), lsn_min=lsn_min), reverse=True)
     for found in _read_notes(notes):
-        if found.table == table and all((files.folder / file.name).exists() for file in found.files):
+        is_it = found.table == table and found.read.oid in (0, oid)
+        if is_it and all((files.folder / file.name).exists() for file in found.files):
             return found
     return None
 
@@ -68,7 +71,7 @@ def _notes(files: ChangeFiles, prefix: str, *, lsn_min: int) -> list[Path]:
 
 def put_note(files: ChangeFiles, snapshot: Snapshot, shard: ShardConfig) -> None:
     """Note a reading whose files are durable."""
-    name = f"{reading_prefix(snapshot.table, shard)}-{snapshot.lsn:016x}.json"
+    name = f"{reading_prefix(snapshot.table, shard)}-{snapshot.read.lsn:016x}.json"
     files.write(files.folder / name, _to_json(snapshot).encode())
 
 
@@ -98,7 +101,7 @@ def asked_again(files: ChangeFiles) -> dict[str, int]:
 
 
 def steps_of(
-    snapshots: Sequence[Snapshot], known: Mapping[str, int], lower: Frontier, limits: Transaction
+    snapshots: Sequence[Snapshot], known: Mapping[str, TableRead], lower: Frontier, limits: Transaction
 ) -> list[Step]:
     """The readings as transactions, none larger than it may be unless one file is: small tables go together,
     and one that has something to sweep goes alone. Each says what is known of all tables."""
@@ -136,11 +139,12 @@ def _hash(text: str) -> str:
 
 def _to_json(snapshot: Snapshot) -> str:
     files = [[f.seq, f.name, f.size, f.hash, f.mtime_ns] for f in snapshot.files]
-    found = {"table": snapshot.table, "lsn": snapshot.lsn, "files": files, "rows": snapshot.rows}
-    return json.dumps(found)
+    read = {"lsn": snapshot.read.lsn, "oid": snapshot.read.oid}
+    return json.dumps({"table": snapshot.table, **read, "files": files, "rows": snapshot.rows})
 
 
 def _from_json(text: str) -> Snapshot:
     found = json.loads(text)
     files = tuple(BoundFile(*fields) for fields in found["files"])
-    return Snapshot(found["table"], found["lsn"], files, tuple(found["rows"]))
+    read = TableRead(found["lsn"], found.get("oid", 0))
+    return Snapshot(found["table"], read, files, tuple(found["rows"]))

@@ -46,14 +46,14 @@ from tidemark.sources.change import find_change, listed
 from tidemark.sources.content import read_content
 from tidemark.sources.listing import Found
 from tidemark.sources.lsn import lsn_text
-from tidemark.sources.manifest import PARTITION, Manifest
+from tidemark.sources.manifest import PARTITION, Manifest, TableRead
 from tidemark.sources.postgres import slot as slots
 from tidemark.sources.postgres.capture import Capture, captured, while_paused
 from tidemark.sources.postgres.changes import WAL, ChangeFiles, put_in_pieces
 from tidemark.sources.postgres.connection import SlotInUse, connect, told
 from tidemark.sources.postgres.kept import let_go, unneeded
 from tidemark.sources.postgres.letting_go import LettingGo, acknowledged, last_bound
-from tidemark.sources.postgres.membership import known_readings
+from tidemark.sources.postgres.membership import known_readings, same_tables
 from tidemark.sources.postgres.readings import Tables, read_tables
 from tidemark.sources.postgres.records import place_of, swept
 from tidemark.sources.postgres.snapshot import (
@@ -103,6 +103,7 @@ class SlotSource:
                 if last is not None:
                     slots.check_continues(found, bound=last.upper[WAL], acknowledged=self.acknowledged)
                 published, shards = self._tables(db)
+                known = same_tables(known, published, but=wanted)
                 tables = {name: (published[name], shards[name]) for name in wanted}
                 again = self._again(tables)
                 for shard in sorted(again):
@@ -116,8 +117,8 @@ class SlotSource:
                 lower = last.upper if last is not None else _start(found.confirmed)
                 lsn_min = max(found.confirmed, lower[WAL])
                 wanted = {name: max(lsn, lsn_min) for name, lsn in wanted.items()}
-                readings = self._read(tables, wanted, again)
-                known.update({one.table: one.lsn for one in readings})
+                readings = self._read(db, tables, wanted, again)
+                known.update({one.table: one.read for one in readings})
                 steps = steps_of(readings, known, lower, self._config.transaction)
                 lower = steps[-1].upper if steps else lower
                 capture = self._captured(db, lower, known, follows=bool(steps))
@@ -133,7 +134,7 @@ class SlotSource:
         return steps
 
     def _captured(
-        self, db: psycopg.Connection, lower: Frontier, known: Mapping[str, int], *, follows: bool
+        self, db: psycopg.Connection, lower: Frontier, known: Mapping[str, TableRead], *, follows: bool
     ) -> Capture:
         config, source, files = self._config, self._source, self.files
         return captured(db, config, source, files, lower, known, self._kept, follows=follows)
@@ -224,14 +225,14 @@ class SlotSource:
         raise_first(identity_flaws(published, shards, self._source.publication))
         return published, shards
 
-    def _wanted(self, known: Mapping[str, int]) -> dict[str, int]:
+    def _wanted(self, known: Mapping[str, TableRead]) -> dict[str, int]:
         """The tables to read, and the position that a reading of each must reach at least."""
         asked = asked_again(self.files)
         tables = taken_shards(self._config)
         return {
             name: asked.get(name, 0)
             for name in sorted(tables)
-            if name not in known or known[name] < asked.get(name, 0)
+            if name not in known or known[name].lsn < asked.get(name, 0)
         }
 
     def _again(self, tables: Tables) -> Set[ShardId]:
@@ -239,15 +240,17 @@ class SlotSource:
         shards = [ShardId(shard.name) for _, shard in tables.values()]
         return set(shards) - self._kept.untouched(shards) if shards else set()
 
-    def _read(self, tables: Tables, lsn_min: Mapping[str, int], again: Set[ShardId]) -> list[Snapshot]:
+    def _read(
+        self, db: psycopg.Connection, tables: Tables, lsn_min: Mapping[str, int], again: Set[ShardId]
+    ) -> list[Snapshot]:
         """A reading of each table that is recent enough: one that a crash left over, or a new one."""
         found = {
-            name: find_snapshot(self.files, name, shard, lsn_min=lsn_min[name])
-            for name, (_, shard) in tables.items()
+            name: find_snapshot(self.files, name, shard, lsn_min=lsn_min[name], oid=published.relation.oid)
+            for name, (published, shard) in tables.items()
         }
         to_read = {name: tables[name] for name, one in found.items() if one is None}
         rows_max = self._config.transaction.max_records
-        new = read_tables(self._source.postgres_conn_id, self.files, to_read, rows_max=rows_max)
+        new = read_tables(db, self._source, self.files, to_read, rows_max=rows_max)
         usable = {**{name: one for name, one in found.items() if one is not None}, **new}
         return [
             self._swept(usable[name], *tables[name]) if tables[name][1].name in again else usable[name]
@@ -256,13 +259,13 @@ class SlotSource:
 
     def _swept(self, snapshot: Snapshot, published: Published, shard: ShardConfig) -> Snapshot:
         """The reading with a deletion of every key that the shard may have in front of it."""
-        place = place_of(published.relation, lsn=snapshot.lsn, xid=0)
+        place = place_of(published.relation, lsn=snapshot.read.lsn, xid=0)
         lines = (swept(key, shard, place) for key in self._kept.keys(ShardId(shard.name), shard.keys))
-        prefix = f"{snapshot.lsn:016x}-{reading_prefix(published.name, shard)}-s"
+        prefix = f"{snapshot.read.lsn:016x}-{reading_prefix(published.name, shard)}-s"
         return replace(snapshot, sweep=put_in_pieces(self.files, prefix, lines))
 
 
-def _snapshots(binding: Binding) -> Mapping[str, int]:
+def _snapshots(binding: Binding) -> Mapping[str, TableRead]:
     return Manifest.from_json(binding.manifest).snapshots
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,33 +16,61 @@ from tidemark.sources.postgres.records import Table
 from tidemark.sources.postgres.values import NUMERIC, numeric_limits
 
 _PRECISION_SHORT = 38
-_TABLES = """
-SELECT p.schemaname, p.tablename, coalesce(p.rowfilter, ''), c.oid, c.relreplident,
-       coalesce((SELECT array_agg(x.attname::text) FROM pg_index i
-                 JOIN pg_attribute x ON x.attrelid = i.indrelid AND x.attnum = ANY(i.indkey)
-                 WHERE i.indrelid = c.oid AND CASE c.relreplident
-                     WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END), '{}'),
+_KEY = """
+coalesce((SELECT array_agg(x.attname::text ORDER BY x.attnum) FROM pg_index i
+          JOIN pg_attribute x ON x.attrelid = i.indrelid
+              AND x.attnum = ANY((i.indkey::int2[])[0:i.indnkeyatts - 1])
+          WHERE i.indrelid = {0}.oid AND CASE {0}.relreplident
+              WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END), '{{}}')
+"""
+_TABLES = f"""
+SELECT p.schemaname, p.tablename, coalesce(p.rowfilter, ''), c.oid, c.relreplident, {_KEY.format("c")},
        array_agg(a.attname::text ORDER BY a.attnum), array_agg(a.atttypid::int8 ORDER BY a.attnum),
        array_agg(a.atttypmod ORDER BY a.attnum),
-       array_agg(a.attlen = -1 AND a.attstorage <> 'p' ORDER BY a.attnum)
+       array_agg(a.attlen = -1 AND a.attstorage <> 'p' ORDER BY a.attnum), c.relkind = 'p',
+       (SELECT coalesce(jsonb_agg(jsonb_build_array(
+                   format('%%I.%%I', s.nspname, l.relname), l.relreplident, {_KEY.format("l")})), '[]')
+        FROM pg_class l JOIN pg_namespace s ON s.oid = l.relnamespace
+        WHERE l.relkind <> 'p' AND l.oid IN (
+            WITH RECURSIVE tree AS (
+                SELECT c.oid UNION ALL
+                SELECT h.inhrelid FROM tree JOIN pg_inherits h ON h.inhparent = tree.oid AND c.relkind = 'p'
+            ) SELECT oid FROM tree))
 FROM pg_publication_tables p
 JOIN pg_namespace n ON n.nspname = p.schemaname
 JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = p.tablename
 JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = ANY(p.attnames)
 WHERE p.pubname = %s
-GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2
+GROUP BY 1, 2, 3, c.oid, c.relreplident, c.relkind ORDER BY 1, 2
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A table that rows of a published one are stored in: itself, or a partition of it. The server sends old
+    rows by its `identity` and `key`, whatever the partitioned table has. `name` is as SQL writes it."""
+
+    name: str
+    identity: str
+    key: tuple[str, ...]
+
+    def sends(self, keys: Iterable[str]) -> bool:
+        """Whether a row that is gone comes with these columns."""
+        return self.identity == "f" or (self.identity != "n" and set(keys) <= set(self.key))
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
     """A table of the publication as it is now. `key` is its primary key, or the index that is its identity;
-    `big` are the columns whose values may be stored out of line."""
+    `big` are the columns whose values may be stored out of line. Rows of a partitioned one are `stored` in
+    its partitions, at any depth."""
 
     relation: Relation
     row_filter: str
     key: tuple[str, ...]
     big: tuple[str, ...]
+    is_partitioned: bool
+    stored: tuple[Stored, ...]
 
     @property
     def name(self) -> str:
@@ -61,7 +89,9 @@ def published_tables(db: psycopg.Connection, publication: str) -> dict[str, Publ
 
 
 def _published(row: tuple[Any, ...]) -> Published:
-    schema, name, row_filter, oid, identity, key, names, kinds, modifiers, is_big = row
+    schema, name, row_filter, oid, identity, key, names, kinds, modifiers, is_big, is_partitioned, stored = (
+        row
+    )
     columns, big = [], []
     for column, kind, modifier, may_be_big in zip(names, kinds, modifiers, is_big, strict=True):
         in_key = identity == "f" or column in key
@@ -70,7 +100,8 @@ def _published(row: tuple[Any, ...]) -> Published:
         if may_be_big and (limits is None or limits[0] > _PRECISION_SHORT):
             big.append(column)
     shape = Relation(oid, schema, name, identity, tuple(columns))
-    return Published(shape, str(row_filter), tuple(key), tuple(big))
+    found = tuple(Stored(one, its, tuple(columns)) for one, its, columns in sorted(stored))
+    return Published(shape, str(row_filter), tuple(key), tuple(big), is_partitioned, found)
 
 
 def taken_shards(config: PipelineConfig) -> dict[str, ShardConfig]:
@@ -102,11 +133,16 @@ def identity_flaws(
                 " primary key",
             )
         big = [column for column in table.big if column not in shard.keys]
-        if big and table.relation.identity != "f":
-            yield InvalidUsage(
-                f"table {name}: an update does not send {', '.join(big)} when the value is big and unchanged",
-                hint=f"ALTER TABLE {name} REPLICA IDENTITY FULL",
-            )
+        if big and (lacking := [one for one in table.stored if one.identity != "f"]):
+            fact = f"an update does not send {', '.join(big)} when the value is big and unchanged"
+            yield InvalidUsage(f"table {name}: {fact}", hint=_to_full(lacking))
+        elif lacking := [one for one in table.stored if not one.sends(table.key)]:
+            fact = f"rows that are gone come without the key ({', '.join(table.key)})"
+            yield InvalidUsage(f"table {name}: {fact}", hint=_to_full(lacking))
+
+
+def _to_full(tables: Iterable[Stored]) -> str:
+    return "; ".join(f"ALTER TABLE {one.name} REPLICA IDENTITY FULL" for one in tables)
 
 
 def shape_flaws(

@@ -29,6 +29,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+import re
 from collections.abc import Callable
 from enum import Enum
 from json.encoder import encode_basestring
@@ -57,6 +58,7 @@ _DECLARED: Final = {
 }
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _NO_MODIFIER: Final = -1
+_STOP: Final = re.compile("[,}]")
 _PLAIN: Final = frozenset(types[name].oid for name in ("uuid", "numeric", "date"))
 
 
@@ -64,7 +66,7 @@ class Spelling(Enum):
     """How a value's text becomes JSON."""
 
     NUMBER = "as it is"
-    FLOAT = "as it is, or in quotes when it is not finite"
+    FLOAT = "as it is, or in quotes when it is not finite; -0 as -0.0"
     FLAG = "true or false"
     PLAIN = "in quotes"
     TEXT = "in quotes, with what JSON escapes"
@@ -102,7 +104,9 @@ def to_json(text: str | None, type_oid: int) -> Any:
         return text == "t"
     if type_oid in (TIMESTAMP, TIMESTAMPTZ):
         # The session's time zone is UTC, so the offset is always this one.
-        return f"{text[:-3]}Z".replace(" ", "T") if text.endswith("+00") else text.replace(" ", "T")
+        moment, before_christ = text.removesuffix(" BC"), text[-3:] if text.endswith(" BC") else ""
+        moment = f"{moment[:-3]}Z" if moment.endswith("+00") else moment
+        return moment.replace(" ", "T", 1) + before_christ
     if type_oid == BYTEA:
         return base64.b64encode(bytes.fromhex(text.removeprefix("\\x"))).decode()
     return text
@@ -175,10 +179,11 @@ def _elements(text: str, at: int, element: int) -> tuple[list[Any], int]:
             raw, at = _quoted(text, at)
             found.append(to_json(raw, element))
         else:
-            end = min(i for i in (text.find(",", at), text.find("}", at)) if i >= 0)
-            raw = text[at:end]
+            # Looked for once: a search for each of the ends may go through the whole array every time.
+            stop = _STOP.search(text, at)
+            raw = text[at : stop.start() if stop is not None else len(text)]
             found.append(None if raw.upper() == "NULL" else to_json(raw, element))
-            at = end
+            at += len(raw)
     return found, at + 1
 
 

@@ -26,7 +26,7 @@ from tidemark.sources.postgres.values import Spelling, spelling_of, writer_of
 _AS_IT_IS, _QUOTED, _IS_NULL = range(3)
 _MUST_ESCAPE: Final = np.array([byte < 0x20 or byte in b'"\\' for byte in range(256)])
 _FLAGS: Final = (b"false", b"true")
-_SPACE, _PLUS, _TRUE, _ZERO, _NINE = b" +t09"
+_SPACE, _PLUS, _MINUS, _TRUE, _ZERO, _NINE = b" +-t09"
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +174,7 @@ class _Made:
             case Spelling.FLOAT:
                 # NaN and the infinities are the only ones that don't end in a digit.
                 self.states[there & ~self._end_in_digit(column), column] = _QUOTED
+                self.alone[:, column] |= there & self._is_negative_zero(column)
             case Spelling.TEXT | Spelling.PLAIN:
                 self.states[there, column] = _QUOTED
             case Spelling.TIME:
@@ -194,6 +195,13 @@ class _Made:
         self._sizes[zoned, column] -= 2
         self.states[usual, column] = _QUOTED
         self.alone[:, column] |= there & ~usual
+
+    def _is_negative_zero(self, column: int) -> Flags:
+        """`-0` as JSON is an integer, which has no sign; as `-0.0` it keeps it."""
+        found: Flags = self._sizes[:, column] == 2
+        at = self._starts[found, column]
+        found[found] = (self.data[at] == _MINUS) & (self.data[at + 1] == _ZERO)
+        return found
 
     def _end_in_digit(self, column: int) -> Flags:
         last = self.data[self._starts[:, column] + np.maximum(self._sizes[:, column] - 1, 0)]
