@@ -15,8 +15,8 @@ from xdist.scheduler import LoadScopeScheduling
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# For every JVM that a test starts, in whatever process: the second compiler would never earn its work back, and
-# with one alone Java keeps too little room for code.
+# For every JVM that a test starts, in whatever process: the second compiler would never earn its work back,
+# and with one alone Java keeps too little room for code.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m")
 
 # A slow machine is not a failing property; the examples' number bounds the time instead.
