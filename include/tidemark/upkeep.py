@@ -118,7 +118,7 @@ def plan(deployment: Deployment, terms: Terms) -> Upkeep:
 def warnings(deployment: Deployment, since: Txn, terms: Terms) -> tuple[str, ...]:
     """What has not moved for too long (Invariant 14), and what can't be proven any more, or soon can't."""
     now_seconds = terms.now_ms / 1000
-    found = proof.replayable(deployment.pipeline, since=since)
+    found = proof.replayable(deployment.pipeline, since=since, at_ends=proof.ASKED_AT_ONCE_MAX)
     stalled = stalls(deployment.pipeline, now_seconds=now_seconds)
     return (*stalled, *proof.warnings(found, since=since, now_seconds=now_seconds))
 

@@ -14,7 +14,7 @@ from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import CommitFailedError
 
 from tests.delta.helpers import entry, log_entries, open_journal, put_next, record_files
-from tidemark.core.errors import Determinate, Indeterminate, InvalidUsage
+from tidemark.core.errors import Determinate, Indeterminate, InvalidUsage, InvariantViolation
 from tidemark.core.journal import CHAIN
 from tidemark.core.ledger import UPPER, Committed, Conflict, Put
 from tidemark.delta import table as table_module
@@ -82,6 +82,32 @@ def test_a_replaced_file_is_swept_only_after_the_retention(tmp_path: Path) -> No
     ledger.sweep()
     assert len(record_files(folder)) == FILES_MAX + 1
     assert list(slow.read(0, 99)) == added
+
+
+def test_regression_a_snapshot_from_before_a_merge_and_a_sweep_is_looked_at_anew(tmp_path: Path) -> None:
+    """A run may read from a snapshot for hours; what was merged and swept since is not lost."""
+    folder = tmp_path / "journal"
+    ledger = open_journal(folder)
+    added = [put_next(ledger) for _ in range(FILES_MAX - 1)]
+    slow = open_journal(folder)
+    upper = slow.head().upper
+    added.append(put_next(ledger))
+    (merged,) = DeltaTable(ledger.uri).file_uris()
+    for file in record_files(folder):
+        if file.name != Path(merged).name:
+            file.unlink()
+    assert list(slow.read(0, upper)) == added[:-1]
+    assert list(open_journal(folder).read(0, 99)) == []
+    slow.head()
+    Path(merged).unlink()
+    with pytest.raises(InvariantViolation, match="is gone"):
+        open_and_read(folder)
+
+
+def open_and_read(folder: Path) -> None:
+    ledger = open_journal(folder)
+    ledger.head()
+    ledger.read(0, 99)
 
 
 def clean_up_after(folder: Path, *, commits: int) -> None:
@@ -173,6 +199,29 @@ def test_invariant_5_a_commit_that_took_too_long_is_not_believed(tmp_path: Path)
         ledger.commit(head, Put({UPPER: 3}, (entry(2),), None))
     assert ledger.head().upper == 3
     assert list(ledger.read(2, 3)) == [entry(2)]
+
+
+def test_regression_invariant_5_an_entry_that_may_have_been_cleaned_away_is_nobodys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 5: the commit landed, its reply took longer than entries are kept, and then was lost."""
+    folder = tmp_path / "journal"
+    put_next(open_journal(folder))
+    now = [0]
+    ledger = DeltaLedger(str(folder), journal_codec(), clock_ns=lambda: now[0])
+    head = ledger.head()
+    commit = DeltaTable.create_write_transaction
+
+    def slow(self: DeltaTable, *args: object, **options: object) -> None:
+        monkeypatch.undo()
+        commit(self, *args, **options)  # type: ignore[arg-type]
+        clean_up_after(folder, commits=15)
+        now[0] += (table_module.COMMIT_SECONDS_MAX + 1) * 10**9
+        raise OSError("connection reset")
+
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", slow)
+    with pytest.raises(Indeterminate, match="may have been written"):
+        ledger.commit(head, Put({UPPER: 3}, (entry(2),), None))
 
 
 def test_an_error_whose_effect_nobody_knows_is_indeterminate_on_an_object_store(

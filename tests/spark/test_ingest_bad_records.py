@@ -7,17 +7,20 @@ import json
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from tests.spark.ingest_rig import KV, QUARANTINE, Row, make_rig, state
 from tidemark.core.checksum import SOURCE, shard_endpoint
-from tidemark.core.errors import InvalidUsage
+from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.core.ids import ShardId, WriterToken
 from tidemark.spark.failures import Refused
+from tidemark.spark.kept import KeptRows
 
 pytestmark = pytest.mark.spark
 
@@ -381,6 +384,17 @@ def test_a_part_that_can_not_be_read_counts_as_no_rows(spark: SparkSession, tmp_
     path.write_bytes(path.read_bytes()[: part.bytes // 2])
     assert rig.plane().read_back(staged)[shard_endpoint(ShardId("t"))].count == 0
     assert rig.plane().damaged(ShardId("t"), [part]) == [part]
+
+
+def test_regression_invariant_5_a_read_back_that_fails_says_nothing_of_whole_parts(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 5: a Spark that went away in between is no part that differs."""
+    rig = make_rig(spark, tmp_path)
+    staged = rig.stage([kv("a", "1")])
+    monkeypatch.setattr(KeptRows, "_counted", Mock(side_effect=PySparkException("UNAVAILABLE: it is gone")))
+    with pytest.raises(Determinate, match="the rows of t can't be read back: UNAVAILABLE"):
+        rig.plane().read_back(staged)
 
 
 def test_parquet_rows_go_to_the_shards_of_a_columns_value(spark: SparkSession, tmp_path: Path) -> None:

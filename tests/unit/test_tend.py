@@ -31,7 +31,8 @@ def lease(txn: int, state: LeaseState = LeaseState.LIVE) -> Lease:
         (lease(3), 500, True),  # Its snapshot, as of 2, was superseded longer ago than files are kept.
         (lease(3), 5_000, False),
         (lease(6), 500, False),  # Its snapshot is the newest publish.
-        (lease(1), 500, False),  # It needs no snapshot: it reads the log from the beginning.
+        (lease(1), 500, True),  # It may read the log from the beginning, or the first snapshot.
+        (lease(1), 5_000, False),
         (lease(3, LeaseState.RELEASED), 500, False),
     ],
 )
@@ -47,13 +48,13 @@ class Keeper:
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    def merge(self, shard: ShardId) -> None:
+    def merge(self, shard: ShardId, *, tombstones: int) -> None:
         self.asked.append("merge")
 
     def purge(self, shard: ShardId) -> None:
         self.asked.append("purge")
 
-    def vacuum(self, shard: ShardId) -> None:
+    def vacuum(self, shard: ShardId, *, tombstones: int) -> None:
         self.asked.append("vacuum")
 
 

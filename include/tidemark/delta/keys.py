@@ -20,14 +20,18 @@ def keys_in(shard_uri: str, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
 
     Every key that a reader sees is among them. So are keys that were deleted, and the same one many times:
     whether a row still counts is not asked."""
-    for table in ("state", "log"):
-        try:
-            files = DeltaTable(f"{shard_uri}/{table}").file_uris()
-        except TableNotFoundError:
-            continue
-        for uri in files:
-            path = unquote(urlparse(uri).path) if uri.startswith("file:") else uri
-            yield from _keys_of(path, columns)
+    # All files are listed before the first is read, the log's first: what leaves the log is published before,
+    # so a state that is listed later has it.
+    for path in [path for table in ("log", "state") for path in _files_of(f"{shard_uri}/{table}")]:
+        yield from _keys_of(path, columns)
+
+
+def _files_of(table: str) -> list[str]:
+    try:
+        uris = DeltaTable(table).file_uris()
+    except TableNotFoundError:
+        return []
+    return [unquote(urlparse(uri).path if uri.startswith("file:") else uri) for uri in uris]
 
 
 def _keys_of(path: str, columns: Sequence[str]) -> Iterator[dict[str, Any]]:

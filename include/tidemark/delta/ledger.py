@@ -30,13 +30,14 @@ from arro3.core import Table
 from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.core.journal import CHAIN, FORMAT, link
 from tidemark.core.ledger import GENERATION, UPPER, CommitOutcome, Committed, Conflict, Head, Put, Record
-from tidemark.delta.codec import Codec, run_column, token_column, txn_column
+from tidemark.delta.codec import Codec, Row, run_column, token_column, txn_column
 from tidemark.delta.compaction import Merge, choose_merge
 from tidemark.delta.failures import housekeeping
 from tidemark.delta.records import (
     ARROW_SCHEMA,
     SCHEMA,
     Contents,
+    FileGone,
     RecordFile,
     checked_order,
     file_of,
@@ -117,25 +118,38 @@ class DeltaLedger(Generic[R]):
 
     def read(self, lower: int, upper: int) -> Sequence[R]:
         """The records numbered in [lower, upper); records of one number in the order they came."""
-        rows = [
-            row
-            for file in self._snapshot.files
-            if file.may_hold_number(lower, upper)
-            for row in self._contents_of(file).rows
-            if lower <= row.number < upper
-        ]
-        rows.sort(key=lambda row: row.number)
-        return [self._codec.decode(row, table=self.uri) for row in rows]
+        return self._decoded(
+            lambda: [
+                row
+                for file in self._snapshot.files
+                if file.may_hold_number(lower, upper)
+                for row in self._contents_of(file).rows
+                if lower <= row.number < upper
+            ]
+        )
 
     def find(self, key: str) -> Sequence[R]:
         """The records with this key, in order of their numbers."""
-        rows = [
-            row
-            for file in self._snapshot.files
-            if file.may_hold_key(key) and self._holds_key(file, key)
-            for row in self._contents_of(file).rows
-            if row.key == key
-        ]
+        return self._decoded(
+            lambda: [
+                row
+                for file in self._snapshot.files
+                if file.may_hold_key(key) and self._holds_key(file, key)
+                for row in self._contents_of(file).rows
+                if row.key == key
+            ]
+        )
+
+    def _decoded(self, look: Callable[[], list[Row]]) -> Sequence[R]:
+        """The records that a look finds, in order. A snapshot that is older than the retention may have files
+        that were merged and swept since; then the look is at the newest one."""
+        try:
+            rows = look()
+        except FileGone:
+            before = self._snapshot.head.version
+            if self.head().version == before:
+                raise
+            rows = look()
         rows.sort(key=lambda row: row.number)
         return [self._codec.decode(row, table=self.uri) for row in rows]
 

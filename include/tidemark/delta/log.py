@@ -44,6 +44,8 @@ CONFIGURATION: Final = {
 LOG_MARKS: Final = (UPPER, COMPACTION)
 _PATH = re.compile(r"_txn-(\d{20})/([A-Za-z0-9._-]+)/[A-Za-z0-9._-]+\Z")
 _MERGED = re.compile(r"_txns-(\d{20})-(\d{20})/(\d{10})-([A-Za-z0-9._-]+)/[A-Za-z0-9._-]+\Z")
+_MERGING = re.compile(r"_txns-(\d{20})-(\d{20})/(\d{10})-([A-Za-z0-9._-]+)/.+\Z")
+"""What Spark has written for a compaction so far, at any depth: one that was killed leaves it so."""
 
 
 def parts_folder(txn: Txn, token: WriterToken) -> str:
@@ -230,13 +232,12 @@ def span_of(path: str) -> tuple[Txn, Txn] | None:
 
 def leftover_of(path: str, size: int, removed_ms: int | None) -> Leftover | None:
     """What a file is by its name; None for one that is none of ours."""
-    span = span_of(path)
-    if span is None:
-        return None
-    merged, part = _MERGED.match(path), _PATH.match(path)
-    if merged is not None:
-        return Leftover(path, size, *span, merged[4], int(merged[3]), removed_ms)
-    return Leftover(path, size, *span, part[2] if part is not None else "", removed_ms=removed_ms)
+    if merging := _MERGING.match(path):
+        span = Txn(int(merging[1])), Txn(int(merging[2]))
+        return Leftover(path, size, *span, merging[4], int(merging[3]), removed_ms)
+    if part := _PATH.match(path):
+        return Leftover(path, size, Txn(int(part[1])), Txn(int(part[1])), part[2], removed_ms=removed_ms)
+    return None
 
 
 def entries_of(adds: Sequence[Mapping[str, Any]], *, table: str) -> dict[int, LogEntry]:

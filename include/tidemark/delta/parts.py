@@ -6,6 +6,7 @@ checksums, which Spark checks as it reads; `fault(whole=True)` checks them here,
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -71,6 +72,10 @@ class DeltaParts:
                     for _ in file.iter_batches(_READ_ROWS, use_threads=False):
                         pass
         except (OSError, ValueError, pa.ArrowException) as error:
+            # What is wrong with a file has no number; what is wrong with the machine or the store has.
+            if isinstance(error, OSError) and error.errno not in (None, errno.ENOENT):
+                hint = "check the store, retry"
+                raise Determinate(f"{path} can't be read now: {error}", hint=hint) from error
             return f"it can't be read: {error}"
         return "" if rows == part.rows else f"it has {rows} rows, and was sealed with {part.rows}"
 

@@ -157,6 +157,10 @@ def checked_order(files: Iterable[RecordFile], *, chain: int, table: str) -> tup
     return ordered
 
 
+class FileGone(InvariantViolation):
+    """A file of records is not there; no loss to a snapshot from before it was merged with others."""
+
+
 def _broken(table: str, what: str) -> InvariantViolation:
     return InvariantViolation(f"{table}: {what}", hint="records were lost; restore the table from a backup")
 
@@ -165,7 +169,8 @@ def _opened(store: Store, file: RecordFile, *, table: str) -> Table:
     try:
         data = store.get(file.path)
     except FileNotFoundError as error:
-        raise _broken(table, f"the file {file.path} is gone") from error
+        broken = _broken(table, f"the file {file.path} is gone")
+        raise FileGone(broken.fact, hint=broken.hint) from error
     except OSError as error:
         raise Determinate(
             f"{table}: {file.path} can't be read: {error}", hint="check the store, retry"

@@ -245,7 +245,7 @@ class ControlTable:
             if not isinstance(error, (OSError, DeltaError)) and not panicked(error):
                 raise
             self._head_at = NEVER  # Whatever came in between, the next head is loaded whole.
-            return self._read_back(version, attempt, error)
+            return self._read_back(version, attempt, error, began)
         if self._seconds() - began > COMMIT_SECONDS_MAX:
             raise Indeterminate(
                 f"the commit of version {version} to {self.uri} took over {COMMIT_SECONDS_MAX} s",
@@ -253,14 +253,16 @@ class ControlTable:
             )
         return Committed(version)
 
-    def _read_back(self, version: int, attempt: str, error: BaseException) -> CommitOutcome:
+    def _read_back(self, version: int, attempt: str, error: BaseException, began: float) -> CommitOutcome:
         """Whose log entry is there (Invariant 5)?"""
         try:
             entry = self.store.get(f"_delta_log/{version:020}.json")
         except FileNotFoundError:
             if self._newest_version() >= version:
-                return Conflict()  # It was there once, and log clean-up has taken it away since.
-            if self.store.local:
+                # It was there once, and clean-up has taken it away since: not ours, unless ours is old.
+                if self._seconds() - began <= COMMIT_SECONDS_MAX:
+                    return Conflict()
+            elif self.store.local:
                 raise Determinate(
                     f"version {version} of {self.uri} was not written: {error}",
                     hint="mend the cause, then retry",

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from tidemark.core.ids import ShardId, Txn
 from tidemark.core.lease import Lease
-from tidemark.core.publish import Published, state_as_of
+from tidemark.core.publish import VERSION_NONE, Published, state_as_of
 from tidemark.pipeline.publish import checked_record
 from tidemark.ports.control import Control
 from tidemark.ports.state import StatePlane
@@ -32,8 +32,11 @@ def snapshot_held(
     """A live lease whose snapshot a VACUUM would break, if there is one. `superseded_ms` tells when the
     publish of a number was put on record."""
     for lease in leases:
-        base = state_as_of(records, as_of=Txn(lease.txn - 1)) if lease.is_live else None
-        if base is None or base.number == records[-1].number:
+        if not lease.is_live or not records:
+            continue
+        # One that stands below the first publish may have its snapshot there.
+        base = state_as_of(records, as_of=Txn(lease.txn - 1)) or records[0]
+        if base.number == records[-1].number:
             continue
         at_ms = superseded_ms(base.number + 1)
         if at_ms is not None and now_ms - at_ms >= kept_ms:
@@ -53,10 +56,11 @@ def tend(
 ) -> None:
     """Merge and clean what is due. `BeingPublished` while another process publishes the shard."""
     with plane.sole_publisher(shard):
-        checked_record(control, plane, shard)
+        last = checked_record(control, plane, shard)
+        tombstones = last.commit.tombstones if last is not None else VERSION_NONE
         if merge:
-            keeper.merge(shard)
+            keeper.merge(shard, tombstones=tombstones)
         if purge:
             keeper.purge(shard)
         if vacuum:
-            keeper.vacuum(shard)
+            keeper.vacuum(shard, tombstones=tombstones)

@@ -27,9 +27,10 @@ class Merger(Protocol):
 
 
 class StateKeeper(Protocol):
-    """Rewrites and cleans the table of a state, without changing a row."""
+    """Rewrites and cleans the tables of a state, without changing a row. `tombstones` is the version of those
+    that belongs to the state: where they have moved on, by a publish that is not through, they are left."""
 
-    def merge(self, shard: ShardId) -> None:
+    def merge(self, shard: ShardId, *, tombstones: int) -> None:
         """Merge small files."""
         ...
 
@@ -37,6 +38,6 @@ class StateKeeper(Protocol):
         """Write the files anew that deletion vectors have taken rows out of."""
         ...
 
-    def vacuum(self, shard: ShardId) -> None:
+    def vacuum(self, shard: ShardId, *, tombstones: int) -> None:
         """Delete the files that no version within the table's retention needs."""
         ...

@@ -24,7 +24,7 @@ from tidemark.spark import documents as doc
 from tidemark.spark.abreast import abreast
 from tidemark.spark.decode import hashed_columns
 from tidemark.spark.digest import digest_of, partials, row_hash_sql
-from tidemark.spark.failures import JOB_ERRORS
+from tidemark.spark.failures import JOB_ERRORS, cause_in
 from tidemark.spark.flaws import SHARD
 from tidemark.spark.fold import POSITION, TXN, log_schema
 from tidemark.spark.parts import PartStore
@@ -51,8 +51,8 @@ class KeptRows:
         self, txn: Txn, shards: Mapping[ShardId, Sequence[Part]], *, merged: Collection[ShardId] = ()
     ) -> dict[ShardId, Digest]:
         """The digests of a transaction's rows that these files have now, in one job. A lost file has no rows,
-        and a shard with a file that can't be read has none at all. Those of the `merged` shards have other
-        transactions' rows too."""
+        and a shard with a damaged file has none at all; a job that fails otherwise is `Determinate`. Those of
+        the `merged` shards have other transactions' rows too."""
         try:
             return self._counted(txn, shards, merged)
         except JOB_ERRORS:
@@ -64,8 +64,17 @@ class KeptRows:
     ) -> Digest | None:
         try:
             return self._counted(txn, {shard: parts}, merged).get(shard)
-        except JOB_ERRORS:
-            return None
+        except JOB_ERRORS as error:
+            try:
+                damaged = not self._store.are_whole(shard, parts)
+            except OSError:
+                damaged = False
+            if damaged:
+                return None
+            # Nothing is wrong with the files, so nothing is known of their rows (Invariant 5).
+            raise Determinate(
+                f"the rows of {shard} can't be read back: {cause_in(str(error))}", hint="retry"
+            ) from error
 
     def _counted(
         self, txn: Txn, shards: Mapping[ShardId, Sequence[Part]], merged: Collection[ShardId]

@@ -3,7 +3,7 @@
 A part lies inside the log's folder, `<shard>/log/_txn-<20 digits>/<token>/`, and is invisible until a commit
 of the log adds it. The underscore makes the folder a hidden one, which a VACUUM leaves alone whatever its
 retention is: a part that waits to be sealed, or to be appended, is safe from other hands. Everything here
-touches names and footers, never rows.
+touches names and footers, and rows only to find out whether a file is damaged.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from datetime import date
 from typing import Any, Final
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
@@ -26,6 +27,7 @@ from tidemark.core.seal import Part
 _TXN_FOLDER = re.compile(r"_txn-(\d{20})\Z")
 _TOKEN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}\Z")
 _TEXT_CHARACTERS_MAX: Final = 64
+_READ_ROWS: Final = 65_536
 
 
 def attempt_folder(txn: Txn, token: WriterToken) -> str:
@@ -101,6 +103,14 @@ class PartStore:
             if info.type != fs.FileType.File or info.size != part.bytes or not _opens(store, info.path, part)
         ]
 
+    def are_whole(self, shard: ShardId, parts: Sequence[Part]) -> bool:
+        """Whether those of the parts that are there can be read to their ends, page by page, with the pages'
+        checksums. A store that does not answer raises `OSError`: it says nothing of the parts."""
+        store, root = self._store
+        paths = [f"{root}/{shard}/log/{part.path}" for part in parts]
+        there = [info.path for info in store.get_file_info(paths) if info.type == fs.FileType.File]
+        return all(_is_whole(store, path) for path in there)
+
     def restore(self, shard: ShardId, *, lost: Part, copy: Part) -> None:
         """Move a staged part's file to a lost part's path; a rename, so readers see all of it or nothing."""
         store, root = self._store
@@ -154,6 +164,18 @@ class PartStore:
         while store.get_file_info(folder).type == fs.FileType.Directory:
             with suppress(FileNotFoundError):
                 store.delete_dir(folder)
+
+
+def _is_whole(store: fs.FileSystem, path: str) -> bool:
+    try:
+        with pq.ParquetFile(path, filesystem=store, page_checksum_verification=True) as file:
+            for _ in file.iter_batches(_READ_ROWS, use_threads=False):
+                pass
+    except (OSError, ValueError, pa.ArrowException) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        return False
+    return True
 
 
 def _opens(store: fs.FileSystem, path: str, part: Part) -> bool:

@@ -21,6 +21,7 @@ from tidemark.core.publish import VERSION_NONE
 from tidemark.spark.commit import confs_set, retention_of
 from tidemark.spark.spec import StateSpec, StateSpecs
 from tidemark.spark.standing import configuration_of, version_of
+from tidemark.spark.tables import same_rows
 
 _OPTIMIZE: Final = {
     # Above this a file is left alone, so that a row is not rewritten for ever.
@@ -41,24 +42,24 @@ class SparkStateKeeper:
         self._spark = spark
         self._specs = specs
 
-    def merge(self, shard: ShardId) -> None:
+    def merge(self, shard: ShardId, *, tombstones: int) -> None:
         """Merge small files, those of the tombstones too."""
-        self._run(shard, "OPTIMIZE {}", _OPTIMIZE)
+        self._run(shard, "OPTIMIZE {}", _OPTIMIZE, tombstones)
 
     def purge(self, shard: ShardId) -> None:
         """Write the state's files anew that deletion vectors have taken rows out of."""
-        self._run(shard, "REORG TABLE {} APPLY (PURGE)", _OPTIMIZE, tombstones=False)
+        self._run(shard, "REORG TABLE {} APPLY (PURGE)", _OPTIMIZE, VERSION_NONE)
 
-    def vacuum(self, shard: ShardId) -> None:
+    def vacuum(self, shard: ShardId, *, tombstones: int) -> None:
         """Delete what no version within the retention needs."""
-        self._run(shard, "VACUUM {}", _VACUUM)
+        self._run(shard, "VACUUM {}", _VACUUM, tombstones)
 
-    def _run(
-        self, shard: ShardId, command: str, confs: Mapping[str, str], *, tombstones: bool = True
-    ) -> None:
+    def _run(self, shard: ShardId, command: str, confs: Mapping[str, str], tombstones: int) -> None:
         spec = self._specs.of(shard)
-        for uri in (spec.state, spec.tombstones) if tombstones else (spec.state,):
-            if version_of(uri, spec.storage_options) == VERSION_NONE:
+        for uri, pinned in {spec.state: None, spec.tombstones: tombstones}.items():
+            newest = version_of(uri, spec.storage_options)
+            # Tombstones of a publish that died may have replaced those that the state still needs.
+            if newest == VERSION_NONE or (pinned is not None and not _is_newest(spec, uri, pinned, newest)):
                 continue
             table = "delta.`" + uri.replace("`", "``") + "`"
             self._keep_retention(uri, table, spec)
@@ -71,3 +72,8 @@ class SparkStateKeeper:
         if not wanted.items() <= configuration_of(uri, spec.storage_options).items():
             given = ", ".join(f"'{name}' = '{value}'" for name, value in wanted.items())
             self._spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ({given})")
+
+
+def _is_newest(spec: StateSpec, uri: str, pinned: int, newest: int) -> bool:
+    """Whether a table has the rows of a version still."""
+    return pinned != VERSION_NONE and same_rows(spec, uri, pinned) == newest
