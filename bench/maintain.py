@@ -27,6 +27,7 @@ from tidemark.assemble import Deployment, new_token
 from tidemark.config import load_pipeline
 from tidemark.core.binding import Owner
 from tidemark.core.ids import ShardId, Txn
+from tidemark.core.publish import VERSION_NONE
 from tidemark.pipeline.compact import compact
 from tidemark.pipeline.context import Attempt
 from tidemark.pipeline.publish import publish
@@ -107,7 +108,7 @@ def measure(spark: SparkSession, folder: Path, *, rows: int, transactions: int) 
     publish_all()
     terms = upkeep.Terms(time.time_ns() // 1_000_000, Txn(1), Txn(1), 10**15)
     facts = upkeep.state_facts(deployment, SHARD, terms)
-    deployment.keeper().merge(SHARD)
+    deployment.keeper().merge(SHARD, tombstones=VERSION_NONE)
     deployment.keeper().purge(SHARD)
     after = upkeep.state_facts(deployment, SHARD, terms)
     if facts is None or after is None or fresh() != count:

@@ -21,7 +21,7 @@ from tests.maintenance.shop import FED, PUBLISHED, SHARD, Shop, expected
 from tidemark.assemble import new_token
 from tidemark.core.checksum import Digest
 from tidemark.core.ids import ShardId, Txn, WriterToken
-from tidemark.core.publish import HistoryGone, Published
+from tidemark.core.publish import VERSION_NONE, HistoryGone, Published
 from tidemark.core.seal import Part
 from tidemark.core.snapshot import Truncated
 from tidemark.pipeline.compact import compact
@@ -88,7 +88,7 @@ def test_merging_log_and_state_changes_nothing_that_is_read_or_proven(shop: Shop
     assert DeltaTable(str(shop.folder / "state")).history(1)[0]["operation"] == "REORG"
     state_before = data_bytes(shop.folder / "state")
     spec = replace(specs_of(shop.deployment.config).of(SHARD), history_days=0)
-    SparkStateKeeper(shop.spark, StateSpecs("shop", {SHARD: spec})).vacuum(SHARD)
+    SparkStateKeeper(shop.spark, StateSpecs("shop", {SHARD: spec})).vacuum(SHARD, tombstones=VERSION_NONE)
     assert data_bytes(shop.folder / "state") < 0.6 * state_before
     assert isinstance(shop.publish(), Published), "the next publisher takes none of it for a stranger's write"
     assert shop.rows(View.STATE) == expected(FED)
@@ -137,7 +137,7 @@ def test_a_vacuum_by_other_hands_harms_nobody_and_retain_0_is_told_to_who_reads_
     assert properties["delta.deletedFileRetentionDuration"] == "interval 7 days"
 
     assert isinstance(shop.publish(), Published)
-    shop.deployment.keeper().merge(SHARD)
+    shop.deployment.keeper().merge(SHARD, tombstones=VERSION_NONE)
     with confs(shop.spark):
         shop.spark.sql(f"VACUUM delta.`{shop.folder / 'state'}` RETAIN 0 HOURS")
     with pytest.raises(HistoryGone, match=r"as of transaction 4 .* has lost"):

@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from tests.spark.state_rig import SHARD, Row, StateRig, gone, ordered, rows_of
 from tidemark.core.errors import Determinate, Indeterminate, InvalidUsage
 from tidemark.core.ids import ShardId, Txn, WriterToken
-from tidemark.core.publish import Published, StateOverwritten, StateStanding, UpToDate
+from tidemark.core.publish import VERSION_NONE, Published, StateOverwritten, StateStanding, UpToDate
 from tidemark.pipeline import publish as step
 from tidemark.ports.state import Tail
 from tidemark.spark import fresh as fresh_module
@@ -497,7 +497,7 @@ def test_regression_a_state_keeps_its_history_for_longer_than_delta_keeps_a_log_
     rig.append(("a", "1"))
     rig.publish()
     specs = StateSpecs("p", {SHARD: replace(rig.spec, history_days=60)})
-    SparkStateKeeper(rig.spark, specs).vacuum(SHARD)
+    SparkStateKeeper(rig.spark, specs).vacuum(SHARD, tombstones=VERSION_NONE)
     kept = {f"delta.{name}RetentionDuration": "interval 60 days" for name in ("deletedFile", "log")}
     assert kept.items() <= configuration_of(rig.spec.state).items()
     rig.plane = SparkStatePlane(rig.spark, specs)
