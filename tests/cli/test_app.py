@@ -157,3 +157,23 @@ def test_a_command_that_is_ended_from_within_keeps_its_exit_code(
 
     monkeypatch.setattr("tidemark.cli.shared.find_files", lambda _: ends())
     assert ended_with(monkeypatch, "check", "--json") == code
+
+
+def test_regression_a_pipeline_of_two_files_or_of_a_broken_one_is_not_said_not_to_exist(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.yaml", "b.yaml"):
+        (tmp_path / name).write_text(PIPELINE)
+    for words in (["status", "p"], ["check", "p"]):
+        assert ended_with(monkeypatch, *words) == 2
+        told = "".join(capsys.readouterr())
+        assert "a.yaml: name: " in told
+        assert "b.yaml: name: " in told
+    (tmp_path / "a.yaml").unlink()
+    (tmp_path / "b.yaml").write_text(PIPELINE + "shads: []\n")
+    for words in (["status", "p"], ["check", "p"]):
+        assert ended_with(monkeypatch, *words) == 2
+        assert "b.yaml:4:1: shads: unknown key 'shads'" in "".join(capsys.readouterr())
+    assert ended_with(monkeypatch, "status", "q") == 2
+    assert "there are: none besides b.yaml, which can't be used" in capsys.readouterr().err

@@ -109,12 +109,22 @@ def load_pipelines(
 
 def environments_of(path: Path | str) -> tuple[str, ...]:
     """The names of the environments that a file has; empty when it can't be read."""
+    blocks = _written(path, "environments")
+    return tuple(blocks.items) if blocks is not None else ()
+
+
+def name_in(path: Path | str) -> str:
+    """The pipeline's name that a file gives, usable or not; empty when it gives none or can't be read."""
+    name = _written(path, "name")
+    return name.value if name is not None and isinstance(name.value, str) else ""
+
+
+def _written(path: Path | str, key: str) -> Node | None:
     try:
         tree = DocumentReader(str(path)).read(_content(Path(path)))
     except ConfigInvalid:
-        return ()
-    blocks = tree.child("environments") if tree is not None else None
-    return tuple(blocks.items) if blocks is not None else ()
+        return None
+    return tree.child(key) if tree is not None else None
 
 
 def _content(file: Path) -> bytes:
