@@ -350,6 +350,19 @@ def test_a_symlink_made_after_loading_is_noticed_when_the_place_is_used(load: Lo
         _ = config.source_location
 
 
+@pytest.mark.parametrize("python_tells", [True, False])
+def test_regression_symlinks_in_a_circle_are_a_problem_and_no_traceback(
+    python_tells: bool, problems: Problems, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project / "landing").symlink_to("other")
+    (project / "other").symlink_to("landing")
+    if not python_tells:
+        monkeypatch.setattr(Path, "resolve", Path.absolute)
+    [problem] = problems()
+    assert (problem.path, problem.line) == ("source.path", 4)
+    assert problem.fact == "the symlinks of 'landing' lead round in a circle"
+
+
 def test_a_broken_file_leaves_the_others_alive(write: Callable[..., Path], project: Path) -> None:
     write(name="good.yaml")
     write(name="broken.yml", text="name: [")
