@@ -68,6 +68,7 @@ def load_pipeline(
     problems += schemas.problems
     problems += validated(PipelineConfig, effective, file=str(path), extra_keys=FILE_ONLY_KEYS)
     problems += _place_problems(effective, str(path), root)
+    problems += _limit_problems(effective, str(path))
     if problems:
         raise ConfigInvalid(sorted(set(problems)))
     config = PipelineConfig.model_validate(effective.plain()).at(root)
@@ -246,3 +247,17 @@ def _place_problems(effective: Node, file: str, root: Path) -> Iterator[Problem]
             resolved(node.value, root=root)
         except InvalidUsage as error:
             yield problem_at(effective, loc, error.fact, error.hint, file=file)
+
+
+def _limit_problems(effective: Node, file: str) -> Iterator[Problem]:
+    """Limits that the source doesn't know. Not a rule of the model: a recorded configuration has every limit
+    written out, and those that were ignored must not stop its replay."""
+    source, limits = effective.child("source"), effective.child("transaction")
+    kind = source.child("type") if source is not None else None
+    if limits is None or kind is None or kind.value != "kafka":
+        return
+    for key in ("max_files", "max_bytes"):
+        if limits.child(key) is not None:
+            fact = f"a transaction of kafka records is not bounded by {key}"
+            hint = "use max_records, which counts offsets"
+            yield problem_at(effective, ("transaction", key), fact, hint, file=file, at_key=True)
