@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from tidemark.cli import app as cli
@@ -109,3 +110,70 @@ def test_an_error_is_json_where_json_was_asked_for(
     told = json.loads(shown.err)
     assert (shown.out, told["error"], told["exit_code"]) == ("", "no pipeline 'nowhere' in .", 2)
     assert told["what_to_do"].startswith("there are: none")
+
+
+@pytest.mark.parametrize(
+    ("words", "fact"),
+    [
+        ("show p abc --json", "invalid value for 'TXN': "),
+        ("replay p --from 0 --json", "invalid value for '--from': "),
+        ("status --json", "missing argument 'PIPELINE'"),
+        ("nosuch --json", "no such command 'nosuch'"),
+        ("stats --json", "no such command 'stats'. Did you mean 'status'?"),
+        ("status p --jsn --json", "no such option: --jsn"),
+    ],
+)
+def test_regression_words_that_are_wrong_are_json_too_where_json_was_asked_for(
+    words: str, fact: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ended_with(monkeypatch, *words.split()) == 2
+    shown = capsys.readouterr()
+    told = json.loads(shown.err)
+    assert (shown.out, told["exit_code"]) == ("", 2)
+    assert told["error"].startswith(fact)
+    assert told["what_to_do"].startswith("`tidemark")
+
+
+def test_a_command_keeps_its_own_exit_code_where_json_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "p.yaml").write_text(PIPELINE)
+    assert ended_with(monkeypatch, "check", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["ok"]
+    (tmp_path / "p.yaml").write_text(PIPELINE + "shads: []\n")
+    assert ended_with(monkeypatch, "check", "--json") == 2
+    assert not json.loads(capsys.readouterr().out)["ok"]
+
+
+@pytest.mark.parametrize(
+    ("end", "code"), [(typer.Abort(), 1), (typer.Exit(3), 3), (KeyboardInterrupt(), 130)]
+)
+def test_a_command_that_is_ended_from_within_keeps_its_exit_code(
+    end: BaseException, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ends() -> None:
+        raise end
+
+    monkeypatch.setattr("tidemark.cli.shared.find_files", lambda _: ends())
+    assert ended_with(monkeypatch, "check", "--json") == code
+
+
+def test_regression_a_pipeline_of_two_files_or_of_a_broken_one_is_not_said_not_to_exist(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.yaml", "b.yaml"):
+        (tmp_path / name).write_text(PIPELINE)
+    for words in (["status", "p"], ["check", "p"]):
+        assert ended_with(monkeypatch, *words) == 2
+        told = "".join(capsys.readouterr())
+        assert "a.yaml: name: " in told
+        assert "b.yaml: name: " in told
+    (tmp_path / "a.yaml").unlink()
+    (tmp_path / "b.yaml").write_text(PIPELINE + "shads: []\n")
+    for words in (["status", "p"], ["check", "p"]):
+        assert ended_with(monkeypatch, *words) == 2
+        assert "b.yaml:4:1: shads: unknown key 'shads'" in "".join(capsys.readouterr())
+    assert ended_with(monkeypatch, "status", "q") == 2
+    assert "there are: none besides b.yaml, which can't be used" in capsys.readouterr().err

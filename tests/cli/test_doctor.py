@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from tidemark import __version__
 from tidemark.cli import checks
 from tidemark.cli.app import app
+from tidemark.core.errors import InvalidUsage
 
 
 def test_version_is_printed() -> None:
@@ -39,6 +40,35 @@ def test_doctor_without_spark_reports_as_json_and_leaves_the_warehouse_empty(tmp
     assert "spark and delta" not in by_name
     assert report["ok"] == (result.exit_code == 0) == all(check["ok"] for check in report["checks"])
     assert list(warehouse.iterdir()) == []
+
+
+@pytest.mark.parametrize("given", [["--warehouse", "s3://lake/x"], []])
+def test_regression_a_warehouse_in_an_object_store_is_no_folder(
+    given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+
+    def probed(warehouse: object) -> checks.Check:
+        asked.append(warehouse)
+        return checks.Check("put-if-absent", ok=True, found="")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(checks, "check_put_if_absent", probed)
+    monkeypatch.setenv("TIDEMARK_WAREHOUSE", "/elsewhere" if given else "s3://lake/x")
+    result = CliRunner().invoke(app, ["doctor", "--json", "--no-spark", *given])
+    assert asked == ["s3a://lake/x"]
+    assert "warehouse" not in [check["name"] for check in json.loads(result.stdout)["checks"]]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("place", ["ftp://lake/x", "s3://key:secret@lake/x", "../x", ""])
+def test_a_warehouse_that_no_pipeline_could_have_is_refused(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    refused = CliRunner().invoke(app, ["doctor", "--no-spark", "--warehouse", place])
+    assert isinstance(refused.exception, InvalidUsage)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_failed_check_fails_the_command_and_shows_the_remedy(

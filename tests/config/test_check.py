@@ -91,6 +91,25 @@ def test_every_environment_is_checked_unless_one_is_asked_for(
     assert run("-e", "dev", file)[0] == 0
 
 
+def test_regression_an_environment_that_is_set_is_called_by_its_name(
+    run: Callable[..., tuple[int, str]], write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write(add="environments:\n  dev: {warehouse: lake}\n  prod: {warehouse: '/prod'}\n")
+    assert [line for line in run(file)[1].splitlines() if line.startswith("in no environment")]
+    monkeypatch.setenv("TIDEMARK_ENVIRONMENT", "prod")
+    code, output = run(file)
+    labelled = [line.split("  ")[0] for line in output.splitlines() if line.startswith("in ")]
+    assert (code, labelled) == (0, ["in prod", "in dev"])
+    shown = json.loads(run("--json", file)[1])["pipelines"]
+    assert [one["environment"] for one in shown] == ["prod", "dev"]
+    assert shown[0]["configuration"]["warehouse"] == "/prod"
+    code, output = run("--json", write(name="plain.yaml"))
+    assert (code, json.loads(output)["pipelines"][0]["environment"]) == (0, None)
+    monkeypatch.setenv("TIDEMARK_ENVIRONMENT", "prud")
+    code, output = run(file)
+    assert (code, "no environment 'prud'" in output) == (2, True)
+
+
 def test_a_folder_is_checked_whole_and_two_files_may_not_share_a_name(
     run: Callable[..., tuple[int, str]], write: Write
 ) -> None:

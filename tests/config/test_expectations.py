@@ -81,6 +81,98 @@ def test_what_would_fail_at_the_gate_or_quote_a_row_is_refused(
     assert all(problem.line == 11 for problem in found)
 
 
+@pytest.mark.parametrize(
+    ("kind", "kwargs", "fact"),
+    [
+        ("column_values_to_not_be_null", "{column: v, mostly: 5}", "a share is from 0 to 1"),
+        ("column_values_to_not_be_null", "{column: v, mostly: -1}", "a share is from 0 to 1"),
+        ("column_values_to_not_be_null", "{column: v, mostly: null}", "mostly is nothing"),
+        ("column_values_to_match_regex_list", "{column: v, regex_list: [a], match_on: most}", "not 'most'"),
+        ("column_values_to_match_regex_list", "{column: v, regex_list: []}", "not a list of regular"),
+        ("column_values_to_match_regex_list", "{column: v, regex_list: [1, 2]}", "not a list of regular"),
+        (
+            "column_values_to_not_match_regex_list",
+            "{column: v, regex_list: [a, 'b)']}",
+            "'b)' is not a regular",
+        ),
+        ("column_values_to_match_regex", "{column: v, regex: '(['}", "'([' is not a regular expression"),
+        ("column_pair_values_to_be_equal", "{column_A: n, column_B: n, ignore_row_if: never}", "not 'never'"),
+        ("compound_columns_to_be_unique", "{column_list: [n, v], ignore_row_if: neither}", "not 'neither'"),
+        ("compound_columns_to_be_unique", "{column_list: []}", "0 are listed"),
+        ("compound_columns_to_be_unique", "{column_list: [n]}", "1 are listed"),
+        ("table_columns_to_match_set", "{column_set: [1]}", "not columns' names"),
+        ("column_quantile_values_to_be_between", "{column: n, quantile_ranges: 5}", "is a mapping, found 5"),
+        ("column_quantile_values_to_be_between", "{column: n, quantile_ranges: {}}", "has quantiles and"),
+        (
+            "column_quantile_values_to_be_between",
+            "{column: n, quantile_ranges: {quantiles: [0.5], value_ranges: [[2, 1]]}}",
+            "[2, 1] is not a range",
+        ),
+        (
+            "column_value_z_scores_to_be_less_than",
+            "{column: n, threshold: 1, double_sided: maybe}",
+            "a flag, found 'maybe'",
+        ),
+        ("column_values_to_not_be_outliers", "{column: n, method: magic}", "method is not 'magic'"),
+        ("column_values_to_not_be_outliers", "{column: n, multiplier: -1}", "multiplier is -1"),
+        ("column_values_to_match_strftime_format", "{column: v, strftime_format: '%Q'}", "not a format"),
+        ("column_pair_values_to_be_in_set", "{column_A: n, column_B: n, value_pairs_set: []}", "is empty"),
+        ("column_values_to_be_between", "{column: n, min_value: 1e999}", "without an end"),
+        ("column_values_to_be_in_set", "{column: x, value_set: [1, 1e999]}", "without an end"),
+    ],
+)
+@pytest.mark.parametrize("action", ["fail", "quarantine"])
+def test_regression_values_that_great_expectations_refuses_are_refused_before(
+    problems: Problems, kind: str, kwargs: str, fact: str, action: str
+) -> None:
+    """Invariant 14: at definition, with its line."""
+    found = problems(*given(kind, kwargs, action))
+    assert any(fact in problem.fact for problem in found), found
+    assert all(problem.line == 11 for problem in found)
+
+
+@pytest.mark.parametrize(
+    ("kind", "kwargs"),
+    [
+        ("column_values_to_match_regex", r"{column: v, regex: '^\p{L}+(?<rest>[a-z&&[^b]])\Q(\E$'}"),
+        ("column_values_to_match_regex_list", "{column: v, regex_list: [a], match_on: all}"),
+        ("column_pair_values_to_be_equal", "{column_A: n, column_B: n, ignore_row_if: neither}"),
+        ("compound_columns_to_be_unique", "{column_list: [n, v], ignore_row_if: never}"),
+        ("table_columns_to_match_ordered_list", "{column_list: [id]}"),
+        ("column_values_to_match_strftime_format", "{column: v, strftime_format: '%Y-%m-%d %H:%M:%S'}"),
+        (
+            "column_quantile_values_to_be_between",
+            "{column: n, quantile_ranges: {quantiles: [0, 0.5], value_ranges: [[null, 1], [1, 2]]}}",
+        ),
+        # The later one is the smaller text.
+        (
+            "column_values_to_be_between",
+            "{column: at, min_value: '2024-01-01T01:00:00+02:00', max_value: '2024-01-01T00:30:00+00:00'}",
+        ),
+    ],
+)
+def test_regression_values_that_can_be_used_are_not_refused(load: Load, kind: str, kwargs: str) -> None:
+    assert load(*given(kind, kwargs)).shards[0].expectations
+
+
+def test_regression_bounds_in_two_offsets_are_swapped_where_their_times_are(problems: Problems) -> None:
+    bounds = "{column: at, min_value: '2024-01-01T00:30:00+00:00', max_value: '2024-01-01T01:00:00+02:00'}"
+    [problem] = problems(*given("column_values_to_be_between", bounds))
+    assert "is below" in problem.fact
+
+
+def test_what_staging_could_not_decide_is_refused_with_its_line(
+    problems: Problems, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raises(*_: object) -> str:
+        raise TypeError("an odd argument")
+
+    for decides, fact in ((raises, "TypeError: an odd argument"), (lambda *_: None, "row by row")):
+        monkeypatch.setattr("tidemark.config.rowwise.broken_when", decides)
+        [problem] = problems(*given("column_values_to_not_be_null", "{column: v}", "quarantine"))
+        assert (problem.line, fact in problem.fact) == (11, True)
+
+
 def test_p12_only_what_single_rows_break_may_quarantine(load: Load, problems: Problems) -> None:
     """Invariant 14."""
     assert ROW_WISE <= KNOWN

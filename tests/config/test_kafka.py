@@ -168,3 +168,16 @@ def test_check_says_what_the_example_reads() -> None:
         "kafka_default",
     ):
         assert text in told
+
+
+def test_regression_limits_that_a_topic_does_not_know_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigInvalid) as caught:
+        loaded(tmp_path, ("shards:", "transaction:\n  max_files: 10000\n  max_bytes: 5\nshards:"))
+    assert [(problem.path, problem.line) for problem in caught.value.problems] == [
+        ("transaction.max_files", 7),
+        ("transaction.max_bytes", 8),
+    ]
+    assert all("max_records" in problem.hint for problem in caught.value.problems)
+    config = loaded(tmp_path, ("shards:", "transaction: {max_records: 5}\nshards:"))
+    recorded = config.canonical_json().replace('"max_files":10000', '"max_files":7')
+    assert PipelineConfig.from_canonical_json(recorded).transaction.max_files == 7

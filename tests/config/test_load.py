@@ -350,6 +350,42 @@ def test_a_symlink_made_after_loading_is_noticed_when_the_place_is_used(load: Lo
         _ = config.source_location
 
 
+@pytest.mark.parametrize(
+    ("schedule", "field"),
+    [
+        ("JAN * * * *", "minute"),
+        ("0 MON * * *", "hour"),
+        ("0 0 JAN * *", "day"),
+        ("0 0 * MON *", "month"),
+        ("* * * * MON-JAN", "weekday"),
+        ("* * * * JAN", "weekday"),
+    ],
+)
+def test_regression_names_in_a_field_of_another_kind_are_no_schedule(
+    schedule: str, field: str, problems: Problems
+) -> None:
+    [problem] = problems(("source:", f"schedule: '{schedule}'\nsource:"))
+    assert (problem.path, f"is not a cron {field}" in problem.fact) == ("schedule", True)
+
+
+@pytest.mark.parametrize("schedule", ["0 0 * JAN,jul *", "0 0 * NOV-FEB MON-FRI", "*/5 * * 1-MAR/2 sun"])
+def test_months_and_weekdays_may_be_named(schedule: str, load: Load) -> None:
+    assert load(("source:", f"schedule: '{schedule}'\nsource:")).schedule == schedule
+
+
+@pytest.mark.parametrize("python_tells", [True, False])
+def test_regression_symlinks_in_a_circle_are_a_problem_and_no_traceback(
+    python_tells: bool, problems: Problems, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project / "landing").symlink_to("other")
+    (project / "other").symlink_to("landing")
+    if not python_tells:
+        monkeypatch.setattr(Path, "resolve", Path.absolute)
+    [problem] = problems()
+    assert (problem.path, problem.line) == ("source.path", 4)
+    assert problem.fact == "the symlinks of 'landing' lead round in a circle"
+
+
 def test_a_broken_file_leaves_the_others_alive(write: Callable[..., Path], project: Path) -> None:
     write(name="good.yaml")
     write(name="broken.yml", text="name: [")

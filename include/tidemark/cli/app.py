@@ -47,6 +47,9 @@ MODULES: Final = {
 """The commands, in the order in which they are listed, each with the module that has it."""
 
 OBJECTS_PER_COLLECTION: Final = 50_000
+# Click's exception for what a person got wrong. Typer has had a copy of click inside it since some version,
+# and click's own one before, so only by way of a name of typer's is it the right one.
+_MISTAKE: Final[Any] = typer.BadParameter.__mro__[2]
 
 
 class Commands(Mapping[str, Any]):
@@ -121,6 +124,8 @@ def main() -> None:
     # Nearly all objects of a short command are modules' and stay: looking through them often finds nothing.
     gc.set_threshold(OBJECTS_PER_COLLECTION)
     try:
+        if "--json" in sys.argv:
+            _run_for_machines()
         app()
     except TidemarkError as error:
         fail(error.fact, error.hint, exit_code_of(error))
@@ -131,6 +136,21 @@ def main() -> None:
         fail(f"{error.filename}: {error.strerror}", hint, EXIT_RETRY)
     finally:
         gc.freeze()  # The process ends, and its memory with it: no need to search that for cycles.
+
+
+def _run_for_machines() -> NoReturn:
+    """Run the command line, and tell what is wrong with the words of it like any other error."""
+    try:
+        code = app(standalone_mode=False, prog_name="tidemark")
+    except _MISTAKE as mistake:
+        said = mistake.format_message()
+        context = getattr(mistake, "ctx", None)
+        hint = f"`{context.command_path} --help` explains it" if context is not None else ""
+        fail(said[:1].lower() + said[1:].rstrip("."), hint, mistake.exit_code)
+    except typer.Abort:
+        fail("aborted", "", EXIT_RETRY)
+    # Not being on its own, the command gives back the code of a `typer.Exit`, or nothing.
+    sys.exit(code if isinstance(code, int) else 0)
 
 
 def fail(fact: str, hint: str, exit_code: int) -> NoReturn:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -83,10 +84,16 @@ def _expanded(files: Sequence[Path]) -> list[Path]:
 
 
 def _check_file(file: Path, environment: str | None) -> Iterator[Checked]:
-    """The file by itself and in each of its environments, or in the one that was asked for."""
+    """The file in the environment that was asked for; where none was, as it counts then (by itself, or in
+    `$TIDEMARK_ENVIRONMENT`) and in each of its environments."""
     from tidemark.config import ConfigInvalid, environments_of, load_pipeline
 
-    names = [environment] if environment is not None else [None, *environments_of(file)]
+    own = environments_of(file)
+    names: list[str | None] = [environment] if environment is not None else [None, *own]
+    chosen = os.environ.get("TIDEMARK_ENVIRONMENT")
+    if environment is None and chosen and own:
+        # Where it is set, nothing that asks for no environment gets the file by itself; each gets this one.
+        names = list(dict.fromkeys([chosen, *own]))
     for name in names:
         try:
             yield Checked(str(file), name or "", load_pipeline(file, name))

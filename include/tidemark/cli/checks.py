@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from tidemark.config.paths import is_uri
 from tidemark.core.errors import TidemarkError
 
 _SPARK_SECONDS_MAX = 300
@@ -38,8 +39,9 @@ class Check:
     remedy: str = ""
 
 
-def all_checks(*, warehouse: Path, with_spark: bool) -> Iterator[Check]:
-    """Every check, each made only when it is asked for: a caller can show them as they come."""
+def all_checks(*, warehouse: str, with_spark: bool) -> Iterator[Check]:
+    """Every check, each made only when it is asked for: a caller can show them as they come. `warehouse` is
+    an absolute path or a URI; an object store has no folders, so only its put-if-absent is looked at."""
     yield check_python()
     required = required_versions()
     for package in PACKAGES:
@@ -49,7 +51,8 @@ def all_checks(*, warehouse: Path, with_spark: bool) -> Iterator[Check]:
     yield check_jars()
     if with_spark:
         yield check_spark()
-    yield check_writable(warehouse)
+    if not is_uri(warehouse):
+        yield check_writable(Path(warehouse))
     yield check_put_if_absent(warehouse)
 
 
@@ -169,7 +172,7 @@ def check_writable(warehouse: Path) -> Check:
     return Check("warehouse", ok=True, found=f"{warehouse} is writable")
 
 
-def check_put_if_absent(warehouse: Path) -> Check:
+def check_put_if_absent(warehouse: str) -> Check:
     """Of several processes that create one Delta commit, exactly one succeeds, every time."""
     from tidemark.delta.probe import probe_put_if_absent
 

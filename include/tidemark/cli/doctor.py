@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from pathlib import Path
+import os
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -21,8 +21,12 @@ def register(app: typer.Typer) -> None:
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print the checks as JSON.")] = False,
     warehouse: Annotated[
-        Path | None,
-        typer.Option(help="The folder that tables go to; .tidemark/warehouse where none is given."),
+        str | None,
+        typer.Option(
+            help="The folder or the URI that tables go to. Where none is given: $TIDEMARK_WAREHOUSE, else "
+            ".tidemark/warehouse.",
+            metavar="PLACE",
+        ),
     ] = None,
     spark: Annotated[
         bool,
@@ -31,9 +35,8 @@ def doctor(
 ) -> None:
     """Check versions, Java, jars, Spark and the warehouse's put-if-absent; fail if one of them fails."""
     from tidemark.cli.checks import all_checks
-    from tidemark.home import warehouse_folder
 
-    checks = list(all_checks(warehouse=warehouse or warehouse_folder(), with_spark=spark))
+    checks = list(all_checks(warehouse=warehouse_to_check(warehouse), with_spark=spark))
     failed = sum(not check.ok for check in checks)
     if as_json:
         report = {"ok": not failed, "checks": [dataclasses.asdict(check) for check in checks]}
@@ -44,6 +47,16 @@ def doctor(
             f"{failed} of {len(checks)} checks failed" if failed else f"all {len(checks)} checks passed"
         )
     raise typer.Exit(code=1 if failed else 0)
+
+
+def warehouse_to_check(given: str | None) -> str:
+    """The absolute path or the URI of the warehouse, as a pipeline file would have it; `InvalidUsage` where
+    none could."""
+    from tidemark.config.paths import default_root, resolved
+    from tidemark.home import warehouse_folder
+
+    chosen = given if given is not None else os.environ.get("TIDEMARK_WAREHOUSE") or str(warehouse_folder())
+    return resolved(chosen, root=default_root())
 
 
 def _show(checks: list[Check]) -> None:

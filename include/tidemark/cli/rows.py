@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 from functools import reduce
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,7 +22,7 @@ from tidemark.cli.shared import (
 from tidemark.views import View
 
 if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import DataType, StructType
 
     from tidemark.assemble import Deployment
 
@@ -59,7 +60,7 @@ def read(
     shown = frame.orderBy(*(f"`{name}`" for name in order)) if order else frame
     with rows_of(config.name):
         texts = shown.limit(limit).selectExpr(f"to_json(struct({_exact(frame.schema)})) AS text").collect()
-    records = [json.loads(row.text) for row in texts]
+    records = [row_of(row.text, frame.schema) for row in texts]
     masked = [
         {name: MASK if name in config.masked else record.get(name) for name in frame.columns}
         for record in records
@@ -81,6 +82,30 @@ def _exact(schema: StructType) -> str:
         for field in schema.fields
         for name in (quoted(field.name),)
     )
+
+
+def row_of(text: str, schema: StructType) -> dict[str, Any]:
+    """The row that a text of JSON is, with the decimals in its structs, arrays and maps as texts too."""
+    # No number is a float before its type is known: only a double may be one.
+    row = json.loads(text, parse_float=Decimal, parse_int=Decimal)
+    return {field.name: _typed(row[field.name], field.dataType) for field in schema if field.name in row}
+
+
+def _typed(value: Any, kind: DataType) -> Any:
+    from pyspark.sql.types import ArrayType, DecimalType, IntegralType, MapType, StructType
+
+    match value, kind:
+        case dict(), StructType():
+            return {one.name: _typed(value[one.name], one.dataType) for one in kind if one.name in value}
+        case dict(), MapType():
+            return {key: _typed(item, kind.valueType) for key, item in value.items()}
+        case list(), ArrayType():
+            return [_typed(item, kind.elementType) for item in value]
+        case Decimal(), DecimalType():
+            return f"{value:f}"
+        case Decimal(), _:
+            return int(value) if isinstance(kind, IntegralType) else float(value)
+    return value
 
 
 def quarantine(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tidemark.assemble import Deployment
-    from tidemark.config import PipelineConfig
+    from tidemark.config import LoadedPipelines, PipelineConfig
     from tidemark.pipeline.context import Attempt
 
 PIPELINES_FOLDERS: Final = ("include/pipelines", "pipelines", ".")
@@ -66,34 +66,48 @@ def find_files(pipeline: str | None) -> list[Path]:
     for folder in pipeline_folders():
         loaded = load_pipelines(folder)
         named = [name for name, config in loaded.pipelines.items() if config.name == pipeline]
-        broken = [name for name in loaded.errors if Path(name).stem == pipeline]
-        chosen = [*loaded.pipelines, *loaded.errors] if pipeline is None else named or broken
+        chosen = [*loaded.pipelines, *loaded.errors]
+        if pipeline is not None:
+            chosen = named or _broken(folder, loaded, pipeline)
         if chosen:
             return [Path(folder) / name for name in sorted(chosen)]
     return []
 
 
+def _broken(folder: str, loaded: LoadedPipelines, pipeline: str) -> list[str]:
+    """The files that can't be used and would be the pipeline's: by the name in them, else by their own."""
+    from tidemark.config import name_in
+
+    given = {file: name_in(Path(folder) / file) for file in loaded.errors}
+    named = [file for file, name in given.items() if name == pipeline]
+    return named or [file for file in given if Path(file).stem == pipeline]
+
+
 def find_config(pipeline: str, environment: str | None) -> PipelineConfig:
-    """The pipeline by the path of its file, or by its name in the folder of pipeline files."""
-    from tidemark.config import load_pipeline, load_pipelines
+    """The pipeline by the path of its file, or by its name in the folder of pipeline files. Where the files
+    that have the name can't be used, the error has all that is wrong with them."""
+    from tidemark.config import ConfigInvalid, load_pipeline, load_pipelines
 
     if pipeline.endswith((".yaml", ".yml")):
         return load_pipeline(Path(pipeline), environment)
     folders = pipeline_folders()
     known: list[str] = []
+    unusable: list[str] = []
     for folder in folders:
         loaded = load_pipelines(folder, environment)
         for config in loaded.pipelines.values():
             if config.name == pipeline:
                 return config
             known.append(config.name)
-        for file, error in loaded.errors.items():
-            if Path(file).stem == pipeline:
-                raise error
+        broken = _broken(folder, loaded, pipeline)
+        if broken:
+            raise ConfigInvalid(problem for file in broken for problem in loaded.errors[file].problems)
+        unusable += [str(Path(folder) / file) for file in loaded.errors]
     listed = ", ".join(sorted(set(known))) or "none"
+    others = f" besides {', '.join(unusable)}, which can't be used (`tidemark check`)" if unusable else ""
     raise InvalidUsage(
         f"no pipeline {pipeline[:80]!r} in {', '.join(folders)}",
-        hint=f"there are: {listed}; or give the path of a pipeline file",
+        hint=f"there are: {listed}{others}; or give the path of a pipeline file",
     )
 
 

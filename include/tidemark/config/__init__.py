@@ -5,7 +5,7 @@ DAG parsing.
 """
 
 from tidemark.config.kafka import KafkaSource
-from tidemark.config.load import LoadedPipelines, environments_of, load_pipeline, load_pipelines
+from tidemark.config.load import LoadedPipelines, environments_of, load_pipeline, load_pipelines, name_in
 from tidemark.config.model import PipelineConfig, Retention, Transaction
 from tidemark.config.predicate import Predicate
 from tidemark.config.problems import ConfigInvalid, Problem
@@ -37,4 +37,5 @@ __all__ = [
     "environments_of",
     "load_pipeline",
     "load_pipelines",
+    "name_in",
 ]

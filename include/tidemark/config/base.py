@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, PlainSerializer, model_validator
@@ -22,9 +22,10 @@ FROM_SOURCE: Final = "from_source"
 _TABLE = re.compile(r"[A-Za-z_*?][\w*?$-]*(\.[A-Za-z_*?][\w*?$-]*){0,2}\Z", re.ASCII)
 _PRESETS = {"@once", "@continuous", "@hourly", "@daily", "@weekly", "@monthly", "@quarterly", "@yearly"}
 _CRON_FIELDS = (("minute", 0, 59), ("hour", 0, 23), ("day", 1, 31), ("month", 1, 12), ("weekday", 0, 7))
-_CRON_NAME = re.compile(
-    "JAN|FEB|MAR|APR|MAY|JUN|JUL|AUG|SEP|OCT|NOV|DEC|SUN|MON|TUE|WED|THU|FRI|SAT", re.IGNORECASE
-)
+_CRON_NAMES = {
+    "month": ["JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC"],
+    "weekday": ["SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT"],
+}
 
 
 class Model(BaseModel):
@@ -112,18 +113,20 @@ def _schedule(value: str | None) -> str | None:
         hint = f"write five cron fields, or one of {', '.join(sorted(_PRESETS))}, or null"
         raise InvalidUsage(f"{shown(value)} is not a schedule", hint=hint)
     for text, (what, low, high) in zip(fields, _CRON_FIELDS, strict=True):
-        if not all(_is_cron_item(item, low, high) for item in text.split(",")):
-            hint = f"use *, {low} to {high}, ranges a-b, lists a,b and steps /n"
+        names = _CRON_NAMES.get(what, [])
+        if not all(_is_cron_item(item, low, high, names) for item in text.split(",")):
+            named = f" or {names[0]} to {names[-1]}" if names else ""
+            hint = f"use *, {low} to {high}{named}, ranges a-b, lists a,b and steps /n"
             raise InvalidUsage(f"{shown(text)} is not a cron {what}", hint=hint)
     return value
 
 
-def _is_cron_item(item: str, low: int, high: int) -> bool:
+def _is_cron_item(item: str, low: int, high: int, names: Sequence[str]) -> bool:
     match = re.fullmatch(r"(?:\*|(\w{1,3})(?:-(\w{1,3}))?)(?:/([1-9]\d{0,2}))?", item, re.ASCII)
     if match is None:
         return False
     ends = [end for end in match.groups()[:2] if end is not None]
-    return all(low <= int(e) <= high if e.isdecimal() else _CRON_NAME.fullmatch(e) for e in ends)
+    return all(low <= int(end) <= high if end.isdecimal() else end.upper() in names for end in ends)
 
 
 PipelineName = Annotated[str, AfterValidator(checked(lambda value: checked_name(value, what="pipeline")))]

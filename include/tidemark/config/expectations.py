@@ -4,8 +4,9 @@ Named may be those that look at one table's rows and that Great Expectations can
 the ones that take SQL, which no pipeline file may send to an engine, those that need a second table or an
 order of rows, and statistical tests. Great Expectations itself is not imported: that takes seconds.
 
-What would only fail at the gate is refused here: unknown arguments, and values that don't fit the column's
-type. The latter has a second reason: a cast that fails quotes the row's value in the engine's log.
+What would only fail at the gate is refused here: unknown arguments, values that no such argument takes, and
+values that don't fit the column's type. The last has a second reason: a cast that fails quotes the row's
+value in the engine's log.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
+from tidemark.config.arguments import value_flaws
 from tidemark.config.problems import Flaw
 from tidemark.config.schema import FLOATS, INTEGERS, Schema
 from tidemark.config.text import nearest, shown
@@ -95,16 +97,6 @@ ROW_WISE: Final = frozenset(
 )
 """Those that each row holds or breaks by itself, so that the rows that break them can be quarantined."""
 
-_ARGUMENT_TYPES: Final[Mapping[str, tuple[str, type | tuple[type, ...]]]] = {
-    **dict.fromkeys(("mostly", "multiplier", "sum_total", "threshold"), ("a number", (int, float))),
-    **dict.fromkeys(("column_index", "value"), ("an integer", int)),
-    **dict.fromkeys(("strict_min", "strict_max", "or_equal", "ties_okay", "exact_match"), ("a flag", bool)),
-    **dict.fromkeys(("regex", "strftime_format", "type_", "match_on", "ignore_row_if"), ("text", str)),
-    **dict.fromkeys(("column", "column_A", "column_B"), ("a column's name", str)),
-    **dict.fromkeys(("value_set", "value_pairs_set", "regex_list", "type_list"), ("a list", list)),
-    **dict.fromkeys(("column_list", "column_set"), ("a list", list)),
-}
-
 _NUMERIC = re.compile(r"_(mean|median|stdev|sum|quantile|z_scores|outliers)_?")
 _TEXTUAL = re.compile(r"_(regex|lengths|strftime|json)_?")
 _COMPARING = re.compile(r"_(greater_than_b|pair_values_to_be_equal|multicolumn_values|within_record)")
@@ -142,18 +134,8 @@ def _argument_flaws(kind: str, kwargs: Mapping[str, Any]) -> Iterator[Flaw]:
     for name in listed:
         if name.endswith("!") and kwargs.get(name[:-1]) is None:
             yield Flaw(("kwargs",), f"{kind} needs {name[:-1]}", f"add {name[:-1]}")
-    wanted = dict(_ARGUMENT_TYPES)
-    if "min_value" in known and not _BOUNDED.search(kind):
-        wanted |= dict.fromkeys(("min_value", "max_value"), ("a number", (int, float)))
-    for name, value in kwargs.items():
-        if name in wanted and value is not None and not _is(value, wanted[name][1]):
-            fact = f"{name} is {wanted[name][0]}, found {shown(value)}"
-            yield Flaw(("kwargs", name), fact, "write it like that")
+    yield from value_flaws(kind, kwargs, known, moments=_BOUNDED.search(kind) is not None)
     yield from _bound_flaws(kind, kwargs, known)
-
-
-def _is(value: object, wanted: type | tuple[type, ...]) -> bool:
-    return isinstance(value, wanted) and (wanted is bool or not isinstance(value, bool))
 
 
 def _bound_flaws(kind: str, kwargs: Mapping[str, Any], known: Sequence[str]) -> Iterator[Flaw]:
@@ -163,8 +145,18 @@ def _bound_flaws(kind: str, kwargs: Mapping[str, Any], known: Sequence[str]) -> 
     elif low is not None and high is not None:
         if isinstance(low, str) != isinstance(high, str):
             yield Flaw(("kwargs", "max_value"), "the bounds are of different types", "write both alike")
-        elif not isinstance(low, list | dict) and not isinstance(high, list | dict) and low > high:
+        elif _is_above(low, high):
             yield Flaw(("kwargs", "max_value"), f"{shown(high)} is below {shown(low)}", "swap the bounds")
+
+
+def _is_above(low: object, high: object) -> bool:
+    """Whether the bounds leave nothing between them; what can't be compared is no bound of any column."""
+    if isinstance(low, str) and isinstance(high, str):
+        first, last = _moment(low), _moment(high)
+        if first is None or last is None or (first.tzinfo is None) != (last.tzinfo is None):
+            return False
+        return first > last  # As texts, times with different offsets would have another order.
+    return isinstance(low, int | float) and isinstance(high, int | float) and low > high
 
 
 def _type_flaws(kind: str, kwargs: Mapping[str, Any], name: str, type_name: str) -> Iterator[Flaw]:

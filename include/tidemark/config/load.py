@@ -68,6 +68,7 @@ def load_pipeline(
     problems += schemas.problems
     problems += validated(PipelineConfig, effective, file=str(path), extra_keys=FILE_ONLY_KEYS)
     problems += _place_problems(effective, str(path), root)
+    problems += _limit_problems(effective, str(path))
     if problems:
         raise ConfigInvalid(sorted(set(problems)))
     config = PipelineConfig.model_validate(effective.plain()).at(root)
@@ -109,12 +110,22 @@ def load_pipelines(
 
 def environments_of(path: Path | str) -> tuple[str, ...]:
     """The names of the environments that a file has; empty when it can't be read."""
+    blocks = _written(path, "environments")
+    return tuple(blocks.items) if blocks is not None else ()
+
+
+def name_in(path: Path | str) -> str:
+    """The pipeline's name that a file gives, usable or not; empty when it gives none or can't be read."""
+    name = _written(path, "name")
+    return name.value if name is not None and isinstance(name.value, str) else ""
+
+
+def _written(path: Path | str, key: str) -> Node | None:
     try:
         tree = DocumentReader(str(path)).read(_content(Path(path)))
     except ConfigInvalid:
-        return ()
-    blocks = tree.child("environments") if tree is not None else None
-    return tuple(blocks.items) if blocks is not None else ()
+        return None
+    return tree.child(key) if tree is not None else None
 
 
 def _content(file: Path) -> bytes:
@@ -236,3 +247,17 @@ def _place_problems(effective: Node, file: str, root: Path) -> Iterator[Problem]
             resolved(node.value, root=root)
         except InvalidUsage as error:
             yield problem_at(effective, loc, error.fact, error.hint, file=file)
+
+
+def _limit_problems(effective: Node, file: str) -> Iterator[Problem]:
+    """Limits that the source doesn't know. Not a rule of the model: a recorded configuration has every limit
+    written out, and those that were ignored must not stop its replay."""
+    source, limits = effective.child("source"), effective.child("transaction")
+    kind = source.child("type") if source is not None else None
+    if limits is None or kind is None or kind.value != "kafka":
+        return
+    for key in ("max_files", "max_bytes"):
+        if limits.child(key) is not None:
+            fact = f"a transaction of kafka records is not bounded by {key}"
+            hint = "use max_records, which counts offsets"
+            yield problem_at(effective, ("transaction", key), fact, hint, file=file, at_key=True)

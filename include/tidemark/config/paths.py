@@ -12,6 +12,7 @@ is copied into every binding never holds one.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Mapping
@@ -85,14 +86,36 @@ def resolved(text: str, *, root: Path) -> str:
         return re.sub(r"\As3://", "s3a://", text.rstrip("/"))
     if Path(text).is_absolute():
         return str(Path(text))
-    base = root.resolve()
-    target = (base / text).resolve()
+    base = _followed(root)
+    target = _followed(base / text)
     if target != base and base not in target.parents:
         raise InvalidUsage(
             f"{shown(text)} leads out of the root",
             hint="remove the symlink, or give the absolute path in the environments section",
         )
     return str(target)
+
+
+def _followed(path: Path) -> Path:
+    """The path without symlinks, which need not exist; `InvalidUsage` where they lead round in a circle."""
+    try:
+        target = path.resolve()
+        # Only Python up to 3.12 looks for a circle itself, and then it raises a RuntimeError.
+        is_circle = _leads_nowhere(target)
+    except RuntimeError:
+        is_circle = True
+    if is_circle:
+        fact = f"the symlinks of {shown(path.name)} lead round in a circle"
+        raise InvalidUsage(fact, hint="remove one of them")
+    return target
+
+
+def _leads_nowhere(path: Path) -> bool:
+    try:
+        path.stat()
+    except OSError as error:
+        return error.errno == errno.ELOOP  # Whatever else it is, who opens the path is told.
+    return False
 
 
 def read_named(text: str, *, root: Path, hint: str) -> tuple[str, bytes]:

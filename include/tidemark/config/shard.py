@@ -173,14 +173,33 @@ def shard_flaws(shard: ShardConfig) -> Iterator[Flaw]:
                 "with on_error: fail nothing is quarantined",
                 "use fail, or on_error: quarantine",
             )
-        flaws = expectations.expectation_flaws(
-            expectation.type,
-            expectation.kwargs,
-            expectation.columns,
-            shard.columns,
-            quarantines=expectation.action == "quarantine",
+        yield from (
+            replace(flaw, path=(*path, *flaw.path)) for flaw in _expectation_flaws(expectation, shard.columns)
         )
-        yield from (replace(flaw, path=(*path, *flaw.path)) for flaw in flaws)
+
+
+def _expectation_flaws(expectation: Expectation, columns: Schema) -> Iterator[Flaw]:
+    quarantines = expectation.action == "quarantine"
+    flaws = expectations.expectation_flaws(
+        expectation.type, expectation.kwargs, expectation.columns, columns, quarantines=quarantines
+    )
+    found = list(flaws)
+    yield from found
+    if not quarantines or found:
+        return
+    from tidemark.config.rowwise import broken_when
+
+    try:
+        condition = broken_when(expectation)
+    except Exception as error:  # Whatever it is, staging would end with it at every transaction.
+        why = error.fact if isinstance(error, InvalidUsage) else f"{type(error).__name__}: {error}"
+        yield Flaw(
+            ("kwargs",), f"{expectation.type} can't be decided row by row, {why}", "mend its arguments"
+        )
+    else:
+        if condition is None:
+            hint = "mend its arguments, or use warn, pause or fail"
+            yield Flaw(("kwargs",), f"{expectation.type} can't be decided row by row", hint)
 
 
 def _known(schema: Schema, name: str, path: tuple[str | int, ...]) -> Iterator[Flaw]:
