@@ -32,6 +32,7 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 TAG = "tidemark"
 REPLAY, MAINTAIN, BROKEN = "replay", "maintain", "tidemark_broken_pipelines"
 RESERVED: Mapping[str, str] = {name: f"{name!r} is the id of a DAG" for name in (REPLAY, MAINTAIN, BROKEN)}
+CONTINUOUS = "@continuous"
 DEFAULT_ARGS: Mapping[str, Any] = {"owner": TAG, "retries": 2, "retry_delay": timedelta(seconds=10)}
 
 
@@ -68,16 +69,18 @@ def pipeline_dags(
         if config.name in RESERVED:
             problems.append(f"{Path(folder) / file}: {RESERVED[config.name]}; give the pipeline another name")
             continue
-        dag = _pipeline_dag(
-            config,
-            Path(folder).absolute() / file,
-            environment=environment,
-            conn_id=conn_id,
-            publisher_pool=publisher_pool,
-            default_args={**DEFAULT_ARGS, **(default_args or {})},
-            dag_kwargs=dag_kwargs,
-        )
-        dags[dag.dag_id] = dag
+        try:
+            dags[config.name] = _pipeline_dag(
+                config,
+                Path(folder).absolute() / file,
+                environment=environment,
+                conn_id=conn_id,
+                publisher_pool=publisher_pool,
+                default_args={**DEFAULT_ARGS, **(default_args or {})},
+                dag_kwargs=dag_kwargs,
+            )
+        except Exception as error:  # Whatever Airflow has against one DAG, the others are not to go with it.
+            problems.append(f"{Path(folder) / file}: Airflow refuses its DAG: {type(error).__name__}: {error}")
     if problems:
         broken = BrokenPipelines(BROKEN, schedule=None)
         broken.problems = "\n".join(problems)
@@ -106,8 +109,12 @@ def _pipeline_dag(
         "doc_md": _doc_of(config, file),
         **dag_kwargs,
     }
+    if settings["schedule"] == CONTINUOUS:
+        settings["max_active_runs"] = 1  # Airflow refuses more where one run follows the other.
     common: dict[str, Any] = {"pipeline_file": str(file), "environment": environment}
     with DAG(config.name, default_args=dict(default_args), **settings) as dag:
+        # Airflow takes in what a DAG's block leaves behind, and that is not to be half a DAG.
+        wanted, dag.auto_register = dag.auto_register, False
         reclock = ReclockOperator(task_id="reclock", **common)
         ingest = IngestOperator(task_id="ingest", conn_id=conn_id, **common)
         validate = ValidateOperator(task_id="validate", conn_id=conn_id, **common)
@@ -117,6 +124,7 @@ def _pipeline_dag(
         )
         checkpoint = CheckpointOperator(task_id="checkpoint", pipeline=config.name, **common)
         chain(reclock, ingest, validate, upsert, checkpoint)
+        dag.auto_register = wanted
     return dag
 
 
