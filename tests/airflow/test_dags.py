@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,15 @@ def test_regression_a_dag_that_airflow_refuses_is_one_problem_of_its_file(
     with pytest.raises(InvalidUsage, match=r"two\.yaml: Airflow refuses its DAG: ValueError: not this one"):
         dags[BROKEN].validate()
     assert {dag.dag_id for dag, _ in DagContext.autoregistered_dags} == {"one"}, "half a DAG is none"
+
+
+@pytest.mark.parametrize("make", [pipeline_dags, replay_dag, maintain_dag])
+def test_regression_a_folder_that_is_not_there_is_an_error_and_not_an_empty_one(
+    tmp_path: Path, make: Callable[[Path], dict[str, Any]]
+) -> None:
+    assert make(tmp_path) == {}
+    with pytest.raises(InvalidUsage, match="there is no folder '.*elsewhere'"):
+        make(tmp_path / "elsewhere")
 
 
 @pytest.mark.parametrize("files", [1, 41])

@@ -24,7 +24,7 @@ from tidemark.airflow.operators import (
     UpsertOperator,
     ValidateOperator,
 )
-from tidemark.config import PipelineConfig, load_pipelines
+from tidemark.config import LoadedPipelines, PipelineConfig, load_pipelines
 from tidemark.core.errors import InvalidUsage
 from tidemark.pipeline.replay import MODES, VERIFY
 
@@ -62,7 +62,7 @@ def pipeline_dags(
     :param default_args: for all tasks, over Tidemark's own
     :param dag_kwargs: for all DAGs: `max_active_runs`, `catchup`, `start_date`, `tags` …
     """
-    loaded = load_pipelines(folder, environment)
+    loaded = _loaded(folder, environment)
     problems = [str(error) for error in loaded.errors.values()]
     dags: dict[str, DAG] = {}
     for file, config in loaded.pipelines.items():
@@ -86,6 +86,14 @@ def pipeline_dags(
         broken.problems = "\n".join(problems)
         dags[broken.dag_id] = broken
     return dags
+
+
+def _loaded(folder: str | Path, environment: str | None) -> LoadedPipelines:
+    """The pipelines of a folder. One that is not there is `InvalidUsage`: for Airflow, a file that makes no
+    DAG and no error is one whose DAGs were deleted."""
+    if not Path(folder).is_dir():
+        raise InvalidUsage(f"there is no folder {str(folder)!r}", hint="name the one of the pipeline files")
+    return load_pipelines(folder, environment)
 
 
 def _pipeline_dag(
@@ -147,7 +155,7 @@ the ways out.
 def _files(folder: str | Path, environment: str | None, dag_id: str) -> dict[str, str]:
     """The pipelines that can be used, with their files; `pipeline_dags` reports the others. `InvalidUsage`
     when one of them has the id of the DAG that is made for all."""
-    loaded = load_pipelines(folder, environment)
+    loaded = _loaded(folder, environment)
     files = {
         config.name: str(Path(folder).absolute() / file) for file, config in sorted(loaded.pipelines.items())
     }
