@@ -16,6 +16,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from tests.unit.harness import World, rec
 from tidemark.airflow.operators import (
     IngestOperator,
+    ReclockOperator,
     ReplayOperator,
     ReplayReportOperator,
     UpsertOperator,
@@ -39,7 +40,8 @@ class Bench:
         self.world = World()
         self.job: Job = lambda order: None
         monkeypatch.setattr("tidemark.tasks.open_pipeline", lambda *args, **kwargs: self.deployment())
-        monkeypatch.setattr("tidemark.airflow.steps.provide_connection", lambda *args: None)
+        for user in ("steps", "operators"):
+            monkeypatch.setattr(f"tidemark.airflow.{user}.provide_connection", lambda *args: None)
         monkeypatch.setattr(SparkStepOperator, "connects", False)
         monkeypatch.setattr(SparkStepOperator, "submit", lambda _, context, order: self.job(order))
         monkeypatch.setattr("tidemark.tasks.gate_of", lambda deployment: compare_plainly)
@@ -135,6 +137,26 @@ def test_a_job_that_was_overtaken_is_retried(bench: Bench, monkeypatch: pytest.M
     with pytest.raises(AirflowException, match="more for upsert than its job has done: retry") as error:
         upsert.execute(bench.context())
     assert not isinstance(error.value, AirflowFailException)
+
+
+def test_regression_a_cleared_run_that_never_bound_anything_asks_for_the_sources_tables(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+
+    def opened(*args: object, binds: bool = False) -> Any:
+        asked.append(binds)
+        return bench.deployment()
+
+    monkeypatch.setattr("tidemark.tasks.open_pipeline", opened)
+    bench.world.feed(rec("k", 1))
+    reclock = ReclockOperator(task_id="reclock", pipeline_file="shop.yaml")
+    assert reclock.execute(bench.context(clear_number=1))["owned"] == [1]
+    assert asked[-1], "its first reclock has failed, and nothing is bound"
+    assert reclock.execute(bench.context(clear_number=2))["owned"] == [1]
+    assert not asked[-1], "what is bound is proven, and needs no source"
+    reclock.execute(bench.context("other"))
+    assert asked[-1]
 
 
 def test_an_order_names_the_run_and_when_it_began(bench: Bench) -> None:

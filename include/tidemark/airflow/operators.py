@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
@@ -32,8 +32,6 @@ class ControlOperator(BaseOperator):
 
     template_fields: Sequence[str] = ("pipeline_file", "environment")
     ui_color = "#eef4e2"
-    binds: ClassVar[bool] = False
-    """Whether the step asks the source for new input, and so for new tables too."""
 
     def __init__(self, *, pipeline_file: str | Path, environment: str | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -41,17 +39,17 @@ class ControlOperator(BaseOperator):
         self.environment = environment
 
     def execute(self, context: Context) -> Any:
-        from tidemark import tasks
-
         order = order_of(context, pipeline_file=self.pipeline_file, environment=self.environment)
         try:
             provide_connection(self.pipeline_file, self.environment)
-            # A cleared run proves what is bound, and needs no source that can be asked.
-            binds = self.binds and not order.cleared
-            deployment = tasks.open_pipeline(self.pipeline_file, self.environment, binds=binds)
-            return self.work(context, deployment, order)
+            return self.work(context, self.opened(order), order)
         except TidemarkError as error:
             raise failure(error) from error
+
+    def opened(self, order: Order) -> Deployment:
+        from tidemark import tasks
+
+        return tasks.open_pipeline(self.pipeline_file, self.environment)
 
     def work(self, context: Context, deployment: Deployment, order: Order) -> Any:
         raise NotImplementedError
@@ -60,7 +58,10 @@ class ControlOperator(BaseOperator):
 class ReclockOperator(ControlOperator):
     """Find the run's transactions, or bind new input to new ones."""
 
-    binds = True
+    def opened(self, order: Order) -> Deployment:
+        from tidemark import tasks
+
+        return tasks.open_to_bind(self.pipeline_file, self.environment, order.attempt)
 
     def work(self, context: Context, deployment: Deployment, order: Order) -> Any:
         from tidemark import tasks

@@ -102,10 +102,12 @@ def run(
     """
     from tidemark.cli.places import passed_over, show_passed_over, warnings_of
     from tidemark.pipeline.run import run as run_pipeline
+    from tidemark.pipeline.stepwise import only_proves
     from tidemark.publishing import publish_due
 
-    deployment = open_deployment(pipeline, environment, binds=not prove)
     attempt = new_attempt(run_id, cleared=prove)
+    proves = prove and only_proves(open_deployment(pipeline, environment).pipeline, attempt)
+    deployment = open_deployment(pipeline, environment, binds=not proves)
     with watched(as_json) as progress, ThreadPoolExecutor(1) as background:
         report = run_pipeline(
             deployment.pipeline,
