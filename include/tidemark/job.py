@@ -8,6 +8,7 @@ why in a form that the worker picks up (`failure_in`).
 from __future__ import annotations
 
 import argparse
+import base64
 import gc
 import json
 import os
@@ -180,7 +181,7 @@ def main(step: str, arguments: Sequence[str] | None = None) -> int:
         deployment = open_pipeline(order.pipeline_file, order.environment or None, submitted_session)
         told = perform(step, deployment, order)
     except TidemarkError as error:
-        sys.stdout.write(f"{ERROR_MARK}{json.dumps(described(error))}\n")
+        sys.stdout.write(f"{error}\n{error_line(error)}\n")
         return 1
     sys.stdout.write(f"{json.dumps(told)}\n")
     return 0
@@ -195,16 +196,22 @@ def submitted_session() -> SparkSession:
     return session
 
 
-def described(error: TidemarkError) -> dict[str, Any]:
-    """An error as a line of text: what it says, and whether trying again can help."""
-    return {"message": str(error), "retry": isinstance(error, Determinate | Indeterminate)}
+def error_line(error: TidemarkError) -> str:
+    """An error as a line for `failure_in`: what it says, and whether trying again can help."""
+    told = {"message": str(error), "retry": isinstance(error, Determinate | Indeterminate)}
+    # The provider hides whatever follows a word with `password` or `secret` in it, in an error's text too.
+    return ERROR_MARK + base64.b64encode(json.dumps(told).encode()).decode()
 
 
 def failure_in(output: str) -> Mapping[str, Any] | None:
-    """What a failed job's output says about why; None when the job did not come so far."""
+    """What a failed job's output says about why, as `message` and `retry`; None when the job did not come so
+    far, or what it says can't be read."""
     for line in reversed(output.splitlines()):
         _, mark, text = line.partition(ERROR_MARK)
         if mark:
-            found: Mapping[str, Any] = json.loads(text)
-            return found
+            try:
+                found = json.loads(base64.b64decode(text.strip(), validate=True))
+            except ValueError:
+                return None
+            return found if isinstance(found, dict) and {"message", "retry"} <= found.keys() else None
     return None

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
+from airflow.providers.apache.spark.hooks.spark_submit import _mask_sensitive_values
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
@@ -23,7 +24,8 @@ from tidemark.airflow.operators import (
     ValidateOperator,
 )
 from tidemark.airflow.steps import SparkStepOperator
-from tidemark.job import Order, perform
+from tidemark.core.errors import InvalidUsage
+from tidemark.job import Order, error_line, failure_in, perform
 from tidemark.pipeline.run import run
 from tidemark.pipeline.stepwise import compare_plainly
 from tidemark.tasks import SparkNeeded
@@ -157,6 +159,13 @@ def test_regression_a_cleared_run_that_never_bound_anything_asks_for_the_sources
     assert not asked[-1], "what is bound is proven, and needs no source"
     reclock.execute(bench.context("other"))
     assert asked[-1]
+
+
+def test_regression_a_failure_that_speaks_of_a_password_is_told_in_full() -> None:
+    """The provider hides the word after it, which may be the end of what we say."""
+    error = InvalidUsage("the column password_hash is not declared", hint="name the secret column")
+    line = _mask_sensitive_values(f"{error_line(error)}\n")
+    assert failure_in(line) == {"message": str(error), "retry": False}
 
 
 def test_an_order_names_the_run_and_when_it_began(bench: Bench) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemark.core.errors import Determinate, InvalidUsage
-from tidemark.job import ERROR_MARK, Order, described, failure_in, job_file
+from tidemark.job import ERROR_MARK, Order, error_line, failure_in, job_file
 
 TEXT = st.text(st.characters(blacklist_characters="\0", blacklist_categories=("Cs",)), min_size=1)
 
@@ -40,10 +39,14 @@ def test_the_attempt_of_an_order_is_known_by_its_date_before_its_run() -> None:
 
 @pytest.mark.parametrize(("error", "retry"), [(Determinate("disk full"), True), (InvalidUsage("bad"), False)])
 def test_a_failure_is_found_in_the_output_of_a_job(error: Determinate | InvalidUsage, retry: bool) -> None:
-    line = ERROR_MARK + json.dumps(described(error))
-    found = failure_in(f"some log\n{line}\nJVM says goodbye")
+    found = failure_in(f"some log\n{error_line(error)}\nJVM says goodbye")
     assert found == {"message": str(error), "retry": retry}
     assert failure_in("killed") is None
+
+
+@pytest.mark.parametrize("text", ["", "?", '{"message": ', "bm90IEpTT04=", "WzFd", "e30="])
+def test_regression_a_failure_that_cant_be_read_is_none(text: str) -> None:
+    assert failure_in(f"some log\n{ERROR_MARK}{text}") is None
 
 
 def test_every_step_has_a_job() -> None:

@@ -80,7 +80,9 @@ def pipeline_dags(
                 dag_kwargs=dag_kwargs,
             )
         except Exception as error:  # Whatever Airflow has against one DAG, the others are not to go with it.
-            problems.append(f"{Path(folder) / file}: Airflow refuses its DAG: {type(error).__name__}: {error}")
+            problems.append(
+                f"{Path(folder) / file}: Airflow refuses its DAG: {type(error).__name__}: {error}"
+            )
     if problems:
         broken = BrokenPipelines(BROKEN, schedule=None)
         broken.problems = "\n".join(problems)
