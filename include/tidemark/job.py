@@ -125,7 +125,7 @@ class Submission:
     environment: Mapping[str, str]
 
 
-def submission(step: str, *, master: str) -> Submission:
+def submission(step: str, *, master: str, deploy_mode: str | None = None) -> Submission:
     """How a step is submitted with this interpreter and its `spark-submit`, offline, with Delta on board."""
     from tidemark.spark.jars import jar_paths
     from tidemark.spark.java import use_java
@@ -133,14 +133,24 @@ def submission(step: str, *, master: str) -> Submission:
 
     use_java()
     confs = session_confs(master=master, jars=jar_paths())
-    folder = str(Path(sys.executable).parent)
+    environment = submit_environment(master=master, deploy_mode=deploy_mode)
+    return Submission(str(job_file(step)), confs.pop("spark.jars"), confs, environment)
+
+
+def submit_environment(*, master: str, deploy_mode: str | None) -> dict[str, str]:
+    """What `spark-submit` finds in its environment, over the worker's own. Nothing for a driver on a
+    standalone cluster: it can't be handed any, and the provider refuses to try."""
+    if deploy_mode == "cluster" and master.startswith("spark://"):
+        return {}
     environment = {
-        "PATH": os.pathsep.join([folder, os.environ.get("PATH", "")]),
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
-        "SPARK_LOCAL_IP": os.environ.get("SPARK_LOCAL_IP", "127.0.0.1"),
     }
-    return Submission(str(job_file(step)), confs.pop("spark.jars"), confs, environment)
+    if not master.startswith("local"):
+        return environment
+    # Only here: executors on other machines could not call back to this address.
+    return {**environment, "SPARK_LOCAL_IP": os.environ.get("SPARK_LOCAL_IP", "127.0.0.1")}
 
 
 def connected(url: str, token: str | None) -> SparkSession:

@@ -171,7 +171,7 @@ def test_regression_a_folder_that_is_not_there_is_an_error_and_not_an_empty_one(
     tmp_path: Path, make: Callable[[Path], dict[str, Any]]
 ) -> None:
     assert make(tmp_path) == {}
-    with pytest.raises(InvalidUsage, match="there is no folder '.*elsewhere'"):
+    with pytest.raises(InvalidUsage, match=r"there is no folder '.*elsewhere'"):
         make(tmp_path / "elsewhere")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemark.core.errors import Determinate, InvalidUsage
-from tidemark.job import ERROR_MARK, Order, error_line, failure_in, job_file
+from tidemark.job import ERROR_MARK, Order, error_line, failure_in, job_file, submit_environment
 
 TEXT = st.text(st.characters(blacklist_characters="\0", blacklist_categories=("Cs",)), min_size=1)
 
@@ -47,6 +48,17 @@ def test_a_failure_is_found_in_the_output_of_a_job(error: Determinate | InvalidU
 @pytest.mark.parametrize("text", ["", "?", '{"message": ', "bm90IEpTT04=", "WzFd", "e30="])
 def test_regression_a_failure_that_cant_be_read_is_none(text: str) -> None:
     assert failure_in(f"some log\n{ERROR_MARK}{text}") is None
+
+
+def test_regression_only_a_local_spark_is_bound_to_the_loopback_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("SPARK_LOCAL_IP", raising=False)
+    masters = ("local", "local[2]", "spark://one:7077", "yarn", "k8s://https://one:6443")
+    found = {name: submit_environment(master=name, deploy_mode="client") for name in masters}
+    bound = {name: told["SPARK_LOCAL_IP"] for name, told in found.items() if "SPARK_LOCAL_IP" in told}
+    assert bound == dict.fromkeys(("local", "local[2]"), "127.0.0.1")
+    assert {told["PYSPARK_PYTHON"] for told in found.values()} == {sys.executable}
 
 
 def test_every_step_has_a_job() -> None:

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Final
 from airflow.sdk import BaseHook, BaseOperator
 from airflow.sdk.bases.decorator import DecoratedOperator, TaskDecorator, task_decorator_factory
 
+from tidemark.airflow.masters import CONNECT_TYPE, connect_url, master_of
 from tidemark.airflow.runs import failure
-from tidemark.airflow.steps import CONNECT_TYPE
 from tidemark.core.errors import TidemarkError
 from tidemark.job import connected, driven
 
@@ -118,11 +118,10 @@ class ShardConsumerOperator(BaseOperator):
     def _spark(self) -> Any:
         if self._session is None:
             found = BaseHook.get_connection(self.conn_id)
-            port = f":{found.port}" if found.port else ""
             if found.conn_type == CONNECT_TYPE:
-                self._session = connected(f"sc://{found.host}{port}", found.password or None)
+                self._session = connected(connect_url(found), found.password or None)
             else:
-                self._session = driven(self.task_id, f"{found.host or 'local[*]'}{port}")
+                self._session = driven(self.task_id, master_of(found))
         return self._session
 
     def _disconnect(self) -> None:
