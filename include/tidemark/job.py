@@ -15,6 +15,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -150,7 +151,17 @@ def submit_environment(*, master: str, deploy_mode: str | None) -> dict[str, str
     if not master.startswith("local"):
         return environment
     # Only here: executors on other machines could not call back to this address.
-    return {**environment, "SPARK_LOCAL_IP": os.environ.get("SPARK_LOCAL_IP", "127.0.0.1")}
+    environment["SPARK_LOCAL_IP"] = os.environ.get("SPARK_LOCAL_IP", "127.0.0.1")
+    # Without a home the scripts ask the interpreter for one, and call it unquoted.
+    home = os.environ.get("SPARK_HOME") or _spark_home()
+    return {**environment, "SPARK_HOME": home} if home else environment
+
+
+def _spark_home() -> str | None:
+    """Where the installed PySpark has its Spark; it is not loaded for that."""
+    found = find_spec("pyspark")
+    home = Path(found.origin).parent if found is not None and found.origin else None
+    return str(home) if home is not None and (home / "jars").is_dir() else None
 
 
 def connected(url: str, token: str | None) -> SparkSession:

@@ -199,7 +199,9 @@ def cores_of(spark: SparkSession) -> int:
 def _log_confs(log_file: Path) -> dict[str, str]:
     log_file.parent.mkdir(parents=True, exist_ok=True)
     settings = Path(__file__).with_name("log4j2.properties")
-    options = f"-Dlog4j2.configurationFile={settings.as_uri()} -Dtidemark.spark.log={log_file}"
+    # Spark splits the options at spaces, except between quotes, where a backslash spares the next character.
+    place = str(log_file).replace("\\", r"\\").replace('"', r"\"")
+    options = f'-Dlog4j2.configurationFile={settings.as_uri()} "-Dtidemark.spark.log={place}"'
     return {"spark.driver.extraJavaOptions": options}
 
 
