@@ -146,15 +146,26 @@ class _ShardDecoratedOperator(DecoratedOperator, ShardConsumerOperator):
         signature = inspect.signature(python_callable)
         if BATCH not in signature.parameters:
             raise TypeError(f"{python_callable.__name__} needs a parameter {BATCH!r}")
+        nameless = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
+        for one in signature.parameters.values():
+            if one.kind in nameless:
+                raise TypeError(f"{python_callable.__name__} can't be given {one.name!r} by name")
         # The batch comes when the task runs; whoever calls the function in a DAG gives the other arguments.
         given = [
             one.replace(default=None, kind=inspect.Parameter.KEYWORD_ONLY) if one.name == BATCH else one
             for one in signature.parameters.values()
         ]
         given.sort(key=lambda one: one.kind)
-        python_callable.__signature__ = signature.replace(parameters=given)  # type: ignore[attr-defined]
-        upstream = {"python_callable": python_callable, "op_kwargs": kwargs.get("op_kwargs")}
-        super().__init__(python_callable=python_callable, kwargs_to_upstream=upstream, **kwargs)
+        signature = signature.replace(parameters=given)
+        python_callable.__signature__ = signature  # type: ignore[attr-defined]
+        # What is given by its place gets its name here: one field to render, and to find upstream tasks in.
+        placed, named = kwargs.pop("op_args", None) or (), kwargs.pop("op_kwargs", None) or {}
+        signature.bind_partial(*placed, **named)
+        named = {**signature.bind_partial(*placed).arguments, **named}
+        upstream = {"python_callable": python_callable, "op_kwargs": named}
+        super().__init__(
+            python_callable=python_callable, op_kwargs=named, kwargs_to_upstream=upstream, **kwargs
+        )
 
     def execute(self, context: Context) -> Any:
         return ShardConsumerOperator.execute(self, context)
