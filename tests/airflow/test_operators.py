@@ -86,6 +86,23 @@ def test_a_proof_that_a_job_did_not_make_is_not_green(bench: Bench) -> None:
     assert (told["txn"], told["verdict"], told["replayed"]) == (1, "identical", True)
 
 
+def test_regression_a_red_gate_names_the_environment_that_it_is_red_in(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_finished_run(bench)
+    (part,) = bench.world.log()[0].parts
+    del bench.world.files[part.path]
+    bench.job = lambda order: perform("validate", bench.deployment(), order) and None
+    repair = "tidemark replay shop --from 1 --to 1 --mode repair -e"
+    validate = ValidateOperator(task_id="validate", pipeline_file="shop.yaml", environment="prod")
+    with pytest.raises(AirflowFailException, match=f"{repair} prod"):
+        validate.execute(bench.context(clear_number=1))
+    monkeypatch.setenv("TIDEMARK_ENVIRONMENT", "lab")
+    validate.environment = None
+    with pytest.raises(AirflowFailException, match=f"{repair} lab"):
+        validate.execute(bench.context(clear_number=2))
+
+
 def test_every_try_submits_a_driver_of_its_own() -> None:
     assert not ValidateOperator(task_id="validate", pipeline_file="shop.yaml", durable=True).durable
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -119,7 +120,9 @@ class ValidateOperator(SparkStepOperator):
         judged = verdicts_of(deployment.pipeline, order.attempt)
         red = [one for one in judged if not one.gated.passed]
         if red:
-            raise AirflowFailException(telling.explained(deployment, red))
+            # Whoever reads this has a shell of their own, without the worker's settings.
+            environment = order.environment or os.environ.get("TIDEMARK_ENVIRONMENT")
+            raise AirflowFailException(telling.explained(deployment, red, environment))
         telling.require_verdicts(asked, {one.txn for one in judged if one.replayed})
         return telling.told_verdicts(judged)
 
