@@ -33,15 +33,19 @@ from tidemark.airflow.client import FINAL_STATES, AirflowClient
 from tidemark.airflow.embedded import SPARK, EmbeddedAirflow
 from tidemark.airflow.processes import free_port
 from tidemark.airflow.project import project_airflow
-from tidemark.home import home
+from tidemark.config import load_pipeline
 from tidemark.spark.connect import TOKEN_VARIABLE
 from tidemark.spark.session import SHORT_JOBS
 from tidemark.tasks import open_pipeline
 
 PROJECT = Path(__file__).resolve().parents[1]
 PIPELINE = PROJECT / "include" / "pipelines" / "demo.yaml"
-FOLDER = home() / "demo"
-TABLES = FOLDER / "warehouse" / "demo"
+# A user's own settings would send the demo's rows into their tables, and be what the checks look at.
+for setting in ("TIDEMARK_WAREHOUSE", "TIDEMARK_ROOT", "TIDEMARK_PIPELINES", "TIDEMARK_ENVIRONMENT"):
+    os.environ.pop(setting, None)
+CONFIG = load_pipeline(PIPELINE)
+LANDING = Path(CONFIG.source_location)
+TABLES = Path(CONFIG.warehouse_location) / CONFIG.name
 DAG = "demo"
 STARTER = "demo"
 TASKS = ("reclock", "ingest", "validate", "upsert", "checkpoint")
@@ -183,7 +187,7 @@ class Demo:
             columns = ", ".join(
                 column.name for column in DeltaTable(TABLES / table / "state").schema().fields
             )
-            query = EXPECTED.format(columns=columns, folder=FOLDER / "landing", table=table)
+            query = EXPECTED.format(columns=columns, folder=LANDING, table=table)
             expected = duckdb.sql(query).fetchall()
             state = QueryBuilder().register("t", DeltaTable(TABLES / table / "state"))
             found = state.execute(f"SELECT {columns} FROM t ORDER BY id").read_all()
@@ -220,8 +224,9 @@ def prepare(airflow: EmbeddedAirflow) -> None:
     while runs := client.call("GET", f"/dags/{DAG}/dagRuns", limit=100)["dag_runs"]:
         for run in runs:  # What they were about goes with the warehouse.
             client.call("DELETE", f"/dags/{DAG}/dagRuns/{quote(run['dag_run_id'])}")
-    shutil.rmtree(FOLDER, ignore_errors=True)
-    (FOLDER / "landing").mkdir(parents=True)
+    for folder in (LANDING, TABLES):
+        shutil.rmtree(folder, ignore_errors=True)
+    LANDING.mkdir(parents=True)
     client.unpause(DAG)
 
 
@@ -361,7 +366,7 @@ def main() -> int:
     try:
         prepare(airflow)
         demo = Demo(airflow)
-        tell_the_story(demo, Shop(FOLDER / "landing"))
+        tell_the_story(demo, Shop(LANDING))
         step("7. What the tables hold, and what the journal says")
         demo.check()
         for table in ("customers", "orders"):

@@ -8,12 +8,14 @@ why in a form that the worker picks up (`failure_in`).
 from __future__ import annotations
 
 import argparse
+import base64
 import gc
 import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -124,7 +126,7 @@ class Submission:
     environment: Mapping[str, str]
 
 
-def submission(step: str, *, master: str) -> Submission:
+def submission(step: str, *, master: str, deploy_mode: str | None = None) -> Submission:
     """How a step is submitted with this interpreter and its `spark-submit`, offline, with Delta on board."""
     from tidemark.spark.jars import jar_paths
     from tidemark.spark.java import use_java
@@ -132,14 +134,34 @@ def submission(step: str, *, master: str) -> Submission:
 
     use_java()
     confs = session_confs(master=master, jars=jar_paths())
-    folder = str(Path(sys.executable).parent)
+    environment = submit_environment(master=master, deploy_mode=deploy_mode)
+    return Submission(str(job_file(step)), confs.pop("spark.jars"), confs, environment)
+
+
+def submit_environment(*, master: str, deploy_mode: str | None) -> dict[str, str]:
+    """What `spark-submit` finds in its environment, over the worker's own. Nothing for a driver on a
+    standalone cluster: it can't be handed any, and the provider refuses to try."""
+    if deploy_mode == "cluster" and master.startswith("spark://"):
+        return {}
     environment = {
-        "PATH": os.pathsep.join([folder, os.environ.get("PATH", "")]),
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
-        "SPARK_LOCAL_IP": os.environ.get("SPARK_LOCAL_IP", "127.0.0.1"),
     }
-    return Submission(str(job_file(step)), confs.pop("spark.jars"), confs, environment)
+    if not master.startswith("local"):
+        return environment
+    # Only here: executors on other machines could not call back to this address.
+    environment["SPARK_LOCAL_IP"] = os.environ.get("SPARK_LOCAL_IP", "127.0.0.1")
+    # Without a home the scripts ask the interpreter for one, and call it unquoted.
+    home = os.environ.get("SPARK_HOME") or _spark_home()
+    return {**environment, "SPARK_HOME": home} if home else environment
+
+
+def _spark_home() -> str | None:
+    """Where the installed PySpark has its Spark; it is not loaded for that."""
+    found = find_spec("pyspark")
+    home = Path(found.origin).parent if found is not None and found.origin else None
+    return str(home) if home is not None and (home / "jars").is_dir() else None
 
 
 def connected(url: str, token: str | None) -> SparkSession:
@@ -180,7 +202,7 @@ def main(step: str, arguments: Sequence[str] | None = None) -> int:
         deployment = open_pipeline(order.pipeline_file, order.environment or None, submitted_session)
         told = perform(step, deployment, order)
     except TidemarkError as error:
-        sys.stdout.write(f"{ERROR_MARK}{json.dumps(described(error))}\n")
+        sys.stdout.write(f"{error}\n{error_line(error)}\n")
         return 1
     sys.stdout.write(f"{json.dumps(told)}\n")
     return 0
@@ -195,16 +217,22 @@ def submitted_session() -> SparkSession:
     return session
 
 
-def described(error: TidemarkError) -> dict[str, Any]:
-    """An error as a line of text: what it says, and whether trying again can help."""
-    return {"message": str(error), "retry": isinstance(error, Determinate | Indeterminate)}
+def error_line(error: TidemarkError) -> str:
+    """An error as a line for `failure_in`: what it says, and whether trying again can help."""
+    told = {"message": str(error), "retry": isinstance(error, Determinate | Indeterminate)}
+    # The provider hides whatever follows a word with `password` or `secret` in it, in an error's text too.
+    return ERROR_MARK + base64.b64encode(json.dumps(told).encode()).decode()
 
 
 def failure_in(output: str) -> Mapping[str, Any] | None:
-    """What a failed job's output says about why; None when the job did not come so far."""
+    """What a failed job's output says about why, as `message` and `retry`; None when the job did not come so
+    far, or what it says can't be read."""
     for line in reversed(output.splitlines()):
         _, mark, text = line.partition(ERROR_MARK)
         if mark:
-            found: Mapping[str, Any] = json.loads(text)
-            return found
+            try:
+                found = json.loads(base64.b64decode(text.strip(), validate=True))
+            except ValueError:
+                return None
+            return found if isinstance(found, dict) and {"message", "retry"} <= found.keys() else None
     return None

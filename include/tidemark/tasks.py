@@ -61,6 +61,12 @@ def open_pipeline(
     return Deployment(discovered(config) if binds else config, session)
 
 
+def open_to_bind(file: str | Path, environment: str | None, attempt: Attempt) -> Deployment:
+    """The deployment for the step that binds. A run that only proves needs no source that can be asked."""
+    proves = attempt.cleared and stepwise.only_proves(open_pipeline(file, environment).pipeline, attempt)
+    return open_pipeline(file, environment, binds=not proves)
+
+
 def reclock(deployment: Deployment, attempt: Attempt) -> Told:
     """Find the run's transactions, or mint them.
 

@@ -6,6 +6,7 @@ Never rows; a few kilobytes at most.
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -104,9 +105,15 @@ def require_verdicts(asked: Iterable[int], judged: Container[int]) -> None:
         raise Determinate(f"this try has left no verdict on transactions {listed}", hint="retry")
 
 
-def explained(deployment: Deployment, red: Sequence[Judged]) -> str:
+def for_environment(environment: str | None) -> str:
+    """What a command line needs at its end to mean this environment of the pipeline file."""
+    return f" -e {shlex.quote(environment)}" if environment else ""
+
+
+def explained(deployment: Deployment, red: Sequence[Judged], environment: str | None = None) -> str:
     """Why a gate is red, and the ways out, for people."""
     name = deployment.config.name
+    there = for_environment(environment)
     lines: list[str] = []
     for one in red:
         finding, txn = one.gated.finding, one.txn
@@ -117,20 +124,20 @@ def explained(deployment: Deployment, red: Sequence[Judged]) -> str:
             lines += [
                 "what was committed stays as it is, and downstream waits. To get out:",
                 "  restore the input that changed and clear this task; or, if the parts were damaged:",
-                f"  tidemark replay {name} --from {txn} --to {txn} --mode repair",
+                f"  tidemark replay {name} --from {txn} --to {txn} --mode repair{there}",
             ]
         else:
-            lines += ["nothing of it is visible. To get out:", *ways_out(name, one)]
+            lines += ["nothing of it is visible. To get out:", *ways_out(name, one, there)]
     return "\n".join(lines)
 
 
-def ways_out(pipeline: str, one: Judged) -> list[str]:
+def ways_out(pipeline: str, one: Judged, there: str) -> list[str]:
     """What can be done about an open transaction. Of input that is gone nothing was staged to accept."""
-    skip = f'  tidemark skip {pipeline} {one.txn} --reason "..."     passes over it'
+    skip = f'  tidemark skip {pipeline} {one.txn} --reason "..."{there}     passes over it'
     if one.gated.finding.verdict is Verdict.INPUT_GONE:
         return ["  restore the input and clear the run's tasks from ingest on; or", skip]
     return [
         "  fix the cause and clear the run's tasks from ingest on; or",
-        f'  tidemark accept {pipeline} {one.txn} --reason "..."   seals it as it is; or',
+        f'  tidemark accept {pipeline} {one.txn} --reason "..."{there}   seals it as it is; or',
         skip,
     ]

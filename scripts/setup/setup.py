@@ -2,7 +2,7 @@
 
 Standard library only: it runs before anything is installed. Every step either finds its work done, or does
 it somewhere aside and puts it in place as its last act, so that a set-up killed at any moment is simply run
-again. Nothing is written outside the project folder, and nothing needs root.
+again. Nothing is written outside the project folder and `$TIDEMARK_HOME`, and nothing needs root.
 
     setup.py install    what `setup.sh` calls; the stamp's content comes on standard input
     setup.py lock       write the lock files again from the lists of direct dependencies
@@ -23,6 +23,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 HERE = ROOT / "scripts" / "setup"
 STATE = ROOT / ".tidemark"
+# Where the package looks for what is fetched for it (`tidemark.home`).
+HOME = ROOT / (os.environ.get("TIDEMARK_HOME") or STATE)
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 LOCK = ROOT / "requirements.lock"
@@ -64,7 +66,7 @@ def install(stamp: bytes) -> None:
 
 def make_archive() -> None:
     """An archive of Spark's classes, from which JVMs start sooner; everything works without it too."""
-    archive = Path(os.environ.get("TIDEMARK_HOME") or STATE) / "cache" / "spark.jsa"
+    archive = HOME / "cache" / "spark.jsa"
     if archive.is_file() and archive.stat().st_mtime > (VENV / ".complete").stat().st_mtime:
         return
     say("rehearsing Spark once, so that it starts sooner from now on")
@@ -171,7 +173,7 @@ def ensure_java(uv: str) -> None:
     if subprocess.run(ask, cwd=ROOT, env=environment(), capture_output=True, check=False).returncode == 0:
         return
     say("no Java that Spark runs on was found; fetching one")
-    fresh = emptied(STATE / "java.new")
+    fresh = emptied(HOME / "java.new")
     advice = "install a Java 17 runtime (openjdk-17-jre-headless, for example), or set JAVA_HOME to one"
     run(
         [uv, "pip", "install", "--quiet", "--python", str(PYTHON), "--require-hashes", "--no-deps"]
@@ -182,8 +184,8 @@ def ensure_java(uv: str) -> None:
     wrapper.parent.mkdir()
     wrapper.write_text(JAVA_WRAPPER, encoding="utf-8")
     wrapper.chmod(0o755)
-    shutil.rmtree(STATE / "java", ignore_errors=True)
-    fresh.rename(STATE / "java")
+    shutil.rmtree(HOME / "java", ignore_errors=True)
+    fresh.rename(HOME / "java")
     run(ask, f"the fetched Java does not run here: {advice}")
 
 

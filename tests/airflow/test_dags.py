@@ -6,13 +6,17 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from airflow.sdk.definitions._internal.contextmanager import DagContext
 
 from tests.airflow.conftest import PIPELINE, PROJECT
-from tidemark.airflow import maintain_dag, replay_dag
+from tidemark.airflow import maintain_dag, pipeline_dags, replay_dag
+from tidemark.airflow.assets import pipeline_alias
+from tidemark.airflow.factory import BROKEN
 from tidemark.core.errors import InvalidUsage
 
 pytestmark = [pytest.mark.airflow, pytest.mark.slow]
@@ -125,6 +129,50 @@ def test_the_dags_for_all_pipelines_take_a_users_arguments_and_refuse_a_pipeline
         assert (dag.get_task(task).retries, dag.get_task(task).owner) == (7, "tidemark")
         with pytest.raises(InvalidUsage, match="the DAG 'one' is another one"):
             make(tmp_path, dag_id="one")
+
+
+def two_pipelines(folder: Path, *, schedule: str = "null") -> None:
+    """Pipeline files of which the second has a schedule of its own."""
+    (folder / "one.yaml").write_text(PIPELINE.format(name="one"))
+    text = PIPELINE.format(name="two").replace("schedule: null", f"schedule: {schedule}")
+    (folder / "two.yaml").write_text(text)
+
+
+def test_regression_a_continuous_pipeline_has_one_run_at_a_time_and_leaves_the_others_alone(
+    tmp_path: Path,
+) -> None:
+    two_pipelines(tmp_path, schedule='"@continuous"')
+    dags = pipeline_dags(tmp_path, max_active_runs=2)
+    assert {name: dag.max_active_runs for name, dag in dags.items()} == {"one": 2, "two": 1}
+
+
+def test_regression_a_dag_that_airflow_refuses_is_one_problem_of_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two_pipelines(tmp_path)
+
+    def refuse(pipeline: str) -> Any:
+        if pipeline == "two":
+            raise ValueError("not this one")
+        return pipeline_alias(pipeline)
+
+    monkeypatch.setattr("tidemark.airflow.operators.pipeline_alias", refuse)
+    monkeypatch.setattr(DagContext, "current_autoregister_module_name", __name__)
+    monkeypatch.setattr(DagContext, "autoregistered_dags", set())
+    dags = pipeline_dags(tmp_path)
+    assert set(dags) == {"one", BROKEN}
+    with pytest.raises(InvalidUsage, match=r"two\.yaml: Airflow refuses its DAG: ValueError: not this one"):
+        dags[BROKEN].validate()
+    assert {dag.dag_id for dag, _ in DagContext.autoregistered_dags} == {"one"}, "half a DAG is none"
+
+
+@pytest.mark.parametrize("make", [pipeline_dags, replay_dag, maintain_dag])
+def test_regression_a_folder_that_is_not_there_is_an_error_and_not_an_empty_one(
+    tmp_path: Path, make: Callable[[Path], dict[str, Any]]
+) -> None:
+    assert make(tmp_path) == {}
+    with pytest.raises(InvalidUsage, match=r"there is no folder '.*elsewhere'"):
+        make(tmp_path / "elsewhere")
 
 
 @pytest.mark.parametrize("files", [1, 41])

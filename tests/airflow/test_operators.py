@@ -10,19 +10,22 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
+from airflow.providers.apache.spark.hooks.spark_submit import _mask_sensitive_values
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from tests.unit.harness import World, rec
 from tidemark.airflow.operators import (
     IngestOperator,
+    ReclockOperator,
     ReplayOperator,
     ReplayReportOperator,
     UpsertOperator,
     ValidateOperator,
 )
 from tidemark.airflow.steps import SparkStepOperator
-from tidemark.job import Order, perform
+from tidemark.core.errors import InvalidUsage
+from tidemark.job import Order, error_line, failure_in, perform
 from tidemark.pipeline.run import run
 from tidemark.pipeline.stepwise import compare_plainly
 from tidemark.tasks import SparkNeeded
@@ -39,7 +42,8 @@ class Bench:
         self.world = World()
         self.job: Job = lambda order: None
         monkeypatch.setattr("tidemark.tasks.open_pipeline", lambda *args, **kwargs: self.deployment())
-        monkeypatch.setattr("tidemark.airflow.steps.provide_connection", lambda *args: None)
+        for user in ("steps", "operators"):
+            monkeypatch.setattr(f"tidemark.airflow.{user}.provide_connection", lambda *args: None)
         monkeypatch.setattr(SparkStepOperator, "connects", False)
         monkeypatch.setattr(SparkStepOperator, "submit", lambda _, context, order: self.job(order))
         monkeypatch.setattr("tidemark.tasks.gate_of", lambda deployment: compare_plainly)
@@ -80,6 +84,23 @@ def test_a_proof_that_a_job_did_not_make_is_not_green(bench: Bench) -> None:
     bench.job = lambda order: perform("validate", bench.deployment(), order) and None
     (told,) = validate.execute(bench.context(clear_number=1))["verdicts"]
     assert (told["txn"], told["verdict"], told["replayed"]) == (1, "identical", True)
+
+
+def test_regression_a_red_gate_names_the_environment_that_it_is_red_in(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_finished_run(bench)
+    (part,) = bench.world.log()[0].parts
+    del bench.world.files[part.path]
+    bench.job = lambda order: perform("validate", bench.deployment(), order) and None
+    repair = "tidemark replay shop --from 1 --to 1 --mode repair -e"
+    validate = ValidateOperator(task_id="validate", pipeline_file="shop.yaml", environment="prod")
+    with pytest.raises(AirflowFailException, match=f"{repair} prod"):
+        validate.execute(bench.context(clear_number=1))
+    monkeypatch.setenv("TIDEMARK_ENVIRONMENT", "lab")
+    validate.environment = None
+    with pytest.raises(AirflowFailException, match=f"{repair} lab"):
+        validate.execute(bench.context(clear_number=2))
 
 
 def test_every_try_submits_a_driver_of_its_own() -> None:
@@ -135,6 +156,33 @@ def test_a_job_that_was_overtaken_is_retried(bench: Bench, monkeypatch: pytest.M
     with pytest.raises(AirflowException, match="more for upsert than its job has done: retry") as error:
         upsert.execute(bench.context())
     assert not isinstance(error.value, AirflowFailException)
+
+
+def test_regression_a_cleared_run_that_never_bound_anything_asks_for_the_sources_tables(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+
+    def opened(*args: object, binds: bool = False) -> Any:
+        asked.append(binds)
+        return bench.deployment()
+
+    monkeypatch.setattr("tidemark.tasks.open_pipeline", opened)
+    bench.world.feed(rec("k", 1))
+    reclock = ReclockOperator(task_id="reclock", pipeline_file="shop.yaml")
+    assert reclock.execute(bench.context(clear_number=1))["owned"] == [1]
+    assert asked[-1], "its first reclock has failed, and nothing is bound"
+    assert reclock.execute(bench.context(clear_number=2))["owned"] == [1]
+    assert not asked[-1], "what is bound is proven, and needs no source"
+    reclock.execute(bench.context("other"))
+    assert asked[-1]
+
+
+def test_regression_a_failure_that_speaks_of_a_password_is_told_in_full() -> None:
+    """The provider hides the word after it, which may be the end of what we say."""
+    error = InvalidUsage("the column password_hash is not declared", hint="name the secret column")
+    line = _mask_sensitive_values(f"{error_line(error)}\n")
+    assert failure_in(line) == {"message": str(error), "retry": False}
 
 
 def test_an_order_names_the_run_and_when_it_began(bench: Bench) -> None:

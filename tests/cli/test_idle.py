@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from bench.start import done
+from tidemark.cli.app import app
 
 HEAVY = {"airflow", "great_expectations", "numpy", "pandas", "pyarrow", "pyspark"}
 PROGRAM = """\
@@ -45,6 +47,17 @@ def test_a_run_with_nothing_to_do_starts_no_spark_and_loads_no_engine(pipeline: 
     assert "checkpoint 1" in told
     assert not loaded & HEAVY
     assert "rich" not in loaded  # Nobody looks at a terminal.
+
+
+def test_regression_a_run_to_be_proven_that_never_bound_anything_asks_for_the_sources_tables(
+    pipeline: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("tidemark.assemble.discovered", lambda config: asked.append(config.name) or config)
+    words = ["run", str(pipeline), "--run-id", "monday", "--prove"]
+    for _ in range(2):
+        assert CliRunner().invoke(app, words).exit_code == 0
+    assert asked == ["idle"], "the second one finds what is decided for the run"
 
 
 @pytest.mark.parametrize("words", ["--help", "check idle.yaml", "status idle.yaml", "txns idle.yaml"])

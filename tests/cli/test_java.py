@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tidemark.core.errors import InvalidUsage
+from tidemark.home import java_folder
 from tidemark.spark.java import find_java, use_java
+
+SETUP = Path(__file__).resolve().parents[2] / "scripts" / "setup" / "setup.py"
 
 
 def make_java(home: Path, version: str, *, reported_home: str = "/reported") -> Path:
@@ -55,6 +60,22 @@ def test_the_fetched_java_is_used_where_there_is_no_other(
     monkeypatch.setenv("JAVA_HOME", "")  # so that the fixture restores it
     assert use_java().home == fetched
     assert os.environ["JAVA_HOME"] == str(fetched)
+
+
+def test_regression_set_up_fetches_a_java_to_where_it_is_looked_for(
+    bare: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = spec_from_file_location("setting_up", SETUP)
+    assert spec is not None
+    assert spec.loader is not None
+    setting_up = module_from_spec(spec)
+    spec.loader.exec_module(setting_up)
+    # Stand in for the question whether there is a Java, and for the fetching.
+    monkeypatch.setattr(setting_up.subprocess, "run", lambda *args, **kwargs: SimpleNamespace(returncode=1))
+    monkeypatch.setattr(setting_up, "run", lambda command, failure: None)
+    setting_up.ensure_java("uv")
+    assert java_folder() == bare / "home" / "java"
+    assert (java_folder() / "bin" / "java").is_file()
 
 
 def test_no_java_at_all_says_what_was_looked_at_and_what_to_do(

@@ -1,8 +1,9 @@
-"""Orders on a command line, and failures in a job's output."""
+"""Orders on a command line, what a submitted job is started with, and failures in its output."""
 
 from __future__ import annotations
 
-import json
+import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemark.core.errors import Determinate, InvalidUsage
-from tidemark.job import ERROR_MARK, Order, described, failure_in, job_file
+from tidemark.job import ERROR_MARK, Order, error_line, failure_in, job_file, submit_environment
+from tidemark.spark.session import _log_confs
 
 TEXT = st.text(st.characters(blacklist_characters="\0", blacklist_categories=("Cs",)), min_size=1)
 
@@ -40,10 +42,47 @@ def test_the_attempt_of_an_order_is_known_by_its_date_before_its_run() -> None:
 
 @pytest.mark.parametrize(("error", "retry"), [(Determinate("disk full"), True), (InvalidUsage("bad"), False)])
 def test_a_failure_is_found_in_the_output_of_a_job(error: Determinate | InvalidUsage, retry: bool) -> None:
-    line = ERROR_MARK + json.dumps(described(error))
-    found = failure_in(f"some log\n{line}\nJVM says goodbye")
+    found = failure_in(f"some log\n{error_line(error)}\nJVM says goodbye")
     assert found == {"message": str(error), "retry": retry}
     assert failure_in("killed") is None
+
+
+@pytest.mark.parametrize("text", ["", "?", '{"message": ', "bm90IEpTT04=", "WzFd", "e30="])
+def test_regression_a_failure_that_cant_be_read_is_none(text: str) -> None:
+    assert failure_in(f"some log\n{ERROR_MARK}{text}") is None
+
+
+def test_regression_only_a_local_spark_is_bound_to_the_loopback_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("SPARK_LOCAL_IP", raising=False)
+    masters = ("local", "local[2]", "spark://one:7077", "yarn", "k8s://https://one:6443")
+    found = {name: submit_environment(master=name, deploy_mode="client") for name in masters}
+    bound = {name: told["SPARK_LOCAL_IP"] for name, told in found.items() if "SPARK_LOCAL_IP" in told}
+    assert bound == dict.fromkeys(("local", "local[2]"), "127.0.0.1")
+    assert {told["PYSPARK_PYTHON"] for told in found.values()} == {sys.executable}
+
+
+def test_regression_a_local_submit_needs_no_interpreter_to_find_its_spark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark's script calls the interpreter unquoted for that, and fails where its path has a space."""
+    monkeypatch.delenv("SPARK_HOME", raising=False)
+    home = submit_environment(master="local[1]", deploy_mode=None)["SPARK_HOME"]
+    assert (Path(home) / "bin" / "spark-submit").is_file()
+    assert "SPARK_HOME" not in submit_environment(master="yarn", deploy_mode="cluster")
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    assert submit_environment(master="local[1]", deploy_mode=None)["SPARK_HOME"] == str(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["plain", "with space", 'with "quotes" and \\ more'])
+def test_regression_a_log_file_in_any_folder_is_one_option_of_the_jvm(tmp_path: Path, name: str) -> None:
+    file = tmp_path / name / "spark.log"
+    (options,) = _log_confs(file).values()
+    # A shell splits double quotes as Spark's launcher does.
+    settings, place = shlex.split(options)
+    assert place == f"-Dtidemark.spark.log={file}"
+    assert settings.startswith("-Dlog4j2.configurationFile=file:///")
 
 
 def test_every_step_has_a_job() -> None:

@@ -36,3 +36,21 @@ def test_the_ways_out_of_a_red_gate_are_those_that_can_work(verdict: Verdict, wa
     said = explained(deployment, [judged])
     assert [way for way in ("accept", "skip") if f"tidemark {way} shop 3 --reason" in said] == ways
     assert "clear the run's tasks from ingest on" in said
+
+
+@pytest.mark.parametrize("replayed", [True, False])
+@pytest.mark.parametrize(
+    ("environment", "end"), [("prod", " -e prod"), ("my lab", " -e 'my lab'"), (None, "")]
+)
+def test_regression_the_ways_out_are_those_of_the_runs_environment(
+    replayed: bool, environment: str | None, end: str
+) -> None:
+    deployment: Any = SimpleNamespace(config=SimpleNamespace(name="shop"))
+    judged = Judged(Gated(Finding(Txn(3), Verdict.DIFFERS), Opinion()), replayed=replayed)
+    said = explained(deployment, [judged], environment)
+    commands = [line.strip().partition("   ")[0] for line in said.splitlines() if "  tidemark " in line]
+    assert commands == (
+        [f"tidemark replay shop --from 3 --to 3 --mode repair{end}"]
+        if replayed
+        else [f'tidemark {way} shop 3 --reason "..."{end}' for way in ("accept", "skip")]
+    )

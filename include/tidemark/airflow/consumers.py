@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Final
 from airflow.sdk import BaseHook, BaseOperator
 from airflow.sdk.bases.decorator import DecoratedOperator, TaskDecorator, task_decorator_factory
 
+from tidemark.airflow.masters import CONNECT_TYPE, connect_url, master_of
 from tidemark.airflow.runs import failure
-from tidemark.airflow.steps import CONNECT_TYPE
 from tidemark.core.errors import TidemarkError
 from tidemark.job import connected, driven
 
@@ -118,11 +118,10 @@ class ShardConsumerOperator(BaseOperator):
     def _spark(self) -> Any:
         if self._session is None:
             found = BaseHook.get_connection(self.conn_id)
-            port = f":{found.port}" if found.port else ""
             if found.conn_type == CONNECT_TYPE:
-                self._session = connected(f"sc://{found.host}{port}", found.password or None)
+                self._session = connected(connect_url(found), found.password or None)
             else:
-                self._session = driven(self.task_id, f"{found.host or 'local[*]'}{port}")
+                self._session = driven(self.task_id, master_of(found))
         return self._session
 
     def _disconnect(self) -> None:
@@ -147,15 +146,26 @@ class _ShardDecoratedOperator(DecoratedOperator, ShardConsumerOperator):
         signature = inspect.signature(python_callable)
         if BATCH not in signature.parameters:
             raise TypeError(f"{python_callable.__name__} needs a parameter {BATCH!r}")
+        nameless = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
+        for one in signature.parameters.values():
+            if one.kind in nameless:
+                raise TypeError(f"{python_callable.__name__} can't be given {one.name!r} by name")
         # The batch comes when the task runs; whoever calls the function in a DAG gives the other arguments.
         given = [
             one.replace(default=None, kind=inspect.Parameter.KEYWORD_ONLY) if one.name == BATCH else one
             for one in signature.parameters.values()
         ]
         given.sort(key=lambda one: one.kind)
-        python_callable.__signature__ = signature.replace(parameters=given)  # type: ignore[attr-defined]
-        upstream = {"python_callable": python_callable, "op_kwargs": kwargs.get("op_kwargs")}
-        super().__init__(python_callable=python_callable, kwargs_to_upstream=upstream, **kwargs)
+        signature = signature.replace(parameters=given)
+        python_callable.__signature__ = signature  # type: ignore[attr-defined]
+        # What is given by its place gets its name here: one field to render, and to find upstream tasks in.
+        placed, named = kwargs.pop("op_args", None) or (), kwargs.pop("op_kwargs", None) or {}
+        signature.bind_partial(*placed, **named)
+        named = {**signature.bind_partial(*placed).arguments, **named}
+        upstream = {"python_callable": python_callable, "op_kwargs": named}
+        super().__init__(
+            python_callable=python_callable, op_kwargs=named, kwargs_to_upstream=upstream, **kwargs
+        )
 
     def execute(self, context: Context) -> Any:
         return ShardConsumerOperator.execute(self, context)

@@ -24,7 +24,7 @@ from tidemark.airflow.operators import (
     UpsertOperator,
     ValidateOperator,
 )
-from tidemark.config import PipelineConfig, load_pipelines
+from tidemark.config import LoadedPipelines, PipelineConfig, load_pipelines
 from tidemark.core.errors import InvalidUsage
 from tidemark.pipeline.replay import MODES, VERIFY
 
@@ -32,6 +32,7 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 TAG = "tidemark"
 REPLAY, MAINTAIN, BROKEN = "replay", "maintain", "tidemark_broken_pipelines"
 RESERVED: Mapping[str, str] = {name: f"{name!r} is the id of a DAG" for name in (REPLAY, MAINTAIN, BROKEN)}
+CONTINUOUS = "@continuous"
 DEFAULT_ARGS: Mapping[str, Any] = {"owner": TAG, "retries": 2, "retry_delay": timedelta(seconds=10)}
 
 
@@ -61,28 +62,40 @@ def pipeline_dags(
     :param default_args: for all tasks, over Tidemark's own
     :param dag_kwargs: for all DAGs: `max_active_runs`, `catchup`, `start_date`, `tags` …
     """
-    loaded = load_pipelines(folder, environment)
+    loaded = _loaded(folder, environment)
     problems = [str(error) for error in loaded.errors.values()]
     dags: dict[str, DAG] = {}
     for file, config in loaded.pipelines.items():
         if config.name in RESERVED:
             problems.append(f"{Path(folder) / file}: {RESERVED[config.name]}; give the pipeline another name")
             continue
-        dag = _pipeline_dag(
-            config,
-            Path(folder).absolute() / file,
-            environment=environment,
-            conn_id=conn_id,
-            publisher_pool=publisher_pool,
-            default_args={**DEFAULT_ARGS, **(default_args or {})},
-            dag_kwargs=dag_kwargs,
-        )
-        dags[dag.dag_id] = dag
+        try:
+            dags[config.name] = _pipeline_dag(
+                config,
+                Path(folder).absolute() / file,
+                environment=environment,
+                conn_id=conn_id,
+                publisher_pool=publisher_pool,
+                default_args={**DEFAULT_ARGS, **(default_args or {})},
+                dag_kwargs=dag_kwargs,
+            )
+        except Exception as error:  # Whatever Airflow has against one DAG, the others are not to go with it.
+            problems.append(
+                f"{Path(folder) / file}: Airflow refuses its DAG: {type(error).__name__}: {error}"
+            )
     if problems:
         broken = BrokenPipelines(BROKEN, schedule=None)
         broken.problems = "\n".join(problems)
         dags[broken.dag_id] = broken
     return dags
+
+
+def _loaded(folder: str | Path, environment: str | None) -> LoadedPipelines:
+    """The pipelines of a folder. One that is not there is `InvalidUsage`: for Airflow, a file that makes no
+    DAG and no error is one whose DAGs were deleted."""
+    if not Path(folder).is_dir():
+        raise InvalidUsage(f"there is no folder {str(folder)!r}", hint="name the one of the pipeline files")
+    return load_pipelines(folder, environment)
 
 
 def _pipeline_dag(
@@ -106,8 +119,12 @@ def _pipeline_dag(
         "doc_md": _doc_of(config, file),
         **dag_kwargs,
     }
+    if settings["schedule"] == CONTINUOUS:
+        settings["max_active_runs"] = 1  # Airflow refuses more where one run follows the other.
     common: dict[str, Any] = {"pipeline_file": str(file), "environment": environment}
     with DAG(config.name, default_args=dict(default_args), **settings) as dag:
+        # Airflow takes in what a DAG's block leaves behind, and that is not to be half a DAG.
+        wanted, dag.auto_register = dag.auto_register, False
         reclock = ReclockOperator(task_id="reclock", **common)
         ingest = IngestOperator(task_id="ingest", conn_id=conn_id, **common)
         validate = ValidateOperator(task_id="validate", conn_id=conn_id, **common)
@@ -117,6 +134,7 @@ def _pipeline_dag(
         )
         checkpoint = CheckpointOperator(task_id="checkpoint", pipeline=config.name, **common)
         chain(reclock, ingest, validate, upsert, checkpoint)
+        dag.auto_register = wanted
     return dag
 
 
@@ -139,7 +157,7 @@ the ways out.
 def _files(folder: str | Path, environment: str | None, dag_id: str) -> dict[str, str]:
     """The pipelines that can be used, with their files; `pipeline_dags` reports the others. `InvalidUsage`
     when one of them has the id of the DAG that is made for all."""
-    loaded = load_pipelines(folder, environment)
+    loaded = _loaded(folder, environment)
     files = {
         config.name: str(Path(folder).absolute() / file) for file, config in sorted(loaded.pipelines.items())
     }

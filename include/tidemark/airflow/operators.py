@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
@@ -32,8 +33,6 @@ class ControlOperator(BaseOperator):
 
     template_fields: Sequence[str] = ("pipeline_file", "environment")
     ui_color = "#eef4e2"
-    binds: ClassVar[bool] = False
-    """Whether the step asks the source for new input, and so for new tables too."""
 
     def __init__(self, *, pipeline_file: str | Path, environment: str | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -41,17 +40,17 @@ class ControlOperator(BaseOperator):
         self.environment = environment
 
     def execute(self, context: Context) -> Any:
-        from tidemark import tasks
-
         order = order_of(context, pipeline_file=self.pipeline_file, environment=self.environment)
         try:
             provide_connection(self.pipeline_file, self.environment)
-            # A cleared run proves what is bound, and needs no source that can be asked.
-            binds = self.binds and not order.cleared
-            deployment = tasks.open_pipeline(self.pipeline_file, self.environment, binds=binds)
-            return self.work(context, deployment, order)
+            return self.work(context, self.opened(order), order)
         except TidemarkError as error:
             raise failure(error) from error
+
+    def opened(self, order: Order) -> Deployment:
+        from tidemark import tasks
+
+        return tasks.open_pipeline(self.pipeline_file, self.environment)
 
     def work(self, context: Context, deployment: Deployment, order: Order) -> Any:
         raise NotImplementedError
@@ -60,7 +59,10 @@ class ControlOperator(BaseOperator):
 class ReclockOperator(ControlOperator):
     """Find the run's transactions, or bind new input to new ones."""
 
-    binds = True
+    def opened(self, order: Order) -> Deployment:
+        from tidemark import tasks
+
+        return tasks.open_to_bind(self.pipeline_file, self.environment, order.attempt)
 
     def work(self, context: Context, deployment: Deployment, order: Order) -> Any:
         from tidemark import tasks
@@ -118,7 +120,9 @@ class ValidateOperator(SparkStepOperator):
         judged = verdicts_of(deployment.pipeline, order.attempt)
         red = [one for one in judged if not one.gated.passed]
         if red:
-            raise AirflowFailException(telling.explained(deployment, red))
+            # Whoever reads this has a shell of their own, without the worker's settings.
+            environment = order.environment or os.environ.get("TIDEMARK_ENVIRONMENT")
+            raise AirflowFailException(telling.explained(deployment, red, environment))
         telling.require_verdicts(asked, {one.txn for one in judged if one.replayed})
         return telling.told_verdicts(judged)
 

@@ -17,6 +17,7 @@ from airflow.sdk import BaseHook
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from tidemark.airflow.connections import provide_connection
+from tidemark.airflow.masters import CONNECT_TYPE, connect_url, master_of
 from tidemark.airflow.runs import failure, order_of
 from tidemark.core.errors import Determinate, TidemarkError
 from tidemark.job import Order, connected, failure_in, perform, submission
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from tidemark.telling import Told
-
-CONNECT_TYPE = "spark_connect"
 
 
 class SparkStepOperator(SparkSubmitOperator):
@@ -112,8 +111,9 @@ class SparkStepOperator(SparkSubmitOperator):
 
     def submit(self, context: Context, order: Order) -> None:
         """Run the step's job through the provider's own operator."""
-        host = BaseHook.get_connection(self._conn_id).host or "local[*]"
-        how = submission(self.step, master=host)
+        found = BaseHook.get_connection(self._conn_id)
+        deploy_mode = self._deploy_mode or found.extra_dejson.get("deploy-mode")
+        how = submission(self.step, master=master_of(found), deploy_mode=deploy_mode)
         self.application = how.application
         self.jars = self.jars or how.jars
         self.conf = {**how.confs, **(self.conf or {})}
@@ -136,8 +136,7 @@ class SparkStepOperator(SparkSubmitOperator):
         def session() -> Any:
             if self._connected is None:
                 found = BaseHook.get_connection(self._conn_id)
-                port = f":{found.port}" if found.port else ""
-                self._connected = connected(f"sc://{found.host}{port}", found.password or None)
+                self._connected = connected(connect_url(found), found.password or None)
             return self._connected
 
         deployment = open_pipeline(order.pipeline_file, order.environment or None, session)

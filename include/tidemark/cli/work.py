@@ -102,10 +102,12 @@ def run(
     """
     from tidemark.cli.places import passed_over, show_passed_over, warnings_of
     from tidemark.pipeline.run import run as run_pipeline
+    from tidemark.pipeline.stepwise import only_proves
     from tidemark.publishing import publish_due
 
-    deployment = open_deployment(pipeline, environment, binds=not prove)
     attempt = new_attempt(run_id, cleared=prove)
+    proves = prove and only_proves(open_deployment(pipeline, environment).pipeline, attempt)
+    deployment = open_deployment(pipeline, environment, binds=not proves)
     with watched(as_json) as progress, ThreadPoolExecutor(1) as background:
         report = run_pipeline(
             deployment.pipeline,
@@ -210,6 +212,7 @@ def replay(
     """
     from tidemark.pipeline.replay import PARTS_DIFFER
     from tidemark.tasks import differing_rows, replay_range
+    from tidemark.telling import for_environment
 
     deployment = open_deployment(pipeline, environment)
     with watched(as_json) as progress:
@@ -227,8 +230,8 @@ def replay(
         passed = sum(finding.passed for finding in findings)
         say(f"{passed} of {len(findings)} transactions are identical", style="bold")
         if damaged := [one.txn for one in findings if one.why == PARTS_DIFFER]:
-            span = f"--from {damaged[0]} --to {damaged[-1]}"
-            say(f"to bring the parts back: tidemark replay {pipeline} {span} --mode repair", style="yellow")
+            how = f"--from {damaged[0]} --to {damaged[-1]} --mode repair{for_environment(environment)}"
+            say(f"to bring the parts back: tidemark replay {pipeline} {how}", style="yellow")
     exit_unless_passed(findings)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from tidemark.core.binding import owned_in
+from tidemark.core.binding import Owned, owned_in
 from tidemark.core.checksum import SOURCE, Digests
 from tidemark.core.errors import Determinate, TidemarkError
 from tidemark.core.evidence import Evidence, decide_evidence, newest_of
@@ -269,6 +269,16 @@ def drop_overtaken(
 
 def owned_txns(pipeline: Pipeline, attempt: Attempt) -> tuple[Txn, ...]:
     """The transactions that the run has bound."""
-    pipeline.control.bindings.head()
-    owned = owned_in(pipeline.control.bindings.find(attempt.owner.identity))
+    owned = _owned(pipeline, attempt)
     return owned.txns if owned is not None else ()
+
+
+def only_proves(pipeline: Pipeline, attempt: Attempt) -> bool:
+    """Whether the run was cleared after its share was bound: it asks the source for nothing new. One whose
+    tries never came so far binds as if it were the first."""
+    return attempt.cleared and _owned(pipeline, attempt) is not None
+
+
+def _owned(pipeline: Pipeline, attempt: Attempt) -> Owned | None:
+    pipeline.control.bindings.head()
+    return owned_in(pipeline.control.bindings.find(attempt.owner.identity))

@@ -24,6 +24,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
 
 from tidemark.spark.archive import archive_options
 from tidemark.spark.jars import jar_paths
@@ -111,10 +112,19 @@ def connect_session(url: str, *, token: str | None = None) -> SparkSession:
     """
     from pyspark.sql import SparkSession
 
-    address = url if token is None else f"{url.rstrip('/')}/;token={token}"
+    address = connect_address(url, token)
     session: SparkSession = _impatient(SparkSession.builder.remote(address).getOrCreate())
     session.conf.set(_TRAVEL, "false")
     return session
+
+
+def connect_address(url: str, token: str | None) -> str:
+    """The URL with the token in it, whatever its characters: PySpark quotes a URL that it can't read in its
+    error, and the token with it."""
+    if token is None:
+        return url
+    joint = ";" if "/;" in url else "/;"
+    return f"{url.rstrip('/')}{joint}token={quote(token, safe='')}"
 
 
 def _impatient(session: Any) -> Any:
@@ -189,7 +199,9 @@ def cores_of(spark: SparkSession) -> int:
 def _log_confs(log_file: Path) -> dict[str, str]:
     log_file.parent.mkdir(parents=True, exist_ok=True)
     settings = Path(__file__).with_name("log4j2.properties")
-    options = f"-Dlog4j2.configurationFile={settings.as_uri()} -Dtidemark.spark.log={log_file}"
+    # Spark splits the options at spaces, except between quotes, where a backslash spares the next character.
+    place = str(log_file).replace("\\", r"\\").replace('"', r"\"")
+    options = f'-Dlog4j2.configurationFile={settings.as_uri()} "-Dtidemark.spark.log={place}"'
     return {"spark.driver.extraJavaOptions": options}
 
 

@@ -1,0 +1,76 @@
+"""What is made of a Spark connection: a master and how a job gets there, or a server's address."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+from airflow.sdk import BaseHook, Connection
+from pyspark.sql.connect.client import DefaultChannelBuilder
+
+from tidemark.airflow.masters import connect_url, master_of
+from tidemark.airflow.operators import IngestOperator
+from tidemark.core.errors import InvalidUsage
+from tidemark.job import Order
+from tidemark.spark.session import connect_address
+
+pytestmark = pytest.mark.airflow
+
+
+def connection(conn_type: str = "spark", **given: Any) -> Connection:
+    return Connection(conn_id="c", conn_type=conn_type, **given)
+
+
+@pytest.mark.parametrize(
+    ("found", "master"),
+    [
+        (connection(), "local[*]"),
+        (connection(host="local[2]"), "local[2]"),
+        (connection(host="yarn"), "yarn"),
+        (connection(host="spark://one", port=7077), "spark://one:7077"),
+        (connection(host="localhost", port=7077), "spark://localhost:7077"),
+        (connection("k8s", host="one", port=6443), "k8s://one:6443"),
+    ],
+)
+def test_the_master_is_the_one_that_the_provider_submits_to(found: Connection, master: str) -> None:
+    assert master_of(found) == master
+
+
+@pytest.mark.parametrize("deploy_mode", ["cluster", "client"])
+def test_regression_a_job_reaches_a_standalone_cluster_without_an_environment(
+    deploy_mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = connection(host="spark://one:7077", extra=f'{{"deploy-mode": "{deploy_mode}"}}')
+    sent: list[tuple[list[str], Any]] = []
+
+    def send(step: SparkSubmitOperator, context: object) -> None:
+        hook = step._get_hook()
+        sent.append((hook._build_spark_submit_command(step.application), hook._env))
+
+    monkeypatch.setattr(BaseHook, "get_connection", classmethod(lambda cls, name: found))
+    monkeypatch.setattr("tidemark.spark.jars.jar_paths", lambda: [Path("delta.jar")])
+    monkeypatch.setattr("tidemark.spark.java.use_java", lambda: None)
+    monkeypatch.setattr(SparkSubmitOperator, "execute", send)
+    step = IngestOperator(task_id="ingest", pipeline_file="shop.yaml")
+    step.submit({}, Order("shop.yaml", "r", "t"))  # type: ignore[typeddict-item]
+    ((command, environment),) = sent
+    assert ["--deploy-mode", deploy_mode] == command[command.index("--deploy-mode") :][:2]
+    assert bool(environment) is (deploy_mode == "client")
+
+
+@pytest.mark.parametrize("token", ["plain", "a=b;c%41d", "with/slash+and space", "ü#?&"])
+@pytest.mark.parametrize("host", ["localhost", "sc://localhost", "sc://localhost/"])
+def test_regression_any_token_reaches_the_server_that_the_connection_names(token: str, host: str) -> None:
+    for more in ({}, {"login": "me;you", "extra": '{"use_ssl": true}'}):
+        url = connect_url(connection("spark_connect", host=host, port=15002, password=token, **more))
+        assert "token" not in url
+        read = DefaultChannelBuilder(connect_address(url, token))
+        assert (read.endpoint, read.token, read.userId) == ("localhost:15002", token, more.get("login"))
+        assert read.use_ssl is bool(more)
+
+
+def test_a_connection_without_a_host_is_refused_before_its_token_is_in_a_url() -> None:
+    with pytest.raises(InvalidUsage, match="the connection 'c' has no host"):
+        connect_url(connection("spark_connect", password="hidden-word"))
