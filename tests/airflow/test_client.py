@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from tidemark.airflow.client import AirflowClient
+from tidemark.airflow.client import AirflowClient, Busy
 from tidemark.core.errors import Determinate, InvalidUsage
 
 
@@ -54,3 +55,23 @@ def test_a_server_that_never_answers_is_told(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(Determinate, match="does not answer"):
         client_of(server, monkeypatch).trigger("dag")
     assert (server.asked, server.runs) == (3, [])
+
+
+@pytest.mark.parametrize(("method", "asked"), [("PATCH", 3), ("GET", 3), ("POST", 1)])
+def test_regression_what_may_be_said_twice_is_said_again_to_a_busy_server(
+    monkeypatch: pytest.MonkeyPatch, method: str, asked: int
+) -> None:
+    """On SQLite a write fails at once where another one came between; a trigger has its own way."""
+    answers = Mock(
+        side_effect=[Busy("Airflow answered 500"), Busy("Airflow answered 503"), {"is_paused": False}]
+    )
+    client = AirflowClient("http://localhost:1", "user", "password")
+    monkeypatch.setattr(client, "_token", "t")
+    monkeypatch.setattr(client, "_ask", answers)
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    if method == "POST":
+        with pytest.raises(Busy):
+            client.call(method, "/dags/a", {})
+    else:
+        assert client.call(method, "/dags/a", {}) == {"is_paused": False}
+    assert answers.call_count == asked

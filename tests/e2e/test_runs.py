@@ -258,10 +258,14 @@ def typed(stack: Stack, *arguments: str) -> str:
 
 def created(client: AirflowClient, body: dict[str, Any]) -> int:
     """A backfill's id. On SQLite Airflow may find its database locked, and leave a backfill without runs."""
+    deadline = time.monotonic() + 120
     while True:
         try:
             return int(client.call("POST", "/backfills", body)["id"])
         except Busy:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(1)
             for one in client.call("GET", "/backfills", dag_id=body["dag_id"])["backfills"]:
                 if one["completed_at"] is None:
                     client.call("PUT", f"/backfills/{one['id']}/cancel")

@@ -18,6 +18,7 @@ POLL_SECONDS: Final = 0.5
 _ANSWER_SECONDS_MAX: Final = 150
 """More than a minute, for which a writer of SQLite may have to wait for another."""
 _TRIES_MAX: Final = 3
+_BUSY_SECONDS_MAX: Final = 60.0
 
 
 class Busy(Determinate):
@@ -42,11 +43,20 @@ class AirflowClient:
         return all((found.get(part) or {}).get("status") == "healthy" for part in parts)
 
     def call(self, method: str, path: str, body: Mapping[str, Any] | None = None, **query: Any) -> Any:
-        """One call of the API below /api/v2; `InvalidUsage` when the server refuses it, with its words."""
+        """One call of the API below /api/v2; `InvalidUsage` when the server refuses it, with its words.
+
+        On SQLite a write may fail at once beside others; what may be said twice is said again then."""
         if not self._token:
             self._token = self._ask("POST", "/auth/token", self._login, token="")["access_token"]
         given = f"?{urlencode(query, doseq=True)}" if query else ""
-        return self._ask(method, f"/api/v2{path}{given}", body, token=self._token)
+        deadline = time.monotonic() + _BUSY_SECONDS_MAX
+        while True:
+            try:
+                return self._ask(method, f"/api/v2{path}{given}", body, token=self._token)
+            except Busy:
+                if method == "POST" or time.monotonic() > deadline:
+                    raise
+                time.sleep(POLL_SECONDS)
 
     def _ask(self, method: str, path: str, body: Mapping[str, Any] | None, *, token: str) -> Any:
         data = json.dumps(body).encode() if body is not None else None
@@ -59,7 +69,7 @@ class AirflowClient:
                 text = reply.read()
         except urllib.error.HTTPError as error:
             said = error.read().decode(errors="replace")[:2000]
-            kind = InvalidUsage if error.code < 500 else Busy if error.code == 503 else Determinate
+            kind = InvalidUsage if error.code < 500 else Busy
             raise kind(f"Airflow answered {error.code} to {method} {path}: {said}") from None
         except (OSError, TimeoutError) as error:
             raise Determinate(f"Airflow does not answer at {self._url}: {error}", hint="retry") from None
