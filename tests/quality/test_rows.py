@@ -146,13 +146,15 @@ def test_no_value_of_a_row_reaches_the_site_the_results_the_log_or_the_report(
 
 
 def test_an_expectation_that_cannot_be_made_or_evaluated_has_not_succeeded(check: Check) -> None:
-    found = check(
-        shard(
-            expect("column_values_to_match_regex", "pause", column="v", regex="("),
-            expect("column_values_to_not_be_outliers", "warn", column="n", method="guess"),
-            expect("column_values_to_not_be_null", column="id"),
-        )
+    """What can't be made is refused in the pipeline file, but another version of the library may refuse more."""
+    given = shard(
+        expect("column_values_to_match_regex", "pause", column="v", regex="*a"),
+        expect("column_values_to_not_be_outliers", "warn", column="n", method="iqr"),
+        expect("column_values_to_not_be_null", column="id"),
     )
+    regex, outliers, there = given.expectations
+    outliers = outliers.model_copy(update={"kwargs": {**outliers.kwargs, "method": "guess"}})
+    found = check(given.model_copy(update={"expectations": (regex, outliers, there)}))
     assert [one.success for one in found] == [False, False, True]
     assert all(one.detail.startswith("could not be evaluated") for one in found[:2])
 
