@@ -146,7 +146,7 @@ def test_no_value_of_a_row_reaches_the_site_the_results_the_log_or_the_report(
 
 
 def test_an_expectation_that_cannot_be_made_or_evaluated_has_not_succeeded(check: Check) -> None:
-    """The pipeline file's check refuses what can't be made; another version of the library may refuse more."""
+    """A pipeline file's check refuses what can't be made; another version of the library may refuse more."""
     given = shard(
         expect("column_values_to_match_regex", "pause", column="v", regex="*a"),
         expect("column_values_to_not_be_outliers", "warn", column="n", method="iqr"),
