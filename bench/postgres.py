@@ -29,7 +29,7 @@ import yaml
 from pyspark.sql import SparkSession
 
 from bench.peers import LOCK
-from tests.postgres.server import PASSWORD, Server, start
+from tests.support.postgres import PASSWORD, Server, start
 from tidemark.assemble import Deployment, discovered, new_token
 from tidemark.config import load_pipeline
 from tidemark.core.binding import Owner

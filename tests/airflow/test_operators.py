@@ -14,7 +14,7 @@ from airflow.providers.apache.spark.hooks.spark_submit import _mask_sensitive_va
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from tests.unit.harness import World, rec
+from tests.support.memory import World, rec
 from tidemark.airflow.operators import (
     IngestOperator,
     ReclockOperator,

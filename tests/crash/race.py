@@ -2,7 +2,7 @@
 
 In every second round nobody may seal before all have staged, so that it is a race on any machine.
 The rounds are real runs (`tidemark.pipeline.run`) on the real control plane and the real file source; only
-the data plane is the light one of `tests/crash/light.py`, so that a round costs no Spark job.
+the data plane is the light one of `tests/support/light.py`, so that a round costs no Spark job.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from tests.crash.light import SHARD, LightPlane
+from tests.support.light import SHARD, LightPlane
 from tidemark.assemble import new_token
 from tidemark.config import PipelineConfig
 from tidemark.core.binding import Binding, Configuration, Owner

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.crash.campaign import Bench, chain, feed, finish_copy, flow
-from tests.crash.recompute import COLUMNS, rows_of
+from tests.crash.recompute import COLUMNS
+from tests.support.tables import rows_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 

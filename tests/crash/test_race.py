@@ -1,7 +1,8 @@
 """Many processes on one shard at once: nothing lost, nothing twice, nothing left lying about.
 
-The rounds of `test_four_processes…` use the light data plane (`light.py`): real Parquet parts, the real
-control plane on delta-rs, no Spark. `test_two_spark_workers…` is the same race with real Spark workers.
+The rounds of `test_four_processes…` use the light data plane (`tests/support/light.py`): real Parquet parts,
+the real control plane on delta-rs, no Spark. `test_two_spark_workers…` is the same race with real Spark
+workers.
 """
 
 from __future__ import annotations
@@ -14,11 +15,10 @@ from pathlib import Path
 import pytest
 
 from tests.crash.campaign import Bench, feed
-from tests.crash.light import SHARD
-from tests.crash.nursery import report_of
 from tests.crash.race import MEET_EVERY, SECONDS_MAX, pipeline_at, race
-from tests.crash.recompute import bodies_of, rows_of
-from tests.crash.worker import DONE, NONE
+from tests.crash.worker import DONE, NONE, report_of
+from tests.support.light import SHARD
+from tests.support.tables import bodies_of, rows_of
 from tidemark.pipeline.maintain import sweep
 
 WRITERS = 4

@@ -20,22 +20,13 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.crash.recompute import rows_of
-from tests.e2e.conftest import CANARY
-from tests.e2e.stack import SHARD, TASKS, Project, Stack, files_with, first_txns
-from tests.kafka_broker import PASSWORD, Broker
+from tests.support.airflow import CANARY, SHARD, TASKS, Project, Stack, files_with, first_txns
+from tests.support.kafka import PASSWORD, Broker
+from tests.support.tables import rows_of
+from tests.support.waiting import wait_until
 from tidemark.airflow.client import FINAL_STATES, AirflowClient, Busy
 
 pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.server, pytest.mark.slow]
-
-WAIT_SECONDS_MAX = 600.0
-
-
-def wait_until(done: Callable[[], bool], *, what: str, pause_seconds: float = 0.2) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS_MAX
-    while not done():
-        assert time.monotonic() < deadline, f"{what} has not come"
-        time.sleep(pause_seconds)
 
 
 def test_a_scheduled_run_takes_what_has_landed(stack: Stack) -> None:

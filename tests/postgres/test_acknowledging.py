@@ -12,9 +12,19 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.crash.steps import BEFORE
-from tests.postgres.rig import PAIRS, PAIRS_SCHEMA, Kept, Rig, attempt, file_of, table_of, told, workers
 from tests.postgres.worker import pipeline_at
+from tests.support.postgres_pipeline import (
+    PAIRS,
+    PAIRS_SCHEMA,
+    Kept,
+    Rig,
+    attempt,
+    file_of,
+    table_of,
+    told,
+    workers,
+)
+from tests.support.steps import BEFORE
 from tidemark import upkeep
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import ShardId

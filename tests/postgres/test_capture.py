@@ -13,7 +13,7 @@ from threading import Barrier, Event
 
 import pytest
 
-from tests.postgres.rig import CONN_ID, ITEMS, ITEMS_SCHEMA, Rig, attempt
+from tests.support.postgres_pipeline import CONN_ID, ITEMS, ITEMS_SCHEMA, Rig, attempt
 from tidemark.core.binding import Binding
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.frontier import Frontier

@@ -16,7 +16,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.postgres.kinds import FULL_ROW, TYPES, TYPES_SCHEMA
-from tests.postgres.rig import ITEMS, ITEMS_SCHEMA, Rig, attempt
+from tests.support.postgres_pipeline import ITEMS, ITEMS_SCHEMA, Rig, attempt
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import Txn
 from tidemark.core.replay import Verdict

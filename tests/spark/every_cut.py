@@ -16,7 +16,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from tests.spark.connect_client import shown
-from tests.spark.ingest_rig import KV, QUARANTINE, Rig, Row, cut, lines_of, make_rig
+from tests.support.ingest import KV, QUARANTINE, Rig, Row, cut, lines_of, make_rig
 from tidemark.core.binding import Binding
 from tidemark.core.ids import WriterToken
 from tidemark.spark.session import connect_session

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.spark.connect_rig import python
 from tests.spark.every_cut import CASES, FILES, Case, played
+from tests.support.spark import connect_client
 from tidemark.spark.connect import Server
 
 pytestmark = pytest.mark.spark
@@ -44,9 +44,11 @@ def test_e1_e3_d1_d2_d3_d4_d5_with_1_2_and_5_files(two_cores: Outcomes, name: st
 
 @pytest.mark.server
 @pytest.mark.slow
-def test_e1_e3_d1_d2_d3_d4_d5_on_one_core(two_cores: Outcomes, server: Server, tmp_path: Path) -> None:
+def test_e1_e3_d1_d2_d3_d4_d5_on_one_core(
+    two_cores: Outcomes, connect_server: Server, tmp_path: Path
+) -> None:
     """Invariant 7: other parallelism, over Spark Connect, the same rows and the same digests."""
-    done = python("tests.spark.every_cut", server.url, str(tmp_path / "one"), folder=tmp_path)
+    done = connect_client("tests.spark.every_cut", connect_server.url, str(tmp_path / "one"), folder=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert sorted(found) == sorted(CASES)

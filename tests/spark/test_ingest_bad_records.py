@@ -15,7 +15,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from tests.spark.ingest_rig import KV, QUARANTINE, Row, make_rig, state
+from tests.support.ingest import KV, QUARANTINE, Row, make_rig, state
 from tidemark.core.checksum import SOURCE, shard_endpoint
 from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.core.ids import ShardId, WriterToken

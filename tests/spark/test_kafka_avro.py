@@ -15,9 +15,9 @@ import pytest
 from fastavro import parse_schema, schemaless_writer
 from pyspark.sql import SparkSession
 
-from tests.kafka_broker import Broker
-from tests.kafka_registry import USER_INFO, running_registry
-from tests.spark.kafka_rig import QUARANTINE, Rig
+from tests.support.kafka import Broker
+from tests.support.kafka_pipeline import QUARANTINE, Rig
+from tests.support.kafka_registry import USER_INFO, running_registry
 from tidemark.core.replay import Verdict
 from tidemark.sources.kafka_manifest import KafkaManifest
 

@@ -16,7 +16,7 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder
 from pyspark.sql import DataFrame, SparkSession
 
-from tests.spark.state_rig import SHARD, Row, StateRig, gone, ordered, rows_of
+from tests.support.state import SHARD, Row, StateRig, gone, ordered, rows_of
 from tidemark.core.errors import Determinate, Indeterminate, InvalidUsage
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.publish import VERSION_NONE, Published, StateOverwritten, StateStanding, UpToDate

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.harness import A, Script, World, rec, simple
+from tests.support.memory import A, Script, World, rec, simple
 from tidemark.core.checksum import Digest
 from tidemark.core.errors import Determinate, Indeterminate, InvalidUsage, InvariantViolation
 from tidemark.core.fold import fold

@@ -50,7 +50,7 @@ def _as_anybody() -> dict[str, object]:
 
 
 @dataclass(frozen=True)
-class Server:
+class Postgres:
     """A running server. Databases are cheap: each test makes its own."""
 
     folder: Path
@@ -60,9 +60,13 @@ class Server:
     def conninfo(self, database: str = "postgres") -> str:
         return f"host=127.0.0.1 port={self.port} user=owner password={PASSWORD} dbname={database}"
 
+    def address(self, database: str) -> str:
+        """With user and password, for a URI of any scheme."""
+        return f"owner:{PASSWORD}@127.0.0.1:{self.port}/{database}"
+
     def uri(self, database: str) -> str:
         """As Airflow spells a connection in the environment."""
-        return f"postgres://owner:{PASSWORD}@127.0.0.1:{self.port}/{database}"
+        return f"postgres://{self.address(database)}"
 
     def connect(self, database: str = "postgres") -> psycopg.Connection:
         return psycopg.connect(self.conninfo(database), autocommit=True)
@@ -77,7 +81,7 @@ class Server:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def start() -> Server:
+def start() -> Postgres:
     """A new server on an empty folder; ready when this returns."""
     identity = _as_anybody()
     folder = Path(tempfile.mkdtemp(prefix="tidemark-pg-"))
@@ -101,7 +105,7 @@ def start() -> Server:
             [binaries() / "postgres", "-D", data, "-p", str(port), "-k", str(folder), *options],
             stdout=log, stderr=subprocess.STDOUT, **common,
         )  # fmt: skip
-    server = Server(folder, port, process)
+    server = Postgres(folder, port, process)
     deadline = time.monotonic() + SECONDS_MAX
     while True:
         try:
