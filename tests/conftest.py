@@ -50,6 +50,7 @@ class Together(LoadScopeScheduling):
         return next((scope for word, scope in TOGETHER.items() if word in path), nodeid)
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Together:
     # In the order of the collection; by itself it would begin with what has the most tests.
     config.option.loadscopereorder = False

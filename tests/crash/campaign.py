@@ -131,8 +131,13 @@ def kill_at(bench: Bench, root: Path, run_id: str, fuse: Fuse) -> None:
     bench.tally.kills += 1
 
 
-def chain(bench: Bench, folder: Path, *, seed: int, cycles: Sequence[int]) -> Iterator[Path]:
+def chain(
+    bench: Bench, folder: Path, *, seed: int, cycles: Sequence[int], after_each: bool = True
+) -> Iterator[Path]:
     """Runs that are tried again and again, killed before and after every step in turn (scenario P3).
+
+    What is durable after a step is durable before the next one too, so without `after_each` a run is killed
+    before every step and after the last: half the kills, which differ only where steps overlap.
 
     Each cycle lets so many files land. What a kill leaves behind is copied and yielded, so that it can be
     finished by itself; the chain goes on from where it was killed."""
@@ -142,8 +147,9 @@ def chain(bench: Bench, folder: Path, *, seed: int, cycles: Sequence[int]) -> It
         for root in (calm, killed):
             feed(root, seed=seed, first=landed, files=files)
         landed += files
-        for step in counted_steps(bench, calm, f"run-{cycle}"):
-            for when in (BEFORE, AFTER):
+        steps = counted_steps(bench, calm, f"run-{cycle}")
+        for step in steps:
+            for when in (BEFORE, AFTER) if after_each or step == steps[-1] else (BEFORE,):
                 kill_at(bench, killed, f"run-{cycle}", Fuse(when, name=step))
                 copy = folder / f"{cycle}-{when}-{step.replace(' ', '_').replace('/', '.')}"
                 copy_left(killed, copy)

@@ -29,6 +29,7 @@ from confluent_kafka.admin import (
     NewTopic,
 )
 
+from tests.support import ROOT
 from tests.support.certificates import Authority
 from tidemark.airflow.processes import free_port
 from tidemark.home import home
@@ -200,7 +201,7 @@ def _ask_for_a_group(broker: Broker) -> None:
 def class_path() -> str:
     """The broker's jars, fetched where they are not there yet."""
     # In a process of its own: the resolver's JVM and a Spark session don't go together in one.
-    subprocess.run([sys.executable, "-m", "tests.support.kafka"], cwd=LOCK.parents[1], check=True)
+    subprocess.run([sys.executable, "-m", "tests.support.kafka"], cwd=ROOT, check=True)
     folder, jars = jars_folder(), read_lock(LOCK)
     spark = Path(pyspark.__file__).parent / "jars"
     shipped = [next(spark.glob(f"{name}-[0-9]*.jar")) for name in FROM_SPARK]
