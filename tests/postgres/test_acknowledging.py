@@ -132,7 +132,7 @@ def test_f11_rows_before_their_commit_are_neither_bound_nor_let_go_and_the_commi
     bound = len(kept.bound())
     first = works.log_end()
     body = "".join(chr(97 + n % 26) for n in range(70_000))
-    with psycopg.connect(works.server.conninfo(works.database)) as db:
+    with psycopg.connect(works.postgres.conninfo(works.database)) as db:
         db.execute("INSERT INTO pairs VALUES (70, %s)", (body,))
         kept.run()
         db.execute("INSERT INTO notes VALUES (50, 'n')")

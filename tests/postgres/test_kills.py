@@ -78,7 +78,7 @@ class Load:
         wait_until(lambda: len(self.committed) >= wanted or self._running.done(), what="more transactions")
 
     def _run(self) -> None:
-        with self._works.server.connect(self._works.database) as db:
+        with self._works.postgres.connect(self._works.database) as db:
             for number in range(self._transactions_max):
                 if self._enough.wait(SECONDS_BETWEEN):
                     return

@@ -109,7 +109,7 @@ def test_big_tables_are_read_in_ranges_side_by_side_all_at_one_position_each_row
     enough = Event()
 
     def write() -> None:
-        with works.server.connect(works.database) as db:
+        with works.postgres.connect(works.database) as db:
             n = 0
             while not enough.is_set():
                 n += 1

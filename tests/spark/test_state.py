@@ -7,14 +7,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, QueryBuilder
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from tests.support.state import SHARD, Row, StateRig, gone, ordered, rows_of
 from tidemark.core.errors import Determinate, Indeterminate, InvalidUsage
@@ -22,8 +21,8 @@ from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.publish import VERSION_NONE, Published, StateOverwritten, StateStanding, UpToDate
 from tidemark.pipeline import publish as step
 from tidemark.ports.state import Tail
-from tidemark.spark import fresh as fresh_module
 from tidemark.spark import state as state_module
+from tidemark.spark.session import ROWS_FEW
 from tidemark.spark.spec import StateSpecs
 from tidemark.spark.standing import configuration_of
 from tidemark.spark.state import SparkStatePlane
@@ -38,40 +37,32 @@ def rig(spark: SparkSession, tmp_path: Path) -> StateRig:
     return StateRig(spark, tmp_path)
 
 
-@pytest.mark.parametrize("rows_few", [fresh_module.ROWS_FEW, -1], ids=["interpreted", "compiled"])
+@pytest.mark.parametrize("others", [0, ROWS_FEW + 1], ids=["interpreted", "compiled"])
 def test_u6_a_value_again_is_no_change_and_deletes_come_and_go(
-    spark: SparkSession, tmp_path: Path, rows_few: int, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, tmp_path: Path, others: int
 ) -> None:
-    """The same rows, feed and digest whether code is made for so few rows or not."""
-    monkeypatch.setattr(fresh_module, "ROWS_FEW", rows_few)
-    modes, mode = [], "spark.sql.codegen.factoryMode"
-    fold = state_module.tail_at
-
-    def seen(*given: Any) -> DataFrame:
-        modes.append(spark.conf.get(mode))
-        return fold(*given)
-
-    monkeypatch.setattr(state_module, "tail_at", seen)
+    """The same rows, feed and digest for a few rows and for so many that Spark compiles code for them."""
     rig = StateRig(spark, tmp_path, change_data_feed=True)
-    rig.append(("a", "1"), ("b", "1"))
-    rig.publish()
-    rig.append(("a", "1"), ("b", "2"), gone("absent"))
-    second = rig.publish()
+    same = [(f"other {number}", "same") for number in range(others)]
+
+    def published(*changes: Row) -> Published:
+        rig.append(*changes, *same)
+        done = rig.publish()
+        assert isinstance(done, Published)
+        return done
+
+    published(("a", "1"), ("b", "1"))
+    second = published(("a", "1"), ("b", "2"), gone("absent"))
     assert rig.changes(second.version) == [("+", "b", "2"), ("-", "b", "1")]
-    rig.append(gone("a"), ("c", "3"))
-    third = rig.publish()
+    third = published(gone("a"), ("c", "3"))
     assert rig.changes(third.version) == [("+", "c", "3"), ("-", "a", "1")]
-    rig.append(("a", "1"), ("b", "2"))
-    fourth = rig.publish()
+    fourth = published(("a", "1"), ("b", "2"))
     assert rig.changes(fourth.version) == [("+", "a", "1")]
-    rig.append(("a", "1"), gone("absent"))
-    fifth = rig.publish()
+    fifth = published(("a", "1"), gone("absent"))
     assert rig.changes(fifth.version) == []
     assert fifth.txn == 5
-    assert rig.state() == [("a", "1"), ("b", "2"), ("c", "3")]
-    assert step.verify_state(rig.control, rig.plane, SHARD).count == 3
-    assert set(modes) == {"NO_CODEGEN" if rows_few > 0 else "FALLBACK"}
-    assert spark.conf.get(mode) == "FALLBACK"
+    assert rig.state() == ordered([("a", "1"), ("b", "2"), ("c", "3"), *same])
+    assert step.verify_state(rig.control, rig.plane, SHARD).count == 3 + others
 
 
 def numbers(rig: StateRig, lower: int, upper: int, value: str | None) -> None:

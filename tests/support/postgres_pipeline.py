@@ -47,7 +47,7 @@ def attempt() -> Attempt:
 class Rig:
     """One database, one pipeline `p` on it, with one shard per table."""
 
-    server: Postgres
+    postgres: Postgres
     database: str
     root: Path
     spark: SparkSession | None
@@ -56,14 +56,14 @@ class Rig:
 
     def sql(self, *statements: str) -> list[tuple[Any, ...]]:
         """Each statement in a transaction of its own; the rows of the last."""
-        with self.server.connect(self.database) as db:
+        with self.postgres.connect(self.database) as db:
             for statement in statements:
                 found = db.execute(statement)
             return found.fetchall() if found.description else []
 
     def transaction(self, *statements: str) -> None:
         """All statements in one transaction."""
-        with psycopg.connect(self.server.conninfo(self.database)) as db:
+        with psycopg.connect(self.postgres.conninfo(self.database)) as db:
             for statement in statements:
                 db.execute(statement)
 
