@@ -204,14 +204,13 @@ def found_airflow() -> tuple[EmbeddedAirflow, bool]:
         return airflow, False
     ports = {} if "PORT" in os.environ else {"port": free_port(), "spark_port": free_port()}
     airflow = project_airflow(spark_confs=SHORT_JOBS, starter=STARTER, **ports)
-    airflow.put_to_rest(DAG)
     return airflow, True
 
 
 def prepare(airflow: EmbeddedAirflow) -> None:
     """Bring Airflow up, without a run of before, and with an empty warehouse."""
     with console.status("starting Airflow and Spark (about a minute)"):
-        airflow.prepare()
+        airflow.prepare(at_rest=[DAG])
         airflow.start()
     client = airflow.client()
     with console.status("waiting for the DAGs"):

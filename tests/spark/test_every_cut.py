@@ -1,4 +1,4 @@
-"""E1, E3 and D1 to D5 with 1, 2 and 5 files, on one core and on two, and again after a replay."""
+"""E1, E3 and D1 to D5 in one file and in five, on one core and on two, and again after a replay."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def two_cores(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_e1_e3_d1_d2_d3_d4_d5_with_1_2_and_5_files(two_cores: Outcomes, name: str) -> None:
+def test_e1_e3_d1_d2_d3_d4_d5_in_one_file_and_in_five(two_cores: Outcomes, name: str) -> None:
     """Invariant 6: how the input is cut makes no difference, to the table or to a digest."""
     for one in two_cores[name]:
         check(one, CASES[name])
@@ -53,6 +53,5 @@ def test_e1_e3_d1_d2_d3_d4_d5_on_one_core(
     found = json.loads(done.stdout.splitlines()[-1])
     assert sorted(found) == sorted(CASES)
     for name, case in CASES.items():
-        for one, other in zip(found[name], two_cores[name], strict=True):
-            check(one, case)
-            assert one["digests"] == other["digests"]
+        check(found[name], case)
+        assert found[name]["digests"] == two_cores[name][-1]["digests"]

@@ -114,7 +114,7 @@ LATE: Sequence[Sequence[Row]] = (
 LATE_RESULT = [("a", "a12", 12), ("b", "b10z", 10), ("c", "c11", 11), ("e", "e20", 20)]
 
 
-@pytest.mark.parametrize("every", [1, 3, 8])
+@pytest.mark.parametrize("every", [1, 8])
 def test_u11_the_result_does_not_depend_on_when_publishes_happen(
     spark: SparkSession, tmp_path: Path, every: int
 ) -> None:
@@ -338,9 +338,7 @@ def test_other_engines_read_the_same_state(rig: StateRig) -> None:
     assert ordered(pl.scan_delta(rig.spec.state).select("k", "v").collect().rows()) == rig.state()
 
 
-@pytest.mark.parametrize(
-    ("deletion_vectors", "way"), [(True, "transaction"), (True, "merge"), (False, "merge")]
-)
+@pytest.mark.parametrize(("deletion_vectors", "way"), [(True, "transaction"), (False, "merge")])
 def test_every_way_to_commit_gives_the_same_rows_and_the_same_feed(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deletion_vectors: bool, way: str
 ) -> None:
@@ -351,8 +349,6 @@ def test_every_way_to_commit_gives_the_same_rows_and_the_same_feed(
 
     monkeypatch.setattr(state_module, "merge", spy("merge", state_module.merge))
     monkeypatch.setattr(StateTransaction, "commit", spy("transaction", StateTransaction.commit))
-    if way == "merge":
-        monkeypatch.setattr(state_module, "classic_jvm", lambda spark: None)
     rig = StateRig(spark, tmp_path, change_data_feed=True, deletion_vectors=deletion_vectors)
     rig.append(("a", "1"), ("b", "1"), (None, "1"), ("c", "1"))
     rig.publish()
@@ -371,14 +367,12 @@ def test_every_way_to_commit_gives_the_same_rows_and_the_same_feed(
     assert rig.plane.standing(SHARD, rig.last).txn == 3
 
 
-@pytest.mark.parametrize("classic", [True, False])
 @pytest.mark.parametrize("late", ["upserts", "deletes", "new keys"])
 def test_m13_a_commit_on_a_base_that_another_was_made_on_never_counts(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, classic: bool, late: str
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: str
 ) -> None:
-    """The late publisher looked before the other one committed, and commits after it."""
-    if not classic:
-        monkeypatch.setattr(state_module, "classic_jvm", lambda spark: None)
+    """The late publisher looked before the other one committed, and commits after it; over Connect in
+    `test_state_connect.py`."""
     rig = StateRig(spark, tmp_path)
     rig.append(("a", "1"), ("b", "1"))
     base = rig.publish()

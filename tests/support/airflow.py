@@ -8,8 +8,10 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -18,12 +20,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import yaml
 from deltalake import DeltaTable, QueryBuilder
 
 from tests.support import ROOT
 from tests.support.kafka import PASSWORD, USER, Broker
-from tests.support.postgres import Postgres
 from tests.support.tables import Row, bodies_of, bound_files, rows_of
 from tests.support.waiting import wait_until
 from tidemark.airflow.client import AirflowClient
@@ -104,7 +106,9 @@ EXPECTATIONS = [
 ]
 PRELOADED = """\
 # Task processes are forked from the scheduler: what it has imported costs them nothing.
+import shutil
 import sys
+import tempfile
 
 if "scheduler" in sys.argv:
     import great_expectations
@@ -116,7 +120,6 @@ if "scheduler" in sys.argv:
     import tidemark.spark.plane
     import tidemark.spark.state
 """
-DATABASE = "airflow"
 CANARY = "canary-7d1f0c2ab94e"
 OTHER_DAGS = ("replay", "replay_submitted", "maintain", "consumer", "waiter")
 
@@ -261,7 +264,6 @@ class Stack:
     airflow: EmbeddedAirflow
     client: AirflowClient
     projects: dict[str, Project]
-    postgres: Postgres
 
     def go(self, name: str, **kwargs: Any) -> str:
         """Trigger a run of a pipeline and wait for its end; it must succeed."""
@@ -295,7 +297,8 @@ class Stack:
             "docs": self.root / "tidemark" / "data-docs" / project.name,
         }
         found = {name for name, folder in folders.items() if files_with(text, folder)}
-        with self.postgres.connect(DATABASE) as database:
+        assert self.airflow.database is not None, "nothing but PostgreSQL is looked into here"
+        with psycopg.connect(self.airflow.database.conninfo("airflow")) as database:
             tables = database.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")
             for (table,) in tables.fetchall():
                 rows = database.execute(f'SELECT "{table}"::text FROM "{table}"')
@@ -362,7 +365,7 @@ def wait_for_dags(client: AirflowClient, names: set[str]) -> None:
 
 
 @contextmanager
-def running_stack(root: Path, broker: Broker, postgres: Postgres) -> Iterator[Stack]:
+def running_stack(root: Path, broker: Broker) -> Iterator[Stack]:
     """Start everything below a folder, and stop it again."""
     projects = make_projects(root / "projects")
     dags = root / "dags"
@@ -382,11 +385,10 @@ def running_stack(root: Path, broker: Broker, postgres: Postgres) -> Iterator[St
         {"conn_id": "kafka_e2e", "conn_type": "kafka", "conn_extra": kafka},
     ]
     settings.write_text(yaml.safe_dump({"airflow": {"connections": connections}}))
-    with postgres.connect() as db:
-        db.execute(f"CREATE DATABASE {DATABASE}")
-    database = f"postgresql+psycopg://{postgres.address(DATABASE)}"
+    home = Path(tempfile.mkdtemp(prefix="tidemark-airflow-"))
+    home.chmod(0o711)  # Root's database runs as nobody, who can't reach the folders that pytest makes.
     airflow = EmbeddedAirflow(
-        home=root / "airflow",
+        home=home / "airflow",
         dags=dags,
         settings=settings,
         plugins=ROOT / "plugins",
@@ -396,8 +398,6 @@ def running_stack(root: Path, broker: Broker, postgres: Postgres) -> Iterator[St
         environ={
             "TIDEMARK_HOME": str(root / "tidemark"),
             "TIDEMARK_TEST_SECRET": CANARY,
-            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": database,
-            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN_ASYNC": database,
             # The DAG files stay as they are.
             "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "3600",
             "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "60",
@@ -416,6 +416,7 @@ def running_stack(root: Path, broker: Broker, postgres: Postgres) -> Iterator[St
         airflow.start()
         client = airflow.client()
         wait_for_dags(client, {*projects, *OTHER_DAGS})
-        yield Stack(root, airflow, client, projects, postgres)
+        yield Stack(root, airflow, client, projects)
     finally:
         airflow.stop()
+        shutil.rmtree(home, ignore_errors=True)

@@ -94,9 +94,9 @@ def s3() -> Iterator[ObjectStore]:
 
 
 @pytest.fixture(scope="package")
-def stack(tmp_path_factory: pytest.TempPathFactory, broker: Broker, postgres: Postgres) -> Iterator[Stack]:
+def stack(tmp_path_factory: pytest.TempPathFactory, broker: Broker) -> Iterator[Stack]:
     """A whole Airflow with a pipeline per story; stopped with the folder that asked for it."""
     from tests.support.airflow import running_stack
 
-    with running_stack(tmp_path_factory.mktemp("e2e"), broker, postgres) as started:
+    with running_stack(tmp_path_factory.mktemp("e2e"), broker) as started:
         yield started
