@@ -1,6 +1,6 @@
 """A client process of scenario V1: `python -m tests.spark.connect_runs URL ROOT NAME FROM TO` lands a file
 in every round from FROM up to TO and runs the pipeline below ROOT over Spark Connect. Without a round it
-finishes what is open, proves every transaction, and prints the verdicts and the rows of the states as JSON."""
+finishes what is open, proves every transaction, and prints the verdicts and the states' rows as JSON."""
 
 from __future__ import annotations
 

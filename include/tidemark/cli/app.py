@@ -33,6 +33,7 @@ MODULES: Final = {
     "status": "tidemark.cli.status",
     "txns": "tidemark.cli.inspect",
     "show": "tidemark.cli.inspect",
+    "journal": "tidemark.cli.inspect",
     "read": "tidemark.cli.rows",
     "quarantine": "tidemark.cli.rows",
     "leases": "tidemark.cli.consumers",
