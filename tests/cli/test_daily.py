@@ -233,3 +233,20 @@ def test_lengths_of_time_for_people(seconds: float | None, text: str) -> None:
 
 def test_lengths_of_time_in_options() -> None:
     assert [seconds_in(text) for text in ("90s", "10m", "24h", "7d")] == [90, 600, 86_400, 604_800]
+
+
+def test_without_a_terminal_each_transaction_is_told_when_it_is_through(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (shop.folder / "p.yaml").write_text(PIPELINE + "transaction: {max_files: 1}\n")
+    monkeypatch.setattr(Deployment, "plane", lambda deployment: Plane(bad=1))
+    shop.land("1.json")
+    shop.land("2.json")
+    told = shop.tell("run", "p", "--no-publish")
+    assert told.exit_code == 0, told.output
+    lines = [line.split(" UTC ")[1] for line in told.stderr.splitlines() if " UTC " in line]
+    assert [line.rpartition("; ")[0] for line in lines] == [
+        f"transaction {txn}: committed, 1,235 read, quarantine 1, t 1,234" for txn in (1, 2)
+    ]
+    shop.land("3.json")
+    assert shop.tell("run", "p", "--no-publish", "--json").stderr == ""

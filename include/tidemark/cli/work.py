@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-import sys
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,13 +20,13 @@ from tidemark.cli.shared import (
     print_table,
     say,
 )
+from tidemark.cli.watching import line_per_transaction, watched
 
 if TYPE_CHECKING:
     from tidemark.assemble import Deployment
     from tidemark.core.ids import ShardId
     from tidemark.core.replay import Difference, Finding
     from tidemark.core.seal import SealOutcome
-    from tidemark.pipeline.run import Progress
 
 
 def register(app: typer.Typer) -> None:
@@ -39,46 +35,6 @@ def register(app: typer.Typer) -> None:
     app.command(name="replay", epilog=EXIT_CODES)(replay)
     app.command(name="publish", epilog=EXIT_CODES)(publish)
     app.command(name="rebuild", epilog=EXIT_CODES)(rebuild)
-
-
-@contextmanager
-def watched(quiet: bool) -> Iterator[Progress]:
-    """A line that shows which transaction is in which phase, on a terminal only."""
-    from tidemark.pipeline.run import unwatched
-
-    if quiet or not sys.stderr.isatty():
-        with told_by_sources(lambda text: None):
-            yield unwatched
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status("looking for new input") as status, told_by_sources(status.update):
-        yield lambda txn, phase: status.update(f"transaction {txn}: {phase}")
-
-
-@contextmanager
-def told_by_sources(show: Callable[[str], None]) -> Iterator[None]:
-    """Show what a source says while it reads: how far it is, and how long that may still take. What it warns
-    of stays to be read."""
-
-    class Shown(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            if record.name == "tidemark.sources.files":
-                return  # The run lists at its end what it did not take.
-            if record.levelno >= logging.WARNING:
-                typer.echo(record.getMessage(), err=True)
-            else:
-                show(record.getMessage())
-
-    logger, handler = logging.getLogger("tidemark.sources"), Shown(logging.INFO)
-    level = logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(level)
 
 
 def run(
@@ -98,25 +54,37 @@ def run(
 ) -> None:
     """Bind new input, bring every open transaction to its logs, and publish what is due.
 
-    Open transactions come first, whoever began them. Any number of runs may work at once.
+    Open transactions come first, whoever began them. Any number of runs may work at once. During a long
+    backlog what is due is published once a minute. Without a terminal, each transaction is told by a line on
+    standard error when it is through.
     """
     from tidemark.cli.places import passed_over, show_passed_over, warnings_of
     from tidemark.pipeline.run import run as run_pipeline
     from tidemark.pipeline.stepwise import only_proves
-    from tidemark.publishing import publish_due
+    from tidemark.publishing import BacklogPublisher, publish_due
 
     attempt = new_attempt(run_id, cleared=prove)
     proves = prove and only_proves(open_deployment(pipeline, environment).pipeline, attempt)
     deployment = open_deployment(pipeline, environment, binds=not proves)
     with watched(as_json) as progress, ThreadPoolExecutor(1) as background:
+        publisher = BacklogPublisher(deployment, attempt, progress=progress)
+        line = line_per_transaction(as_json)
+
+        def decided(outcome: SealOutcome) -> None:
+            line(outcome)
+            if not no_publish:
+                publisher.publish()
+
         report = run_pipeline(
             deployment.pipeline,
             attempt,
             transactions_max=max_transactions,
             progress=progress,
+            decided=decided,
             background=background,
         )
-        published = {} if no_publish else publish_due(deployment, attempt, progress=progress)
+        due = {} if no_publish else publish_due(deployment, attempt, progress=progress)
+        published = {**publisher.published, **due}
     warned = warnings_of(deployment, report.decided)
     if as_json:
         told = {"run_id": attempt.owner.run_id, "report": report, "published": published, "warned": warned}
