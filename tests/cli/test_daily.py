@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -250,3 +252,32 @@ def test_without_a_terminal_each_transaction_is_told_when_it_is_through(
     ]
     shop.land("3.json")
     assert shop.tell("run", "p", "--no-publish", "--json").stderr == ""
+
+
+@pytest.mark.parametrize("words", [["txns", "p"], ["txns", "p", "--json"], ["--help"], ["status", "p"]])
+def test_regression_a_reader_that_has_seen_enough_is_no_error(shop: Shop, words: list[str]) -> None:
+    """As with `tidemark txns p | head -1`."""
+    shop.land("1.json")
+    shop.work("monday")
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-m", "tidemark.cli", *words],
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_an_exit_code_means_the_same_to_a_reader_that_has_seen_enough(shop: Shop) -> None:
+    shop.land("1.json", age_seconds=60)
+    reading, writing = os.pipe()
+    os.close(reading)
+    words = ["status", "p", "--fail-if", "behind=1s"]
+    done = subprocess.run([sys.executable, "-m", "tidemark.cli", *words], stdout=writing, check=False)
+    os.close(writing)
+    assert done.returncode == 4
