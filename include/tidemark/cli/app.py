@@ -45,6 +45,7 @@ MODULES: Final = {
     "doctor": "tidemark.cli.doctor",
     "consumers": "tidemark.cli.consumers",
     "source": "tidemark.cli.source",
+    "spark": "tidemark.cli.spark",
 }
 """The commands, in the order in which they are listed, each with the module that has it."""
 

@@ -140,9 +140,17 @@ def open_deployment(
 
     def session() -> SparkSession:
         from tidemark.home import home
+        from tidemark.spark import warm
         from tidemark.spark.session import build_session, connect_session
 
-        master = os.environ.get("TIDEMARK_SPARK_MASTER") or f"local[{cores or '*'}]"
+        chosen = os.environ.get("TIDEMARK_SPARK_MASTER")
+        server = warm.find() if not chosen else None
+        if server is not None and server.is_alive:
+            return connect_session(server.url, token=server.token)
+        if server is not None:
+            ended = f"the warm Spark, process {server.pid}, has ended; a Spark of its own is started"
+            typer.echo(f"{ended} (`tidemark spark start`)", err=True)
+        master = chosen or f"local[{cores or '*'}]"
         if master.startswith("sc://"):
             return connect_session(master)
         log_file = home() / "logs" / "spark.log"

@@ -23,10 +23,13 @@ from tidemark.cli.shared import (
 from tidemark.cli.watching import line_per_transaction, watched
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from tidemark.assemble import Deployment
-    from tidemark.core.ids import ShardId
+    from tidemark.core.ids import ShardId, Txn
     from tidemark.core.replay import Difference, Finding
     from tidemark.core.seal import SealOutcome
+    from tidemark.pipeline.run import RunReport
 
 
 def register(app: typer.Typer) -> None:
@@ -58,7 +61,7 @@ def run(
     backlog what is due is published once a minute. Without a terminal, each transaction is told by a line on
     standard error when it is through.
     """
-    from tidemark.cli.places import passed_over, show_passed_over, warnings_of
+    from tidemark.cli.places import passed_over, warnings_of
     from tidemark.pipeline.run import run as run_pipeline
     from tidemark.pipeline.stepwise import only_proves
     from tidemark.publishing import BacklogPublisher, publish_due
@@ -90,15 +93,26 @@ def run(
         told = {"run_id": attempt.owner.run_id, "report": report, "published": published, "warned": warned}
         print_json({**told, "not_taken": passed_over(deployment)})
     else:
-        show_decided(report.decided)
-        show_passed_over(deployment)
-        for txn, said in warned.items():
-            say(f"transaction {txn} warns: {'; '.join(said)}", style="yellow")
-        show_findings(report.findings)
-        for shard, what in published.items():
-            say(f"state of {shard}: {_published(what)}")
+        _show_run(deployment, report, warned, published)
         say(f"checkpoint {report.checkpoint}, run {attempt.owner.run_id}", style="bold")
     exit_unless_passed(report.findings)
+
+
+def _show_run(
+    deployment: Deployment,
+    report: RunReport,
+    warned: Mapping[Txn, tuple[str, ...]],
+    published: Mapping[ShardId, object],
+) -> None:
+    from tidemark.cli.places import show_passed_over
+
+    show_decided(report.decided)
+    show_passed_over(deployment)
+    for txn, said in warned.items():
+        say(f"transaction {txn} warns: {'; '.join(said)}", style="yellow")
+    show_findings(report.findings)
+    for shard, what in published.items():
+        say(f"state of {shard}: {_published(what)}")
 
 
 def _published(outcome: object) -> str:
@@ -123,7 +137,7 @@ def show_decided(decided: tuple[SealOutcome, ...]) -> None:
             seal = outcome.seal if isinstance(outcome, Sealed) else outcome.winner
             by = "this run" if isinstance(outcome, Sealed) else seal.token
             counts = ", ".join(f"{shard} {parts.digest.count:,}" for shard, parts in seal.shards.items())
-            rows.append((seal.txn, seal.decision, f"{seal.source.count:,}", counts or "-", by))
+            rows.append((seal.txn, seal.decision, seal.source.count, counts or "-", by))
     if rows:
         print_table("", ("txn", "decision", "read", "rows per shard", "decided by"), rows)
     else:
