@@ -6,15 +6,19 @@ Spark is started only when a shard's policy asks for it, so whoever finds nothin
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Final
 
 from tidemark.assemble import Deployment
 from tidemark.core.errors import TidemarkError
-from tidemark.core.ids import ShardId, Txn
-from tidemark.core.publish import BeingPublished, Published
+from tidemark.core.ids import TXN_FIRST, ShardId, Txn
+from tidemark.core.publish import BeingPublished, Published, UpToDate
+from tidemark.core.seal import SealOutcome
 from tidemark.pipeline.context import Attempt
-from tidemark.pipeline.publish import is_due, publish
-from tidemark.pipeline.run import Progress, unwatched
+from tidemark.pipeline.publish import NotDue, is_due, publish
+from tidemark.pipeline.run import Decided, Progress, RunReport, run, untold, unwatched
 
 PUBLISHER_WAIT_SECONDS_MAX: Final = 900.0
 BACKLOG_SECONDS: Final = 60.0
@@ -31,6 +35,46 @@ def publish_due(
         if isinstance(outcome, Published):
             done[shard] = outcome
     return done
+
+
+@dataclass(frozen=True, slots=True)
+class Worked:
+    """What a run has come to, and the states that have followed."""
+
+    run_id: str
+    report: RunReport
+    published: Mapping[ShardId, Published]
+
+
+def run_and_publish(
+    deployment: Deployment,
+    attempt: Attempt,
+    *,
+    transactions_max: int | None = None,
+    publishes: bool = True,
+    progress: Progress = unwatched,
+    decided: Decided = untold,
+) -> Worked:
+    """One run of a pipeline, and the publishes that are due during it and at its end; the next transaction is
+    staged while the one before is committed."""
+    publisher = BacklogPublisher(deployment, attempt, progress=progress)
+
+    def through(outcome: SealOutcome) -> None:
+        decided(outcome)
+        if publishes:
+            publisher.publish()
+
+    with ThreadPoolExecutor(1) as background:
+        report = run(
+            deployment.pipeline,
+            attempt,
+            transactions_max=transactions_max,
+            progress=progress,
+            decided=through,
+            background=background,
+        )
+    due = publish_due(deployment, attempt, progress=progress) if publishes else {}
+    return Worked(attempt.owner.run_id, report, {**publisher.published, **due})
 
 
 class BacklogPublisher:
@@ -62,6 +106,17 @@ class BacklogPublisher:
             if isinstance(outcome, Published):
                 self.published[shard] = outcome
         self._last_seconds = time.monotonic()
+
+
+def publish_now(
+    deployment: Deployment, attempt: Attempt, shards: Sequence[ShardId]
+) -> dict[ShardId, Published | UpToDate | NotDue]:
+    """Bring states up to their logs, whatever their policies say; a shard without rows has no state."""
+    return {
+        shard: publish(deployment.control, deployment.state(), shard, token=attempt.token)
+        for shard in shards
+        if deployment.control.log(shard).head().upper > TXN_FIRST
+    }
 
 
 def publish_when_free(

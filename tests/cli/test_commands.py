@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+import tidemark
 from tidemark.cli.app import app
 from tidemark.core.errors import TidemarkError
 
@@ -92,7 +93,7 @@ def test_a_pipeline_from_its_first_day_on(shell: Shell, monkeypatch: pytest.Monk
         assert (first_shard["shard"], first_shard["published"]) == ("customers", 1)
         assert shell.json("txns", "customers")[0]["verdict"] == "identical"
         assert shell.json("show", "customers", "1")["binding"]["owner"]["run_id"] == "monday"
-        bad = shell.json("quarantine", "customers")
+        bad = tidemark.quarantine("customers")
         assert [(r["_offset"], r["_ordinal"], r["_reason"], r["place"]) for r in bad] == [
             (1, 2, "column 'id' is BIGINT, found four", "file '0002.json', line 3")
         ]
@@ -104,7 +105,7 @@ def test_a_pipeline_from_its_first_day_on(shell: Shell, monkeypatch: pytest.Monk
         assert (told["customers"], told["quarantine"]) == (["1", "1", "0"], ["1", "-"]), "it has no state"
 
     # Its key could not be read: nobody's error.
-    assert shell.json("quarantine", "customers", "--open") == []
+    assert [shell.json("quarantine", "customers", *words) for words in ((), ("--open",))] == [bad, []]
 
     # Input that the policy refuses stops before anything is written; a person may pass over it.
     (shell.folder / "data/customers/0003.json").write_text(

@@ -16,6 +16,8 @@ from typing import Any, cast
 import pytest
 from typer.testing import CliRunner, Result
 
+import tidemark
+from tidemark import publishing
 from tidemark.assemble import Deployment, new_token
 from tidemark.cli.alarms import alarms_in, alarms_of
 from tidemark.cli.app import app
@@ -281,3 +283,38 @@ def test_an_exit_code_means_the_same_to_a_reader_that_has_seen_enough(shop: Shop
     done = subprocess.run([sys.executable, "-m", "tidemark.cli", *words], stdout=writing, check=False)
     os.close(writing)
     assert done.returncode == 4
+
+
+def test_one_import_is_enough_to_run_publish_and_look_from_python(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[object, ...]] = []
+    monkeypatch.setattr(Deployment, "plane", lambda deployment: Plane())
+    monkeypatch.setattr(Deployment, "state", lambda deployment: "states")
+    monkeypatch.setattr(
+        publishing, "publish", lambda control, state, shard, token: asked.append((state, shard))
+    )
+    shop.land("1.json")
+    done = tidemark.run("p.yaml", run_id="monday", publishes=False)
+    assert (done.run_id, done.report.checkpoint, done.published) == ("monday", 1, {})
+    assert tidemark.publish(shop.folder / "p.yaml") == {"t": None}
+    assert asked == [("states", "t")]
+    assert tidemark.quarantine("p", txn=1) == []
+    with pytest.raises(InvalidUsage):
+        tidemark.run("no-such-pipeline")
+
+
+def test_the_package_itself_loads_no_engine_and_has_no_other_names() -> None:
+    program = "import sys, tidemark; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert not {name.split(".")[0] for name in done.stdout.split()} & {"pyspark", "deltalake", "typer"}
+    assert not hasattr(tidemark, "no_such_name")
+
+
+def test_a_row_is_one_line_where_no_terminal_reads_it(shop: Shop) -> None:
+    shop.land("1.json")
+    with pytest.raises(InvalidUsage):
+        shop.work("monday", Plane(refuses="word " * 100))
+    lines = shop.tell("journal", "p").output.splitlines()
+    assert [line.split()[2:4] for line in lines[1:]] == [["1", "bound"], ["1", "refused"]]
+    assert lines[2].endswith("word " * 99 + "word")

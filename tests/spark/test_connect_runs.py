@@ -15,7 +15,7 @@ from tidemark.spark.connect import Server
 pytestmark = [pytest.mark.spark, pytest.mark.server, pytest.mark.slow, pytest.mark.sweep]
 
 
-CLIENTS, ROUNDS, ROUNDS_PER_PROCESS = 4, 20, 5
+CLIENTS, ROUNDS, ROUNDS_PER_PROCESS = 4, 20, 2
 
 
 def test_v1_runs_at_once_over_one_server_write_the_right_tables(server: Server, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from enum import Enum
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -209,7 +210,16 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
         table.add_column(column, overflow="fold", justify="right" if numbers else "left")
     for row in listed:
         table.add_row(*(Text(_cell(column, cell)) for column, cell in zip(columns, row, strict=True)))
-    Console().print(table)
+    if sys.stdout.isatty():
+        Console().print(table)
+        return
+    # For `grep` and for a log a row is a line, however long it is.
+    text = StringIO()
+    Console(file=text, width=_WIDTH_MAX).print(table)
+    typer.echo("\n".join(line.rstrip() for line in text.getvalue().splitlines()))
+
+
+_WIDTH_MAX: Final = 1_000_000
 
 
 def _cell(column: str, cell: object) -> str:

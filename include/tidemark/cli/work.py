@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
@@ -62,32 +61,22 @@ def run(
     standard error when it is through.
     """
     from tidemark.cli.places import passed_over, warnings_of
-    from tidemark.pipeline.run import run as run_pipeline
     from tidemark.pipeline.stepwise import only_proves
-    from tidemark.publishing import BacklogPublisher, publish_due
+    from tidemark.publishing import run_and_publish
 
     attempt = new_attempt(run_id, cleared=prove)
     proves = prove and only_proves(open_deployment(pipeline, environment).pipeline, attempt)
     deployment = open_deployment(pipeline, environment, binds=not proves)
-    with watched(as_json) as progress, ThreadPoolExecutor(1) as background:
-        publisher = BacklogPublisher(deployment, attempt, progress=progress)
-        line = line_per_transaction(as_json)
-
-        def decided(outcome: SealOutcome) -> None:
-            line(outcome)
-            if not no_publish:
-                publisher.publish()
-
-        report = run_pipeline(
-            deployment.pipeline,
+    with watched(as_json) as progress:
+        worked = run_and_publish(
+            deployment,
             attempt,
             transactions_max=max_transactions,
+            publishes=not no_publish,
             progress=progress,
-            decided=decided,
-            background=background,
+            decided=line_per_transaction(as_json),
         )
-        due = {} if no_publish else publish_due(deployment, attempt, progress=progress)
-        published = {**publisher.published, **due}
+    report, published = worked.report, worked.published
     warned = warnings_of(deployment, report.decided)
     if as_json:
         told = {"run_id": attempt.owner.run_id, "report": report, "published": published, "warned": warned}
@@ -224,15 +213,10 @@ def publish(
     as_json: JsonOption = False,
 ) -> None:
     """Bring the states up to their logs now, whatever the publish policy says."""
-    from tidemark.pipeline.publish import publish as publish_shard
+    from tidemark.publishing import publish_now
 
     deployment = open_deployment(pipeline, environment)
-    attempt = new_attempt()
-    done = {
-        name: publish_shard(deployment.control, deployment.state(), name, token=attempt.token)
-        for name in chosen_shards(deployment, shard)
-        if deployment.control.log(name).head().upper > 1
-    }
+    done = publish_now(deployment, new_attempt(), chosen_shards(deployment, shard))
     if as_json:
         print_json(done)
     for name, outcome in {} if as_json else done.items():
