@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
+from tidemark.core.errors import Determinate
 from tidemark.spark.archive import archive_options
 from tidemark.spark.jars import jar_paths
 from tidemark.spark.java import use_java
@@ -42,6 +43,7 @@ _TRAVEL = "spark.databricks.delta.vacuum.enforceTimeTravelWithinDeletedFileReten
 """Delta refuses to read a version that is older than what its VACUUM may take, whether or not it has taken
 any of it. A publish may have to start from such a version, and readers look whether its files are there."""
 _RETRIES_MAX = 5
+_SAID_CHARACTERS_MAX = 1_000
 _BACKOFF_MILLISECONDS_MAX = 4_000
 INTERPRETED: Final = {
     "spark.sql.codegen.wholeStage": "false",
@@ -94,6 +96,8 @@ def build_session(
         **(_log_confs(log_file) if log_file is not None else {}),
         **(confs or {}),
     }
+    if log_file is not None:
+        _start_quietly({**merged, "spark.app.name": app_name, "spark.master": master}, log_file)
     builder = SparkSession.builder.appName(app_name).master(master)
     for key, value in merged.items():
         builder = builder.config(key, value)
@@ -101,6 +105,28 @@ def build_session(
     if log_file is None:
         session.sparkContext.setLogLevel("ERROR")
     return session
+
+
+def _start_quietly(confs: Mapping[str, str], log_file: Path) -> None:
+    """Start this process's JVM, if it has none, with its own output in the log: what Java and Spark's scripts
+    say before there is a logger would go to the terminal."""
+    from pyspark import SparkConf, SparkContext
+    from pyspark.errors import PySparkRuntimeError
+    from pyspark.java_gateway import launch_gateway
+
+    if SparkContext._gateway is not None:
+        return
+    start = log_file.stat().st_size if log_file.exists() else 0
+    with log_file.open("ab") as log:
+        given = SparkConf(loadDefaults=False).setAll(list(confs.items()))
+        try:
+            gateway = launch_gateway(given, {"stdout": log, "stderr": log})
+        except PySparkRuntimeError as error:
+            said = log_file.read_bytes()[start:].decode(errors="replace").strip()[-_SAID_CHARACTERS_MAX:]
+            raise Determinate(
+                f"Spark's Java ended before it was ready: {said or error}", hint=f"see {log_file}; then retry"
+            ) from error
+    SparkContext._ensure_initialized(gateway=gateway)
 
 
 def connect_session(url: str, *, token: str | None = None) -> SparkSession:
