@@ -35,7 +35,7 @@ from deltalake.transaction import AddAction, RemoveAction
 from tidemark.core.errors import Determinate, Indeterminate, InvalidUsage, InvariantViolation
 from tidemark.core.journal import link
 from tidemark.core.ledger import CommitOutcome, Committed, Conflict, Head
-from tidemark.delta.columns import check_columns, check_marks_last, check_properties, lacking
+from tidemark.delta.columns import check_columns, check_marks_last, lacking
 from tidemark.delta.failures import panicked, reading
 from tidemark.delta.store import Store
 
@@ -74,8 +74,10 @@ class ControlTable:
         configuration: Mapping[str, str],
         marks: Sequence[str],
         seconds: Callable[[], float] = time.time,
+        check: Callable[[Schema, Mapping[str, str]], None] | None = None,
     ) -> None:
         self.uri = uri
+        self._check = check
         self.store = Store(uri, storage_options)
         self._options = dict(storage_options)
         self._schema = schema
@@ -115,12 +117,32 @@ class ControlTable:
 
     def _check_table(self, table: DeltaTable) -> None:
         check_marks_last(self.uri, table.metadata().configuration)
-        if self._schema is not None:
+        if self._check is not None:
+            self._check(table.schema(), table.metadata().configuration)
+        elif self._schema is not None:
             check_columns(self.uri, table.schema(), self._schema)
-        check_properties(self.uri, table.metadata().configuration, self._configuration)
 
-    def _lacking(self) -> list[Field]:
-        return lacking(self._table.schema(), self._schema) if self._table and self._schema else []
+    def _lacking(self, declared: Schema | None) -> list[Field]:
+        return lacking(self._table.schema(), declared) if self._table and declared else []
+
+    def described(self) -> tuple[Schema, Mapping[str, str]] | None:
+        """The columns and properties of the newest version, unchecked; None where there is no table."""
+        if self._table is not None:
+            self.refresh()
+        try:
+            with reading(self.uri):
+                table = self._table or DeltaTable(self.uri, storage_options=self._options)
+                return table.schema(), table.metadata().configuration
+        except TableNotFoundError:
+            return None
+
+    def declare(self, schema: Schema, configuration: Mapping[str, str]) -> None:
+        """Have the table, with these columns at least. One that is there keeps what it has."""
+        if self.refresh().version == VERSION_NONE:
+            self._create(schema, configuration)
+            self.refresh()
+        if missing := self._lacking(schema):
+            self._add(missing, declared=schema)
 
     def _marks(self, table: DeltaTable) -> dict[str, int]:
         found = {name: table.transaction_version(APP_PREFIX + name) for name in self._mark_names}
@@ -155,13 +177,13 @@ class ControlTable:
         if unknown:
             raise InvalidUsage(f"{self.uri} does not keep the marks {sorted(unknown)}")
         if head.version == VERSION_NONE and self._table is None:
-            self._create()
+            self._create(self._schema, self._configuration)
             return self.refresh().version == 0
-        if head.version == self.version and self._lacking():
-            self._add(self._lacking())
+        if head.version == self.version and (missing := self._lacking(self._schema)):
+            self._add(missing, declared=self._schema)
         return head.version == self.version
 
-    def _add(self, columns: list[Field]) -> None:
+    def _add(self, columns: list[Field], *, declared: Schema | None) -> None:
         """Give the table columns, in a commit of its own. Whoever comes second finds them there."""
         cause: Exception | None = None
         try:
@@ -174,7 +196,7 @@ class ControlTable:
             cause = error
         self._table = None
         self.refresh()
-        if self._lacking():
+        if self._lacking(declared):
             names = ", ".join(field.name for field in columns)
             raise Determinate(f"{self.uri} can't get the columns {names}", hint="retry") from cause
 
@@ -196,16 +218,16 @@ class ControlTable:
             self._table = None
         raise Determinate(f"{self.uri} can't get {name} = {value}: {cause}", hint="retry") from cause
 
-    def _create(self) -> None:
+    def _create(self, schema: Schema | None, configuration: Mapping[str, str]) -> None:
         """Put-if-absent of the table itself. Whoever comes second uses the first one's."""
-        if self._schema is None:
+        if schema is None:
             raise InvalidUsage(f"{self.uri} is not there, and has no schema to be made with")
         try:
             self.store.make_root()
             DeltaTable.create(
                 self.uri,
-                schema=self._schema,
-                configuration=self._configuration,
+                schema=schema,
+                configuration=dict(configuration),
                 storage_options=self._options,
                 commit_properties=CommitProperties(max_commit_retries=0),
                 raise_if_key_not_exists=False,

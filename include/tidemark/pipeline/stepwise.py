@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from tidemark.core.binding import Owned, owned_in
+from tidemark.core.binding import Binding, Owned, owned_in
 from tidemark.core.checksum import SOURCE, Digests
 from tidemark.core.errors import Determinate, TidemarkError
 from tidemark.core.evidence import Evidence, decide_evidence, newest_of
@@ -19,8 +19,10 @@ from tidemark.core.journal import Event
 from tidemark.core.ledger import Head, Put
 from tidemark.core.replay import Finding, RunPlan, Verdict, judge, judge_replay, judge_skipped, plan_run
 from tidemark.core.seal import Lost, Seal, SealOutcome, Staged, TooEarly
+from tidemark.core.shape import Misfit
 from tidemark.core.shard import Standing
 from tidemark.pipeline.context import Attempt, Pipeline, binding_at, seal_at, sealed_binding, stage_open
+from tidemark.pipeline.fit import configuration_of, require_shapes
 from tidemark.pipeline.ingest import standing
 from tidemark.pipeline.refusal import note_refusal
 from tidemark.pipeline.replay import judge_parts, read_sealed
@@ -81,13 +83,29 @@ def is_usable(pipeline: Pipeline, evidence: Evidence | None) -> bool:
     return evidence.replayed or not any(pipeline.plane.damaged(name, shards[name].parts) for name in shards)
 
 
+def still_fits(pipeline: Pipeline, binding: Binding, evidence: Evidence) -> bool:
+    """Whether what was staged may still be sealed: another file may have been in charge then."""
+    staged = evidence.staged
+    try:
+        require_shapes(pipeline, binding.under(staged.configuration if staged else None).configuration)
+    except Misfit:
+        return False
+    return True
+
+
 def gather_one(pipeline: Pipeline, attempt: Attempt, txn: Txn, *, replayed: bool) -> Evidence:
     """The evidence on one transaction: found from an earlier try, or made now."""
     own = [one for one in found_by(pipeline, attempt) if one.owner.is_run_of(attempt.owner)]
     before = newest_of(own, txn, replayed=replayed, round_min=attempt.round)
-    if before is not None and is_usable(pipeline, before):
-        return before
     binding = sealed_binding(pipeline, seal_at(pipeline, txn)) if replayed else binding_at(pipeline, txn)
+    if (
+        before is not None
+        and is_usable(pipeline, before)
+        and (replayed or still_fits(pipeline, binding, before))
+    ):
+        return before
+    if not replayed:
+        require_shapes(pipeline, configuration_of(pipeline, binding))
     gone = pipeline.source.inspect(binding)
     staged: Staged | None = None
     if not gone and replayed:
