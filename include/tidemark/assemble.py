@@ -10,6 +10,7 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -109,6 +110,12 @@ class Deployment:
         self._options = storage_options
         self._plane: SparkPlane | None = None
         self._state: SparkStatePlane | None = None
+
+    @cached_property
+    def unchecked(self) -> Pipeline:
+        """The pipeline for who only tells: its logs open whatever the pipeline file says of them."""
+        location, name = self.config.warehouse_location, self.config.name
+        return replace(self.pipeline, control=DeltaControl(location, name, storage_options=self._options))
 
     def shapes_of(self, configuration: Configuration) -> Shapes:
         """The shapes of the shards of this configuration, or of a recorded one."""

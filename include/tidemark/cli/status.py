@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tidemark.assemble import Deployment
     from tidemark.core.ids import ShardId, Txn
     from tidemark.core.replay import Replayable
+    from tidemark.pipeline.context import Pipeline
 
 
 def register(app: typer.Typer) -> None:
@@ -40,6 +41,8 @@ class ShardStatus:
     log_version: int
     published: int
     paused: str
+    left_out: bool = False
+    """Whether it has rows and the pipeline file doesn't name it: its table stays as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,8 @@ class Status:
     source: SourceStatus | None = None
     refused: str = ""
     """Why the first open transaction can't be staged, if it was tried and can't."""
+    misfits: tuple[str, ...] = ()
+    """In what the pipeline file doesn't fit the warehouse: the next run is refused for it."""
 
 
 def status(
@@ -97,6 +102,8 @@ def status(
         return
     say(f"pipeline {found.pipeline}", style="bold")
     say(f"bound {found.bound}, sealed {found.sealed}, checkpoint {found.checkpoint}")
+    for what in found.misfits:
+        say(f"the pipeline file does not fit: {what}", style="red")
     if found.open:
         say(f"open: {', '.join(map(str, found.open))}; the next run takes them up first", style="yellow")
     if found.refused:
@@ -124,25 +131,30 @@ def _cells(one: ShardStatus) -> tuple[object, ...]:
 
     has = one.log_upper - 1
     behind = "" if one.shard == QUARANTINE else has - one.published
-    return one.shard, has or "-", one.published or "-", behind, one.paused
+    waits = "not in the pipeline file" if one.left_out else one.paused
+    return one.shard, has or "-", one.published or "-", behind, waits
 
 
 def status_of(deployment: Deployment, *, now_seconds: float) -> Status:
-    """The pipeline's standing, from its ledgers and what its source says."""
+    """The pipeline's standing, from its ledgers and what its source says. A pipeline file that doesn't fit
+    is told like anything else."""
     from tidemark.core.ids import QUARANTINE
     from tidemark.core.lease import since_of
     from tidemark.core.publish import published_txn
     from tidemark.core.shard import Paused, next_append
+    from tidemark.pipeline.fit import fit_of
     from tidemark.pipeline.flushing import stalls
     from tidemark.pipeline.publish import last_published
     from tidemark.pipeline.refusal import refusal_of
 
-    control = deployment.control
+    pipeline = deployment.unchecked
+    control = pipeline.control
+    fit = fit_of(pipeline)
     bound = control.bindings.head().upper - 1
     seals = control.seals.head()
     done = control.checkpoints.head().upper - 1
     shards: list[ShardStatus] = []
-    for shard in (*deployment.shards, QUARANTINE):
+    for shard in (*deployment.shards, *fit.left_out, QUARANTINE):
         log = control.log(shard).head()
         waits = next_append(
             shard, upper=log.upper, seals=control.seals.read(max(log.upper, done), seals.upper)
@@ -150,9 +162,10 @@ def status_of(deployment: Deployment, *, now_seconds: float) -> Status:
         paused = f"at {waits.txn}: {waits.reason}" if isinstance(waits, Paused) else ""
         published = 0 if shard == QUARANTINE else published_txn(last_published(control, shard))
         if shard != QUARANTINE or log.upper > 1:
-            shards.append(ShardStatus(shard, log.upper, log.version, published, paused))
+            left_out = shard in fit.left_out
+            shards.append(ShardStatus(shard, log.upper, log.version, published, paused, left_out))
     unsealed = tuple(range(seals.upper, bound + 1))
-    source = source_status(deployment, bound=bound, done=done, unsealed=unsealed)
+    source = source_status(pipeline, bound=bound, done=done, unsealed=unsealed)
     return Status(
         pipeline=deployment.config.name,
         bound=bound,
@@ -160,16 +173,17 @@ def status_of(deployment: Deployment, *, now_seconds: float) -> Status:
         checkpoint=done,
         generation=seals.generation,
         open=unsealed,
-        stalled=stalls(deployment.pipeline, now_seconds=now_seconds),
+        stalled=stalls(pipeline, now_seconds=now_seconds),
         shards=tuple(shards),
         since=since_of(control.leases.head()),
-        replayable=proofs_of(deployment, since_of(control.leases.head())),
+        replayable=proofs_of(pipeline, since_of(control.leases.head())),
         source=source,
-        refused=refusal_of(deployment.pipeline, seals.upper) if unsealed else "",
+        refused=refusal_of(pipeline, seals.upper) if unsealed else "",
+        misfits=tuple(map(str, fit.refused)),
     )
 
 
-def proofs_of(deployment: Deployment, since: Txn) -> tuple[Proof, ...]:
+def proofs_of(pipeline: Pipeline, since: Txn) -> tuple[Proof, ...]:
     """The kept transactions, of many the oldest and the newest, by whether, and until when, their input can
     be read again. Maintenance asks for all."""
     from tidemark.pipeline.proof import ASKED_AT_ONCE_MAX, replayable
@@ -179,7 +193,7 @@ def proofs_of(deployment: Deployment, since: Txn) -> tuple[Proof, ...]:
         return Proof(txn, txn, one.gone, until, one.caveat)
 
     spans: list[Proof] = []
-    for txn, found in replayable(deployment.pipeline, since=since, at_ends=ASKED_AT_ONCE_MAX).items():
+    for txn, found in replayable(pipeline, since=since, at_ends=ASKED_AT_ONCE_MAX).items():
         one = told(txn, found)
         if spans and spans[-1].last == txn - 1 and replace(spans[-1], first=txn, last=txn) == one:
             spans[-1] = replace(spans[-1], last=txn)
@@ -189,7 +203,7 @@ def proofs_of(deployment: Deployment, since: Txn) -> tuple[Proof, ...]:
 
 
 def source_status(
-    deployment: Deployment, *, bound: int, done: int, unsealed: tuple[int, ...]
+    pipeline: Pipeline, *, bound: int, done: int, unsealed: tuple[int, ...]
 ) -> SourceStatus | None:
     """The source's standing, where it is one that has to be acknowledged; asks the source."""
     from tidemark.core.frontier import Frontier
@@ -198,7 +212,6 @@ def source_status(
     from tidemark.pipeline.flushing import holding_back
     from tidemark.ports.source import TellsStanding
 
-    pipeline = deployment.pipeline
     source = pipeline.source
     if not isinstance(source, TellsStanding):
         return None

@@ -101,6 +101,7 @@ def run(
     Open transactions come first, whoever began them. Any number of runs may work at once.
     """
     from tidemark.cli.places import passed_over, show_passed_over, warnings_of
+    from tidemark.pipeline.fit import left_out
     from tidemark.pipeline.run import run as run_pipeline
     from tidemark.pipeline.stepwise import only_proves
     from tidemark.publishing import publish_due
@@ -118,12 +119,15 @@ def run(
         )
         published = {} if no_publish else publish_due(deployment, attempt, progress=progress)
     warned = warnings_of(deployment, report.decided)
+    others = left_out(deployment.pipeline)
     if as_json:
         told = {"run_id": attempt.owner.run_id, "report": report, "published": published, "warned": warned}
-        print_json({**told, "not_taken": passed_over(deployment)})
+        print_json({**told, "not_taken": passed_over(deployment), "left_out": others})
     else:
         show_decided(report.decided)
         show_passed_over(deployment)
+        for shard, last in others.items():
+            say(f"shard {shard} is not in the pipeline file: it stays as it is, at transaction {last}")
         for txn, said in warned.items():
             say(f"transaction {txn} warns: {'; '.join(said)}", style="yellow")
         show_findings(report.findings)
@@ -281,6 +285,7 @@ def rebuild(
     deployment = open_deployment(pipeline, environment)
     (name,) = chosen_shards(deployment, shard or deployment.config.only_shard.name)
     before = last_published(deployment.control, name)
+    deployment.control.log(name).head()  # A pipeline file that doesn't fit is refused before Spark starts.
     after = rebuild_state(deployment.control, deployment.state(), name, token=new_attempt().token)
     same = before is not None and before.txn == after.txn and before.commit.digest == after.commit.digest
     if as_json:

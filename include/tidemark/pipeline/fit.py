@@ -41,10 +41,10 @@ def fit_of(pipeline: Pipeline) -> Fit:
     there = pipeline.control.shards()
     changed = _changed(pipeline, declared, there)
     refused = [found for shard in changed if (found := _misfit(pipeline, shard, declared)) is not None]
-    left_out = _left_out(pipeline, [shard for shard in there if shard not in declared])
-    refused += _given_up(pipeline, declared, left_out)
-    begun = tuple(shard for shard in declared if shard not in there)
-    return Fit(tuple(refused), left_out, begun, {} if refused else _added(pipeline, changed, declared))
+    others = left_out(pipeline)
+    refused += _given_up(pipeline, declared, others)
+    begun = tuple(shard for shard in declared if shard not in there) if there else ()
+    return Fit(tuple(refused), others, begun, {} if refused else _added(pipeline, changed, declared))
 
 
 def require_shapes(pipeline: Pipeline, configuration: Configuration) -> None:
@@ -57,9 +57,7 @@ def require_shapes(pipeline: Pipeline, configuration: Configuration) -> None:
 def require_named(pipeline: Pipeline) -> None:
     """`Misfit` where the pipeline file leaves out shards that have rows, or that are bound to get some."""
     declared = pipeline.shapes_of(pipeline.configuration)
-    if declared:
-        others = [shard for shard in pipeline.control.shards() if shard not in declared]
-        _raise(_given_up(pipeline, declared, _left_out(pipeline, others)))
+    _raise(_given_up(pipeline, declared, left_out(pipeline)) if declared else ())
 
 
 def fits(pipeline: Pipeline, binding: Binding) -> bool:
@@ -116,11 +114,12 @@ def _added(
     return {shard: columns for shard, columns in found.items() if columns}
 
 
-def _left_out(pipeline: Pipeline, others: Collection[ShardId]) -> dict[ShardId, Txn]:
-    """Those of the shards that have rows, in their logs or sealed for them, with the last transaction."""
-    uppers = {
-        shard: pipeline.control.log(shard).head().upper for shard in sorted(others) if shard != QUARANTINE
-    }
+def left_out(pipeline: Pipeline) -> dict[ShardId, Txn]:
+    """The shards that have rows, in their logs or sealed for them, and are not in the file, each with
+    its last transaction."""
+    declared = pipeline.shapes_of(pipeline.configuration)
+    others = [shard for shard in pipeline.control.shards() if shard not in declared] if declared else []
+    uppers = {shard: pipeline.control.log(shard).head().upper for shard in others if shard != QUARANTINE}
     if not uppers:
         return {}
     sealed = {shard: seal.txn for seal in unfinished(pipeline).seals for shard in seal.shards}
@@ -128,7 +127,7 @@ def _left_out(pipeline: Pipeline, others: Collection[ShardId]) -> dict[ShardId, 
     return {shard: txn for shard, txn in last.items() if txn >= TXN_FIRST}
 
 
-def _given_up(pipeline: Pipeline, declared: Shapes, left_out: Mapping[ShardId, Txn]) -> list[Misfit]:
+def _given_up(pipeline: Pipeline, declared: Shapes, others: Mapping[ShardId, Txn]) -> list[Misfit]:
     """The shards that the newest binding was made for and the file leaves out, unless its generation is a
     higher one: then that was decided. An open transaction that was bound for them would still go there."""
     last = last_binding(pipeline, pipeline.control.bindings.head())
@@ -138,11 +137,11 @@ def _given_up(pipeline: Pipeline, declared: Shapes, left_out: Mapping[ShardId, T
     found: list[Misfit] = []
     for name in last.configuration.shards:
         shard = ShardId(name)
-        if shard in declared or not (is_open or shard in left_out):
+        if shard in declared or not (is_open or shard in others):
             continue
         has = (
-            f"has rows up to transaction {left_out[shard]}"
-            if shard in left_out
+            f"has rows up to transaction {others[shard]}"
+            if shard in others
             else (f"has transaction {last.txn} bound for it")
         )
         fact = f"shard {shard} {has}, and the pipeline file does not name it"
