@@ -1,4 +1,4 @@
-"""What a table has on record about its columns and its rows, as Delta keeps it.
+"""What a table has on record about its columns and its rows, as Delta keeps it, and how that is changed.
 
 A row's hash leaves NULL columns out (`spark.digest`), so rows that were written before a column came keep
 their digests, and files that lack it are read as NULL. Anything else would change what is on record.
@@ -10,12 +10,13 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from deltalake import Field, Schema
+from deltalake import CommitProperties, DeltaTable, Field, PostCommitHookProperties, Schema
 
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.shape import Shape
 from tidemark.delta.schema import LOG_COLUMNS, SCALARS
 
+NO_HOOKS: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 _KEYS: Final = "tidemark.keys"
 _SEQUENCE_BY: Final = "tidemark.sequence_by"
 _EXPIRING_IDS: Final = "delta.setTransactionRetentionDuration"
@@ -23,9 +24,9 @@ _OURS: Final = frozenset(column.name for column in LOG_COLUMNS)
 _DDL: Final = {kind: name for name, kind in SCALARS.items()}
 
 
-def check_columns(table: str, there: Schema, declared: Schema) -> None:
+def check_columns(table: str, there: Schema, declared: Schema | None) -> None:
     """`InvalidUsage` for a control table whose columns are not those of this version."""
-    wanted = {field.name: field for field in declared.fields}
+    wanted = {field.name: field for field in (declared or there).fields}
     for field in there.fields:
         if wanted.get(field.name) != field:
             raise InvalidUsage(
@@ -43,9 +44,41 @@ def check_marks_last(table: str, there: Mapping[str, str]) -> None:
         )
 
 
-def lacking(there: Schema, declared: Schema) -> list[Field]:
-    """The declared columns that a table doesn't have yet."""
-    names = {field.name for field in there.fields}
+def make(uri: str, schema: Schema, properties: Mapping[str, str], options: Mapping[str, str]) -> None:
+    """Put-if-absent of a table."""
+    DeltaTable.create(
+        uri,
+        schema=schema,
+        configuration=dict(properties),
+        storage_options=dict(options),
+        commit_properties=CommitProperties(max_commit_retries=0),
+        raise_if_key_not_exists=False,
+    )
+
+
+def add(table: DeltaTable, columns: list[Field]) -> None:
+    """Give a table columns, in a commit of its own."""
+    table.alter.add_columns(
+        columns,
+        commit_properties=CommitProperties(max_commit_retries=0),
+        post_commithook_properties=NO_HOOKS,
+    )
+
+
+def set_property(table: DeltaTable, name: str, value: str) -> None:
+    """Give a table a property, in a commit of its own."""
+    table.alter.set_table_properties(
+        {name: value},
+        commit_properties=CommitProperties(max_commit_retries=0),
+        post_commithook_properties=NO_HOOKS,
+    )
+
+
+def lacking(table: DeltaTable | None, declared: Schema | None) -> list[Field]:
+    """The declared columns that a table doesn't have yet; none where there is no table."""
+    if table is None or declared is None:
+        return []
+    names = {field.name for field in table.schema().fields}
     return [field for field in declared.fields if field.name not in names]
 
 

@@ -16,7 +16,7 @@ from types import TracebackType
 from tidemark.core.ids import Txn
 from tidemark.core.seal import Staged
 from tidemark.pipeline.context import Attempt, Pipeline, binding_at, stage_open
-from tidemark.pipeline.fit import fits
+from tidemark.pipeline.fit import configuration_of, fits
 
 
 class Ahead:
@@ -33,7 +33,9 @@ class Ahead:
         if self._background is None or txn is None or after.watermark is not None:
             return
         binding = binding_at(self._pipeline, txn)
-        if fits(self._pipeline, binding) and not self._pipeline.source.inspect(binding):
+        if fits(
+            self._pipeline, configuration_of(self._pipeline, binding)
+        ) and not self._pipeline.source.inspect(binding):
             staging = self._background.submit(stage_open, self._pipeline, binding, self._attempt.token)
             self._begun = (txn, staging)
 

@@ -60,10 +60,10 @@ def require_named(pipeline: Pipeline) -> None:
     _raise(_given_up(pipeline, declared, left_out(pipeline)) if declared else ())
 
 
-def fits(pipeline: Pipeline, binding: Binding) -> bool:
-    """Whether an open transaction may be staged as things are."""
+def fits(pipeline: Pipeline, configuration: Configuration) -> bool:
+    """Whether rows that are made by this configuration fit their logs."""
     try:
-        require_shapes(pipeline, configuration_of(pipeline, binding))
+        require_shapes(pipeline, configuration)
     except Misfit:
         return False
     return True

@@ -19,10 +19,9 @@ from tidemark.core.journal import Event
 from tidemark.core.ledger import Head, Put
 from tidemark.core.replay import Finding, RunPlan, Verdict, judge, judge_replay, judge_skipped, plan_run
 from tidemark.core.seal import Lost, Seal, SealOutcome, Staged, TooEarly
-from tidemark.core.shape import Misfit
 from tidemark.core.shard import Standing
 from tidemark.pipeline.context import Attempt, Pipeline, binding_at, seal_at, sealed_binding, stage_open
-from tidemark.pipeline.fit import configuration_of, require_shapes
+from tidemark.pipeline.fit import configuration_of, fits, require_shapes
 from tidemark.pipeline.ingest import standing
 from tidemark.pipeline.refusal import note_refusal
 from tidemark.pipeline.replay import judge_parts, read_sealed
@@ -75,22 +74,16 @@ def keep(pipeline: Pipeline, attempt: Attempt, evidence: Evidence) -> None:
     settle(attempts, decide, what=f"the evidence on transaction {evidence.txn}")
 
 
-def is_usable(pipeline: Pipeline, evidence: Evidence | None) -> bool:
-    """Whether an earlier try of the same round has done this work, and its files are still there."""
+def is_usable(pipeline: Pipeline, binding: Binding, evidence: Evidence | None) -> bool:
+    """Whether an earlier try of the same round has done this work, its files are still there, and they were
+    made by a pipeline file that fits."""
     if evidence is None or evidence.staged is None:
         return False
-    shards = evidence.staged.shards
-    return evidence.replayed or not any(pipeline.plane.damaged(name, shards[name].parts) for name in shards)
-
-
-def still_fits(pipeline: Pipeline, binding: Binding, evidence: Evidence) -> bool:
-    """Whether what was staged may still be sealed: another file may have been in charge then."""
     staged = evidence.staged
-    try:
-        require_shapes(pipeline, binding.under(staged.configuration if staged else None).configuration)
-    except Misfit:
-        return False
-    return True
+    if evidence.replayed:
+        return True
+    lost = any(pipeline.plane.damaged(name, staged.shards[name].parts) for name in staged.shards)
+    return not lost and fits(pipeline, binding.under(staged.configuration).configuration)
 
 
 def gather_one(pipeline: Pipeline, attempt: Attempt, txn: Txn, *, replayed: bool) -> Evidence:
@@ -98,11 +91,7 @@ def gather_one(pipeline: Pipeline, attempt: Attempt, txn: Txn, *, replayed: bool
     own = [one for one in found_by(pipeline, attempt) if one.owner.is_run_of(attempt.owner)]
     before = newest_of(own, txn, replayed=replayed, round_min=attempt.round)
     binding = sealed_binding(pipeline, seal_at(pipeline, txn)) if replayed else binding_at(pipeline, txn)
-    if (
-        before is not None
-        and is_usable(pipeline, before)
-        and (replayed or still_fits(pipeline, binding, before))
-    ):
+    if before is not None and is_usable(pipeline, binding, before):
         return before
     if not replayed:
         require_shapes(pipeline, configuration_of(pipeline, binding))
