@@ -25,6 +25,7 @@ from tidemark.pipeline import reclock as minting
 from tidemark.pipeline import stepwise
 from tidemark.pipeline.checkpoint import checkpoint as advance
 from tidemark.pipeline.context import Attempt, seal_at, sealed_binding
+from tidemark.pipeline.fit import left_out
 from tidemark.pipeline.publish import last_published
 from tidemark.pipeline.repair import repair
 from tidemark.pipeline.replay import REPAIR, bound_range, merged_files, replay_plan
@@ -82,6 +83,7 @@ def reclock(deployment: Deployment, attempt: Attempt) -> Told:
         "minted": owned.minted,
         "recognised": attempt.proves(owned) and not attempt.cleared,
         "recorded_run_id": owned.owner.run_id,
+        "left_out": {str(shard): txn for shard, txn in left_out(deployment.pipeline).items()},
     }
 
 

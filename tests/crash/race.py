@@ -43,9 +43,7 @@ def config_at(root: Path) -> PipelineConfig:
 def pipeline_at(root: Path) -> Pipeline:
     """This process's handle on the pipeline."""
     config = config_at(root)
-    control = DeltaControl(
-        config.warehouse_location, config.name, {SHARD: log_schema(config.shards[0].columns)}
-    )
+    control = DeltaControl(config.warehouse_location, config.name, {SHARD: log_schema(config.shapes[SHARD])})
     return Pipeline(
         control=control,
         source=FileSource.of(config, bindings=control.bindings),

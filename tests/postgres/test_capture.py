@@ -430,7 +430,7 @@ def test_a_column_that_was_dropped_is_refused_by_name_or_null_where_that_is_decl
         items.bind()
     [shard] = [shard.model_dump(by_alias=True) for shard in items.config().shards]
     shard = {"name": "items", "schema": ITEMS_SCHEMA, "keys": ["id"], "route": shard["route"]}
-    bound = items.bind(shards=[{**shard, "on_schema_change": "add_columns"}])
+    bound = items.bind(shards=[{**shard, "on_schema_change": "missing_as_null"}])
     assert items.changes(*bound) == [("items", "c", (1, "a"))]
 
 

@@ -231,7 +231,7 @@ def test_a_transaction_is_replayable_until_the_retention_reaches_its_first_recor
     )
     broker.configure(topic, cleanup_policy="compact")
     assert left_hours() == [None, None, None]
-    (shown,) = proofs_of(works, Txn(1))  # What status shows.
+    (shown,) = proofs_of(works.pipeline, Txn(1))  # What status shows.
     assert (shown.first, shown.last, shown.until, shown.gone) == (1, 3, "", "")
     assert shown.caveat.startswith("topic 'kept' is compacted")
     broker.configure(topic, cleanup_policy="delete", retention_bytes="1000000")

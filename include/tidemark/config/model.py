@@ -22,6 +22,8 @@ from tidemark.config.shard import ShardConfig
 from tidemark.config.source import PostgresSource, SourceConfig
 from tidemark.config.tables import Tables, shard_name_of
 from tidemark.core.errors import InvalidUsage
+from tidemark.core.ids import ShardId
+from tidemark.core.shape import Shape
 
 CAPTURED = "_captured"
 """Where a pipeline keeps the changes that its source can't be asked for again; no shard has such a name."""
@@ -90,6 +92,18 @@ class PipelineConfig(Model):
         copy = self.model_copy()
         copy._root = root
         return copy
+
+    @property
+    def shapes(self) -> dict[ShardId, Shape]:
+        """What the log of each shard has to take, and how its rows are folded."""
+        return {ShardId(shard.name): self._shape(shard) for shard in self.shards}
+
+    def _shape(self, shard: ShardConfig) -> Shape:
+        columns = {column.name: column.type.ddl for column in shard.columns}
+        if shard.error_column is not None:
+            columns[shard.error_column] = "STRING"
+        keys = () if self.envelope == "append" else shard.keys
+        return Shape(columns, keys, shard.sequence_by or "")
 
     def shard(self, name: str) -> ShardConfig:
         """The shard of this name."""

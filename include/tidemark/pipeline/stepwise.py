@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from tidemark.core.binding import Owned, owned_in
+from tidemark.core.binding import Binding, Owned, owned_in
 from tidemark.core.checksum import SOURCE, Digests
 from tidemark.core.errors import Determinate, TidemarkError
 from tidemark.core.evidence import Evidence, decide_evidence, newest_of
@@ -21,6 +21,7 @@ from tidemark.core.replay import Finding, RunPlan, Verdict, judge, judge_replay,
 from tidemark.core.seal import Lost, Seal, SealOutcome, Staged, TooEarly
 from tidemark.core.shard import Standing
 from tidemark.pipeline.context import Attempt, Pipeline, binding_at, seal_at, sealed_binding, stage_open
+from tidemark.pipeline.fit import configuration_of, fits, require_shapes
 from tidemark.pipeline.ingest import standing
 from tidemark.pipeline.refusal import note_refusal
 from tidemark.pipeline.replay import judge_parts, read_sealed
@@ -73,21 +74,27 @@ def keep(pipeline: Pipeline, attempt: Attempt, evidence: Evidence) -> None:
     settle(attempts, decide, what=f"the evidence on transaction {evidence.txn}")
 
 
-def is_usable(pipeline: Pipeline, evidence: Evidence | None) -> bool:
-    """Whether an earlier try of the same round has done this work, and its files are still there."""
+def is_usable(pipeline: Pipeline, binding: Binding, evidence: Evidence | None) -> bool:
+    """Whether an earlier try of the same round has done this work, its files are still there, and they were
+    made by a pipeline file that fits."""
     if evidence is None or evidence.staged is None:
         return False
-    shards = evidence.staged.shards
-    return evidence.replayed or not any(pipeline.plane.damaged(name, shards[name].parts) for name in shards)
+    staged = evidence.staged
+    if evidence.replayed:
+        return True
+    lost = any(pipeline.plane.damaged(name, staged.shards[name].parts) for name in staged.shards)
+    return not lost and fits(pipeline, binding.under(staged.configuration).configuration)
 
 
 def gather_one(pipeline: Pipeline, attempt: Attempt, txn: Txn, *, replayed: bool) -> Evidence:
     """The evidence on one transaction: found from an earlier try, or made now."""
     own = [one for one in found_by(pipeline, attempt) if one.owner.is_run_of(attempt.owner)]
     before = newest_of(own, txn, replayed=replayed, round_min=attempt.round)
-    if before is not None and is_usable(pipeline, before):
-        return before
     binding = sealed_binding(pipeline, seal_at(pipeline, txn)) if replayed else binding_at(pipeline, txn)
+    if before is not None and is_usable(pipeline, binding, before):
+        return before
+    if not replayed:
+        require_shapes(pipeline, configuration_of(pipeline, binding))
     gone = pipeline.source.inspect(binding)
     staged: Staged | None = None
     if not gone and replayed:
