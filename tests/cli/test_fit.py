@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from bench.start import done
 from tidemark.cli.app import app
+from tidemark.cli.status import EXIT_ALARM
 from tidemark.core.shape import Misfit
 
 Edit = Callable[[str, str], None]
@@ -61,6 +62,7 @@ def test_c1_c2_c3_c5_what_does_not_fit_is_told_without_new_input_and_changes_not
     assert [fact in one for one in told["misfits"]] == [True]
     assert [shard["log_upper"] for shard in told["shards"]] == [2], "the rest is told as ever"
     assert "the pipeline file does not fit: shard rows: " in call("status", str(file)).output
+    assert call("status", str(file), "--fail-if", "blocked").exit_code == EXIT_ALARM
     for word in ("run", "publish", "rebuild"):
         refused = call(word, str(file)).exception
         assert isinstance(refused, Misfit), (word, refused)
