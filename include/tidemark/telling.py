@@ -16,7 +16,7 @@ from tidemark.core.ids import ShardId
 from tidemark.core.journal import Event
 from tidemark.core.publish import Published
 from tidemark.core.replay import Verdict
-from tidemark.core.seal import Decision, Seal
+from tidemark.pipeline.announce import Announcement
 from tidemark.pipeline.context import Attempt
 from tidemark.pipeline.publish import last_published
 from tidemark.pipeline.replay import bound_range
@@ -50,8 +50,9 @@ def told_publish(published: Published) -> Told:
     return {"txn": published.txn, "version": published.version, "rows": published.commit.digest.count}
 
 
-def told_shard(deployment: Deployment, shard: ShardId, seals: Sequence[Seal]) -> Told:
+def told_shard(deployment: Deployment, shard: ShardId, told: Sequence[Announcement]) -> Told:
     """What an asset's event says: a wake-up with facts, for consumers that keep their own frontier."""
+    seals = [one.seal for one in told]
     log = deployment.control.log(shard).head()
     published = last_published(deployment.control, shard)
     return {
@@ -63,15 +64,20 @@ def told_shard(deployment: Deployment, shard: ShardId, seals: Sequence[Seal]) ->
         "state_version": published.version if published is not None else None,
         "rows": sum(seal.shards[shard].digest.count for seal in seals),
         "digests": {str(seal.txn): str(seal.shards[shard].digest) for seal in seals[-LISTED_MAX:]},
-        "verdict": told_gate(seals),
+        **told_gate(told),
     }
 
 
-def told_gate(seals: Sequence[Seal]) -> str:
-    """What let the transactions through: nothing is committed that the gate did not find identical, and
-    what someone has accepted all the same says so."""
-    committed = all(seal.decision is Decision.COMMITTED for seal in seals)
-    return str(Verdict.IDENTICAL if committed else Decision.ACCEPTED)
+def told_gate(told: Sequence[Announcement]) -> Told:
+    """What the gate said: `identical` when it did of every transaction, else its first other word; who went
+    past it, and how; and what was repaired since it was announced last."""
+    other = [one.gate for one in told if one.gate != Verdict.IDENTICAL]
+    overruled = {str(one.seal.txn): one.overruled for one in told if one.overruled}
+    return {
+        "verdict": other[0] if other else str(Verdict.IDENTICAL),
+        "overruled": dict(list(overruled.items())[-LISTED_MAX:]),
+        "repaired": [one.seal.txn for one in told if one.repaired][-LISTED_MAX:],
+    }
 
 
 def told_replay(deployment: Deployment, attempt: Attempt, *, txn_from: int, txn_to: int) -> Told:

@@ -18,11 +18,10 @@ from tests.support.memory import World, rec
 from tidemark.airflow.operators import (
     IngestOperator,
     ReclockOperator,
-    ReplayOperator,
-    ReplayReportOperator,
     UpsertOperator,
     ValidateOperator,
 )
+from tidemark.airflow.replays import ReplayOperator, ReplayReportOperator
 from tidemark.airflow.steps import SparkStepOperator
 from tidemark.core.errors import InvalidUsage
 from tidemark.job import Order, error_line, failure_in, perform

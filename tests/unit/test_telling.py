@@ -11,20 +11,23 @@ from tidemark.core.checksum import Digest
 from tidemark.core.ids import Txn, WriterToken
 from tidemark.core.replay import Finding, Verdict
 from tidemark.core.seal import Decision, Seal
+from tidemark.pipeline.announce import Announcement
 from tidemark.pipeline.validate import Gated
 from tidemark.pipeline.verdicts import Judged
 from tidemark.ports.gate import Opinion
 from tidemark.telling import explained, told_gate
 
 
-def seal(txn: int, decision: Decision) -> Seal:
-    reason = "" if decision is Decision.COMMITTED else "it was a refund"
-    return Seal(Txn(txn), WriterToken("w"), 0, decision, Digest(), reason=reason)
+def told(txn: int, gate: str, overruled: str = "") -> Announcement:
+    seal = Seal(Txn(txn), WriterToken("w"), 0, Decision.COMMITTED, Digest())
+    return Announcement(seal, gate, overruled)
 
 
-def test_what_someone_accepted_is_not_told_as_identical() -> None:
-    assert told_gate([seal(1, Decision.COMMITTED), seal(2, Decision.COMMITTED)]) == "identical"
-    assert told_gate([seal(1, Decision.COMMITTED), seal(2, Decision.ACCEPTED)]) == "accepted"
+def test_only_what_the_gate_found_identical_throughout_is_told_as_identical() -> None:
+    first, second = told(1, "identical"), told(2, "differs", "a person did it")
+    assert told_gate([first])["verdict"] == "identical"
+    assert told_gate([first, second])["verdict"] == "differs"
+    assert told_gate([first, second])["overruled"] == {"2": "a person did it"}
 
 
 @pytest.mark.parametrize(

@@ -18,12 +18,10 @@ from tidemark.airflow.operators import (
     IngestOperator,
     MaintainOperator,
     ReclockOperator,
-    ReplayOperator,
-    ReplayPlanOperator,
-    ReplayReportOperator,
     UpsertOperator,
     ValidateOperator,
 )
+from tidemark.airflow.replays import ReplayOperator, ReplayPlanOperator, ReplayReportOperator
 from tidemark.config import LoadedPipelines, PipelineConfig, load_pipelines
 from tidemark.core.errors import InvalidUsage
 from tidemark.pipeline.replay import MODES, VERIFY
