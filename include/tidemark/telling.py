@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Container, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from tidemark.assemble import Deployment
@@ -19,7 +20,7 @@ from tidemark.core.replay import Verdict
 from tidemark.pipeline.announce import Announcement
 from tidemark.pipeline.context import Attempt
 from tidemark.pipeline.publish import last_published
-from tidemark.pipeline.replay import bound_range
+from tidemark.pipeline.replay import PARTS_DIFFER, bound_range
 from tidemark.pipeline.verdicts import Judged
 
 Told = dict[str, Any]
@@ -116,25 +117,41 @@ def for_environment(environment: str | None) -> str:
     return f" -e {shlex.quote(environment)}" if environment else ""
 
 
-def explained(deployment: Deployment, red: Sequence[Judged], environment: str | None = None) -> str:
-    """Why a gate is red, and the ways out, for people."""
-    name = deployment.config.name
+def explained(red: Sequence[Judged], pipeline_file: str, environment: str | None = None) -> str:
+    """Why a gate is red, and the ways out, for people: the decisive sentence first, then the details, then
+    commands that can be pasted into any shell."""
+    pipeline = shlex.quote(str(Path(pipeline_file).absolute()))
     there = for_environment(environment)
-    lines: list[str] = []
+    lines = [f"the gate is red: {', '.join(f'transaction {one.txn}: {one.gated.word}' for one in red)}"]
     for one in red:
-        finding, txn = one.gated.finding, one.txn
+        finding = one.gated.finding
         # From the journal, the finding's whole text is in its why.
-        lines.append(f"the gate is red. {finding.why or finding}")
+        lines.append(finding.why or str(finding))
         lines += [f"  expectation not met: {failed}" for failed in one.gated.opinion.failed]
         if one.replayed:
             lines += [
                 "what was committed stays as it is, and downstream waits. To get out:",
-                "  restore the input that changed and clear this task; or, if the parts were damaged:",
-                f"  tidemark replay {name} --from {txn} --to {txn} --mode repair{there}",
+                *ways_out_of_proof(pipeline, one, there),
             ]
         else:
-            lines += ["nothing of it is visible. To get out:", *ways_out(name, one, there)]
+            lines += ["nothing of it is visible. To get out:", *ways_out(pipeline, one, there)]
     return "\n".join(lines)
+
+
+def ways_out_of_proof(pipeline: str, one: Judged, there: str) -> list[str]:
+    """What can be done about a committed transaction. Only parts can be repaired, and only from input that
+    is as it was."""
+    finding = one.gated.finding
+    match finding.verdict:
+        case Verdict.INPUT_GONE:
+            return ["  restore the input that is gone and clear this task"]
+        case Verdict.NOT_COMPARABLE:
+            return ["  prove it with the versions that it was sealed with: nothing says that it is wrong"]
+        case _ if PARTS_DIFFER in str(finding):
+            command = f"tidemark replay {pipeline} --from {one.txn} --to {one.txn} --mode repair{there}"
+            return [f"  {command}", "  restores the parts; then clear this task"]
+        case _:
+            return ["  restore the input that changed and clear this task"]
 
 
 def ways_out(pipeline: str, one: Judged, there: str) -> list[str]:

@@ -205,3 +205,20 @@ def test_another_runs_event_is_not_repeated_and_another_runs_verdict_overrules_n
     airflow.task("checkpoint", run_id="s")
     (event,) = airflow.events.extras.values()
     assert (event["txn_from"], event["verdict"], event["overruled"]) == (1, "differs", {})
+
+
+@pytest.mark.parametrize("callbacks", ["on_failure_callback", "on_retry_callback"])
+def test_the_log_of_a_task_that_fails_ends_with_the_reason_outside_of_a_folded_group(callbacks: str) -> None:
+    said: list[str] = []
+    validate = ValidateOperator(task_id="validate", pipeline_file="shop.yaml")
+    log = SimpleNamespace(info=said.append, error=lambda text, *values: said.append(text % values))
+    context = {
+        "ti": SimpleNamespace(task=SimpleNamespace(log=log)),
+        "exception": ValueError("the gate is red"),
+    }
+    for call in getattr(validate, callbacks):
+        call(context)
+    assert said == ["::endgroup::", "the gate is red"]
+    for call in getattr(validate, callbacks):
+        call({**context, "exception": None})
+    assert len(said) == 2

@@ -12,7 +12,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from tidemark.airflow.assets import pipeline_alias, shard_asset
 from tidemark.airflow.connections import provide_connection
-from tidemark.airflow.runs import failure, order_of
+from tidemark.airflow.runs import end_with_reason, failure, order_of
 from tidemark.airflow.steps import SparkStepOperator
 from tidemark.core.errors import TidemarkError
 from tidemark.job import Order
@@ -38,6 +38,7 @@ class ControlOperator(BaseOperator):
         super().__init__(**kwargs)
         self.pipeline_file = str(pipeline_file)
         self.environment = environment
+        end_with_reason(self)
 
     def execute(self, context: Context) -> Any:
         order = order_of(context, pipeline_file=self.pipeline_file, environment=self.environment)
@@ -122,7 +123,7 @@ class ValidateOperator(SparkStepOperator):
         if red:
             # Whoever reads this has a shell of their own, without the worker's settings.
             environment = order.environment or os.environ.get("TIDEMARK_ENVIRONMENT")
-            raise AirflowFailException(telling.explained(deployment, red, environment))
+            raise AirflowFailException(telling.explained(red, order.pipeline_file, environment))
         telling.require_verdicts(asked, {one.txn for one in judged if one.replayed})
         return telling.told_verdicts(judged)
 

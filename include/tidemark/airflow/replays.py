@@ -9,7 +9,7 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from tidemark.airflow.connections import provide_connection
-from tidemark.airflow.runs import failure
+from tidemark.airflow.runs import end_with_reason, failure
 from tidemark.airflow.steps import SparkStepOperator
 from tidemark.core.errors import TidemarkError
 from tidemark.job import Order
@@ -44,6 +44,7 @@ class ReplayPlanOperator(BaseOperator):
         self.pipeline_files = dict(pipeline_files)
         self.environment = environment
         self.pipeline = "{{ params.pipeline }}"
+        end_with_reason(self)
 
     def execute(self, context: Context) -> Any:
         from tidemark import tasks
@@ -108,6 +109,7 @@ class ReplayReportOperator(BaseOperator):
     def __init__(self, *, report: Any, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.report = report
+        end_with_reason(self)
 
     def execute(self, context: Context) -> Any:
         findings = self.report["findings"]

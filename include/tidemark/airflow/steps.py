@@ -18,7 +18,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from tidemark.airflow.connections import provide_connection
 from tidemark.airflow.masters import CONNECT_TYPE, connect_url, master_of
-from tidemark.airflow.runs import failure, order_of
+from tidemark.airflow.runs import end_with_reason, failure, order_of
 from tidemark.core.errors import Determinate, TidemarkError
 from tidemark.job import Order, connected, failure_in, perform, submission
 
@@ -63,6 +63,7 @@ class SparkStepOperator(SparkSubmitOperator):
         self.pipeline_file = str(pipeline_file)
         self.environment = environment
         self._connected: Any = None
+        end_with_reason(self)
 
     def order(self, context: Context, **more: Any) -> Order:
         return order_of(context, pipeline_file=self.pipeline_file, environment=self.environment, **more)
