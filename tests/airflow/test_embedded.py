@@ -13,7 +13,7 @@ import pytest
 
 from tidemark.airflow import project
 from tidemark.airflow.embedded import STARTED, EmbeddedAirflow
-from tidemark.airflow.processes import started_at
+from tidemark.submitter import started_at
 
 pytestmark = pytest.mark.airflow
 

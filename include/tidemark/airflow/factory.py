@@ -33,7 +33,15 @@ TAG = "tidemark"
 REPLAY, MAINTAIN, BROKEN = "replay", "maintain", "tidemark_broken_pipelines"
 RESERVED: Mapping[str, str] = {name: f"{name!r} is the id of a DAG" for name in (REPLAY, MAINTAIN, BROKEN)}
 CONTINUOUS = "@continuous"
-DEFAULT_ARGS: Mapping[str, Any] = {"owner": TAG, "retries": 2, "retry_delay": timedelta(seconds=10)}
+DEFAULT_ARGS: Mapping[str, Any] = {
+    "owner": TAG,
+    "retries": 5,
+    "retry_delay": timedelta(seconds=10),
+    "retry_exponential_backoff": 2.0,
+    "max_retry_delay": timedelta(minutes=2),
+}
+"""A retry comes after 10 seconds, each next one after twice as long, up to two minutes: four minutes and more
+in all, in which a server comes back."""
 
 
 class BrokenPipelines(DAG):

@@ -112,6 +112,7 @@ def connect_session(url: str, *, token: str | None = None) -> SparkSession:
     """
     from pyspark.sql import SparkSession
 
+    _silence_client()
     address = connect_address(url, token)
     session: SparkSession = _impatient(SparkSession.builder.remote(address).getOrCreate())
     session.conf.set(_TRAVEL, "false")
@@ -125,6 +126,16 @@ def connect_address(url: str, token: str | None) -> str:
         return url
     joint = ";" if "/;" in url else "/;"
     return f"{url.rstrip('/')}{joint}token={quote(token, safe='')}"
+
+
+def _silence_client() -> None:
+    """Keep PySpark's client from logging every call that fails, with its stack: each is an exception anyway,
+    and of a server that goes away there are hundreds. The client is silent by itself until something sets
+    logging up anew, as Airflow does in its tasks."""
+    from pyspark.sql.connect.logging import logger
+
+    if "SPARK_CONNECT_LOG_LEVEL" not in os.environ:
+        logger.setLevel(logging.CRITICAL)
 
 
 def _impatient(session: Any) -> Any:
@@ -203,6 +214,11 @@ def _log_confs(log_file: Path) -> dict[str, str]:
     place = str(log_file).replace("\\", r"\\").replace('"', r"\"")
     options = f'-Dlog4j2.configurationFile={settings.as_uri()} "-Dtidemark.spark.log={place}"'
     return {"spark.driver.extraJavaOptions": options}
+
+
+def quiet_options() -> str:
+    """Java options for a Spark that writes to somebody else's log: errors only, from its start."""
+    return f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2-errors.properties').as_uri()}"
 
 
 def session_confs(*, master: str, jars: list[Path], scratch_folder: Path | None = None) -> dict[str, str]:
