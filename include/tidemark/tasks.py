@@ -100,6 +100,13 @@ def ingest(deployment: Deployment, attempt: Attempt, *, progress: Progress = unw
     }
 
 
+def load_gate() -> None:
+    """Load the gate's library, which takes seconds, before anything asks for it."""
+    from tidemark.quality import engine
+
+    engine.load()
+
+
 def gate_of(deployment: Deployment) -> stepwise.Compare:
     """The comparison by Great Expectations, which documents every verdict in the pipeline's Data Docs."""
     from tidemark.quality.gate import check_digests

@@ -117,10 +117,19 @@ def for_environment(environment: str | None) -> str:
     return f" -e {shlex.quote(environment)}" if environment else ""
 
 
-def explained(red: Sequence[Judged], pipeline_file: str, environment: str | None = None) -> str:
+def explained(
+    red: Sequence[Judged],
+    pipeline_file: str,
+    environment: str | None = None,
+    settings: Mapping[str, str] | None = None,
+) -> str:
     """Why a gate is red, and the ways out, for people: the decisive sentence first, then the details, then
-    commands that can be pasted into any shell."""
+    commands that can be pasted into any shell. `settings` are those of this process's environment that say
+    where the warehouse is."""
     pipeline = shlex.quote(str(Path(pipeline_file).absolute()))
+    command = " ".join(
+        [*(f"{name}={shlex.quote(value)}" for name, value in (settings or {}).items()), "tidemark"]
+    )
     there = for_environment(environment)
     lines = [f"the gate is red: {', '.join(f'transaction {one.txn}: {one.gated.word}' for one in red)}"]
     for one in red:
@@ -131,14 +140,14 @@ def explained(red: Sequence[Judged], pipeline_file: str, environment: str | None
         if one.replayed:
             lines += [
                 "what was committed stays as it is, and downstream waits. To get out:",
-                *ways_out_of_proof(pipeline, one, there),
+                *ways_out_of_proof(command, pipeline, one, there),
             ]
         else:
-            lines += ["nothing of it is visible. To get out:", *ways_out(pipeline, one, there)]
+            lines += ["nothing of it is visible. To get out:", *ways_out(command, pipeline, one, there)]
     return "\n".join(lines)
 
 
-def ways_out_of_proof(pipeline: str, one: Judged, there: str) -> list[str]:
+def ways_out_of_proof(command: str, pipeline: str, one: Judged, there: str) -> list[str]:
     """What can be done about a committed transaction. Only parts can be repaired, and only from input that
     is as it was."""
     finding = one.gated.finding
@@ -148,19 +157,19 @@ def ways_out_of_proof(pipeline: str, one: Judged, there: str) -> list[str]:
         case Verdict.NOT_COMPARABLE:
             return ["  prove it with the versions that it was sealed with: nothing says that it is wrong"]
         case _ if PARTS_DIFFER in str(finding):
-            command = f"tidemark replay {pipeline} --from {one.txn} --to {one.txn} --mode repair{there}"
-            return [f"  {command}", "  restores the parts; then clear this task"]
+            repair = f"  {command} replay {pipeline} --from {one.txn} --to {one.txn} --mode repair{there}"
+            return [repair, "  restores the parts; then clear this task"]
         case _:
             return ["  restore the input that changed and clear this task"]
 
 
-def ways_out(pipeline: str, one: Judged, there: str) -> list[str]:
+def ways_out(command: str, pipeline: str, one: Judged, there: str) -> list[str]:
     """What can be done about an open transaction. Of input that is gone nothing was staged to accept."""
-    skip = f'  tidemark skip {pipeline} {one.txn} --reason "..."{there}     passes over it'
+    skip = f'  {command} skip {pipeline} {one.txn} --reason "..."{there}     passes over it'
     if one.gated.finding.verdict is Verdict.INPUT_GONE:
         return ["  restore the input and clear the run's tasks from ingest on; or", skip]
     return [
         "  fix the cause and clear the run's tasks from ingest on; or",
-        f'  tidemark accept {pipeline} {one.txn} --reason "..."{there}   seals it as it is; or',
+        f'  {command} accept {pipeline} {one.txn} --reason "..."{there}   seals it as it is; or',
         skip,
     ]

@@ -36,7 +36,8 @@ for module in ("assemble", "views", "consume", "telling", "publishing", "upkeep"
     MAY_IMPORT[module] = set(MAY_IMPORT)
 MAY_IMPORT["airflow"] = {"core", "config", "pipeline", "assemble", "consume", "tasks", "telling", "job"}
 MAY_IMPORT["airflow"] |= {"home", "submitter"}
-MAY_IMPORT["cli"] = set(MAY_IMPORT) - {"airflow"}
+MAY_IMPORT |= {"plugin": {"tasks"}, "provider": set()}
+MAY_IMPORT["cli"] = set(MAY_IMPORT) - {"airflow", "plugin", "provider"}
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 
 

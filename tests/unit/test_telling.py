@@ -99,3 +99,11 @@ def test_regression_a_command_of_a_red_gate_works_from_any_folder(
     monkeypatch.chdir(tmp_path)
     (command, _) = commands_in(explained([a_red(Verdict.DIFFERS, replayed=False)], "shop.yaml"))
     assert shlex.split(command)[2] == str(tmp_path / "shop.yaml")
+
+
+def test_a_command_of_a_red_gate_names_the_warehouse_that_the_worker_was_told() -> None:
+    settings = {"TIDEMARK_WAREHOUSE": "/big disk/tables"}
+    red = [a_red(Verdict.DIFFERS, replayed=True, why=PARTS_DIFFER)]
+    assert f"  TIDEMARK_WAREHOUSE='/big disk/tables' tidemark replay {QUOTED}" in explained(
+        red, FILE, None, settings
+    )

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from tidemark.assemble import Deployment
     from tidemark.telling import Told
 
+PLACES = ("TIDEMARK_ROOT", "TIDEMARK_WAREHOUSE")
+"""The settings of a worker's environment that say where a pipeline's tables are."""
+
 
 class ControlOperator(BaseOperator):
     """A step that needs the control plane only, and so takes milliseconds.
@@ -123,7 +126,8 @@ class ValidateOperator(SparkStepOperator):
         if red:
             # Whoever reads this has a shell of their own, without the worker's settings.
             environment = order.environment or os.environ.get("TIDEMARK_ENVIRONMENT")
-            raise AirflowFailException(telling.explained(red, order.pipeline_file, environment))
+            settings = {name: os.environ[name] for name in PLACES if os.environ.get(name)}
+            raise AirflowFailException(telling.explained(red, order.pipeline_file, environment, settings))
         telling.require_verdicts(asked, {one.txn for one in judged if one.replayed})
         return telling.told_verdicts(judged)
 
