@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from tidemark.core.evidence import Evidence
 from tidemark.core.ids import Txn
 from tidemark.core.journal import Event, JournalEntry
 from tidemark.core.replay import Verdict
@@ -23,6 +24,7 @@ from tidemark.pipeline.verdicts import judged_in
 NOT_PROVEN: Final = "not proven"
 """What is said of a transaction whose proof was begun and has no verdict."""
 BY_HAND: Final = "the gate was marked as success by hand"
+UNANSWERED: Final = "the run went on without a verdict"
 
 _GATE, _OVERRULED = "gate", "overruled"
 
@@ -42,21 +44,22 @@ class Announcement:
 
 
 def announcement_of(
-    seal: Seal, entries: Sequence[JournalEntry], attempt: Attempt, *, begun: bool
+    seal: Seal, entries: Sequence[JournalEntry], run_id: str, *, begun: Evidence | None = None
 ) -> Announcement:
     """What the journal's entries on a transaction, in order, come to for a run that is past its gate.
 
-    `begun`: this round of the run has begun to prove it. Then the round owes a verdict."""
+    `begun` is the last proof that the run has begun, which owes a verdict. Whoever marks a task as success
+    raises the run's round: the round of now says nothing."""
     proofs = [entry for entry in entries if entry.event is Event.VERIFIED]
-    gate, overruled = _sealed_by(seal, entries)
-    by_hand = begun and not any(_is_of_round(entry, attempt) for entry in proofs)
-    if by_hand:
-        gate = NOT_PROVEN
+    gate, accepted = _sealed_by(seal, entries)
+    by_hand = ""
+    if begun is not None and not any(_answers(entry, begun) for entry in proofs):
+        gate, by_hand = NOT_PROVEN, UNANSWERED
     elif proofs:
         gate = proofs[-1].detail["verdict"]
-        by_hand = gate != Verdict.IDENTICAL and proofs[-1].detail.get("run") == attempt.owner.run_id
-    if by_hand:
-        overruled = "; ".join(way for way in (overruled, BY_HAND) if way)
+        if gate != Verdict.IDENTICAL and proofs[-1].detail.get("run") == run_id:
+            by_hand = BY_HAND
+    overruled = "; ".join(way for way in (accepted, by_hand) if way)
     said = {_GATE: gate, _OVERRULED: overruled}
     last_proof = proofs[-1].number if proofs else 0
     recorded = any(
@@ -68,7 +71,7 @@ def announcement_of(
         entry.event is Event.REPAIRED and entry.number > told[-1].number for entry in entries
     )
     unchanged = bool(told) and said.items() <= told[-1].detail.items() and not repaired
-    return Announcement(seal, gate, overruled, repaired, unchanged, by_hand and not recorded)
+    return Announcement(seal, gate, overruled, repaired, unchanged, bool(by_hand) and not recorded)
 
 
 def _sealed_by(seal: Seal, entries: Sequence[JournalEntry]) -> tuple[str, str]:
@@ -85,22 +88,22 @@ def _sealed_by(seal: Seal, entries: Sequence[JournalEntry]) -> tuple[str, str]:
 
 def announcements(pipeline: Pipeline, attempt: Attempt, seals: Sequence[Seal]) -> tuple[Announcement, ...]:
     """What is to be told of the transactions of a run that has come to its checkpoint."""
+    run_id = attempt.owner.run_id
     begun = {
-        one.txn
-        for one in found_by(pipeline, attempt)
-        if one.replayed and one.round == attempt.round and one.owner.is_run_of(attempt.owner)
+        one.txn: one for one in found_by(pipeline, attempt) if one.replayed and one.owner.run_id == run_id
     }
     journal = pipeline.control.journal
     journal.head()
     return tuple(
-        announcement_of(seal, journal.find(str(seal.txn)), attempt, begun=seal.txn in begun) for seal in seals
+        announcement_of(seal, journal.find(str(seal.txn)), run_id, begun=begun.get(seal.txn))
+        for seal in seals
     )
 
 
-def _is_of_round(entry: JournalEntry, attempt: Attempt) -> bool:
-    """Whether an entry was made by this round of the run."""
-    mine = {"run": attempt.owner.run_id, "begun": attempt.owner.begun, "round": str(attempt.round)}
-    return mine.items() <= entry.detail.items()
+def _answers(entry: JournalEntry, begun: Evidence) -> bool:
+    """Whether an entry is the verdict that a proof owes: of the same round of the same run."""
+    owed = {"run": begun.owner.run_id, "begun": begun.owner.begun, "round": str(begun.round)}
+    return owed.items() <= entry.detail.items()
 
 
 def note_overruled(pipeline: Pipeline, attempt: Attempt, told: Sequence[Announcement]) -> None:
