@@ -20,12 +20,14 @@ from __future__ import annotations
 import logging
 import os
 import re
+import warnings
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
+from tidemark.core.errors import Determinate
 from tidemark.spark.archive import archive_options
 from tidemark.spark.jars import jar_paths
 from tidemark.spark.java import use_java
@@ -41,6 +43,8 @@ _PARALLELISM = "spark.default.parallelism"
 _TRAVEL = "spark.databricks.delta.vacuum.enforceTimeTravelWithinDeletedFileRetentionDuration"
 """Delta refuses to read a version that is older than what its VACUUM may take, whether or not it has taken
 any of it. A publish may have to start from such a version, and readers look whether its files are there."""
+SERVER_GONE: Final = "StatusCode.UNAVAILABLE"
+"""What the error of a call has in it that reached no server."""
 _RETRIES_MAX = 5
 _BACKOFF_MILLISECONDS_MAX = 4_000
 INTERPRETED: Final = {
@@ -108,14 +112,21 @@ def connect_session(url: str, *, token: str | None = None) -> SparkSession:
 
     Delta's extension and jars are the server's affair. Without a `token` the one in
     `SPARK_CONNECT_AUTHENTICATE_TOKEN` is used; with one, the host has to be `localhost`. A process has either
-    sessions like this one or those of `build_session`, never both.
+    sessions like this one or those of `build_session`, never both. `Determinate` where no server answers.
     """
+    from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
     _silence_client()
     address = connect_address(url, token)
     session: SparkSession = _impatient(SparkSession.builder.remote(address).getOrCreate())
-    session.conf.set(_TRAVEL, "false")
+    try:
+        session.conf.set(_TRAVEL, "false")
+    except PySparkException as error:
+        if SERVER_GONE not in str(error):
+            raise
+        place = url.partition("/;")[0]
+        raise Determinate(f"no Spark server answers at {place}", hint="start it, and retry") from None
     return session
 
 
@@ -136,6 +147,7 @@ def _silence_client() -> None:
 
     if "SPARK_CONNECT_LOG_LEVEL" not in os.environ:
         logger.setLevel(logging.CRITICAL)
+        warnings.filterwarnings("ignore", message=r"\[RETRIES_EXCEEDED\]")
 
 
 def _impatient(session: Any) -> Any:
