@@ -178,7 +178,7 @@ class Demo:
         """What the gate says in its task's log."""
         tries = self.client.tasks(DAG, run_id)["validate"]["try_number"]
         log = self.client.log(DAG, run_id, "validate", try_number=tries).replace("\\n", "\n")
-        found = re.search(r"the gate is red\..*?--mode repair", log, re.DOTALL)
+        found = re.search(r"the gate is red:.*?--mode repair", log, re.DOTALL)
         return found.group() if found else ""
 
     def check(self) -> None:

@@ -19,7 +19,7 @@ from sqlalchemy.pool import StaticPool
 from tidemark.airflow import project
 from tidemark.airflow.database import LocalPostgres
 from tidemark.airflow.embedded import SPARK, STARTED, EmbeddedAirflow
-from tidemark.airflow.processes import started_at
+from tidemark.submitter import started_at
 
 pytestmark = pytest.mark.airflow
 

@@ -60,11 +60,11 @@ def check_red_message(project: Project, said: str) -> None:
     for words in (
         "the input is as it was, but the parts are not what was sealed; repair them",
         "what was committed stays as it is, and downstream waits. To get out:",
-        "restore the input that changed and clear this task; or, if the parts were damaged:",
+        "restores the parts; then clear this task",
     ):
         assert words in documented
         assert words in said, said[-3000:]
-    assert "tidemark replay replayed --from 1 --to 1 --mode repair" in said
+    assert "replayed.yaml --from 1 --to 1 --mode repair" in said
 
 
 def test_the_replay_dag_proves_a_range_and_its_plan_says_what_is_gone(stack: Stack) -> None:

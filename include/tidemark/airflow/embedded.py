@@ -23,10 +23,11 @@ from typing import Any, Final
 
 from tidemark.airflow.client import AirflowClient
 from tidemark.airflow.database import LocalPostgres
-from tidemark.airflow.processes import is_listening, reap, started_at
+from tidemark.airflow.processes import is_listening, reap
 from tidemark.airflow.settings import SPARK_PORT, SPARK_TOKEN
 from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.job import start_spark
+from tidemark.submitter import started_at
 
 USER: Final = "admin"
 COMPONENTS: Final = ("api-server", "scheduler", "dag-processor", "triggerer")

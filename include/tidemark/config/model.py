@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, model_
 
 from tidemark.config.base import Model, PipelineName, Schedule, checked
 from tidemark.config.debezium import Debezium
-from tidemark.config.paths import checked_path, default_root, resolved
+from tidemark.config.paths import WAREHOUSE, checked_path, default_root, resolved
 from tidemark.config.problems import raise_flaws
 from tidemark.config.rules import pipeline_flaws
 from tidemark.config.shard import ShardConfig
@@ -60,7 +60,7 @@ class PipelineConfig(Model):
     tables: Tables | None = None
     transaction: Transaction = Field(default_factory=Transaction)
     retention: Retention = Field(default_factory=Retention)
-    warehouse: Annotated[str, AfterValidator(checked(checked_path))] = ".tidemark/warehouse"
+    warehouse: Annotated[str, AfterValidator(checked(checked_path))] = WAREHOUSE
     generation: Annotated[int, Field(ge=0, le=2**31)] = 0
 
     _root: Path = PrivateAttr(default_factory=default_root)

@@ -86,13 +86,16 @@ def is_usable(pipeline: Pipeline, binding: Binding, evidence: Evidence | None) -
     return not lost and fits(pipeline, binding.under(staged.configuration).configuration)
 
 
-def gather_one(pipeline: Pipeline, attempt: Attempt, txn: Txn, *, replayed: bool) -> Evidence:
-    """The evidence on one transaction: found from an earlier try, or made now."""
+def gather_one(
+    pipeline: Pipeline, attempt: Attempt, txn: Txn, *, replayed: bool, progress: Progress = unwatched
+) -> Evidence:
+    """The evidence on one transaction: found from an earlier try, or made now, which is told."""
     own = [one for one in found_by(pipeline, attempt) if one.owner.is_run_of(attempt.owner)]
     before = newest_of(own, txn, replayed=replayed, round_min=attempt.round)
     binding = sealed_binding(pipeline, seal_at(pipeline, txn)) if replayed else binding_at(pipeline, txn)
     if before is not None and is_usable(pipeline, binding, before):
         return before
+    progress(txn, "replay" if replayed else "ingest")
     if not replayed:
         require_shapes(pipeline, configuration_of(pipeline, binding))
     gone = pipeline.source.inspect(binding)
@@ -106,11 +109,11 @@ def gather_one(pipeline: Pipeline, attempt: Attempt, txn: Txn, *, replayed: bool
     return made
 
 
-def gather_open(pipeline: Pipeline, attempt: Attempt, txn: Txn) -> Evidence | None:
+def gather_open(pipeline: Pipeline, attempt: Attempt, txn: Txn, progress: Progress) -> Evidence | None:
     """The evidence on an open transaction, or None when somebody has decided it meanwhile: the parts of who
     has lost may be swept while they are written, which is a lost race, not an error (Invariant 4)."""
     try:
-        return gather_one(pipeline, attempt, txn, replayed=False)
+        return gather_one(pipeline, attempt, txn, replayed=False, progress=progress)
     except (TidemarkError, OSError) as error:
         if standing(pipeline, txn) is Standing.BELOW:
             return None
@@ -126,8 +129,7 @@ def gather(pipeline: Pipeline, attempt: Attempt, *, progress: Progress = unwatch
     plan = known_plan(pipeline, attempt)
     gathered: list[Evidence] = []
     for txn in plan.finish:
-        progress(txn, "ingest")
-        evidence = gather_open(pipeline, attempt, txn)
+        evidence = gather_open(pipeline, attempt, txn, progress)
         if evidence is None:
             continue
         gathered.append(evidence)
@@ -136,8 +138,7 @@ def gather(pipeline: Pipeline, attempt: Attempt, *, progress: Progress = unwatch
     for txn in plan.prove:
         if judge_skipped(seal_at(pipeline, txn)) is not None:
             continue
-        progress(txn, "replay")
-        gathered.append(gather_one(pipeline, attempt, txn, replayed=True))
+        gathered.append(gather_one(pipeline, attempt, txn, replayed=True, progress=progress))
     return tuple(gathered)
 
 
