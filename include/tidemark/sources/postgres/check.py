@@ -21,6 +21,7 @@ from tidemark.sources.postgres.discovery import shapes_now
 from tidemark.sources.postgres.tables import (
     Published,
     identity_flaws,
+    publish_flaw,
     published_tables,
     shape_flaws,
     taken_shards,
@@ -162,19 +163,9 @@ def _tables(db: psycopg.Connection, config: PipelineConfig, source: PostgresSour
     except InvalidUsage as error:
         yield Requirement("publication", False, error.fact, error.hint)
         return
-    row = db.execute(
-        "SELECT pubinsert AND pubupdate AND pubdelete AND pubtruncate FROM pg_publication WHERE pubname = %s",
-        (source.publication,),
-    ).fetchone()
-    publishes = bool(row and row[0])
-    name = sql.Identifier(source.publication).as_string(db)
-    yield Requirement(
-        "publication",
-        publishes,
-        f"{source.publication} has {len(published)} tables"
-        + ("" if publishes else ", and leaves changes out"),
-        f"ALTER PUBLICATION {name} SET (publish = 'insert, update, delete, truncate')",
-    )
+    flaw = publish_flaw(db, source.publication)
+    has = f"{source.publication} has {len(published)} tables"
+    yield Requirement("publication", flaw is None, flaw.fact if flaw else has, flaw.hint if flaw else "")
     try:
         config = completed(config, shapes_now(config, published, recorded_shapes(config)))
     except InvalidUsage as error:
