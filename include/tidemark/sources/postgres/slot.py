@@ -10,7 +10,7 @@ anew, or somebody advanced it), and when the database's log ends before what is 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Final
@@ -157,6 +157,19 @@ def peek(
                     batch, size = [], 0
     if batch:
         yield batch
+
+
+class Counted(Iterator[Sequence[bytes]]):
+    """Batches of messages, and how many messages there were so far."""
+
+    def __init__(self, batches: Iterator[Sequence[bytes]]) -> None:
+        self._batches = batches
+        self.count = 0
+
+    def __next__(self) -> Sequence[bytes]:
+        found = next(self._batches)
+        self.count += len(found)
+        return found
 
 
 def advance(db: psycopg.Connection, slot: str, lsn: int) -> None:

@@ -48,7 +48,7 @@ from tidemark.sources.listing import Found
 from tidemark.sources.lsn import lsn_text
 from tidemark.sources.manifest import PARTITION, Manifest, TableRead
 from tidemark.sources.postgres import slot as slots
-from tidemark.sources.postgres.capture import Capture, captured, while_paused
+from tidemark.sources.postgres.capture import Start, captured, while_paused
 from tidemark.sources.postgres.changes import WAL, ChangeFiles, put_in_pieces
 from tidemark.sources.postgres.connection import SlotInUse, connect, told
 from tidemark.sources.postgres.kept import let_go, unneeded
@@ -124,7 +124,8 @@ class SlotSource:
                 known.update({one.table: one.read for one in readings})
                 steps = steps_of(readings, known, lower, self._config.transaction)
                 lower = steps[-1].upper if steps else lower
-                capture = self._captured(db, lower, known, follows=bool(steps))
+                start = Start(lower, known, published, follows=bool(steps))
+                capture = captured(db, self._config, self._source, self.files, start, self._kept)
                 steps += capture.steps
                 if not steps:
                     # Of a table that has changed its columns, what came before is bound first.
@@ -135,12 +136,6 @@ class SlotSource:
             upper = Frontier.of({PARTITION: lower[PARTITION], WAL: marked})
             steps = [Step(upper, Manifest("json", (), known).to_json())]
         return steps
-
-    def _captured(
-        self, db: psycopg.Connection, lower: Frontier, known: Mapping[str, TableRead], *, follows: bool
-    ) -> Capture:
-        config, source, files = self._config, self._source, self.files
-        return captured(db, config, source, files, lower, known, self._kept, follows=follows)
 
     def ask_again(self, table: str) -> None:
         """Have the next run read a table anew."""
