@@ -32,6 +32,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from shlex import quote
 from typing import Final
 
 import psycopg
@@ -134,9 +135,8 @@ def recorded_facts(files: ChangeFiles, table: str, read: TableRead) -> Facts | N
 
 
 def reread(table: str) -> str:
-    return (
-        f"`tidemark source reread PIPELINE {table}`, which replaces what its shard has with the rows of now"
-    )
+    """What has a table read anew, as a hint."""
+    return f"`tidemark source reread PIPELINE {quote(table)}` replaces what its shard has with the rows now"
 
 
 def is_rewritten(db: psycopg.Connection, oid: int, *, since: int) -> bool:

@@ -34,7 +34,7 @@ import pyarrow.compute as pc
 
 from tidemark.config.schema import Column
 from tidemark.config.shard import ShardConfig
-from tidemark.sources.pgoutput import Relation
+from tidemark.sources.pgoutput import Relation, spelled
 from tidemark.sources.pgrows import (
     BINARY,
     DELETE,
@@ -80,10 +80,10 @@ class Table:
     @classmethod
     def of(cls, relation: Relation, shard: ShardConfig, *, has: Set[str] | None = None) -> Table:
         """The table, once its shape is known to fit the shard. `has` are the columns that it has by now."""
-        names = [column.name for column in relation.columns]
+        names = [column.plain for column in relation.columns]
         written = written_columns(relation, shard, has)
         missing = [key for key in shard.keys if key not in names]
-        identity = {column.name for column in relation.columns if column.in_key}
+        identity = {column.plain for column in relation.columns if column.in_key}
         is_full = relation.identity == "f"
         if missing or (identity != set(shard.keys) and not is_full):
             have = ", ".join(sorted(identity)) or "none"
@@ -245,7 +245,7 @@ def place_of(relation: Relation, *, lsn: int, xid: int) -> bytes:
 
 @lru_cache(maxsize=4_096)
 def _origin(schema: str, table: str) -> bytes:
-    return f'"source":{_text({"schema": schema, "table": table})[:-1]}'.encode()
+    return f'"source":{_text({"schema": spelled(schema), "table": spelled(table)})[:-1]}'.encode()
 
 
 def swept(key: Mapping[str, Any], shard: ShardConfig, place: bytes) -> bytes:

@@ -13,7 +13,7 @@ from psycopg.rows import dict_row
 from tidemark.config.model import PipelineConfig
 from tidemark.config.shard import ShardConfig
 from tidemark.core.errors import InvalidUsage
-from tidemark.sources.pgoutput import Relation, RelationColumn
+from tidemark.sources.pgoutput import Relation, RelationColumn, plain_name
 from tidemark.sources.postgres.catalog import Facts, oldest_open
 from tidemark.sources.postgres.records import Table
 from tidemark.sources.postgres.values import NUMERIC, numeric_limits
@@ -140,19 +140,19 @@ def published_tables(db: psycopg.Connection, publication: str) -> dict[str, Publ
 def _published(
     row: Mapping[str, Any], publication: str, enums: Mapping[str, str], *, since: int
 ) -> Published:
-    key = tuple(row["key"])
+    key = tuple(map(plain_name, row["key"]))
     stored = tuple(
-        Stored(name, its, tuple(columns), oid, file, toast)
+        Stored(name, its, tuple(map(plain_name, columns)), oid, file, toast)
         for name, its, columns, oid, file, toast in sorted(row["stored"])
     )
     columns, big = [], []
     for name, _, kind, modifier, may_be_big in row["columns"]:
-        in_key = row["identity"] == "f" or name in key
+        in_key = row["identity"] == "f" or name in row["key"]
         columns.append(RelationColumn(name, kind, modifier, in_key))
         limits = numeric_limits(modifier) if kind == NUMERIC else None
         is_short = limits is not None and limits[0] <= _PRECISION_SHORT
         if may_be_big and not is_short and any(one.toast for one in stored):
-            big.append(name)
+            big.append(plain_name(name))
     facts = Facts(
         publication=publication,
         members=tuple(row["members"]),
