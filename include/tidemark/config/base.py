@@ -77,6 +77,11 @@ def _table(value: str) -> str:
     return value
 
 
+def parts_of(table: str) -> int:
+    """How many names a table's name has: `schema.table` has two."""
+    return 1 + re.sub(r'"(?:[^"]|"")*"', "", table).count(".")
+
+
 def is_pattern(table: str) -> bool:
     return "*" in table or "?" in table
 

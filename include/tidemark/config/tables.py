@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, Literal
-from unicodedata import normalize
+from unicodedata import combining, normalize
 
 from pydantic import Field
 
@@ -93,6 +93,6 @@ def glob_of(pattern: str) -> str:
 def shard_name_of(table: str) -> str:
     """The shard of a table that was given no name: `public.orders` becomes `public__orders`. Letters lose
     their accents, and what no name may have becomes `_`."""
-    letters = normalize("NFKD", table.lower()).encode("ascii", "replace").decode()
+    letters = "".join(one for one in normalize("NFKD", table.lower()) if not combining(one))
     plain = re.sub(r"[^a-z0-9_]", "_", letters.replace(".", "__").replace('"', ""))
     return plain if plain[:1].isalpha() else f"t{plain}"
