@@ -25,6 +25,7 @@ from tidemark.sources.postgres.connection import SlotInUse
 PLUGIN: Final = "pgoutput"
 MESSAGES_AT_ONCE: Final = 8
 """More make it no faster, and each may be big."""
+_ANY_BYTES: Final = "SQL_ASCII"
 BATCH_MESSAGES_MAX: Final = 4_000
 BATCH_BYTES: Final = 4 * 1024**2
 
@@ -145,6 +146,10 @@ def peek(
     )
     values = (slot, changes_max, sql.Identifier(publication).as_string(db))
     batch, size = list[bytes](), 0
+    # Such a server would refuse to send bytes that are no UTF-8; who takes the change looks at them.
+    is_raw = db.info.parameter_status("server_encoding") == _ANY_BYTES
+    if is_raw:
+        db.execute(f"SET LOCAL client_encoding = {_ANY_BYTES}")
     with db.cursor() as cursor:
         # A generator, and not only the iterator that it is declared as.
         stream: Any = cursor.stream(query, values, binary=True, size=MESSAGES_AT_ONCE)
@@ -155,6 +160,8 @@ def peek(
                 if size >= BATCH_BYTES or len(batch) == BATCH_MESSAGES_MAX:
                     yield batch
                     batch, size = [], 0
+    if is_raw:
+        db.execute("SET LOCAL client_encoding = UTF8")
     if batch:
         yield batch
 
