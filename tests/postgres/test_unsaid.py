@@ -167,3 +167,34 @@ def test_regression_a_publication_that_leaves_changes_out_is_refused(t: Followed
     assert refused.fact == "publication 'p' leaves changes out: update, delete"
     t.sql(refused.hint.partition(";")[0])
     assert "its publication was made anew or altered" in t.refused().fact
+
+
+def test_regression_a_column_that_comes_back_after_a_run_without_it_is_another_one(t: Followed) -> None:
+    [shard] = t.works.config().model_dump(by_alias=True, exclude_none=True, mode="json")["shards"]
+    t.works.settings["shards"] = [{**shard, "on_schema_change": "add_columns"}]
+    t.sql("ALTER TABLE t DROP x", "INSERT INTO t (id) VALUES (3)")
+    t.run()
+    t.sql("ALTER TABLE t ADD x int")
+    assert "column 'x' was dropped, and another one has its name" in t.refused().fact
+    t.reread()
+    t.check()
+
+
+def test_regression_a_reading_that_was_not_bound_is_made_again_when_its_table_was_rewritten(
+    rig: MakeRig,
+) -> None:
+    works = rig(t=(T_SCHEMA, ["id"]))
+    works.ready(MOOD, T, "INSERT INTO t VALUES (1, 10, 20, 'sad')")
+    works.source().offer(None)
+    works.sql("ALTER TABLE t ALTER x TYPE int USING x * 100")
+    followed = Followed(works)
+    followed.run()
+    followed.check()
+
+
+def test_a_record_of_the_catalog_that_is_lost_is_told_with_the_way_on(t: Followed) -> None:
+    for path in (t.works.root / "wh" / "p" / "_captured").glob("catalog-*.json"):
+        path.unlink()
+    assert "the record of its catalog" in t.refused().fact
+    t.reread()
+    t.check()

@@ -88,7 +88,11 @@ class SameTables:
             if read.oid not in (0, self._published[table].relation.oid):
                 yield another_table(table)
                 continue
-            before, now = recorded_facts(self._files, table, read), self._published[table].facts
+            try:
+                before, now = recorded_facts(self._files, table, read), self._published[table].facts
+            except InvalidUsage as error:
+                yield error
+                continue
             if before is None:
                 continue
             if found := [*before.differences(now), *self._rewritten(table, before, now)]:

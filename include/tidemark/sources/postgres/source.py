@@ -108,7 +108,9 @@ class SlotSource:
                 same = SameTables(db, self._source, self.files, published, lower=lower[WAL])
                 tables = {name: (published[name], shards[name]) for name in wanted}
                 raise_all(same.refusals(known, shards, anew=wanted))
-                known = {name: same.recorded(name, read) for name, read in known.items()}
+                known = {
+                    name: same.recorded(name, read) for name, read in known.items() if name not in wanted
+                }
                 again = self._again(tables)
                 for shard in sorted(again):
                     if self._kept.is_paused(shard):
