@@ -193,10 +193,9 @@ class Capture:
             if oid not in places:
                 continue
             if oid in self._deferrable:
-                for transaction in np.unique(transactions[mine]).tolist():
-                    its = mine & (transactions == transaction)
-                    events = self._tables[oid].events(messages, rows[its], places[oid], place_of_row[its])
-                    taken.deferred.append((transaction, oid, events))
+                events = self._tables[oid].events(messages, rows[mine], places[oid], place_of_row[mine])
+                for transaction, some in zip(transactions[mine].tolist(), events, strict=True):
+                    taken.deferred[transaction].append((oid, some))
             else:
                 parts += self._tables[oid].changes(messages, rows[mine], places[oid], place_of_row[mine])
         taken.lines, taken.order = ordered(parts)
@@ -228,9 +227,8 @@ class Capture:
         self._cutter.records(taken.lines, done, len(taken.lines))
 
     def _defer(self, taken: Taken, transaction: int) -> None:
-        for number, oid, events in taken.deferred:
-            if number == transaction:
-                self._deferred.add(oid, self._relations[oid].name, events)
+        for oid, events in taken.deferred[transaction]:
+            self._deferred.add(oid, self._relations[oid].name, events)
 
     def _truncate(self, message: Truncate) -> None:
         for oid in message.relations:

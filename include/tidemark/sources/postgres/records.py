@@ -115,8 +115,8 @@ class Table:
 
     def events(
         self, messages: Messages, numbers: Numbers, places: Sequence[bytes], place_of: Numbers
-    ) -> list[RowEvent]:
-        """What happens to rows, one by one, with the old rows whole; see `deferred`."""
+    ) -> list[list[RowEvent]]:
+        """What each message does to rows, with the old rows whole; see `deferred`."""
         rows = messages.rows(numbers, len(self.relation.columns))
         has_old, has_new = rows.does != INSERT, rows.does != DELETE
         lacking = has_old & (rows.marks != OLD)
@@ -135,7 +135,7 @@ class Table:
                 raise Broken(int(numbers[where][broken.at]), broken.error) from None
             for row, (key, line) in zip(np.flatnonzero(where).tolist(), written, strict=True):
                 found[row].append(RowEvent(is_there, key, line))
-        return [event for events in found for event in events]
+        return found
 
     def _keyed(
         self, data: Bytes, spans: Spans, values: Spans, places: Sequence[bytes], place_of: Numbers
@@ -225,8 +225,10 @@ class Taken:
     order: Numbers = field(default_factory=lambda: np.zeros(0, np.int64))
     ours: set[int] = field(default_factory=set)
     touched: defaultdict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
-    deferred: list[tuple[int, int, list[RowEvent]]] = field(default_factory=list)
-    """Of tables with a deferrable key: transaction, table, and what happened to its rows."""
+    deferred: defaultdict[int, list[tuple[int, list[RowEvent]]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+    """By transaction: of tables with a deferrable key, what happened to their rows."""
 
 
 def _whole(rows: Rows) -> tuple[Spans, Spans]:
