@@ -79,7 +79,7 @@ def test_synonyms_and_case_have_one_canonical_form() -> None:
         ("a INT NOT", "expected NULL after NOT", ""),
         ("a INT; DROP TABLE x", "character ';' has no meaning", ""),
         ("a' INT", "has no meaning", ""),
-        ("naïve INT", "has no meaning", ""),
+        ("na-ve INT", "has no meaning", ""),
         ("`a b` INT", "'a b' is not a column name", ""),
         ("`a``b` INT", "expected a type", ""),
         ("a" * 129 + " INT", "is not a column name", "128"),

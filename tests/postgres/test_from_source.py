@@ -208,7 +208,7 @@ def test_a_table_that_was_dropped_is_refused_by_name_until_it_is_excluded(descri
     ("table", "fact"),
     [
         ("CREATE TABLE keyless (n int)", "table public.keyless has no primary key"),
-        ('CREATE TABLE odd (id int PRIMARY KEY, "a b" int)', "table public.odd: "),
+        ('CREATE TABLE odd (id int PRIMARY KEY, "a b" int, a_b int)', "table public.odd: "),
         ("CREATE TABLE taken (id int PRIMARY KEY, _txn int)", "column name '_txn' is reserved"),
     ],
 )

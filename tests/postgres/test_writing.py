@@ -34,7 +34,7 @@ from tidemark.core.frontier import Frontier
 from tidemark.sources.manifest import PARTITION, Manifest
 from tidemark.sources.pgoutput import Begin, Commit, Relation, RelationColumn
 from tidemark.sources.postgres import changes
-from tidemark.sources.postgres.capture import Capture
+from tidemark.sources.postgres.capture import Capture, Start
 from tidemark.sources.postgres.changes import WAL, ChangeFiles
 from tidemark.sources.postgres.copying import copied
 from tidemark.sources.postgres.records import Table, place_of
@@ -149,7 +149,7 @@ def messages_of(found: Sequence[Sequence[RowMessage]]) -> list[bytes]:
 def captured(root: Path, batches: Sequence[Sequence[bytes]]) -> Sequence[Step]:
     nobody: Any = None
     lower = Frontier.of({PARTITION: 0, WAL: 1})
-    capture = Capture(config_at(root), ChangeFiles(str(root)), lower, {}, nobody, follows=False)
+    capture = Capture(config_at(root), ChangeFiles(str(root)), Start(lower, {}, {}, False), nobody)
     capture.take(batches)
     return capture.steps
 

@@ -123,7 +123,8 @@ SEQUENCED = {
 
 
 def test_u11_the_sequence_decides_then_the_position(spark: SparkSession, tmp_path: Path) -> None:
-    """Scenario U11 in one transaction: older never wins, equals fall back to the position, NULL is oldest."""
+    """Scenario U11 in one transaction: older never wins, equals fall back to the position. A record
+    without a sequence has no place in the order: it is set aside, whether it writes or deletes."""
     rig = make_rig(spark, tmp_path, SEQUENCED)
 
     def change(key: str, sequence: int | None, value: str | None, op: str = "u") -> Row:
@@ -134,9 +135,10 @@ def test_u11_the_sequence_decides_then_the_position(spark: SparkSession, tmp_pat
         change("equal", 7, "first"), change("equal", 7, "second"),
         change("late-delete", 10, "kept"), change("late-delete", 3, None, "d"),
         change("deleted", 10, None, "d"), change("deleted", 5, "back"),
-        change("null", 1, "kept"), change("null", None, "lost"),
+        change("null", 1, "kept"), change("null", None, "lost"), change("null", None, None, "d"),
     ]  # fmt: skip
-    rows = {row["k"]: row for row in rig.rows(rig.stage(records, files=5))}
+    staged = rig.stage(records, files=5)
+    rows = {row["k"]: row for row in rig.rows(staged)}
     assert {key: (row["_op"], row["n"], row["v"]) for key, row in rows.items()} == {
         "older": ("U", 10, "new"),
         "equal": ("U", 7, "second"),
@@ -144,6 +146,8 @@ def test_u11_the_sequence_decides_then_the_position(spark: SparkSession, tmp_pat
         "deleted": ("D", 10, None),
         "null": ("U", 1, "kept"),
     }
+    aside = [(row["_key"], row["_reason"]) for row in rig.rows(staged, "quarantine")]
+    assert aside == [('{"k":"null"}', "sequence_by column 'n' is NULL")] * 2
     assert "op" not in rows["older"]
 
 

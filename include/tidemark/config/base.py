@@ -20,7 +20,9 @@ TABLE_CHARACTERS_MAX: Final = 200
 FROM_SOURCE: Final = "from_source"
 SchemaChange = Literal["fail", "missing_as_null", "add_columns"]
 """As a schema: the source tells the columns, and the keys where none are given."""
-_TABLE = re.compile(r"[A-Za-z_*?][\w*?$-]*(\.[A-Za-z_*?][\w*?$-]*){0,2}\Z", re.ASCII)
+_PART = r'(?:[^\x00-\x1f\x7f."\s](?:[^\x00-\x1f\x7f."]*[^\x00-\x1f\x7f."\s])?|"(?:[^\x00-\x1f\x7f"]|"")+")'
+_TABLE = re.compile(rf"{_PART}(?:\.{_PART}){{0,2}}\Z")
+"""Up to three names with dots between; one that has a dot or a quote itself stands in quotes, as in SQL."""
 _PRESETS = {"@once", "@continuous", "@hourly", "@daily", "@weekly", "@monthly", "@quarterly", "@yearly"}
 _CRON_FIELDS = (("minute", 0, 59), ("hour", 0, 23), ("day", 1, 31), ("month", 1, 12), ("weekday", 0, 7))
 _CRON_NAMES = {
@@ -71,8 +73,14 @@ def _column(value: str) -> str:
 
 def _table(value: str) -> str:
     if len(value) > TABLE_CHARACTERS_MAX or not _TABLE.match(value):
-        raise InvalidUsage(f"{shown(value)} is not a table name", hint="write table or schema.table")
+        hint = 'write table or schema.table; a name with a dot in it stands in quotes: schema."my.table"'
+        raise InvalidUsage(f"{shown(value)} is not a table name", hint=hint)
     return value
+
+
+def parts_of(table: str) -> int:
+    """How many names a table's name has: `schema.table` has two."""
+    return 1 + re.sub(r'"(?:[^"]|"")*"', "", table).count(".")
 
 
 def is_pattern(table: str) -> bool:

@@ -3,8 +3,8 @@
 `parse_schema("id BIGINT NOT NULL, tags ARRAY<STRING>")` gives a `Schema`. Nothing that was not recognised
 gets through, so what comes out is safe to hand to an engine.
 
-Restrictions: column names are ASCII identifiers; two names that differ only in case are one name to Spark,
-so they are refused; names that Tidemark, Delta's change feed or Spark's file reader add are reserved.
+Restrictions: column names are letters, digits and _; two that differ only in case are one name to Spark, so
+they are refused; names that Tidemark, Delta's change feed or Spark's file reader add are reserved.
 """
 
 from __future__ import annotations
@@ -36,9 +36,7 @@ SYNONYMS: Final = {
     "DEC": "DECIMAL", "NUMERIC": "DECIMAL", "TIMESTAMP_LTZ": "TIMESTAMP",
 }  # fmt: skip
 
-_TOKEN = re.compile(
-    r"\s*(?:(?P<word>[A-Za-z_]\w*)|`(?P<quoted>[^`]*)`|(?P<number>\d+)|(?P<mark>[<>(),:]))", re.ASCII
-)
+_TOKEN = re.compile(r"\s*(?:(?P<word>[^\W\d]\w*)|`(?P<quoted>[^`]*)`|(?P<number>[0-9]+)|(?P<mark>[<>(),:]))")
 
 
 class SchemaInvalid(InvalidUsage):

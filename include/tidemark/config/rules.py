@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tidemark.config.base import FROM_SOURCE, is_pattern
+from tidemark.config.base import FROM_SOURCE, is_pattern, parts_of
 from tidemark.config.debezium import debezium_flaws
 from tidemark.config.paths import is_uri
 from tidemark.config.problems import Flaw
@@ -183,7 +183,7 @@ def _postgres_flaws(config: PipelineConfig) -> Iterator[Flaw]:
             fact = "a replication slot has an order of its own, and its deletions carry no sequence"
             yield Flaw(("shards", index, "sequence_by"), fact, "remove sequence_by")
         table = shard.route.table if shard.route is not None else None
-        if table is None or table.count(".") != 1:
+        if table is None or parts_of(table) != 2:
             fact = f"shard {shard.name!r} does not say which table it follows"
             hint = "write route: {table: schema.table}, with the schema"
             yield Flaw(("shards", index, "route"), fact, hint)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, Literal
+from unicodedata import combining, normalize
 
 from pydantic import Field
 
@@ -81,9 +83,17 @@ class Tables(Model):
 
 def matches_any(table: str, patterns: tuple[str, ...]) -> bool:
     """Whether the table fits one of the patterns: `*` is any run of characters, `?` is one."""
-    return any(fnmatchcase(table, pattern) for pattern in patterns)
+    return any(fnmatchcase(table, glob_of(pattern)) for pattern in patterns)
+
+
+def glob_of(pattern: str) -> str:
+    """A pattern for `fnmatch`, which knows brackets too."""
+    return pattern.replace("[", "[[]")
 
 
 def shard_name_of(table: str) -> str:
-    """The shard of a table that was given no name: `public.orders` becomes `public__orders`."""
-    return table.lower().replace(".", "__")
+    """The shard of a table that was given no name: `public.orders` becomes `public__orders`. Letters lose
+    their accents, and what no name may have becomes `_`."""
+    letters = "".join(one for one in normalize("NFKD", table.lower()) if not combining(one))
+    plain = re.sub(r"[^a-z0-9_]", "_", letters.replace(".", "__").replace('"', ""))
+    return plain if plain[:1].isalpha() else f"t{plain}"

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Final
 
-COLUMN_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
+COLUMN_NAME: Final = re.compile(r"[^\W\d]\w{0,127}\Z")
+"""Letters of any script; what else a name may have needs more than a plain Delta table."""
 
 
 def shown(value: object, characters_max: int = 60) -> str:

@@ -30,11 +30,13 @@ class BoundFile:
 
 @dataclass(frozen=True, slots=True)
 class TableRead:
-    """A reading of a database's table: the position in its log that the rows stand for, and which of all
-    tables that may have that name it was; 0 where that is not on record."""
+    """A reading of a database's table: the position in its log that the rows stand for; which of all tables
+    that may have that name it was; and the record of what the catalog said of it. 0 and empty where that is
+    not on record."""
 
     lsn: int
     oid: int = 0
+    catalog: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,9 @@ class Manifest:
         ]
         lsns = {table: read.lsn for table, read in self.snapshots.items()}
         oids = {table: read.oid for table, read in self.snapshots.items() if read.oid}
-        more = {key: one for key, one in (("snapshots", lsns), ("oids", oids)) if one}
+        catalogs = {table: read.catalog for table, read in self.snapshots.items() if read.catalog}
+        named = (("snapshots", lsns), ("oids", oids), ("catalogs", catalogs))
+        more = {key: one for key, one in named if one}
         found = {"kind": _KIND, "format": self.format, "files": files, **more}
         return json.dumps(found, separators=(",", ":"))
 
@@ -69,9 +73,9 @@ class Manifest:
             files = tuple(
                 BoundFile(f["seq"], f["name"], f["size"], f["hash"], f["mtime_ns"]) for f in found["files"]
             )
-            oids = found.get("oids", {})
+            oids, catalogs = found.get("oids", {}), found.get("catalogs", {})
             snapshots = {
-                str(table): TableRead(int(lsn), int(oids.get(table, 0)))
+                str(table): TableRead(int(lsn), int(oids.get(table, 0)), str(catalogs.get(table, "")))
                 for table, lsn in found.get("snapshots", {}).items()
             }
             manifest = cls(found["format"], files, snapshots)

@@ -11,6 +11,7 @@ Restriction: streamed transactions and two-phase commits (protocols 2 to 4) are 
 
 from __future__ import annotations
 
+import re
 import struct
 from dataclasses import dataclass
 from typing import Final
@@ -20,6 +21,18 @@ from tidemark.sources.pgbytes import Reader
 
 _BEGIN: Final = struct.Struct("!xQqI")
 _COMMIT: Final = struct.Struct("!xxQQq")
+
+
+def plain_name(name: str) -> str:
+    """What a shard calls a column: the same, but for characters that a column of a plain Delta table can't
+    have, which become `_`."""
+    plain = re.sub(r"\W", "_", name)
+    return f"_{plain}" if plain[:1].isdigit() else plain
+
+
+def spelled(name: str) -> str:
+    """A schema's or a table's name as part of a longer one: in quotes when it has a dot or a quote itself."""
+    return f'"{name.replace(chr(34), chr(34) * 2)}"' if "." in name or '"' in name else name
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +62,11 @@ class RelationColumn:
     type_modifier: int
     in_key: bool
 
+    @property
+    def plain(self) -> str:
+        """What a shard calls the column."""
+        return plain_name(self.name)
+
 
 @dataclass(frozen=True, slots=True)
 class Relation:
@@ -62,7 +80,7 @@ class Relation:
 
     @property
     def name(self) -> str:
-        return f"{self.schema}.{self.table}"
+        return f"{spelled(self.schema)}.{spelled(self.table)}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -181,10 +181,12 @@ def _key(rules: Rules) -> str:
 
 
 def _kept_inline(rules: Rules) -> str:
-    """Whether a broken record stays in its shard: only when asked for, and when its key was readable."""
+    """Whether a broken record stays in its shard: only when asked for, and when its key and its place in the
+    order were readable."""
     if rules.shard.on_error != "inline":
         return "false"
-    keys = "".join(f" AND isnotnull({value_of(key)})" for key in rules.shard.keys)
+    needed = [*rules.shard.keys, *filter(None, [rules.shard.sequence_by])]
+    keys = "".join(f" AND isnotnull({value_of(name)})" for name in needed)
     here = f"isnotnull({SHARD}) AND NOT {doc.SKIP} AND isnotnull({doc.NAMES})"
     return f"({doc.BROKEN} AND {here}{keys})"
 

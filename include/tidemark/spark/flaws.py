@@ -98,6 +98,10 @@ def flaw_of(rules: Rules, *, explain: bool) -> str:
             missing = f"CASE WHEN {unread} THEN {literal(rules.form.key_unreadable)} ELSE {missing} END"
         checks.append(case(some_null, missing))
         checks.append(case(all_null, literal(f"the key ({', '.join(keys)}) is NULL")))
+    if shard.sequence_by is not None:
+        # Nobody can say whether it comes before or after the others of its key; a deletion neither.
+        placeless = f"sequence_by column '{shard.sequence_by}' is NULL"
+        checks.append(case(f"isnull({value_of(shard.sequence_by)})", literal(placeless)))
     for column in shard.columns:
         if not column.nullable:
             always = column.name in shard.keys

@@ -4,7 +4,7 @@ It is `core.fold.fold` with Spark's means. Publish, fresh read and rebuild call 
 losers too, marks the winners (`is_last`). The same things hold for both:
 
 - Keys are compared null-safe, as grouping does: a NULL part is a value like any other.
-- A NULL sequence is older than any other, as in Spark's order of structs.
+- A NULL sequence is older than any other, as in Spark's order of structs. Decoding lets none through.
 - Deletes take part like all else; whoever wants only living rows filters `_op` afterwards.
 
 It is a window, which moves rows as they are, where an aggregation would make a struct of each one and sort

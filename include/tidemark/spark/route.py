@@ -15,6 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from tidemark.config import PipelineConfig, ShardConfig
 from tidemark.config.base import is_pattern
+from tidemark.config.tables import glob_of
 from tidemark.spark import documents as doc
 from tidemark.spark.flaws import SHARD
 from tidemark.spark.read import DATA
@@ -75,7 +76,7 @@ def _by_table(frame: DataFrame, config: PipelineConfig, shards: Sequence[ShardCo
     ignored = F.lit(False)
     for pattern in config.tables.exclude if config.tables is not None else ():
         # fnmatch's regular expression ends in \z or \Z; rlike needs both ends said.
-        expression = "^" + translate(pattern).removesuffix(r"\Z").removesuffix(r"\z") + "$"
+        expression = "^" + translate(glob_of(pattern)).removesuffix(r"\Z").removesuffix(r"\z") + "$"
         for name in spellings:
             ignored = ignored | F.coalesce(name.rlike(expression), F.lit(False))
     return routed.withColumn(doc.SKIP, F.col(doc.SKIP) | ignored)

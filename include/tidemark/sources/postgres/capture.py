@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
@@ -30,10 +30,11 @@ from tidemark.sources.manifest import TableRead
 from tidemark.sources.pgoutput import Begin, Commit, Relation, Truncate, parse
 from tidemark.sources.pgrows import Broken, Messages, Numbers
 from tidemark.sources.postgres.changes import WAL, ChangeFiles, StepCutter
+from tidemark.sources.postgres.deferred import Deferred, not_apart
 from tidemark.sources.postgres.membership import another_table
-from tidemark.sources.postgres.records import Table, place_of, swept, truncated
-from tidemark.sources.postgres.slot import peek
-from tidemark.sources.postgres.tables import taken_shards
+from tidemark.sources.postgres.records import Table, Taken, place_of, swept, truncated
+from tidemark.sources.postgres.slot import Counted, peek
+from tidemark.sources.postgres.tables import Published, taken_shards
 from tidemark.sources.postgres.writing import Lines, ordered
 
 logger = logging.getLogger(__name__)
@@ -55,41 +56,36 @@ def while_paused(fact: str, shard: ShardId) -> InvalidUsage:
     return InvalidUsage(f"{fact} while shard {shard} is paused", hint=hint)
 
 
-@dataclass(slots=True)
-class Taken:
-    """The records of some rows, in the order of their messages; which transactions have rows of our tables,
-    and of which tables they are taken."""
+@dataclass(frozen=True, slots=True)
+class Start:
+    """From where a capture goes on, and what is known of tables: where they were read, and what they are now.
+    `follows` says that something is to be bound before it."""
 
-    lines: Lines = field(default_factory=lambda: Lines.of([]))
-    order: Numbers = field(default_factory=lambda: np.zeros(0, np.int64))
-    ours: set[int] = field(default_factory=set)
-    touched: defaultdict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
+    lower: Frontier
+    snapshots: Mapping[str, TableRead]
+    published: Mapping[str, Published]
+    follows: bool
 
 
 class Capture:
     """One reading of the slot, from the last binding on. `waits` says that it ends before a truncate, which
     can be taken once everything before it is done."""
 
-    def __init__(
-        self,
-        config: PipelineConfig,
-        files: ChangeFiles,
-        lower: Frontier,
-        snapshots: Mapping[str, TableRead],
-        kept: KeptKeys,
-        *,
-        follows: bool,
-    ) -> None:
+    def __init__(self, config: PipelineConfig, files: ChangeFiles, start: Start, kept: KeptKeys) -> None:
         self.waits = False
-        self._follows = follows
+        self._follows = start.follows
         self._applies = isinstance(config.source, PostgresSource) and config.source.on_truncate == "apply"
         self._kept = kept
         self._touched: set[int] = set()
         self._shards = taken_shards(config)
-        self._lower = lower[WAL]
-        self._snapshots = dict(snapshots)
-        self._names = {read.oid: name for name, read in snapshots.items()}
-        self._cutter = StepCutter(files, config.transaction, lower, self._snapshots)
+        self._lower = start.lower[WAL]
+        self._snapshots = dict(start.snapshots)
+        self._names = {read.oid: name for name, read in start.snapshots.items()}
+        now = {table.relation.oid: table for table in start.published.values()}
+        self._has = {oid: table.facts.columns.keys() for oid, table in now.items()}
+        self._deferrable = {oid for oid, table in now.items() if table.is_deferrable}
+        self._deferred = Deferred()
+        self._cutter = StepCutter(files, config.transaction, start.lower, self._snapshots)
         self._relations: dict[int, Relation] = {}
         self._tables: dict[int, Table] = {}
         self._begun: Begin | None = None
@@ -134,6 +130,8 @@ class Capture:
                     first, bounds = at + 1, []
                     if isinstance(message, Truncate):
                         self._truncate(message)
+                    elif message.oid in self._deferred:
+                        raise not_apart(message.name)
                     else:
                         self._relations[message.oid] = message
                         self._tables.pop(message.oid, None)
@@ -182,7 +180,7 @@ class Capture:
                 if self._is_in_snapshot(relation, begin):
                     continue
                 if oid not in self._tables:
-                    self._tables[oid] = Table.of(relation, shard)
+                    self._tables[oid] = Table.of(relation, shard, has=self._has.get(oid))
             except InvalidUsage as error:
                 raise Broken(int(rows[firsts[at]]), error) from None
             taken.touched[transaction].add(oid)
@@ -192,7 +190,13 @@ class Capture:
         parts: list[tuple[Lines, Numbers]] = []
         for at, oid in enumerate(oids.tolist()):
             mine = (which == at) & (place_of_row != _NOT_TAKEN)
-            if oid in places:
+            if oid not in places:
+                continue
+            if oid in self._deferrable:
+                events = self._tables[oid].events(messages, rows[mine], places[oid], place_of_row[mine])
+                for transaction, some in zip(transactions[mine].tolist(), events, strict=True):
+                    taken.deferred[transaction].append((oid, some))
+            else:
                 parts += self._tables[oid].changes(messages, rows[mine], places[oid], place_of_row[mine])
         taken.lines, taken.order = ordered(parts)
         return taken
@@ -200,6 +204,7 @@ class Capture:
     def _hand_over(self, taken: Taken, bounds: Sequence[Bound]) -> None:
         """Let the cutter hear records, begins and commits in their order."""
         transaction = done = 0
+        self._defer(taken, transaction)
         self._is_ours |= transaction in taken.ours
         self._touched |= taken.touched[transaction]
         ends = np.searchsorted(taken.order, [2 * at for at, _ in bounds]).tolist()
@@ -212,11 +217,18 @@ class Capture:
                 self._is_ours = transaction in taken.ours
                 self._touched = taken.touched[transaction]
                 self._cutter.begin(bound.lsn)
+                self._defer(taken, transaction)
             else:
+                settled = self._deferred.settled()
+                self._cutter.records(settled, 0, len(settled))
                 if self._is_ours:
                     self._cutter.commit(bound.end_lsn, alone=self._is_alone)
                 self._begun = None
         self._cutter.records(taken.lines, done, len(taken.lines))
+
+    def _defer(self, taken: Taken, transaction: int) -> None:
+        for oid, events in taken.deferred[transaction]:
+            self._deferred.add(oid, self._relations[oid].name, events)
 
     def _truncate(self, message: Truncate) -> None:
         for oid in message.relations:
@@ -266,33 +278,17 @@ def captured(
     config: PipelineConfig,
     source: PostgresSource,
     files: ChangeFiles,
-    lower: Frontier,
-    snapshots: Mapping[str, TableRead],
+    start: Start,
     kept: KeptKeys,
-    *,
-    follows: bool,
 ) -> Capture:
-    """What can be bound above `lower`, its files durable; nothing only when the slot has nothing more, or
-    when what it has must wait. `follows` says that something is to be bound before it."""
+    """What can be bound, its files durable; nothing only when the slot has nothing more, or when what it has
+    must wait."""
     changes_max = CHANGES_PER_PEEK
     while True:
-        capture = Capture(config, files, lower, snapshots, kept, follows=follows)
+        capture = Capture(config, files, start, kept)
         with closing(peek(db, source.slot, source.publication, changes_max=changes_max)) as batches:
             messages = Counted(batches)
             capture.take(messages)
         if capture.steps or capture.waits or messages.count < changes_max:
             return capture
         changes_max *= 4
-
-
-class Counted(Iterator[Sequence[bytes]]):
-    """Batches of messages, and how many messages there were so far."""
-
-    def __init__(self, batches: Iterator[Sequence[bytes]]) -> None:
-        self._batches = batches
-        self.count = 0
-
-    def __next__(self) -> Sequence[bytes]:
-        found = next(self._batches)
-        self.count += len(found)
-        return found

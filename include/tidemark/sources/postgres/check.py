@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Final
@@ -13,14 +14,16 @@ from psycopg import sql
 from tidemark.config.described import completed, recorded_shapes
 from tidemark.config.model import PipelineConfig
 from tidemark.config.source import PostgresSource
+from tidemark.config.tables import shard_name_of
 from tidemark.core.errors import InvalidUsage, TidemarkError
 from tidemark.sources.lsn import lsn_text
 from tidemark.sources.postgres import slot as slots
 from tidemark.sources.postgres.connection import connect, told
-from tidemark.sources.postgres.discovery import shapes_now
+from tidemark.sources.postgres.discovery import left_out, shapes_now
 from tidemark.sources.postgres.tables import (
     Published,
     identity_flaws,
+    publish_flaw,
     published_tables,
     shape_flaws,
     taken_shards,
@@ -70,10 +73,9 @@ def shards_yaml(conn_id: str, publication: str) -> str:
         tables = published_tables(db, publication)
     lines = ["shards:"]
     for table in tables.values():
-        name = table.name.removeprefix("public.").replace(".", "__").lower()
         lines += [
-            f"  - name: {name}",
-            f"    route: {{table: {table.name}}}",
+            f"  - name: {shard_name_of(table.name.removeprefix('public.'))}",
+            f"    route: {{table: {json.dumps(table.name, ensure_ascii=False)}}}",
             f"    keys: [{', '.join(table.key)}]",
             "    schema: |",
             *(f"      {line}" for line in _ddl(table)),
@@ -84,8 +86,8 @@ def shards_yaml(conn_id: str, publication: str) -> str:
 def _ddl(table: Published) -> list[str]:
     columns = table.relation.columns
     listed = [
-        f"{column.name} {declared_for(column.type_oid, column.type_modifier)}"
-        f"{' NOT NULL' if column.name in table.key else ''}"
+        f"{column.plain} {declared_for(column.type_oid, column.type_modifier)}"
+        f"{' NOT NULL' if column.plain in table.key else ''}"
         for column in columns
     ]
     return [f"{line}," for line in listed[:-1]] + listed[-1:]
@@ -126,10 +128,12 @@ def _role(db: psycopg.Connection) -> tuple[str, str]:
     return user, sql.Identifier(user).as_string(db)
 
 
-def _rights(db: psycopg.Connection, config: PipelineConfig) -> Iterator[Requirement]:
+def _rights(
+    db: psycopg.Connection, config: PipelineConfig, published: Mapping[str, Published]
+) -> Iterator[Requirement]:
     user, role = _role(db)
-    for table in taken_shards(config):
-        schema, _, name = table.partition(".")
+    for table in sorted(taken_shards(config).keys() & published.keys()):
+        schema, name = published[table].relation.schema, published[table].relation.table
         found = db.execute(_RIGHTS, (schema, name)).fetchone()
         may_use, may_read, is_filtered = found if found is not None else (True, True, False)
         if not may_use:
@@ -162,28 +166,23 @@ def _tables(db: psycopg.Connection, config: PipelineConfig, source: PostgresSour
     except InvalidUsage as error:
         yield Requirement("publication", False, error.fact, error.hint)
         return
-    row = db.execute(
-        "SELECT pubinsert AND pubupdate AND pubdelete AND pubtruncate FROM pg_publication WHERE pubname = %s",
-        (source.publication,),
-    ).fetchone()
-    publishes = bool(row and row[0])
-    name = sql.Identifier(source.publication).as_string(db)
-    yield Requirement(
-        "publication",
-        publishes,
-        f"{source.publication} has {len(published)} tables"
-        + ("" if publishes else ", and leaves changes out"),
-        f"ALTER PUBLICATION {name} SET (publish = 'insert, update, delete, truncate')",
-    )
+    flaw = publish_flaw(db, source.publication)
+    has = f"{source.publication} has {len(published)} tables"
+    yield Requirement("publication", flaw is None, flaw.fact if flaw else has, flaw.hint if flaw else "")
     try:
         config = completed(config, shapes_now(config, published, recorded_shapes(config)))
     except InvalidUsage as error:
         yield Requirement("table", False, error.fact, error.hint)
         return
-    yield from _rights(db, config)
+    yield from _rights(db, config, published)
     shards = taken_shards(config)
     flaws = [*identity_flaws(published, shards, source.publication), *shape_flaws(published, shards)]
     for flaw in flaws:
         yield Requirement("table", False, flaw.fact, flaw.hint)
+    yield from (
+        Requirement("table", True, left_out(published[table]))
+        for table in shards
+        if table in published and published[table].generated
+    )
     if not flaws:
         yield Requirement("tables", True, f"all {len(shards)} can be captured without loss")

@@ -33,6 +33,10 @@ SETTINGS: Final = {
 """A session's settings decide how values are spelled; these spell every value in full. A reading takes as
 long as its table is big, whatever limits the server has for others. And the server refuses to read a table
 whose policies would hide rows from us, instead of leaving them out."""
+NOT_UTF8: Final = (
+    "a database whose encoding is SQL_ASCII may hold any bytes: mend the row, then `tidemark source reread`"
+    " its table, which passes over changes that still have them"
+)
 _TRANSACTION_TIMEOUT_FROM: Final = 170_000
 _OPTIONS: Final = ("ssl", "target_session")
 _REFUSALS: Final = ("authentication", "does not exist", "pg_hba.conf", "no password supplied", "REPLICATION")
@@ -105,6 +109,8 @@ def told() -> Iterator[None]:
             " pg_stat_activity USING (pid) WHERE mode = 'AccessExclusiveLock'; then run again"
         )
         raise Determinate(f"a table is locked by others: {_said(error)}", hint=hint) from None
+    except (errors.CharacterNotInRepertoire, errors.UntranslatableCharacter) as error:
+        raise InvalidUsage(f"a text is not UTF-8: {_said(error)}", hint=NOT_UTF8) from None
     except psycopg.Error as error:
         raise Determinate(f"the database failed: {_said(error)}", hint="look at its log; retry") from None
 

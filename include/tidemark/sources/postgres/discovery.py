@@ -8,6 +8,7 @@ refused there by name.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from contextlib import closing
 
@@ -28,8 +29,10 @@ from tidemark.core.errors import InvalidUsage
 from tidemark.sources.postgres import slot as slots
 from tidemark.sources.postgres.changes import ChangeFiles
 from tidemark.sources.postgres.connection import connect, told
-from tidemark.sources.postgres.tables import Published, not_published, published_tables
+from tidemark.sources.postgres.tables import Published, not_published, published_tables, raise_all
 from tidemark.sources.postgres.values import declared_for
+
+logger = logging.getLogger(__name__)
 
 
 def discovered(config: PipelineConfig) -> PipelineConfig:
@@ -53,24 +56,44 @@ def shapes_now(config: PipelineConfig, published: Mapping[str, Published], recor
     tables, source = config.tables, config.source
     if tables is None or not isinstance(source, PostgresSource):
         return recorded
-    for name in tables.include:
-        if not is_pattern(name) and tables.asks_source(name) and name not in published:
-            raise not_published(name, source.publication)
+    flaws = [
+        not_published(name, source.publication)
+        for name in tables.include
+        if not is_pattern(name) and tables.asks_source(name) and name not in published
+    ]
     shapes = dict(recorded)
     for name, table in published.items():
-        if not tables.asks_source(name):
-            continue
-        shard = config.table_settings(name)["name"]
-        if shard not in shapes:
-            shapes[shard] = shape_of(table)
-        elif config.table_settings(name).get("on_schema_change") == "add_columns":
-            shapes[shard] = shapes[shard].widened(shape_of(table).columns)
-        if shapes[shard].table != name:
-            raise InvalidUsage(
-                f"tables {shapes[shard].table} and {name} would both go to shard {shard}",
-                hint="give one of them another name under tables.overrides",
-            )
+        try:
+            if tables.asks_source(name):
+                shard = config.table_settings(name)["name"]
+                shapes[shard] = _shape_now(config, shapes.get(shard), shard, table)
+        except InvalidUsage as error:
+            flaws.append(error)
+    raise_all(flaws)
     return shapes
+
+
+def _shape_now(
+    config: PipelineConfig, recorded: TableShape | None, shard: str, table: Published
+) -> TableShape:
+    """The shape of a shard that the table goes to."""
+    if recorded is None:
+        if table.generated:
+            logger.warning("%s", left_out(table))
+        return shape_of(table)
+    if recorded.table != table.name:
+        raise InvalidUsage(
+            f"tables {recorded.table} and {table.name} would both go to shard {shard}",
+            hint="give one of them another name under tables.overrides",
+        )
+    if config.table_settings(table.name).get("on_schema_change") == "add_columns":
+        return recorded.widened(shape_of(table).columns)
+    return recorded
+
+
+def left_out(table: Published) -> str:
+    """What is not captured of a table, for a message."""
+    return f"table {table.name}: generated columns are not sent, and left out: {', '.join(table.generated)}"
 
 
 def shape_of(table: Published) -> TableShape:
@@ -81,8 +104,8 @@ def shape_of(table: Published) -> TableShape:
             hint=f"ALTER TABLE {table.name} ADD PRIMARY KEY …, or name it under tables.exclude",
         )
     lines = [
-        f"`{column.name}` {declared_for(column.type_oid, column.type_modifier)}"
-        f"{' NOT NULL' if column.name in table.key else ''}"
+        f"`{column.plain}` {declared_for(column.type_oid, column.type_modifier)}"
+        f"{' NOT NULL' if column.plain in table.key else ''}"
         for column in table.relation.columns
     ]
     try:

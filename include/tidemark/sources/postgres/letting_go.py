@@ -22,7 +22,7 @@ from tidemark.sources.manifest import Manifest
 from tidemark.sources.pgoutput import Commit, Relation, Truncate, parse
 from tidemark.sources.pgrows import Messages
 from tidemark.sources.postgres import slot as slots
-from tidemark.sources.postgres.capture import CHANGES_PER_PEEK, Counted
+from tidemark.sources.postgres.capture import CHANGES_PER_PEEK
 from tidemark.sources.postgres.changes import WAL, ChangeFiles
 from tidemark.sources.postgres.snapshot import noted_tables
 from tidemark.sources.postgres.tables import taken_shards
@@ -88,7 +88,7 @@ class LettingGo:
                 with closing(
                     slots.peek(db, source.slot, source.publication, changes_max=changes_max)
                 ) as some:
-                    messages = Counted(some)
+                    messages = slots.Counted(some)
                     reached, is_needed = first_needed(messages, tables, oids)
             if is_needed or messages.count < changes_max or changes_max >= CHANGES_PER_PEEK:
                 return reached, is_needed

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import replace
+from functools import cached_property
+
+import psycopg
 
 from tidemark.config.model import PipelineConfig
+from tidemark.config.shard import ShardConfig
+from tidemark.config.source import PostgresSource
 from tidemark.core.binding import Binding
 from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.sources.manifest import Manifest, TableRead
-from tidemark.sources.postgres.tables import Published, taken_shards
+from tidemark.sources.postgres.catalog import (
+    Facts,
+    is_rewritten,
+    put_facts,
+    recorded_facts,
+    reread,
+    truncated_tables,
+)
+from tidemark.sources.postgres.changes import ChangeFiles
+from tidemark.sources.postgres.tables import Published, shape_flaws, taken_shards
 
 
 def known_readings(config: PipelineConfig, last: Binding | None) -> dict[str, TableRead]:
@@ -41,24 +55,75 @@ def known_readings(config: PipelineConfig, last: Binding | None) -> dict[str, Ta
     return {table: read for table, read in known.items() if table not in left and table not in moved}
 
 
-def same_tables(
-    known: Mapping[str, TableRead], published: Mapping[str, Published], *, but: Container[str]
-) -> dict[str, TableRead]:
-    """What is known of tables, once each that has a name is known to be the one that was read under it, `but`
-    for those that are read anew. Where it is not on record, that is the one of now."""
-    for table, read in known.items():
-        if table not in but and read.oid not in (0, published[table].relation.oid):
-            raise another_table(table)
-    return {
-        table: replace(read, oid=read.oid or published[table].relation.oid) for table, read in known.items()
-    }
+class SameTables:
+    """Looks whether tables are still what was read: the same ones, with nothing done to them that their log
+    does not carry."""
+
+    def __init__(
+        self,
+        db: psycopg.Connection,
+        source: PostgresSource,
+        files: ChangeFiles,
+        published: Mapping[str, Published],
+        *,
+        lower: int,
+    ) -> None:
+        self._db, self._source, self._files, self._published = db, source, files, published
+        self._lower = lower
+
+    def refusals(
+        self, known: Mapping[str, TableRead], shards: Mapping[str, ShardConfig], *, anew: Container[str]
+    ) -> Iterator[InvalidUsage]:
+        """What has happened to tables, but for those that are read `anew`; and which of those can't be read.
+        Whether a table's columns fit is told along with it: its next reading needs that."""
+        for table, shard in shards.items():
+            flaws = [] if table in anew else list(self.flaws({table: known[table]}))
+            yield from flaws
+            if flaws or table in anew:
+                yield from shape_flaws(self._published, {table: shard})
+
+    def flaws(self, known: Mapping[str, TableRead]) -> Iterator[InvalidUsage]:
+        """What has happened to each table, with what to do. Where nothing is on record, nothing is told."""
+        for table, read in known.items():
+            if read.oid not in (0, self._published[table].relation.oid):
+                yield another_table(table)
+                continue
+            try:
+                before, now = recorded_facts(self._files, table, read), self._published[table].facts
+            except InvalidUsage as error:
+                yield error
+                continue
+            if before is None:
+                continue
+            if found := [*before.differences(now), *self._rewritten(table, before, now)]:
+                yield InvalidUsage(f"table {table}: {', '.join(found)}", hint=reread(table))
+
+    def _rewritten(self, table: str, before: Facts, now: Facts) -> Iterator[str]:
+        """Whether all rows of the table, or of a partition, are new, and no truncate tells why."""
+        for oid in before.other_files(now):
+            if is_rewritten(self._db, oid, since=before.since.get(oid, 0)):
+                if self._published[table].relation.oid not in self._truncated:
+                    yield "its rows were rewritten, or were not logged for a while, and were not sent"
+                return
+
+    @cached_property
+    def _truncated(self) -> set[int]:
+        source = self._source
+        return truncated_tables(self._db, source.slot, source.publication, lower=self._lower)
+
+    def recorded(self, table: str, read: TableRead) -> TableRead:
+        """A reading with what the catalog says now."""
+        before, published = recorded_facts(self._files, table, read), self._published[table]
+        facts = published.facts if before is None else before.carried_on(published.facts)
+        name = read.catalog if facts == before else put_facts(self._files, facts)
+        return replace(read, oid=read.oid or published.relation.oid, catalog=name)
 
 
 def another_table(table: str) -> InvalidUsage:
     """Rows of two tables that had one name at different times are never mixed."""
     return InvalidUsage(
         f"table {table} is not the one that was read: it was dropped and made anew, or renamed",
-        hint=f"`tidemark source reread PIPELINE {table}` replaces what its shard has with the rows of now",
+        hint=reread(table),
     )
 
 

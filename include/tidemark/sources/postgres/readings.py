@@ -35,6 +35,7 @@ from tidemark.config.source import PostgresSource
 from tidemark.core.errors import Determinate, InvariantViolation
 from tidemark.sources.lsn import parsed_lsn
 from tidemark.sources.manifest import BoundFile, TableRead
+from tidemark.sources.postgres.catalog import put_facts
 from tidemark.sources.postgres.changes import FRAGMENT_BYTES, Buffer, ChangeFiles
 from tidemark.sources.postgres.connection import connect, told
 from tidemark.sources.postgres.copying import Pages, blocks, copied, copy_statement, from_sql
@@ -188,7 +189,8 @@ def _read_all(reading: Reading, tables: Tables, ranges: Mapping[str, list[Pages]
             for name, futures in asked.items():
                 parts = [part for one in futures for part in one.result()]
                 files = tuple(replace(file, seq=at) for at, (file, _) in enumerate(parts))
-                read = TableRead(reading.lsn, tables[name][0].relation.oid)
+                table = tables[name][0]
+                read = TableRead(reading.lsn, table.relation.oid, put_facts(reading.files, table.facts))
                 found[name] = Snapshot(name, read, files, tuple(rows for _, rows in parts))
                 put_note(reading.files, found[name], tables[name][1])
         except BaseException:

@@ -21,8 +21,9 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from datetime import date, datetime
 from decimal import Decimal
 from functools import lru_cache
@@ -33,13 +34,14 @@ import pyarrow.compute as pc
 
 from tidemark.config.schema import Column
 from tidemark.config.shard import ShardConfig
-from tidemark.core.errors import InvalidUsage
-from tidemark.sources.pgoutput import Relation
+from tidemark.sources.pgoutput import Relation, spelled
 from tidemark.sources.pgrows import (
     BINARY,
     DELETE,
+    INSERT,
     NEW,
     NULL,
+    OLD,
     TEXT,
     UNCHANGED,
     Broken,
@@ -50,7 +52,8 @@ from tidemark.sources.pgrows import (
     Rows,
     Spans,
 )
-from tidemark.sources.postgres.values import declared_for, lossless
+from tidemark.sources.postgres.columns import refused, written_columns
+from tidemark.sources.postgres.deferred import RowEvent, not_apart
 from tidemark.sources.postgres.writing import Lines, RowWriter, values_at
 
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False)
@@ -60,10 +63,6 @@ _FULL_THEN_REREAD: Final = (
 )
 
 
-def refused(table: str, fact: str, hint: str) -> InvalidUsage:
-    return InvalidUsage(f"table {table}: {fact}", hint=hint)
-
-
 @dataclass(frozen=True, slots=True)
 class Table:
     """A table that goes to a shard, in the shape that it had when its rows were written."""
@@ -71,18 +70,20 @@ class Table:
     relation: Relation
     keys: tuple[int, ...]
     """Where the shard's keys stand among the columns, in the table's order."""
+    written: tuple[int, ...]
+    """Where the columns stand that are captured: all, but for those that the table has no more."""
     there: RowWriter
     """Writes rows that are there now."""
     gone: RowWriter
     """Writes rows that are gone, by their keys alone."""
 
     @classmethod
-    def of(cls, relation: Relation, shard: ShardConfig) -> Table:
-        """The table, once its shape is known to fit the shard."""
-        names = [column.name for column in relation.columns]
-        _check_columns(relation, shard)
+    def of(cls, relation: Relation, shard: ShardConfig, *, has: Set[str] | None = None) -> Table:
+        """The table, once its shape is known to fit the shard. `has` are the columns that it has by now."""
+        names = [column.plain for column in relation.columns]
+        written = written_columns(relation, shard, has)
         missing = [key for key in shard.keys if key not in names]
-        identity = {column.name for column in relation.columns if column.in_key}
+        identity = {column.plain for column in relation.columns if column.in_key}
         is_full = relation.identity == "f"
         if missing or (identity != set(shard.keys) and not is_full):
             have = ", ".join(sorted(identity)) or "none"
@@ -92,9 +93,9 @@ class Table:
                 f"declare the table's own key, or: ALTER TABLE {relation.name} REPLICA IDENTITY FULL",
             )
         keys = tuple(sorted(names.index(key) for key in shard.keys))
-        there = RowWriter(relation.columns, '{"op":"c","after":{', "},")
+        there = RowWriter([relation.columns[at] for at in written], '{"op":"c","after":{', "},")
         gone = RowWriter([relation.columns[at] for at in keys], '{"op":"d","before":{', '},"after":null,')
-        return cls(relation, keys, there, gone)
+        return cls(relation, keys, written, there, gone)
 
     def changes(
         self, messages: Messages, numbers: Numbers, places: Sequence[bytes], place_of: Numbers
@@ -112,6 +113,42 @@ class Table:
                     raise Broken(int(numbers[where][broken.at]), broken.error) from None
                 yield lines, 2 * numbers[where] + order
 
+    def events(
+        self, messages: Messages, numbers: Numbers, places: Sequence[bytes], place_of: Numbers
+    ) -> list[list[RowEvent]]:
+        """What each message does to rows, with the old rows whole; see `deferred`."""
+        rows = messages.rows(numbers, len(self.relation.columns))
+        has_old, has_new = rows.does != INSERT, rows.does != DELETE
+        lacking = has_old & (rows.marks != OLD)
+        if lacking.any():
+            raise Broken(int(numbers[lacking][0]), not_apart(self.relation.name))
+        sent, whole = _whole(rows)
+        found: list[list[RowEvent]] = [[] for _ in numbers]
+        for is_there, where, spans, values in (
+            (False, has_old, rows.old, rows.old), (True, has_new, sent, whole),
+        ):  # fmt: skip
+            try:
+                written = self._keyed(
+                    messages.data, spans.where(where), values.where(where), places, place_of[where]
+                )
+            except Broken as broken:
+                raise Broken(int(numbers[where][broken.at]), broken.error) from None
+            for row, (key, line) in zip(np.flatnonzero(where).tolist(), written, strict=True):
+                found[row].append(RowEvent(is_there, key, line))
+        return found
+
+    def _keyed(
+        self, data: Bytes, spans: Spans, values: Spans, places: Sequence[bytes], place_of: Numbers
+    ) -> list[tuple[bytes, bytes]]:
+        """For each row the record that deletes its key, and the one that writes it."""
+        self._check_sent(values)
+        of_keys = values.of(self.keys)
+        keys = self.gone.lines(data, spans.of(self.keys), places, place_of, elsewhere=of_keys)
+        lines = self._lines(data, spans, places, place_of, elsewhere=values)
+        return [
+            (keys.part(at, at + 1).tobytes(), lines.part(at, at + 1).tobytes()) for at in range(len(keys))
+        ]
+
     def _gone(self, data: Bytes, rows: Rows, places: Sequence[bytes], place_of: Numbers) -> Lines:
         keys = rows.old.of(self.keys)
         self._check_keys(keys)
@@ -119,18 +156,26 @@ class Table:
         return self.gone.lines(data, keys, places, place_of)
 
     def _there(self, data: Bytes, rows: Rows, places: Sequence[bytes], place_of: Numbers) -> Lines:
-        new, old = rows.new, rows.old
-        lacks = new.kinds == UNCHANGED
-        if not lacks.any():
-            self._check_sent(new)
-            return self.there.lines(data, new, places, place_of)
-        # What the old row does not have is NULL in it.
-        lacks &= old.kinds == TEXT
-        starts, sizes = np.where(lacks, old.starts, new.starts), np.where(lacks, old.sizes, new.sizes)
-        whole = Spans(starts, sizes, np.where(lacks, old.kinds, new.kinds))
+        if not (rows.new.kinds == UNCHANGED).any():
+            self._check_sent(rows.new)
+            return self._lines(data, rows.new, places, place_of)
+        sent, whole = _whole(rows)
         self._check_sent(whole)
-        sent = Spans(new.starts, new.sizes, np.where(lacks, UNCHANGED, whole.kinds))
-        return self.there.lines(data, sent, places, place_of, elsewhere=whole)
+        return self._lines(data, sent, places, place_of, elsewhere=whole)
+
+    def _lines(
+        self,
+        data: Bytes,
+        spans: Spans,
+        places: Sequence[bytes],
+        place_of: Numbers,
+        *,
+        elsewhere: Spans | None = None,
+    ) -> Lines:
+        """The records of rows that are there."""
+        if len(self.written) < len(self.relation.columns):
+            spans, elsewhere = spans.of(self.written), elsewhere and elsewhere.of(self.written)
+        return self.there.lines(data, spans, places, place_of, elsewhere=elsewhere)
 
     def _has_moved(self, data: Bytes, rows: Rows) -> Flags:
         """Which updates change the key."""
@@ -171,6 +216,30 @@ class Table:
             raise Broken(row, refused(self.relation.name, fact, _FULL_THEN_REREAD.format(self.relation.name)))
 
 
+@dataclass(slots=True)
+class Taken:
+    """The records of some rows, in the order of their messages; which transactions have rows of our tables,
+    and of which tables they are taken."""
+
+    lines: Lines = field(default_factory=lambda: Lines.of([]))
+    order: Numbers = field(default_factory=lambda: np.zeros(0, np.int64))
+    ours: set[int] = field(default_factory=set)
+    touched: defaultdict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
+    deferred: defaultdict[int, list[tuple[int, list[RowEvent]]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+    """By transaction: of tables with a deferrable key, what happened to their rows."""
+
+
+def _whole(rows: Rows) -> tuple[Spans, Spans]:
+    """The new rows as they were sent, and with what was not sent out of the old ones. What the old row does
+    not have is NULL in it."""
+    new, old = rows.new, rows.old
+    lacks = (new.kinds == UNCHANGED) & (old.kinds == TEXT)
+    starts, sizes = np.where(lacks, old.starts, new.starts), np.where(lacks, old.sizes, new.sizes)
+    return new, Spans(starts, sizes, np.where(lacks, old.kinds, new.kinds))
+
+
 def place_of(relation: Relation, *, lsn: int, xid: int) -> bytes:
     """Which table a record is of and which commit it came with, as the end of a line."""
     return b'%b,"lsn":%d,"txId":%d}}\n' % (_origin(relation.schema, relation.table), lsn, xid)
@@ -178,7 +247,7 @@ def place_of(relation: Relation, *, lsn: int, xid: int) -> bytes:
 
 @lru_cache(maxsize=4_096)
 def _origin(schema: str, table: str) -> bytes:
-    return f'"source":{_text({"schema": schema, "table": table})[:-1]}'.encode()
+    return f'"source":{_text({"schema": spelled(schema), "table": spelled(table)})[:-1]}'.encode()
 
 
 def swept(key: Mapping[str, Any], shard: ShardConfig, place: bytes) -> bytes:
@@ -210,41 +279,3 @@ def truncated(place: bytes) -> bytes:
 
 def _text(value: dict[str, Any]) -> str:
     return _ENCODER.encode(value)
-
-
-def _check_columns(relation: Relation, shard: ShardConfig) -> None:
-    for column in relation.columns:
-        declared = shard.columns.get(column.name)
-        wanted = declared_for(column.type_oid, column.type_modifier)
-        if declared is None:
-            raise refused(
-                relation.name,
-                f"column {column.name!r} is not declared",
-                f"declare {column.name} {wanted} in shard {shard.name}, and if the rows that are there got a"
-                " default, `tidemark source reread` the table; with schema: from_source, set"
-                " on_schema_change: add_columns",
-            )
-        if not lossless(column.type_oid, column.type_modifier, declared.type):
-            raise refused(
-                relation.name,
-                f"column {column.name!r} can't be read as {declared.type.ddl} without loss",
-                f"declare it as {wanted}: {_where(shard)}",
-            )
-    names = {column.name for column in relation.columns}
-    for declared in shard.columns:
-        may_lack = shard.on_schema_change != "fail" and declared.nullable
-        if declared.name not in names and not (may_lack and declared.name not in shard.keys):
-            raise refused(
-                relation.name,
-                f"the declared column {declared.name!r} is not sent",
-                "it was dropped, or is generated, or is not in the publication's column list: set"
-                f" on_schema_change: missing_as_null for shard {shard.name}",
-            )
-
-
-def _where(shard: ShardConfig) -> str:
-    """What can be done about columns that differ: a shard with rows keeps its own."""
-    return (
-        f"in shard {shard.name} if that has no rows yet, else in one of another name, with a higher"
-        " generation of the pipeline, and the table is read into it anew"
-    )

@@ -10,7 +10,7 @@ anew, or somebody advanced it), and when the database's log ends before what is 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Final
@@ -25,6 +25,7 @@ from tidemark.sources.postgres.connection import SlotInUse
 PLUGIN: Final = "pgoutput"
 MESSAGES_AT_ONCE: Final = 8
 """More make it no faster, and each may be big."""
+_ANY_BYTES: Final = "SQL_ASCII"
 BATCH_MESSAGES_MAX: Final = 4_000
 BATCH_BYTES: Final = 4 * 1024**2
 
@@ -145,6 +146,10 @@ def peek(
     )
     values = (slot, changes_max, sql.Identifier(publication).as_string(db))
     batch, size = list[bytes](), 0
+    # Such a server would refuse to send bytes that are no UTF-8; who takes the change looks at them.
+    is_raw = db.info.parameter_status("server_encoding") == _ANY_BYTES
+    if is_raw:
+        db.execute(f"SET LOCAL client_encoding = {_ANY_BYTES}")
     with db.cursor() as cursor:
         # A generator, and not only the iterator that it is declared as.
         stream: Any = cursor.stream(query, values, binary=True, size=MESSAGES_AT_ONCE)
@@ -155,8 +160,23 @@ def peek(
                 if size >= BATCH_BYTES or len(batch) == BATCH_MESSAGES_MAX:
                     yield batch
                     batch, size = [], 0
+    if is_raw:
+        db.execute("SET LOCAL client_encoding = UTF8")
     if batch:
         yield batch
+
+
+class Counted(Iterator[Sequence[bytes]]):
+    """Batches of messages, and how many messages there were so far."""
+
+    def __init__(self, batches: Iterator[Sequence[bytes]]) -> None:
+        self._batches = batches
+        self.count = 0
+
+    def __next__(self) -> Sequence[bytes]:
+        found = next(self._batches)
+        self.count += len(found)
+        return found
 
 
 def advance(db: psycopg.Connection, slot: str, lsn: int) -> None:

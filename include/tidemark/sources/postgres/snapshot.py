@@ -139,12 +139,12 @@ def _hash(text: str) -> str:
 
 def _to_json(snapshot: Snapshot) -> str:
     files = [[f.seq, f.name, f.size, f.hash, f.mtime_ns] for f in snapshot.files]
-    read = {"lsn": snapshot.read.lsn, "oid": snapshot.read.oid}
+    read = {"lsn": snapshot.read.lsn, "oid": snapshot.read.oid, "catalog": snapshot.read.catalog}
     return json.dumps({"table": snapshot.table, **read, "files": files, "rows": snapshot.rows})
 
 
 def _from_json(text: str) -> Snapshot:
     found = json.loads(text)
     files = tuple(BoundFile(*fields) for fields in found["files"])
-    read = TableRead(found["lsn"], found.get("oid", 0))
+    read = TableRead(found["lsn"], found.get("oid", 0), found.get("catalog", ""))
     return Snapshot(found["table"], read, files, tuple(found["rows"]))

@@ -48,12 +48,12 @@ from tidemark.sources.listing import Found
 from tidemark.sources.lsn import lsn_text
 from tidemark.sources.manifest import PARTITION, Manifest, TableRead
 from tidemark.sources.postgres import slot as slots
-from tidemark.sources.postgres.capture import Capture, captured, while_paused
+from tidemark.sources.postgres.capture import Start, captured, while_paused
 from tidemark.sources.postgres.changes import WAL, ChangeFiles, put_in_pieces
 from tidemark.sources.postgres.connection import SlotInUse, connect, told
 from tidemark.sources.postgres.kept import let_go, unneeded
 from tidemark.sources.postgres.letting_go import LettingGo, acknowledged, last_bound
-from tidemark.sources.postgres.membership import known_readings, same_tables
+from tidemark.sources.postgres.membership import SameTables, known_readings
 from tidemark.sources.postgres.readings import Tables, read_tables
 from tidemark.sources.postgres.records import place_of, swept
 from tidemark.sources.postgres.snapshot import (
@@ -67,8 +67,9 @@ from tidemark.sources.postgres.snapshot import (
 from tidemark.sources.postgres.tables import (
     Published,
     identity_flaws,
+    publish_flaw,
     published_tables,
-    raise_first,
+    raise_all,
     shape_flaws,
     taken_shards,
 )
@@ -103,8 +104,13 @@ class SlotSource:
                 if last is not None:
                     slots.check_continues(found, bound=last.upper[WAL], acknowledged=self.acknowledged)
                 published, shards = self._tables(db)
-                known = same_tables(known, published, but=wanted)
+                lower = last.upper if last is not None else _start(found.confirmed)
+                same = SameTables(db, self._source, self.files, published, lower=lower[WAL])
                 tables = {name: (published[name], shards[name]) for name in wanted}
+                raise_all(same.refusals(known, shards, anew=wanted))
+                known = {
+                    name: same.recorded(name, read) for name, read in known.items() if name not in wanted
+                }
                 again = self._again(tables)
                 for shard in sorted(again):
                     if self._kept.is_paused(shard):
@@ -114,30 +120,24 @@ class SlotSource:
                         "tables are read anew once everything that is bound is done: %s", sorted(again)
                     )
                     return []
-                lower = last.upper if last is not None else _start(found.confirmed)
                 lsn_min = max(found.confirmed, lower[WAL])
                 wanted = {name: max(lsn, lsn_min) for name, lsn in wanted.items()}
-                readings = self._read(db, tables, wanted, again)
+                readings = self._read(db, same, tables, wanted, again)
                 known.update({one.table: one.read for one in readings})
                 steps = steps_of(readings, known, lower, self._config.transaction)
                 lower = steps[-1].upper if steps else lower
-                capture = self._captured(db, lower, known, follows=bool(steps))
+                start = Start(lower, known, published, follows=bool(steps))
+                capture = captured(db, self._config, self._source, self.files, start, self._kept)
                 steps += capture.steps
                 if not steps:
                     # Of a table that has changed its columns, what came before is bound first.
-                    raise_first(shape_flaws(published, shards))
+                    raise_all(shape_flaws(published, shards))
         if changed and not steps and not capture.waits:
             # All new tables are empty, or some were given up, and the slot has nothing up to the mark: which
             # tables are taken from here on is bound alone.
             upper = Frontier.of({PARTITION: lower[PARTITION], WAL: marked})
             steps = [Step(upper, Manifest("json", (), known).to_json())]
         return steps
-
-    def _captured(
-        self, db: psycopg.Connection, lower: Frontier, known: Mapping[str, TableRead], *, follows: bool
-    ) -> Capture:
-        config, source, files = self._config, self._source, self.files
-        return captured(db, config, source, files, lower, known, self._kept, follows=follows)
 
     def ask_again(self, table: str) -> None:
         """Have the next run read a table anew."""
@@ -220,9 +220,11 @@ class SlotSource:
 
     def _tables(self, db: psycopg.Connection) -> tuple[dict[str, Published], dict[str, ShardConfig]]:
         """The published tables and the shards that follow them, once their rows can be told apart."""
-        published = published_tables(db, self._source.publication)
+        publication = self._source.publication
+        published = published_tables(db, publication)
         shards = taken_shards(self._config)
-        raise_first(identity_flaws(published, shards, self._source.publication))
+        flaw = publish_flaw(db, publication)
+        raise_all([*([flaw] if flaw else []), *identity_flaws(published, shards, publication)])
         return published, shards
 
     def _wanted(self, known: Mapping[str, TableRead]) -> dict[str, int]:
@@ -241,12 +243,21 @@ class SlotSource:
         return set(shards) - self._kept.untouched(shards) if shards else set()
 
     def _read(
-        self, db: psycopg.Connection, tables: Tables, lsn_min: Mapping[str, int], again: Set[ShardId]
+        self,
+        db: psycopg.Connection,
+        same: SameTables,
+        tables: Tables,
+        lsn_min: Mapping[str, int],
+        again: Set[ShardId],
     ) -> list[Snapshot]:
         """A reading of each table that is recent enough: one that a crash left over, or a new one."""
         found = {
             name: find_snapshot(self.files, name, shard, lsn_min=lsn_min[name], oid=published.relation.oid)
             for name, (published, shard) in tables.items()
+        }
+        # One that has been changed since its reading is read again.
+        found = {
+            name: one and (None if list(same.flaws({name: one.read})) else one) for name, one in found.items()
         }
         to_read = {name: tables[name] for name, one in found.items() if one is None}
         rows_max = self._config.transaction.max_records

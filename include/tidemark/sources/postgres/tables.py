@@ -4,55 +4,93 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import psycopg
+from psycopg import sql
+from psycopg.rows import dict_row
 
 from tidemark.config.model import PipelineConfig
 from tidemark.config.shard import ShardConfig
 from tidemark.core.errors import InvalidUsage
-from tidemark.sources.pgoutput import Relation, RelationColumn
+from tidemark.sources.pgoutput import Relation, RelationColumn, plain_name
+from tidemark.sources.postgres.catalog import Facts, oldest_open
 from tidemark.sources.postgres.records import Table
 from tidemark.sources.postgres.values import NUMERIC, numeric_limits
 
 _PRECISION_SHORT = 38
-_KEY = """
+_OPTIONS: Final = ("insert", "update", "delete", "truncate")
+_INDEX = """
+i.indrelid = {0}.oid AND CASE {0}.relreplident WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END
+"""
+_KEY = f"""
 coalesce((SELECT array_agg(x.attname::text ORDER BY x.attnum) FROM pg_index i
           JOIN pg_attribute x ON x.attrelid = i.indrelid
-              AND x.attnum = ANY((i.indkey::int2[])[0:i.indnkeyatts - 1])
-          WHERE i.indrelid = {0}.oid AND CASE {0}.relreplident
-              WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END), '{{}}')
+              AND x.attnum = ANY((i.indkey::int2[])[0:i.indnkeyatts - 1]) WHERE {_INDEX}), '{{{{}}}}')
 """
 _TABLES = f"""
-SELECT p.schemaname, p.tablename, coalesce(p.rowfilter, ''), c.oid, c.relreplident, {_KEY.format("c")},
-       array_agg(a.attname::text ORDER BY a.attnum), array_agg(a.atttypid::int8 ORDER BY a.attnum),
-       array_agg(a.atttypmod ORDER BY a.attnum),
-       array_agg(a.attlen = -1 AND a.attstorage <> 'p' ORDER BY a.attnum), c.relkind = 'p',
-       (SELECT coalesce(jsonb_agg(jsonb_build_array(
-                   format('%%I.%%I', s.nspname, l.relname), l.relreplident, {_KEY.format("l")})), '[]')
+SELECT p.schemaname AS schema, p.tablename AS table, coalesce(p.rowfilter, '') AS row_filter, c.oid::int8,
+       c.relreplident AS identity, c.relkind = 'p' AS is_partitioned, {_KEY.format("c")} AS key,
+       (SELECT coalesce(bool_or(NOT i.indimmediate), false) FROM pg_index i
+        WHERE {_INDEX.format("c")}) AS is_deferrable,
+       (SELECT coalesce(max(o.oid), 0)::int8 FROM pg_index i JOIN pg_constraint o
+            ON o.conindid = i.indexrelid AND o.contype IN ('p', 'u') WHERE {_INDEX.format("c")}) AS key_oid,
+       jsonb_agg(jsonb_build_array(a.attname, a.attnum, a.atttypid::int8, a.atttypmod,
+                                   a.attlen = -1 AND a.attstorage <> 'p') ORDER BY a.attnum) AS columns,
+       (SELECT coalesce(jsonb_agg(g.attname ORDER BY g.attnum), '[]') FROM pg_attribute g
+        WHERE g.attrelid = c.oid AND g.attgenerated <> '' AND NOT g.attisdropped
+            AND NOT g.attname = ANY(p.attnames)) AS generated,
+       (SELECT coalesce(jsonb_agg(jsonb_build_array(format('%%I.%%I', s.nspname, l.relname), l.relreplident,
+                   {_KEY.format("l")}, l.oid::int8, l.relfilenode::int8, l.reltoastrelid <> 0)), '[]')
         FROM pg_class l JOIN pg_namespace s ON s.oid = l.relnamespace
         WHERE l.relkind <> 'p' AND l.oid IN (
             WITH RECURSIVE tree AS (
                 SELECT c.oid UNION ALL
                 SELECT h.inhrelid FROM tree JOIN pg_inherits h ON h.inhparent = tree.oid AND c.relkind = 'p'
-            ) SELECT oid FROM tree))
-FROM pg_publication_tables p
+            ) SELECT oid FROM tree)) AS stored,
+       ARRAY(SELECT r.oid::int8 FROM pg_publication_rel r WHERE r.prpubid = b.oid AND (r.prrelid = c.oid
+                 OR r.prrelid IN (SELECT relid FROM pg_partition_ancestors(c.oid)))
+             UNION SELECT m.oid::int8 FROM pg_publication_namespace m
+             WHERE m.pnpubid = b.oid AND m.pnnspid = c.relnamespace
+             UNION SELECT b.oid::int8 WHERE b.puballtables ORDER BY 1) AS members
+FROM pg_publication b JOIN pg_publication_tables p ON p.pubname = b.pubname
 JOIN pg_namespace n ON n.nspname = p.schemaname
 JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = p.tablename
 JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = ANY(p.attnames)
-WHERE p.pubname = %s
-GROUP BY 1, 2, 3, c.oid, c.relreplident, c.relkind ORDER BY 1, 2
+WHERE b.pubname = %s
+GROUP BY b.oid, b.puballtables, 1, 2, 3, c.oid, c.relreplident, c.relkind, c.relnamespace, p.attnames
+ORDER BY 1, 2
+"""
+_USER_OIDS_FROM = 16_384
+_ENUMS = f"""
+WITH RECURSIVE kinds AS (
+    SELECT a.attrelid, a.atttypid AS kind FROM pg_attribute a WHERE a.attrelid = ANY(%s::oid[])
+        AND a.attnum > 0 AND NOT a.attisdropped AND a.atttypid >= {_USER_OIDS_FROM}
+    UNION
+    SELECT k.attrelid, n.kind FROM kinds k JOIN pg_type t ON t.oid = k.kind CROSS JOIN LATERAL (
+        SELECT t.typbasetype UNION ALL SELECT t.typelem
+        UNION ALL SELECT r.rngsubtype FROM pg_range r WHERE t.oid IN (r.rngtypid, r.rngmultitypid)
+        UNION ALL SELECT x.atttypid FROM pg_attribute x
+            WHERE x.attrelid = t.typrelid AND x.attnum > 0 AND NOT x.attisdropped
+    ) n (kind) WHERE n.kind >= {_USER_OIDS_FROM}
+)
+SELECT k.attrelid::int8, jsonb_object_agg(e.oid::int8, e.enumlabel)
+FROM kinds k JOIN pg_enum e ON e.enumtypid = k.kind GROUP BY 1
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
     """A table that rows of a published one are stored in: itself, or a partition of it. The server sends old
-    rows by its `identity` and `key`, whatever the partitioned table has. `name` is as SQL writes it."""
+    rows by its `identity` and `key`, whatever the partitioned table has. `name` is as SQL writes it. One that
+    has no `toast` table stores no value out of line: its rows are never too long."""
 
     name: str
     identity: str
     key: tuple[str, ...]
+    oid: int
+    file: int
+    toast: bool
 
     def sends(self, keys: Iterable[str]) -> bool:
         """Whether a row that is gone comes with these columns."""
@@ -62,15 +100,19 @@ class Stored:
 @dataclass(frozen=True, slots=True)
 class Published:
     """A table of the publication as it is now. `key` is its primary key, or the index that is its identity;
-    `big` are the columns whose values may be stored out of line. Rows of a partitioned one are `stored` in
-    its partitions, at any depth."""
+    `big` are the columns whose values may be stored out of line, `generated` those that are not sent. Rows of
+    a partitioned one are `stored` in its partitions, at any depth. With a deferrable key, rows may share a
+    key until their transaction ends."""
 
     relation: Relation
     row_filter: str
     key: tuple[str, ...]
     big: tuple[str, ...]
+    generated: tuple[str, ...]
     is_partitioned: bool
+    is_deferrable: bool
     stored: tuple[Stored, ...]
+    facts: Facts
 
     @property
     def name(self) -> str:
@@ -79,29 +121,74 @@ class Published:
 
 def published_tables(db: psycopg.Connection, publication: str) -> dict[str, Published]:
     """The tables of a publication by name."""
-    if db.execute("SELECT 1 FROM pg_publication WHERE pubname = %s", (publication,)).fetchone() is None:
+    found = db.execute(
+        "SELECT oid || ':' || xmin FROM pg_publication WHERE pubname = %s", (publication,)
+    ).fetchone()
+    if found is None:
         raise InvalidUsage(
             f"publication {publication!r} does not exist",
             hint=f"CREATE PUBLICATION {publication} FOR TABLE …, with every table of the pipeline",
         )
-    found = (_published(row) for row in db.execute(_TABLES, (publication,)))
-    return {table.name: table for table in found}
+    # Asked before the files: who rewrites a table after that is not older.
+    since = oldest_open(db)
+    rows = db.cursor(row_factory=dict_row).execute(_TABLES, (publication,)).fetchall()
+    enums: dict[int, dict[str, str]] = dict(db.execute(_ENUMS, ([row["oid"] for row in rows],)).fetchall())
+    tables = (_published(row, str(found[0]), enums.get(row["oid"], {}), since=since) for row in rows)
+    return {table.name: table for table in tables}
 
 
-def _published(row: tuple[Any, ...]) -> Published:
-    schema, name, row_filter, oid, identity, key, names, kinds, modifiers, is_big, is_partitioned, stored = (
-        row
+def _published(
+    row: Mapping[str, Any], publication: str, enums: Mapping[str, str], *, since: int
+) -> Published:
+    key = tuple(map(plain_name, row["key"]))
+    stored = tuple(
+        Stored(name, its, tuple(map(plain_name, columns)), oid, file, toast)
+        for name, its, columns, oid, file, toast in sorted(row["stored"])
     )
     columns, big = [], []
-    for column, kind, modifier, may_be_big in zip(names, kinds, modifiers, is_big, strict=True):
-        in_key = identity == "f" or column in key
-        columns.append(RelationColumn(column, kind, modifier, in_key))
+    for name, _, kind, modifier, may_be_big in row["columns"]:
+        in_key = row["identity"] == "f" or name in row["key"]
+        columns.append(RelationColumn(name, kind, modifier, in_key))
         limits = numeric_limits(modifier) if kind == NUMERIC else None
-        if may_be_big and (limits is None or limits[0] > _PRECISION_SHORT):
-            big.append(column)
-    shape = Relation(oid, schema, name, identity, tuple(columns))
-    found = tuple(Stored(one, its, tuple(columns)) for one, its, columns in sorted(stored))
-    return Published(shape, str(row_filter), tuple(key), tuple(big), is_partitioned, found)
+        is_short = limits is not None and limits[0] <= _PRECISION_SHORT
+        if may_be_big and not is_short and any(one.toast for one in stored):
+            big.append(plain_name(name))
+    facts = Facts(
+        publication=publication,
+        members=tuple(row["members"]),
+        key=row["key_oid"],
+        columns={name: number for name, number, *_ in row["columns"]},
+        enums={int(oid): label for oid, label in enums.items()},
+        files={one.oid: one.file for one in stored},
+        since={one.oid: since for one in stored},
+    )
+    return Published(
+        relation=Relation(row["oid"], row["schema"], row["table"], row["identity"], tuple(columns)),
+        row_filter=row["row_filter"],
+        key=key,
+        big=tuple(big),
+        generated=tuple(row["generated"]),
+        is_partitioned=row["is_partitioned"],
+        is_deferrable=row["is_deferrable"],
+        stored=stored,
+        facts=facts,
+    )
+
+
+def publish_flaw(db: psycopg.Connection, publication: str) -> InvalidUsage | None:
+    """What is wrong with a publication that leaves kinds of changes out; None when it sends them all."""
+    columns = ", ".join(f"pub{option}" for option in _OPTIONS)
+    query = f"SELECT {columns} FROM pg_publication WHERE pubname = %s"
+    row = db.execute(query, (publication,)).fetchone()
+    left_out = [option for option, is_sent in zip(_OPTIONS, row or (), strict=False) if not is_sent]
+    if not left_out:
+        return None
+    name = sql.Identifier(publication).as_string(db)
+    return InvalidUsage(
+        f"publication {publication!r} leaves changes out: {', '.join(left_out)}",
+        hint=f"ALTER PUBLICATION {name} SET (publish = '{', '.join(_OPTIONS)}'); tables that were read before"
+        " that have to be read anew",
+    )
 
 
 def taken_shards(config: PipelineConfig) -> dict[str, ShardConfig]:
@@ -111,8 +198,9 @@ def taken_shards(config: PipelineConfig) -> dict[str, ShardConfig]:
 
 def not_published(table: str, publication: str) -> InvalidUsage:
     return InvalidUsage(
-        f"table {table} is not in publication {publication!r}, or does not exist",
-        hint=f"ALTER PUBLICATION {publication} ADD TABLE {table}, or take it out of the pipeline",
+        f"table {table} is not in publication {publication!r}, or does not exist, or is UNLOGGED",
+        hint=f"ALTER PUBLICATION {publication} ADD TABLE {table}, or ALTER TABLE {table} SET LOGGED and read"
+        " it anew, or take it out of the pipeline",
     )
 
 
@@ -157,6 +245,14 @@ def shape_flaws(
             yield error
 
 
-def raise_first(flaws: Iterator[InvalidUsage]) -> None:
-    for flaw in flaws:
-        raise flaw
+def raise_all(flaws: Iterable[InvalidUsage]) -> None:
+    """Tell everything that is wrong at once: one thing as it is, several with numbers."""
+    found = list(flaws)
+    if len(found) == 1:
+        raise found[0]
+    if found:
+        facts, hints = (
+            "; ".join(f"({number}) {text}" for number, text in enumerate(texts, 1))
+            for texts in ([flaw.fact for flaw in found], [flaw.hint for flaw in found])
+        )
+        raise InvalidUsage(f"{len(found)} things are wrong: {facts}", hint=hints)

@@ -16,12 +16,13 @@ date                   text, ISO 8601                 DATE
 timestamp              text, ISO 8601                 TIMESTAMP_NTZ
 timestamptz            text, ISO 8601, in UTC         TIMESTAMP
 bytea                  base64                         BINARY
-arrays of these        list                           ARRAY of what the element may be
+arrays of these        list, or text with bounds      ARRAY of what the element may be
 all others             the text that PostgreSQL says  nothing but STRING
 =====================  =============================  ===========================================
 
 Everything may be declared STRING too. A value that the declared type doesn't have (infinity as a date, a
-year before Christ) can't be read back, and is quarantined with its reason; it never becomes NULL.
+year before Christ, an array whose bounds don't begin at 1) can't be read back, and is quarantined with its
+reason; it never becomes NULL.
 """
 
 from __future__ import annotations
@@ -94,7 +95,8 @@ def to_json(text: str | None, type_oid: int) -> Any:
     if text is None:
         return None
     if type_oid in ELEMENTS:
-        return _list(text, ELEMENTS[type_oid])
+        # Bounds other than from 1 on are written before it, `[0:1]={1,2}`, and a list has no place for them.
+        return text if text.startswith("[") else _list(text, ELEMENTS[type_oid])
     if type_oid in _INTEGERS:
         return int(text)
     if type_oid in _FLOATS:
@@ -157,9 +159,7 @@ def declared_for(type_oid: int, modifier: int) -> str:
 
 def _list(text: str, element: int) -> list[Any]:
     """An array out of PostgreSQL's spelling, `{1,NULL,"a b"}`, with any number of dimensions."""
-    # Bounds other than from 1 on are written before it: `[0:1]={1,2}`.
-    start = text.index("{")
-    found, end = _elements(text, start, element)
+    found, end = _elements(text, 0, element)
     if end != len(text):
         raise InvalidUsage(f"{text[:60]!r} is not an array", hint="report it, with the column's type")
     return found

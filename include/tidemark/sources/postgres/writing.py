@@ -21,6 +21,7 @@ import pyarrow as pa
 from tidemark.core.errors import InvalidUsage
 from tidemark.sources.pgoutput import RelationColumn
 from tidemark.sources.pgrows import NULL, TEXT, UNCHANGED, Broken, Bytes, Flags, Numbers, Spans
+from tidemark.sources.postgres.connection import NOT_UTF8
 from tidemark.sources.postgres.values import Spelling, spelling_of, writer_of
 
 _AS_IT_IS, _QUOTED, _IS_NULL = range(3)
@@ -86,7 +87,7 @@ class RowWriter:
     """Writes rows of these columns, each between `before` and `after`, with its place behind that."""
 
     def __init__(self, columns: Sequence[RelationColumn], before: str, after: str) -> None:
-        names = [json.dumps(column.name, ensure_ascii=False) for column in columns]
+        names = [json.dumps(column.plain, ensure_ascii=False) for column in columns]
         self._writers = [writer_of(column.type_oid) for column in columns]
         self._spellings = [spelling_of(column.type_oid) for column in columns]
         # What stands before a value depends on whether the one before it is quoted, and on what it is itself.
@@ -238,5 +239,4 @@ def _checked(lines: Lines) -> Lines:
 
 
 def _not_utf8() -> InvalidUsage:
-    hint = "a database whose encoding is SQL_ASCII may hold any bytes: mend the row"
-    return InvalidUsage("a text is not UTF-8", hint=hint)
+    return InvalidUsage("a text is not UTF-8", hint=NOT_UTF8)
