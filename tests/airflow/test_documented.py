@@ -20,7 +20,8 @@ COMMANDS = re.findall(r"(?:^|`)(airflow (?:connections|pools) [^`\n]+)", TEXT, r
 @pytest.mark.parametrize("command", COMMANDS)
 def test_airflow_takes_a_command_as_it_is_written(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", shlex.split(command))
-    get_parser().parse_args(shlex.split(command)[1:])
+    taken = get_parser().parse_args(shlex.split(command)[1:])
+    assert callable(taken.func)
 
 
 def test_the_commands_make_what_the_settings_file_has() -> None:
