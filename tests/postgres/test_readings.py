@@ -19,7 +19,7 @@ from tests.postgres.worker import CONFIG, pipeline_at
 from tidemark import upkeep
 from tidemark.assemble import Deployment
 from tidemark.cli.app import app
-from tidemark.cli.work import told_by_sources
+from tidemark.cli.watching import told_by_sources
 from tidemark.core.checksum import Digest
 from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.core.ids import ShardId, Txn, WriterToken
