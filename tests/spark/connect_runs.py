@@ -9,7 +9,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from tests.spark.deployed_rig import attempt
+from tests.support.deployed import attempt
 from tidemark.assemble import Deployment
 from tidemark.config import PipelineConfig
 from tidemark.core.ids import Txn

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.spark.connect_rig import python
 from tests.spark.connect_runs import SHARDS
+from tests.support.spark import connect_client
 from tidemark.spark.connect import Server
 
 pytestmark = [pytest.mark.spark, pytest.mark.server, pytest.mark.slow, pytest.mark.sweep]
@@ -18,10 +18,12 @@ pytestmark = [pytest.mark.spark, pytest.mark.server, pytest.mark.slow, pytest.ma
 CLIENTS, ROUNDS, ROUNDS_PER_PROCESS = 4, 20, 2
 
 
-def test_v1_runs_at_once_over_one_server_write_the_right_tables(server: Server, tmp_path: Path) -> None:
+def test_v1_runs_at_once_over_one_server_write_the_right_tables(
+    connect_server: Server, tmp_path: Path
+) -> None:
     def client(name: str, *rounds: int) -> str:
-        words = (server.url, str(tmp_path), name, *map(str, rounds))
-        done = python("tests.spark.connect_runs", *words, folder=tmp_path)
+        words = (connect_server.url, str(tmp_path), name, *map(str, rounds))
+        done = connect_client("tests.spark.connect_runs", *words, folder=tmp_path)
         assert done.returncode == 0, done.stderr[-3000:]
         return done.stdout
 

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import Observation, SparkSession
 
 from tests.spark.connect_client import TWO_SHARDS
-from tests.spark.ingest_rig import Rig, make_rig
+from tests.support.ingest import Rig, make_rig
 from tidemark.core.ids import WriterToken
 from tidemark.spark import shared_server
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.harness import World, rec
+from tests.support.memory import World, rec
 from tidemark import publishing
 from tidemark.core.errors import InvariantViolation, TidemarkError
 from tidemark.core.ids import ShardId

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from tidemark.assemble import Deployment
     from tidemark.core.ids import ShardId, Txn
     from tidemark.core.replay import Replayable
+    from tidemark.pipeline.context import Pipeline
+    from tidemark.ports.control import Control
 
 
 def register(app: typer.Typer) -> None:
@@ -44,6 +46,8 @@ class ShardStatus:
     log_version: int
     published: int
     paused: str
+    left_out: bool = False
+    """Whether it has rows and the pipeline file doesn't name it: its table stays as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +119,8 @@ class Status:
     blocked: tuple[Blocked, ...] = ()
     waiting: Input = field(default_factory=Input)
     quarantined: Quarantined = field(default_factory=Quarantined)
+    misfits: tuple[str, ...] = ()
+    """In what the pipeline file doesn't fit the warehouse: the next run is refused for it."""
 
 
 def status(
@@ -153,22 +159,26 @@ def status(
 
 
 def status_of(deployment: Deployment, *, now_seconds: float) -> Status:
-    """The pipeline's standing, from its ledgers and what its source says."""
+    """The pipeline's standing, from its ledgers and what its source says. A pipeline file that doesn't fit
+    is told like anything else."""
     from tidemark.core.ids import QUARANTINE, Txn
     from tidemark.core.lease import since_of
     from tidemark.core.publish import published_txn
     from tidemark.core.shard import Paused, next_append
+    from tidemark.pipeline.fit import fit_of
     from tidemark.pipeline.flushing import stalls
     from tidemark.pipeline.publish import last_published
     from tidemark.pipeline.timeline import last_run, refused_since, times_of, written_at
 
-    control = deployment.control
+    pipeline = deployment.unchecked
+    control = pipeline.control
+    fit = fit_of(pipeline)
     bound = control.bindings.head().upper - 1
     seals = control.seals.head()
     done = control.checkpoints.head().upper - 1
     shards: list[ShardStatus] = []
     blocked: list[Blocked] = []
-    for shard in (*deployment.shards, QUARANTINE):
+    for shard in (*deployment.shards, *fit.left_out, QUARANTINE):
         log = control.log(shard).head()
         waits = next_append(
             shard, upper=log.upper, seals=control.seals.read(max(log.upper, done), seals.upper)
@@ -179,11 +189,12 @@ def status_of(deployment: Deployment, *, now_seconds: float) -> Status:
             blocked.append(Blocked(what, written_at(control.seals, waits.txn), waits.reason))
         published = 0 if shard == QUARANTINE else published_txn(last_published(control, shard))
         if shard != QUARANTINE or log.upper > 1:
-            shards.append(ShardStatus(shard, log.upper, log.version, published, paused))
+            left_out = shard in fit.left_out
+            shards.append(ShardStatus(shard, log.upper, log.version, published, paused, left_out))
     unsealed = tuple(range(seals.upper, bound + 1))
     if unsealed and (stopped := refused_since(control, Txn(unsealed[0]))) is not None:
         blocked.insert(0, stopped)
-    source = source_status(deployment, bound=bound, done=done, unsealed=unsealed)
+    source = source_status(pipeline, bound=bound, done=done, unsealed=unsealed)
     since = since_of(control.leases.head())
     return Status(
         pipeline=deployment.config.name,
@@ -192,10 +203,10 @@ def status_of(deployment: Deployment, *, now_seconds: float) -> Status:
         checkpoint=done,
         generation=seals.generation,
         open=unsealed,
-        stalled=stalls(deployment.pipeline, now_seconds=now_seconds),
+        stalled=stalls(pipeline, now_seconds=now_seconds),
         shards=tuple(shards),
         since=since,
-        replayable=proofs_of(deployment, since),
+        replayable=proofs_of(pipeline, since),
         source=source,
         at=datetime.fromtimestamp(now_seconds, UTC),
         last_run=last_run(control),
@@ -203,17 +214,17 @@ def status_of(deployment: Deployment, *, now_seconds: float) -> Status:
         last_sealed=times_of(control, Txn(seals.upper - 1)),
         open_since=written_at(control.bindings, unsealed[0]) if unsealed else None,
         blocked=tuple(blocked),
-        waiting=waiting_input(deployment),
-        quarantined=quarantined_since(deployment, since),
+        waiting=waiting_input(pipeline),
+        quarantined=quarantined_since(control, since),
+        misfits=tuple(map(str, fit.refused)),
     )
 
 
-def waiting_input(deployment: Deployment) -> Input:
+def waiting_input(pipeline: Pipeline) -> Input:
     """What waits in the source, where it is one that can say; asks the source."""
-    from tidemark.pipeline.reclock import last_binding
+    from tidemark.pipeline.context import last_binding
     from tidemark.ports.source import TellsWaiting
 
-    pipeline = deployment.pipeline
     if not isinstance(pipeline.source, TellsWaiting):
         return Input()
     found = pipeline.source.waiting(last_binding(pipeline, pipeline.control.bindings.head()))
@@ -221,12 +232,12 @@ def waiting_input(deployment: Deployment) -> Input:
     return Input(not found.trouble, found.pieces, found.bytes, oldest, found.trouble)
 
 
-def quarantined_since(deployment: Deployment, since: Txn) -> Quarantined:
+def quarantined_since(control: Control, since: Txn) -> Quarantined:
     """The quarantined records of the transactions from one on, by their seals."""
     from tidemark.core.ids import QUARANTINE
     from tidemark.pipeline.timeline import written_at
 
-    seals = deployment.control.seals
+    seals = control.seals
     bad = [seal for seal in seals.read(since, seals.head().upper) if seal.touches(QUARANTINE)]
     if not bad:
         return Quarantined()
@@ -234,7 +245,7 @@ def quarantined_since(deployment: Deployment, since: Txn) -> Quarantined:
     return Quarantined(records, written_at(seals, bad[-1].txn))
 
 
-def proofs_of(deployment: Deployment, since: Txn) -> tuple[Proof, ...]:
+def proofs_of(pipeline: Pipeline, since: Txn) -> tuple[Proof, ...]:
     """The kept transactions, of many the oldest and the newest, by whether, and until when, their input can
     be read again. Maintenance asks for all."""
     from tidemark.pipeline.proof import ASKED_AT_ONCE_MAX, replayable
@@ -244,7 +255,7 @@ def proofs_of(deployment: Deployment, since: Txn) -> tuple[Proof, ...]:
         return Proof(txn, txn, one.gone, moment(until), one.caveat)
 
     spans: list[Proof] = []
-    for txn, found in replayable(deployment.pipeline, since=since, at_ends=ASKED_AT_ONCE_MAX).items():
+    for txn, found in replayable(pipeline, since=since, at_ends=ASKED_AT_ONCE_MAX).items():
         one = told(txn, found)
         if spans and spans[-1].last == txn - 1 and replace(spans[-1], first=txn, last=txn) == one:
             spans[-1] = replace(spans[-1], last=txn)
@@ -254,7 +265,7 @@ def proofs_of(deployment: Deployment, since: Txn) -> tuple[Proof, ...]:
 
 
 def source_status(
-    deployment: Deployment, *, bound: int, done: int, unsealed: tuple[int, ...]
+    pipeline: Pipeline, *, bound: int, done: int, unsealed: tuple[int, ...]
 ) -> SourceStatus | None:
     """The source's standing, where it is one that has to be acknowledged; asks the source."""
     from tidemark.core.frontier import Frontier
@@ -263,7 +274,6 @@ def source_status(
     from tidemark.pipeline.flushing import holding_back
     from tidemark.ports.source import TellsStanding
 
-    pipeline = deployment.pipeline
     source = pipeline.source
     if not isinstance(source, TellsStanding):
         return None

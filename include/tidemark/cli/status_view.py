@@ -20,6 +20,8 @@ def show_status(found: Status, *, now_seconds: float) -> None:
     now = now_seconds
     say(f"pipeline {found.pipeline}", style="bold")
     say(f"bound {found.bound}, sealed {found.sealed}, checkpoint {found.checkpoint}")
+    for what in found.misfits:
+        say(f"the pipeline file does not fit: {what}", style="red")
     if found.last_run is not None:
         say(f"last run: {found.last_run.run_id}, {_ago(found.last_run.at, now)}")
     if found.sealed:
@@ -64,7 +66,8 @@ def _cells(one: ShardStatus) -> tuple[object, ...]:
 
     has = one.log_upper - 1
     behind = "" if one.shard == QUARANTINE else has - one.published
-    return one.shard, has or "-", one.published or "-", behind, one.paused
+    waits = "not in the pipeline file" if one.left_out else one.paused
+    return one.shard, has or "-", one.published or "-", behind, waits
 
 
 def _show_source(source: SourceStatus) -> None:

@@ -62,6 +62,7 @@ def run(
     standard error when it is through.
     """
     from tidemark.cli.places import passed_over, warnings_of
+    from tidemark.pipeline.fit import left_out
     from tidemark.pipeline.stepwise import only_proves
     from tidemark.publishing import run_and_publish
 
@@ -81,7 +82,7 @@ def run(
     warned = warnings_of(deployment, report.decided)
     if as_json:
         told = {"run_id": attempt.owner.run_id, "report": report, "published": published, "warned": warned}
-        print_json({**told, "not_taken": passed_over(deployment)})
+        print_json({**told, "not_taken": passed_over(deployment), "left_out": left_out(deployment.pipeline)})
     else:
         _show_run(deployment, report, warned, published)
         say(f"checkpoint {report.checkpoint}, run {attempt.owner.run_id}", style="bold")
@@ -95,9 +96,12 @@ def _show_run(
     published: Mapping[ShardId, object],
 ) -> None:
     from tidemark.cli.places import show_passed_over
+    from tidemark.pipeline.fit import left_out
 
     show_decided(report.decided)
     show_passed_over(deployment)
+    for shard, last in left_out(deployment.pipeline).items():
+        say(f"shard {shard} is not in the pipeline file: it stays as it is, at transaction {last}")
     for txn, said in warned.items():
         say(f"transaction {txn} warns: {'; '.join(said)}", style="yellow")
     show_findings(report.findings)
@@ -247,6 +251,7 @@ def rebuild(
     deployment = open_deployment(pipeline, environment)
     (name,) = chosen_shards(deployment, shard or deployment.config.only_shard.name)
     before = last_published(deployment.control, name)
+    deployment.control.log(name).head()  # A pipeline file that doesn't fit is refused before Spark starts.
     after = rebuild_state(deployment.control, deployment.state(), name, token=new_attempt().token)
     same = before is not None and before.txn == after.txn and before.commit.digest == after.commit.digest
     if as_json:

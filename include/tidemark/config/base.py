@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, PlainSerializer, model_validator
 
@@ -18,6 +18,7 @@ from tidemark.core.ids import QUARANTINE, checked_name
 
 TABLE_CHARACTERS_MAX: Final = 200
 FROM_SOURCE: Final = "from_source"
+SchemaChange = Literal["fail", "missing_as_null", "add_columns"]
 """As a schema: the source tells the columns, and the keys where none are given."""
 _TABLE = re.compile(r"[A-Za-z_*?][\w*?$-]*(\.[A-Za-z_*?][\w*?$-]*){0,2}\Z", re.ASCII)
 _PRESETS = {"@once", "@continuous", "@hourly", "@daily", "@weekly", "@monthly", "@quarterly", "@yearly"}

@@ -20,6 +20,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import warnings
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -42,6 +43,8 @@ _PARALLELISM = "spark.default.parallelism"
 _TRAVEL = "spark.databricks.delta.vacuum.enforceTimeTravelWithinDeletedFileRetentionDuration"
 """Delta refuses to read a version that is older than what its VACUUM may take, whether or not it has taken
 any of it. A publish may have to start from such a version, and readers look whether its files are there."""
+SERVER_GONE: Final = "StatusCode.UNAVAILABLE"
+"""What the error of a call has in it that reached no server."""
 _RETRIES_MAX = 5
 _SAID_CHARACTERS_MAX = 1_000
 _BACKOFF_MILLISECONDS_MAX = 4_000
@@ -134,13 +137,21 @@ def connect_session(url: str, *, token: str | None = None) -> SparkSession:
 
     Delta's extension and jars are the server's affair. Without a `token` the one in
     `SPARK_CONNECT_AUTHENTICATE_TOKEN` is used; with one, the host has to be `localhost`. A process has either
-    sessions like this one or those of `build_session`, never both.
+    sessions like this one or those of `build_session`, never both. `Determinate` where no server answers.
     """
+    from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
+    _silence_client()
     address = connect_address(url, token)
     session: SparkSession = _impatient(SparkSession.builder.remote(address).getOrCreate())
-    session.conf.set(_TRAVEL, "false")
+    try:
+        session.conf.set(_TRAVEL, "false")
+    except PySparkException as error:
+        if SERVER_GONE not in str(error):
+            raise
+        place = url.partition("/;")[0]
+        raise Determinate(f"no Spark server answers at {place}", hint="start it, and retry") from None
     return session
 
 
@@ -151,6 +162,17 @@ def connect_address(url: str, token: str | None) -> str:
         return url
     joint = ";" if "/;" in url else "/;"
     return f"{url.rstrip('/')}{joint}token={quote(token, safe='')}"
+
+
+def _silence_client() -> None:
+    """Keep PySpark's client from logging every call that fails, with its stack: each is an exception anyway,
+    and of a server that goes away there are hundreds. The client is silent by itself until something sets
+    logging up anew, as Airflow does in its tasks."""
+    from pyspark.sql.connect.logging import logger
+
+    if "SPARK_CONNECT_LOG_LEVEL" not in os.environ:
+        logger.setLevel(logging.CRITICAL)
+        warnings.filterwarnings("ignore", message=r"\[RETRIES_EXCEEDED\]")
 
 
 def _impatient(session: Any) -> Any:
@@ -229,6 +251,11 @@ def _log_confs(log_file: Path) -> dict[str, str]:
     place = str(log_file).replace("\\", r"\\").replace('"', r"\"")
     options = f'-Dlog4j2.configurationFile={settings.as_uri()} "-Dtidemark.spark.log={place}"'
     return {"spark.driver.extraJavaOptions": options}
+
+
+def quiet_options() -> str:
+    """Java options for a Spark that writes to somebody else's log: errors only, from its start."""
+    return f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2-errors.properties').as_uri()}"
 
 
 def session_confs(*, master: str, jars: list[Path], scratch_folder: Path | None = None) -> dict[str, str]:
