@@ -56,7 +56,8 @@ class Plane:
         for shard, count in counts.items():
             if count:
                 part = Part(f"{parts_folder(binding.txn, token)}/part.parquet", count, 1_000)
-                shards[shard] = ShardParts((part,), Digest.of(range(count)))
+                deletes = 34 if shard == "t" else None
+                shards[shard] = ShardParts((part,), Digest.of(range(count)), deletes=deletes)
         return Staged(binding.txn, token, Digest.of(range(ROWS + self.bad)), shards, "none")
 
     def read_back(self, staged: Staged, *, moved: Mapping[ShardId, Sequence[Part]] | None = None) -> Digests:
@@ -137,9 +138,10 @@ def test_numbers_are_numbers_in_json_and_are_grouped_and_right_aligned_for_peopl
     shop.work("monday", Plane(bad=2))
     (listed,) = shop.json("txns", "p")
     assert (listed["read"], listed["rows"]) == (ROWS + 2, {"t": ROWS, "quarantine": 2})
+    assert listed["deletes"] == {"t": 34}, "what was not counted is not said to be none"
     header, row = shop.tell("show", "p", "1").output.split("endpoint")[1].splitlines()[:2]
     assert row.index("1,236") + len("1,236") == len("endpoint") + header.index("rows") + len("rows")
-    assert "t 1,234" in shop.tell("txns", "p").output
+    assert "t 1,234 (34 deletes)" in shop.tell("txns", "p").output
 
 
 def test_regression_a_verdict_of_the_first_gate_is_no_replay(shop: Shop) -> None:
@@ -250,7 +252,7 @@ def test_without_a_terminal_each_transaction_is_told_when_it_is_through(
     assert told.exit_code == 0, told.output
     lines = [line.split(" UTC ")[1] for line in told.stderr.splitlines() if " UTC " in line]
     assert [line.rpartition("; ")[0] for line in lines] == [
-        f"transaction {txn}: committed, 1,235 read, quarantine 1, t 1,234" for txn in (1, 2)
+        f"transaction {txn}: committed, 1,235 read, quarantine 1, t 1,234 (34 deletes)" for txn in (1, 2)
     ]
     shop.land("3.json")
     assert shop.tell("run", "p", "--no-publish", "--json").stderr == ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from pyspark.sql import Observation, SparkSession
 from tests.spark.connect_client import TWO_SHARDS
 from tests.support.ingest import Rig, make_rig
 from tidemark.core.ids import WriterToken
+from tidemark.spark import shared_server
 
 pytestmark = pytest.mark.spark
 
@@ -60,3 +62,22 @@ def test_regression_rows_that_a_killed_attempt_has_persisted_are_not_read_again(
     replayed = rig.plane().replay(binding)
     changed = {name for name, digest in staged.digests.items() if replayed.digests[name] != digest}
     assert changed == {"source", "shard:a"}
+
+
+def test_counts_that_a_classic_session_never_gets_are_not_waited_for_for_ever(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 14: a full listener bus drops events, and Spark's own wait has no end."""
+
+    class Dropped(Observation):
+        def _on(self, frame: Any, *columns: Any) -> Any:
+            observed = super()._on(frame, *columns)
+            self._jo = SimpleNamespace(getOrEmpty=lambda: SimpleNamespace(isEmpty=lambda: True))
+            return observed
+
+    binding = rig.bind_records(RECORDS)
+    plane = rig.plane()
+    counted = plane.replay(binding)
+    monkeypatch.setattr(shared_server, "Observation", Dropped)
+    monkeypatch.setattr(shared_server, "OBSERVED_SECONDS_MAX", 0.05)
+    assert plane.replay(binding).digests == counted.digests

@@ -17,6 +17,7 @@ from tidemark.cli.shared import (
     plain,
     print_json,
     print_table,
+    rows_text,
     say,
     seconds_in,
     span,
@@ -62,7 +63,8 @@ def txns(
         print_json(listed)
         return
     columns = ("txn", "decision", "bound (UTC)", "took", "read", "rows per shard", "run", "last verdict")
-    print_table("", columns, [_cells(row) for row in listed])
+    texts = {txn: rows_text(seal.shards) for txn, seal in seals.items()}
+    print_table("", columns, [_cells(row, texts.get(row["txn"], "")) for row in listed])
 
 
 def _row(deployment: Deployment, binding: Binding, seal: Seal | None) -> dict[str, Any]:
@@ -84,14 +86,14 @@ def _row(deployment: Deployment, binding: Binding, seal: Seal | None) -> dict[st
         "seconds": times.seconds,
         "read": seal.source.count if seal is not None else None,
         "rows": {shard: parts.digest.count for shard, parts in shards.items()},
+        "deletes": {shard: parts.deletes for shard, parts in shards.items() if parts.deletes is not None},
         "run": binding.owner.run_id,
         "verdict": verdicts[-1] if verdicts else "",
     }
 
 
-def _cells(row: Mapping[str, Any]) -> tuple[object, ...]:
+def _cells(row: Mapping[str, Any], counts: str) -> tuple[object, ...]:
     """A transaction's line for people."""
-    counts = ", ".join(f"{shard} {count:,}" for shard, count in row["rows"].items())
     times = moment(row["bound_at"]), span(row["seconds"])
     return row["txn"], row["decision"], *times, row["read"], counts, row["run"], row["verdict"]
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from tidemark.assemble import Deployment
     from tidemark.config import LoadedPipelines, PipelineConfig
+    from tidemark.core.ids import ShardId
+    from tidemark.core.seal import ShardParts
     from tidemark.pipeline.context import Attempt
 
 PIPELINES_FOLDERS: Final = ("include/pipelines", "pipelines", ".")
@@ -226,6 +228,14 @@ def _cell(column: str, cell: object) -> str:
     if isinstance(cell, int) and not isinstance(cell, bool) and column not in IDENTIFIERS:
         return f"{cell:,}"
     return "" if cell is None else str(cell)
+
+
+def rows_text(shards: Mapping[ShardId, ShardParts]) -> str:
+    """How many rows a transaction has added to each shard, and how many of them delete a key."""
+    return ", ".join(
+        f"{shard} {added.digest.count:,}" + (f" ({added.deletes:,} deletes)" if added.deletes else "")
+        for shard, added in shards.items()
+    )
 
 
 def say(text: str, *, style: str = "") -> None:

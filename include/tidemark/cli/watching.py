@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from tidemark.cli.shared import moment, span
+from tidemark.cli.shared import moment, rows_text, span
 
 if TYPE_CHECKING:
     from tidemark.core.seal import SealOutcome
@@ -74,8 +74,7 @@ def line_per_transaction(quiet: bool) -> Decided:
         if not isinstance(outcome, Sealed | Lost):
             return
         seal = outcome.seal if isinstance(outcome, Sealed) else outcome.winner
-        counts = [f"{seal.source.count:,} read"]
-        counts += [f"{shard} {parts.digest.count:,}" for shard, parts in seal.shards.items()]
+        counts = filter(None, (f"{seal.source.count:,} read", rows_text(seal.shards)))
         by = "" if isinstance(outcome, Sealed) else f" by {seal.token}"
         now = moment(datetime.now(UTC))
         told = f"{now} UTC transaction {seal.txn}: {seal.decision}{by}, {', '.join(counts)}; {span(took)}"

@@ -17,6 +17,7 @@ from tidemark.cli.shared import (
     open_deployment,
     print_json,
     print_table,
+    rows_text,
     say,
 )
 from tidemark.cli.watching import line_per_transaction, watched
@@ -129,8 +130,7 @@ def show_decided(decided: tuple[SealOutcome, ...]) -> None:
         if isinstance(outcome, Sealed | Lost):
             seal = outcome.seal if isinstance(outcome, Sealed) else outcome.winner
             by = "this run" if isinstance(outcome, Sealed) else seal.token
-            counts = ", ".join(f"{shard} {parts.digest.count:,}" for shard, parts in seal.shards.items())
-            rows.append((seal.txn, seal.decision, seal.source.count, counts or "-", by))
+            rows.append((seal.txn, seal.decision, seal.source.count, rows_text(seal.shards) or "-", by))
     if rows:
         print_table("", ("txn", "decision", "read", "rows per shard", "decided by"), rows)
     else:

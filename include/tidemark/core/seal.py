@@ -40,16 +40,20 @@ class Part:
 @dataclass(frozen=True, slots=True)
 class ShardParts:
     """What a transaction adds to one shard. With `held` set, the shard's log waits at this
-    transaction for the named reason, while the parts are sealed and durable."""
+    transaction for the named reason, while the parts are sealed and durable. `deletes` is how many of the
+    rows delete a key, for people; None where that was not counted."""
 
     parts: tuple[Part, ...]
     digest: Digest
     held: str = ""
+    deletes: int | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         rows = sum(part.rows for part in self.parts)
         if rows != self.digest.count:
             raise InvariantViolation(f"parts have {rows} rows, but their digest counts {self.digest.count}")
+        if not 0 <= (self.deletes or 0) <= rows:
+            raise InvariantViolation(f"{self.deletes} of {rows} rows are said to be deletes")
 
 
 def digests_of(source: Digest, shards: Mapping[ShardId, ShardParts]) -> dict[str, Digest]:

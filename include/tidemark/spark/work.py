@@ -32,7 +32,7 @@ from tidemark.spark.decode import (
 from tidemark.spark.digest import digest_of, partials, row_hash, row_hash_sql
 from tidemark.spark.documents import declared_schema
 from tidemark.spark.flaws import SHARD, Rules
-from tidemark.spark.fold import ORDINAL, POSITION, TXN, FoldRule, is_last, log_schema
+from tidemark.spark.fold import DELETE, OP, ORDINAL, POSITION, TXN, FoldRule, is_last, log_schema
 from tidemark.spark.parts import PartStore, attempt_folder
 from tidemark.spark.read import HASH, RAW
 from tidemark.spark.shared_server import counted
@@ -84,15 +84,17 @@ class Totals:
     shards: dict[ShardId, ShardParts] = field(default_factory=dict)
     bad: dict[str, Digest] = field(default_factory=dict)
 
-    def add(self, shard: ShardId, parts: tuple[Part, ...], digest: Digest) -> None:
+    def add(
+        self, shard: ShardId, parts: tuple[Part, ...], digest: Digest, *, deletes: int | None = None
+    ) -> None:
         if parts:
-            self.shards[shard] = ShardParts(parts, digest)
+            self.shards[shard] = ShardParts(parts, digest, deletes=deletes)
 
     def take(self, shard: ShardId, folded: Folded) -> None:
         """Count one shard in."""
         self.source = self.source.merge(folded.source)
         self.bad[shard] = folded.bad
-        self.add(shard, folded.parts, folded.digest)
+        self.add(shard, folded.parts, folded.digest, deletes=folded.deletes)
         known = [number for number in (self.watermark, folded.highest) if number is not None]
         self.watermark = max(known, default=None)
 
@@ -105,6 +107,7 @@ class Folded:
     bad: Digest
     parts: tuple[Part, ...]
     digest: Digest
+    deletes: int
     highest: int | None
 
 
@@ -123,6 +126,7 @@ def fold_shard(frame: DataFrame, rules: Rules, sink: Sink, *, parts: int) -> Fol
             *partials(HASH, prefix=_IN_PREFIX),
             *partials(f"CASE WHEN {is_bad} THEN {HASH} END", prefix=_BAD_PREFIX),
             *partials(_OUT, prefix=_OUT_PREFIX),
+            F.expr(f"count(CASE WHEN {OP} = '{DELETE}' THEN {_OUT} END) AS deletes"),
             F.expr(f"max({SEQUENCE}) AS watermark"),
         ],
         lambda rows: sink.take(shard, rows.where(f"{_OUT} IS NOT NULL").selectExpr(*columns)),
@@ -133,6 +137,7 @@ def fold_shard(frame: DataFrame, rules: Rules, sink: Sink, *, parts: int) -> Fol
         bad=digest_of(found, prefix=_BAD_PREFIX),
         parts=sink.parts(shard, digest.count),
         digest=digest,
+        deletes=int(found["deletes"]),
         highest=found.get("watermark"),
     )
 
