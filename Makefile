@@ -6,10 +6,10 @@ PYTHON := .venv/bin/python
 SEEDS ?= 100000
 TESTS ?= tests
 # What test-fast leaves out.
-HEAVY := spark or airflow or server or browser or slow
+HEAVY := spark or airflow or server or browser or slow or sweep
 
 .DEFAULT_GOAL := help
-.PHONY: help ready setup demo ui stop doctor test test-fast check format simulate crash read-crash soak debezium bench build lock jars-lock clean distclean
+.PHONY: help ready setup demo ui stop doctor test test-fast test-all check format simulate crash read-crash soak debezium bench build lock jars-lock clean distclean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":[^#]*## "} /^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' Makefile
@@ -32,11 +32,15 @@ stop: ready ## Stop what `make ui` started
 doctor: ready ## Check versions, Java, jars, Spark and the store
 	@.venv/bin/tidemark doctor
 
-test: ready ## Run every test
-	@$(PYTHON) -m pytest -n 2 --durations 10 $(TESTS)
+test: ready ## Run the tests, all but the long sweeps: make test TESTS=tests/unit
+	@$(PYTHON) -m pytest -n 2 --durations 15 -m "not sweep" $(TESTS)
 
 test-fast: ready ## Run the tests that start no Spark and no server; under a minute
 	@$(PYTHON) -m pytest -n 2 -m "not ($(HEAVY))" $(TESTS)
+
+test-all: ready ## Before a release: `make test`, and what only this runs: tests marked sweep, simulate, crash, read-crash, soak
+	@$(PYTHON) -m pytest -n 2 --durations 15 tests
+	@$(MAKE) simulate crash read-crash soak
 
 check: ready ## Lint, format, types, import contracts, tidiness
 	@$(PYTHON) -m ruff check .

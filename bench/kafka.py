@@ -27,7 +27,7 @@ from typing import Any
 import fastavro
 from pyspark.sql import DataFrame, SparkSession
 
-from tests.kafka_broker import Broker, running_broker
+from tests.support.kafka import Broker, running_broker
 from tidemark.assemble import Deployment, new_token
 from tidemark.config import PipelineConfig
 from tidemark.core.binding import Owner

@@ -29,7 +29,7 @@ import yaml
 from pyspark.sql import SparkSession
 
 from bench.peers import LOCK
-from tests.postgres.server import PASSWORD, Server, start
+from tests.support.postgres import PASSWORD, Postgres, start
 from tidemark.assemble import Deployment, discovered, new_token
 from tidemark.config import load_pipeline
 from tidemark.core.binding import Owner
@@ -57,7 +57,7 @@ def bench_session(folder: Path, memory: str) -> SparkSession:
     return build_session("bench", master="local[2]", scratch_folder=folder / "scratch", confs=confs)
 
 
-def processor_seconds(server: Server) -> dict[str, float]:
+def processor_seconds(server: Postgres) -> dict[str, float]:
     """What this process, the JVM that it has started and the database have used so far."""
     tick = os.sysconf("SC_CLK_TCK")
     found = {"Python": time.process_time(), "Spark": 0.0, "server": 0.0}
@@ -81,7 +81,7 @@ def processor_seconds(server: Server) -> dict[str, float]:
 class Followed:
     """A database and pipelines on it; each has its own slot."""
 
-    def __init__(self, server: Server, spark: SparkSession, folder: Path, name: str) -> None:
+    def __init__(self, server: Postgres, spark: SparkSession, folder: Path, name: str) -> None:
         self.server, self.spark, self.folder, self.name = server, spark, folder, name
         with server.connect() as db:
             db.execute(f"CREATE DATABASE {name}")

@@ -178,7 +178,7 @@ class Demo:
         """What the gate says in its task's log."""
         tries = self.client.tasks(DAG, run_id)["validate"]["try_number"]
         log = self.client.log(DAG, run_id, "validate", try_number=tries).replace("\\n", "\n")
-        found = re.search(r"the gate is red\..*?--mode repair", log, re.DOTALL)
+        found = re.search(r"the gate is red:.*?--mode repair", log, re.DOTALL)
         return found.group() if found else ""
 
     def check(self) -> None:
@@ -204,14 +204,13 @@ def found_airflow() -> tuple[EmbeddedAirflow, bool]:
         return airflow, False
     ports = {} if "PORT" in os.environ else {"port": free_port(), "spark_port": free_port()}
     airflow = project_airflow(spark_confs=SHORT_JOBS, starter=STARTER, **ports)
-    airflow.put_to_rest(DAG)
     return airflow, True
 
 
 def prepare(airflow: EmbeddedAirflow) -> None:
     """Bring Airflow up, without a run of before, and with an empty warehouse."""
     with console.status("starting Airflow and Spark (about a minute)"):
-        airflow.prepare()
+        airflow.prepare(at_rest=[DAG])
         airflow.start()
     client = airflow.client()
     with console.status("waiting for the DAGs"):

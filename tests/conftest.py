@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+pytest_plugins = ["tests.support.fixtures"]
 
 # For every JVM that a test starts, in whatever process: the second compiler would never earn its work back,
 # and with one alone Java keeps too little room for code.
@@ -53,22 +50,8 @@ class Together(LoadScopeScheduling):
         return next((scope for word, scope in TOGETHER.items() if word in path), nodeid)
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Together:
     # In the order of the collection; by itself it would begin with what has the most tests.
     config.option.loadscopereorder = False
     return Together(config, log)
-
-
-@pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """One small local session for all tests of a process; the JVM goes away with it."""
-    from tidemark.spark.session import SHORT_JOBS, build_session
-
-    session = build_session(
-        "tidemark-tests",
-        master="local[2]",
-        scratch_folder=tmp_path_factory.mktemp("spark"),
-        confs={"spark.driver.memory": "1g", **SHORT_JOBS},
-    )
-    yield session
-    session.stop()

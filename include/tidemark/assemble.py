@@ -10,7 +10,8 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from functools import cached_property
+from dataclasses import replace
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,8 @@ from tidemark.core.checksum import Digests
 from tidemark.core.ids import QUARANTINE, ShardId, Txn, WriterToken
 from tidemark.core.publish import Policy
 from tidemark.core.seal import Part, Staged
-from tidemark.delta.columns import fold_properties
+from tidemark.core.shape import Shapes
+from tidemark.delta.columns import properties_of
 from tidemark.delta.control import DeltaControl
 from tidemark.delta.schema import log_schema, quarantine_schema
 from tidemark.home import home
@@ -75,6 +77,12 @@ def discovered(config: PipelineConfig) -> PipelineConfig:
     return discovery.discovered(config)
 
 
+@lru_cache(maxsize=64)
+def recorded_shapes(configuration: Configuration) -> Shapes:
+    """The shapes of a configuration as a binding has it."""
+    return PipelineConfig.from_canonical_json(configuration.text).shapes
+
+
 class Deployment:
     """One pipeline, ready to work: its control plane at once, its Spark when it is needed."""
 
@@ -84,16 +92,9 @@ class Deployment:
         self.config = config
         self.session = session
         self.root = f"{config.warehouse_location}/{config.name}"
-        schemas = {
-            ShardId(shard.name): log_schema(shard.columns, error_column=shard.error_column)
-            for shard in config.shards
-        }
+        schemas = {shard: log_schema(shape) for shard, shape in config.shapes.items()}
         schemas[QUARANTINE] = quarantine_schema()
-        keyed = config.envelope != "append"
-        folds = {
-            ShardId(shard.name): fold_properties(shard.keys if keyed else (), shard.sequence_by)
-            for shard in config.shards
-        }
+        folds = {shard: properties_of(shape) for shard, shape in config.shapes.items()}
         self.control = DeltaControl(
             config.warehouse_location, config.name, schemas, storage_options, properties=folds
         )
@@ -104,10 +105,22 @@ class Deployment:
             configuration=Configuration.of(config.canonical_json()),
             generation=config.generation,
             gate=Expectations(self),
+            shapes_of=self.shapes_of,
         )
         self._options = storage_options
         self._plane: SparkPlane | None = None
         self._state: SparkStatePlane | None = None
+
+    @cached_property
+    def unchecked(self) -> Pipeline:
+        """The pipeline for who only tells: its logs open whatever the pipeline file says of them."""
+        location, name = self.config.warehouse_location, self.config.name
+        return replace(self.pipeline, control=DeltaControl(location, name, storage_options=self._options))
+
+    def shapes_of(self, configuration: Configuration) -> Shapes:
+        """The shapes of the shards of this configuration, or of a recorded one."""
+        own = configuration == self.pipeline.configuration
+        return self.config.shapes if own else recorded_shapes(configuration)
 
     @property
     def shards(self) -> tuple[ShardId, ...]:

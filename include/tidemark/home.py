@@ -7,10 +7,11 @@ from pathlib import Path
 
 
 def home() -> Path:
-    """The folder for jars, a fetched Java and the default warehouse.
+    """The folder for jars, a fetched Java, Data Docs and logs.
 
     `$TIDEMARK_HOME` if it is set, else `.tidemark` in the checkout that this package runs from, else
-    `.tidemark` in the current folder (a wheel has no checkout). The folder may not exist yet.
+    `.tidemark` in the user's home folder (a wheel has no checkout): the same for all processes of one user,
+    wherever they run. The folder may not exist yet.
     """
     chosen = os.environ.get("TIDEMARK_HOME")
     if chosen:
@@ -18,7 +19,7 @@ def home() -> Path:
     checkout = Path(__file__).resolve().parents[2]
     if (checkout / "pyproject.toml").is_file() and (checkout / "include" / "tidemark").is_dir():
         return checkout / ".tidemark"
-    return Path.cwd() / ".tidemark"
+    return Path.home() / ".tidemark"
 
 
 def jars_folder() -> Path:
@@ -34,8 +35,3 @@ def java_folder() -> Path:
 def archive_file() -> Path:
     """The archive of Spark's classes that JVMs start from, where set-up has made one."""
     return home() / "cache" / "spark.jsa"
-
-
-def warehouse_folder() -> Path:
-    """Where tables go when nothing else was said."""
-    return home() / "warehouse"

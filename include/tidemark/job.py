@@ -13,7 +13,8 @@ import gc
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,6 +25,8 @@ from tidemark.core.errors import Determinate, Indeterminate, TidemarkError
 from tidemark.core.ids import Txn, WriterToken
 from tidemark.pipeline.context import Attempt
 from tidemark.pipeline.replay import VERIFY
+from tidemark.pipeline.run import Progress
+from tidemark.submitter import end_with_submitter, this_submitter
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -86,22 +89,24 @@ def job_file(step: str) -> Path:
     raise Determinate(f"the job {step}.py is not installed", hint="install the tidemark package again")
 
 
-def perform(step: str, deployment: Deployment, order: Order) -> dict[str, Any]:
+def perform(
+    step: str, deployment: Deployment, order: Order, progress: Progress | None = None
+) -> dict[str, Any]:
     """Do one step; the same function in a worker, in a job and over a connection."""
     from tidemark import tasks, telling
     from tidemark.pipeline.stepwise import judge_gathered
 
-    attempt = order.attempt
+    attempt, progress = order.attempt, progress or tell
     match step:
         case "ingest":
-            return tasks.ingest(deployment, attempt, progress=tell)
+            return tasks.ingest(deployment, attempt, progress=progress)
         case "validate":
             gate = tasks.gate_of(deployment)
             return telling.told_verdicts(
-                judge_gathered(deployment.pipeline, attempt, compare=gate, progress=tell)
+                judge_gathered(deployment.pipeline, attempt, compare=gate, progress=progress)
             )
         case "upsert":
-            return tasks.upsert(deployment, attempt, progress=tell)
+            return tasks.upsert(deployment, attempt, progress=progress)
         case "replay":
             tasks.replay_range(
                 deployment,
@@ -109,11 +114,37 @@ def perform(step: str, deployment: Deployment, order: Order) -> dict[str, Any]:
                 txn_from=order.txn_from,
                 txn_to=order.txn_to or None,
                 mode=order.mode,
-                progress=tell,
+                progress=progress,
             )
             return telling.told_replay(deployment, attempt, txn_from=order.txn_from, txn_to=order.txn_to)
         case _:
-            return tasks.maintain(deployment, attempt, progress=tell)
+            return tasks.maintain(deployment, attempt, progress=progress)
+
+
+@contextmanager
+def told_once() -> Iterator[Progress]:
+    """Progress for a try that ends in `SparkNeeded` where it needs Spark: the line of the work that it could
+    not do is left to the try that can."""
+    from tidemark.tasks import SparkNeeded
+
+    held: list[tuple[Txn, str]] = []
+
+    def flush() -> None:
+        while held:
+            tell(*held.pop())
+
+    def progress(txn: Txn, phase: str) -> None:
+        flush()
+        held.append((txn, phase))
+
+    try:
+        yield progress
+    except SparkNeeded:
+        raise
+    except BaseException:
+        flush()
+        raise
+    flush()
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,12 +161,22 @@ def submission(step: str, *, master: str, deploy_mode: str | None = None) -> Sub
     """How a step is submitted with this interpreter and its `spark-submit`, offline, with Delta on board."""
     from tidemark.spark.jars import jar_paths
     from tidemark.spark.java import use_java
-    from tidemark.spark.session import session_confs
+    from tidemark.spark.session import quiet_options, session_confs
 
     use_java()
     confs = session_confs(master=master, jars=jar_paths())
+    if is_driven_here(master, deploy_mode):
+        # Spark tells of everything that it does until the job has a session, which is too late.
+        options = f"{confs['spark.driver.defaultJavaOptions']} {quiet_options()}"
+        confs["spark.driver.defaultJavaOptions"] = options
     environment = submit_environment(master=master, deploy_mode=deploy_mode)
     return Submission(str(job_file(step)), confs.pop("spark.jars"), confs, environment)
+
+
+def is_driven_here(master: str, deploy_mode: str | None) -> bool:
+    """Whether a submitted job's driver is a process of this machine that inherits this environment. The
+    provider hands it to drivers elsewhere as well, for other kinds of masters."""
+    return deploy_mode != "cluster" and master.startswith(("local", "spark://"))
 
 
 def submit_environment(*, master: str, deploy_mode: str | None) -> dict[str, str]:
@@ -148,6 +189,8 @@ def submit_environment(*, master: str, deploy_mode: str | None) -> dict[str, str
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
     }
+    if is_driven_here(master, deploy_mode):
+        environment |= this_submitter()
     if not master.startswith("local"):
         return environment
     # Only here: executors on other machines could not call back to this address.
@@ -197,6 +240,7 @@ def main(step: str, arguments: Sequence[str] | None = None) -> int:
     """The body of a submitted application."""
     from tidemark.tasks import open_pipeline
 
+    end_with_submitter()
     order = Order.parsed(sys.argv[1:] if arguments is None else arguments)
     try:
         deployment = open_pipeline(order.pipeline_file, order.environment or None, submitted_session)

@@ -6,16 +6,23 @@ Spark is started only when a shard's policy asks for it, so whoever finds nothin
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Final
 
 from tidemark.assemble import Deployment
-from tidemark.core.ids import ShardId, Txn
-from tidemark.core.publish import BeingPublished, Published
+from tidemark.core.errors import TidemarkError
+from tidemark.core.ids import TXN_FIRST, ShardId, Txn
+from tidemark.core.publish import BeingPublished, Published, UpToDate
+from tidemark.core.seal import SealOutcome
 from tidemark.pipeline.context import Attempt
-from tidemark.pipeline.publish import is_due, publish
-from tidemark.pipeline.run import Progress, unwatched
+from tidemark.pipeline.publish import NotDue, is_due, publish
+from tidemark.pipeline.run import Decided, Progress, RunReport, run, untold, unwatched
 
 PUBLISHER_WAIT_SECONDS_MAX: Final = 900.0
+BACKLOG_SECONDS: Final = 60.0
+"""During a run of many transactions the states follow once in so long: each publish holds the next one up."""
 
 
 def publish_due(
@@ -30,18 +37,105 @@ def publish_due(
     return done
 
 
+@dataclass(frozen=True, slots=True)
+class Worked:
+    """What a run has come to, and the states that have followed."""
+
+    run_id: str
+    report: RunReport
+    published: Mapping[ShardId, Published]
+
+
+def run_and_publish(
+    deployment: Deployment,
+    attempt: Attempt,
+    *,
+    transactions_max: int | None = None,
+    publishes: bool = True,
+    progress: Progress = unwatched,
+    decided: Decided = untold,
+) -> Worked:
+    """One run of a pipeline, and the publishes that are due during it and at its end; the next transaction is
+    staged while the one before is committed."""
+    publisher = BacklogPublisher(deployment, attempt, progress=progress)
+
+    def through(outcome: SealOutcome) -> None:
+        decided(outcome)
+        if publishes:
+            publisher.publish()
+
+    with ThreadPoolExecutor(1) as background:
+        report = run(
+            deployment.pipeline,
+            attempt,
+            transactions_max=transactions_max,
+            progress=progress,
+            decided=through,
+            background=background,
+        )
+    due = publish_due(deployment, attempt, progress=progress) if publishes else {}
+    return Worked(attempt.owner.run_id, report, {**publisher.published, **due})
+
+
+class BacklogPublisher:
+    """Publishes what is due while a run works off a backlog, so that its states don't wait for its end.
+
+    What goes wrong with that holds no transaction up: the publish at the run's end meets it again, and
+    raises it there."""
+
+    def __init__(self, deployment: Deployment, attempt: Attempt, *, progress: Progress = unwatched) -> None:
+        self._deployment, self._attempt, self._progress = deployment, attempt, progress
+        self._last_seconds = time.monotonic()
+        self._failed = False
+        self.published: dict[ShardId, Published] = {}
+
+    def publish(self) -> None:
+        """Publish what is due, if it was long enough ago that this was done."""
+        if self._failed or time.monotonic() - self._last_seconds < BACKLOG_SECONDS:
+            return
+        for shard in self._deployment.shards:
+            try:
+                outcome = publish_when_free(
+                    self._deployment, self._attempt, shard, progress=self._progress, wait_seconds_max=0
+                )
+            except BeingPublished:
+                continue
+            except TidemarkError:
+                self._failed = True
+                return
+            if isinstance(outcome, Published):
+                self.published[shard] = outcome
+        self._last_seconds = time.monotonic()
+
+
+def publish_now(
+    deployment: Deployment, attempt: Attempt, shards: Sequence[ShardId]
+) -> dict[ShardId, Published | UpToDate | NotDue]:
+    """Bring states up to their logs, whatever their policies say; a shard without rows has no state."""
+    return {
+        shard: publish(deployment.control, deployment.state(), shard, token=attempt.token)
+        for shard in shards
+        if deployment.control.log(shard).head().upper > TXN_FIRST
+    }
+
+
 def publish_when_free(
-    deployment: Deployment, attempt: Attempt, shard: ShardId, *, progress: Progress
+    deployment: Deployment,
+    attempt: Attempt,
+    shard: ShardId,
+    *,
+    progress: Progress,
+    wait_seconds_max: float = PUBLISHER_WAIT_SECONDS_MAX,
 ) -> object | None:
     """Publish a shard if that is due; while another process does, wait, and ask again whether it is."""
-    deadline = time.monotonic() + PUBLISHER_WAIT_SECONDS_MAX
+    deadline = time.monotonic() + wait_seconds_max
     while is_due(deployment.control, shard, deployment.policy(shard)):
         progress(Txn(deployment.control.log(shard).head().upper - 1), f"publish {shard}")
         state = deployment.state()
         try:
             return publish(deployment.control, state, shard, token=attempt.token)
         except BeingPublished:
-            if time.monotonic() > deadline:
+            if time.monotonic() >= deadline:
                 raise
             time.sleep(1)
     return None

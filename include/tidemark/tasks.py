@@ -23,8 +23,10 @@ from tidemark.core.replay import Difference, Finding, Verdict
 from tidemark.core.seal import Seal
 from tidemark.pipeline import reclock as minting
 from tidemark.pipeline import stepwise
+from tidemark.pipeline.announce import Announcement, announcements, note_overruled
 from tidemark.pipeline.checkpoint import checkpoint as advance
 from tidemark.pipeline.context import Attempt, seal_at, sealed_binding
+from tidemark.pipeline.fit import left_out
 from tidemark.pipeline.publish import last_published
 from tidemark.pipeline.repair import repair
 from tidemark.pipeline.replay import REPAIR, bound_range, merged_files, replay_plan
@@ -82,6 +84,7 @@ def reclock(deployment: Deployment, attempt: Attempt) -> Told:
         "minted": owned.minted,
         "recognised": attempt.proves(owned) and not attempt.cleared,
         "recorded_run_id": owned.owner.run_id,
+        "left_out": {str(shard): txn for shard, txn in left_out(deployment.pipeline).items()},
     }
 
 
@@ -97,6 +100,13 @@ def ingest(deployment: Deployment, attempt: Attempt, *, progress: Progress = unw
         "replayed": [one.txn for one in gathered if one.replayed and one.staged is not None],
         "gone": {str(one.txn): one.gone for one in gathered if one.gone},
     }
+
+
+def load_gate() -> None:
+    """Load the gate's library, which takes seconds, before anything asks for it."""
+    from tidemark.quality import engine
+
+    engine.load()
 
 
 def gate_of(deployment: Deployment) -> stepwise.Compare:
@@ -134,16 +144,20 @@ def seals_of(deployment: Deployment, txns: Sequence[Txn]) -> Sequence[Seal]:
     return [seal for seal in found if seal.txn in set(txns)]
 
 
-def checkpoint(deployment: Deployment, attempt: Attempt) -> Told:
-    """Advance the checkpoint, acknowledge the source, and tell what the run did to each shard."""
+def checkpoint(deployment: Deployment, attempt: Attempt) -> tuple[Told, Sequence[Announcement]]:
+    """Advance the checkpoint, acknowledge the source, and tell what the run did to each shard, as far as it
+    was not announced before. What a person has overruled goes on record first."""
     reached = advance(deployment.pipeline)
     found = stepwise.found_by(deployment.pipeline, attempt)
     staged = {one.txn for one in found if not one.replayed}
     txns = sorted(staged.union(stepwise.owned_txns(deployment.pipeline, attempt)))
-    seals = seals_of(deployment, txns)
-    touched = {shard: [seal for seal in seals if seal.touches(shard)] for shard in deployment.shards}
-    told = {str(shard): told_shard(deployment, shard, its) for shard, its in touched.items() if its}
-    return {"checkpoint": reached, "shards": told}
+    told = announcements(deployment.pipeline, attempt, seals_of(deployment, txns))
+    note_overruled(deployment.pipeline, attempt, told)
+    news = [one for one in told if not one.unchanged]
+    touched = {shard: [one for one in news if one.seal.touches(shard)] for shard in deployment.shards}
+    shards = {str(shard): told_shard(deployment, shard, its) for shard, its in touched.items() if its}
+    unchanged = [one.seal.txn for one in told if one.unchanged][-LISTED_MAX:]
+    return {"checkpoint": reached, "shards": shards, "unchanged": unchanged}, told
 
 
 def plan_of_replay(deployment: Deployment, *, txn_from: int, txn_to: int | None) -> list[Told]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Container, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from tidemark.assemble import Deployment
@@ -16,10 +17,10 @@ from tidemark.core.ids import ShardId
 from tidemark.core.journal import Event
 from tidemark.core.publish import Published
 from tidemark.core.replay import Verdict
-from tidemark.core.seal import Decision, Seal
+from tidemark.pipeline.announce import Announcement
 from tidemark.pipeline.context import Attempt
 from tidemark.pipeline.publish import last_published
-from tidemark.pipeline.replay import bound_range
+from tidemark.pipeline.replay import PARTS_DIFFER, bound_range
 from tidemark.pipeline.verdicts import Judged
 
 Told = dict[str, Any]
@@ -50,8 +51,9 @@ def told_publish(published: Published) -> Told:
     return {"txn": published.txn, "version": published.version, "rows": published.commit.digest.count}
 
 
-def told_shard(deployment: Deployment, shard: ShardId, seals: Sequence[Seal]) -> Told:
+def told_shard(deployment: Deployment, shard: ShardId, told: Sequence[Announcement]) -> Told:
     """What an asset's event says: a wake-up with facts, for consumers that keep their own frontier."""
+    seals = [one.seal for one in told]
     log = deployment.control.log(shard).head()
     published = last_published(deployment.control, shard)
     return {
@@ -63,15 +65,20 @@ def told_shard(deployment: Deployment, shard: ShardId, seals: Sequence[Seal]) ->
         "state_version": published.version if published is not None else None,
         "rows": sum(seal.shards[shard].digest.count for seal in seals),
         "digests": {str(seal.txn): str(seal.shards[shard].digest) for seal in seals[-LISTED_MAX:]},
-        "verdict": told_gate(seals),
+        **told_gate(told),
     }
 
 
-def told_gate(seals: Sequence[Seal]) -> str:
-    """What let the transactions through: nothing is committed that the gate did not find identical, and
-    what someone has accepted all the same says so."""
-    committed = all(seal.decision is Decision.COMMITTED for seal in seals)
-    return str(Verdict.IDENTICAL if committed else Decision.ACCEPTED)
+def told_gate(told: Sequence[Announcement]) -> Told:
+    """What the gate said: `identical` when it did of every transaction, else its first other word; who went
+    past it, and how; and what was repaired since it was announced last."""
+    other = [one.gate for one in told if one.gate != Verdict.IDENTICAL]
+    overruled = {str(one.seal.txn): one.overruled for one in told if one.overruled}
+    return {
+        "verdict": other[0] if other else str(Verdict.IDENTICAL),
+        "overruled": dict(list(overruled.items())[-LISTED_MAX:]),
+        "repaired": [one.seal.txn for one in told if one.repaired][-LISTED_MAX:],
+    }
 
 
 def told_replay(deployment: Deployment, attempt: Attempt, *, txn_from: int, txn_to: int) -> Told:
@@ -110,34 +117,59 @@ def for_environment(environment: str | None) -> str:
     return f" -e {shlex.quote(environment)}" if environment else ""
 
 
-def explained(deployment: Deployment, red: Sequence[Judged], environment: str | None = None) -> str:
-    """Why a gate is red, and the ways out, for people."""
-    name = deployment.config.name
+def explained(
+    red: Sequence[Judged],
+    pipeline_file: str,
+    environment: str | None = None,
+    settings: Mapping[str, str] | None = None,
+) -> str:
+    """Why a gate is red, and the ways out, for people: the decisive sentence first, then the details, then
+    commands that can be pasted into any shell. `settings` are those of this process's environment that say
+    where the warehouse is."""
+    pipeline = shlex.quote(str(Path(pipeline_file).absolute()))
+    command = " ".join(
+        [*(f"{name}={shlex.quote(value)}" for name, value in (settings or {}).items()), "tidemark"]
+    )
     there = for_environment(environment)
-    lines: list[str] = []
+    lines = [f"the gate is red: {', '.join(f'transaction {one.txn}: {one.gated.word}' for one in red)}"]
     for one in red:
-        finding, txn = one.gated.finding, one.txn
+        finding = one.gated.finding
         # From the journal, the finding's whole text is in its why.
-        lines.append(f"the gate is red. {finding.why or finding}")
+        lines.append(finding.why or str(finding))
         lines += [f"  expectation not met: {failed}" for failed in one.gated.opinion.failed]
         if one.replayed:
             lines += [
                 "what was committed stays as it is, and downstream waits. To get out:",
-                "  restore the input that changed and clear this task; or, if the parts were damaged:",
-                f"  tidemark replay {name} --from {txn} --to {txn} --mode repair{there}",
+                *ways_out_of_proof(command, pipeline, one, there),
             ]
         else:
-            lines += ["nothing of it is visible. To get out:", *ways_out(name, one, there)]
+            lines += ["nothing of it is visible. To get out:", *ways_out(command, pipeline, one, there)]
     return "\n".join(lines)
 
 
-def ways_out(pipeline: str, one: Judged, there: str) -> list[str]:
+def ways_out_of_proof(command: str, pipeline: str, one: Judged, there: str) -> list[str]:
+    """What can be done about a committed transaction. Only parts can be repaired, and only from input that
+    is as it was."""
+    finding = one.gated.finding
+    match finding.verdict:
+        case Verdict.INPUT_GONE:
+            return ["  restore the input that is gone and clear this task"]
+        case Verdict.NOT_COMPARABLE:
+            return ["  prove it with the versions that it was sealed with: nothing says that it is wrong"]
+        case _ if PARTS_DIFFER in str(finding):
+            repair = f"  {command} replay {pipeline} --from {one.txn} --to {one.txn} --mode repair{there}"
+            return [repair, "  restores the parts; then clear this task"]
+        case _:
+            return ["  restore the input that changed and clear this task"]
+
+
+def ways_out(command: str, pipeline: str, one: Judged, there: str) -> list[str]:
     """What can be done about an open transaction. Of input that is gone nothing was staged to accept."""
-    skip = f'  tidemark skip {pipeline} {one.txn} --reason "..."{there}     passes over it'
+    skip = f'  {command} skip {pipeline} {one.txn} --reason "..."{there}     passes over it'
     if one.gated.finding.verdict is Verdict.INPUT_GONE:
         return ["  restore the input and clear the run's tasks from ingest on; or", skip]
     return [
         "  fix the cause and clear the run's tasks from ingest on; or",
-        f'  tidemark accept {pipeline} {one.txn} --reason "..."{there}   seals it as it is; or',
+        f'  {command} accept {pipeline} {one.txn} --reason "..."{there}   seals it as it is; or',
         skip,
     ]

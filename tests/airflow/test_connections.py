@@ -80,10 +80,17 @@ def test_a_source_finds_the_connection_that_airflow_has(
         provide_connection(str(file), None)
 
 
-def test_a_source_of_files_asks_for_nothing(tmp_path: Path) -> None:
+def test_a_source_of_files_asks_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from airflow.sdk import BaseHook
+
     from tidemark.airflow.connections import provide_connection
+
+    asked: list[str] = []
+    monkeypatch.setattr(BaseHook, "get_connection", asked.append)
 
     file = tmp_path / "p.yaml"
     source = "{type: files, path: in, format: json}"
     file.write_text(PIPELINE.replace("{type: kafka, kafka_config_id: kafka_of_airflow, topics: [t]}", source))
+    before = dict(os.environ)
     provide_connection(str(file), None)
+    assert (asked, dict(os.environ)) == ([], before)

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
 import socket
-import sqlite3
-from contextlib import closing
+import tempfile
 from pathlib import Path
 
+import psycopg
 import pytest
+from sqlalchemy import create_engine, select, text
+from sqlalchemy.orm import sessionmaker
+from sqlalchemy.pool import StaticPool
 
 from tidemark.airflow import project
-from tidemark.airflow.embedded import STARTED, EmbeddedAirflow
-from tidemark.airflow.processes import started_at
+from tidemark.airflow.database import LocalPostgres
+from tidemark.airflow.embedded import SPARK, STARTED, EmbeddedAirflow
+from tidemark.submitter import started_at
 
 pytestmark = pytest.mark.airflow
 
@@ -62,13 +68,56 @@ def test_a_port_in_use_is_told_and_nothing_is_started(
     assert not (home / "processes.json").exists()
 
 
-def test_a_dag_put_to_rest_starts_nothing_and_the_others_stay_as_they_were(home: Path) -> None:
-    airflow = project.project_airflow()
-    airflow.put_to_rest("demo")  # Where there is no database, there is nothing to pause.
-    with closing(sqlite3.connect(home / "airflow.db")) as database:
-        airflow.put_to_rest("demo")
-        database.execute("CREATE TABLE dag (dag_id TEXT, is_paused BOOLEAN)")
-        database.executemany("INSERT INTO dag VALUES (?, ?)", [("demo", 0), ("orders", 0)])
-        database.commit()
-        airflow.put_to_rest("demo")
-        assert database.execute("SELECT * FROM dag").fetchall() == [("demo", 1), ("orders", 0)]
+def test_a_dag_put_to_rest_starts_nothing_and_the_others_stay_as_they_were(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from airflow.models.dag import DagModel
+    from airflow.utils import session as airflow_session
+
+    engine = create_engine("sqlite://", poolclass=StaticPool)
+    monkeypatch.setattr(airflow_session, "create_session", sessionmaker(engine).begin)
+    with engine.begin() as database:
+        database.execute(text("CREATE TABLE dag (dag_id TEXT, is_paused BOOLEAN)"))
+        database.execute(text("INSERT INTO dag VALUES ('demo', FALSE), ('orders', FALSE)"))
+    project.pause(["demo"])
+    with engine.begin() as database:
+        found = database.execute(select(DagModel.dag_id, DagModel.is_paused))
+        assert [tuple(row) for row in found] == [("demo", True), ("orders", False)]
+
+
+def test_what_should_run_and_does_not_is_named(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    alive = {name: [os.getpid(), started_at(os.getpid())] for name in ("api-server", "triggerer", SPARK)}
+    (home / "processes.json").write_text(json.dumps(alive))
+    assert project.main(["status"]) == 1
+    said = capsys.readouterr().err
+    assert f"its scheduler has ended: see {home / 'logs' / 'scheduler.log'}" in said
+    assert [line.split()[1] for line in said.splitlines()][:2] == ["scheduler", "dag-processor"]
+
+
+def test_data_that_is_there_is_served_again_by_the_next_server() -> None:
+    folder = Path(tempfile.mkdtemp(prefix="tidemark-pg-"))
+    folder.chmod(0o711)
+    server = LocalPostgres(folder / "server", "a password")
+    try:
+        for _ in range(2):
+            process = server.start()
+            server.make("airflow")
+            server.make("airflow")
+            with psycopg.connect(server.conninfo("airflow"), autocommit=True) as db:
+                db.execute("CREATE TABLE IF NOT EXISTS seen (at timestamp DEFAULT now())")
+                db.execute("INSERT INTO seen DEFAULT VALUES")
+                found = db.execute("SELECT count(*) FROM seen").fetchone()
+            process.send_signal(signal.SIGINT)
+            process.wait()
+    finally:
+        shutil.rmtree(folder)
+    assert found == (2,)
+
+
+def test_a_folder_that_the_server_can_not_reach_leaves_airflow_with_sqlite(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    tmp_path.chmod(0o700)
+    airflow = EmbeddedAirflow(home=tmp_path / "airflow", dags=tmp_path)
+    assert airflow.environment()["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"].startswith("sqlite:///")

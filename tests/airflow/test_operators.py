@@ -14,15 +14,14 @@ from airflow.providers.apache.spark.hooks.spark_submit import _mask_sensitive_va
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from tests.unit.harness import World, rec
+from tests.support.memory import World, rec
 from tidemark.airflow.operators import (
     IngestOperator,
     ReclockOperator,
-    ReplayOperator,
-    ReplayReportOperator,
     UpsertOperator,
     ValidateOperator,
 )
+from tidemark.airflow.replays import ReplayOperator, ReplayReportOperator
 from tidemark.airflow.steps import SparkStepOperator
 from tidemark.core.errors import InvalidUsage
 from tidemark.job import Order, error_line, failure_in, perform
@@ -93,8 +92,8 @@ def test_regression_a_red_gate_names_the_environment_that_it_is_red_in(
     (part,) = bench.world.log()[0].parts
     del bench.world.files[part.path]
     bench.job = lambda order: perform("validate", bench.deployment(), order) and None
-    repair = "tidemark replay shop --from 1 --to 1 --mode repair -e"
-    validate = ValidateOperator(task_id="validate", pipeline_file="shop.yaml", environment="prod")
+    repair = "tidemark replay /shop.yaml --from 1 --to 1 --mode repair -e"
+    validate = ValidateOperator(task_id="validate", pipeline_file="/shop.yaml", environment="prod")
     with pytest.raises(AirflowFailException, match=f"{repair} prod"):
         validate.execute(bench.context(clear_number=1))
     monkeypatch.setenv("TIDEMARK_ENVIRONMENT", "lab")

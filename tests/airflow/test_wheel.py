@@ -82,6 +82,19 @@ def test_the_wheel_has_all_that_a_users_airflow_needs(installed: Installed, tmp_
     assert (set(bag["dags"]), bag["errors"]) == ({"mine"}, {})
 
 
+ENTRIES = """
+import sys
+from importlib.metadata import Distribution
+found = {one.group: one.load() for one in Distribution.at(sys.argv[1]).entry_points}
+print(found["airflow.plugins"].name, found["apache_airflow_provider"]()["name"])
+"""
+
+
+def test_airflow_finds_the_wheels_plugin_and_provider(installed: Installed, tmp_path: Path) -> None:
+    (told,) = installed.python.parents[1].glob("lib/python*/site-packages/tidemark-*.dist-info")
+    assert installed.run("-c", ENTRIES, str(told), cwd=tmp_path).split()[-2:] == ["tidemark", "Tidemark"]
+
+
 SUBMIT = """
 import os, subprocess
 from pathlib import Path

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 
 from tests.contract.helpers import Scripted
-from tests.contract.s3 import ObjectStore, object_store
+from tests.support.s3 import ObjectStore
 from tidemark.core.journal import JournalEntry
 from tidemark.delta.codec import journal_codec
 from tidemark.delta.control import DeltaControl
@@ -32,12 +32,6 @@ class Place:
     """Where a store keeps its things: each `open` is another process's handle on the same ledger."""
 
     open: Callable[[], Ledger[JournalEntry]]
-
-
-@pytest.fixture(scope="session")
-def s3() -> Iterator[ObjectStore]:
-    with object_store() as running:
-        yield running
 
 
 @pytest.fixture(params=EVERYWHERE)

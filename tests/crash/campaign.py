@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -13,14 +12,13 @@ from itertools import count
 from pathlib import Path
 
 from tests.crash.feed import write_file
-from tests.crash.jvm import Jvm
-from tests.crash.nursery import SECONDS_MAX, Nursery, report_of
 from tests.crash.recompute import check_everything, orphans
-from tests.crash.steps import AFTER, BEFORE, Fuse
-from tests.crash.worker import ALL, DONE, DUE, RETRY, TRACES, Job
+from tests.crash.worker import ALL, DONE, DUE, RETRY, TRACES, Job, report_of
+from tests.support.jvm import Jvm
+from tests.support.steps import AFTER, BEFORE, Fuse
+from tests.support.workers import KILLED, SECONDS_MAX, Workers
 
 RETRIES_MAX = 8
-KILLED = -signal.SIGKILL
 
 
 @dataclass
@@ -35,11 +33,11 @@ class Tally:
 
 
 class Bench:
-    """A nursery of workers and a warm JVM; both are made when they are first needed."""
+    """Workers and a warm JVM, which is started when it is first needed."""
 
     def __init__(self, scratch: Path) -> None:
         self.jvm = Jvm(scratch / "jvm")
-        self.nursery = Nursery()
+        self.workers = Workers("tests.crash.worker")
         self.tally = Tally()
         self._names = (f"w{number:05}" for number in count(1))
 
@@ -49,14 +47,14 @@ class Bench:
 
     def start(self, root: Path, run_id: str, *, fuse: Fuse | None = None, **options: bool | int | str) -> Job:
         job = self.job(root, run_id, fuse=fuse, **options)
-        self.nursery.start(job)
+        self.workers.start(**job.as_dict())
         return job
 
     def status(self, job: Job) -> int:
         """How a job has ended. A broken one fails the campaign with its own traceback."""
-        status = self.nursery.wait(job)
+        status = self.workers.wait(job.name)
         if status is None:
-            self.nursery.kill(job)
+            self.workers.kill(job.name)
             raise AssertionError(f"worker {job} took over {SECONDS_MAX} s")
         if status not in (DONE, RETRY, KILLED):
             raise AssertionError(f"worker {job} is broken ({status}): {report_of(job).error}")
@@ -97,7 +95,7 @@ class Bench:
 
     def close(self) -> None:
         self.jvm.kill()
-        self.nursery.close()
+        self.workers.close()
 
 
 @contextmanager
@@ -133,8 +131,13 @@ def kill_at(bench: Bench, root: Path, run_id: str, fuse: Fuse) -> None:
     bench.tally.kills += 1
 
 
-def chain(bench: Bench, folder: Path, *, seed: int, cycles: Sequence[int]) -> Iterator[Path]:
+def chain(
+    bench: Bench, folder: Path, *, seed: int, cycles: Sequence[int], after_each: bool = True
+) -> Iterator[Path]:
     """Runs that are tried again and again, killed before and after every step in turn (scenario P3).
+
+    What is durable after a step is durable before the next one too, so without `after_each` a run is killed
+    before every step and after the last: half the kills, which differ only where steps overlap.
 
     Each cycle lets so many files land. What a kill leaves behind is copied and yielded, so that it can be
     finished by itself; the chain goes on from where it was killed."""
@@ -144,8 +147,9 @@ def chain(bench: Bench, folder: Path, *, seed: int, cycles: Sequence[int]) -> It
         for root in (calm, killed):
             feed(root, seed=seed, first=landed, files=files)
         landed += files
-        for step in counted_steps(bench, calm, f"run-{cycle}"):
-            for when in (BEFORE, AFTER):
+        steps = counted_steps(bench, calm, f"run-{cycle}")
+        for step in steps:
+            for when in (BEFORE, AFTER) if after_each or step == steps[-1] else (BEFORE,):
                 kill_at(bench, killed, f"run-{cycle}", Fuse(when, name=step))
                 copy = folder / f"{cycle}-{when}-{step.replace(' ', '_').replace('/', '.')}"
                 copy_left(killed, copy)
@@ -184,16 +188,16 @@ def random_cycle(bench: Bench, root: Path, *, rng: random.Random, cycle: int, ta
         fuse = Fuse(rng.choice([BEFORE, AFTER]), number=rng.randrange(1, 40)) if at_step else None
         jobs.append(bench.start(root, f"cycle-{cycle}-{worker}", fuse=fuse, publish=DUE))
     delay = rng.uniform(0.05, 3.0)
-    bench.nursery.wait(jobs[0], seconds=delay)
+    bench.workers.wait(jobs[0].name, seconds=delay)
     if take_jvm:
         bench.jvm.kill()
         bench.tally.jvm_kills += 1
     victims = jobs if take_jvm or rng.random() < 0.3 else [rng.choice(jobs)]
     for job in victims:
-        bench.nursery.kill(job)
+        bench.workers.kill(job.name)
     for job in jobs:
         # Without its JVM a worker may have failed in any way before the signal came.
-        status = bench.nursery.wait(job) if take_jvm else bench.status(job)
+        status = bench.workers.wait(job.name) if take_jvm else bench.status(job)
         bench.tally.kills += status == KILLED
         bench.tally.retries += status == RETRY
 

@@ -2,7 +2,7 @@
 
 In every second round nobody may seal before all have staged, so that it is a race on any machine.
 The rounds are real runs (`tidemark.pipeline.run`) on the real control plane and the real file source; only
-the data plane is the light one of `tests/crash/light.py`, so that a round costs no Spark job.
+the data plane is the light one of `tests/support/light.py`, so that a round costs no Spark job.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from tests.crash.light import SHARD, LightPlane
+from tests.support.light import SHARD, LightPlane
 from tidemark.assemble import new_token
 from tidemark.config import PipelineConfig
 from tidemark.core.binding import Binding, Configuration, Owner
@@ -43,9 +43,7 @@ def config_at(root: Path) -> PipelineConfig:
 def pipeline_at(root: Path) -> Pipeline:
     """This process's handle on the pipeline."""
     config = config_at(root)
-    control = DeltaControl(
-        config.warehouse_location, config.name, {SHARD: log_schema(config.shards[0].columns)}
-    )
+    control = DeltaControl(config.warehouse_location, config.name, {SHARD: log_schema(config.shapes[SHARD])})
     return Pipeline(
         control=control,
         source=FileSource.of(config, bindings=control.bindings),

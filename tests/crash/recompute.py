@@ -7,52 +7,22 @@ are read with delta-rs's own query engine (log, control tables, states with dele
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-from deltalake import DeltaTable, QueryBuilder
+from deltalake import DeltaTable
 
 from tests.crash.feed import INPUT, ORDERS, PARTIES, PIPELINE, WAREHOUSE
+from tests.support.tables import Row, bodies_of, bound_files, rows_of
 
-Row = tuple[Any, ...]
 QUARANTINE = "quarantine"
 COLUMNS = {ORDERS: ("id", "note", "amount", "version"), PARTIES: ("code", "region", "name")}
 KEYS = {ORDERS: ("id",), PARTIES: ("code", "region")}
 POSITION = ("_txn", "_op", "_offset", "_ordinal")
-
-
-def rows_of(table: Path, columns: Iterable[str]) -> list[Row]:
-    """All rows of a Delta table; none where there is no table."""
-    if not (table / "_delta_log").is_dir():
-        return []
-    names = ", ".join(f'"{name}"' for name in columns)
-    found = QueryBuilder().register("t", DeltaTable(str(table))).execute(f"SELECT {names} FROM t").read_all()
-    return [tuple(row.values()) for row in pa.table(found).to_pylist()]
-
-
-def bodies_of(table: Path) -> list[dict[str, Any]]:
-    """The records of a control table in their order, with the chain of their links checked."""
-    previous, bodies = 0, []
-    found = {}
-    for number, link, body in rows_of(table, ("number", "link", "body")):
-        found[link] = (number, body)
-    while found:
-        follows = {link for link, (_, body) in found.items() if link == link_of(previous, body)}
-        assert len(follows) == 1, f"{table}: the chain has no one record after {previous}"
-        previous = follows.pop()
-        bodies.append(json.loads(found.pop(previous)[1]))
-    return bodies
-
-
-def link_of(previous: int, body: str) -> int:
-    data = previous.to_bytes(8, "big") + body.encode()
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big") >> 1
 
 
 @dataclass
@@ -115,16 +85,6 @@ def logged(shard: str, record: Mapping[str, Any], rank: Row) -> Row:
     kept = {*KEYS[shard], "version"} if deletes else set(COLUMNS[shard])
     values = tuple(record.get(name) if name in kept else None for name in COLUMNS[shard])
     return (*values, rank[1], "D" if deletes else "U", rank[2], rank[3])
-
-
-def bound_files(control: Path) -> dict[int, list[tuple[int, str]]]:
-    """Which files each transaction has, by the bindings table."""
-    bindings = [body for body in bodies_of(control / "bindings") if "txn" in body]
-    assert [body["txn"] for body in bindings] == list(range(1, len(bindings) + 1)), "bindings are not dense"
-    return {
-        body["txn"]: [(file["seq"], file["name"]) for file in json.loads(body["manifest"])["files"]]
-        for body in bindings
-    }
 
 
 def check_everything(root: Path, *, published: bool = True) -> Expected:

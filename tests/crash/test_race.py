@@ -1,7 +1,8 @@
 """Many processes on one shard at once: nothing lost, nothing twice, nothing left lying about.
 
-The rounds of `test_four_processes…` use the light data plane (`light.py`): real Parquet parts, the real
-control plane on delta-rs, no Spark. `test_two_spark_workers…` is the same race with real Spark workers.
+The rounds of `test_four_processes…` use the light data plane (`tests/support/light.py`): real Parquet parts,
+the real control plane on delta-rs, no Spark. `test_two_spark_workers…` is the same race with real Spark
+workers.
 """
 
 from __future__ import annotations
@@ -14,15 +15,13 @@ from pathlib import Path
 import pytest
 
 from tests.crash.campaign import Bench, feed
-from tests.crash.light import SHARD
-from tests.crash.nursery import report_of
 from tests.crash.race import MEET_EVERY, SECONDS_MAX, pipeline_at, race
-from tests.crash.recompute import bodies_of, rows_of
-from tests.crash.worker import DONE, NONE
+from tests.crash.worker import DONE, NONE, report_of
+from tests.support.light import SHARD
+from tests.support.tables import bodies_of, rows_of
 from tidemark.pipeline.maintain import sweep
 
 WRITERS = 4
-ROUNDS = 50
 
 pytestmark = pytest.mark.slow
 
@@ -56,9 +55,12 @@ def last_of_each_key(root: Path) -> Counter[tuple[object, ...]]:
     return wanted
 
 
-def test_four_processes_race_for_one_shard_and_each_loss_is_on_record_with_its_winner(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rounds", [20, pytest.param(100, marks=pytest.mark.sweep)])
+def test_four_processes_race_for_one_shard_and_each_loss_is_on_record_with_its_winner(
+    tmp_path: Path, rounds: int
+) -> None:
     """Invariants 1 to 4: zero rows lost, zero twice, zero orphan parts, every lost race with its winner."""
-    staged, errors = run_race(tmp_path, ROUNDS)
+    staged, errors = run_race(tmp_path, rounds)
     assert errors == []
     home = tmp_path / "wh" / "race"
     rows = Counter(rows_of(home / SHARD / "log", ("id", "value", "_txn", "_offset", "_ordinal")))
@@ -67,7 +69,7 @@ def test_four_processes_race_for_one_shard_and_each_loss_is_on_record_with_its_w
     pipeline = pipeline_at(tmp_path)
     sweep(pipeline)
     seals = {body["txn"]: body for body in bodies_of(home / "_control" / "seals")}
-    assert sorted(seals) == list(range(1, ROUNDS + 1))
+    assert sorted(seals) == list(range(1, rounds + 1))
     named = {part["path"] for seal in seals.values() for part in seal["shards"][SHARD]["parts"]}
     log = home / SHARD / "log"
     assert {str(path.relative_to(log)) for path in log.glob("_txn-*/*/*")} == named
@@ -78,9 +80,9 @@ def test_four_processes_race_for_one_shard_and_each_loss_is_on_record_with_its_w
         assert entry["detail"]["verdict"] == "identical"
     won = {(txn, seal["token"]) for txn, seal in seals.items()}
     assert {(entry["txn"], entry["token"]) for entry in lost} == set(staged) - won
-    assert len(lost) == len(staged) - ROUNDS
+    assert len(lost) == len(staged) - rounds
     raced = [txn for txn, attempts in Counter(txn for txn, _ in staged).items() if attempts == WRITERS]
-    assert set(raced) >= set(range(1, ROUNDS + 1, MEET_EVERY))
+    assert set(raced) >= set(range(1, rounds + 1, MEET_EVERY))
 
 
 @pytest.mark.spark

@@ -7,25 +7,17 @@ its commit is in; the next publisher has the lock, has looked at the table befor
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.crash.campaign import KILLED, Bench, feed
 from tests.crash.feed import ORDERS
-from tests.crash.steps import AFTER, Fuse
 from tests.crash.worker import DUE, GO, LATE_READY, RETRY, ZOMBIE_READY
+from tests.support.steps import AFTER, Fuse
+from tests.support.waiting import wait_for_file
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
-SECONDS_MAX = 300
-
-
-def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + SECONDS_MAX
-    while not path.exists():
-        assert time.monotonic() < deadline, f"no {path.name}"
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize(
@@ -43,11 +35,11 @@ def test_regression_a_commit_that_lands_after_its_publisher_died_is_never_publis
         landed = feed(tmp_path, seed=3, first=landed, files=2)
     commit = Fuse(AFTER, name=f"state {ORDERS} {landed // 2}")
     zombie = bench.start(tmp_path, "zombie", fuse=commit, zombie=True, publish=DUE)
-    wait_for(tmp_path / ZOMBIE_READY)
+    wait_for_file(tmp_path / ZOMBIE_READY)
     if longer:
         feed(tmp_path, seed=3, first=landed, files=2)
     late = bench.start(tmp_path, "late", await_zombie=True, publish=DUE)
-    wait_for(tmp_path / LATE_READY)
+    wait_for_file(tmp_path / LATE_READY)
     (tmp_path / GO).touch()
     assert bench.status(zombie) == KILLED
     assert bench.status(late) == RETRY

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
@@ -17,14 +17,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.crash.feed import ORDERS, PIPELINE, WAREHOUSE, config_at
-from tests.crash.jvm import Gateway, attach
-from tests.crash.steps import Fuse, Steps, wrap_control, wrap_planes, wrap_source
+from tests.support.jvm import Gateway, attach
+from tests.support.steps import Fuse, Steps, wrap_control, wrap_planes, wrap_source
+from tests.support.workers import BROKEN
 
 if TYPE_CHECKING:
     from tidemark.assemble import Deployment
     from tidemark.pipeline.context import Attempt
 
-DONE, RETRY, BROKEN = 0, 1, 3
+DONE, RETRY = 0, 1
 ALL, DUE, NONE = "all", "due", "none"
 TRACES, REPORTS, ACKNOWLEDGED = "traces", "reports", "acknowledged"
 ZOMBIE_READY, LATE_READY, GO = "zombie-ready", "late-ready", "go"
@@ -50,12 +51,12 @@ class Job:
     zombie: bool = False
     await_zombie: bool = False
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
 
     @classmethod
-    def from_json(cls, text: str) -> Job:
-        found = json.loads(text)
+    def of(cls, job: Mapping[str, Any]) -> Job:
+        found = dict(job)
         gateway, fuse = found.pop("gateway"), found.pop("fuse")
         return cls(
             **found,
@@ -75,10 +76,26 @@ class Report:
     error: str = ""
 
 
-def work(job: Job) -> int:
+def preload() -> None:
+    """What every worker imports."""
+    import deltalake  # noqa: F401
+    import pandas  # noqa: F401  # pyarrow imports it, when it first makes an array
+    import pyarrow.parquet  # noqa: F401
+    import pyspark.sql  # noqa: F401
+
+    import tidemark.assemble
+    import tidemark.pipeline.maintain
+    import tidemark.pipeline.publish
+    import tidemark.pipeline.run
+    import tidemark.spark.plane
+    import tidemark.spark.state  # noqa: F401
+
+
+def work(given: Mapping[str, Any]) -> int:
     """Do the job, and say how it ended."""
     from tidemark.core.errors import Determinate, Indeterminate
 
+    job = Job.of(given)
     root = Path(job.root)
     report = Report()
     for folder in (TRACES, REPORTS):
@@ -94,6 +111,12 @@ def work(job: Job) -> int:
         code = BROKEN
     (root / REPORTS / f"{job.name}.json").write_text(json.dumps(asdict(report)), encoding="utf-8")
     return code
+
+
+def report_of(job: Job) -> Report:
+    """What a job's process has left to read."""
+    path = Path(job.root) / REPORTS / f"{job.name}.json"
+    return Report(**json.loads(path.read_text(encoding="utf-8")))
 
 
 def do(job: Job, root: Path, report: Report) -> None:

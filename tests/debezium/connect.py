@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.kafka_broker import Broker, class_path
+from tests.support.kafka import Broker, class_path
 from tidemark.airflow.processes import free_port
 from tidemark.home import home
 from tidemark.spark import ivy

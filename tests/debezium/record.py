@@ -18,8 +18,8 @@ from confluent_kafka import Consumer, TopicPartition
 from tests.debezium import workload
 from tests.debezium.connect import running_connect, versions
 from tests.debezium.recorded import FOLDER, Recording, Sent, write
-from tests.kafka_broker import Broker, running_broker
-from tests.postgres.server import PASSWORD, Server, start
+from tests.support.kafka import Broker, running_broker
+from tests.support.postgres import PASSWORD, Postgres, start
 
 DATABASE = "shop"
 WAIT_SECONDS_MAX = 180
@@ -51,7 +51,7 @@ SETTINGS: dict[str, dict[str, str]] = {
 }
 
 
-def connector(server: Server, name: str, settings: dict[str, str]) -> dict[str, str]:
+def connector(server: Postgres, name: str, settings: dict[str, str]) -> dict[str, str]:
     """A connector on the database, whose topics begin with its name."""
     return {
         "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
@@ -86,7 +86,7 @@ def waited_for(what: str, met: Any, alive: Any) -> None:
         time.sleep(0.2)
 
 
-def change_the_database(server: Server, broker: Broker, alive: Any) -> None:
+def change_the_database(server: Postgres, broker: Broker, alive: Any) -> None:
     """All changes, once every connector follows; then the end, in every connector's topics."""
     with server.connect(DATABASE) as database:
         active = "SELECT count(*) FROM pg_replication_slots WHERE active"
@@ -136,7 +136,7 @@ def made_by(database: psycopg.Connection) -> dict[str, str]:
     return {**versions(), "postgresql": str(database.info.server_version // 10_000)}
 
 
-def record(server: Server, scratch: Path) -> None:
+def record(server: Postgres, scratch: Path) -> None:
     """Write a file for every setting."""
     with server.connect() as database:
         database.execute(f"CREATE DATABASE {DATABASE}".encode())

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.kafka_broker import Broker
+from tests.support.kafka import Broker
 
 FOLDER = Path(__file__).with_name("recorded")
 _BEFORE = '{"schema":'

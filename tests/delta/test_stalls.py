@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from tests.unit.harness import World, rec
+from tests.support.memory import World, rec
 from tidemark.delta.control import DeltaControl
 from tidemark.pipeline.flushing import stalls
 from tidemark.pipeline.reclock import reclock

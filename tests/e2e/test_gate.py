@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from tests.crash.recompute import bound_files
-from tests.e2e.conftest import CANARY
-from tests.e2e.stack import PROJECT, SHARD, TASKS, Project, Stack, first_txns
+from tests.support import ROOT
+from tests.support.airflow import CANARY, SHARD, TASKS, Project, Stack, first_txns
+from tests.support.tables import bound_files
 
 RED = r"shard:orders: recorded (\d+) rows with digest ([\w./]+), found (\d+) rows with digest ([\w./]+)"
 pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.server, pytest.mark.slow]
@@ -56,15 +56,15 @@ def check_red_message(project: Project, said: str) -> None:
     recorded = project.seals()[0].shards[SHARD].digest
     assert (int(found[1]), found[2]) == (recorded.count, str(recorded))
     assert found[4] != found[2]
-    documented = (PROJECT / "docs" / "airflow.md").read_text()
+    documented = (ROOT / "docs" / "airflow.md").read_text()
     for words in (
         "the input is as it was, but the parts are not what was sealed; repair them",
         "what was committed stays as it is, and downstream waits. To get out:",
-        "restore the input that changed and clear this task; or, if the parts were damaged:",
+        "restores the parts; then clear this task",
     ):
         assert words in documented
         assert words in said, said[-3000:]
-    assert "tidemark replay replayed --from 1 --to 1 --mode repair" in said
+    assert "replayed.yaml --from 1 --to 1 --mode repair" in said
 
 
 def test_the_replay_dag_proves_a_range_and_its_plan_says_what_is_gone(stack: Stack) -> None:

@@ -1,16 +1,11 @@
-"""Maintenance that dies: `python -m tests.maintenance.killed ROOT COPIES` forks a process per durable step.
-
-Each works on a copy of ROOT and is killed by SIGKILL before its n-th step; the last one, whose fuse is not
-met, ends by itself. One line of JSON per process is printed: the copy, the exit status, the steps begun.
-"""
+"""Maintenance that dies: a process per durable step, killed by SIGKILL before it."""
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +13,9 @@ import deltalake  # noqa: F401
 import pandas  # noqa: F401
 
 import tidemark.upkeep
-from tests.crash.steps import BEFORE, Fuse, Steps, table_name, versions_in, wrap
-from tests.maintenance.rig import LightDeployment, LightMerger, terms
+from tests.maintenance.rig import LightDeployment, terms
+from tests.support.steps import BEFORE, Fuse, Steps, table_name, versions_in, wrap
+from tests.support.workers import KILLED, Workers
 
 WINDOW = 9
 STEPS_MAX = 200
@@ -29,7 +25,7 @@ def wrap_all(steps: Steps) -> None:
     """Everything that maintenance leaves behind, or takes away."""
     from deltalake import DeltaTable
 
-    from tests.crash.light import LightPlane
+    from tests.support.light import LightMerger, LightPlane
     from tidemark.delta.store import Store
     from tidemark.delta.table import ControlTable
 
@@ -55,9 +51,13 @@ def wrap_first(owner: Any, method: str, name_of: Callable[..., str], steps: Step
     setattr(owner, method, wrapped)
 
 
-def work(root: Path, trace: Path, number: int) -> None:
-    wrap_all(Steps(trace, Fuse(BEFORE, number=number)))
-    maintain(root)
+def preload() -> None:
+    """The imports of this module are all that a worker needs."""
+
+
+def work(job: Mapping[str, Any]) -> None:
+    wrap_all(Steps(Path(job["trace"]), Fuse(BEFORE, number=job["number"])))
+    maintain(Path(job["root"]))
 
 
 def maintain(root: Path) -> None:
@@ -68,27 +68,24 @@ def maintain(root: Path) -> None:
     tidemark.upkeep.maintain(deployment, token, terms(window=WINDOW), watch=False)
 
 
-def main(root: Path, copies: Path) -> None:
-    for number in range(1, STEPS_MAX):
-        copy = copies / f"{number:03}"
-        shutil.copytree(root, copy)
-        trace = copies / f"{number:03}.trace"
-        trace.touch()
-        pid = os.fork()
-        if pid == 0:
-            status = 1
-            try:
-                work(copy, trace, number)
-                status = 0
-            finally:
-                os._exit(status)
-        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        told = {"copy": str(copy), "status": status, "steps": trace.read_text().splitlines()}
-        sys.stdout.write(json.dumps(told) + "\n")
-        sys.stdout.flush()
-        if status != -9:
-            return
+@dataclass(frozen=True)
+class Run:
+    """Maintenance of a copy, killed before a step or, the last one, not killed."""
+
+    copy: Path
+    status: int
+    steps: list[str]
 
 
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+def killed_runs(root: Path, copies: Path) -> Iterator[Run]:
+    """Maintenance of copies of ROOT, killed before its first step, its second, and so on; the last one, whose
+    fuse is not met, ends by itself."""
+    with Workers("tests.maintenance.killed") as workers:
+        for number in range(1, STEPS_MAX):
+            copy, trace = copies / f"{number:03}", copies / f"{number:03}.trace"
+            shutil.copytree(root, copy)
+            trace.touch()
+            status = workers.run(root=str(copy), trace=str(trace), number=number)
+            yield Run(copy, status, trace.read_text().splitlines())
+            if status != KILLED:
+                return

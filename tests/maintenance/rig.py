@@ -8,22 +8,17 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from tests.crash.light import SHARD, LightPlane, digest_of
 from tests.crash.race import config_at, write_round
-from tests.crash.recompute import rows_of
+from tests.support.light import SHARD, LightPlane
+from tests.support.tables import rows_of
 from tidemark.assemble import Deployment, new_token
 from tidemark.core.binding import Configuration, Owner
 from tidemark.core.checksum import Digest
-from tidemark.core.ids import ShardId, Txn, WriterToken
+from tidemark.core.ids import Txn, WriterToken
 from tidemark.core.publish import StateCommit
-from tidemark.core.seal import Part
 from tidemark.pipeline.context import Attempt, Pipeline
 from tidemark.pipeline.publish import put_record
 from tidemark.pipeline.run import run
@@ -33,56 +28,12 @@ ROW = ("id", "value", "_txn", "_offset", "_ordinal")
 Row = tuple[Any, ...]
 
 
-class LightMerger:
-    """The `Merger` port with pyarrow."""
-
-    def __init__(self, log: Path) -> None:
-        self._log = log
-
-    def merge(self, shard: ShardId, files: Sequence[Part], *, folder: str) -> tuple[Part, ...]:
-        tables = [pq.ParquetFile(self._log / file.path).read() for file in files]
-        rows = pa.concat_tables(tables).sort_by([("_txn", "ascending"), ("_ordinal", "ascending")])
-        (self._log / folder).mkdir(parents=True)
-        path = f"{folder}/part-0.parquet"
-        pq.write_table(rows, self._log / path)
-        txns = rows["_txn"].to_pylist()
-        stats = {"numRecords": len(txns), "minValues": {"_txn": txns[0]}, "maxValues": {"_txn": txns[-1]}}
-        return (Part(path, len(txns), (self._log / path).stat().st_size, json.dumps(stats)),)
-
-    def digests_by_txn(self, shard: ShardId, parts: Sequence[Part]) -> Mapping[Txn, Digest]:
-        rows = [row for part in parts for row in pq.ParquetFile(self._log / part.path).read().to_pylist()]
-        txns = {row["_txn"] for row in rows}
-        return {Txn(txn): digest_of([row for row in rows if row["_txn"] == txn]) for txn in txns}
-
-
-class KeptPlane(LightPlane):
-    """The light plane, which also reads what was merged."""
-
-    def __init__(self, home: Path, folder: Path) -> None:
-        super().__init__(home, folder)
-        self.kept = LightMerger(home / SHARD / "log")
-
-    def damaged(self, shard: ShardId, parts: Sequence[Part]) -> Sequence[Part]:
-        return [part for part in parts if not (self._log / part.path).exists()]
-
-    def read_back(self, staged: Any, *, moved: Any = None) -> Any:
-        from tidemark.core.checksum import SOURCE, shard_endpoint
-
-        if SHARD not in staged.shards:
-            return {SOURCE: staged.source}
-        parts = (moved or {}).get(SHARD, staged.shards[SHARD].parts)
-        there = [self._log / part.path for part in parts if (self._log / part.path).exists()]
-        rows = [row for path in there for row in pq.ParquetFile(path).read().to_pylist()]
-        kept = [row for row in rows if row["_txn"] == staged.txn]
-        return {SOURCE: staged.source, shard_endpoint(SHARD): digest_of(kept)}
-
-
 class LightDeployment(Deployment):
     """A deployment that never starts Spark."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(config_at(root), self._no_session)
-        self.light = KeptPlane(Path(self.root), Path(self.config.source_location))
+        self.light = LightPlane(Path(self.root), Path(self.config.source_location))
         self.pipeline = Pipeline(
             control=self.control,
             source=self.pipeline.source,

@@ -27,8 +27,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
-from tests.crash.light import SHARD
 from tests.maintenance.rig import LightDeployment, files_on_disk, log_folder, published, terms
+from tests.support.light import SHARD
 from tidemark import upkeep
 from tidemark.assemble import new_token
 from tidemark.core.binding import Owner

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,10 +14,8 @@ import pytest
 from deltalake import DeltaTable
 from typer.testing import CliRunner
 
-from tests.crash.jvm import ROOT
-from tests.crash.light import SHARD
 from tests.crash.race import write_round
-from tests.maintenance.killed import WINDOW, maintain
+from tests.maintenance.killed import WINDOW, killed_runs, maintain
 from tests.maintenance.racing import keep_house, write
 from tests.maintenance.rig import (
     ROW,
@@ -33,6 +29,8 @@ from tests.maintenance.rig import (
     terms,
     wanted_rows,
 )
+from tests.support.light import SHARD
+from tests.support.workers import KILLED
 from tidemark import upkeep
 from tidemark.assemble import Deployment, new_token
 from tidemark.cli.app import app
@@ -238,18 +236,14 @@ def test_p3_maintenance_that_is_killed_at_any_step_loses_nothing_and_is_finished
 ) -> None:
     """Invariants 4, 5 and 12, with SIGKILL before each durable step of a real process."""
     copies = tmp_path_factory.mktemp("copies")
-    ran = subprocess.run(
-        [sys.executable, "-m", "tests.maintenance.killed", str(fed), str(copies)],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    told = [json.loads(line) for line in ran.stdout.splitlines()]
-    assert told[-1]["status"] == 0, ran.stderr[-2000:]
-    assert {one["status"] for one in told[:-1]} == {-9}
-    kinds = {step.split()[0] for step in told[-1]["steps"]}
+    runs = list(killed_runs(fed, copies))
+    assert {run.status for run in runs[:-1]} == {KILLED}
+    assert runs[-1].status == 0
+    kinds = {step.split()[0] for step in runs[-1].steps}
     assert {"commit", "merge", "delete", "discard", "sweep"} <= kinds, kinds
-    assert len(told) > 14, "the steps were not found"
-    for one in told:
-        copy, last_step = Path(one["copy"]), one["steps"][-1]
+    assert len(runs) > 14, "the steps were not found"
+    for one in runs:
+        copy, last_step = one.copy, one.steps[-1]
         assert log_rows(copy, since=WINDOW) == wanted_rows(copy, since=WINDOW), last_step
         maintain(copy)
         assert log_rows(copy, since=WINDOW) == wanted_rows(copy, since=WINDOW), last_step

@@ -10,8 +10,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from tests.crash.light import SHARD
 from tests.maintenance.rig import ROW, LightDeployment, Row, feed, log_folder, terms, wanted_rows
+from tests.support.light import SHARD
 from tidemark import upkeep
 from tidemark.assemble import new_token
 from tidemark.core.binding import Owner

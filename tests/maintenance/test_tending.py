@@ -15,9 +15,9 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from tests.crash.jvm import ROOT
 from tests.maintenance.shop import FED, PUBLISHED, SHARD, Shop, expected
 from tests.maintenance.tending import keep_in_shape
+from tests.support import ROOT
 from tidemark.core.publish import Published
 from tidemark.pipeline.publish import verify_state
 from tidemark.views import View

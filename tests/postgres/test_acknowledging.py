@@ -12,9 +12,19 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.crash.steps import BEFORE
-from tests.postgres.rig import PAIRS, PAIRS_SCHEMA, Kept, Rig, attempt, file_of, table_of, told, workers
 from tests.postgres.worker import pipeline_at
+from tests.support.postgres_pipeline import (
+    PAIRS,
+    PAIRS_SCHEMA,
+    Kept,
+    Rig,
+    attempt,
+    file_of,
+    table_of,
+    told,
+    workers,
+)
+from tests.support.steps import BEFORE
 from tidemark import upkeep
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import ShardId
@@ -122,7 +132,7 @@ def test_f11_rows_before_their_commit_are_neither_bound_nor_let_go_and_the_commi
     bound = len(kept.bound())
     first = works.log_end()
     body = "".join(chr(97 + n % 26) for n in range(70_000))
-    with psycopg.connect(works.server.conninfo(works.database)) as db:
+    with psycopg.connect(works.postgres.conninfo(works.database)) as db:
         db.execute("INSERT INTO pairs VALUES (70, %s)", (body,))
         kept.run()
         db.execute("INSERT INTO notes VALUES (50, 'n')")

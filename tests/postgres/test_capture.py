@@ -13,7 +13,7 @@ from threading import Barrier, Event
 
 import pytest
 
-from tests.postgres.rig import CONN_ID, ITEMS, ITEMS_SCHEMA, Rig, attempt
+from tests.support.postgres_pipeline import CONN_ID, ITEMS, ITEMS_SCHEMA, Rig, attempt
 from tidemark.core.binding import Binding
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.frontier import Frontier
@@ -68,7 +68,7 @@ def test_d6_two_interleaved_transactions_are_captured_one_after_the_other_by_the
 ) -> None:
     items.sql("INSERT INTO items (id, name) VALUES (1, '10'), (2, '20')")
     items.bind()
-    with items.server.connect(items.database) as one, items.server.connect(items.database) as two:
+    with items.postgres.connect(items.database) as one, items.postgres.connect(items.database) as two:
         one.execute("BEGIN")
         two.execute("BEGIN")
         one.execute("UPDATE items SET name = '20', price = 11 WHERE id = 1")
@@ -84,7 +84,7 @@ def test_d6_two_interleaved_transactions_are_captured_one_after_the_other_by_the
 
 
 def test_a_transaction_that_is_open_or_rolled_back_is_not_captured(items: Rig) -> None:
-    with items.server.connect(items.database) as db:
+    with items.postgres.connect(items.database) as db:
         db.execute("BEGIN")
         db.execute("INSERT INTO items VALUES (1)")
         assert items.bind() == []
@@ -141,7 +141,7 @@ def peeked(works: Rig) -> list[Sequence[bytes]]:
 
 def test_regression_no_batch_is_larger_than_it_may_be_however_rows_grow(items: Rig) -> None:
     sizes_of_rows = [10] * 4_600 + [50_000] * 400 + [10] * 600 + [1_000_000] * 12 + [10] * 9
-    with items.server.connect(items.database) as db, db.transaction(), db.cursor() as cursor:
+    with items.postgres.connect(items.database) as db, db.transaction(), db.cursor() as cursor:
         query = "INSERT INTO items VALUES (%s, repeat('x', %s))"
         cursor.executemany(query, list(enumerate(sizes_of_rows)))
     batches = peeked(items)
@@ -210,7 +210,7 @@ def test_m5_runs_that_capture_at_once_while_the_database_goes_on_bind_each_chang
     items: Rig,
 ) -> None:
     def write() -> None:
-        with items.server.connect(items.database) as db:
+        with items.postgres.connect(items.database) as db:
             for n in range(60):
                 db.execute("INSERT INTO items VALUES (%s)", (n,))
 
@@ -262,7 +262,7 @@ def test_rows_that_come_while_tables_are_first_read_are_taken_exactly_once(rig: 
     begun, enough = Barrier(4), Event()
 
     def write(writer: int) -> None:
-        with works.server.connect(works.database) as db:
+        with works.postgres.connect(works.database) as db:
             for n in count(writer, 3):
                 if n == 60 + writer:
                     begun.wait(WAIT_SECONDS_MAX)
@@ -430,7 +430,7 @@ def test_a_column_that_was_dropped_is_refused_by_name_or_null_where_that_is_decl
         items.bind()
     [shard] = [shard.model_dump(by_alias=True) for shard in items.config().shards]
     shard = {"name": "items", "schema": ITEMS_SCHEMA, "keys": ["id"], "route": shard["route"]}
-    bound = items.bind(shards=[{**shard, "on_schema_change": "add_columns"}])
+    bound = items.bind(shards=[{**shard, "on_schema_change": "missing_as_null"}])
     assert items.changes(*bound) == [("items", "c", (1, "a"))]
 
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from pyspark.sql import SparkSession
 
-from tests.postgres.rig import CONN_ID, Rig, attempt
+from tests.support.postgres_pipeline import CONN_ID, Rig, attempt
 from tidemark.assemble import Deployment, discovered
 from tidemark.config import load_pipeline
 from tidemark.core.errors import InvalidUsage

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.postgres.rig import Rig
+from tests.support.postgres_pipeline import Rig
 from tidemark.core.errors import InvalidUsage
 from tidemark.sources.postgres.deferred import Deferred, RowEvent
 

@@ -13,7 +13,7 @@ import yaml
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
-from tests.postgres.rig import CONN_ID, Rig, attempt
+from tests.support.postgres_pipeline import CONN_ID, Rig, attempt
 from tidemark.assemble import Deployment, discovered
 from tidemark.cli.app import app
 from tidemark.config import ConfigInvalid, PipelineConfig, load_pipeline

@@ -2,14 +2,13 @@
 is let go early.
 
 Processes are real and die by SIGKILL; database, slot, captured files and control tables are real. The rows
-are read without an engine, so that a hundred processes are cheap (`tests/postgres/light.py`).
+are read without an engine, so that a hundred processes are cheap (`tests/support/light.py`).
 """
 
 from __future__ import annotations
 
 import random
 import signal
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
@@ -17,9 +16,10 @@ from threading import Event
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.crash.steps import AFTER, BEFORE
-from tests.postgres.rig import PAIRS, PAIRS_SCHEMA, Rig, table_of, workers
 from tests.postgres.worker import CONFIG, TRACE, kind_of, pipeline_at
+from tests.support.postgres_pipeline import PAIRS, PAIRS_SCHEMA, Rig, table_of, workers
+from tests.support.steps import AFTER, BEFORE
+from tests.support.waiting import wait_until
 from tidemark.core.ids import Txn
 from tidemark.pipeline.context import binding_at
 from tidemark.sources.postgres.changes import WAL
@@ -29,7 +29,6 @@ TABLES = ("left", "right")
 SHAPES = dict.fromkeys(TABLES, (PAIRS_SCHEMA, ["id"]))
 NOWHERE = "nowhere"
 SECONDS_BETWEEN = 0.05
-WAIT_SECONDS_MAX = 300
 TRANSACTIONS_MAX = 100_000
 TRUNCATED_AT = (15, 40)
 RUNS_LAST = 5
@@ -76,13 +75,10 @@ class Load:
     def wait(self, transactions: int) -> None:
         """Let so many more be committed."""
         wanted = len(self.committed) + transactions
-        deadline = time.monotonic() + WAIT_SECONDS_MAX
-        while len(self.committed) < wanted and not self._running.done():
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_until(lambda: len(self.committed) >= wanted or self._running.done(), what="more transactions")
 
     def _run(self) -> None:
-        with self._works.server.connect(self._works.database) as db:
+        with self._works.postgres.connect(self._works.database) as db:
             for number in range(self._transactions_max):
                 if self._enough.wait(SECONDS_BETWEEN):
                     return

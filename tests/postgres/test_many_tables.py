@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.postgres.rig import PAIRS, PAIRS_SCHEMA, Rig, attempt
 from tests.postgres.worker import CONFIG, pipeline_at
+from tests.support.postgres_pipeline import PAIRS, PAIRS_SCHEMA, Rig, attempt
 from tidemark.pipeline.run import run
 
 pytestmark = pytest.mark.server

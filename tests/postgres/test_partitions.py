@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.postgres.rig import Rig, file_of, told
+from tests.support.postgres_pipeline import Rig, file_of, told
 from tidemark.core.errors import InvalidUsage
 
 pytestmark = pytest.mark.server

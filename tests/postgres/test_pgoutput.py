@@ -19,7 +19,7 @@ from tests.postgres.rowmessages import (
     encoded_row,
     understood,
 )
-from tests.postgres.server import Server
+from tests.support.postgres import Postgres
 from tidemark.core.errors import InvalidUsage
 from tidemark.sources.lsn import lsn_text, parsed_lsn
 from tidemark.sources.pgoutput import (
@@ -173,10 +173,10 @@ def test_log_positions_are_spelled_as_the_server_does() -> None:
 
 
 def peeked(
-    server: Server, database: str, *statements: str, columns: int
+    postgres: Postgres, database: str, *statements: str, columns: int
 ) -> tuple[Sequence[Message], Sequence[RowMessage]]:
     """What a new slot sees of some statements: rows, and what is between them."""
-    with server.connect(database) as db:
+    with postgres.connect(database) as db:
         db.execute("SELECT pg_create_logical_replication_slot('parser', 'pgoutput')")
         for statement in statements:
             db.execute(statement)
@@ -191,15 +191,15 @@ def peeked(
 
 
 @pytest.mark.server
-def test_what_a_real_server_sends_is_read(server: Server, database: str) -> None:
-    with server.connect(database) as db:
+def test_what_a_real_server_sends_is_read(postgres: Postgres, database: str) -> None:
+    with postgres.connect(database) as db:
         db.execute("CREATE TYPE mood AS ENUM ('calm', 'wild')")
         db.execute("CREATE TABLE pets (id int PRIMARY KEY, name text, mood mood, price numeric(10,2))")
         db.execute("ALTER TABLE pets ALTER COLUMN name SET STORAGE EXTERNAL")
         db.execute("CREATE PUBLICATION p FOR TABLE pets")
     big = "x" * 10_000
     found, rows = peeked(
-        server,
+        postgres,
         database,
         f"INSERT INTO pets VALUES (1, '{big}', 'calm', 1.5)",
         "UPDATE pets SET mood = NULL",

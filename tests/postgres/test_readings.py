@@ -14,12 +14,21 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.postgres.kinds import FULL_ROW, TYPES, TYPES_SCHEMA
-from tests.postgres.rig import PAIRS, PAIRS_SCHEMA, WAIT_SECONDS_MAX, Kept, Rig, attempt, file_of, table_of
 from tests.postgres.worker import CONFIG, pipeline_at
+from tests.support.postgres_pipeline import (
+    PAIRS,
+    PAIRS_SCHEMA,
+    Kept,
+    Rig,
+    attempt,
+    file_of,
+    table_of,
+)
+from tests.support.waiting import SECONDS_MAX
 from tidemark import upkeep
 from tidemark.assemble import Deployment
 from tidemark.cli.app import app
-from tidemark.cli.work import told_by_sources
+from tidemark.cli.watching import told_by_sources
 from tidemark.core.checksum import Digest
 from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.core.ids import ShardId, Txn, WriterToken
@@ -100,7 +109,7 @@ def test_big_tables_are_read_in_ranges_side_by_side_all_at_one_position_each_row
     enough = Event()
 
     def write() -> None:
-        with works.server.connect(works.database) as db:
+        with works.postgres.connect(works.database) as db:
             n = 0
             while not enough.is_set():
                 n += 1
@@ -153,7 +162,7 @@ def test_regression_a_table_that_is_to_be_rewritten_while_it_waits_to_be_read_is
         # The truncate may be done in time to be bound behind the rows.
         [bound, *_] = works.bind()
         assert [row for _, _, row in works.changes(bound)] == [(n, "x") for n in range(1, 901)]
-        rewritten[0].result(timeout=WAIT_SECONDS_MAX)
+        rewritten[0].result(timeout=SECONDS_MAX)
 
 
 def test_a_table_that_is_changed_when_it_is_about_to_be_read_is_looked_at_again(
@@ -362,7 +371,7 @@ def test_a_table_that_was_out_of_the_pipeline_comes_back_without_the_rows_that_w
     works.schemas["notes"] = (PAIRS_SCHEMA, ["id"])
     kept.write(works.config(generation=2))
     kept.run()
-    kept.check()
+    assert table_of(works, "pairs") == [(1, "a"), (3, "c"), (4, "d")]
 
 
 def test_d7_a_truncate_is_applied_by_policy_in_its_place_and_its_replay_is_identical(kept: Kept) -> None:

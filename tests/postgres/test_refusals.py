@@ -14,8 +14,8 @@ import psycopg
 import pytest
 import yaml
 
-from tests.postgres.rig import CONN_ID, ITEMS, ITEMS_SCHEMA, Rig, file_of, told
-from tests.postgres.server import PASSWORD, Server
+from tests.support.postgres import PASSWORD, Postgres
+from tests.support.postgres_pipeline import CONN_ID, ITEMS, ITEMS_SCHEMA, Rig, file_of, told
 from tidemark.config import load_pipeline
 from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.sources.lsn import lsn_text
@@ -38,7 +38,7 @@ def items(rig: MakeRig) -> Rig:
 def test_wrong_credentials_are_one_clear_message_without_the_password(
     items: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(VARIABLE, items.server.uri(items.database).replace(PASSWORD, "wrong-horse"))
+    monkeypatch.setenv(VARIABLE, items.postgres.uri(items.database).replace(PASSWORD, "wrong-horse"))
     with pytest.raises(InvalidUsage, match="password authentication failed for user") as refused:
         items.bind()
     assert "wrong-horse" not in str(refused.value)
@@ -47,7 +47,7 @@ def test_wrong_credentials_are_one_clear_message_without_the_password(
 def test_a_database_or_a_connection_that_is_not_there_is_named(
     items: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(VARIABLE, items.server.uri("nowhere"))
+    monkeypatch.setenv(VARIABLE, items.postgres.uri("nowhere"))
     with pytest.raises(InvalidUsage, match='database "nowhere" does not exist'):
         items.bind()
     monkeypatch.setenv(VARIABLE, "postgres://owner:hidden-word@[broken")
@@ -60,7 +60,7 @@ def test_a_database_or_a_connection_that_is_not_there_is_named(
     assert PASSWORD not in str(down.value)
 
 
-def test_a_connection_may_be_a_uri_or_airflows_json(server: Server) -> None:
+def test_a_connection_may_be_a_uri_or_airflows_json(postgres: Postgres) -> None:
     fields = {"conn_type": "postgres", "host": "h", "port": 5, "schema": "d", "login": "u", "password": "p%"}
     as_json = json.dumps({**fields, "extra": json.dumps({"sslmode": "require", "cursor": "dict"})})
     wanted = {"host": "h", "port": "5", "dbname": "d", "user": "u", "password": "p%", "sslmode": "require"}
@@ -85,7 +85,7 @@ def test_a_slot_that_others_hold_for_too_long_is_acknowledged_by_the_next_run(
     items.sql("INSERT INTO items VALUES (1)")
     [bound] = items.bind()
     before = items.slot()[0]
-    with monkeypatch.context() as short, items.server.connect(items.database) as db:
+    with monkeypatch.context() as short, items.postgres.connect(items.database) as db:
         short.setitem(SETTINGS, "lock_timeout", "100ms")
         db.execute("BEGIN")
         slots.lock(db, items.database)
@@ -143,7 +143,7 @@ def test_a_dropped_table_is_named_before_and_after_it_was_read(items: Rig) -> No
 def test_a_first_reading_that_waits_for_an_old_transaction_says_so(
     items: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with monkeypatch.context() as short, items.server.connect(items.database) as db:
+    with monkeypatch.context() as short, items.postgres.connect(items.database) as db:
         short.setitem(SETTINGS, "lock_timeout", "200ms")
         db.execute("BEGIN")
         db.execute("INSERT INTO items VALUES (1)")
@@ -157,7 +157,7 @@ def test_a_first_reading_that_waits_for_an_old_transaction_says_so(
 def test_regression_a_table_that_others_have_locked_is_told_as_that_and_not_as_the_slot_in_use(
     items: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with monkeypatch.context() as short, items.server.connect(items.database) as db:
+    with monkeypatch.context() as short, items.postgres.connect(items.database) as db:
         short.setitem(SETTINGS, "lock_timeout", "200ms")
         db.execute("BEGIN")
         db.execute("LOCK TABLE items IN ACCESS EXCLUSIVE MODE")
@@ -177,7 +177,7 @@ def test_regression_a_table_whose_policies_hide_rows_is_refused_and_not_read_as_
     items.sql("INSERT INTO items VALUES (1)", "ALTER TABLE items ENABLE ROW LEVEL SECURITY")
     items.sql("DROP ROLE IF EXISTS hidden", "CREATE ROLE hidden LOGIN REPLICATION PASSWORD 'plain-word'")
     items.sql("GRANT SELECT ON items TO hidden")
-    uri = items.server.uri(items.database).replace(f"owner:{PASSWORD}", "hidden:plain-word")
+    uri = items.postgres.uri(items.database).replace(f"owner:{PASSWORD}", "hidden:plain-word")
     monkeypatch.setenv(VARIABLE, uri)
     with pytest.raises(InvalidUsage, match="row-level security"):
         items.bind()
@@ -261,7 +261,7 @@ def test_source_check_names_rights_that_a_plain_role_lacks(
     items: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     items.sql("DROP ROLE IF EXISTS plain", "CREATE ROLE plain LOGIN PASSWORD 'plain-word'")
-    uri = items.server.uri(items.database).replace(f"owner:{PASSWORD}", "plain:plain-word")
+    uri = items.postgres.uri(items.database).replace(f"owner:{PASSWORD}", "plain:plain-word")
     monkeypatch.setenv(VARIABLE, uri)
     code, output = told("source", "check", str(file_of(items)))
     assert code == 2
@@ -279,7 +279,7 @@ def test_source_check_finds_rights_on_names_that_need_quotes_and_on_their_schema
     works.sql('ALTER TABLE "Shop"."Items" REPLICA IDENTITY FULL')
     works.sql('CREATE PUBLICATION p FOR TABLE "Shop"."Items"', slots.create_sql(works.database))
     works.sql("DROP ROLE IF EXISTS quoted", "CREATE ROLE quoted LOGIN REPLICATION PASSWORD 'plain-word'")
-    uri = works.server.uri(works.database).replace(f"owner:{PASSWORD}", "quoted:plain-word")
+    uri = works.postgres.uri(works.database).replace(f"owner:{PASSWORD}", "quoted:plain-word")
     monkeypatch.setenv(VARIABLE, uri)
     path = file_of(works)
     path.write_text(path.read_text().replace("public.items", "Shop.Items"))

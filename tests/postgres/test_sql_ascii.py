@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.postgres.rig import CONN_ID, Rig
+from tests.support.postgres_pipeline import CONN_ID, Rig
 from tidemark.core.errors import InvalidUsage
 
 pytestmark = pytest.mark.server
@@ -19,7 +19,7 @@ def test_regression_bytes_that_are_not_utf8_are_no_reason_to_retry(
     ascii_only = f"{works.database}_ascii"
     works.sql(f"CREATE DATABASE {ascii_only} ENCODING 'SQL_ASCII' LOCALE 'C' TEMPLATE template0")
     before, works.database = works.database, ascii_only
-    monkeypatch.setenv(f"AIRFLOW_CONN_{CONN_ID.upper()}", works.server.uri(ascii_only))
+    monkeypatch.setenv(f"AIRFLOW_CONN_{CONN_ID.upper()}", works.postgres.uri(ascii_only))
     try:
         works.ready("CREATE TABLE t (id int PRIMARY KEY, v text)", "INSERT INTO t VALUES (1, E'\\xff')")
         refused = "mend the row, then `tidemark source reread` its table"

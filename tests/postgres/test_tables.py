@@ -16,7 +16,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.postgres.kinds import FULL_ROW, TYPES, TYPES_SCHEMA
-from tests.postgres.rig import ITEMS, ITEMS_SCHEMA, Rig, attempt
+from tests.support.postgres_pipeline import ITEMS, ITEMS_SCHEMA, Rig, attempt
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import Txn
 from tidemark.core.replay import Verdict
@@ -103,7 +103,7 @@ def test_m11_f11_one_source_transaction_is_one_transaction_over_its_tables_and_i
     works.run()
     before = works.slot()[0]
     body = "".join(chr(97 + n % 26) for n in range(70_000))
-    with psycopg.connect(works.server.conninfo(works.database)) as db:
+    with psycopg.connect(works.postgres.conninfo(works.database)) as db:
         db.execute("INSERT INTO orders VALUES (1, %s)", (body,))
         db.execute("INSERT INTO foreigners VALUES (1)")
         works.run()
@@ -173,7 +173,7 @@ def test_u14_d6_changes_of_keys_and_unsent_values_end_as_the_database(
     )
     works.run()
     big = "z" * 9_000
-    with works.server.connect(works.database) as one, works.server.connect(works.database) as two:
+    with works.postgres.connect(works.database) as one, works.postgres.connect(works.database) as two:
         for db in (one, two):
             db.execute("BEGIN")
         one.execute("UPDATE notes SET body = %s, id = 11 WHERE id = 1", (big,))

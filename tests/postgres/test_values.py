@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from psycopg.postgres import types
 
-from tests.postgres.server import Server
+from tests.support.postgres import Postgres
 from tidemark.config.ddl import parse_schema
 from tidemark.core.errors import InvalidUsage
 from tidemark.sources.postgres.values import declared_for, lossless, numeric_limits, to_json
@@ -41,8 +41,8 @@ def test_arrays_come_back_as_they_were_spelled(value: list[str | None]) -> None:
 
 @pytest.mark.server
 @given(elements)
-def test_arrays_come_back_as_a_real_server_spells_them(server: Server, value: list[str | None]) -> None:
-    with server.connect() as db:
+def test_arrays_come_back_as_a_real_server_spells_them(postgres: Postgres, value: list[str | None]) -> None:
+    with postgres.connect() as db:
         row = db.execute("SELECT (%s::text[])::text", (value,)).fetchone()
     assert row is not None
     assert to_json(row[0], TEXTS) == value

@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from psycopg.postgres import types
 
-from tests.postgres.light import unpacked
 from tests.postgres.rowmessages import (
     UNCHANGED,
     Delete,
@@ -27,6 +26,7 @@ from tests.postgres.rowmessages import (
     plain_records,
 )
 from tests.postgres.test_pgoutput import encoded
+from tests.support.light import unpacked
 from tidemark.config import PipelineConfig
 from tidemark.core.binding import Step
 from tidemark.core.errors import InvalidUsage

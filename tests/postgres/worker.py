@@ -1,24 +1,20 @@
 """A run of a pipeline in a process that is killed at one of its durable steps.
 
-`python -m tests.postgres.worker ROOT` reads one job per line, `{"when", "kind", "gateway"}`, forks a process
-for it, and answers with its exit status; a negative one is the signal that killed it. The parent has imported
-the libraries and opened nothing, so a fork is safe and a job pays for no import. With the gateway of a JVM
-that is running, rows are read by Spark.
+A job (`tests.support.workers`) has the pipeline's `root`, `when` and at which `kind` of step to die, and
+the `gateway` of a JVM that is running where rows are to be read by Spark.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tests.crash.jvm import Gateway, attach
-from tests.crash.steps import Fuse, Steps, wrap, wrap_control, wrap_planes
-from tests.postgres.light import LightPlane
+from tests.support.jvm import Gateway, attach
+from tests.support.light import LightPlane, captured_records
+from tests.support.steps import Fuse, Steps, wrap, wrap_control, wrap_planes
 from tidemark.assemble import Deployment, new_token
 from tidemark.config import PipelineConfig
 from tidemark.core.binding import Owner
@@ -49,7 +45,7 @@ def pipeline_at(root: Path) -> Pipeline:
     """The pipeline with the plane that needs no engine."""
     config = PipelineConfig.from_canonical_json((root / CONFIG).read_text(), root=root)
     works = Deployment(config, no_session)
-    plane: Any = LightPlane(Path(works.root), Path(config.source_location))
+    plane: Any = LightPlane(Path(works.root), Path(config.source_location), captured_records)
     return replace(works.pipeline, plane=plane)
 
 
@@ -69,7 +65,12 @@ def pipeline_of(root: Path, gateway: list[Any] | None, steps: Steps) -> Pipeline
     return Deployment(config, lambda: spark).pipeline
 
 
-def work(root: Path, fuse: Fuse, gateway: list[Any] | None) -> None:
+def preload() -> None:
+    """The imports of this module are all that a worker needs."""
+
+
+def work(job: Mapping[str, Any]) -> None:
+    root, fuse = Path(job["root"]), KindFuse(job["when"], job["kind"])
     changes.FRAGMENT_BYTES = FRAGMENT_BYTES
     steps = Steps(root / TRACE, fuse)
     wrap_control(steps)
@@ -77,25 +78,4 @@ def work(root: Path, fuse: Fuse, gateway: list[Any] | None) -> None:
     wrap(ChangeFiles, "replace", lambda files, path, data: "note the acknowledgement", steps)
     wrap(LightPlane, "stage", lambda plane, binding, token: f"stage {binding.txn}", steps)
     wrap(slot, "advance", lambda db, name, lsn: "advance the slot", steps)
-    run(pipeline_of(root, gateway, steps), Attempt(Owner(new_token()), new_token()))
-
-
-def main() -> None:
-    root = Path(sys.argv[1])
-    for line in sys.stdin:
-        job = json.loads(line)
-        pid = os.fork()
-        if pid == 0:
-            status = 1
-            try:
-                work(root, KindFuse(job["when"], job["kind"]), job["gateway"])
-                status = 0
-            finally:
-                os._exit(status)
-        _, status = os.waitpid(pid, 0)
-        sys.stdout.write(f"{os.waitstatus_to_exitcode(status)}\n")
-        sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    main()
+    run(pipeline_of(root, job["gateway"], steps), Attempt(Owner(new_token()), new_token()))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.harness import Script, World, rec
+from tests.support.memory import Script, World, rec
 from tidemark.core.binding import Configuration, Owner, Step, decide_mint, txn_of
 from tidemark.core.frontier import Frontier, FrontierRegressed, Position, checked_successor
 from tidemark.core.ledger import UPPER, Head, Put

@@ -14,7 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from tests.unit.harness import World, head_of, newest, rec
+from tests.support.memory import World, head_of, newest, rec
 from tidemark.core.errors import Determinate
 from tidemark.core.frontier import Frontier
 from tidemark.core.ids import ShardId, Txn

@@ -7,13 +7,13 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tests.reading.rig import Change, Shelf, expected
 from tests.reading.worker import AFTER_EFFECT, BEFORE_EFFECT, DONE, LOST, STOP_BEFORE_EFFECT
+from tests.support.shelf import Change, Shelf, expected
+from tests.support.waiting import wait_for_file, wait_until
 
 WAIT_SECONDS_MAX = 300
 
@@ -38,22 +38,21 @@ def stopped(root: Path, worker: subprocess.Popen[bytes] | None = None, **how: An
     """A worker that has stopped itself; the same of one that has lost its lease before."""
     worker = worker or start(root, **how)
     mark = root / "out" / "billing" / "stopped"
-    deadline = time.monotonic() + WAIT_SECONDS_MAX
-    while not mark.exists():
-        assert time.monotonic() < deadline, "it never came so far"
+
+    def has_stopped() -> bool:
+        nonlocal worker
         if worker.poll() == LOST:
             worker = start(root, **how)
-        time.sleep(0.05)
+        return mark.exists()
+
+    wait_until(has_stopped, what="a worker that stops")
     mark.unlink()
     return worker
 
 
 def until_marked(mark: Path) -> None:
     """Wait for what a process leaves when it has come so far."""
-    deadline = time.monotonic() + WAIT_SECONDS_MAX
-    while not mark.exists():
-        assert time.monotonic() < deadline, "it never came so far"
-        time.sleep(0.05)
+    wait_for_file(mark)
     mark.unlink()
 
 

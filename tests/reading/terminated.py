@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.reading.campaign import WAIT_SECONDS_MAX
-from tests.reading.rig import SHARD, deployed
+from tests.support.shelf import SHARD, deployed
 from tidemark.consume import Batch, Consumer
 from tidemark.core.listing import Limits
 from tidemark.spark import consume

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from tests.reading.rig import SHARD, Shelf, flip_bit
+from tests.support.shelf import SHARD, Shelf, flip_bit
 from tidemark.assemble import new_token
 from tidemark.cli.app import app
 from tidemark.consume import Consumer, leases_of

@@ -11,7 +11,7 @@ import pytest
 from pyspark.errors import ArithmeticException
 from pyspark.sql import SparkSession
 
-from tests.reading.rig import (
+from tests.support.shelf import (
     SHARD,
     Shelf,
     changes_in,

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from tests.spark.deployed_rig import attempt
+from tests.support.deployed import attempt
 from tidemark import views
 from tidemark.assemble import Deployment
 from tidemark.config import PipelineConfig

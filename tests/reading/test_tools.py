@@ -12,8 +12,8 @@ from airflow.sdk.exceptions import AirflowFailException
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
-from tests.reading.rig import SHARD, Shelf, changes_in, expected
-from tests.spark.deployed_rig import attempt
+from tests.support.deployed import attempt
+from tests.support.shelf import SHARD, Shelf, changes_in, expected
 from tidemark.airflow import ShardConsumerOperator, shard_task
 from tidemark.cli.app import app
 from tidemark.consume import Batch, Consumer, leases_of

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from tests.reading.rig import SHARD, Shelf
+from tests.support.shelf import SHARD, Shelf
 from tidemark.assemble import new_token
 from tidemark.consume import leases_of
 from tidemark.core.consumer import lease_name

@@ -10,8 +10,8 @@ from tests.simulation.explore import explore, simulate
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.world import World
 
-SEEDS = 30_000
-CHUNKS = 6
+SEEDS = 12_000
+CHUNKS = 4
 MUTANT_SEEDS_MAX = 6_000
 
 

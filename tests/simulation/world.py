@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from tests.simulation.reader import Reader, truncate
 from tests.simulation.scheduler import Scheduler
-from tests.unit.harness import AtOnce
+from tests.support.memory import AtOnce
 from tidemark.core.binding import Binding, Configuration, Owner
 from tidemark.core.errors import Determinate
 from tidemark.core.ids import ShardId, Txn, WriterToken

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.kafka_registry import USER_INFO, GivenRegistry, running_registry
+from tests.support.kafka_registry import USER_INFO, GivenRegistry, running_registry
 from tidemark.core.errors import Determinate, InvalidUsage, TidemarkError
 from tidemark.sources.kafka_registry import URL, USER, Registry
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from tests.spark.ingest_rig import Rig, make_rig
+from tests.support.ingest import Rig, make_rig
 from tidemark.core.binding import Binding
 from tidemark.core.checksum import Digests
 from tidemark.core.errors import TidemarkError

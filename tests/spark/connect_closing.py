@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from tests.spark.deployed_rig import arrive, begun
+from tests.support.deployed import arrive, begun
 from tidemark.spark import session as session_module
 from tidemark.spark.session import child_session, connect_session
 

@@ -20,7 +20,7 @@ import pyspark
 from pyspark.sql import SparkSession
 
 from tests.spark.connect_client import shown
-from tests.spark.ingest_rig import Rig, make_rig
+from tests.support.ingest import Rig, make_rig
 from tidemark.core.binding import Binding
 from tidemark.core.ids import WriterToken
 from tidemark.spark.session import SHORT_JOBS, build_session

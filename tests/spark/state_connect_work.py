@@ -12,7 +12,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from tests.spark.state_rig import SHARD, StateRig, gone
+from tests.support.state import SHARD, StateRig, gone
 from tidemark.core.errors import Indeterminate
 from tidemark.core.ids import Txn, WriterToken
 from tidemark.pipeline import publish as step

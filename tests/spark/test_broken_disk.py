@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.spark.deployed_rig import arrive, attempt, begun
+from tests.support.deployed import arrive, attempt, begun
 from tidemark.assemble import Deployment
 from tidemark.config import PipelineConfig
 from tidemark.core.errors import Determinate, InvalidUsage, TidemarkError

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.spark.connect_client import outcome, scenarios
-from tests.spark.connect_rig import TOKEN, python
+from tests.support.spark import TOKEN, connect_client
 from tidemark.airflow.processes import free_port
 from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.spark.connect import Server, start_server
@@ -20,15 +20,15 @@ pytestmark = [pytest.mark.spark, pytest.mark.server, pytest.mark.slow]
 
 
 def client(url: str, root: Path, token: str) -> subprocess.CompletedProcess[str]:
-    return python("tests.spark.connect_client", url, str(root), folder=root, token=token)
+    return connect_client("tests.spark.connect_client", url, str(root), folder=root, token=token)
 
 
 def test_p4_over_connect_the_digests_are_those_of_a_classic_session(
-    spark: SparkSession, server: Server, tmp_path: Path
+    spark: SparkSession, connect_server: Server, tmp_path: Path
 ) -> None:
     """Invariants 6 and 7; what is refused or gone is so on both."""
     found = {name: outcome(rig, binding, "classic") for name, rig, binding in scenarios(spark, tmp_path)}
-    done = client(server.url, tmp_path, TOKEN)
+    done = client(connect_server.url, tmp_path, TOKEN)
     assert done.returncode == 0, done.stderr[-3000:]
     over_connect: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     assert over_connect == found
@@ -43,31 +43,35 @@ def test_p4_over_connect_the_digests_are_those_of_a_classic_session(
     assert found["gone"] == ["InputGone", False]
 
 
-def test_the_command_works_on_a_warm_server(server: Server, tmp_path: Path) -> None:
+def test_the_command_works_on_a_warm_server(connect_server: Server, tmp_path: Path) -> None:
     for words in (["init", "customers"], ["run", "customers"], ["read", "customers", "customers", "--json"]):
-        done = python("tidemark.cli", *words, folder=tmp_path, token=TOKEN, TIDEMARK_SPARK_MASTER=server.url)
+        done = connect_client(
+            "tidemark.cli", *words, folder=tmp_path, token=TOKEN, TIDEMARK_SPARK_MASTER=connect_server.url
+        )
         assert done.returncode == 0, (words, done.stderr[-3000:])
     assert [row["name"] for row in json.loads(done.stdout)] == ["Ada", "Emmy"]
 
 
 def test_regression_a_deployment_that_is_closed_leaves_no_session_on_the_server(
-    server: Server, tmp_path: Path
+    connect_server: Server, tmp_path: Path
 ) -> None:
-    done = python("tests.spark.connect_closing", server.url, str(tmp_path), folder=tmp_path, token=TOKEN)
+    done = connect_client(
+        "tests.spark.connect_closing", connect_server.url, str(tmp_path), folder=tmp_path, token=TOKEN
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads(done.stdout.splitlines()[-1]) == {"begun": 1, "ended": 1, "given": "open"}
 
 
-def test_a_client_without_the_token_is_refused(server: Server, tmp_path: Path) -> None:
-    done = client(server.url, tmp_path, "wrong")
+def test_a_client_without_the_token_is_refused(connect_server: Server, tmp_path: Path) -> None:
+    done = client(connect_server.url, tmp_path, "wrong")
     assert done.returncode != 0
     assert "UNAUTHENTICATED" in done.stderr
 
 
-def test_the_token_is_on_no_command_line_and_the_port_on_no_other_interface(server: Server) -> None:
-    line = Path(f"/proc/{server.process.pid}/cmdline").read_bytes()
+def test_the_token_is_on_no_command_line_and_the_port_on_no_other_interface(connect_server: Server) -> None:
+    line = Path(f"/proc/{connect_server.process.pid}/cmdline").read_bytes()
     assert TOKEN.encode() not in line
-    port = int(server.url.rsplit(":", 1)[1])
+    port = int(connect_server.url.rsplit(":", 1)[1])
     listening = [
         fields[1]
         for table in ("tcp", "tcp6")
@@ -79,9 +83,9 @@ def test_the_token_is_on_no_command_line_and_the_port_on_no_other_interface(serv
     assert all(address.rsplit(":", 1)[0].endswith("0100007F") for address in listening)
 
 
-def test_a_server_that_can_not_start_says_why(server: Server, tmp_path: Path) -> None:
+def test_a_server_that_can_not_start_says_why(connect_server: Server, tmp_path: Path) -> None:
     with pytest.raises(InvalidUsage, match="in use"):
-        start_server(int(server.url.rsplit(":", 1)[1]), TOKEN, folder=tmp_path)
+        start_server(int(connect_server.url.rsplit(":", 1)[1]), TOKEN, folder=tmp_path)
     with pytest.raises(InvalidUsage, match="token"):
         start_server(free_port(), "", folder=tmp_path)
     with pytest.raises(Determinate, match="ended with code"):

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.spark.ingest_rig import QUARANTINE, Rig, Row, make_rig
+from tests.support.ingest import QUARANTINE, Rig, Row, make_rig
 
 pytestmark = pytest.mark.spark
 

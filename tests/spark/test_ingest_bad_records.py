@@ -15,7 +15,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from tests.spark.ingest_rig import KV, QUARANTINE, Row, make_rig, state
+from tests.support.ingest import KV, QUARANTINE, Row, make_rig, state
 from tidemark.core.checksum import SOURCE, shard_endpoint
 from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.core.ids import ShardId, WriterToken
@@ -246,8 +246,10 @@ def test_e4_an_undeclared_column_is_noticed_however_the_record_is_spelled(
     assert refused.value.record == len(good)
 
 
-def test_with_add_columns_a_missing_nullable_column_is_null(spark: SparkSession, tmp_path: Path) -> None:
-    shard = {"schema": "k STRING, v STRING", "keys": ["k"], "on_schema_change": "add_columns"}
+def test_a_missing_nullable_column_is_null_where_that_is_declared(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    shard = {"schema": "k STRING, v STRING", "keys": ["k"], "on_schema_change": "missing_as_null"}
     rig = make_rig(spark, tmp_path, shard)
     assert state(rig.rows(rig.stage([{"k": "a"}, kv("b", "1")]))) == {"a": None, "b": "1"}
 

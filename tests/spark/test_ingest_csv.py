@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.spark.ingest_rig import QUARANTINE, make_rig, state
+from tests.support.ingest import QUARANTINE, make_rig, state
 from tidemark.core.ids import ShardId, WriterToken
 
 pytestmark = pytest.mark.spark

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.spark.ingest_rig import QUARANTINE, Row, make_rig, state
+from tests.support.ingest import QUARANTINE, Row, make_rig, state
 from tidemark.core.ids import ShardId
 from tidemark.spark.failures import Refused
 

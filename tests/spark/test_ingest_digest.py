@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import CalendarIntervalType, StructType
 
-from tests.spark.ingest_rig import make_rig
+from tests.support.ingest import make_rig
 from tidemark.core.checksum import ENCODING, SOURCE, Digest
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.fold import Change

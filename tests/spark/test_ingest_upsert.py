@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.spark.ingest_rig import TABLE, Rig, Row, make_rig, state
+from tests.support.ingest import TABLE, Rig, Row, make_rig, state
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import WriterToken
 

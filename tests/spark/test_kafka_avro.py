@@ -15,9 +15,9 @@ import pytest
 from fastavro import parse_schema, schemaless_writer
 from pyspark.sql import SparkSession
 
-from tests.kafka_broker import Broker
-from tests.kafka_registry import USER_INFO, running_registry
-from tests.spark.kafka_rig import QUARANTINE, Rig
+from tests.support.kafka import Broker
+from tests.support.kafka_pipeline import QUARANTINE, Rig
+from tests.support.kafka_registry import USER_INFO, running_registry
 from tidemark.core.replay import Verdict
 from tidemark.sources.kafka_manifest import KafkaManifest
 
@@ -118,7 +118,8 @@ def test_confluents_wire_format_is_read_by_each_ids_schema_and_replays_need_no_r
             "format": "avro", "value_schema": {"12": first, "70000": second},
             "key_format": "avro", "key_schema": {"3": "long"},
         },
-        shard={"schema": "id BIGINT, v STRING, w STRING", "keys": ["id"], "on_schema_change": "add_columns"},
+        shard={"schema": "id BIGINT, v STRING, w STRING", "keys": ["id"],
+               "on_schema_change": "missing_as_null"},
     )  # fmt: skip
     rig.run()
     assert rig.table() == {2: ("20", "x")}
@@ -150,7 +151,7 @@ def test_a_registrys_schemas_are_bound_and_a_replay_asks_nobody(
             spark, tmp_path, broker, "registered",
             source={**avro, "kafka_config_id": "kafka_registered"},
             shard={"schema": "id BIGINT, v BIGINT, w STRING", "keys": ["id"],
-                   "on_schema_change": "add_columns"},
+                   "on_schema_change": "missing_as_null"},
         )  # fmt: skip
         registry.put("registered-key", 1, '"long"')
         registry.put("registered-value", 2, first)

@@ -16,8 +16,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.debezium.recorded import FOLDER, read
-from tests.kafka_broker import Broker
-from tests.spark.kafka_rig import QUARANTINE, Rig, Row
+from tests.support.kafka import Broker
+from tests.support.kafka_pipeline import QUARANTINE, Rig, Row
 from tidemark.core.ids import ShardId
 from tidemark.core.replay import Verdict
 from tidemark.spark.failures import Refused

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.kafka_broker import Broker
-from tests.spark.kafka_rig import Rig, kv
+from tests.support.kafka import Broker
+from tests.support.kafka_pipeline import Rig, kv
 from tidemark import upkeep
 from tidemark.cli.status import proofs_of
 from tidemark.core.errors import InvalidUsage
@@ -231,7 +231,7 @@ def test_a_transaction_is_replayable_until_the_retention_reaches_its_first_recor
     )
     broker.configure(topic, cleanup_policy="compact")
     assert left_hours() == [None, None, None]
-    (shown,) = proofs_of(works, Txn(1))  # What status shows.
+    (shown,) = proofs_of(works.pipeline, Txn(1))  # What status shows.
     assert (shown.first, shown.last, shown.until, shown.gone) == (1, 3, "", "")
     assert shown.caveat.startswith("topic 'kept' is compacted")
     broker.configure(topic, cleanup_policy="delete", retention_bytes="1000000")
@@ -311,13 +311,13 @@ def test_m12_checkpoints_and_group_offsets_advance_while_runs_overlap_without_en
     broker.send("m12", numbered(0, 1))
     works, ours = rig.opened(), rig.attempt()
     reclock(works.pipeline, ours)
+    deadline = time.monotonic() + WAIT_SECONDS_MAX
     for number in range(1, 4):
         broker.send("m12", numbered(number, number + 1))
         following = rig.opened(), rig.attempt()
         reclock(following[0].pipeline, following[1])  # From here on the next transaction is open.
         assert run(works.pipeline, ours).checkpoint == number
         assert len(rig.bindings()) == number + 1
-        deadline = time.monotonic() + WAIT_SECONDS_MAX
         while rig.committed() != {"m12-0": number}:  # A new broker has to set up its groups first.
             assert time.monotonic() < deadline
             time.sleep(0.5)

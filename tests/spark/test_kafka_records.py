@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.kafka_broker import Broker, Record
-from tests.spark.kafka_rig import QUARANTINE, TABLE, Rig, kv
+from tests.support.kafka import Broker, Record
+from tests.support.kafka_pipeline import QUARANTINE, TABLE, Rig, kv
 from tidemark.config import KafkaSource, load_pipeline
 from tidemark.core.ids import ShardId
 from tidemark.core.replay import Verdict

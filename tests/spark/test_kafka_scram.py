@@ -11,9 +11,9 @@ import psutil
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.certificates import Authority
-from tests.kafka_broker import PASSWORD, USER, Broker
-from tests.spark.kafka_rig import Rig, kv
+from tests.support.certificates import Authority
+from tests.support.kafka import PASSWORD, USER, Broker
+from tests.support.kafka_pipeline import Rig, kv
 from tidemark.assemble import new_token
 from tidemark.core.errors import InvalidUsage
 from tidemark.sources.kafka_cluster import Cluster

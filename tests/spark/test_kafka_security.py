@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.kafka_broker import PASSWORD, USER, Broker
-from tests.spark.kafka_rig import Rig, kv
+from tests.support.kafka import PASSWORD, USER, Broker
+from tests.support.kafka_pipeline import Rig, kv
 from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.sources.kafka_cluster import Cluster
 from tidemark.spark.inputs import input_of

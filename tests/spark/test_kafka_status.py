@@ -12,8 +12,8 @@ import yaml
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
-from tests.kafka_broker import Broker
-from tests.spark.kafka_rig import Rig, kv
+from tests.support.kafka import Broker
+from tests.support.kafka_pipeline import Rig, kv
 from tidemark.cli.app import app
 from tidemark.pipeline.reclock import reclock
 

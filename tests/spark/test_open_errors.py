@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.spark.deployed_rig import arrive, begun
-from tests.spark.ingest_rig import QUARANTINE, make_rig
+from tests.support.deployed import arrive, begun
+from tests.support.ingest import QUARANTINE, make_rig
 from tidemark.assemble import Deployment
 from tidemark.views import open_errors, read
 

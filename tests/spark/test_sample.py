@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.spark.deployed_rig import arrive, attempt, begun
-from tests.spark.ingest_rig import KV, TABLE, Rig, make_rig
+from tests.support.deployed import arrive, attempt, begun
+from tests.support.ingest import KV, TABLE, Rig, make_rig
 from tidemark.assemble import Deployment
 from tidemark.core.replay import Difference, Verdict
 from tidemark.core.seal import Part

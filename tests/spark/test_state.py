@@ -7,23 +7,22 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, QueryBuilder
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
-from tests.spark.state_rig import SHARD, Row, StateRig, gone, ordered, rows_of
+from tests.support.state import SHARD, Row, StateRig, gone, ordered, rows_of
 from tidemark.core.errors import Determinate, Indeterminate, InvalidUsage
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.publish import VERSION_NONE, Published, StateOverwritten, StateStanding, UpToDate
 from tidemark.pipeline import publish as step
 from tidemark.ports.state import Tail
-from tidemark.spark import fresh as fresh_module
 from tidemark.spark import state as state_module
+from tidemark.spark.session import ROWS_FEW
 from tidemark.spark.spec import StateSpecs
 from tidemark.spark.standing import configuration_of
 from tidemark.spark.state import SparkStatePlane
@@ -38,40 +37,32 @@ def rig(spark: SparkSession, tmp_path: Path) -> StateRig:
     return StateRig(spark, tmp_path)
 
 
-@pytest.mark.parametrize("rows_few", [fresh_module.ROWS_FEW, -1], ids=["interpreted", "compiled"])
+@pytest.mark.parametrize("others", [0, ROWS_FEW + 1], ids=["interpreted", "compiled"])
 def test_u6_a_value_again_is_no_change_and_deletes_come_and_go(
-    spark: SparkSession, tmp_path: Path, rows_few: int, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, tmp_path: Path, others: int
 ) -> None:
-    """The same rows, feed and digest whether code is made for so few rows or not."""
-    monkeypatch.setattr(fresh_module, "ROWS_FEW", rows_few)
-    modes, mode = [], "spark.sql.codegen.factoryMode"
-    fold = state_module.tail_at
-
-    def seen(*given: Any) -> DataFrame:
-        modes.append(spark.conf.get(mode))
-        return fold(*given)
-
-    monkeypatch.setattr(state_module, "tail_at", seen)
+    """The same rows, feed and digest for a few rows and for so many that Spark compiles code for them."""
     rig = StateRig(spark, tmp_path, change_data_feed=True)
-    rig.append(("a", "1"), ("b", "1"))
-    rig.publish()
-    rig.append(("a", "1"), ("b", "2"), gone("absent"))
-    second = rig.publish()
+    same = [(f"other {number}", "same") for number in range(others)]
+
+    def published(*changes: Row) -> Published:
+        rig.append(*changes, *same)
+        done = rig.publish()
+        assert isinstance(done, Published)
+        return done
+
+    published(("a", "1"), ("b", "1"))
+    second = published(("a", "1"), ("b", "2"), gone("absent"))
     assert rig.changes(second.version) == [("+", "b", "2"), ("-", "b", "1")]
-    rig.append(gone("a"), ("c", "3"))
-    third = rig.publish()
+    third = published(gone("a"), ("c", "3"))
     assert rig.changes(third.version) == [("+", "c", "3"), ("-", "a", "1")]
-    rig.append(("a", "1"), ("b", "2"))
-    fourth = rig.publish()
+    fourth = published(("a", "1"), ("b", "2"))
     assert rig.changes(fourth.version) == [("+", "a", "1")]
-    rig.append(("a", "1"), gone("absent"))
-    fifth = rig.publish()
+    fifth = published(("a", "1"), gone("absent"))
     assert rig.changes(fifth.version) == []
     assert fifth.txn == 5
-    assert rig.state() == [("a", "1"), ("b", "2"), ("c", "3")]
-    assert step.verify_state(rig.control, rig.plane, SHARD).count == 3
-    assert set(modes) == {"NO_CODEGEN" if rows_few > 0 else "FALLBACK"}
-    assert spark.conf.get(mode) == "FALLBACK"
+    assert rig.state() == ordered([("a", "1"), ("b", "2"), ("c", "3"), *same])
+    assert step.verify_state(rig.control, rig.plane, SHARD).count == 3 + others
 
 
 def numbers(rig: StateRig, lower: int, upper: int, value: str | None) -> None:
@@ -123,7 +114,7 @@ LATE: Sequence[Sequence[Row]] = (
 LATE_RESULT = [("a", "a12", 12), ("b", "b10z", 10), ("c", "c11", 11), ("e", "e20", 20)]
 
 
-@pytest.mark.parametrize("every", [1, 3, 8])
+@pytest.mark.parametrize("every", [1, 8])
 def test_u11_the_result_does_not_depend_on_when_publishes_happen(
     spark: SparkSession, tmp_path: Path, every: int
 ) -> None:
@@ -269,7 +260,9 @@ def test_e4_a_table_that_has_rows_gets_a_column(
     assert wide.rebuild().commit.digest == second.commit.digest
     wide.append(("d", None, "4", None))
     assert wide.publish().commit.digest.count == 3
-    with pytest.raises(InvalidUsage, match=r"column 'n' of .* is long, and now is not declared"):
+    with pytest.raises(
+        InvalidUsage, match="column 'n' is recorded as BIGINT, and the pipeline file does not declare it"
+    ):
         rig.widened(rig.ddl).fresh()
 
 
@@ -347,9 +340,7 @@ def test_other_engines_read_the_same_state(rig: StateRig) -> None:
     assert ordered(pl.scan_delta(rig.spec.state).select("k", "v").collect().rows()) == rig.state()
 
 
-@pytest.mark.parametrize(
-    ("deletion_vectors", "way"), [(True, "transaction"), (True, "merge"), (False, "merge")]
-)
+@pytest.mark.parametrize(("deletion_vectors", "way"), [(True, "transaction"), (False, "merge")])
 def test_every_way_to_commit_gives_the_same_rows_and_the_same_feed(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deletion_vectors: bool, way: str
 ) -> None:
@@ -360,8 +351,6 @@ def test_every_way_to_commit_gives_the_same_rows_and_the_same_feed(
 
     monkeypatch.setattr(state_module, "merge", spy("merge", state_module.merge))
     monkeypatch.setattr(StateTransaction, "commit", spy("transaction", StateTransaction.commit))
-    if way == "merge":
-        monkeypatch.setattr(state_module, "classic_jvm", lambda spark: None)
     rig = StateRig(spark, tmp_path, change_data_feed=True, deletion_vectors=deletion_vectors)
     rig.append(("a", "1"), ("b", "1"), (None, "1"), ("c", "1"))
     rig.publish()
@@ -380,14 +369,12 @@ def test_every_way_to_commit_gives_the_same_rows_and_the_same_feed(
     assert rig.plane.standing(SHARD, rig.last).txn == 3
 
 
-@pytest.mark.parametrize("classic", [True, False])
 @pytest.mark.parametrize("late", ["upserts", "deletes", "new keys"])
 def test_m13_a_commit_on_a_base_that_another_was_made_on_never_counts(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, classic: bool, late: str
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: str
 ) -> None:
-    """The late publisher looked before the other one committed, and commits after it."""
-    if not classic:
-        monkeypatch.setattr(state_module, "classic_jvm", lambda spark: None)
+    """The late publisher looked before the other one committed, and commits after it; over Connect in
+    `test_state_connect.py`."""
     rig = StateRig(spark, tmp_path)
     rig.append(("a", "1"), ("b", "1"))
     base = rig.publish()

@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from tests.spark.connect_rig import python
 from tests.spark.test_state import LATE_RESULT
+from tests.support.spark import connect_client
 from tidemark.spark.connect import Server
 
 pytestmark = [pytest.mark.spark, pytest.mark.server, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
-def found(server: Server, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def found(connect_server: Server, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the worker saw, all of it in one process."""
     folder = tmp_path_factory.mktemp("work")
-    done = python("tests.spark.state_connect_work", server.url, str(folder), folder=folder)
+    done = connect_client("tests.spark.state_connect_work", connect_server.url, str(folder), folder=folder)
     assert done.returncode == 0, done.stderr[-4000:]
     told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return told

@@ -21,6 +21,7 @@ STDLIB_ONLY = {"core", "ports", "pipeline", "memory"}
 MAY_IMPORT: dict[str, set[str]] = {
     "core": set(),
     "home": set(),
+    "submitter": set(),
     "ports": {"core"},
     "config": {"core"},
     "pipeline": {"core", "ports"},
@@ -34,8 +35,10 @@ MAY_IMPORT: dict[str, set[str]] = {
 for module in ("assemble", "views", "consume", "telling", "publishing", "upkeep", "tasks", "job"):
     MAY_IMPORT[module] = set(MAY_IMPORT)
 MAY_IMPORT["airflow"] = {"core", "config", "pipeline", "assemble", "consume", "tasks", "telling", "job"}
-MAY_IMPORT["airflow"] |= {"home"}
-MAY_IMPORT["cli"] = set(MAY_IMPORT) - {"airflow"}
+MAY_IMPORT["airflow"] |= {"home", "submitter"}
+MAY_IMPORT |= {"plugin": {"tasks"}, "provider": set()}
+MAY_IMPORT["cli"] = set(MAY_IMPORT) - {"airflow", "plugin", "provider"}
+MAY_IMPORT["api"] = {*MAY_IMPORT["cli"], "cli"}
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 
 

@@ -66,6 +66,23 @@ def test_core_imports_the_standard_library_and_itself_only(path: Path) -> None:
             assert own or name.split(".")[0] in sys.stdlib_module_names, f"line {node.lineno}: imports {name}"
 
 
+def checks_something(test: ast.FunctionDef) -> bool:
+    """Whether a test asserts, or expects an error, in its own body."""
+    calls = [node.func for node in ast.walk(test) if isinstance(node, ast.Call)]
+    names = {getattr(call, "attr", None) or getattr(call, "id", None) for call in calls}
+    return any(isinstance(node, ast.Assert) for node in ast.walk(test)) or bool(names & {"raises", "warns"})
+
+
+def test_every_test_checks_something() -> None:
+    idle = [
+        f"{named(path)}::{node.name}"
+        for path in sorted((ROOT / "tests").rglob("test_*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_") and not checks_something(node)
+    ]
+    assert not idle
+
+
 def test_no_package_registry_is_named_anywhere() -> None:
     # Spelled apart, so that this file doesn't name one either.
     hosts = ["pypi" + ".org", "python" + "hosted", "maven" + ".org", "maven" + ".apache", "npm" + "js"]

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.unit.harness import A, AtOnce, Script, World, rec
+from tests.support.memory import A, AtOnce, Script, World, rec
 from tidemark.core.errors import Determinate
 from tidemark.core.ids import Txn
 from tidemark.core.journal import Event

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.unit.harness import Script, World, rec
+from tests.support.memory import Script, World, rec
 from tidemark.core.checkpoint import Checkpoint, TableMark, decide_checkpoint, flush_tracker
 from tidemark.core.checksum import Digest
 from tidemark.core.ids import ShardId, Txn, WriterToken

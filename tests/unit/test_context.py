@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.harness import Script, World, rec
+from tests.support.memory import Script, World, rec
 from tidemark.core.errors import Determinate, InvariantViolation
 from tidemark.core.ids import Txn, WriterToken
 from tidemark.core.journal import Event

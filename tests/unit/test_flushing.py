@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.harness import A, B, Script, World, rec
+from tests.support.memory import A, B, Script, World, rec
 from tests.unit.test_scenarios_replay import paused_world
 from tidemark.core.flush import FlushPosition, SourceTxn
 from tidemark.memory.chaos import Crash, Fault

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.harness import Script
+from tests.support.memory import Script
 from tidemark.core.consumer import batch_fence, consumer_of, lease_name
 from tidemark.core.errors import InvalidUsage, InvariantViolation
 from tidemark.core.ids import ShardId, Txn

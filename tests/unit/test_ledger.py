@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.harness import Script
+from tests.support.memory import Script
 from tidemark.core.errors import Determinate, Indeterminate, InvariantViolation
 from tidemark.core.ids import Txn, WriterToken
 from tidemark.core.ledger import GENERATION, UPPER, Committed, Conflict, Head, Put

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.harness import A, Script, World, rec
+from tests.support.memory import A, Script, World, rec
 from tidemark.core.ids import Txn
 from tidemark.memory.chaos import Crash, Fault
 from tidemark.pipeline.ingest import ingest

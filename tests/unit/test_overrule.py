@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.harness import A, B, Script, World, rec
+from tests.support.memory import A, B, Script, World, rec
 from tidemark.core.checksum import Digests
 from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.core.ids import Txn

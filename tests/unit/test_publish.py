@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.harness import A, Script, World, rec, simple
+from tests.support.memory import A, Script, World, rec, simple
 from tidemark.core.checksum import Digest
 from tidemark.core.errors import Determinate, Indeterminate, InvalidUsage, InvariantViolation
 from tidemark.core.fold import fold
@@ -22,7 +22,6 @@ from tidemark.core.publish import (
     StateStanding,
     UpToDate,
     carried_forward,
-    check_standing,
     decide_publish,
     decide_record,
     due,
@@ -102,7 +101,8 @@ class TestDecidePublish:
             self.decide(record(3, 1), found, 6)
 
     def test_m13_a_history_that_was_cleaned_up_is_no_proof_against_anyone(self) -> None:
-        check_standing(A, last=record(3, 1), standing=standing(3, 9, W, ""))
+        last = record(3, 1)
+        assert self.decide(last, standing(3, 9, W, ""), 6) == PublishTail(Txn(4), Txn(6), last)
 
     def test_a_log_behind_its_state_is_refused(self) -> None:
         with pytest.raises(InvariantViolation, match="only reaches 2"):

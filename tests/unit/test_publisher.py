@@ -60,5 +60,9 @@ def test_invariant_14_a_store_without_conditional_commits_is_refused(
 @pytest.mark.parametrize("uri", ["s3a://bucket/p/t", "gs://bucket/p/t", "abfss://box@account/p/t"])
 def test_stores_whose_commits_are_conditional_need_no_lock(uri: str) -> None:
     chosen = session(s3a="io.delta.storage.S3DynamoDBLogStore")
-    with sole_publisher(chosen, uri), sole_publisher(chosen, uri):
-        pass
+    published = []
+    with sole_publisher(chosen, uri):
+        published.append("one")
+        with sole_publisher(chosen, uri):
+            published.append("another, meanwhile")
+    assert len(published) == 2

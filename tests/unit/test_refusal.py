@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.unit.harness import Script, World, rec
+from tests.support.memory import Script, World, rec
 from tidemark.core.binding import Binding
 from tidemark.core.errors import Determinate, InvalidUsage, TidemarkError
 from tidemark.core.ids import Txn, WriterToken

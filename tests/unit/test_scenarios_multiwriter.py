@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.harness import A, B, Script, World, head_of, rec
+from tests.support.memory import A, B, Script, World, head_of, rec
 from tidemark.core.binding import Binding
 from tidemark.core.frontier import Frontier
 from tidemark.core.ids import Txn, WriterToken

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.harness import A, B, Script, World, newest, rec
+from tests.support.memory import A, B, Script, World, newest, rec
 from tidemark.core.binding import Binding, Configuration
 from tidemark.core.checksum import SOURCE
 from tidemark.core.errors import Determinate, InvalidUsage

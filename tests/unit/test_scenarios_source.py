@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.harness import A, Script, World, rec
+from tests.support.memory import A, Script, World, rec
 from tidemark.core.binding import Binding
 from tidemark.core.errors import Determinate
 from tidemark.core.frontier import Frontier, FrontierRegressed, Position

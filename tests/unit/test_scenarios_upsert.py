@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.harness import A, World, rec, simple
+from tests.support.memory import A, World, rec, simple
 from tidemark.core.ids import Txn
 from tidemark.core.replay import Verdict
 from tidemark.memory.source import SourceRecord

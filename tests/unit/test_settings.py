@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.harness import AtOnce, World, rec
+from tests.support.memory import AtOnce, World, rec
 from tidemark.core.binding import Binding, Configuration
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import Txn, WriterToken

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.harness import A, B, Script, World, rec, simple
+from tests.support.memory import A, B, Script, World, rec, simple
 from tidemark.core.binding import Binding
 from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.core.ids import ShardId, Txn, WriterToken

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.harness import World, rec
+from tests.support.memory import World, rec
 from tidemark import tasks, telling
 from tidemark.core.errors import InvalidUsage
 from tidemark.job import Order

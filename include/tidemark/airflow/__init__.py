@@ -17,12 +17,10 @@ from tidemark.airflow.operators import (
     IngestOperator,
     MaintainOperator,
     ReclockOperator,
-    ReplayOperator,
-    ReplayPlanOperator,
-    ReplayReportOperator,
     UpsertOperator,
     ValidateOperator,
 )
+from tidemark.airflow.replays import ReplayOperator, ReplayPlanOperator, ReplayReportOperator
 from tidemark.airflow.sensors import ShardUpperSensor
 
 __all__ = [

@@ -1,6 +1,7 @@
 """An Airflow of one's own, in one folder, for the demo, for a look at the UI, and for tests.
 
-SQLite, the local executor and the simple login manager: for one person on one machine, bound to loopback.
+A PostgreSQL of its own (SQLite where that can't be had), the local executor and the simple login manager: for
+one person on one machine, bound to loopback.
 What it started, it stops, and nothing else: the processes are known by the folder's pid file and their start
 times. Beside that stands where they listen and who started them, for whoever comes next.
 """
@@ -11,26 +12,28 @@ import json
 import os
 import secrets
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
-from contextlib import closing, suppress
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from tidemark.airflow.client import AirflowClient
-from tidemark.airflow.processes import is_listening, reap, started_at
+from tidemark.airflow.database import LocalPostgres
+from tidemark.airflow.processes import is_listening, reap
 from tidemark.airflow.settings import SPARK_PORT, SPARK_TOKEN
 from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.job import start_spark
+from tidemark.submitter import started_at
 
 USER: Final = "admin"
 COMPONENTS: Final = ("api-server", "scheduler", "dag-processor", "triggerer")
 PORT: Final = 8080
 SPARK: Final = "spark"
+DATABASE: Final = "postgres"
 STARTED: Final = "started.json"
 STOP_SECONDS_MAX: Final = 20.0
 HEALTHY_SECONDS_MAX: Final = 300.0
@@ -77,6 +80,18 @@ class EmbeddedAirflow:
         return file.read_text()
 
     @property
+    def database(self) -> LocalPostgres | None:
+        """The server that has Airflow's data; None where that is a file of SQLite's."""
+        folder = self.home / DATABASE
+        return LocalPostgres(folder, self.secret("database")) if LocalPostgres.available(folder) else None
+
+    def _database_variables(self) -> dict[str, str]:
+        if self.database is None:
+            return {"DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{self.home}/airflow.db?timeout=60"}
+        address = f"postgresql+psycopg://{self.database.address('airflow')}"
+        return {"DATABASE__SQL_ALCHEMY_CONN": address, "DATABASE__SQL_ALCHEMY_CONN_ASYNC": address}
+
+    @property
     def password(self) -> str:
         return self.secret("password")
 
@@ -94,7 +109,7 @@ class EmbeddedAirflow:
             "CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(passwords),
             "CORE__EXECUTION_API_SERVER_URL": f"{self.url}/execution/",
             "CORE__DAGS_ARE_PAUSED_AT_CREATION": "True",
-            "DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{self.home}/airflow.db?timeout=60",
+            **self._database_variables(),
             "API__HOST": "127.0.0.1",
             "API__PORT": str(self.port),
             "API__BASE_URL": self.url,
@@ -119,17 +134,26 @@ class EmbeddedAirflow:
             **self.environ,
         }
 
-    def prepare(self) -> None:
-        """Make the database and load the settings; again and again, whatever is there."""
+    def start_database(self) -> None:
+        """Start the database, if this Airflow has a server for it that does not run."""
+        if self.database is not None and DATABASE not in self.running():
+            self.home.mkdir(parents=True, exist_ok=True)
+            self._remember(DATABASE, self.database.start().pid)
+            self.database.make("airflow")
+
+    def prepare(self, *, at_rest: Iterable[str] = ()) -> None:
+        """Make the database and load the settings; again and again, whatever is there. The DAGs `at_rest` are
+        paused, so that no run of before goes on once this is started."""
+        self.start_database()
         self.home.mkdir(parents=True, exist_ok=True)
         (self.home / "plugins").mkdir(exist_ok=True)
         environment = self.environment()
         passwords = Path(environment["AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE"])
         passwords.write_text(json.dumps({USER: self.password}))
         passwords.chmod(0o600)
-        arguments = [str(self.settings)] if self.settings is not None else []
+        settings = str(self.settings) if self.settings is not None else ""
         done = subprocess.run(
-            [sys.executable, "-m", "tidemark.airflow.project", "prepare", *arguments],
+            [sys.executable, "-m", "tidemark.airflow.project", "prepare", settings, *at_rest],
             env={**environment, **self._spark_variables()},
             capture_output=True,
             text=True,
@@ -167,13 +191,12 @@ class EmbeddedAirflow:
 
     def start(self) -> None:
         """Start what does not run, each in a session of its own, and wait until all are healthy."""
+        self.start_database()
         running = self.running()
-        if not running:
-            self._pids.unlink(missing_ok=True)
         missing = [name for name in COMPONENTS if name not in running]
         if "api-server" in missing and is_listening(self.port):
             raise InvalidUsage(f"port {self.port} is in use", hint="stop what uses it, or set PORT")
-        if not running:
+        if not set(running) & set(COMPONENTS):
             told = {"port": self.port, "spark_port": self.spark_port, "starter": self.starter}
             (self.home / STARTED).write_text(json.dumps(told))
         logs = self.home / "logs"
@@ -210,14 +233,6 @@ class EmbeddedAirflow:
             time.sleep(0.5)
         raise Determinate(f"Airflow is not healthy after {HEALTHY_SECONDS_MAX:.0f} s", hint="see its logs")
 
-    def put_to_rest(self, dag_id: str) -> None:
-        """Pause a DAG while nothing runs here, so that no run of before goes on once this is started."""
-        database = self.home / "airflow.db"
-        if database.exists():
-            with closing(sqlite3.connect(database)) as connection, suppress(sqlite3.OperationalError):
-                connection.execute("UPDATE dag SET is_paused = 1 WHERE dag_id = ?", (dag_id,))
-                connection.commit()
-
     def running(self) -> dict[str, int]:
         """The processes of this Airflow that are alive."""
         try:
@@ -226,15 +241,28 @@ class EmbeddedAirflow:
             return {}
         return {name: pid for name, (pid, began) in known.items() if began and started_at(pid) == began}
 
+    def dead(self) -> list[str]:
+        """What should run beside the others and does not."""
+        wanted = [*COMPONENTS, *([SPARK] if self.spark_port else []), *([DATABASE] if self.database else [])]
+        running = self.running()
+        return [name for name in wanted if name not in running] if running else []
+
     def stop(self) -> None:
-        """End the processes that this folder's Airflow started, with the tasks below them."""
-        for signal_number in (signal.SIGTERM, signal.SIGKILL):
-            for pid in self.running().values():
-                # Gone since we looked is as good as gone now.
-                with suppress(ProcessLookupError):
-                    os.killpg(pid, signal_number)
+        """End the processes that this folder's Airflow started, with the tasks below them; the database
+        last."""
+        self._end([name for name in self.running() if name != DATABASE], signal.SIGTERM)
+        self._end([DATABASE], signal.SIGINT)  # A fast shutdown: it does not wait for open connections.
+        self._pids.unlink(missing_ok=True)
+
+    def _end(self, names: Iterable[str], first: signal.Signals) -> None:
+        wanted = set(names)
+        for signal_number in (first, signal.SIGKILL):
+            for name, pid in self.running().items():
+                if name in wanted:
+                    # Gone since we looked is as good as gone now.
+                    with suppress(ProcessLookupError):
+                        os.killpg(pid, signal_number)
             deadline = time.monotonic() + STOP_SECONDS_MAX
-            while self.running() and time.monotonic() < deadline:
+            while wanted & set(self.running()) and time.monotonic() < deadline:
                 reap()
                 time.sleep(0.2)
-        self._pids.unlink(missing_ok=True)

@@ -6,24 +6,24 @@ to do; the DAGs of all other files are there as before.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from airflow.sdk import DAG, Param, chain
+from airflow.sdk.definitions._internal.contextmanager import DagContext
 
 from tidemark.airflow.operators import (
     CheckpointOperator,
     IngestOperator,
     MaintainOperator,
     ReclockOperator,
-    ReplayOperator,
-    ReplayPlanOperator,
-    ReplayReportOperator,
     UpsertOperator,
     ValidateOperator,
 )
+from tidemark.airflow.replays import ReplayOperator, ReplayPlanOperator, ReplayReportOperator
 from tidemark.config import LoadedPipelines, PipelineConfig, load_pipelines
 from tidemark.core.errors import InvalidUsage
 from tidemark.pipeline.replay import MODES, VERIFY
@@ -33,16 +33,26 @@ TAG = "tidemark"
 REPLAY, MAINTAIN, BROKEN = "replay", "maintain", "tidemark_broken_pipelines"
 RESERVED: Mapping[str, str] = {name: f"{name!r} is the id of a DAG" for name in (REPLAY, MAINTAIN, BROKEN)}
 CONTINUOUS = "@continuous"
-DEFAULT_ARGS: Mapping[str, Any] = {"owner": TAG, "retries": 2, "retry_delay": timedelta(seconds=10)}
+DEFAULT_ARGS: Mapping[str, Any] = {
+    "owner": TAG,
+    "retries": 5,
+    "retry_delay": timedelta(seconds=10),
+    "retry_exponential_backoff": 2.0,
+    "max_retry_delay": timedelta(minutes=2),
+}
+"""A retry comes after 10 seconds, each next one after twice as long, up to two minutes: four minutes and more
+in all, in which a server comes back."""
 
 
 class BrokenPipelines(DAG):
-    """Stands for pipeline files that can't be used: Airflow reports why instead of taking it in."""
+    """Stands for pipeline files that can't be used: Airflow reports why instead of taking it in.
 
-    problems: str = ""
+    Airflow keeps one error of a DAG file, so each of these tells the problems of all."""
+
+    problems: tuple[str, ...] = ()
 
     def validate(self) -> None:
-        raise InvalidUsage(self.problems)
+        raise InvalidUsage("\n".join(self.problems))
 
 
 def pipeline_dags(
@@ -64,10 +74,15 @@ def pipeline_dags(
     """
     loaded = _loaded(folder, environment)
     problems = [str(error) for error in loaded.errors.values()]
+    taken = {dag.dag_id for dag in _made_by_this_file()}
     dags: dict[str, DAG] = {}
     for file, config in loaded.pipelines.items():
         if config.name in RESERVED:
             problems.append(f"{Path(folder) / file}: {RESERVED[config.name]}; give the pipeline another name")
+            continue
+        if config.name in taken:
+            there = f"{Path(folder) / file}: this DAG file has a DAG {config.name!r} already"
+            problems.append(f"{there}; give the pipeline another name")
             continue
         try:
             dags[config.name] = _pipeline_dag(
@@ -84,10 +99,25 @@ def pipeline_dags(
                 f"{Path(folder) / file}: Airflow refuses its DAG: {type(error).__name__}: {error}"
             )
     if problems:
-        broken = BrokenPipelines(BROKEN, schedule=None)
-        broken.problems = "\n".join(problems)
+        broken = _broken(f"{Path(folder).absolute()}\n{environment or ''}", tuple(problems))
         dags[broken.dag_id] = broken
     return dags
+
+
+def _made_by_this_file() -> list[DAG]:
+    """The DAGs that the DAG file has made so far, of which Airflow keeps account while it parses it."""
+    return [dag for dag, _ in DagContext.autoregistered_dags]
+
+
+def _broken(where: str, problems: tuple[str, ...]) -> DAG:
+    """What stands for the broken files of one call, under an id that no other call has."""
+    number = hashlib.blake2b(where.encode(), digest_size=4).hexdigest()
+    with BrokenPipelines(f"{BROKEN}_{number}", schedule=None) as broken:
+        broken.problems = problems
+    others = [dag for dag in _made_by_this_file() if isinstance(dag, BrokenPipelines) and dag is not broken]
+    for one in (broken, *others):
+        one.problems = tuple(dict.fromkeys(told for dag in (*others, broken) for told in dag.problems))
+    return broken
 
 
 def _loaded(folder: str | Path, environment: str | None) -> LoadedPipelines:
@@ -163,6 +193,8 @@ def _files(folder: str | Path, environment: str | None, dag_id: str) -> dict[str
     }
     if dag_id in files and dag_id not in RESERVED:
         raise InvalidUsage(f"{files[dag_id]}: the DAG {dag_id!r} is another one", hint="name one differently")
+    if dag_id in {dag.dag_id for dag in _made_by_this_file()}:
+        raise InvalidUsage(f"this DAG file has a DAG {dag_id!r} already", hint="give this one a dag_id")
     return {name: file for name, file in files.items() if name not in RESERVED}
 
 

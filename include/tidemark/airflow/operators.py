@@ -1,18 +1,18 @@
-"""The operators: one per step of a run, thin, each around a function of `tidemark.tasks`."""
+"""The operators: one per step of a run, and maintenance; thin, each around a function of `tidemark.tasks`."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from airflow.sdk import BaseOperator
-from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+from airflow.sdk.exceptions import AirflowFailException
 
 from tidemark.airflow.assets import pipeline_alias, shard_asset
 from tidemark.airflow.connections import provide_connection
-from tidemark.airflow.runs import failure, order_of
+from tidemark.airflow.runs import end_with_reason, failure, order_of
 from tidemark.airflow.steps import SparkStepOperator
 from tidemark.core.errors import TidemarkError
 from tidemark.job import Order
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
     from tidemark.assemble import Deployment
     from tidemark.telling import Told
+
+PLACES = ("TIDEMARK_ROOT", "TIDEMARK_WAREHOUSE")
+"""The settings of a worker's environment that say where a pipeline's tables are."""
 
 
 class ControlOperator(BaseOperator):
@@ -38,6 +41,7 @@ class ControlOperator(BaseOperator):
         super().__init__(**kwargs)
         self.pipeline_file = str(pipeline_file)
         self.environment = environment
+        end_with_reason(self)
 
     def execute(self, context: Context) -> Any:
         order = order_of(context, pipeline_file=self.pipeline_file, environment=self.environment)
@@ -122,7 +126,8 @@ class ValidateOperator(SparkStepOperator):
         if red:
             # Whoever reads this has a shell of their own, without the worker's settings.
             environment = order.environment or os.environ.get("TIDEMARK_ENVIRONMENT")
-            raise AirflowFailException(telling.explained(deployment, red, environment))
+            settings = {name: os.environ[name] for name in PLACES if os.environ.get(name)}
+            raise AirflowFailException(telling.explained(red, order.pipeline_file, environment, settings))
         telling.require_verdicts(asked, {one.txn for one in judged if one.replayed})
         return telling.told_verdicts(judged)
 
@@ -137,125 +142,48 @@ class UpsertOperator(SparkStepOperator):
 class CheckpointOperator(ControlOperator):
     """Advance the checkpoint, acknowledge the source, and wake who waits for the shards.
 
+    An event says what the gate said last, and whether a person overruled it. What was announced before and
+    is as it was wakes nobody again.
+
     :param pipeline: the pipeline's name, for its assets
     """
 
     def __init__(self, *, pipeline: str, **kwargs: Any) -> None:
         self.alias = pipeline_alias(pipeline)
         super().__init__(**{**kwargs, "outlets": [*kwargs.get("outlets", ()), self.alias]})
+        # Only what Airflow has taken in was announced: it takes events when the task has succeeded.
+        self.on_success_callback = [*self.on_success_callback, note_events]
+        self.note_announced: Callable[[], None] = _nothing
 
     def work(self, context: Context, deployment: Deployment, order: Order) -> Any:
         from tidemark import tasks
+        from tidemark.pipeline.announce import note_announced
 
-        told = tasks.checkpoint(deployment, order.attempt)
+        told, announcements = tasks.checkpoint(deployment, order.attempt)
         events = context["outlet_events"][self.alias]
         for shard, facts in told["shards"].items():
             events.add(shard_asset(deployment.config.name, shard), extra={**facts, "run_id": order.run_id})
-        self.log.info("checkpoint %s; shards touched: %s", told["checkpoint"], sorted(told["shards"]))
+        for one in announcements:
+            if one.overruled:
+                self.log.warning(
+                    "transaction %s: the gate said %s, and was overruled: %s",
+                    *(one.seal.txn, one.gate, one.overruled),
+                )
+        self.log.info("checkpoint %s; shards with events: %s", told["checkpoint"], sorted(told["shards"]))
+        if told["unchanged"]:
+            self.log.info("announced before, and unchanged: transactions %s", told["unchanged"])
+        self.note_announced = lambda: note_announced(deployment.pipeline, order.attempt, announcements)
         return told
 
 
-def chosen_file(files: Mapping[str, str], pipeline: str) -> str:
-    """The file of a pipeline that a person has chosen; anything but a known name is refused."""
-    if pipeline not in files:
-        known = ", ".join(sorted(files)) or "none"
-        raise AirflowFailException(f"there is no pipeline {pipeline[:80]!r}: there are {known}")
-    return files[pipeline]
+def _nothing() -> None:
+    """Nothing was announced yet."""
 
 
-class ReplayPlanOperator(BaseOperator):
-    """Say what a replay will read again, and whether it is still there. Reads no data.
-
-    :param pipeline_files: pipeline names and their files
-    """
-
-    template_fields: Sequence[str] = ("pipeline", "environment")
-    ui_color = "#eef4e2"
-
-    def __init__(
-        self, *, pipeline_files: Mapping[str, str], environment: str | None = None, **kwargs: Any
-    ) -> None:
-        super().__init__(**kwargs)
-        self.pipeline_files = dict(pipeline_files)
-        self.environment = environment
-        self.pipeline = "{{ params.pipeline }}"
-
-    def execute(self, context: Context) -> Any:
-        from tidemark import tasks
-
-        params = context["params"]
-        first, last = params["txn_from"], params["txn_to"]
-        try:
-            file = chosen_file(self.pipeline_files, self.pipeline)
-            provide_connection(file, self.environment)
-            deployment = tasks.open_pipeline(file, self.environment)
-            steps = tasks.plan_of_replay(deployment, txn_from=first, txn_to=last)
-        except TidemarkError as error:
-            raise failure(error) from error
-        for step in steps:
-            there = f"GONE: {step['gone']}" if step["gone"] else "still there"
-            self.log.info("transaction %s: %s, its input is %s", step["txn"], step["action"], there)
-        self.log.info("%s transactions to %s; nothing else is read", len(steps), params["mode"])
-        return {"transactions": len(steps), "gone": [step["txn"] for step in steps if step["gone"]]}
-
-
-class ReplayOperator(SparkStepOperator):
-    """Replay a range of transactions in one Spark application; `repair` also restores lost parts.
-
-    :param pipeline_files: pipeline names and their files; which one, and the range, are the run's params
-    """
-
-    step = "replay"
-
-    def __init__(self, *, pipeline_files: Mapping[str, str], **kwargs: Any) -> None:
-        super().__init__(pipeline_file="{{ params.pipeline }}", **kwargs)
-        self.pipeline_files = dict(pipeline_files)
-
-    def order(self, context: Context, **more: Any) -> Order:
-        params = context["params"]
-        self.pipeline_file = chosen_file(self.pipeline_files, self.pipeline_file)
-        return super().order(
-            context, txn_from=params["txn_from"], txn_to=params["txn_to"] or 0, mode=params["mode"], **more
-        )
-
-    def execute(self, context: Context) -> Told:  # type: ignore[override]
-        if context["params"]["dry_run"]:
-            raise AirflowSkipException("a dry run: see the plan's log for what would be read")
-        return super().execute(context)
-
-    def after_submit(self, order: Order) -> Told:
-        """The verdicts that the job has put into the journal."""
-        from tidemark import tasks, telling
-
-        deployment = tasks.open_pipeline(order.pipeline_file, order.environment or None)
-        return telling.told_replay(deployment, order.attempt, txn_from=order.txn_from, txn_to=order.txn_to)
-
-
-class ReplayReportOperator(BaseOperator):
-    """Print the verdicts; red unless all are identical.
-
-    :param report: what the replay has told (templated)
-    """
-
-    template_fields: Sequence[str] = ("report",)
-    ui_color = "#f7e9c9"
-
-    def __init__(self, *, report: Any, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.report = report
-
-    def execute(self, context: Context) -> Any:
-        findings = self.report["findings"]
-        if not findings:
-            raise AirflowFailException("nothing was proven: the replay has told of no transaction")
-        for finding in findings:
-            self.log.info("%s", finding["finding"])
-        red = [finding["finding"] for finding in findings if finding["verdict"] != "identical"]
-        for part in self.report.get("restored", ()):
-            self.log.info("restored part %(part)s of shard %(shard)s, transaction %(txn)s", part)
-        if red:
-            raise AirflowFailException("\n".join([f"{len(red)} of {len(findings)} are not identical:", *red]))
-        return {"identical": len(findings)}
+def note_events(context: Context) -> None:
+    """Put on record what a checkpoint has announced."""
+    task = cast("CheckpointOperator", context["ti"].task)
+    task.note_announced()
 
 
 class MaintainOperator(SparkStepOperator):

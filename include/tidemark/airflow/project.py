@@ -10,12 +10,13 @@ import json
 import os
 import sqlite3
 import sys
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tidemark.airflow.embedded import PORT, STARTED, USER, EmbeddedAirflow
+from tidemark.airflow.embedded import DATABASE, PORT, STARTED, USER, EmbeddedAirflow
 from tidemark.core.errors import TidemarkError
 
 SPARK_PORT_DEFAULT = 15_002
@@ -52,7 +53,8 @@ def recorded(home: Path) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> int:
-    """`prepare [SETTINGS]` for a configured environment; `start`, `stop` and `status` for the project's."""
+    """`prepare SETTINGS [DAG …]` for a configured environment; `start`, `stop` and `status` for the
+    project's."""
     try:
         return obey(*(arguments or ["status"]))
     except TidemarkError as error:
@@ -68,10 +70,13 @@ def obey(command: str, *rest: str) -> int:
         from airflow.utils.db import upgradedb
 
         upgradedb()
-        read_while_written(Path(os.environ["AIRFLOW_HOME"]) / "airflow.db")
-        for name in rest:
-            load_settings(read_settings(Path(name)))
+        if (Path(os.environ["AIRFLOW_HOME"]) / "airflow.db").exists():
+            read_while_written(Path(os.environ["AIRFLOW_HOME"]) / "airflow.db")
+        settings, *at_rest = rest or ("",)
+        if settings:
+            load_settings(read_settings(Path(settings)))
         load_settings(spark_settings(os.environ))
+        pause(at_rest)
         return 0
     airflow = project_airflow()
     if command == "start":
@@ -82,7 +87,21 @@ def obey(command: str, *rest: str) -> int:
     alive = airflow.running()
     where = f"{airflow.url}   user {USER}, password {airflow.password}" if alive else "not running"
     sys.stdout.write(f"Airflow: {where}\n")
-    return 0
+    dead = airflow.dead()
+    for name in dead:
+        log = airflow.home / ("postgres" if name == DATABASE else "logs") / f"{name}.log"
+        sys.stderr.write(f"its {name} has ended: see {log}; `make ui` starts it again\n")
+    return 1 if dead else 0
+
+
+def pause(dags: Sequence[str]) -> None:
+    """Pause DAGs that are known; what is not known starts paused anyway."""
+    from airflow.models.dag import DagModel
+    from airflow.utils.session import create_session
+    from sqlalchemy import update
+
+    with create_session() as session:
+        session.execute(update(DagModel).where(DagModel.dag_id.in_(dags)).values(is_paused=True))
 
 
 def read_while_written(database: Path) -> None:

@@ -8,7 +8,7 @@ it from a run of the same date that this Airflow has forgotten.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
@@ -16,7 +16,9 @@ from tidemark.core.errors import Determinate, Indeterminate, TidemarkError
 from tidemark.job import Order
 
 if TYPE_CHECKING:
-    from airflow.sdk import Context
+    from airflow.sdk import BaseOperator, Context
+
+WHY_CHARACTERS_MAX: Final = 8_000
 
 
 def order_of(context: Context, *, pipeline_file: str, environment: str | None, **more: Any) -> Order:
@@ -43,3 +45,19 @@ def failure(error: TidemarkError) -> AirflowException:
     """The error as Airflow takes it: one that a retry can't mend ends the task at once."""
     retries = isinstance(error, Determinate | Indeterminate)
     return AirflowException(str(error)) if retries else AirflowFailException(str(error))
+
+
+def end_with_reason(operator: BaseOperator) -> None:
+    """Let the log of a task that fails end with the reason."""
+    operator.on_failure_callback = [*operator.on_failure_callback, say_why]
+    operator.on_retry_callback = [*operator.on_retry_callback, say_why]
+
+
+def say_why(context: Context) -> None:
+    """Repeat why a task has failed below Airflow's stack trace, where a log is read first. The group that
+    Airflow has open at that point is folded in its UI, so it is closed before."""
+    why = context.get("exception")
+    if why is not None:
+        log = context["ti"].task.log
+        log.info("::endgroup::")
+        log.error("%s", str(why)[:WHY_CHARACTERS_MAX])

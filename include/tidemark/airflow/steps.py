@@ -18,9 +18,9 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from tidemark.airflow.connections import provide_connection
 from tidemark.airflow.masters import CONNECT_TYPE, connect_url, master_of
-from tidemark.airflow.runs import failure, order_of
+from tidemark.airflow.runs import end_with_reason, failure, order_of
 from tidemark.core.errors import Determinate, TidemarkError
-from tidemark.job import Order, connected, failure_in, perform, submission
+from tidemark.job import Order, connected, failure_in, perform, submission, told_once
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -37,8 +37,9 @@ class SparkStepOperator(SparkSubmitOperator):
 
     All parameters of `SparkSubmitOperator` may be given too; `conf` wins over what Tidemark sets.
 
-    Known limitation: a worker that dies of SIGKILL leaves its Spark process alone. That is a second writer,
-    and safe: the seal decides, and the one that comes second drops its work.
+    A job whose driver runs beside the task ends when the task is gone, however that died. Known limitation:
+    a driver elsewhere on a cluster goes on. That is a second writer, and safe: the seal decides, and the one
+    that comes second drops its work.
     """
 
     step: ClassVar[str]
@@ -63,6 +64,7 @@ class SparkStepOperator(SparkSubmitOperator):
         self.pipeline_file = str(pipeline_file)
         self.environment = environment
         self._connected: Any = None
+        end_with_reason(self)
 
     def order(self, context: Context, **more: Any) -> Order:
         return order_of(context, pipeline_file=self.pipeline_file, environment=self.environment, **more)
@@ -92,7 +94,9 @@ class SparkStepOperator(SparkSubmitOperator):
         """The step, as far as the control plane goes."""
         from tidemark.tasks import open_pipeline
 
-        return perform(self.step, open_pipeline(order.pipeline_file, order.environment or None), order)
+        deployment = open_pipeline(order.pipeline_file, order.environment or None)
+        with told_once() as progress:
+            return perform(self.step, deployment, order, progress)
 
     def with_spark(self, context: Context, order: Order) -> Told:
         if self.connects:

@@ -20,6 +20,7 @@ from typer.core import TyperGroup
 from typer.main import get_group
 
 from tidemark import __version__
+from tidemark.cli.output import LeavingReader
 from tidemark.cli.shared import EXIT_RETRY, exit_code_of
 from tidemark.core.errors import TidemarkError
 
@@ -33,6 +34,7 @@ MODULES: Final = {
     "status": "tidemark.cli.status",
     "txns": "tidemark.cli.inspect",
     "show": "tidemark.cli.inspect",
+    "journal": "tidemark.cli.inspect",
     "read": "tidemark.cli.rows",
     "quarantine": "tidemark.cli.rows",
     "leases": "tidemark.cli.consumers",
@@ -43,6 +45,7 @@ MODULES: Final = {
     "doctor": "tidemark.cli.doctor",
     "consumers": "tidemark.cli.consumers",
     "source": "tidemark.cli.source",
+    "spark": "tidemark.cli.spark",
 }
 """The commands, in the order in which they are listed, each with the module that has it."""
 
@@ -123,6 +126,9 @@ def main() -> None:
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     # Nearly all objects of a short command are modules' and stay: looking through them often finds nothing.
     gc.set_threshold(OBJECTS_PER_COLLECTION)
+    stdout = sys.stdout
+    output: Any = LeavingReader(stdout)
+    sys.stdout = output
     try:
         if "--json" in sys.argv:
             _run_for_machines()
@@ -135,6 +141,8 @@ def main() -> None:
         hint = "check the path, its permissions and the disk's room, then retry"
         fail(f"{error.filename}: {error.strerror}", hint, EXIT_RETRY)
     finally:
+        output.flush()
+        sys.stdout = stdout
         gc.freeze()  # The process ends, and its memory with it: no need to search that for cycles.
 
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from tidemark.config import PipelineConfig, Problem
 
 EXIT_INVALID = 2
+ASKED_ONCE = {"max_retries": "0", "retry_timeout": "5s", "timeout": "5s", "connect_timeout": "5s"}
+"""A check doesn't wait for an object store that can't be reached."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -29,6 +31,8 @@ class Checked:
     environment: str
     config: PipelineConfig | None
     problems: tuple[Problem, ...] = ()
+    compared: tuple[str, ...] = ()
+    """How the file differs from its warehouse where that is no problem, or why they were not compared."""
 
 
 def register(app: typer.Typer) -> None:
@@ -50,7 +54,10 @@ def check(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Check pipeline files, without Spark; exit code 2 when one can't be used."""
+    """Check pipeline files, also against their warehouses; exit code 2 when one can't be used.
+
+    It starts no Spark, asks no source, and writes nothing.
+    """
     checked = [result for file in _expanded(files or _all()) for result in _check_file(file, environment)]
     checked += _same_names(checked)
     problems = sorted({problem for result in checked for problem in result.problems})
@@ -96,9 +103,36 @@ def _check_file(file: Path, environment: str | None) -> Iterator[Checked]:
         names = list(dict.fromkeys([chosen, *own]))
     for name in names:
         try:
-            yield Checked(str(file), name or "", load_pipeline(file, name))
+            yield _compared(str(file), name or "", load_pipeline(file, name))
         except ConfigInvalid as error:
             yield Checked(str(file), name or "", None, error.problems)
+
+
+def _compared(file: str, environment: str, config: PipelineConfig) -> Checked:
+    """The file against what its warehouse has on record; that it can't be reached is no fault of the file."""
+    from tidemark.assemble import Deployment
+    from tidemark.config import Problem
+    from tidemark.config.paths import is_uri
+    from tidemark.core.errors import TidemarkError
+    from tidemark.pipeline.fit import fit_of
+    from tidemark.tasks import no_session
+
+    options = ASKED_ONCE if is_uri(config.warehouse_location) else None
+    try:
+        fit = fit_of(Deployment(config, no_session, storage_options=options).unchecked)
+    except TidemarkError as error:
+        return Checked(
+            file, environment, config, compared=(f"not compared with the warehouse: {error.fact}",)
+        )
+    where = f"in {environment}, " if environment else ""
+    problems = [Problem(file, 0, 0, "shards", f"{where}{one.fact}", one.hint) for one in fit.refused]
+    told = [f"the next run adds {', '.join(names)} to shard {shard}" for shard, names in fit.added.items()]
+    told += [f"the next run begins shard {shard}" for shard in fit.begun]
+    told += [
+        f"shard {shard} is not in the pipeline file: it stays as it is, at transaction {last}"
+        for shard, last in fit.left_out.items()
+    ]
+    return Checked(file, environment, None if problems else config, tuple(problems), tuple(told))
 
 
 def _same_names(checked: Sequence[Checked]) -> list[Checked]:
@@ -126,6 +160,7 @@ def _report(checked: Sequence[Checked], problems: Sequence[Problem]) -> dict[str
                 "file": result.file,
                 "environment": result.environment or None,
                 "configuration": json.loads(result.config.canonical_json()),
+                "compared": list(result.compared),
             }
             for result in checked
             if result.config is not None
@@ -171,6 +206,8 @@ def _summary(results: Sequence[Checked]) -> Iterator[RenderableType]:
             label = f"in {result.environment}" if result.environment else "in no environment"
             place = f"{result.config.source_location}  ->  {result.config.warehouse_location}/{config.name}"
             lines.add_row(label, Text(place))
+            for told in result.compared:
+                lines.add_row("", Text(told))
     yield lines
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("shard", "keys", "last by", "deletes", "on error", "publish", "columns", "checks"):

@@ -52,10 +52,9 @@ def doctor(
 def warehouse_to_check(given: str | None) -> str:
     """The absolute path or the URI of the warehouse, as a pipeline file would have it; `InvalidUsage` where
     none could."""
-    from tidemark.config.paths import default_root, resolved
-    from tidemark.home import warehouse_folder
+    from tidemark.config.paths import WAREHOUSE, default_root, resolved
 
-    chosen = given if given is not None else os.environ.get("TIDEMARK_WAREHOUSE") or str(warehouse_folder())
+    chosen = given if given is not None else os.environ.get("TIDEMARK_WAREHOUSE") or WAREHOUSE
     return resolved(chosen, root=default_root())
 
 

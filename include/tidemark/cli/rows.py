@@ -123,16 +123,8 @@ def quarantine(
     A record whose key could not be read belongs to no key, and is never shown as open. Values of masked
     columns are shown as ***, and so is a whole record that can't be taken apart, where there are any.
     """
-    from tidemark.cli.masking import masked_record
-    from tidemark.cli.places import with_places
-    from tidemark.core.ids import QUARANTINE
-
     deployment = open_deployment(pipeline, environment)
-    if only_open:
-        found = still_open(deployment, txn=txn, limit=limit)
-    else:
-        found = quarantined(f"{deployment.root}/{QUARANTINE}/log", txn=txn, limit=limit)
-    found = with_places(deployment, (masked_record(record, deployment.config) for record in found))
+    found = quarantined_records(deployment, txn=txn, only_open=only_open, limit=limit)
     if as_json:
         print_json(found)
     elif not found:
@@ -141,6 +133,21 @@ def quarantine(
         columns = ("txn", "shard", "key", "place", "reason", "raw")
         shown = ("_txn", "_shard", "_key", "place", "_reason", "_raw")
         print_table("", columns, [[record[name] for name in shown] for record in found])
+
+
+def quarantined_records(
+    deployment: Deployment, *, txn: int | None, only_open: bool, limit: int
+) -> list[dict[str, Any]]:
+    """The records, the newest first, with their places and without the values of masked columns."""
+    from tidemark.cli.masking import masked_record
+    from tidemark.cli.places import with_places
+    from tidemark.core.ids import QUARANTINE
+
+    if only_open:
+        found = still_open(deployment, txn=txn, limit=limit)
+    else:
+        found = quarantined(f"{deployment.root}/{QUARANTINE}/log", txn=txn, limit=limit)
+    return with_places(deployment, (masked_record(record, deployment.config) for record in found))
 
 
 def still_open(deployment: Deployment, *, txn: int | None, limit: int) -> list[dict[str, Any]]:

@@ -6,10 +6,12 @@ import dataclasses
 import getpass
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from enum import Enum
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -29,6 +31,7 @@ PIPELINES_FOLDERS: Final = ("include/pipelines", "pipelines", ".")
 EXIT_RETRY: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_BROKEN: Final = 3
+EXIT_ALARM: Final = 4
 EXIT_CODES: Final = (
     "Exit codes: 0 done; 1 it did not work out, and a retry may; 2 the request or the pipeline file is "
     "wrong; 3 a promise does not hold (a replay differs, a table was changed): stop and look."
@@ -138,9 +141,17 @@ def open_deployment(
 
     def session() -> SparkSession:
         from tidemark.home import home
+        from tidemark.spark import warm
         from tidemark.spark.session import build_session, connect_session
 
-        master = os.environ.get("TIDEMARK_SPARK_MASTER") or f"local[{cores or '*'}]"
+        chosen = os.environ.get("TIDEMARK_SPARK_MASTER")
+        server = warm.find() if not chosen else None
+        if server is not None and server.is_alive:
+            return connect_session(server.url, token=server.token)
+        if server is not None:
+            ended = f"the warm Spark, process {server.pid}, has ended; a Spark of its own is started"
+            typer.echo(f"{ended} (`tidemark spark start`)", err=True)
+        master = chosen or f"local[{cores or '*'}]"
         if master.startswith("sc://"):
             return connect_session(master)
         log_file = home() / "logs" / "spark.log"
@@ -168,6 +179,8 @@ def plain(value: Any) -> Any:
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, Enum):
         return value.value
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     if isinstance(value, str | int | float | bool) or value is None:
         return value
     if isinstance(value, Iterable):
@@ -179,18 +192,40 @@ def print_json(value: Any) -> None:
     typer.echo(json.dumps(plain(value), indent=2, ensure_ascii=False))
 
 
+IDENTIFIERS: Final = frozenset({"txn", "number", "from", "up to", "log has", "state has", "next txn"})
+"""Columns whose numbers name something: they are shown as they are typed, without a comma in them."""
+
+
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A table for people; cells are plain text, whatever is in them."""
+    """A table for people; cells are plain text, whatever is in them. A column of numbers is right-aligned."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     table = Table(title=title or None, title_justify="left", header_style="bold", box=None, pad_edge=False)
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
-    Console().print(table)
+    listed = [list(row) for row in rows]
+    for place, column in enumerate(columns):
+        cells = [row[place] for row in listed if row[place] not in (None, "", "-")]
+        numbers = bool(cells) and all(isinstance(cell, int) and not isinstance(cell, bool) for cell in cells)
+        table.add_column(column, overflow="fold", justify="right" if numbers else "left")
+    for row in listed:
+        table.add_row(*(Text(_cell(column, cell)) for column, cell in zip(columns, row, strict=True)))
+    if sys.stdout.isatty():
+        Console().print(table)
+        return
+    # For `grep` and for a log a row is a line, however long it is.
+    text = StringIO()
+    Console(file=text, width=_WIDTH_MAX).print(table)
+    typer.echo("\n".join(line.rstrip() for line in text.getvalue().splitlines()))
+
+
+_WIDTH_MAX: Final = 1_000_000
+
+
+def _cell(column: str, cell: object) -> str:
+    if isinstance(cell, int) and not isinstance(cell, bool) and column not in IDENTIFIERS:
+        return f"{cell:,}"
+    return "" if cell is None else str(cell)
 
 
 def say(text: str, *, style: str = "") -> None:
@@ -204,6 +239,30 @@ def say(text: str, *, style: str = "") -> None:
     Console().print(Text(text, style=style), soft_wrap=True)
 
 
-def moment(microseconds: int) -> str:
-    """A point in time as people write it."""
-    return datetime.fromtimestamp(microseconds / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%S")
+def moment(at: datetime | None) -> str:
+    """A point in time as people write it, in UTC; empty where it is not known."""
+    return at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S") if at is not None else ""
+
+
+_UNITS: Final = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
+
+
+def span(seconds: float | None) -> str:
+    """A length of time as people write it, in its two largest units; empty where it is not known."""
+    if seconds is None:
+        return ""
+    units = [(unit, size) for unit, size in _UNITS if seconds >= size > 1]
+    if not units:
+        return f"{max(seconds, 0.0):.1f} s"
+    unit, size = units[0]
+    lower, lower_size = _UNITS[_UNITS.index(units[0]) + 1]
+    rest = int(seconds % size // lower_size)
+    return f"{int(seconds // size)} {unit}" + (f" {rest} {lower}" if rest else "")
+
+
+def seconds_in(text: str) -> float:
+    """The length of time that a text such as `90s`, `10m`, `24h` or `7d` says."""
+    found = re.fullmatch(r"(\d+)([smhd])", text.strip())
+    if found is None:
+        raise InvalidUsage(f"{text!r} is no length of time", hint="write a number and s, m, h or d: 10m, 24h")
+    return int(found[1]) * dict(_UNITS)[found[2]]

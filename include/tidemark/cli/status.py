@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tidemark.cli.alarms import EXIT_ALARM_TEXT, alarms_in, alarms_of
 from tidemark.cli.shared import (
+    EXIT_ALARM,
     EXIT_CODES,
     EnvironmentOption,
     JsonOption,
@@ -16,19 +19,22 @@ from tidemark.cli.shared import (
     moment,
     open_deployment,
     print_json,
-    print_table,
     say,
 )
+from tidemark.cli.status_view import show_status
+from tidemark.pipeline.timeline import Blocked, LastRun, Times
 
 if TYPE_CHECKING:
     from tidemark.assemble import Deployment
     from tidemark.core.ids import ShardId, Txn
     from tidemark.core.replay import Replayable
+    from tidemark.pipeline.context import Pipeline
+    from tidemark.ports.control import Control
 
 
 def register(app: typer.Typer) -> None:
     """Add the command to the main one."""
-    app.command(name="status", epilog=EXIT_CODES)(status)
+    app.command(name="status", epilog=f"{EXIT_CODES} {EXIT_ALARM_TEXT}")(status)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +46,8 @@ class ShardStatus:
     log_version: int
     published: int
     paused: str
+    left_out: bool = False
+    """Whether it has rows and the pipeline file doesn't name it: its table stays as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +76,26 @@ class Proof:
 
 
 @dataclass(frozen=True, slots=True)
+class Input:
+    """Input that belongs to no transaction yet, and when the oldest of it came. `known` is false for a source
+    that can't say; `trouble` is why one that can has not."""
+
+    known: bool = False
+    pieces: int = 0
+    bytes: int = 0
+    oldest: datetime | None = None
+    trouble: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantined:
+    """How many records are quarantined in the kept transactions, and when the last of them was."""
+
+    records: int = 0
+    last: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """Where a pipeline stands."""
 
@@ -82,77 +110,92 @@ class Status:
     since: int = 1
     replayable: tuple[Proof, ...] = ()
     source: SourceStatus | None = None
-    refused: str = ""
-    """Why the first open transaction can't be staged, if it was tried and can't."""
+    at: datetime | None = None
+    last_run: LastRun | None = None
+    last_bound: Times = field(default_factory=lambda: Times(None, None))
+    last_sealed: Times = field(default_factory=lambda: Times(None, None))
+    open_since: datetime | None = None
+    """When the first open transaction was bound."""
+    blocked: tuple[Blocked, ...] = ()
+    waiting: Input = field(default_factory=Input)
+    quarantined: Quarantined = field(default_factory=Quarantined)
+    misfits: tuple[str, ...] = ()
+    """In what the pipeline file doesn't fit the warehouse: the next run is refused for it."""
 
 
 def status(
-    pipeline: PipelineArgument, environment: EnvironmentOption = None, as_json: JsonOption = False
+    pipeline: PipelineArgument,
+    fail_if: Annotated[
+        str,
+        typer.Option(
+            "--fail-if",
+            metavar="ALARMS",
+            help="Exit with 4 if one of these is so: blocked, stalled, behind=10m, quarantine, "
+            "quarantine=24h; several with commas.",
+        ),
+    ] = "",
+    environment: EnvironmentOption = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Show how far a pipeline is, what is open, and what waits for what."""
+    """Show how far a pipeline is, what is open, what is blocked since when, and what waits for what.
+
+    With --fail-if, also whether that is an alarm. Behind is the age of the oldest input that is not sealed:
+    files that wait in the source's folder, or a transaction that is bound. Quarantine asks for quarantined
+    records in the kept transactions, or in those that were sealed within the time that is given.
+    """
+    asked = alarms_in(fail_if)
     deployment = open_deployment(pipeline, environment)
-    found = status_of(deployment, now_seconds=time.time())
+    now = time.time()
+    found = status_of(deployment, now_seconds=now)
+    rung = alarms_of(found, asked, now_seconds=now)
     if as_json:
-        print_json(found)
-        return
-    say(f"pipeline {found.pipeline}", style="bold")
-    say(f"bound {found.bound}, sealed {found.sealed}, checkpoint {found.checkpoint}")
-    if found.open:
-        say(f"open: {', '.join(map(str, found.open))}; the next run takes them up first", style="yellow")
-    if found.refused:
-        say(found.refused, style="red")
-    for what in found.stalled:
-        say(what, style="red")
-    if found.source is not None:
-        _show_source(found.source)
-    print_table("", ("shard", "log has", "state has", "behind", "waits"), map(_cells, found.shards))
-    if found.since > 1:
-        say(f"single transactions are kept from {found.since} on")
-    for one in found.replayable:
-        span = f"{one.first} to {one.last}" if one.last > one.first else str(one.first)
-        until = f"until {one.until}" if one.until else "as long as the input stays as it is"
-        until += f"; {one.caveat}" if one.caveat else ""
-        say(
-            f"replayable: {span} no more: {one.gone}" if one.gone else f"replayable: {span}, {until}",
-            style="yellow" if one.gone else "",
-        )
-
-
-def _cells(one: ShardStatus) -> tuple[object, ...]:
-    """A shard's line. What is quarantined has a log only, and no state that could be behind."""
-    from tidemark.core.ids import QUARANTINE
-
-    has = one.log_upper - 1
-    behind = "" if one.shard == QUARANTINE else has - one.published
-    return one.shard, has or "-", one.published or "-", behind, one.paused
+        print_json({**{name: getattr(found, name) for name in found.__slots__}, "alarms": rung})
+    else:
+        show_status(found, now_seconds=now)
+        for what in rung:
+            say(f"alarm: {what}", style="red")
+    if rung:
+        raise typer.Exit(code=EXIT_ALARM)
 
 
 def status_of(deployment: Deployment, *, now_seconds: float) -> Status:
-    """The pipeline's standing, from its ledgers and what its source says."""
-    from tidemark.core.ids import QUARANTINE
+    """The pipeline's standing, from its ledgers and what its source says. A pipeline file that doesn't fit
+    is told like anything else."""
+    from tidemark.core.ids import QUARANTINE, Txn
     from tidemark.core.lease import since_of
     from tidemark.core.publish import published_txn
     from tidemark.core.shard import Paused, next_append
+    from tidemark.pipeline.fit import fit_of
     from tidemark.pipeline.flushing import stalls
     from tidemark.pipeline.publish import last_published
-    from tidemark.pipeline.refusal import refusal_of
+    from tidemark.pipeline.timeline import last_run, refused_since, times_of, written_at
 
-    control = deployment.control
+    pipeline = deployment.unchecked
+    control = pipeline.control
+    fit = fit_of(pipeline)
     bound = control.bindings.head().upper - 1
     seals = control.seals.head()
     done = control.checkpoints.head().upper - 1
     shards: list[ShardStatus] = []
-    for shard in (*deployment.shards, QUARANTINE):
+    blocked: list[Blocked] = []
+    for shard in (*deployment.shards, *fit.left_out, QUARANTINE):
         log = control.log(shard).head()
         waits = next_append(
             shard, upper=log.upper, seals=control.seals.read(max(log.upper, done), seals.upper)
         ) if log.upper <= seals.upper and log.upper >= done else None  # fmt: skip
         paused = f"at {waits.txn}: {waits.reason}" if isinstance(waits, Paused) else ""
+        if isinstance(waits, Paused):
+            what = f"shard {shard} at transaction {waits.txn}"
+            blocked.append(Blocked(what, written_at(control.seals, waits.txn), waits.reason))
         published = 0 if shard == QUARANTINE else published_txn(last_published(control, shard))
         if shard != QUARANTINE or log.upper > 1:
-            shards.append(ShardStatus(shard, log.upper, log.version, published, paused))
+            left_out = shard in fit.left_out
+            shards.append(ShardStatus(shard, log.upper, log.version, published, paused, left_out))
     unsealed = tuple(range(seals.upper, bound + 1))
-    source = source_status(deployment, bound=bound, done=done, unsealed=unsealed)
+    if unsealed and (stopped := refused_since(control, Txn(unsealed[0]))) is not None:
+        blocked.insert(0, stopped)
+    source = source_status(pipeline, bound=bound, done=done, unsealed=unsealed)
+    since = since_of(control.leases.head())
     return Status(
         pipeline=deployment.config.name,
         bound=bound,
@@ -160,26 +203,59 @@ def status_of(deployment: Deployment, *, now_seconds: float) -> Status:
         checkpoint=done,
         generation=seals.generation,
         open=unsealed,
-        stalled=stalls(deployment.pipeline, now_seconds=now_seconds),
+        stalled=stalls(pipeline, now_seconds=now_seconds),
         shards=tuple(shards),
-        since=since_of(control.leases.head()),
-        replayable=proofs_of(deployment, since_of(control.leases.head())),
+        since=since,
+        replayable=proofs_of(pipeline, since),
         source=source,
-        refused=refusal_of(deployment.pipeline, seals.upper) if unsealed else "",
+        at=datetime.fromtimestamp(now_seconds, UTC),
+        last_run=last_run(control),
+        last_bound=times_of(control, Txn(bound)),
+        last_sealed=times_of(control, Txn(seals.upper - 1)),
+        open_since=written_at(control.bindings, unsealed[0]) if unsealed else None,
+        blocked=tuple(blocked),
+        waiting=waiting_input(pipeline),
+        quarantined=quarantined_since(control, since),
+        misfits=tuple(map(str, fit.refused)),
     )
 
 
-def proofs_of(deployment: Deployment, since: Txn) -> tuple[Proof, ...]:
+def waiting_input(pipeline: Pipeline) -> Input:
+    """What waits in the source, where it is one that can say; asks the source."""
+    from tidemark.pipeline.context import last_binding
+    from tidemark.ports.source import TellsWaiting
+
+    if not isinstance(pipeline.source, TellsWaiting):
+        return Input()
+    found = pipeline.source.waiting(last_binding(pipeline, pipeline.control.bindings.head()))
+    oldest = datetime.fromtimestamp(found.oldest_seconds, UTC) if found.oldest_seconds is not None else None
+    return Input(not found.trouble, found.pieces, found.bytes, oldest, found.trouble)
+
+
+def quarantined_since(control: Control, since: Txn) -> Quarantined:
+    """The quarantined records of the transactions from one on, by their seals."""
+    from tidemark.core.ids import QUARANTINE
+    from tidemark.pipeline.timeline import written_at
+
+    seals = control.seals
+    bad = [seal for seal in seals.read(since, seals.head().upper) if seal.touches(QUARANTINE)]
+    if not bad:
+        return Quarantined()
+    records = sum(seal.shards[QUARANTINE].digest.count for seal in bad)
+    return Quarantined(records, written_at(seals, bad[-1].txn))
+
+
+def proofs_of(pipeline: Pipeline, since: Txn) -> tuple[Proof, ...]:
     """The kept transactions, of many the oldest and the newest, by whether, and until when, their input can
     be read again. Maintenance asks for all."""
     from tidemark.pipeline.proof import ASKED_AT_ONCE_MAX, replayable
 
     def told(txn: int, one: Replayable) -> Proof:
-        until = moment(int(one.until_seconds * 1e6)) if one.until_seconds is not None else ""
-        return Proof(txn, txn, one.gone, until, one.caveat)
+        until = datetime.fromtimestamp(one.until_seconds, UTC) if one.until_seconds is not None else None
+        return Proof(txn, txn, one.gone, moment(until), one.caveat)
 
     spans: list[Proof] = []
-    for txn, found in replayable(deployment.pipeline, since=since, at_ends=ASKED_AT_ONCE_MAX).items():
+    for txn, found in replayable(pipeline, since=since, at_ends=ASKED_AT_ONCE_MAX).items():
         one = told(txn, found)
         if spans and spans[-1].last == txn - 1 and replace(spans[-1], first=txn, last=txn) == one:
             spans[-1] = replace(spans[-1], last=txn)
@@ -189,7 +265,7 @@ def proofs_of(deployment: Deployment, since: Txn) -> tuple[Proof, ...]:
 
 
 def source_status(
-    deployment: Deployment, *, bound: int, done: int, unsealed: tuple[int, ...]
+    pipeline: Pipeline, *, bound: int, done: int, unsealed: tuple[int, ...]
 ) -> SourceStatus | None:
     """The source's standing, where it is one that has to be acknowledged; asks the source."""
     from tidemark.core.frontier import Frontier
@@ -198,7 +274,6 @@ def source_status(
     from tidemark.pipeline.flushing import holding_back
     from tidemark.ports.source import TellsStanding
 
-    pipeline = deployment.pipeline
     source = pipeline.source
     if not isinstance(source, TellsStanding):
         return None
@@ -210,13 +285,3 @@ def source_status(
         holds.append(f"transaction {unsealed[0]}, which is not sealed")
     told = source.standing()
     return SourceStatus(received, flushed, told.acknowledged, tuple(holds), told.cost, told.trouble)
-
-
-def _show_source(source: SourceStatus) -> None:
-    say(f"source: received {source.received}, flushed {source.flushed}, acknowledged {source.acknowledged}")
-    if source.trouble:
-        say(f"source: {source.trouble}", style="red")
-    else:
-        say(f"source: {source.cost}")
-    for what in source.held_back_by:
-        say(f"source: held back by {what}", style="yellow")

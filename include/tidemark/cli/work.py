@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import sys
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,13 +19,16 @@ from tidemark.cli.shared import (
     print_table,
     say,
 )
+from tidemark.cli.watching import line_per_transaction, watched
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from tidemark.assemble import Deployment
-    from tidemark.core.ids import ShardId
+    from tidemark.core.ids import ShardId, Txn
     from tidemark.core.replay import Difference, Finding
     from tidemark.core.seal import SealOutcome
-    from tidemark.pipeline.run import Progress
+    from tidemark.pipeline.run import RunReport
 
 
 def register(app: typer.Typer) -> None:
@@ -39,46 +37,6 @@ def register(app: typer.Typer) -> None:
     app.command(name="replay", epilog=EXIT_CODES)(replay)
     app.command(name="publish", epilog=EXIT_CODES)(publish)
     app.command(name="rebuild", epilog=EXIT_CODES)(rebuild)
-
-
-@contextmanager
-def watched(quiet: bool) -> Iterator[Progress]:
-    """A line that shows which transaction is in which phase, on a terminal only."""
-    from tidemark.pipeline.run import unwatched
-
-    if quiet or not sys.stderr.isatty():
-        with told_by_sources(lambda text: None):
-            yield unwatched
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status("looking for new input") as status, told_by_sources(status.update):
-        yield lambda txn, phase: status.update(f"transaction {txn}: {phase}")
-
-
-@contextmanager
-def told_by_sources(show: Callable[[str], None]) -> Iterator[None]:
-    """Show what a source says while it reads: how far it is, and how long that may still take. What it warns
-    of stays to be read."""
-
-    class Shown(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            if record.name == "tidemark.sources.files":
-                return  # The run lists at its end what it did not take.
-            if record.levelno >= logging.WARNING:
-                typer.echo(record.getMessage(), err=True)
-            else:
-                show(record.getMessage())
-
-    logger, handler = logging.getLogger("tidemark.sources"), Shown(logging.INFO)
-    level = logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(level)
 
 
 def run(
@@ -98,39 +56,56 @@ def run(
 ) -> None:
     """Bind new input, bring every open transaction to its logs, and publish what is due.
 
-    Open transactions come first, whoever began them. Any number of runs may work at once.
+    Open transactions come first, whoever began them. Any number of runs may work at once. During a long
+    backlog what is due is published once a minute. Without a terminal, each transaction is told by a line on
+    standard error when it is through.
     """
-    from tidemark.cli.places import passed_over, show_passed_over, warnings_of
-    from tidemark.pipeline.run import run as run_pipeline
+    from tidemark.cli.places import passed_over, warnings_of
+    from tidemark.pipeline.fit import left_out
     from tidemark.pipeline.stepwise import only_proves
-    from tidemark.publishing import publish_due
+    from tidemark.publishing import run_and_publish
 
     attempt = new_attempt(run_id, cleared=prove)
     proves = prove and only_proves(open_deployment(pipeline, environment).pipeline, attempt)
     deployment = open_deployment(pipeline, environment, binds=not proves)
-    with watched(as_json) as progress, ThreadPoolExecutor(1) as background:
-        report = run_pipeline(
-            deployment.pipeline,
+    with watched(as_json) as progress:
+        worked = run_and_publish(
+            deployment,
             attempt,
             transactions_max=max_transactions,
+            publishes=not no_publish,
             progress=progress,
-            background=background,
+            decided=line_per_transaction(as_json),
         )
-        published = {} if no_publish else publish_due(deployment, attempt, progress=progress)
+    report, published = worked.report, worked.published
     warned = warnings_of(deployment, report.decided)
     if as_json:
         told = {"run_id": attempt.owner.run_id, "report": report, "published": published, "warned": warned}
-        print_json({**told, "not_taken": passed_over(deployment)})
+        print_json({**told, "not_taken": passed_over(deployment), "left_out": left_out(deployment.pipeline)})
     else:
-        show_decided(report.decided)
-        show_passed_over(deployment)
-        for txn, said in warned.items():
-            say(f"transaction {txn} warns: {'; '.join(said)}", style="yellow")
-        show_findings(report.findings)
-        for shard, what in published.items():
-            say(f"state of {shard}: {_published(what)}")
+        _show_run(deployment, report, warned, published)
         say(f"checkpoint {report.checkpoint}, run {attempt.owner.run_id}", style="bold")
     exit_unless_passed(report.findings)
+
+
+def _show_run(
+    deployment: Deployment,
+    report: RunReport,
+    warned: Mapping[Txn, tuple[str, ...]],
+    published: Mapping[ShardId, object],
+) -> None:
+    from tidemark.cli.places import show_passed_over
+    from tidemark.pipeline.fit import left_out
+
+    show_decided(report.decided)
+    show_passed_over(deployment)
+    for shard, last in left_out(deployment.pipeline).items():
+        say(f"shard {shard} is not in the pipeline file: it stays as it is, at transaction {last}")
+    for txn, said in warned.items():
+        say(f"transaction {txn} warns: {'; '.join(said)}", style="yellow")
+    show_findings(report.findings)
+    for shard, what in published.items():
+        say(f"state of {shard}: {_published(what)}")
 
 
 def _published(outcome: object) -> str:
@@ -155,7 +130,7 @@ def show_decided(decided: tuple[SealOutcome, ...]) -> None:
             seal = outcome.seal if isinstance(outcome, Sealed) else outcome.winner
             by = "this run" if isinstance(outcome, Sealed) else seal.token
             counts = ", ".join(f"{shard} {parts.digest.count:,}" for shard, parts in seal.shards.items())
-            rows.append((seal.txn, seal.decision, f"{seal.source.count:,}", counts or "-", by))
+            rows.append((seal.txn, seal.decision, seal.source.count, counts or "-", by))
     if rows:
         print_table("", ("txn", "decision", "read", "rows per shard", "decided by"), rows)
     else:
@@ -242,15 +217,10 @@ def publish(
     as_json: JsonOption = False,
 ) -> None:
     """Bring the states up to their logs now, whatever the publish policy says."""
-    from tidemark.pipeline.publish import publish as publish_shard
+    from tidemark.publishing import publish_now
 
     deployment = open_deployment(pipeline, environment)
-    attempt = new_attempt()
-    done = {
-        name: publish_shard(deployment.control, deployment.state(), name, token=attempt.token)
-        for name in chosen_shards(deployment, shard)
-        if deployment.control.log(name).head().upper > 1
-    }
+    done = publish_now(deployment, new_attempt(), chosen_shards(deployment, shard))
     if as_json:
         print_json(done)
     for name, outcome in {} if as_json else done.items():
@@ -281,6 +251,7 @@ def rebuild(
     deployment = open_deployment(pipeline, environment)
     (name,) = chosen_shards(deployment, shard or deployment.config.only_shard.name)
     before = last_published(deployment.control, name)
+    deployment.control.log(name).head()  # A pipeline file that doesn't fit is refused before Spark starts.
     after = rebuild_state(deployment.control, deployment.state(), name, token=new_attempt().token)
     same = before is not None and before.txn == after.txn and before.commit.digest == after.commit.digest
     if as_json:

@@ -73,6 +73,7 @@ def load_pipeline(
         raise ConfigInvalid(sorted(set(problems)))
     config = PipelineConfig.model_validate(effective.plain()).at(root)
     problems += _taken_twice(config, effective, str(path))
+    problems += _policy_problems(config, effective, str(path))
     if problems:
         raise ConfigInvalid(problems)
     try:
@@ -229,6 +230,17 @@ def _taken_twice(config: PipelineConfig, effective: Node, file: str) -> Iterator
             fact = f"table {table} is taken by `tables` too, with its schema from the source"
             hint = "name it under tables.exclude, or use tables.overrides instead of this shard"
             yield problem_at(effective, ("shards", index, "route"), fact, hint, file=file)
+
+
+def _policy_problems(config: PipelineConfig, effective: Node, file: str) -> Iterator[Problem]:
+    """Shards with `add_columns` that would not add any. Not a rule of the model: once they were let through,
+    and their recorded configurations must not stop a replay."""
+    for index, shard in enumerate(config.shards):
+        if shard.on_schema_change == "add_columns":
+            fact = "add_columns needs a source that tells the types of new columns, by schema: from_source"
+            hint = "declare new columns in the schema; to take records that lack some, use missing_as_null"
+            path = ("shards", index, "on_schema_change")
+            yield problem_at(effective, path, fact, hint, file=file)
 
 
 def _place_problems(effective: Node, file: str, root: Path) -> Iterator[Problem]:

@@ -15,13 +15,15 @@ from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, model_
 
 from tidemark.config.base import Model, PipelineName, Schedule, checked
 from tidemark.config.debezium import Debezium
-from tidemark.config.paths import checked_path, default_root, resolved
+from tidemark.config.paths import WAREHOUSE, checked_path, default_root, resolved
 from tidemark.config.problems import raise_flaws
 from tidemark.config.rules import pipeline_flaws
 from tidemark.config.shard import ShardConfig
 from tidemark.config.source import PostgresSource, SourceConfig
 from tidemark.config.tables import Tables, shard_name_of
 from tidemark.core.errors import InvalidUsage
+from tidemark.core.ids import ShardId
+from tidemark.core.shape import Shape
 
 CAPTURED = "_captured"
 """Where a pipeline keeps the changes that its source can't be asked for again; no shard has such a name."""
@@ -58,7 +60,7 @@ class PipelineConfig(Model):
     tables: Tables | None = None
     transaction: Transaction = Field(default_factory=Transaction)
     retention: Retention = Field(default_factory=Retention)
-    warehouse: Annotated[str, AfterValidator(checked(checked_path))] = ".tidemark/warehouse"
+    warehouse: Annotated[str, AfterValidator(checked(checked_path))] = WAREHOUSE
     generation: Annotated[int, Field(ge=0, le=2**31)] = 0
 
     _root: Path = PrivateAttr(default_factory=default_root)
@@ -90,6 +92,18 @@ class PipelineConfig(Model):
         copy = self.model_copy()
         copy._root = root
         return copy
+
+    @property
+    def shapes(self) -> dict[ShardId, Shape]:
+        """What the log of each shard has to take, and how its rows are folded."""
+        return {ShardId(shard.name): self._shape(shard) for shard in self.shards}
+
+    def _shape(self, shard: ShardConfig) -> Shape:
+        columns = {column.name: column.type.ddl for column in shard.columns}
+        if shard.error_column is not None:
+            columns[shard.error_column] = "STRING"
+        keys = () if self.envelope == "append" else shard.keys
+        return Shape(columns, keys, shard.sequence_by or "")
 
     def shard(self, name: str) -> ShardConfig:
         """The shard of this name."""

@@ -22,6 +22,8 @@ from typing import Final
 from tidemark.config.text import shown
 from tidemark.core.errors import InvalidUsage
 
+WAREHOUSE: Final = ".tidemark/warehouse"
+"""Where tables go when nothing else was said, inside the root."""
 PATH_CHARACTERS_MAX: Final = 1_024
 SCHEMES: Final = ("s3", "s3a", "gs", "abfs", "abfss")
 _URI = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<rest>.*)\Z", re.DOTALL)

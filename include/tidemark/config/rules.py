@@ -135,8 +135,8 @@ def _format_flaws(config: PipelineConfig) -> Iterator[Flaw]:
             yield Flaw((*path, "schema"), fact, "use format: json or parquet, or a STRING column")
         if config.source.csv_options.header:
             continue
-        if shard.on_schema_change == "add_columns":
-            fact = "csv without a header has no names for new columns"
+        if shard.on_schema_change != "fail":
+            fact = "csv without a header has no names that could be new or missing"
             yield Flaw((*path, "on_schema_change"), fact, "use on_schema_change: fail")
         condition = shard.apply_as_deletes
         if condition is not None and shard.columns.get(condition.column) is None:

@@ -13,6 +13,7 @@ from tidemark.config.base import (
     ColumnName,
     Model,
     PredicateText,
+    SchemaChange,
     SchemaText,
     ShardName,
     TablePattern,
@@ -127,7 +128,7 @@ class ShardConfig(Model):
     lateness: Annotated[int, Field(ge=0, le=2**53)] | None = None
     apply_as_deletes: PredicateText | None = None
     route: Route | None = None
-    on_schema_change: Literal["fail", "add_columns"] = "fail"
+    on_schema_change: SchemaChange = "fail"
     on_error: Literal["quarantine", "fail", "inline"] = "quarantine"
     error_column: ColumnName | None = None
     publish: Publish = Field(default_factory=lambda: Publish(every_transactions=1))

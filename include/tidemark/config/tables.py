@@ -14,6 +14,7 @@ from tidemark.config.base import (
     ColumnName,
     Model,
     PredicateText,
+    SchemaChange,
     ShardName,
     TablePattern,
     TableSchemaText,
@@ -29,7 +30,7 @@ class ShardSettings(Model):
     sequence_by: ColumnName | None = None
     lateness: Annotated[int, Field(ge=0, le=2**53)] | None = None
     apply_as_deletes: PredicateText | None = None
-    on_schema_change: Literal["fail", "add_columns"] | None = None
+    on_schema_change: SchemaChange | None = None
     on_error: Literal["quarantine", "fail", "inline"] | None = None
     error_column: ColumnName | None = None
     publish: Publish | None = None

@@ -63,6 +63,10 @@ class Configuration:
         return cls(text, hashlib.sha256(text.encode()).hexdigest()[:16])
 
     @property
+    def generation(self) -> int:
+        return int(json.loads(self.text).get("generation", 0))
+
+    @property
     def shards(self) -> Mapping[str, str]:
         """The shards by name, each with what is routed to it."""
         found = json.loads(self.text).get("shards", [])

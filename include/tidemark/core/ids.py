@@ -32,9 +32,14 @@ def next_txn(txn: Txn) -> Txn:
     return Txn(txn + 1)
 
 
+def is_name(value: str) -> bool:
+    """Whether it could be the name of a pipeline, shard or consumer."""
+    return len(value) <= NAME_CHARACTERS_MAX and _NAME.match(value) is not None
+
+
 def checked_name(value: str, *, what: str) -> str:
     """A pipeline, shard or consumer name that is safe in a path, an identifier and a URL."""
-    if len(value) > NAME_CHARACTERS_MAX or not _NAME.match(value):
+    if not is_name(value):
         shown = value if len(value) <= NAME_CHARACTERS_MAX else value[:NAME_CHARACTERS_MAX] + "…"
         raise InvalidUsage(
             f"{what} {shown!r} is not a name",

@@ -33,6 +33,8 @@ class Event(StrEnum):
     LOST = "lost"
     VERIFIED = "verified"
     ACCEPTED = "accepted"
+    OVERRULED = "overruled"
+    ANNOUNCED = "announced"
     SKIPPED = "skipped"
     RELEASED = "released"
     REPAIRED = "repaired"

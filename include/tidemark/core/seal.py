@@ -23,6 +23,7 @@ from tidemark.core.checksum import SOURCE, Digest, Digests, shard_endpoint
 from tidemark.core.errors import InvalidUsage, InvariantViolation
 from tidemark.core.ids import TXN_FIRST, ShardId, Txn, WriterToken
 from tidemark.core.ledger import GENERATION, UPPER, Head, Put
+from tidemark.core.shape import Shapes, check_on_record
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,11 +197,19 @@ class Fenced(InvalidUsage):
 SealOutcome = Sealed | Lost | TooEarly
 
 
-def decide_seal(*, head: Head, found: Seal | None, seal: Seal) -> Put[Seal, SealOutcome] | SealOutcome:
+def decide_seal(
+    *,
+    head: Head,
+    found: Seal | None,
+    seal: Seal,
+    recorded: Shapes | None = None,
+    declared: Shapes | None = None,
+) -> Put[Seal, SealOutcome] | SealOutcome:
     """Seal at the upper; below it, tell who won; above it, wait for the lower ones.
 
     `found` is the record at the seal's transaction, when the upper has passed it. A seal of our own
-    that is found there is success: that is how a lost reply is answered (Invariant 5).
+    that is found there is success: that is how a lost reply is answered (Invariant 5). `declared` is what
+    the parts were made with, `recorded` what their logs can take: nothing else is sealed (Invariant 17).
     """
     if seal.txn < head.upper:
         if found is None:
@@ -210,6 +219,7 @@ def decide_seal(*, head: Head, found: Seal | None, seal: Seal) -> Put[Seal, Seal
         raise Fenced(seal.txn, generation=seal.generation, newest=head.generation)
     if seal.txn > head.upper:
         return TooEarly(head.upper)
+    check_on_record(tuple(seal.shards), recorded=recorded or {}, declared=declared or {})
     marks = {UPPER: seal.txn + 1, GENERATION: seal.generation}
     return Put(marks=marks, records=(seal,), result=Sealed(seal))
 

@@ -1,4 +1,4 @@
-"""How a table follows what is declared: its columns may be added to, and that is all.
+"""What a table has on record about its columns and its rows, as Delta keeps it, and how that is changed.
 
 A row's hash leaves NULL columns out (`spark.digest`), so rows that were written before a column came keep
 their digests, and files that lack it are read as NULL. Anything else would change what is on record.
@@ -7,45 +7,31 @@ their digests, and files that lack it are read as NULL. Anything else would chan
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
-from deltalake import Field, Schema
+from deltalake import CommitProperties, DeltaTable, Field, PostCommitHookProperties, Schema
 
 from tidemark.core.errors import InvalidUsage
+from tidemark.core.shape import Shape
+from tidemark.delta.schema import LOG_COLUMNS, SCALARS
 
-_OURS: Final = "tidemark."
+NO_HOOKS: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
+_KEYS: Final = "tidemark.keys"
+_SEQUENCE_BY: Final = "tidemark.sequence_by"
 _EXPIRING_IDS: Final = "delta.setTransactionRetentionDuration"
+_OURS: Final = frozenset(column.name for column in LOG_COLUMNS)
+_DDL: Final = {kind: name for name, kind in SCALARS.items()}
 
 
-def check_columns(table: str, there: Schema, declared: Schema) -> None:
-    """`InvalidUsage` for a column of a table that is declared no more, or as something else."""
-    wanted = {field.name: field for field in declared.fields}
+def check_columns(table: str, there: Schema, declared: Schema | None) -> None:
+    """`InvalidUsage` for a control table whose columns are not those of this version."""
+    wanted = {field.name: field for field in (declared or there).fields}
     for field in there.fields:
-        now = wanted.get(field.name)
-        if now != field:
-            became = "is not declared" if now is None else f"is declared as {_type_text(now)}"
+        if wanted.get(field.name) != field:
             raise InvalidUsage(
-                f"column {field.name!r} of {table} is {_type_text(field)}, and now {became}",
-                hint="declare it as it was: a table that has rows can get columns, and nothing else; for"
-                " another schema, begin a new pipeline",
-            )
-
-
-def fold_properties(keys: Sequence[str], sequence_by: str | None) -> dict[str, str]:
-    """What a log says of how its rows are folded, as properties of the table."""
-    return {f"{_OURS}keys": json.dumps(list(keys)), f"{_OURS}sequence_by": sequence_by or ""}
-
-
-def check_properties(table: str, there: Mapping[str, str], declared: Mapping[str, str]) -> None:
-    """`InvalidUsage` where the rows of a table would be folded in another way from now on: what was published
-    would not be what the log gives."""
-    for name, value in declared.items():
-        if name.startswith(_OURS) and there.get(name, value) != value:
-            setting = name.removeprefix(_OURS)
-            raise InvalidUsage(
-                f"{table} has rows by {setting} {there[name] or 'none'}, and now it is {value or 'none'}",
-                hint=f"set {setting} as it was; to fold by another, begin a new pipeline",
+                f"column {field.name!r} of {table} is not one that this version writes",
+                hint="use the version of tidemark that made the warehouse",
             )
 
 
@@ -58,12 +44,73 @@ def check_marks_last(table: str, there: Mapping[str, str]) -> None:
         )
 
 
-def lacking(there: Schema, declared: Schema) -> list[Field]:
-    """The declared columns that a table doesn't have yet."""
-    names = {field.name for field in there.fields}
+def make(uri: str, schema: Schema, properties: Mapping[str, str], options: Mapping[str, str]) -> None:
+    """Put-if-absent of a table."""
+    DeltaTable.create(
+        uri,
+        schema=schema,
+        configuration=dict(properties),
+        storage_options=dict(options),
+        commit_properties=CommitProperties(max_commit_retries=0),
+        raise_if_key_not_exists=False,
+    )
+
+
+def add(table: DeltaTable, columns: list[Field]) -> None:
+    """Give a table columns, in a commit of its own."""
+    table.alter.add_columns(
+        columns,
+        commit_properties=CommitProperties(max_commit_retries=0),
+        post_commithook_properties=NO_HOOKS,
+    )
+
+
+def set_property(table: DeltaTable, name: str, value: str) -> None:
+    """Give a table a property, in a commit of its own."""
+    table.alter.set_table_properties(
+        {name: value},
+        commit_properties=CommitProperties(max_commit_retries=0),
+        post_commithook_properties=NO_HOOKS,
+    )
+
+
+def lacking(table: DeltaTable | None, declared: Schema | None) -> list[Field]:
+    """The declared columns that a table doesn't have yet; none where there is no table."""
+    if table is None or declared is None:
+        return []
+    names = {field.name for field in table.schema().fields}
     return [field for field in declared.fields if field.name not in names]
 
 
-def _type_text(field: Field) -> str:
-    kind = json.loads(field.to_json())["type"]
-    return kind if isinstance(kind, str) else json.dumps(kind)
+def properties_of(shape: Shape) -> dict[str, str]:
+    """How a log's rows are folded, as properties of its table."""
+    keys = {} if shape.keys is None else {_KEYS: json.dumps(list(shape.keys))}
+    return keys if shape.sequence_by is None else {**keys, _SEQUENCE_BY: shape.sequence_by}
+
+
+def shape_of(schema: Schema, properties: Mapping[str, str]) -> Shape:
+    """The shape that a log's table has on record."""
+    columns = {
+        field.name: _ddl(json.loads(field.to_json())["type"])
+        for field in schema.fields
+        if field.name not in _OURS
+    }
+    keys = properties.get(_KEYS)
+    return Shape(columns, None if keys is None else tuple(json.loads(keys)), properties.get(_SEQUENCE_BY))
+
+
+def _ddl(kind: Any) -> str:
+    """A type of Delta's as a pipeline file has it."""
+    if isinstance(kind, str):
+        return _DDL.get(kind, kind.upper())
+    match kind["type"]:
+        case "array":
+            return f"ARRAY<{_ddl(kind['elementType'])}>"
+        case "map":
+            return f"MAP<{_ddl(kind['keyType'])},{_ddl(kind['valueType'])}>"
+        case _:
+            fields = (
+                f"`{field['name']}`:{_ddl(field['type'])}{'' if field['nullable'] else ' NOT NULL'}"
+                for field in kind["fields"]
+            )
+            return f"STRUCT<{','.join(fields)}>"

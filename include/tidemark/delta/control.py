@@ -8,7 +8,7 @@ from typing import Any
 
 from deltalake import Schema
 
-from tidemark.core.ids import ShardId, checked_name
+from tidemark.core.ids import ShardId, checked_name, is_name
 from tidemark.core.lease import SINCE
 from tidemark.core.ledger import UPPER
 from tidemark.core.publish import Published
@@ -23,8 +23,10 @@ from tidemark.delta.codec import (
     publishes_codec,
     seals_codec,
 )
+from tidemark.delta.failures import reading
 from tidemark.delta.ledger import MARKS, DeltaLedger
 from tidemark.delta.log import DeltaLog
+from tidemark.delta.store import Store
 
 
 class DeltaControl:
@@ -66,6 +68,12 @@ class DeltaControl:
         own = (self.bindings, self.attempts, self.seals, self.checkpoints, self.journal, self.leases)
         return (*own, *(self.publishes(shard) for shard in self._schemas))
 
+    def shards(self) -> tuple[ShardId, ...]:
+        """The shards that have a folder here, whatever a pipeline file says."""
+        with reading(self.root):
+            names = Store(self.root, self._options).folders()
+        return tuple(ShardId(name) for name in names if is_name(name))
+
     def ledger(self, name: str, codec: Codec[R], *, marks: Sequence[str] = MARKS) -> DeltaLedger[R]:
         """A control table of this pipeline by its name, with the records that its codec knows. Its
         marks belong to its format: every handle on it must name the same ones."""
@@ -81,6 +89,7 @@ class DeltaControl:
         if shard not in self._logs:
             self._logs[shard] = DeltaLog(
                 f"{self.root}/{checked_name(shard, what='shard')}/log",
+                shard=shard,
                 schema=self._schemas.get(shard),
                 properties=self._properties.get(shard),
                 storage_options=self._options,

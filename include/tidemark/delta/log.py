@@ -22,14 +22,17 @@ from deltalake import Schema
 from deltalake.transaction import AddAction, RemoveAction
 
 from tidemark.core.errors import InvalidUsage, InvariantViolation
-from tidemark.core.ids import Txn, WriterToken
+from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.ledger import UPPER, CommitOutcome, Committed, Conflict, Head, Put
 from tidemark.core.listing import LogFile
 from tidemark.core.seal import Part
+from tidemark.core.shape import Shape, misfit
 from tidemark.core.shard import LogEntry
 from tidemark.core.upkeep import COMPACTION, Leftover, Replacement
 from tidemark.delta.actions import read_files
+from tidemark.delta.columns import properties_of, shape_of
 from tidemark.delta.failures import housekeeping
+from tidemark.delta.schema import log_schema
 from tidemark.delta.table import VERSION_NONE, Action, ControlTable
 
 REMEMBERED: Final = "delta.deletedFileRetentionDuration"
@@ -65,12 +68,15 @@ class DeltaLog:
         self,
         uri: str,
         *,
+        shard: ShardId | None = None,
         schema: Schema | None = None,
         properties: Mapping[str, str] | None = None,
         storage_options: Mapping[str, str] | None = None,
         clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self._clock_ns = clock_ns
+        self._shard = shard or ShardId(uri)
+        self._declared = shape_of(schema, properties or {}) if schema is not None else None
         self._table = ControlTable(
             uri,
             storage_options=storage_options or {},
@@ -78,6 +84,7 @@ class DeltaLog:
             configuration={**CONFIGURATION, **(properties or {})},
             marks=LOG_MARKS,
             seconds=lambda: clock_ns() / 1e9,
+            check=self._check,
         )
         self._head = Head(VERSION_NONE)
         self._adds: Sequence[Mapping[str, Any]] | None = ()
@@ -87,6 +94,14 @@ class DeltaLog:
     def uri(self) -> str:
         return self._table.uri
 
+    def _check(self, schema: Schema, properties: Mapping[str, str]) -> None:
+        """Refuse who would read or write the log by a pipeline file that doesn't fit it."""
+        if self._declared is None:
+            return
+        found = misfit(self._shard, recorded=shape_of(schema, properties), declared=self._declared)
+        if found is not None:
+            raise found
+
     def head(self) -> Head:
         """Load the newest snapshot. A log that is not there yet reads as empty and is not made."""
         head = self._table.refresh()
@@ -94,6 +109,17 @@ class DeltaLog:
             self._head = head
             self._adds, self._entries = None, None
         return self._head
+
+    def shape(self) -> Shape | None:
+        """The shape that is on record now, whatever a pipeline file says; None where there is no log."""
+        found = self._table.described()
+        return shape_of(*found) if found is not None else None
+
+    def declare(self, shape: Shape) -> None:
+        """Put the shape on record: make the log, or give it the columns that it lacks. One that the shape
+        doesn't fit stays as it is."""
+        if misfit(self._shard, recorded=self.shape(), declared=shape) is None:
+            self._table.declare(log_schema(shape), {**CONFIGURATION, **properties_of(shape)})
 
     def _listed(self) -> Sequence[Mapping[str, Any]]:
         # The list of a long log's files is only read when one is asked for.

@@ -8,9 +8,11 @@ from typing import Any, Final
 
 from deltalake import Schema
 
+from tidemark.config.ddl import parse_schema
 from tidemark.config.schema import Array, Column, DataType, Decimal, Map, Scalar, Struct
+from tidemark.core.shape import Shape
 
-_SCALARS: Final = {
+SCALARS: Final = {
     "BOOLEAN": "boolean",
     "TINYINT": "byte",
     "SMALLINT": "short",
@@ -34,15 +36,20 @@ QUARANTINE_COLUMNS: Final = (
 )
 
 
-def log_schema(columns: Iterable[Column], *, error_column: str | None = None) -> Schema:
+def log_schema(shape: Shape) -> Schema:
     """The columns of a shard's log. All are nullable: a delete has its key and its sequence only."""
-    errors = (Column(error_column, _TEXT),) if error_column is not None else ()
-    return _schema((*columns, *errors, *LOG_COLUMNS))
+    columns = (Column(name, _parsed(kind)) for name, kind in shape.columns.items())
+    return _schema((*columns, *LOG_COLUMNS))
 
 
 def quarantine_schema() -> Schema:
     """The columns of the log that takes a pipeline's bad records."""
     return _schema(QUARANTINE_COLUMNS)
+
+
+def _parsed(kind: str) -> DataType:
+    (column,) = parse_schema(f"c {kind}").columns
+    return column.type
 
 
 def _schema(columns: Iterable[Column]) -> Schema:
@@ -71,4 +78,4 @@ def _type(kind: DataType) -> Any:
             inner = [_field(field.name, field.type, nullable=field.nullable) for field in fields]
             return {"type": "struct", "fields": inner}
         case Scalar(name):
-            return _SCALARS[name]
+            return SCALARS[name]

@@ -70,6 +70,17 @@ class Store:
         infos = self._files().get_file_info_selector("", True, True)
         return {info.path: info.size for info in infos if info.size is not None}
 
+    def folders(self) -> list[str]:
+        """The names of the folders at the root; none where there is no root."""
+        if self.folder is not None:
+            return (
+                sorted(one.name for one in self.folder.iterdir() if one.is_dir())
+                if self.folder.is_dir()
+                else []
+            )
+        infos = self._files().get_file_info_selector("", True, False)
+        return sorted(info.path.strip("/") for info in infos if info.size is None)
+
     def delete(self, path: str) -> None:
         """Delete a file, and on a disk its folders when they are empty. One that is gone is no error."""
         try:

@@ -25,17 +25,17 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from arro3.core import Table
-from deltalake import CommitProperties, DeltaTable, Field, PostCommitHookProperties, Schema, Transaction
+from deltalake import CommitProperties, DeltaTable, Field, Schema, Transaction
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
 from tidemark.core.errors import Determinate, Indeterminate, InvalidUsage, InvariantViolation
 from tidemark.core.journal import link
 from tidemark.core.ledger import CommitOutcome, Committed, Conflict, Head
-from tidemark.delta.columns import check_columns, check_marks_last, check_properties, lacking
+from tidemark.delta.columns import NO_HOOKS, add, check_columns, check_marks_last, lacking, make, set_property
 from tidemark.delta.failures import panicked, reading
 from tidemark.delta.store import Store
 
@@ -53,8 +53,6 @@ PROPERTY_TRIES_MAX: Final = 20
 COMMIT_SECONDS_MAX: Final = 60
 NEVER: Final = float("-inf")
 ADD_FACTS: Final = ("path", "size_bytes", "num_records", "min.number", "max.number", "min.key", "max.key")
-
-_NO_HOOKS: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 
 
 def marks_check(marks: Mapping[str, int]) -> int:
@@ -74,8 +72,10 @@ class ControlTable:
         configuration: Mapping[str, str],
         marks: Sequence[str],
         seconds: Callable[[], float] = time.time,
+        check: Callable[[Schema, Mapping[str, str]], None] | None = None,
     ) -> None:
         self.uri = uri
+        self._check = check or (lambda there, _: check_columns(uri, there, schema))
         self.store = Store(uri, storage_options)
         self._options = dict(storage_options)
         self._schema = schema
@@ -115,12 +115,26 @@ class ControlTable:
 
     def _check_table(self, table: DeltaTable) -> None:
         check_marks_last(self.uri, table.metadata().configuration)
-        if self._schema is not None:
-            check_columns(self.uri, table.schema(), self._schema)
-        check_properties(self.uri, table.metadata().configuration, self._configuration)
+        self._check(table.schema(), table.metadata().configuration)
 
-    def _lacking(self) -> list[Field]:
-        return lacking(self._table.schema(), self._schema) if self._table and self._schema else []
+    def described(self) -> tuple[Schema, Mapping[str, str]] | None:
+        """The columns and properties of the newest version, unchecked; None where there is no table."""
+        if self._table is not None:
+            self.refresh()
+        try:
+            with reading(self.uri):
+                table = self._table or DeltaTable(self.uri, storage_options=self._options)
+                return table.schema(), table.metadata().configuration
+        except TableNotFoundError:
+            return None
+
+    def declare(self, schema: Schema, configuration: Mapping[str, str]) -> None:
+        """Have the table, with these columns at least. One that is there keeps what it has."""
+        if self.refresh().version == VERSION_NONE:
+            self._create(schema, configuration)
+            self.refresh()
+        if missing := lacking(self._table, schema):
+            self._add(missing, declared=schema)
 
     def _marks(self, table: DeltaTable) -> dict[str, int]:
         found = {name: table.transaction_version(APP_PREFIX + name) for name in self._mark_names}
@@ -155,26 +169,22 @@ class ControlTable:
         if unknown:
             raise InvalidUsage(f"{self.uri} does not keep the marks {sorted(unknown)}")
         if head.version == VERSION_NONE and self._table is None:
-            self._create()
+            self._create(self._schema, self._configuration)
             return self.refresh().version == 0
-        if head.version == self.version and self._lacking():
-            self._add(self._lacking())
+        if head.version == self.version and (missing := lacking(self._table, self._schema)):
+            self._add(missing, declared=self._schema)
         return head.version == self.version
 
-    def _add(self, columns: list[Field]) -> None:
+    def _add(self, columns: list[Field], *, declared: Schema | None) -> None:
         """Give the table columns, in a commit of its own. Whoever comes second finds them there."""
         cause: Exception | None = None
         try:
-            self._table.alter.add_columns(  # type: ignore[union-attr]
-                columns,
-                commit_properties=CommitProperties(max_commit_retries=0),
-                post_commithook_properties=_NO_HOOKS,
-            )
+            add(cast("DeltaTable", self._table), columns)
         except (OSError, DeltaError) as error:
             cause = error
         self._table = None
         self.refresh()
-        if self._lacking():
+        if lacking(self._table, declared):
             names = ", ".join(field.name for field in columns)
             raise Determinate(f"{self.uri} can't get the columns {names}", hint="retry") from cause
 
@@ -186,30 +196,19 @@ class ControlTable:
             if self._table is None or self._table.metadata().configuration.get(name) == value:
                 return
             try:
-                self._table.alter.set_table_properties(
-                    {name: value},
-                    commit_properties=CommitProperties(max_commit_retries=0),
-                    post_commithook_properties=_NO_HOOKS,
-                )
+                set_property(self._table, name, value)
             except (OSError, DeltaError) as error:
                 cause = error
             self._table = None
         raise Determinate(f"{self.uri} can't get {name} = {value}: {cause}", hint="retry") from cause
 
-    def _create(self) -> None:
+    def _create(self, schema: Schema | None, configuration: Mapping[str, str]) -> None:
         """Put-if-absent of the table itself. Whoever comes second uses the first one's."""
-        if self._schema is None:
+        if schema is None:
             raise InvalidUsage(f"{self.uri} is not there, and has no schema to be made with")
         try:
             self.store.make_root()
-            DeltaTable.create(
-                self.uri,
-                schema=self._schema,
-                configuration=self._configuration,
-                storage_options=self._options,
-                commit_properties=CommitProperties(max_commit_retries=0),
-                raise_if_key_not_exists=False,
-            )
+            make(self.uri, schema, configuration, self._options)
         except (OSError, DeltaError, ValueError) as error:
             if self.refresh().version == VERSION_NONE:
                 raise Determinate(
@@ -239,7 +238,7 @@ class ControlTable:
                         Transaction(APP_PREFIX + name, value) for name, value in stamps.items()
                     ],
                 ),
-                post_commithook_properties=_NO_HOOKS,
+                post_commithook_properties=NO_HOOKS,
             )
         except BaseException as error:
             if not isinstance(error, (OSError, DeltaError)) and not panicked(error):

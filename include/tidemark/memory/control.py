@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tidemark.core.binding import BindingRecord
@@ -14,8 +15,9 @@ from tidemark.core.lease import Lease
 from tidemark.core.listing import LogFile
 from tidemark.core.publish import Published
 from tidemark.core.seal import Seal
+from tidemark.core.shape import Shape, misfit
 from tidemark.core.shard import LogEntry
-from tidemark.memory.chaos import Chaos
+from tidemark.memory.chaos import Chaos, Crash, Fault
 from tidemark.memory.ledger import MemoryLedger, MemoryLedgerView
 
 
@@ -30,6 +32,7 @@ class MemoryWarehouse:
         self.journal: MemoryLedger[JournalEntry] = MemoryLedger()
         self.leases: MemoryLedger[Lease] = MemoryLedger()
         self.logs: dict[ShardId, MemoryLedger[LogEntry]] = {}
+        self.shapes: dict[ShardId, Shape] = {}
         self.records: dict[ShardId, MemoryLedger[Published]] = {}
 
     def log(self, shard: ShardId) -> MemoryLedger[LogEntry]:
@@ -58,6 +61,24 @@ class MemoryWarehouse:
 class MemoryLogView(MemoryLedgerView[LogEntry]):
     """One process's handle on a log, which nobody compacts."""
 
+    def __init__(self, warehouse: MemoryWarehouse, chaos: Chaos | None, shard: ShardId) -> None:
+        super().__init__(warehouse.log(shard), chaos, "log")
+        self._shapes, self._shard = warehouse.shapes, shard
+
+    def shape(self) -> Shape | None:
+        return self._shapes.get(self._shard)
+
+    def declare(self, shape: Shape) -> None:
+        fault = self._chaos.meet("log.declare")
+        if fault is Fault.CRASH_BEFORE:
+            raise Crash
+        there = self._shapes.get(self._shard)
+        if misfit(self._shard, recorded=there, declared=shape) is None:
+            columns = {**shape.columns, **(there.columns if there is not None else {})}
+            self._shapes[self._shard] = replace(shape, columns=columns)
+        if fault is Fault.CRASH_AFTER:
+            raise Crash
+
     def files(self) -> Sequence[LogFile]:
         entries = self.read(0, self._truth.head(self._version).upper)
         return [LogFile(part, entry.txn, entry.txn) for entry in entries for part in entry.parts]
@@ -78,9 +99,12 @@ class MemoryControl:
         self._logs: dict[ShardId, MemoryLogView] = {}
         self._publishes: dict[ShardId, MemoryLedgerView[Published]] = {}
 
+    def shards(self) -> Sequence[ShardId]:
+        return sorted(self._warehouse.logs)
+
     def log(self, shard: ShardId) -> MemoryLogView:
         if shard not in self._logs:
-            self._logs[shard] = MemoryLogView(self._warehouse.log(shard), self._chaos, "log")
+            self._logs[shard] = MemoryLogView(self._warehouse, self._chaos, shard)
         return self._logs[shard]
 
     def publishes(self, shard: ShardId) -> MemoryLedgerView[Published]:

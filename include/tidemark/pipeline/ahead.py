@@ -16,6 +16,7 @@ from types import TracebackType
 from tidemark.core.ids import Txn
 from tidemark.core.seal import Staged
 from tidemark.pipeline.context import Attempt, Pipeline, binding_at, stage_open
+from tidemark.pipeline.fit import configuration_of, fits
 
 
 class Ahead:
@@ -28,11 +29,13 @@ class Ahead:
     def begin(self, txn: Txn | None, *, after: Staged) -> None:
         """Begin to stage a transaction beside the work on the one before it.
 
-        One whose input is gone is left alone: its own turn says so."""
+        One whose input is gone, or whose settings don't fit, is left alone: its own turn says so."""
         if self._background is None or txn is None or after.watermark is not None:
             return
         binding = binding_at(self._pipeline, txn)
-        if not self._pipeline.source.inspect(binding):
+        if fits(
+            self._pipeline, configuration_of(self._pipeline, binding)
+        ) and not self._pipeline.source.inspect(binding):
             staging = self._background.submit(stage_open, self._pipeline, binding, self._attempt.token)
             self._begun = (txn, staging)
 

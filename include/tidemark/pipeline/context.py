@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -12,6 +12,7 @@ from tidemark.core.ids import TXN_FIRST, TXN_NONE, ShardId, Txn, WriterToken
 from tidemark.core.journal import Event, JournalEntry, decide_note
 from tidemark.core.ledger import Head, Put
 from tidemark.core.seal import Seal, Staged
+from tidemark.core.shape import Shapes
 from tidemark.pipeline.settle import settle
 from tidemark.ports.control import Control
 from tidemark.ports.gate import Gate, NoExpectations
@@ -19,6 +20,11 @@ from tidemark.ports.plane import DataPlane
 from tidemark.ports.source import Source
 
 ATTEMPTS_LOOKED_AT: Final = 1_000
+
+
+def no_shapes(configuration: Configuration) -> Shapes:
+    """For a pipeline whose shards have no shape that could change."""
+    return {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +37,8 @@ class Pipeline:
     configuration: Configuration
     generation: int = 0
     gate: Gate = field(default_factory=NoExpectations)
+    shapes_of: Callable[[Configuration], Shapes] = no_shapes
+    """The shards that a configuration declares, with their shapes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +68,16 @@ def binding_at(pipeline: Pipeline, txn: Txn) -> Binding:
     raise Determinate(f"the binding of transaction {txn} can't be seen yet", hint="retry")
 
 
+def last_binding(pipeline: Pipeline, head: Head) -> Binding | None:
+    """The binding below the head's upper; None when nothing is bound."""
+    if head.upper == TXN_FIRST:
+        return None
+    for record in pipeline.control.bindings.read(head.upper - 1, head.upper):
+        if isinstance(record, Binding):
+            return record
+    raise InvariantViolation(f"binding {head.upper - 1} is below the upper {head.upper}, but is not there")
+
+
 def seal_at(pipeline: Pipeline, txn: Txn) -> Seal:
     """The seal of a transaction that the snapshot of the seals has passed."""
     for seal in pipeline.control.seals.read(txn, txn + 1):
@@ -85,7 +103,7 @@ def sealed_binding(pipeline: Pipeline, seal: Seal) -> Binding:
 
 def stage_open(pipeline: Pipeline, binding: Binding, token: WriterToken) -> Staged:
     """Stage an open transaction by the pipeline's settings of now, so that what they refused before can be
-    mended; reads no ledger."""
+    mended; reads no ledger. Whether they fit is asked before (`fit.require_fit`)."""
     settings = settings_of(binding, pipeline.configuration)
     return replace(pipeline.plane.stage(binding.under(settings), token), configuration=settings)
 

@@ -12,6 +12,7 @@ from tidemark.core.replay import InputGone
 from tidemark.core.seal import Lost, Staged, TooEarly
 from tidemark.core.shard import Standing, classify
 from tidemark.pipeline.context import Attempt, Pipeline, binding_at, seal_at, stage_open
+from tidemark.pipeline.fit import configuration_of, require_shapes
 
 
 def standing(pipeline: Pipeline, txn: Txn) -> Standing:
@@ -28,6 +29,7 @@ def ingest(pipeline: Pipeline, attempt: Attempt, txn: Txn) -> Staged | Lost | To
             return TooEarly(pipeline.control.seals.head().upper)
         case Standing.AT:
             binding = binding_at(pipeline, txn)
+            require_shapes(pipeline, configuration_of(pipeline, binding))
             gone = pipeline.source.inspect(binding)
             if gone:
                 raise InputGone(txn, what=gone)

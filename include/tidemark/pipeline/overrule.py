@@ -17,6 +17,7 @@ from tidemark.pipeline.context import Attempt, Pipeline, binding_at, note
 from tidemark.pipeline.ingest import ingest
 from tidemark.pipeline.upsert import LogReport, bring_up_log, bring_up_logs, commit_staged, put_seal
 from tidemark.pipeline.validate import validate
+from tidemark.pipeline.verdicts import Judged, record
 
 
 def checked_reason(reason: str) -> str:
@@ -50,6 +51,8 @@ def accept(pipeline: Pipeline, attempt: Attempt, txn: Txn, *, reason: str) -> Tx
     outcome: Staged | SealOutcome = ingest(pipeline, attempt, txn)
     if isinstance(outcome, Staged):
         gated = validate(pipeline, outcome)
+        # What the gate said outlasts the decision to overrule it.
+        record(pipeline, attempt, Judged(gated, replayed=False), token_of=outcome)
         outcome = commit_staged(pipeline, attempt, outcome, gated, reason=reason.strip())
     _refuse_unless_ours(outcome, txn)
     return _finished(pipeline, attempt, txn, Event.ACCEPTED, reason)

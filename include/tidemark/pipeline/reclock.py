@@ -2,28 +2,18 @@
 
 The first attempt of a run mints; what it minted, or that it minted nothing, stays its own for ever.
 The source is asked again on every try, after the head was read, so that a minter that came second
-adopts what is there and adds only what is still missing (Invariant 1).
+adopts what is there and adds only what is still missing (Invariant 1). A pipeline file that does not fit the
+warehouse is refused before anything is bound, also where there is nothing new to bind (Invariant 17).
 """
 
 from __future__ import annotations
 
-from tidemark.core.binding import Binding, BindingRecord, Owned, decide_mint, owned_in
-from tidemark.core.errors import InvariantViolation
-from tidemark.core.ids import TXN_FIRST
+from tidemark.core.binding import BindingRecord, Owned, decide_mint, owned_in
 from tidemark.core.ledger import Head, Put
 from tidemark.core.replay import RunPlan, plan_run
-from tidemark.pipeline.context import Attempt, Pipeline
+from tidemark.pipeline.context import Attempt, Pipeline, last_binding
+from tidemark.pipeline.fit import require_named, require_shapes
 from tidemark.pipeline.settle import settle
-
-
-def last_binding(pipeline: Pipeline, head: Head) -> Binding | None:
-    """The binding below the head's upper; None when nothing is bound."""
-    if head.upper == TXN_FIRST:
-        return None
-    for record in pipeline.control.bindings.read(head.upper - 1, head.upper):
-        if isinstance(record, Binding):
-            return record
-    raise InvariantViolation(f"binding {head.upper - 1} is below the upper {head.upper}, but is not there")
 
 
 def mint(pipeline: Pipeline, attempt: Attempt) -> Owned:
@@ -35,12 +25,16 @@ def mint(pipeline: Pipeline, attempt: Attempt) -> Owned:
         decided = owned_in(found)
         if decided is not None:
             return decided
+        require_shapes(pipeline, pipeline.configuration)
         last = last_binding(pipeline, head)
+        steps = pipeline.source.offer(last)
+        # After the source, which may have a better reason: its tables may have become more meanwhile.
+        require_named(pipeline)
         return decide_mint(
             head=head,
             last=last,
             found=found,
-            steps=pipeline.source.offer(last),
+            steps=steps,
             owner=attempt.owner,
             configuration=pipeline.configuration,
         )

@@ -30,8 +30,16 @@ Progress = Callable[[Txn, str], None]
 """Told which transaction is in which phase, for people who watch."""
 
 
+Decided = Callable[[SealOutcome], None]
+"""Told of each transaction when it is through, before the next one begins."""
+
+
 def unwatched(txn: Txn, phase: str) -> None:
     """Nobody watches."""
+
+
+def untold(outcome: SealOutcome) -> None:
+    """Nobody asks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +108,7 @@ def run(
     *,
     transactions_max: int | None = None,
     progress: Progress = unwatched,
+    decided: Decided = untold,
     background: Executor | None = None,
 ) -> RunReport:
     """One run of a pipeline; any number of them may work at once.
@@ -108,15 +117,15 @@ def run(
     `background`, each transaction of a backlog is staged there while the one before is committed."""
     plan = reclock(pipeline, attempt)
     todo = plan.finish[:transactions_max]
-    decided: list[SealOutcome] = []
+    outcomes: list[SealOutcome] = []
     reached = TXN_NONE
     with Ahead(pipeline, attempt, background) as ahead:
         for txn, following in zip_longest(todo, todo[1:]):
-            decided.append(
-                finish(pipeline, attempt, txn, progress=progress, ahead=ahead, following=following)
-            )
+            outcome = finish(pipeline, attempt, txn, progress=progress, ahead=ahead, following=following)
+            outcomes.append(outcome)
             progress(txn, "checkpoint")
             reached = checkpoint(pipeline)
+            decided(outcome)
     if not todo:
         bring_up_logs(pipeline)  # Somebody may have died between a seal and its logs.
         reached = checkpoint(pipeline)
@@ -125,7 +134,7 @@ def run(
         for txn in plan.prove
         for finding in replay(pipeline, attempt, txn_from=txn, txn_to=txn, progress=progress)
     ]
-    return RunReport(tuple(decided), tuple(findings), reached)
+    return RunReport(tuple(outcomes), tuple(findings), reached)
 
 
 def replay(

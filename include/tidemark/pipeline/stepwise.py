@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from tidemark.core.binding import Owned, owned_in
+from tidemark.core.binding import Binding, Owned, owned_in
 from tidemark.core.checksum import SOURCE, Digests
 from tidemark.core.errors import Determinate, TidemarkError
 from tidemark.core.evidence import Evidence, decide_evidence, newest_of
@@ -21,6 +21,7 @@ from tidemark.core.replay import Finding, RunPlan, Verdict, judge, judge_replay,
 from tidemark.core.seal import Lost, Seal, SealOutcome, Staged, TooEarly
 from tidemark.core.shard import Standing
 from tidemark.pipeline.context import Attempt, Pipeline, binding_at, seal_at, sealed_binding, stage_open
+from tidemark.pipeline.fit import configuration_of, fits, require_shapes
 from tidemark.pipeline.ingest import standing
 from tidemark.pipeline.refusal import note_refusal
 from tidemark.pipeline.replay import judge_parts, read_sealed
@@ -73,21 +74,30 @@ def keep(pipeline: Pipeline, attempt: Attempt, evidence: Evidence) -> None:
     settle(attempts, decide, what=f"the evidence on transaction {evidence.txn}")
 
 
-def is_usable(pipeline: Pipeline, evidence: Evidence | None) -> bool:
-    """Whether an earlier try of the same round has done this work, and its files are still there."""
+def is_usable(pipeline: Pipeline, binding: Binding, evidence: Evidence | None) -> bool:
+    """Whether an earlier try of the same round has done this work, its files are still there, and they were
+    made by a pipeline file that fits."""
     if evidence is None or evidence.staged is None:
         return False
-    shards = evidence.staged.shards
-    return evidence.replayed or not any(pipeline.plane.damaged(name, shards[name].parts) for name in shards)
+    staged = evidence.staged
+    if evidence.replayed:
+        return True
+    lost = any(pipeline.plane.damaged(name, staged.shards[name].parts) for name in staged.shards)
+    return not lost and fits(pipeline, binding.under(staged.configuration).configuration)
 
 
-def gather_one(pipeline: Pipeline, attempt: Attempt, txn: Txn, *, replayed: bool) -> Evidence:
-    """The evidence on one transaction: found from an earlier try, or made now."""
+def gather_one(
+    pipeline: Pipeline, attempt: Attempt, txn: Txn, *, replayed: bool, progress: Progress = unwatched
+) -> Evidence:
+    """The evidence on one transaction: found from an earlier try, or made now, which is told."""
     own = [one for one in found_by(pipeline, attempt) if one.owner.is_run_of(attempt.owner)]
     before = newest_of(own, txn, replayed=replayed, round_min=attempt.round)
-    if before is not None and is_usable(pipeline, before):
-        return before
     binding = sealed_binding(pipeline, seal_at(pipeline, txn)) if replayed else binding_at(pipeline, txn)
+    if before is not None and is_usable(pipeline, binding, before):
+        return before
+    progress(txn, "replay" if replayed else "ingest")
+    if not replayed:
+        require_shapes(pipeline, configuration_of(pipeline, binding))
     gone = pipeline.source.inspect(binding)
     staged: Staged | None = None
     if not gone and replayed:
@@ -99,11 +109,11 @@ def gather_one(pipeline: Pipeline, attempt: Attempt, txn: Txn, *, replayed: bool
     return made
 
 
-def gather_open(pipeline: Pipeline, attempt: Attempt, txn: Txn) -> Evidence | None:
+def gather_open(pipeline: Pipeline, attempt: Attempt, txn: Txn, progress: Progress) -> Evidence | None:
     """The evidence on an open transaction, or None when somebody has decided it meanwhile: the parts of who
     has lost may be swept while they are written, which is a lost race, not an error (Invariant 4)."""
     try:
-        return gather_one(pipeline, attempt, txn, replayed=False)
+        return gather_one(pipeline, attempt, txn, replayed=False, progress=progress)
     except (TidemarkError, OSError) as error:
         if standing(pipeline, txn) is Standing.BELOW:
             return None
@@ -119,8 +129,7 @@ def gather(pipeline: Pipeline, attempt: Attempt, *, progress: Progress = unwatch
     plan = known_plan(pipeline, attempt)
     gathered: list[Evidence] = []
     for txn in plan.finish:
-        progress(txn, "ingest")
-        evidence = gather_open(pipeline, attempt, txn)
+        evidence = gather_open(pipeline, attempt, txn, progress)
         if evidence is None:
             continue
         gathered.append(evidence)
@@ -129,8 +138,7 @@ def gather(pipeline: Pipeline, attempt: Attempt, *, progress: Progress = unwatch
     for txn in plan.prove:
         if judge_skipped(seal_at(pipeline, txn)) is not None:
             continue
-        progress(txn, "replay")
-        gathered.append(gather_one(pipeline, attempt, txn, replayed=True))
+        gathered.append(gather_one(pipeline, attempt, txn, replayed=True, progress=progress))
     return tuple(gathered)
 
 

@@ -27,6 +27,7 @@ from tidemark.core.seal import (
     decide_seal,
     seal_of,
 )
+from tidemark.core.shape import Shapes
 from tidemark.core.shard import (
     Appended,
     AppendOutcome,
@@ -44,6 +45,7 @@ from tidemark.pipeline.context import (
     binding_at,
     note,
     seal_at,
+    sealed_binding,
     unfinished,
     watermark_below,
 )
@@ -62,14 +64,38 @@ class LogReport:
 
 
 def put_seal(pipeline: Pipeline, seal: Seal) -> SealOutcome:
-    """Seal the transaction, or learn who has."""
+    """Seal the transaction, or learn who has.
+
+    What the parts were made with goes on record in the logs first, by put-if-absent: of two files that
+    disagree about a new shard or column one is refused, and whatever is sealed, its log can take."""
     seals = pipeline.control.seals
+    declared = _declared(pipeline, seal)
+    if declared:
+        _declare(pipeline, seal, declared)
 
     def decide(head: Head) -> Put[Seal, SealOutcome] | SealOutcome:
         found = seal_at(pipeline, seal.txn) if seal.txn < head.upper else None
-        return decide_seal(head=head, found=found, seal=seal)
+        shapes = {shard: pipeline.control.log(shard).shape() for shard in declared}
+        recorded = {shard: shape for shard, shape in shapes.items() if shape is not None}
+        return decide_seal(head=head, found=found, seal=seal, recorded=recorded, declared=declared)
 
     return cast("SealOutcome", settle(seals, decide, what=f"the seal of transaction {seal.txn}"))
+
+
+def _declare(pipeline: Pipeline, seal: Seal, shapes: Shapes) -> None:
+    """Put the shapes on record in their logs, unless the seal would be refused or has lost."""
+    head = pipeline.control.seals.head()
+    if seal.txn >= head.upper and seal.generation >= head.generation:
+        for shard, shape in shapes.items():
+            pipeline.control.log(shard).declare(shape)
+
+
+def _declared(pipeline: Pipeline, seal: Seal) -> Shapes:
+    """The shapes of the shards that a seal has parts for, by the settings that these were made with."""
+    if not seal.shards:
+        return {}
+    shapes = pipeline.shapes_of(sealed_binding(pipeline, seal).configuration)
+    return {shard: shapes[shard] for shard in seal.shards if shard in shapes}
 
 
 def announce_generation(pipeline: Pipeline) -> int:

@@ -7,11 +7,14 @@ the user's own expectations. What does not pass was never visible (Invariant 15)
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from tidemark.core.replay import Finding, judge
 from tidemark.core.seal import Staged
 from tidemark.pipeline.context import Pipeline
 from tidemark.ports.gate import Opinion
+
+EXPECTATIONS_FAILED: Final = "expectations not met"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,12 @@ class Gated:
     @property
     def passed(self) -> bool:
         return self.finding.passed and not self.opinion.failed
+
+    @property
+    def word(self) -> str:
+        """What the gate says, in a word or two: the verdict, unless it is the expectations that fail."""
+        broken = self.finding.passed and self.opinion.failed
+        return EXPECTATIONS_FAILED if broken else str(self.finding.verdict)
 
 
 def validate(pipeline: Pipeline, staged: Staged) -> Gated:

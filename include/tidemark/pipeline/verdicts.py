@@ -35,6 +35,8 @@ def record(pipeline: Pipeline, attempt: Attempt, judged: Judged, *, token_of: St
         "verdict": str(finding.verdict),
         "finding": str(finding),
         "run": attempt.owner.run_id,
+        "begun": attempt.owner.begun,
+        "round": str(attempt.round),
         "by": attempt.token,
         "failed": json.dumps(opinion.failed),
         "held": json.dumps(dict(opinion.held)),

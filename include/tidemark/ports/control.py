@@ -26,6 +26,7 @@ from tidemark.core.ledger import CommitOutcome, Head, Put
 from tidemark.core.listing import LogFile
 from tidemark.core.publish import Published
 from tidemark.core.seal import Seal
+from tidemark.core.shape import Shape
 from tidemark.core.shard import LogEntry
 from tidemark.core.upkeep import Leftover, Replacement
 
@@ -70,6 +71,15 @@ class Log(Ledger[LogEntry], Protocol):
         """The active files, which have the rows that readers see, at the snapshot of the last `head`."""
         ...
 
+    def shape(self) -> Shape | None:
+        """The shape that is on record now; None where none is."""
+        ...
+
+    def declare(self, shape: Shape) -> None:
+        """Put a shape on record, or the columns that the recorded one lacks; what is recorded never changes
+        otherwise. One that doesn't fit leaves the record as it is."""
+        ...
+
 
 class KeptLog(Log, Protocol):
     """A log as its maintenance sees it."""
@@ -107,6 +117,10 @@ class Control(Protocol):
 
     @property
     def leases(self) -> Ledger[Lease]: ...
+
+    def shards(self) -> Sequence[ShardId]:
+        """The names that may be shards with a log, whatever a pipeline file says."""
+        ...
 
     def log(self, shard: ShardId) -> Log:
         """The shard's log: the parts that its readers see. Made when it is first asked for."""

@@ -81,6 +81,26 @@ class TellsStanding(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Waiting:
+    """Input that is there and belongs to no transaction yet: how many pieces of it, how many bytes, and when
+    the oldest came. `trouble` says why that can't be known, and is empty when it is."""
+
+    pieces: int = 0
+    bytes: int = 0
+    oldest_seconds: float | None = None
+    trouble: str = ""
+
+
+@runtime_checkable
+class TellsWaiting(Protocol):
+    """A source that can say what waits in it, and since when."""
+
+    def waiting(self, last: Binding | None) -> Waiting:
+        """What is there above the last binding; binds and reads nothing."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
 class Unneeded:
     """Files that a source kept for replays and that nobody reads any more; `waiting` are those that still
     have to stay, and `held_by` says for what."""

@@ -29,6 +29,7 @@ SITE: Final = "site"
 RESULTS_ON_INDEX_MAX: Final = 200
 """The index page reads every result that it lists again."""
 
+_PAGES: Final = "tidemark.quality.pages"
 _LATER: Final = ("altair", "scipy.stats")
 _QUERY_LOGGERS: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 """PySpark's, which print every failed query with its message."""
@@ -94,8 +95,13 @@ def context_for(site: Path | None) -> AbstractDataContext:
                 "site_index_builder": {
                     "class_name": "DefaultSiteIndexBuilder",
                     "validation_results_limit": RESULTS_ON_INDEX_MAX,
+                    "view": {"module_name": _PAGES, "class_name": "PlainIndex"},
                 },
-                "site_section_builders": {"expectations": "None", "profiling": "None"},
+                "site_section_builders": {
+                    "validations": {"view": {"module_name": _PAGES, "class_name": "PlainPage"}},
+                    "expectations": "None",
+                    "profiling": "None",
+                },
             }
         }
     context: AbstractDataContext = gx.get_context(project_config=config, mode="ephemeral")

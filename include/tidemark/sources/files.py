@@ -37,6 +37,7 @@ from tidemark.core.errors import InvalidUsage, InvariantViolation
 from tidemark.core.frontier import Frontier
 from tidemark.core.replay import Replayable
 from tidemark.ports.control import Ledger
+from tidemark.ports.source import Waiting
 from tidemark.sources.change import Change, find_change, listed
 from tidemark.sources.content import Content, read_content
 from tidemark.sources.listing import Found, Listing, Skipped, matcher
@@ -133,6 +134,19 @@ class FileSource:
         self._tell()
         lower = last.upper[PARTITION] if last is not None else 0
         return list(self._cut(whole, lower))
+
+    def waiting(self, last: Binding | None) -> Waiting:
+        """The files that no transaction has yet, those that still settle among them; not those whose marker
+        is missing. None is opened."""
+        self._learn(last)
+        try:
+            listing = Listing(self._folder, self._matches)
+        except InvalidUsage as error:
+            return Waiting(trouble=error.fact)
+        now_ns = int(self._now() * 1e9)
+        new = [f for f in listing.with_markers(self._rules.ready_marker) if f.name not in self._bound]
+        oldest = min((file.settled_at(now_ns) for file in new), default=None)
+        return Waiting(len(new), sum(file.size for file in new), oldest / 1e9 if oldest is not None else None)
 
     def _tell(self) -> None:
         """Say what is left out, and first, as a warning, what no later run will take either."""

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-from pyspark.sql import DataFrame, Observation
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from tidemark.core.checksum import Digest
@@ -21,6 +21,7 @@ from tidemark.ports.state import Tail
 from tidemark.spark.digest import digest_of, partials, row_hash
 from tidemark.spark.fold import DELETE, OP, UPSERT
 from tidemark.spark.fresh import filled
+from tidemark.spark.shared_server import counted, persisted
 from tidemark.spark.spec import StateSpec
 from tidemark.spark.tables import at_version, in_extent, log_files, same_rows
 from tidemark.spark.tail import BEFORE, FILE, GOES, ROW, changes, met, with_places
@@ -51,13 +52,15 @@ class Changes:
 
     def put(self, opened: StateTransaction) -> Digest:
         """Hand all of it to a transaction; the digest of the rows that come, counted as they are written."""
-        seen = Observation()
-        hashed = self.upserts.select("*", row_hash(self.spec.declared).alias(_HASH))
-        counted = hashed.observe(seen, *partials(F.col(_HASH), prefix=_ADDED)).select(*self.spec.columns)
-        opened.put(counted, files=max(1, -(-self.rows_max // ROWS_PER_FILE)))
+        files = max(1, -(-self.rows_max // ROWS_PER_FILE))
+        found = counted(
+            self.upserts.select("*", row_hash(self.spec.declared).alias(_HASH)),
+            partials(F.col(_HASH), prefix=_ADDED),
+            lambda rows: opened.put(rows.select(*self.spec.columns), files=files),
+        )
         if self.gone is not None and self.removed.count:
             opened.take_out(self.gone.where(GOES).select(FILE, ROW))
-        return digest_of(seen.get, prefix=_ADDED)
+        return digest_of(found, prefix=_ADDED)
 
 
 @contextmanager
@@ -75,7 +78,7 @@ def changes_of(
     state = filled(at_version(folded.sparkSession, spec.state, version), spec)
     state = in_extent(state, files, spec, version=version)
     state = state.select(*spec.columns) if opened is None else with_places(state, spec)
-    with kept(met(folded, state, spec, rows=rows)) as pairs:
+    with persisted(met(folded, state, spec, rows=rows)) as pairs:
         goes, deletes = F.col(GOES), F.col(OP) == DELETE
         gone = partials(F.when(goes, F.col(BEFORE)), prefix=_REMOVED)
         counts = [F.count_if(goes & deletes).alias("deletes"), F.count_if(~goes).alias("stays")]
@@ -89,13 +92,3 @@ def digest_of_rows(rows: DataFrame, spec: StateSpec) -> Digest:
     """The digest of a state's rows, over the declared columns."""
     found = rows.select(row_hash(spec.declared).alias(_HASH)).agg(*partials(F.col(_HASH), prefix=_ADDED))
     return digest_of(found.first().asDict(), prefix=_ADDED)  # type: ignore[union-attr]
-
-
-@contextmanager
-def kept(frame: DataFrame) -> Iterator[DataFrame]:
-    """A frame that is used more than once; computed again, from pinned versions, if it gets lost."""
-    frame.persist()
-    try:
-        yield frame
-    finally:
-        frame.unpersist()

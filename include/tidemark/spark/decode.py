@@ -9,7 +9,7 @@ Every record goes to exactly one *slot*: a change of the shard, a bad record, or
   all of it at once: an undeclared column, a missing one, a truncate, a changed key (scenarios E4, D7).
 
 A column that a record leaves out is not the same as NULL: with `on_schema_change: fail` it is a dropped
-column, and refused; with `add_columns`, where records of several shapes are expected, a nullable one is NULL.
+column, and refused; with `missing_as_null`, where records of several shapes are expected, it is NULL.
 A deletion needs its key only. A key is bad when all its parts are NULL; one NULL part is a value like any
 other, but every part must be there.
 

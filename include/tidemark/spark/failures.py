@@ -15,6 +15,7 @@ from tidemark.spark.decode import REFUSAL_MARK
 from tidemark.spark.flaws import FOUND
 from tidemark.spark.inputs import Input
 from tidemark.spark.read import is_missing_path
+from tidemark.spark.session import SERVER_GONE
 
 # Over Spark Connect there is no gateway to Java, and it need not be installed.
 try:
@@ -122,6 +123,8 @@ def rows_of(shard: str) -> Iterator[None]:
 
 def cause_in(text: str) -> str:
     """What a Java error says went wrong at the bottom, without the stack around it."""
+    if SERVER_GONE in text:
+        return "the Spark server has gone away"
     bottom = _CAUSE.findall(text)
     plain = " ".join(line.strip() for line in text.splitlines() if not line.startswith("\t"))
     return (bottom[-1] if bottom else plain)[:_MESSAGE_CHARACTERS_MAX]

@@ -14,6 +14,7 @@ staged while the last one is read back. The session may be one on a Spark Connec
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
@@ -38,6 +39,7 @@ from tidemark.spark.read import READ_CONFS
 from tidemark.spark.route import route, shards_of
 from tidemark.spark.sample import Sampler
 from tidemark.spark.session import Sessions, cores_of
+from tidemark.spark.shared_server import persisted
 from tidemark.spark.sql import literal
 from tidemark.spark.work import Sink, Totals, fold_shard, quarantine, rows_given
 
@@ -206,10 +208,8 @@ class SparkPlane:
     def _work(self, config: PipelineConfig, read: Input, txn: Txn, sink: Sink, totals: Totals) -> None:
         routed, rules, parts = self._prepared(config, read, txn, totals.watermark)
         shards = shards_of(config)
-        if len(shards) > 1:
-            routed = routed.persist()
-        try:
-            frames = _by_shard(routed, [shard.name for shard in shards])
+        with persisted(routed) if len(shards) > 1 else nullcontext(routed) as shared:
+            frames = _by_shard(shared, [shard.name for shard in shards])
             folded = abreast(
                 lambda name: fold_shard(frames[name], rules[name], sink, parts=parts), list(frames)
             )
@@ -218,9 +218,6 @@ class SparkPlane:
             bad = {name: frames[name] for name in frames if totals.bad[name].count}
             if bad:
                 quarantine({name: (bad[name], rules[name]) for name in bad}, sink, totals)
-        finally:
-            if len(shards) > 1:
-                routed.unpersist()
 
 
 def _by_shard(routed: DataFrame, shards: Sequence[str]) -> dict[str, DataFrame]:

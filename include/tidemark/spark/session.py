@@ -20,12 +20,14 @@ from __future__ import annotations
 import logging
 import os
 import re
+import warnings
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
+from tidemark.core.errors import Determinate
 from tidemark.spark.archive import archive_options
 from tidemark.spark.jars import jar_paths
 from tidemark.spark.java import use_java
@@ -41,7 +43,10 @@ _PARALLELISM = "spark.default.parallelism"
 _TRAVEL = "spark.databricks.delta.vacuum.enforceTimeTravelWithinDeletedFileRetentionDuration"
 """Delta refuses to read a version that is older than what its VACUUM may take, whether or not it has taken
 any of it. A publish may have to start from such a version, and readers look whether its files are there."""
+SERVER_GONE: Final = "StatusCode.UNAVAILABLE"
+"""What the error of a call has in it that reached no server."""
 _RETRIES_MAX = 5
+_SAID_CHARACTERS_MAX = 1_000
 _BACKOFF_MILLISECONDS_MAX = 4_000
 INTERPRETED: Final = {
     "spark.sql.codegen.wholeStage": "false",
@@ -94,6 +99,8 @@ def build_session(
         **(_log_confs(log_file) if log_file is not None else {}),
         **(confs or {}),
     }
+    if log_file is not None:
+        _start_quietly({**merged, "spark.app.name": app_name, "spark.master": master}, log_file)
     builder = SparkSession.builder.appName(app_name).master(master)
     for key, value in merged.items():
         builder = builder.config(key, value)
@@ -103,18 +110,48 @@ def build_session(
     return session
 
 
+def _start_quietly(confs: Mapping[str, str], log_file: Path) -> None:
+    """Start this process's JVM, if it has none, with its own output in the log: what Java and Spark's scripts
+    say before there is a logger would go to the terminal."""
+    from pyspark import SparkConf, SparkContext
+    from pyspark.errors import PySparkRuntimeError
+    from pyspark.java_gateway import launch_gateway
+
+    if SparkContext._gateway is not None:
+        return
+    start = log_file.stat().st_size if log_file.exists() else 0
+    with log_file.open("ab") as log:
+        given = SparkConf(loadDefaults=False).setAll(list(confs.items()))
+        try:
+            gateway = launch_gateway(given, {"stdout": log, "stderr": log})
+        except PySparkRuntimeError as error:
+            said = log_file.read_bytes()[start:].decode(errors="replace").strip()[-_SAID_CHARACTERS_MAX:]
+            raise Determinate(
+                f"Spark's Java ended before it was ready: {said or error}", hint=f"see {log_file}; then retry"
+            ) from error
+    SparkContext._ensure_initialized(gateway=gateway)
+
+
 def connect_session(url: str, *, token: str | None = None) -> SparkSession:
     """A session on a Spark Connect server, such as `sc://localhost:15002`.
 
     Delta's extension and jars are the server's affair. Without a `token` the one in
     `SPARK_CONNECT_AUTHENTICATE_TOKEN` is used; with one, the host has to be `localhost`. A process has either
-    sessions like this one or those of `build_session`, never both.
+    sessions like this one or those of `build_session`, never both. `Determinate` where no server answers.
     """
+    from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
+    _silence_client()
     address = connect_address(url, token)
     session: SparkSession = _impatient(SparkSession.builder.remote(address).getOrCreate())
-    session.conf.set(_TRAVEL, "false")
+    try:
+        session.conf.set(_TRAVEL, "false")
+    except PySparkException as error:
+        if SERVER_GONE not in str(error):
+            raise
+        place = url.partition("/;")[0]
+        raise Determinate(f"no Spark server answers at {place}", hint="start it, and retry") from None
     return session
 
 
@@ -125,6 +162,17 @@ def connect_address(url: str, token: str | None) -> str:
         return url
     joint = ";" if "/;" in url else "/;"
     return f"{url.rstrip('/')}{joint}token={quote(token, safe='')}"
+
+
+def _silence_client() -> None:
+    """Keep PySpark's client from logging every call that fails, with its stack: each is an exception anyway,
+    and of a server that goes away there are hundreds. The client is silent by itself until something sets
+    logging up anew, as Airflow does in its tasks."""
+    from pyspark.sql.connect.logging import logger
+
+    if "SPARK_CONNECT_LOG_LEVEL" not in os.environ:
+        logger.setLevel(logging.CRITICAL)
+        warnings.filterwarnings("ignore", message=r"\[RETRIES_EXCEEDED\]")
 
 
 def _impatient(session: Any) -> Any:
@@ -203,6 +251,11 @@ def _log_confs(log_file: Path) -> dict[str, str]:
     place = str(log_file).replace("\\", r"\\").replace('"', r"\"")
     options = f'-Dlog4j2.configurationFile={settings.as_uri()} "-Dtidemark.spark.log={place}"'
     return {"spark.driver.extraJavaOptions": options}
+
+
+def quiet_options() -> str:
+    """Java options for a Spark that writes to somebody else's log: errors only, from its start."""
+    return f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2-errors.properties').as_uri()}"
 
 
 def session_confs(*, master: str, jars: list[Path], scratch_folder: Path | None = None) -> dict[str, str]:

@@ -29,12 +29,13 @@ from tidemark.core.publish import (
     published_txn,
 )
 from tidemark.ports.state import Tail
-from tidemark.spark.changes import Changes, changes_of, digest_of_rows, kept
+from tidemark.spark.changes import Changes, changes_of, digest_of_rows
 from tidemark.spark.commit import Stamp, confs_set, merge, replace_keys, widened, write
 from tidemark.spark.failures import cause_in, rows_of
 from tidemark.spark.fresh import Pins, filled, fresh, is_small, tail_at
 from tidemark.spark.publisher import sole_publisher
 from tidemark.spark.session import INTERPRETED
+from tidemark.spark.shared_server import persisted
 from tidemark.spark.spec import StateSpec, StateSpecs, specs_of
 from tidemark.spark.standing import app_id, encoded, guard_of, guard_version, read_standing
 from tidemark.spark.tables import read_version
@@ -153,7 +154,7 @@ class SparkStatePlane:
         spec, spark = self._specs.of(shard), self._spark
         pins = Pins(base, tail.log_version, tail.upper)
         folded = folded_tail(spark, spec, lower=tail.lower, upper=tail.upper, version=tail.log_version)
-        with rows_of(shard), kept(fresh(spark, spec, pins)) as rows:
+        with rows_of(shard), persisted(fresh(spark, spec, pins)) as rows:
             old = base.commit.tombstones if base is not None else VERSION_NONE
             tombs = bury(folded, spec, base=old, watermark=None, afresh=base is None)
             commit = StateCommit(tail.txn, token, digest_of_rows(rows, spec), tombs)
@@ -207,7 +208,7 @@ def _tail(spark: SparkSession, spec: StateSpec, pins: Pins) -> Iterator[DataFram
     if tail is None:
         raise InvariantViolation("a publish needs a tail")
     if spec.rule.keys and (pins.upper - pins.lower > 1 or spec.rule.sequence_by is not None):
-        with kept(tail):
-            yield tail
+        with persisted(tail) as own:
+            yield own
     else:
         yield tail

@@ -2,15 +2,16 @@
 
 All counting happens in the last stage of the job that writes, so a stage that runs twice counts once
 (Invariant 7): every record comes there with its hash, winners and losers, and then the losers are left out.
+Counts that Spark doesn't deliver are taken again (`shared_server.counted`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
-from pyspark.sql import DataFrame, Observation
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StringType, StructField, StructType
 
@@ -34,6 +35,7 @@ from tidemark.spark.flaws import SHARD, Rules
 from tidemark.spark.fold import ORDINAL, POSITION, TXN, FoldRule, is_last, log_schema
 from tidemark.spark.parts import PartStore, attempt_folder
 from tidemark.spark.read import HASH, RAW
+from tidemark.spark.shared_server import counted
 from tidemark.spark.sql import opaque, quoted
 
 QUARANTINE_COLUMNS: Final = StructType(
@@ -115,16 +117,16 @@ def fold_shard(frame: DataFrame, rules: Rules, sink: Sink, *, parts: int) -> Fol
     is_bad = f"{SLOT} = {BAD}"
     reduced, wins = _reduced(frame, rules, parts=parts)
     out = f"CASE WHEN {wins} THEN {row_hash_sql(hashed_columns(rules.shard))} END AS {_OUT}"
-    seen = Observation()
-    observed = reduced.selectExpr("*", out).observe(
-        seen,
-        *partials(HASH, prefix=_IN_PREFIX),
-        *partials(f"CASE WHEN {is_bad} THEN {HASH} END", prefix=_BAD_PREFIX),
-        *partials(_OUT, prefix=_OUT_PREFIX),
-        F.expr(f"max({SEQUENCE}) AS watermark"),
+    found = counted(
+        reduced.selectExpr("*", out),
+        [
+            *partials(HASH, prefix=_IN_PREFIX),
+            *partials(f"CASE WHEN {is_bad} THEN {HASH} END", prefix=_BAD_PREFIX),
+            *partials(_OUT, prefix=_OUT_PREFIX),
+            F.expr(f"max({SEQUENCE}) AS watermark"),
+        ],
+        lambda rows: sink.take(shard, rows.where(f"{_OUT} IS NOT NULL").selectExpr(*columns)),
     )
-    sink.take(shard, observed.where(f"{_OUT} IS NOT NULL").selectExpr(*columns))
-    found: Mapping[str, Any] = seen.get
     digest = digest_of(found, prefix=_OUT_PREFIX)
     return Folded(
         source=digest_of(found, prefix=_IN_PREFIX),
@@ -178,10 +180,11 @@ def quarantine(bad: Mapping[str, tuple[DataFrame, Rules]], sink: Sink, totals: T
     if union is None:
         return
     hashed = union.coalesce(1).withColumn(_OUT, row_hash(QUARANTINE_COLUMNS))
-    seen = Observation()
-    counted = [*partials(HASH, prefix=_IN_PREFIX), *partials(_OUT, prefix=_OUT_PREFIX)]
-    sink.take(QUARANTINE, hashed.observe(seen, *counted).drop(HASH, _OUT))
-    found: Mapping[str, Any] = seen.get
+    found = counted(
+        hashed,
+        [*partials(HASH, prefix=_IN_PREFIX), *partials(_OUT, prefix=_OUT_PREFIX)],
+        lambda rows: sink.take(QUARANTINE, rows.drop(HASH, _OUT)),
+    )
     again = digest_of(found, prefix=_IN_PREFIX)
     if again != expected:
         raise InvariantViolation(

@@ -62,13 +62,13 @@ def _check_columns(
             )
     names = {column.plain for column in columns}
     for declared in shard.columns:
-        may_lack = shard.on_schema_change == "add_columns" and declared.nullable
+        may_lack = shard.on_schema_change != "fail" and declared.nullable
         if declared.name not in names and not (may_lack and declared.name not in shard.keys):
             raise refused(
                 relation.name,
                 f"the declared column {declared.name!r} is not sent",
-                "it was dropped, or is generated, or is not in the publication's column list: remove it from"
-                f" the schema of shard {shard.name}, or set on_schema_change: add_columns",
+                "it was dropped, or is generated, or is not in the publication's column list: set"
+                f" on_schema_change: missing_as_null for shard {shard.name}",
             )
 
 

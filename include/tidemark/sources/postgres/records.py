@@ -4,7 +4,7 @@ A record names its table and the commit it belongs to. What can't be told withou
 anything is captured, so nothing is bound to it, and the slot keeps it until the cause is mended:
 
 - a column that is not declared, or declared as a type that would lose something; a declared column that is
-  gone (with `on_schema_change: add_columns`, a nullable one may be);
+  gone (with another `on_schema_change` than `fail`, a nullable one may be);
 - key columns that are not those of the table's replica identity (scenario D7);
 - a big value that did not change and was not sent. Where the replica identity is full, the old row comes
   along and has it (scenario U14), and a big key comes along in any case. Without that nobody knows it, and

@@ -87,7 +87,7 @@ def wrap_control(steps: Steps) -> None:
     def at_version(what: str) -> Callable[..., str]:
         return lambda table, *args, **kwargs: f"{what} {table_name(table.uri)} {table.version + 1}"
 
-    wrap(ControlTable, "_create", lambda table: f"make {table_name(table.uri)}", steps)
+    wrap(ControlTable, "_create", lambda table, *args: f"make {table_name(table.uri)}", steps)
     wrap(ControlTable, "commit", at_version("commit"), steps)
     for housekeeping in ("create_checkpoint", "cleanup_metadata"):
         wrap(DeltaTable, housekeeping, lambda table, what=housekeeping: f"{what} {place(table)}", steps)

@@ -1,6 +1,6 @@
 """A JVM that outlives the Python processes that use it.
 
-`python -m tests.crash.jvm FOLDER` starts a Spark session and prints the address of its gateway. Any number
+`python -m tests.support.jvm FOLDER` starts a Spark session and prints the address of its gateway. Any number
 of other processes may `attach`; when one of them is killed, what it had asked the JVM to do goes on to its
 end. That is the zombie that a killed driver leaves behind on a cluster or a Connect server. The session
 ends when the holder's standard input does, or with the holder's whole process group.
@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from tests.support import ROOT
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 DEAD_SECONDS_MAX = 180
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Jvm:
         """The running JVM's address; starts one where there is none."""
         if self._process is None or self._process.poll() is not None:
             self._scratch.mkdir(parents=True, exist_ok=True)
-            command = [sys.executable, "-m", "tests.crash.jvm", str(self._scratch)]
+            command = [sys.executable, "-m", "tests.support.jvm", str(self._scratch)]
             # Killed drivers and late commits make Spark talk; what it says is kept beside its files.
             with (self._scratch / "messages").open("a") as messages:
                 self._process = subprocess.Popen(

@@ -2,7 +2,7 @@
 
 One node in KRaft mode, with a listener that asks for nothing, one that asks for a user and a password, and
 one that asks for them by SCRAM over TLS, with a certificate of its own authority. Its jars are fetched once
-into the project's own folder, with the sums of `kafka_broker.lock`; what Spark ships already (Scala, Jackson,
+into the project's own folder, with the sums of `kafka.lock`; what Spark ships already (Scala, Jackson,
 codecs, logging) is taken from there.
 """
 
@@ -29,7 +29,8 @@ from confluent_kafka.admin import (
     NewTopic,
 )
 
-from tests.certificates import Authority
+from tests.support import ROOT
+from tests.support.certificates import Authority
 from tidemark.airflow.processes import free_port
 from tidemark.home import home
 from tidemark.spark import ivy
@@ -200,7 +201,7 @@ def _ask_for_a_group(broker: Broker) -> None:
 def class_path() -> str:
     """The broker's jars, fetched where they are not there yet."""
     # In a process of its own: the resolver's JVM and a Spark session don't go together in one.
-    subprocess.run([sys.executable, "-m", "tests.kafka_broker"], cwd=LOCK.parents[1], check=True)
+    subprocess.run([sys.executable, "-m", "tests.support.kafka"], cwd=ROOT, check=True)
     folder, jars = jars_folder(), read_lock(LOCK)
     spark = Path(pyspark.__file__).parent / "jars"
     shipped = [next(spark.glob(f"{name}-[0-9]*.jar")) for name in FROM_SPARK]

@@ -8,29 +8,36 @@ from __future__ import annotations
 import json
 import os
 import random
-import sqlite3
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from contextlib import closing, suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import yaml
 from deltalake import DeltaTable, QueryBuilder
 
-from tests.crash.recompute import Row, bodies_of, bound_files, rows_of
+from tests.support import ROOT
+from tests.support.kafka import PASSWORD, USER, Broker
+from tests.support.tables import Row, bodies_of, bound_files, rows_of
+from tests.support.waiting import wait_until
 from tidemark.airflow.client import AirflowClient
 from tidemark.airflow.embedded import EmbeddedAirflow
+from tidemark.airflow.processes import free_port
 from tidemark.core.ids import ShardId, Txn
 from tidemark.core.journal import JournalEntry
 from tidemark.core.seal import Seal
+from tidemark.home import jars_folder
+from tidemark.spark.session import SHORT_JOBS
 from tidemark.tasks import open_pipeline
 
-PROJECT = Path(__file__).resolve().parents[2]
 SHARD = ShardId("orders")
 TASKS = ("reclock", "ingest", "validate", "upsert", "checkpoint")
 TEMPLATE: Mapping[str, Any] = {
@@ -90,6 +97,31 @@ def waiter():
 
 waiter()
 """
+EXPECTATIONS = [
+    {
+        "type": "expect_column_values_to_be_between",
+        "kwargs": {"column": "amount", "min_value": 0},
+        "action": "fail",
+    }
+]
+PRELOADED = """\
+# Task processes are forked from the scheduler: what it has imported costs them nothing.
+import shutil
+import sys
+import tempfile
+
+if "scheduler" in sys.argv:
+    import great_expectations
+    import pyspark.sql.connect.session
+
+    import tidemark.airflow.operators
+    import tidemark.assemble
+    import tidemark.quality.gate
+    import tidemark.spark.plane
+    import tidemark.spark.state
+"""
+CANARY = "canary-7d1f0c2ab94e"
+OTHER_DAGS = ("replay", "replay_submitted", "maintain", "consumer", "waiter")
 
 
 @dataclass
@@ -265,11 +297,11 @@ class Stack:
             "docs": self.root / "tidemark" / "data-docs" / project.name,
         }
         found = {name for name, folder in folders.items() if files_with(text, folder)}
-        with closing(sqlite3.connect(self.airflow.home / "airflow.db")) as database:
-            for (table,) in database.execute(
-                "SELECT name FROM sqlite_master WHERE type = 'table'"
-            ).fetchall():
-                rows = database.execute(f'SELECT * FROM "{table}"')
+        assert self.airflow.database is not None, "nothing but PostgreSQL is looked into here"
+        with psycopg.connect(self.airflow.database.conninfo("airflow")) as database:
+            tables = database.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")
+            for (table,) in tables.fetchall():
+                rows = database.execute(f'SELECT "{table}"::text FROM "{table}"')
                 found |= {f"airflow.{table}" for row in rows if text in repr(row)}
         for control in (project.folder / "warehouse" / project.name / "_control").iterdir():
             rows = rows_of(control, ("key", "token", "run_id", "body"))
@@ -302,3 +334,89 @@ def logged(record: Mapping[str, Any], txn: int) -> Row:
 
 def first_txns(seals: Iterable[Seal]) -> list[Txn]:
     return [seal.txn for seal in seals]
+
+
+def make_projects(root: Path) -> dict[str, Project]:
+    """A pipeline for each story, so that none disturbs another."""
+    names = (
+        "scheduled", "manual", "cleared", "killed", "overlapping", "backfilled", "replayed",
+        "changed", "consumed", "submitted", "secret", "forgotten",
+    )  # fmt: skip
+    schedules = {"scheduled": "* * * * *", "backfilled": "@daily"}
+    projects = {name: Project.make(root, name, schedule=schedules.get(name)) for name in names}
+    topic = {"type": "kafka", "kafka_config_id": "kafka_e2e", "topics": ["orders"]}
+    projects["streamed"] = Project.make(root, "streamed", source=topic)
+    red = Project.make(root, "red")
+    config = yaml.safe_load(red.file.read_text())
+    config["shards"][0]["expectations"] = EXPECTATIONS
+    red.file.write_text(yaml.safe_dump(config))
+    return {**projects, "red": red}
+
+
+def wait_for_dags(client: AirflowClient, names: set[str]) -> None:
+    """Airflow is healthy before it has parsed its DAG files: until then it knows none of them."""
+
+    def known() -> bool:
+        errors = client.call("GET", "/importErrors")["import_errors"]
+        assert errors == [], errors
+        return names <= {one["dag_id"] for one in client.call("GET", "/dags", limit=100)["dags"]}
+
+    wait_until(known, what="every DAG", pause_seconds=0.5)
+
+
+@contextmanager
+def running_stack(root: Path, broker: Broker) -> Iterator[Stack]:
+    """Start everything below a folder, and stop it again."""
+    projects = make_projects(root / "projects")
+    dags = root / "dags"
+    dags.mkdir()
+    (dags / "pipelines.py").write_text(DAGS.format(folder=str(root / "projects"), confs=SHORT_JOBS))
+    (dags / "consumer.py").write_text(CONSUMER.format(folder=str(projects["consumed"].folder)))
+    settings = root / "airflow_settings.yaml"
+    kafka = {
+        "bootstrap.servers": broker.secured,
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "PLAIN",
+        "sasl.username": USER,
+        "sasl.password": PASSWORD,
+    }
+    connections = [
+        {"conn_id": "spark_default", "conn_type": "spark", "conn_host": "local[*]", "conn_password": CANARY},
+        {"conn_id": "kafka_e2e", "conn_type": "kafka", "conn_extra": kafka},
+    ]
+    settings.write_text(yaml.safe_dump({"airflow": {"connections": connections}}))
+    home = Path(tempfile.mkdtemp(prefix="tidemark-airflow-"))
+    home.chmod(0o711)  # Root's database runs as nobody, who can't reach the folders that pytest makes.
+    airflow = EmbeddedAirflow(
+        home=home / "airflow",
+        dags=dags,
+        settings=settings,
+        plugins=ROOT / "plugins",
+        port=free_port(),
+        spark_port=free_port(),
+        spark_confs=SHORT_JOBS,
+        environ={
+            "TIDEMARK_HOME": str(root / "tidemark"),
+            "TIDEMARK_TEST_SECRET": CANARY,
+            # The DAG files stay as they are.
+            "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "3600",
+            "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "60",
+            "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "5",
+        },
+    )
+    (root / "tidemark").mkdir()
+    (root / "tidemark" / "jars").symlink_to(jars_folder())
+    # The warm server's token is the canary too: made beforehand, where it would be made otherwise.
+    (airflow.home / "secrets").mkdir(parents=True, mode=0o700)
+    (airflow.home / "secrets" / "spark").write_text(CANARY)
+    (airflow.home / "config").mkdir()
+    (airflow.home / "config" / "airflow_local_settings.py").write_text(PRELOADED)
+    airflow.prepare()
+    try:
+        airflow.start()
+        client = airflow.client()
+        wait_for_dags(client, {*projects, *OTHER_DAGS})
+        yield Stack(root, airflow, client, projects)
+    finally:
+        airflow.stop()
+        shutil.rmtree(home, ignore_errors=True)

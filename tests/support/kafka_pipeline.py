@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
-from tests.kafka_broker import Broker, Record
+from tests.support.kafka import Broker, Record
 from tidemark.assemble import Deployment, new_token
 from tidemark.config import PipelineConfig
 from tidemark.core.binding import Binding, Owner

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,9 +16,10 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
-from tests.postgres.light import unpacked
-from tests.postgres.server import Server
 from tests.postgres.worker import CONFIG, pipeline_at
+from tests.support.light import unpacked
+from tests.support.postgres import Postgres
+from tests.support.workers import Workers
 from tidemark.assemble import Deployment, new_token
 from tidemark.cli.app import app
 from tidemark.config import PipelineConfig
@@ -34,9 +32,7 @@ from tidemark.sources.postgres.source import SlotSource
 from tidemark.tasks import no_session
 from tidemark.views import View, read
 
-ROOT = Path(__file__).resolve().parents[2]
 CONN_ID = "test_db"
-WAIT_SECONDS_MAX = 300
 ITEMS = "CREATE TABLE items (id int PRIMARY KEY, name text, price numeric(10,2))"
 ITEMS_SCHEMA = "id INT NOT NULL, name STRING, price DECIMAL(10,2)"
 PAIRS = "CREATE TABLE {} (id bigint PRIMARY KEY, value text)"
@@ -51,7 +47,7 @@ def attempt() -> Attempt:
 class Rig:
     """One database, one pipeline `p` on it, with one shard per table."""
 
-    server: Server
+    postgres: Postgres
     database: str
     root: Path
     spark: SparkSession | None
@@ -60,14 +56,14 @@ class Rig:
 
     def sql(self, *statements: str) -> list[tuple[Any, ...]]:
         """Each statement in a transaction of its own; the rows of the last."""
-        with self.server.connect(self.database) as db:
+        with self.postgres.connect(self.database) as db:
             for statement in statements:
                 found = db.execute(statement)
             return found.fetchall() if found.description else []
 
     def transaction(self, *statements: str) -> None:
         """All statements in one transaction."""
-        with psycopg.connect(self.server.conninfo(self.database)) as db:
+        with psycopg.connect(self.postgres.conninfo(self.database)) as db:
             for statement in statements:
                 db.execute(statement)
 
@@ -210,25 +206,9 @@ class Kept:
 def workers(root: Path, spark: SparkSession | None = None) -> Iterator[Callable[[str, str], int]]:
     """Processes that run the pipeline and die before or after the first step of a kind; each answers with its
     exit status. With a session they work in its JVM, which outlives them."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.postgres.worker", str(root)],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": f"{ROOT / 'include'}:{ROOT}"},
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
     gateway = None
     if spark is not None:
         parameters = spark.sparkContext._gateway.gateway_parameters
         gateway = [parameters.port, parameters.auth_token]
-    assert process.stdin is not None
-    assert process.stdout is not None
-
-    def start(when: str, kind: str) -> int:
-        process.stdin.write(json.dumps({"when": when, "kind": kind, "gateway": gateway}) + "\n")
-        process.stdin.flush()
-        return int(process.stdout.readline())
-
-    try:
-        yield start
-    finally:
-        process.stdin.close()
-        process.wait(WAIT_SECONDS_MAX)
+    with Workers("tests.postgres.worker") as pool:
+        yield lambda when, kind: pool.run(root=str(root), when=when, kind=kind, gateway=gateway)

@@ -1,0 +1,126 @@
+"""What downstream is told of a run's transactions: what the gate said, and whether a person overruled it.
+
+The journal is the only witness. A run whose gate is red doesn't come to its checkpoint; one that does was
+let through by a person, and both facts go on record before anything is announced (Invariant 19). What was
+announced is on record too, so that a proof that changes nothing wakes nobody: a transaction is announced
+again only with another verdict, or after a repair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tidemark.core.evidence import Evidence
+from tidemark.core.ids import Txn
+from tidemark.core.journal import Event, JournalEntry
+from tidemark.core.replay import Verdict
+from tidemark.core.seal import Decision, Seal
+from tidemark.pipeline.context import Attempt, Pipeline, note_all
+from tidemark.pipeline.stepwise import found_by
+from tidemark.pipeline.verdicts import judged_in
+
+NOT_PROVEN: Final = "not proven"
+"""What is said of a transaction whose proof was begun and has no verdict."""
+BY_HAND: Final = "the gate was marked as success by hand"
+UNANSWERED: Final = "the run went on without a verdict"
+
+_GATE, _OVERRULED = "gate", "overruled"
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """What is to be told of one sealed transaction: `gate` is what the gate said last, `overruled` how a
+    person went past it. `unchanged`: all of this was announced before, and nothing was repaired since.
+    `unrecorded`: the journal does not know yet that the gate was overruled by hand."""
+
+    seal: Seal
+    gate: str
+    overruled: str = ""
+    repaired: bool = False
+    unchanged: bool = False
+    unrecorded: bool = False
+
+
+def announcement_of(
+    seal: Seal, entries: Sequence[JournalEntry], run_id: str, *, begun: Evidence | None = None
+) -> Announcement:
+    """What the journal's entries on a transaction, in order, come to for a run that is past its gate.
+
+    `begun` is the last proof that the run has begun, which owes a verdict. Whoever marks a task as success
+    raises the run's round: the round of now says nothing."""
+    proofs = [entry for entry in entries if entry.event is Event.VERIFIED]
+    gate, accepted = _sealed_by(seal, entries)
+    by_hand = ""
+    if begun is not None and not any(_answers(entry, begun) for entry in proofs):
+        gate, by_hand = NOT_PROVEN, UNANSWERED
+    elif proofs:
+        gate = proofs[-1].detail["verdict"]
+        if gate != Verdict.IDENTICAL and proofs[-1].detail.get("run") == run_id:
+            by_hand = BY_HAND
+    overruled = "; ".join(way for way in (accepted, by_hand) if way)
+    said = {_GATE: gate, _OVERRULED: overruled}
+    last_proof = proofs[-1].number if proofs else 0
+    recorded = any(
+        entry.event is Event.OVERRULED and entry.number > last_proof and said.items() <= entry.detail.items()
+        for entry in entries
+    )
+    told = [entry for entry in entries if entry.event is Event.ANNOUNCED]
+    repaired = bool(told) and any(
+        entry.event is Event.REPAIRED and entry.number > told[-1].number for entry in entries
+    )
+    unchanged = bool(told) and said.items() <= told[-1].detail.items() and not repaired
+    return Announcement(seal, gate, overruled, repaired, unchanged, bool(by_hand) and not recorded)
+
+
+def _sealed_by(seal: Seal, entries: Sequence[JournalEntry]) -> tuple[str, str]:
+    """What the gate said of the attempt that was sealed, and how a person overruled that. Nothing is
+    committed that the gate did not find identical."""
+    if seal.decision is not Decision.ACCEPTED:
+        return str(Verdict.IDENTICAL), ""
+    own = [entry for entry in entries if entry.event is Event.JUDGED and entry.token == seal.token]
+    if not own:
+        return str(Decision.ACCEPTED), f"accepted: {seal.reason}"
+    gate = judged_in(own[-1]).gated.word
+    return gate, f"accepted although {gate}: {seal.reason}"
+
+
+def announcements(pipeline: Pipeline, attempt: Attempt, seals: Sequence[Seal]) -> tuple[Announcement, ...]:
+    """What is to be told of the transactions of a run that has come to its checkpoint."""
+    run_id = attempt.owner.run_id
+    begun = {
+        one.txn: one for one in found_by(pipeline, attempt) if one.replayed and one.owner.run_id == run_id
+    }
+    journal = pipeline.control.journal
+    journal.head()
+    return tuple(
+        announcement_of(seal, journal.find(str(seal.txn)), run_id, begun=begun.get(seal.txn))
+        for seal in seals
+    )
+
+
+def _answers(entry: JournalEntry, begun: Evidence) -> bool:
+    """Whether an entry is the verdict that a proof owes: of the same round of the same run."""
+    owed = {"run": begun.owner.run_id, "begun": begun.owner.begun, "round": str(begun.round)}
+    return owed.items() <= entry.detail.items()
+
+
+def note_overruled(pipeline: Pipeline, attempt: Attempt, told: Sequence[Announcement]) -> None:
+    """Put on record, once, which verdicts a person has overruled by hand."""
+    _note(pipeline, attempt, Event.OVERRULED, [one for one in told if one.unrecorded])
+
+
+def note_announced(pipeline: Pipeline, attempt: Attempt, told: Sequence[Announcement]) -> None:
+    """Put on record what was announced. To be called when the scheduler has it: what is lost in between is
+    announced twice, never not at all."""
+    _note(pipeline, attempt, Event.ANNOUNCED, [one for one in told if not one.unchanged])
+
+
+def _note(pipeline: Pipeline, attempt: Attempt, event: Event, told: Sequence[Announcement]) -> None:
+    groups: dict[tuple[str, str], list[Txn]] = {}
+    for one in told:
+        groups.setdefault((one.gate, one.overruled), []).append(one.seal.txn)
+    for (gate, overruled), txns in groups.items():
+        detail = {_GATE: gate, _OVERRULED: overruled, "run": attempt.owner.run_id}
+        note_all(pipeline, event, txns=txns, token=attempt.token, detail=detail)

@@ -1,0 +1,143 @@
+"""When things happened, by the clocks of the processes that wrote them: for people and for alarms.
+
+Every record of a control table has the time of its commit. Nothing is decided by it, so a clock that is wrong
+shows wrong times and does no other harm. A ledger that keeps no times, such as one in memory, has none.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from tidemark.core.binding import Binding
+from tidemark.core.ids import Txn
+from tidemark.core.journal import Event
+from tidemark.core.seal import Seal
+from tidemark.pipeline.verdicts import judged_in
+from tidemark.ports.control import Control, TellsTime
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """When a transaction was bound and when it was sealed; None for what has not happened yet."""
+
+    bound: datetime | None
+    sealed: datetime | None
+
+    @property
+    def seconds(self) -> float | None:
+        """How long it was open."""
+        if self.bound is None or self.sealed is None:
+            return None
+        return (self.sealed - self.bound).total_seconds()
+
+
+@dataclass(frozen=True, slots=True)
+class LastRun:
+    """The run that asked for input last, whether or not there was any."""
+
+    run_id: str
+    at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """What does not go on by itself, since when, and why."""
+
+    what: str
+    since: datetime | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Happening:
+    """One line of what happened: a binding, a seal, or an entry of the journal."""
+
+    at: datetime | None
+    txn: Txn
+    event: str
+    by: str
+    detail: Mapping[str, str] = field(default_factory=dict)
+
+
+def written_at(ledger: object, number: int) -> datetime | None:
+    """When a record was committed, at the ledger's last snapshot; None where that is not known."""
+    return ledger.written_at(number) if isinstance(ledger, TellsTime) else None
+
+
+def times_of(control: Control, txn: Txn) -> Times:
+    """A transaction's times, at the last snapshots of bindings and seals."""
+    return Times(written_at(control.bindings, txn), written_at(control.seals, txn))
+
+
+def last_run(control: Control) -> LastRun | None:
+    """The run that asked for input last. One that found none has a claim, at the next binding's number."""
+    upper = control.bindings.head().upper
+    records = control.bindings.read(upper - 1, upper + 1)
+    if not records:
+        return None
+    at = written_at(control.bindings, upper) or written_at(control.bindings, upper - 1)
+    return LastRun(records[-1].owner.run_id, at)
+
+
+def refused_since(control: Control, txn: Txn) -> Blocked | None:
+    """Why an open transaction was stopped when it was tried last, and since when for that reason; None when
+    its last try was not stopped by its input or its gate."""
+    control.journal.head()
+    for entry in reversed(control.journal.find(str(txn))):
+        why = ""
+        if entry.event is Event.REFUSED:
+            why = entry.detail["why"]
+        elif entry.event is Event.JUDGED and not (gated := judged_in(entry).gated).passed:
+            why = "; ".join(gated.opinion.failed) or gated.finding.why
+        elif entry.event is not Event.JUDGED:
+            continue
+        what = f"transaction {txn}"
+        return Blocked(what, written_at(control.journal, entry.number), why) if why else None
+    return None
+
+
+def happenings(control: Control, *, since: datetime) -> list[Happening]:
+    """Everything on record since a moment, in order of time: what was bound, what was sealed, and what the
+    journal says."""
+    found = [*_bound(control, since), *_sealed(control, since), *_noted(control, since)]
+    kept = [one for one in found if one.at is None or one.at >= since]
+    return sorted(kept, key=lambda one: (one.at.timestamp() if one.at else 0.0, one.txn))
+
+
+def _bound(control: Control, since: datetime) -> Iterator[Happening]:
+    for record in _records_since(control.bindings, since):
+        if isinstance(record, Binding):
+            yield Happening(
+                written_at(control.bindings, record.txn), record.txn, "bound", record.owner.run_id
+            )
+
+
+def _sealed(control: Control, since: datetime) -> Iterator[Happening]:
+    seal: Seal
+    for seal in _records_since(control.seals, since):
+        detail: dict[str, str] = {"read": str(seal.source.count)}
+        detail.update((shard, str(parts.digest.count)) for shard, parts in seal.shards.items())
+        if seal.reason:
+            detail["reason"] = seal.reason
+        yield Happening(written_at(control.seals, seal.txn), seal.txn, str(seal.decision), seal.token, detail)
+
+
+def _noted(control: Control, since: datetime) -> Iterator[Happening]:
+    for entry in _records_since(control.journal, since):
+        at = written_at(control.journal, entry.number)
+        yield Happening(at, entry.txn, str(entry.event), entry.token, entry.detail)
+
+
+def _records_since(ledger: Any, since: datetime) -> Any:
+    """The records from the first one on that was committed at the moment or later."""
+    upper = ledger.head().upper
+
+    def is_since(number: int) -> bool:
+        at = written_at(ledger, number)
+        return at is None or at >= since
+
+    return ledger.read(1 + bisect_left(range(1, upper), True, key=is_since), upper)

@@ -1,0 +1,62 @@
+"""Counts depend on what is read, and on nothing that another session of the same Spark does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import Observation, SparkSession
+
+from tests.spark.connect_client import TWO_SHARDS
+from tests.support.ingest import Rig, make_rig
+from tidemark.core.ids import WriterToken
+
+pytestmark = pytest.mark.spark
+
+RECORDS: Sequence[Any] = [
+    {"id": 1, "t": "a", "v": 1.0},
+    {"id": 1, "t": "b", "v": 2.0},
+    {"id": 1, "t": "a", "v": 3.0},
+    "broken",
+]
+
+
+@pytest.fixture
+def rig(spark: SparkSession, tmp_path: Path) -> Rig:
+    return make_rig(spark, tmp_path, *TWO_SHARDS)
+
+
+def test_regression_counts_that_spark_loses_are_taken_again(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scenario V1: a Connect server waits a tenth of a second for its listener bus, and then sends none."""
+    binding = rig.bind_records(RECORDS)
+    plane = rig.plane()
+    counted = plane.stage(binding, WriterToken("counted"))
+    monkeypatch.setattr(Observation, "get", {})
+    lost = plane.stage(binding, WriterToken("lost"))
+    assert lost.digests == counted.digests == plane.replay(binding).digests
+    assert lost.watermark == counted.watermark
+    assert {shard: added.digest.count for shard, added in lost.shards.items()} == {
+        "a": 1,
+        "b": 1,
+        "quarantine": 1,
+    }
+    assert plane.read_back(lost) == lost.digests
+
+
+def test_regression_rows_that_a_killed_attempt_has_persisted_are_not_read_again(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 6: all sessions of a Spark share one cache, which finds entries by their plan. A replay would
+    prove the rows that another attempt read, whatever became of the file since."""
+    binding = rig.bind_records(RECORDS)
+    monkeypatch.setattr(type(rig.spark.range(1)), "unpersist", lambda frame, blocking=False: frame)
+    staged = rig.plane().stage(binding, WriterToken("killed"))
+    path = rig.root / "in" / "f0.json"
+    path.write_text(path.read_text().replace("3.0", "4.0"))
+    replayed = rig.plane().replay(binding)
+    changed = {name for name, digest in staged.digests.items() if replayed.digests[name] != digest}
+    assert changed == {"source", "shard:a"}
