@@ -18,8 +18,8 @@ from tidemark.core.ids import QUARANTINE, checked_name
 
 TABLE_CHARACTERS_MAX: Final = 200
 FROM_SOURCE: Final = "from_source"
-SchemaChange = Literal["fail", "missing_as_null", "add_columns"]
 """As a schema: the source tells the columns, and the keys where none are given."""
+SchemaChange = Literal["fail", "missing_as_null", "add_columns"]
 _PART = r'(?:[^\x00-\x1f\x7f."\s](?:[^\x00-\x1f\x7f."]*[^\x00-\x1f\x7f."\s])?|"(?:[^\x00-\x1f\x7f"]|"")+")'
 _TABLE = re.compile(rf"{_PART}(?:\.{_PART}){{0,2}}\Z")
 """Up to three names with dots between; one that has a dot or a quote itself stands in quotes, as in SQL."""
