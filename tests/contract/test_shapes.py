@@ -27,6 +27,16 @@ def test_a_shape_is_put_on_record_once_and_only_gets_columns(open_control: Calla
     assert ours.shape() == wider, "a column stays, whoever doesn't know it"
 
 
+def test_a_key_that_may_be_null_stays_so(open_control: Callable[[], Control]) -> None:
+    strict, loose = (Shape(SHAPE.columns, ("id",), "", frozenset(names)) for names in (["id"], []))
+    log = open_control().log(NEW)
+    log.declare(strict)
+    assert open_control().log(NEW).shape() == strict
+    log.declare(loose)
+    open_control().log(NEW).declare(strict)
+    assert [one.shape() for one in (log, open_control().log(NEW))] == [loose] * 2
+
+
 def test_a_log_that_has_a_shape_is_empty_and_takes_its_first_entry(
     open_control: Callable[[], Control],
 ) -> None:

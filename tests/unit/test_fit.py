@@ -300,6 +300,17 @@ def test_all_that_does_not_fit_is_told_at_once() -> None:
     assert not list(differences(recorded=replace(RECORDED, keys=None, sequence_by=None), declared=RECORDED))
 
 
+def test_a_key_may_become_nullable_and_not_the_other_way() -> None:
+    """The rows that are there may have NULL in it, and would no longer be found."""
+    strict, loose = (replace(RECORDED, not_null=frozenset(names)) for names in (["id"], []))
+    assert not list(differences(recorded=strict, declared=loose))
+    assert list(differences(recorded=loose, declared=strict)) == [
+        "key 'id' is recorded as one that may be NULL, and the pipeline file says NOT NULL"
+    ]
+    assert (strict.widened(loose), loose.widened(strict)) == (loose, loose)
+    assert not list(differences(recorded=RECORDED, declared=strict)), "an older log doesn't say"
+
+
 def test_the_seals_own_decision_takes_nothing_that_is_not_on_record() -> None:
     parts = ShardParts((Part("p", 1, 1),), Digest.of([1]))
     staged = Staged(Txn(1), World().attempt().token, Digest.of([1]), {T: parts}, "memory")
@@ -313,9 +324,14 @@ def test_the_seals_own_decision_takes_nothing_that_is_not_on_record() -> None:
     assert isinstance(decided(RECORDED, RECORDED), Put)
     with pytest.raises(Misfit, match="keys is recorded as"):
         decided(RECORDED, replace(RECORDED, keys=("age",)))
-    for recorded in (None, replace(RECORDED, columns={"id": "INT"})):
+    loose = replace(RECORDED, not_null=frozenset())
+    for recorded in (
+        None,
+        replace(RECORDED, columns={"id": "INT"}),
+        replace(loose, not_null=frozenset({"id"})),
+    ):
         with pytest.raises(Determinate, match="the shape of shard t is not on record yet"):
-            decided(recorded, RECORDED)
+            decided(recorded, loose)
 
 
 def test_a_writer_of_an_older_generation_puts_nothing_on_record() -> None:

@@ -103,7 +103,8 @@ class PipelineConfig(Model):
         if shard.error_column is not None:
             columns[shard.error_column] = "STRING"
         keys = () if self.envelope == "append" else shard.keys
-        return Shape(columns, keys, shard.sequence_by or "")
+        not_null = frozenset(column.name for column in shard.columns if not column.nullable) & {*keys}
+        return Shape(columns, keys, shard.sequence_by or "", not_null)
 
     def shard(self, name: str) -> ShardConfig:
         """The shard of this name."""

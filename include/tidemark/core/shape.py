@@ -8,7 +8,7 @@ has a shape can get columns, and nothing else (Invariant 17).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from tidemark.core.errors import Determinate, InvalidUsage
@@ -28,6 +28,15 @@ class Shape:
     columns: Mapping[str, str]
     keys: tuple[str, ...] | None = None
     sequence_by: str | None = None
+    not_null: frozenset[str] | None = None
+    """The keys that can't be NULL: rows are looked up by them in another way."""
+
+    def widened(self, other: Shape) -> Shape:
+        """The shape that takes the rows of both, where the other one fits."""
+        not_null = self.not_null
+        if not_null is not None and other.not_null is not None:
+            not_null &= other.not_null
+        return replace(self, columns={**self.columns, **other.columns}, not_null=not_null)
 
 
 Shapes = Mapping[ShardId, Shape]
@@ -51,6 +60,9 @@ def differences(*, recorded: Shape, declared: Shape) -> Iterator[str]:
     for setting, (then, now) in folds.items():
         if then is not None and now is not None and then != now:
             yield f"{setting} is recorded as {then or 'none'}, and the pipeline file says {now or 'none'}"
+    if recorded.not_null is not None and declared.not_null is not None and recorded.keys == declared.keys:
+        for name in sorted(declared.not_null - recorded.not_null):
+            yield f"key {name!r} is recorded as one that may be NULL, and the pipeline file says NOT NULL"
 
 
 def misfit(shard: ShardId, *, recorded: Shape | None, declared: Shape) -> Misfit | None:
@@ -74,7 +86,7 @@ def check_on_record(shards: Sequence[ShardId], *, recorded: Shapes, declared: Sh
         found = misfit(shard, recorded=there, declared=wanted)
         if found is not None:
             raise found
-        if there is None or new_columns(recorded=there, declared=wanted):
+        if there is None or there != there.widened(wanted):
             raise Determinate(f"the shape of shard {shard} is not on record yet", hint="retry")
 
 

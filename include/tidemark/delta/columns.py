@@ -19,6 +19,7 @@ from tidemark.delta.schema import LOG_COLUMNS, SCALARS
 NO_HOOKS: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 _KEYS: Final = "tidemark.keys"
 _SEQUENCE_BY: Final = "tidemark.sequence_by"
+NOT_NULL: Final = "tidemark.keys_not_null"
 _EXPIRING_IDS: Final = "delta.setTransactionRetentionDuration"
 _OURS: Final = frozenset(column.name for column in LOG_COLUMNS)
 _DDL: Final = {kind: name for name, kind in SCALARS.items()}
@@ -69,6 +70,7 @@ def set_property(table: DeltaTable, name: str, value: str) -> None:
     """Give a table a property, in a commit of its own."""
     table.alter.set_table_properties(
         {name: value},
+        raise_if_not_exists=False,
         commit_properties=CommitProperties(max_commit_retries=0),
         post_commithook_properties=NO_HOOKS,
     )
@@ -84,8 +86,12 @@ def lacking(table: DeltaTable | None, declared: Schema | None) -> list[Field]:
 
 def properties_of(shape: Shape) -> dict[str, str]:
     """How a log's rows are folded, as properties of its table."""
-    keys = {} if shape.keys is None else {_KEYS: json.dumps(list(shape.keys))}
-    return keys if shape.sequence_by is None else {**keys, _SEQUENCE_BY: shape.sequence_by}
+    found = {
+        _KEYS: None if shape.keys is None else json.dumps(list(shape.keys)),
+        _SEQUENCE_BY: shape.sequence_by,
+        NOT_NULL: None if shape.not_null is None else json.dumps(sorted(shape.not_null)),
+    }
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def shape_of(schema: Schema, properties: Mapping[str, str]) -> Shape:
@@ -95,8 +101,13 @@ def shape_of(schema: Schema, properties: Mapping[str, str]) -> Shape:
         for field in schema.fields
         if field.name not in _OURS
     }
-    keys = properties.get(_KEYS)
-    return Shape(columns, None if keys is None else tuple(json.loads(keys)), properties.get(_SEQUENCE_BY))
+    keys, not_null = (json.loads(properties.get(name, "null")) for name in (_KEYS, NOT_NULL))
+    return Shape(
+        columns,
+        None if keys is None else tuple(keys),
+        properties.get(_SEQUENCE_BY),
+        None if not_null is None else frozenset(not_null),
+    )
 
 
 def _ddl(kind: Any) -> str:

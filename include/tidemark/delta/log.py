@@ -30,7 +30,7 @@ from tidemark.core.shape import Shape, misfit
 from tidemark.core.shard import LogEntry
 from tidemark.core.upkeep import COMPACTION, Leftover, Replacement
 from tidemark.delta.actions import read_files
-from tidemark.delta.columns import properties_of, shape_of
+from tidemark.delta.columns import NOT_NULL, properties_of, shape_of
 from tidemark.delta.failures import housekeeping
 from tidemark.delta.schema import log_schema
 from tidemark.delta.table import VERSION_NONE, Action, ControlTable
@@ -116,10 +116,15 @@ class DeltaLog:
         return shape_of(*found) if found is not None else None
 
     def declare(self, shape: Shape) -> None:
-        """Put the shape on record: make the log, or give it the columns that it lacks. One that the shape
-        doesn't fit stays as it is."""
-        if misfit(self._shard, recorded=self.shape(), declared=shape) is None:
-            self._table.declare(log_schema(shape), {**CONFIGURATION, **properties_of(shape)})
+        """Put the shape on record: make the log, or widen what it has on record. One that the shape doesn't
+        fit stays as it is."""
+        recorded = self.shape()
+        if misfit(self._shard, recorded=recorded, declared=shape) is not None:
+            return
+        self._table.declare(log_schema(shape), {**CONFIGURATION, **properties_of(shape)})
+        wider = recorded.widened(shape) if recorded is not None else shape
+        if recorded is not None and wider.not_null != recorded.not_null:
+            self._table.set_property(NOT_NULL, properties_of(wider)[NOT_NULL])
 
     def _listed(self) -> Sequence[Mapping[str, Any]]:
         # The list of a long log's files is only read when one is asked for.

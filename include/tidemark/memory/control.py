@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 from tidemark.core.binding import BindingRecord
@@ -74,8 +73,7 @@ class MemoryLogView(MemoryLedgerView[LogEntry]):
             raise Crash
         there = self._shapes.get(self._shard)
         if misfit(self._shard, recorded=there, declared=shape) is None:
-            columns = {**shape.columns, **(there.columns if there is not None else {})}
-            self._shapes[self._shard] = replace(shape, columns=columns)
+            self._shapes[self._shard] = there.widened(shape) if there is not None else shape
         if fault is Fault.CRASH_AFTER:
             raise Crash
 
