@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 
 from bench.start import done
 from tidemark.cli.app import app
-from tidemark.cli.status import EXIT_ALARM
 from tidemark.core.shape import Misfit
 
 Edit = Callable[[str, str], None]
@@ -59,10 +58,13 @@ def test_c1_c2_c3_c5_what_does_not_fit_is_told_without_new_input_and_changes_not
     checked = call("check", str(file))
     assert (checked.exit_code, f"shard rows: {fact}" in checked.output) == (2, True), checked.output
     told = json.loads(call("status", str(file), "--json").output)
-    assert [fact in one for one in told["misfits"]] == [True]
+    assert [fact in one["why"] for one in told["blocked"]] == [True]
     assert [shard["log_upper"] for shard in told["shards"]] == [2], "the rest is told as ever"
-    assert "the pipeline file does not fit: shard rows: " in call("status", str(file)).output
-    assert call("status", str(file), "--fail-if", "blocked").exit_code == EXIT_ALARM
+    shown = call("status", str(file), "--fail-if", "blocked")
+    assert (shown.exit_code, "blocked: the pipeline file does not fit: shard rows: " in shown.output) == (
+        4,
+        True,
+    )
     for word in ("run", "publish", "rebuild"):
         refused = call(word, str(file)).exception
         assert isinstance(refused, Misfit), (word, refused)
@@ -70,7 +72,7 @@ def test_c1_c2_c3_c5_what_does_not_fit_is_told_without_new_input_and_changes_not
     assert tree(file.parent) == there
     file.write_text(was)
     assert [call(word, str(file)).exit_code for word in ("check", "run")] == [0, 0]
-    assert json.loads(call("status", str(file), "--json").output)["misfits"] == []
+    assert json.loads(call("status", str(file), "--json").output)["blocked"] == []
 
 
 def test_c4_a_renamed_shard_is_told_by_name_and_goes_on_by_a_higher_generation(file: Path) -> None:

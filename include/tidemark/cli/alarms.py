@@ -33,7 +33,6 @@ def alarms_of(found: Status, asked: Mapping[str, float | None], *, now_seconds: 
     rung: list[str] = []
     if "blocked" in asked:
         rung += [f"blocked: {one.what}: {one.why}" for one in found.blocked]
-        rung += [f"blocked: the pipeline file does not fit: {what}" for what in found.misfits]
     if "stalled" in asked:
         rung += [f"stalled: {what}" for what in found.stalled]
     if "behind" in asked:

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from tidemark.core.ids import ShardId, Txn
     from tidemark.core.replay import Replayable
     from tidemark.pipeline.context import Pipeline
-    from tidemark.ports.control import Control
 
 
 def register(app: typer.Typer) -> None:
@@ -119,8 +118,6 @@ class Status:
     blocked: tuple[Blocked, ...] = ()
     waiting: Input = field(default_factory=Input)
     quarantined: Quarantined = field(default_factory=Quarantined)
-    misfits: tuple[str, ...] = ()
-    """In what the pipeline file doesn't fit the warehouse: the next run is refused for it."""
 
 
 def status(
@@ -160,7 +157,7 @@ def status(
 
 def status_of(deployment: Deployment, *, now_seconds: float) -> Status:
     """The pipeline's standing, from its ledgers and what its source says. A pipeline file that doesn't fit
-    is told like anything else."""
+    the warehouse is told like anything else that blocks."""
     from tidemark.core.ids import QUARANTINE, Txn
     from tidemark.core.lease import since_of
     from tidemark.core.publish import published_txn
@@ -177,7 +174,7 @@ def status_of(deployment: Deployment, *, now_seconds: float) -> Status:
     seals = control.seals.head()
     done = control.checkpoints.head().upper - 1
     shards: list[ShardStatus] = []
-    blocked: list[Blocked] = []
+    blocked = [Blocked("the pipeline file does not fit", None, str(one)) for one in fit.refused]
     for shard in (*deployment.shards, *fit.left_out, QUARANTINE):
         log = control.log(shard).head()
         waits = next_append(
@@ -215,8 +212,7 @@ def status_of(deployment: Deployment, *, now_seconds: float) -> Status:
         open_since=written_at(control.bindings, unsealed[0]) if unsealed else None,
         blocked=tuple(blocked),
         waiting=waiting_input(pipeline),
-        quarantined=quarantined_since(control, since),
-        misfits=tuple(map(str, fit.refused)),
+        quarantined=quarantined_since(pipeline, since),
     )
 
 
@@ -232,12 +228,12 @@ def waiting_input(pipeline: Pipeline) -> Input:
     return Input(not found.trouble, found.pieces, found.bytes, oldest, found.trouble)
 
 
-def quarantined_since(control: Control, since: Txn) -> Quarantined:
+def quarantined_since(pipeline: Pipeline, since: Txn) -> Quarantined:
     """The quarantined records of the transactions from one on, by their seals."""
     from tidemark.core.ids import QUARANTINE
     from tidemark.pipeline.timeline import written_at
 
-    seals = control.seals
+    seals = pipeline.control.seals
     bad = [seal for seal in seals.read(since, seals.head().upper) if seal.touches(QUARANTINE)]
     if not bad:
         return Quarantined()

@@ -20,8 +20,6 @@ def show_status(found: Status, *, now_seconds: float) -> None:
     now = now_seconds
     say(f"pipeline {found.pipeline}", style="bold")
     say(f"bound {found.bound}, sealed {found.sealed}, checkpoint {found.checkpoint}")
-    for what in found.misfits:
-        say(f"the pipeline file does not fit: {what}", style="red")
     if found.last_run is not None:
         say(f"last run: {found.last_run.run_id}, {_ago(found.last_run.at, now)}")
     if found.sealed:
@@ -31,7 +29,8 @@ def show_status(found: Status, *, now_seconds: float) -> None:
         say(f"open: {', '.join(map(str, found.open))}; the next run takes them up first", style="yellow")
         say(f"open since {_ago(found.open_since, now)}", style="yellow")
     for stop in found.blocked:
-        say(f"blocked: {stop.what}, since {_ago(stop.since, now)}: {stop.why}", style="red")
+        since = f", since {_ago(stop.since, now)}" if stop.since is not None else ""
+        say(f"blocked: {stop.what}{since}: {stop.why}", style="red")
     _show_waiting(found.waiting, now)
     if found.quarantined.records:
         say(f"quarantined: {found.quarantined.records:,}, the last {_ago(found.quarantined.last, now)}")
