@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from urllib.parse import quote
 
 import pytest
 
@@ -65,6 +66,35 @@ def check_red_message(project: Project, said: str) -> None:
         assert words in documented
         assert words in said, said[-3000:]
     assert "replayed.yaml --from 1 --to 1 --mode repair" in said
+
+
+def test_a_gate_that_a_person_marks_as_success_is_announced_with_what_it_said(stack: Stack) -> None:
+    """Invariant 19: downstream hears of the verdict and of who went past it, and of the end of both."""
+    project, client = stack.projects["marked"], stack.client
+    client.unpause("marked")
+
+    def events() -> list[tuple[str, bool]]:
+        """What was announced, in order: the verdict, and whether a person overruled it."""
+        found = client.call("GET", "/assets/events", source_dag_id="marked", order_by="timestamp")
+        return [(one["extra"]["verdict"], bool(one["extra"]["overruled"])) for one in found["asset_events"]]
+
+    project.land_some()
+    run_id = stack.go("marked")
+    assert events() == [("identical", False)]
+    part = project.part(1)
+    whole = part.read_bytes()
+    part.unlink()
+    stack.clear("marked", run_id, state="failed")
+    assert events() == [("identical", False)], "what is red tells nobody"
+    path = f"/dags/marked/dagRuns/{quote(run_id)}/taskInstances/validate"
+    client.call("PATCH", path, {"new_state": "success"})
+    stack.ends("marked", run_id)
+    assert events() == [("identical", False), ("differs", True)]
+    assert "overruled" in [entry.event.value for entry in project.journal(1)]
+    part.write_bytes(whole)
+    stack.clear("marked", run_id)
+    assert events() == [("identical", False), ("differs", True), ("identical", False)]
+    project.check()
 
 
 def test_the_replay_dag_proves_a_range_and_its_plan_says_what_is_gone(stack: Stack) -> None:

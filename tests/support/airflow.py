@@ -340,7 +340,7 @@ def make_projects(root: Path) -> dict[str, Project]:
     """A pipeline for each story, so that none disturbs another."""
     names = (
         "scheduled", "manual", "cleared", "killed", "overlapping", "backfilled", "replayed",
-        "changed", "consumed", "submitted", "secret", "forgotten",
+        "changed", "consumed", "submitted", "secret", "forgotten", "marked",
     )  # fmt: skip
     schedules = {"scheduled": "* * * * *", "backfilled": "@daily"}
     projects = {name: Project.make(root, name, schedule=schedules.get(name)) for name in names}
