@@ -4,16 +4,20 @@ it is read anew (scenarios Q2, Q3)."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import pytest
 
 from tests.postgres.worker import CONFIG, pipeline_at
-from tests.support.postgres_pipeline import Rig, attempt
+from tests.support.postgres_pipeline import CONN_ID, Rig, attempt
 from tidemark.core.errors import InvalidUsage
 from tidemark.pipeline.context import binding_at
 from tidemark.pipeline.run import run
 from tidemark.sources.postgres import slot as slots
+from tidemark.sources.postgres.catalog import Facts, is_rewritten
+from tidemark.sources.postgres.connection import connect
+from tidemark.sources.postgres.tables import published_tables
 
 pytestmark = pytest.mark.server
 MakeRig = Callable[..., Rig]
@@ -201,3 +205,32 @@ def test_a_record_of_the_catalog_that_is_lost_is_told_with_the_way_on(t: Followe
     assert "the record of its catalog" in t.refused().fact
     t.reread()
     assert t.captured() == t.rows()
+
+
+def test_what_the_document_says_is_known_by_the_catalog_is(rig: MakeRig) -> None:
+    """Without runs: what the facts say after each statement."""
+    works = rig(t=(T_SCHEMA, ["id"]))
+    works.ready(
+        MOOD, "CREATE DOMAIN feeling AS mood", "CREATE TYPE pair AS (one int, two feeling)",
+        "CREATE TABLE t (id int PRIMARY KEY, list feeling[], two pair)", "INSERT INTO t VALUES (1)",
+    )  # fmt: skip
+
+    def facts() -> Facts:
+        with closing(connect(CONN_ID)) as db:
+            return published_tables(db, "p")["public.t"].facts
+
+    for statement, said in (
+        ("ALTER TYPE mood RENAME VALUE 'ok' TO 'fine'", "the label 'ok' of an enum was renamed to 'fine'"),
+        ("ALTER PUBLICATION p SET TABLE t WHERE (id > 0)", "it was taken out of the publication"),
+        ("ALTER PUBLICATION p SET TABLE t (id, two)", "it was taken out of the publication"),
+        ("ALTER PUBLICATION p OWNER TO CURRENT_USER", ""),
+        ("ALTER PUBLICATION p SET (publish_via_partition_root)", "its publication was made anew or altered"),
+    ):
+        before = facts()
+        works.sql(statement)
+        assert [one.startswith(said) for one in before.differences(facts())] == ([True] if said else [])
+    before = facts()
+    works.sql("ALTER TABLE t ADD volatile float8 DEFAULT random()")
+    [oid] = before.other_files(facts())
+    with closing(connect(CONN_ID)) as db:
+        assert is_rewritten(db, oid, since=before.since[oid])
