@@ -62,6 +62,11 @@ _CONFS: Final = {
     "spark.sql.parquet.compression.codec": "zstd",
 }
 
+RULES: Final = 2
+"""Which records are applied and which are set aside, and as what. Whatever gives another row or another
+quarantined record for the same input raises it: a replay of what older rules sealed is not comparable.
+2: a record whose `sequence_by` is NULL is quarantined; arrays of PostgreSQL with bounds of their own too."""
+
 
 class SparkPlane:
     """The `DataPlane` port on a Spark session. Several threads may use it at once.
@@ -256,4 +261,4 @@ def _check(config: PipelineConfig) -> None:
 
 def engine_of(spark: SparkSession) -> str:
     """What a digest depends on besides the input: the engine, and how rows are decoded and hashed."""
-    return f"spark {spark.version}, encoding {ENCODING}"
+    return f"spark {spark.version}, encoding {ENCODING}, rules {RULES}"
