@@ -3,16 +3,27 @@
 delta-rs's own file handler is used for both, so that a table's data and its log are reached with the
 same options. Bytes in, bytes out: no pyarrow thread ever calls back into Python, which is what can
 abort a process at its exit.
+
+What is committed goes another way (`put_synced`, `sync_folders`, `put_if_absent`), because delta-rs neither
+syncs what it writes nor lets a caller put a file only if there is none. Where the two kinds of store differ,
+they differ here and nowhere else: on a disk a file is synced and then linked to its name, an object store is
+asked for a conditional put. A put that it has answered is durable.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import uuid
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlparse
 
 from deltalake._internal import DeltaFileSystemHandler
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
 
 
 def local_path(uri: str) -> Path | None:
@@ -23,13 +34,17 @@ def local_path(uri: str) -> Path | None:
     return None if "://" in uri else Path(uri)
 
 
+_CLIENT_OPTIONS = ("allow_http", "allow_invalid_certificates", "connect_timeout", "proxy_url", "timeout")
+
+
 class Store:
     """Whole files below a table's root."""
 
     def __init__(self, uri: str, storage_options: Mapping[str, str]) -> None:
-        self._uri = uri
+        self.uri = uri
         self._options = dict(storage_options)
         self._handler: DeltaFileSystemHandler | None = None
+        self._objects: ObjectStore | None = None
         self.folder = local_path(uri)
 
     @property
@@ -43,7 +58,7 @@ class Store:
 
     def _files(self) -> DeltaFileSystemHandler:
         if self._handler is None:
-            self._handler = DeltaFileSystemHandler(self._uri, self._options)
+            self._handler = DeltaFileSystemHandler(self.uri, self._options)
         return self._handler
 
     def put(self, path: str, data: bytes) -> None:
@@ -52,8 +67,81 @@ class Store:
         stream.write(data)
         stream.close()  # type: ignore[attr-defined]
 
+    def put_synced(self, path: str, data: bytes) -> None:
+        """Write one file whose name nobody else uses, and have it on disk; `sync_folders` makes its name
+        last. OSError when it can't be."""
+        if self.folder is None:
+            self._put_object(path, data)
+            return
+        target = self.folder / path
+        _make_folder(target.parent)
+        _write_synced(target, data)
+
+    def sync_folders(self, paths: Iterable[str]) -> None:
+        """Have the names of these files on disk, up to the table's own."""
+        if self.folder is None:
+            return
+        folders: set[Path] = set()
+        for path in paths:
+            folders |= {self.folder, self.folder.parent}
+            for parent in (self.folder / path).parents:
+                if parent == self.folder:
+                    break
+                folders.add(parent)
+        for folder in sorted(folders, key=lambda one: len(one.parts), reverse=True):
+            _sync(folder)
+
+    def put_if_absent(self, path: str, data: bytes) -> bool:
+        """Make a file that is not there, whole and lasting; False where there is one, which stays as it is.
+
+        OSError when it can't be made, or when nobody knows. A name of its own for each attempt: two writers
+        never write into one file."""
+        if self.folder is None:
+            return self._put_object(path, data)
+        target = self.folder / path
+        _make_folder(target.parent)
+        attempt = target.with_name(f"_commit_{uuid.uuid4().hex}.tmp")
+        try:
+            _write_synced(attempt, data)
+            try:
+                # Unlike a rename, a link never takes the place of what is there.
+                os.link(attempt, target)
+            except FileExistsError:
+                return False
+        finally:
+            with suppress(OSError):
+                attempt.unlink()
+        _sync(target.parent)
+        return True
+
+    def _put_object(self, path: str, data: bytes) -> bool:
+        from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
+
+        try:
+            self._object_store().put(path, data, mode="create", use_multipart=False)
+        except (AlreadyExistsError, PreconditionError):
+            return False
+        except BaseError as error:
+            raise OSError(f"{path} was not put: {error}") from error
+        return True
+
+    def _object_store(self) -> ObjectStore:
+        if self._objects is None:
+            from obstore.store import from_url
+
+            known: Any = {name.lower(): value for name, value in self._options.items()}
+            client: Any = {
+                name: known.pop(f"aws_{name}") for name in _CLIENT_OPTIONS if f"aws_{name}" in known
+            }
+            client |= {name: known.pop(name) for name in _CLIENT_OPTIONS if name in known}
+            address = self.uri.replace("s3a://", "s3://", 1)
+            self._objects = from_url(address, config=known, client_options=client)
+        return self._objects
+
     def get(self, path: str) -> bytes:
         """The whole file. FileNotFoundError when there is none, OSError when it can't be read."""
+        if self.folder is not None:
+            return (self.folder / path).read_bytes()
         data: bytes = self._files().open_input_file(path).read()  # type: ignore[call-arg]
         return data
 
@@ -98,3 +186,28 @@ class Store:
         """Remove a file of our own that nobody can see; what stays behind is swept by maintenance."""
         with suppress(OSError):
             self._files().delete_file(path)
+
+
+def _write_synced(path: Path, data: bytes) -> None:
+    """Write a file that is not there yet, and wait until it is on disk."""
+    with path.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _make_folder(folder: Path) -> None:
+    """Make a folder, and have its name on disk; one that is there is left."""
+    if not folder.is_dir():
+        _make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        _sync(folder.parent)
+
+
+def _sync(folder: Path) -> None:
+    """Wait until the names in a folder are on disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

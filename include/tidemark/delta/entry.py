@@ -1,0 +1,275 @@
+"""The log entry of a state's commit, decided purely: a checked head and a change give the actions.
+
+Nothing is read and nothing is written here; time and names come from outside. What the change says is
+compared with the head first. A wrong place would hide a row of another key, so whatever does not add up is
+refused: rows that a file does not have, rows that are hidden already, and a total that is not the carried
+one.
+
+The order of actions is: `commitInfo`, `protocol` and `metaData` where they change, `txn`, removes, adds,
+`cdc`. A file whose vector changes is removed with its exact previous vector, and added again as the log has
+it, but for the vector and `tightBounds`. One of which no row is left is only removed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+from uuid import UUID
+
+from tidemark.core.errors import InvalidUsage, InvariantViolation
+from tidemark.core.publish import VERSION_NONE
+from tidemark.delta.commit import ATTEMPT
+from tidemark.delta.head import Action, LiveFile, TableHead
+from tidemark.delta.protocol import FEED, VECTORS, check_features, is_on
+from tidemark.delta.vectors import Descriptor, Rows, name_for, pack, vector_path
+
+ENGINE: Final = "tidemark"
+
+
+@dataclass(frozen=True, slots=True)
+class NewFile:
+    """A file that was written for this commit; `path` as the log is to spell it, `stats` as JSON."""
+
+    path: str
+    bytes: int
+    rows: int
+    stats: str
+
+    def __post_init__(self) -> None:
+        if self.rows < 1 or json.loads(self.stats).get("numRecords") != self.rows:
+            raise InvariantViolation(
+                f"{self.path} has {self.rows} rows, and its statistics say {self.stats[:80]}",
+                hint="a file without rows is not committed",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a commit does to a table.
+
+    `hidden` are rows that go, by their files; `rewritten` are copies of such files without them, None where
+    no row is left, for tables that have no vectors. `rows_after` is how many rows a reader must see then.
+    `feed` are the files of the change data feed, which list every change. `facts` go into the commit's own
+    information. A change that is not `of_rows` rearranges files."""
+
+    operation: str
+    rows_after: int
+    hidden: Mapping[str, Rows] = field(default_factory=dict)
+    rewritten: Mapping[str, NewFile | None] = field(default_factory=dict)
+    added: Sequence[NewFile] = ()
+    removed: Sequence[str] = ()
+    feed: Sequence[NewFile] = ()
+    txns: Mapping[str, int] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    protocol: Mapping[str, Any] | None = None
+    metadata: Mapping[str, Any] | None = None
+    of_rows: bool = True
+
+    @property
+    def new_paths(self) -> list[str]:
+        """The files that the commit names for the first time, vectors aside."""
+        copies = [copy for copy in self.rewritten.values() if copy is not None]
+        return [file.path for file in (*self.added, *copies, *self.feed)]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """The actions of one version, and the vector file that they name, to be written first."""
+
+    version: int
+    actions: tuple[Action, ...]
+    vector_path: str = ""
+    vector_bytes: bytes = b""
+
+
+def decide_entry(
+    head: TableHead,
+    change: Change,
+    *,
+    table: str,
+    attempt: str,
+    now_ms: int,
+    random: UUID,
+    previous: Mapping[str, Rows] | None = None,
+) -> Entry:
+    """The entry that makes the change on this head. `previous` are the rows that the head's vectors hide in
+    the files of `hidden`, as they were read."""
+    version = head.version + 1
+    protocol, metadata = change.protocol or head.protocol, change.metadata or head.metadata
+    check_features(table, protocol, metadata)
+    if head.version == VERSION_NONE and (change.protocol is None or change.metadata is None):
+        raise InvalidUsage(f"{table} is not there, and the commit does not say how to make it")
+    vectors = {
+        path: _united(head, path, rows, (previous or {}).get(path)) for path, rows in change.hidden.items()
+    }
+    _check_rows(head, change, vectors, metadata, table=table)
+    kept = {
+        path: rows
+        for path, rows in vectors.items()
+        if path not in change.rewritten and len(rows) < head.files[path].rows
+    }
+    # Paths in order: the same change gives the same entry.
+    order = sorted(kept)
+    data, found = pack([kept[path] for path in order], name_for(version, random)) if kept else (b"", ())
+    gone = sorted({*vectors, *change.removed})
+    actions: list[Action] = [
+        {"commitInfo": _info(change, attempt, now_ms)},
+        *({"protocol": dict(one)} for one in (change.protocol,) if one is not None),
+        *({"metaData": dict(one)} for one in (change.metadata,) if one is not None),
+        *(
+            {"txn": {"appId": name, "version": value, "lastUpdated": now_ms}}
+            for name, value in sorted(change.txns.items())
+        ),
+        *({"remove": _remove(head.files[path], change, now_ms)} for path in gone),
+        *({"add": _hiding(head.files[path], one)} for path, one in zip(order, found, strict=True)),
+        *({"add": _add(one, change, now_ms)} for one in (*_copies(change), *change.added)),
+        *({"cdc": _cdc(one)} for one in change.feed),
+    ]
+    path = vector_path(name_for(version, random)) if kept else ""
+    return Entry(version, tuple(actions), path, data)
+
+
+def _united(head: TableHead, path: str, rows: Rows, before: Rows | None) -> Rows:
+    """All hidden rows of a file after the commit."""
+    file = head.files.get(path)
+    if file is None:
+        raise InvariantViolation(
+            f"rows of {path} are to go, and version {head.version} does not have the file",
+            hint="make the key index again",
+        )
+    if file.hidden != (len(before) if before is not None else 0):
+        raise InvariantViolation(
+            f"{path} has a vector of {file.hidden} rows, and the commit was worked out without it",
+            hint="read the vector of this version",
+        )
+    if not rows or rows.max() >= file.rows:
+        raise InvariantViolation(
+            f"row {rows.max() if rows else 'none'} of {path} is to go, and it has {file.rows}",
+            hint="make the key index again",
+        )
+    if before is None:
+        return rows
+    twice = rows.intersection_cardinality(before)
+    if twice:
+        raise InvariantViolation(
+            f"{twice} rows of {path} are to go that are hidden already", hint="make the key index again"
+        )
+    return rows | before
+
+
+def _check_rows(
+    head: TableHead, change: Change, vectors: Mapping[str, Rows], metadata: Mapping[str, Any], *, table: str
+) -> None:
+    """What a reader will see must be what the change says."""
+    configuration: Mapping[str, str] = metadata.get("configuration") or {}
+    if vectors.keys() - change.rewritten.keys() and not is_on(configuration, VECTORS):
+        raise InvalidUsage(
+            f"{table} does not take deletion vectors: {VECTORS} is not true",
+            hint="write the touched files anew, without the rows that go",
+        )
+    for path in change.removed:
+        if path not in head.files or path in vectors:
+            raise InvariantViolation(f"{path} is to go, and is not a file of version {head.version}")
+    for path, copy in change.rewritten.items():
+        left = head.files[path].rows - len(vectors[path]) if path in vectors else -1
+        if left != (copy.rows if copy is not None else 0):
+            raise InvariantViolation(
+                f"the copy of {path} has {copy.rows if copy is not None else 0} rows instead of {left}",
+                hint="write it again",
+            )
+    hidden = sum(len(rows) for rows in change.hidden.values())
+    gone = sum(head.files[path].live for path in change.removed)
+    added = sum(file.rows for file in change.added)
+    after = head.rows - hidden - gone + added
+    if after != change.rows_after or (not change.of_rows and after != head.rows):
+        wanted = change.rows_after if change.of_rows else head.rows
+        raise InvariantViolation(
+            f"{table} would have {after} rows ({head.rows} - {hidden + gone} + {added}) instead of {wanted}",
+            hint="make the key index again, and verify the state",
+        )
+    listed = sum(file.rows for file in change.feed)
+    needed = hidden + gone + added if change.of_rows and is_on(configuration, FEED) and hidden + gone else 0
+    if listed != needed:
+        raise InvariantViolation(
+            f"the change data feed of {table} lists {listed} changes instead of {needed}",
+            hint="a commit that has a feed lists all of its changes, rows that only come too",
+        )
+
+
+def _copies(change: Change) -> Iterator[NewFile]:
+    copies = (copy for _, copy in sorted(change.rewritten.items()))
+    return (copy for copy in copies if copy is not None)
+
+
+def _info(change: Change, attempt: str, now_ms: int) -> Action:
+    return {
+        "timestamp": now_ms,
+        "operation": change.operation,
+        "operationParameters": {},
+        # A blind append would be let past concurrent changes by whoever checks for conflicts.
+        "isBlindAppend": False,
+        "engineInfo": ENGINE,
+        ATTEMPT: attempt,
+        **change.facts,
+    }
+
+
+def _remove(file: LiveFile, change: Change, now_ms: int) -> Action:
+    found: Action = {
+        "path": file.path,
+        "deletionTimestamp": now_ms,
+        "dataChange": change.of_rows,
+        "extendedFileMetadata": True,
+        "partitionValues": dict(file.add.get("partitionValues") or {}),
+        "size": file.bytes,
+    }
+    for name in ("tags", "deletionVector"):
+        if file.add.get(name):
+            found[name] = file.add[name]
+    return found
+
+
+def _hiding(file: LiveFile, vector: Descriptor) -> Action:
+    """A file that is there, with another vector; all else is as the log has it."""
+    stats = loosened(str(file.add["stats"]))
+    return {**file.add, "dataChange": True, "stats": stats, "deletionVector": vector.action}
+
+
+def _add(file: NewFile, change: Change, now_ms: int) -> Action:
+    return {
+        "path": file.path,
+        "partitionValues": {},
+        "size": file.bytes,
+        "modificationTime": now_ms,
+        "dataChange": change.of_rows,
+        "stats": file.stats,
+    }
+
+
+def _cdc(file: NewFile) -> Action:
+    return {"path": file.path, "partitionValues": {}, "size": file.bytes, "dataChange": False}
+
+
+def loosened(stats: str) -> str:
+    """Statistics that say of themselves that their bounds may be wider than the rows; all else, digit by
+    digit, as it was: a number that is read and written again may not be the same."""
+    parse, at = json.JSONDecoder().raw_decode, stats.index("{") + 1
+    while (start := _skip(stats, at)) < len(stats) and stats[start] == '"':
+        name, at = parse(stats, start)
+        begin = _skip(stats, _skip(stats, at) + 1)
+        value, at = parse(stats, begin)
+        if name == "tightBounds":
+            return stats if value is False else stats[:begin] + "false" + stats[at:]
+        at = _skip(stats, at)
+        at += stats[at] == ","
+    body = stats.rstrip()[:-1].rstrip()
+    return body + ("" if body.endswith("{") else ",") + '"tightBounds":false}'
+
+
+def _skip(text: str, at: int) -> int:
+    """The next character that is no white space."""
+    while at < len(text) and text[at] in " \t\r\n":
+        at += 1
+    return at

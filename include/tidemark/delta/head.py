@@ -1,0 +1,253 @@
+"""The checked head of a Delta table: what its newest version has, read from the log without an engine.
+
+It comes from the last checkpoint and the entries after it, and follows the log entry by entry from then on.
+By the protocol the last word on a file counts, where a file is its path *and* its deletion vector. Actions
+are kept as the log has them, because whoever commits has to say some of them again, word for word.
+
+An entry that is empty or can't be read is no entry that anyone wrote: a machine lost power before it was
+synced. Other readers take an empty one for a commit that did nothing; here it stops everything.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Final
+from urllib.parse import unquote
+
+from tidemark.core.errors import Determinate, InvalidUsage, InvariantViolation
+from tidemark.core.publish import VERSION_NONE
+from tidemark.delta.store import Store
+from tidemark.delta.vectors import Descriptor
+
+LOG: Final = "_delta_log"
+_CHECKPOINT_FIELDS: Final = {
+    "protocol": ("minReaderVersion", "minWriterVersion", "readerFeatures", "writerFeatures"),
+    "metaData": (
+        "id", "name", "description", "format", "schemaString", "partitionColumns", "configuration",
+        "createdTime",
+    ),
+    "txn": ("appId", "version", "lastUpdated"),
+    "remove": (
+        "path", "deletionTimestamp", "dataChange", "extendedFileMetadata", "partitionValues", "size",
+        "deletionVector",
+    ),
+    "add": (
+        "path", "partitionValues", "size", "modificationTime", "dataChange", "stats", "tags",
+        "deletionVector", "baseRowId", "defaultRowCommitVersion", "clusteringProvider",
+    ),
+}  # fmt: skip
+_MAPS: Final = ("partitionValues", "tags", "configuration", "options")
+Action = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class LiveFile:
+    """A data file of the newest version: its `add`, as the log has it."""
+
+    add: Mapping[str, Any]
+
+    @property
+    def path(self) -> str:
+        """As the log spells it."""
+        return str(self.add["path"])
+
+    @property
+    def location(self) -> str:
+        """Where it lies below the table."""
+        return unquote(self.path)
+
+    @property
+    def bytes(self) -> int:
+        return int(self.add["size"])
+
+    @cached_property
+    def vector(self) -> Descriptor | None:
+        return Descriptor.of(self.add)
+
+    @cached_property
+    def rows(self) -> int:
+        """How many rows it has, hidden ones too."""
+        counted = json.loads(self.add.get("stats") or "{}").get("numRecords")
+        if counted is None:
+            raise InvalidUsage(
+                f"{self.path} has no statistics in the log, so its rows can't be counted",
+                hint="rebuild the state, or have its statistics computed",
+            )
+        return int(counted)
+
+    @property
+    def hidden(self) -> int:
+        return self.vector.cardinality if self.vector is not None else 0
+
+    @property
+    def live(self) -> int:
+        """How many rows a reader sees."""
+        return self.rows - self.hidden
+
+
+@dataclass(frozen=True, slots=True)
+class RemovedFile:
+    """What some entry has taken out: a file, or a file with one of its vectors."""
+
+    path: str
+    vector: Descriptor | None
+    at_ms: int
+
+    @property
+    def location(self) -> str:
+        return unquote(self.path)
+
+
+@dataclass(frozen=True)
+class TableHead:
+    """What a table's version has; `files` by the log's spelling of their paths."""
+
+    version: int = VERSION_NONE
+    protocol: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    txns: Mapping[str, int] = field(default_factory=dict)
+    files: Mapping[str, LiveFile] = field(default_factory=dict)
+    removed: Mapping[tuple[str, Descriptor | None], RemovedFile] = field(default_factory=dict)
+
+    @property
+    def configuration(self) -> Mapping[str, str]:
+        return self.metadata.get("configuration") or {}
+
+    @property
+    def rows(self) -> int:
+        """How many rows a reader sees."""
+        return sum(file.live for file in self.files.values())
+
+    def after(self, actions: Iterable[Action], *, version: int, table: str = "the table") -> TableHead:
+        """The head after one entry, or after a checkpoint's actions."""
+        lines = list(actions)
+        files, removed, txns = dict(self.files), dict(self.removed), dict(self.txns)
+        protocol, metadata = self.protocol, self.metadata
+        for line in lines:
+            protocol, metadata = line.get("protocol", protocol), line.get("metaData", metadata)
+            if "txn" in line:
+                txns[line["txn"]["appId"]] = int(line["txn"]["version"])
+            if "remove" in line:
+                _take_out(line["remove"], files, removed)
+        # A commit's removals come first: it may put a file back with another deletion vector.
+        for add in (line["add"] for line in lines if "add" in line):
+            file = LiveFile(add)
+            current = files.get(file.path)
+            if current is not None and current.vector != file.vector:
+                raise InvariantViolation(
+                    f"{file.path} is in version {version} of {table} twice, with two deletion vectors",
+                    hint="two writers didn't know of each other; rebuild the state from its log",
+                )
+            files[file.path] = file
+            removed.pop((file.path, file.vector), None)
+        return TableHead(version, protocol, metadata, txns, files, removed)
+
+
+def _take_out(
+    remove: Mapping[str, Any],
+    files: dict[str, LiveFile],
+    removed: dict[tuple[str, Descriptor | None], RemovedFile],
+) -> None:
+    path, vector = str(remove["path"]), Descriptor.of(remove)
+    if path in files and files[path].vector == vector:
+        del files[path]
+    removed[path, vector] = RemovedFile(path, vector, int(remove.get("deletionTimestamp") or 0))
+
+
+def entry_path(version: int) -> str:
+    """The log entry of a version."""
+    return f"{LOG}/{version:020}.json"
+
+
+def read_head(store: Store, head: TableHead | None = None) -> TableHead:
+    """The newest head, on from the given one. A table that is not there has version -1."""
+    if head is None or head.version == VERSION_NONE:
+        head = _opened(store)
+    while True:
+        try:
+            data = store.get(entry_path(head.version + 1))
+        except FileNotFoundError:
+            return head
+        except OSError as error:
+            raise Determinate(f"the log of {store.uri} can't be read: {error}", hint="retry") from error
+        version = head.version + 1
+        head = head.after(entry_actions(data, version, store.uri), version=version, table=store.uri)
+
+
+def entry_actions(data: bytes, version: int, table: str) -> list[Action]:
+    """The actions of a log entry."""
+    try:
+        found = [json.loads(line) for line in data.splitlines() if line.strip()]
+        if not found or not all(isinstance(line, dict) for line in found):
+            raise ValueError("it is empty")
+    except ValueError as error:
+        raise InvariantViolation(
+            f"entry {version} of the log of {table} can't be read: {error}",
+            hint="the machine lost power before it was on disk, or a hand changed it; restore a backup",
+        ) from error
+    return found
+
+
+def _opened(store: Store) -> TableHead:
+    """The head of the newest checkpoint; version -1 where there is none."""
+    try:
+        pointer = json.loads(store.get(f"{LOG}/_last_checkpoint"))
+    except FileNotFoundError:
+        return TableHead()
+    except OSError as error:
+        raise Determinate(
+            f"the last checkpoint of {store.uri} can't be read: {error}", hint="retry"
+        ) from error
+    version, parts = int(pointer["version"]), int(pointer.get("parts") or 0)
+    name = f"{LOG}/{version:020}.checkpoint"
+    names = [f"{name}.{at:010}.{parts:010}.parquet" for at in range(1, parts + 1)] or [f"{name}.parquet"]
+    found = TableHead()
+    for one in names:
+        try:
+            data = store.get(one)
+        except OSError as error:
+            raise Determinate(
+                f"{one} of {store.uri} can't be read: {error}",
+                hint="retry: it may have been cleaned meanwhile",
+            ) from error
+        found = found.after(_in_checkpoint(data), version=version, table=store.uri)
+    return replace(found, version=version)
+
+
+def _in_checkpoint(data: bytes) -> Iterator[Action]:
+    # Here and not above, because most heads come from a few entries, and start sooner without it.
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    file = pq.ParquetFile(pa.BufferReader(data))
+    schema = file.schema_arrow
+    # The parsed statistics are large, and are in the text as well.
+    columns = [
+        f"{kind}.{name}"
+        for kind, names in _CHECKPOINT_FIELDS.items()
+        if kind in schema.names
+        for name in names
+        if schema.field(kind).type.get_field_index(name) >= 0
+    ]
+    table = file.read(columns=columns, use_threads=False)
+    for kind in table.column_names:
+        column = table[kind]
+        for row in column.filter(column.is_valid()).to_pylist():
+            if any(value is not None for value in row.values()):
+                yield {kind: _without_nulls(row)}
+
+
+def _without_nulls(row: Mapping[str, Any]) -> Action:
+    """A checkpoint's row as an action: what the log would not say is left out, maps are objects."""
+    found: Action = {}
+    for name, value in row.items():
+        if value is None:
+            continue
+        if name in _MAPS:
+            found[name] = dict(value)
+        else:
+            found[name] = _without_nulls(value) if isinstance(value, dict) else value
+    return found

@@ -1,0 +1,131 @@
+"""A data file's statistics for the Delta log, as good as those that Delta writes itself.
+
+Readers leave files out by them, so a bound may be too wide and never too narrow. What can't be said exactly
+is widened (a long text's maximum is rounded up, a time's to whole milliseconds) or left out: no bounds where
+a NaN is among the values, because readers disagree where NaN stands; none for booleans, binary and nested
+lists and maps. Decimals are written with all their digits.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+COLUMNS_MAX: Final = 32
+"""Delta's own default: further columns have no statistics."""
+TEXT_CHARACTERS_MAX: Final = 32
+_LAST: Final = "\U0010ffff"
+_MILLISECOND: Final = timedelta(milliseconds=1)
+
+
+def statistics(rows: pa.Table, *, columns_max: int = COLUMNS_MAX) -> str:
+    """The statistics of a file with these rows, as JSON; the columns are those of the table's schema."""
+    found: dict[str, dict[str, Any]] = {"minValues": {}, "maxValues": {}, "nullCount": {}}
+    for count, (path, column) in enumerate(_leaves(rows)):
+        if count >= columns_max:
+            break
+        _put(found["nullCount"], path, str(column.null_count))
+        low, high = _bounds(column)
+        if low is not None and high is not None:
+            _put(found["minValues"], path, low)
+            _put(found["maxValues"], path, high)
+    inner = ",".join(f'"{name}":{_object(values)}' for name, values in found.items())
+    return f'{{"numRecords":{rows.num_rows},{inner},"tightBounds":true}}'
+
+
+def _leaves(rows: pa.Table) -> Iterator[tuple[tuple[str, ...], pa.ChunkedArray]]:
+    """The columns, and the fields of structs by their names. A field of a NULL struct is NULL."""
+    for name in rows.column_names:
+        yield from _leaves_of((name,), rows[name])
+
+
+def _leaves_of(
+    path: tuple[str, ...], column: pa.ChunkedArray
+) -> Iterator[tuple[tuple[str, ...], pa.ChunkedArray]]:
+    if pa.types.is_struct(column.type):
+        for at in range(column.type.num_fields):
+            inner = pa.chunked_array(
+                [pc.struct_field(chunk, at) for chunk in column.chunks], column.type.field(at).type
+            )
+            yield from _leaves_of((*path, column.type.field(at).name), inner)
+    else:
+        yield path, column
+
+
+def _bounds(column: pa.ChunkedArray) -> tuple[str | None, str | None]:
+    """The lowest and the highest value as JSON; None where they can't be given."""
+    kind = column.type
+    if column.null_count == len(column) or not _has_order(kind):
+        return None, None
+    if pa.types.is_floating(kind) and pc.any(pc.is_nan(column)).as_py():
+        return None, None
+    ends = pc.min_max(column)
+    try:
+        low, high = (_widened(ends[end].as_py(), is_high=end == "max") for end in ("min", "max"))
+    except (OverflowError, ValueError):
+        # A time that is no value here, like one after the year 9999.
+        return None, None
+    return low, high
+
+
+def _has_order(kind: pa.DataType) -> bool:
+    is_one = (
+        pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_date,
+        pa.types.is_timestamp, pa.types.is_string, pa.types.is_large_string,
+    )  # fmt: skip
+    return any(is_kind(kind) for is_kind in is_one)
+
+
+def _widened(value: Any, *, is_high: bool) -> str | None:
+    """A bound as JSON, at or beyond the value."""
+    match value:
+        case Decimal():
+            return format(value, "f")
+        case str():
+            found = _text(value, is_high=is_high)
+            return json.dumps(found, ensure_ascii=False) if found is not None else None
+        case datetime():
+            value = value.astimezone(UTC) if value.tzinfo is not None else value
+            floor = value.replace(microsecond=value.microsecond // 1000 * 1000)
+            end = floor + _MILLISECOND if is_high and floor != value else floor
+            zone = "Z" if end.tzinfo is not None else ""
+            return json.dumps(end.replace(tzinfo=None).isoformat(timespec="milliseconds") + zone)
+        case date():
+            return json.dumps(value.isoformat())
+        case float():
+            return json.dumps(value) if value - value == 0 else None
+        case _:
+            return json.dumps(value)
+
+
+def _text(value: str, *, is_high: bool) -> str | None:
+    """The beginning of a text; as a maximum, with a last character that is above all that can follow."""
+    if len(value) <= TEXT_CHARACTERS_MAX:
+        return value
+    if not is_high:
+        return value[:TEXT_CHARACTERS_MAX]
+    end = TEXT_CHARACTERS_MAX
+    while end < len(value) and value[end] == _LAST:
+        end += 1
+    return value[:end] + _LAST if end < len(value) else value
+
+
+def _put(values: dict[str, Any], path: tuple[str, ...], text: str) -> None:
+    for name in path[:-1]:
+        values = values.setdefault(name, {})
+    values[path[-1]] = text
+
+
+def _object(values: dict[str, Any]) -> str:
+    """JSON of texts that are JSON already: a decimal's digits must not go through a float."""
+    inner = (
+        f"{json.dumps(name, ensure_ascii=False)}:{_object(one) if isinstance(one, dict) else one}"
+        for name, one in values.items()
+    )
+    return "{" + ",".join(inner) + "}"

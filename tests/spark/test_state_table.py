@@ -1,0 +1,71 @@
+"""Spark reads states that it did not commit, and what it does to them is understood."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.support.state_table import Hand
+from tidemark.core.ledger import Committed
+from tidemark.delta.head import read_head
+from tidemark.delta.vectors import read_vectors
+from tidemark.spark.commit import confs_set
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+
+def test_spark_reads_every_version_and_its_vectors_are_read_and_its_own_work_is_followed(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    hand = Hand(tmp_path / "state")
+    hand.create()
+    models = []
+    for at in range(8):
+        upserts = dict.fromkeys(range(at % 3, 60, 5), f"{at}")
+        hand.publish(upserts, set(range(at, 60, 7)) - upserts.keys())
+        models.append(dict(hand.model))
+
+    def by_spark(version: int | None = None) -> dict[int, str]:
+        reader = spark.read.format("delta")
+        reader = reader if version is None else reader.option("versionAsOf", version)
+        return {row.k: row.v for row in reader.load(str(hand.root)).collect()}
+
+    def everyone() -> list[dict[int, str]]:
+        return [by_spark(), hand.by_delta_rs(), hand.by_polars()]
+
+    assert [by_spark(version) for version in (1, 4, 8)] == [models[0], models[3], models[7]]
+    assert everyone() == [hand.model] * 3
+    # Found through a filter, by statistics that are true; and counted by them.
+    assert spark.read.format("delta").load(str(hand.root)).where("k = 10").collect()[0].v == hand.model[10]
+    assert spark.read.format("delta").load(str(hand.root)).count() == len(hand.model)
+
+    # Spark's own vectors are read by us: the same rows, whatever made them.
+    spark.sql(f"DELETE FROM delta.`{hand.root}` WHERE k % 2 = 1")
+    hand.model = {key: value for key, value in hand.model.items() if key % 2 == 0}
+    head = hand.table.head()
+    vectors = {path: file.vector for path, file in head.files.items() if file.vector is not None}
+    assert {vector.place[:8] for vector in vectors.values()} - {"_vectors"}, vectors
+    read_vectors(hand.table.store, vectors)
+    assert head.rows == len(hand.model)
+    assert hand.publish({2: "after", 7: "after"}) == Committed(head.version + 1)
+    assert everyone() == [hand.model] * 3
+
+    # A compaction of Spark's, a purge, a vacuum of everything, and publishing goes on.
+    spark.sql(f"OPTIMIZE delta.`{hand.root}`")
+    hand.publish({3: "x"}, {2})
+    spark.sql(f"REORG TABLE delta.`{hand.root}` APPLY (PURGE)")
+    hand.publish({4: "y"}, {6})
+    confs = {
+        "spark.databricks.delta.retentionDurationCheck.enabled": "false",
+        # A listing of ten thousand tasks, which is the default, takes minutes on a small machine.
+        "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
+    }
+    with confs_set(spark, confs):
+        spark.sql(f"VACUUM delta.`{hand.root}` RETAIN 0 HOURS")
+    assert everyone() == [hand.model] * 3
+    assert (hand.root / "_vectors").is_dir()
+    hand.publish({5: "z"}, {8})
+    assert read_head(hand.table.store).rows == len(hand.model)
+    assert everyone() == [hand.model] * 3
