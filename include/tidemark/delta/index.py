@@ -1,0 +1,227 @@
+"""The key index of a state: one large run and a few small ones, which together say where each row lies.
+
+It is a cache, in a folder of this machine, and never truth. What a hit is worth is decided by the head that
+the commit is made on: the file must be live in it, and the row not hidden by its vector. So the index has
+nothing to be kept in step with: a run that is lost, damaged, or of another table or encoding is made again
+out of the data files, a file that no run names is added, and one that is gone is left out at the next merge.
+
+Runs are merged by their sizes: each is larger than all smaller ones together, so there are few, and a row is
+rewritten a few times in its life.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tidemark.core.errors import InvariantViolation
+from tidemark.delta.head import LiveFile, TableHead
+from tidemark.delta.runs import (
+    DataFile,
+    Numbers,
+    Records,
+    Run,
+    RunDamaged,
+    RunScope,
+    merged_chunks,
+    sorted_records,
+    write_run,
+)
+from tidemark.delta.state_files import RowKeys
+from tidemark.delta.vectors import Rows
+
+MERGE_RECORDS: Final = 1_000_000
+"""So many records are in memory at once while runs are merged."""
+
+
+@dataclass(frozen=True)
+class Hits:
+    """Where the live rows of some keys lie: for each hit the key's number, and its record; `file` is a number
+    in `paths`."""
+
+    paths: tuple[str, ...]
+    query: npt.NDArray[np.intp]
+    records: Records
+
+    def places(self, chosen: npt.NDArray[np.bool_] | None = None) -> dict[str, Rows]:
+        """The row numbers of the hits, or of the chosen ones, by their files."""
+        records = self.records if chosen is None else self.records[chosen]
+        return {
+            self.paths[number]: Rows(np.ascontiguousarray(records["row"][records["file"] == number]))
+            for number in np.unique(records["file"]).tolist()
+        }
+
+
+class KeyIndex:
+    """The runs of one table in one folder."""
+
+    def __init__(self, folder: Path, scope: RunScope) -> None:
+        self._folder, self._scope = folder, scope
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._runs: list[Run] = []
+        for path in sorted(folder.glob("*.run")):
+            try:
+                run = Run(path)
+            except RunDamaged:
+                path.unlink(missing_ok=True)
+                continue
+            if run.scope == scope:
+                self._runs.append(run)
+            else:
+                path.unlink(missing_ok=True)
+        self._runs.sort(key=lambda run: run.records, reverse=True)
+
+    @property
+    def runs(self) -> Sequence[Run]:
+        return tuple(self._runs)
+
+    @property
+    def bytes(self) -> int:
+        return sum(run.path.stat().st_size for run in self._runs)
+
+    def missing(self, head: TableHead) -> list[LiveFile]:
+        """The live files that no run names."""
+        named = {file for run in self._runs for file in run.files}
+        return [file for file in head.files.values() if _data_file(file) not in named]
+
+    def add(self, files: Mapping[DataFile, RowKeys]) -> None:
+        """Make a run of some files; each must have exactly its rows."""
+        known = [file for file in files if file.rows]
+        for file in known:
+            if len(files[file]) != file.rows:
+                raise InvariantViolation(
+                    f"{file.path} has {len(files[file])} rows, and its statistics say {file.rows}",
+                    hint="rebuild the state from its log",
+                )
+        parts = [
+            sorted_records(keys.hi, keys.lo, keys.digest, sequence=keys.sequence, file=number)
+            for number, keys in enumerate(files[file] for file in known)
+        ]
+        if not parts:
+            return
+        joined = np.concatenate(parts)
+        chunk = joined if len(parts) == 1 else joined[np.argsort(joined["hi"], kind="stable")]
+        self._put(write_run(self._new_path(), self._scope, known, [chunk]))
+
+    def find(self, keys: RowKeys, head: TableHead, hidden: Callable[[list[str]], Mapping[str, Rows]]) -> Hits:
+        """The live rows of these keys. Every live file must be in a run (`missing`); two live rows of one key
+        are a violation."""
+        order = np.argsort(keys.hi, kind="stable")
+        hi, lo = keys.hi[order], keys.lo[order]
+        paths = tuple(head.files)
+        numbers = {_data_file(file): number for number, file in enumerate(head.files.values())}
+        queries, found = [], []
+        for run in self._runs:
+            # A file that two runs name (a merge that died) is looked up in the first of them.
+            known = [numbers.pop(file, -1) for file in run.files]
+            query, records = _found(run, hi, lo)
+            files = np.array(known, np.int64)[records["file"]]
+            live = files >= 0
+            records = records[live].copy()
+            records["file"] = files[live]
+            queries.append(query[live])
+            found.append(records)
+        if numbers:
+            raise InvariantViolation(
+                f"the key index does not have {next(iter(numbers)).path}", hint="add what is missing first"
+            )
+        query = np.concatenate(queries) if queries else np.empty(0, np.intp)
+        records = np.concatenate(found) if found else np.empty(0, _RECORD)
+        seen = ~_is_hidden(paths, records, hidden)
+        query, records = order[query[seen]], records[seen]
+        _check_once(query)
+        return Hits(paths, query, records)
+
+    def merge(self, head: TableHead) -> None:
+        """Merge the runs that are too many for their sizes, and leave out files that are gone."""
+        chosen = chosen_for_merge([run.records for run in self._runs])
+        runs = self._runs[chosen:]
+        if len(runs) < 2:
+            return
+        live = {_data_file(file) for file in head.files.values()}
+        earlier = {file for run in self._runs[:chosen] for file in run.files}
+        files: list[DataFile] = []
+        numbers: list[dict[int, int]] = []
+        for run in runs:
+            known = {}
+            for at, file in enumerate(run.files):
+                if file in live and file not in earlier:
+                    earlier.add(file)
+                    known[at] = len(files)
+                    files.append(file)
+            numbers.append(known)
+        chunks = merged_chunks(runs, numbers, chunk_records=MERGE_RECORDS)
+        merged = write_run(self._new_path(), self._scope, files, chunks) if files else None
+        self._runs = self._runs[:chosen]
+        if merged is not None:
+            self._put(merged)
+        # What died before this is found twice by the next one that opens, and does no harm.
+        for run in runs:
+            run.path.unlink(missing_ok=True)
+
+    def _put(self, run: Run) -> None:
+        self._runs.append(run)
+        self._runs.sort(key=lambda one: one.records, reverse=True)
+
+    def _new_path(self) -> Path:
+        return self._folder / f"{uuid.uuid4().hex}.run"
+
+
+def chosen_for_merge(sizes: Sequence[int]) -> int:
+    """From which run on to merge, of sizes from the largest to the smallest, so that each is larger than all
+    that follow; the number of runs where nothing is to be merged."""
+    total = 0
+    chosen = len(sizes)
+    for at in reversed(range(len(sizes))):
+        if at < len(sizes) - 1 and sizes[at] <= total:
+            chosen = at
+        total += sizes[at]
+    return chosen
+
+
+def _data_file(file: LiveFile) -> DataFile:
+    return DataFile(file.path, file.bytes, file.rows)
+
+
+def _found(run: Run, hi: Numbers, lo: Numbers) -> tuple[npt.NDArray[np.intp], Records]:
+    query, records = run.find(hi, lo)
+    if len(records) and int(records["file"].max()) >= len(run.files):
+        raise RunDamaged(f"{run.path.name} has a record of a file that it does not name")
+    return query, records
+
+
+def _is_hidden(
+    paths: tuple[str, ...], records: Records, hidden: Callable[[list[str]], Mapping[str, Rows]]
+) -> npt.NDArray[np.bool_]:
+    """Which records are of rows that a vector hides."""
+    out = np.zeros(len(records), np.bool_)
+    touched = np.unique(records["file"]).tolist()
+    vectors = hidden([paths[number] for number in touched])
+    for number in touched:
+        vector = vectors.get(paths[number])
+        if vector is None:
+            continue
+        at = np.flatnonzero(records["file"] == number)
+        rows = np.ascontiguousarray(records["row"][at])
+        gone = np.frombuffer((Rows(rows) & vector).to_array(), np.uint32)
+        out[at] = np.isin(rows, gone)
+    return out
+
+
+def _check_once(query: npt.NDArray[np.intp]) -> None:
+    keys, counts = np.unique(query, return_counts=True)
+    twice = keys[counts > 1]
+    if len(twice):
+        raise InvariantViolation(
+            f"{len(twice)} keys of the batch have two live rows or more, number {int(twice[0])} first",
+            hint="verify the state; if its keys are unique, make the key index again",
+        )
+
+
+_RECORD: Any = sorted_records(*(np.empty(0, np.uint64) for _ in range(3))).dtype

@@ -1,0 +1,61 @@
+"""A folded tail over a state, by the key index: which rows go, which come, and the digest afterwards.
+
+The rule of who wins, on arrays: a record whose key has a live row with a higher sequence loses, and changes
+nothing; any other takes the row's place, or takes it out. Without a sequence the tail always wins.
+
+A row that is the same again is written again: that it is the same would have to be seen by comparing it,
+since two rows with one 64-bit digest need not be equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tidemark.core.checksum import Digest
+from tidemark.core.errors import InvariantViolation
+from tidemark.core.publish import carried_forward
+from tidemark.delta.entry import Change, NewFile
+from tidemark.delta.index import Hits
+from tidemark.delta.state_files import RowKeys, digest_of
+from tidemark.delta.vectors import Rows
+
+
+@dataclass(frozen=True, slots=True)
+class Overlay:
+    """What a tail does to a state: the tail's rows that come, the state's that go, the digest after it."""
+
+    comes: npt.NDArray[np.bool_]
+    hidden: Mapping[str, Rows]
+    digest: Digest
+
+    def change(
+        self, *, added: Sequence[NewFile], txns: Mapping[str, int], facts: Mapping[str, Any] | None = None
+    ) -> Change:
+        """The commit of it, once the rows that come are written."""
+        return Change(
+            "WRITE", self.digest.count, hidden=self.hidden, added=added, txns=txns, facts=facts or {}
+        )
+
+
+def overlay(tail: RowKeys, upserts: npt.NDArray[np.bool_], hits: Hits, *, base: Digest) -> Overlay:
+    """Lay a tail, which has each key once, over the state in which its keys have these rows."""
+    goes = np.ones(len(hits.records), np.bool_)
+    if tail.sequence is not None:
+        goes = hits.records["sequence"] <= tail.sequence[hits.query]
+    comes = upserts.copy()
+    comes[hits.query[~goes]] = False
+    removed = digest_of(np.ascontiguousarray(hits.records["digest"][goes]))
+    added = digest_of(np.ascontiguousarray(tail.digest[comes]))
+    digest = carried_forward(base, removed=removed, added=added)
+    hidden = hits.places(goes)
+    if sum(map(len, hidden.values())) != removed.count:
+        raise InvariantViolation(
+            f"{removed.count} rows are to go, and they lie in {sum(map(len, hidden.values()))} places",
+            hint="verify the state, then make the key index again",
+        )
+    return Overlay(comes, hidden, digest)

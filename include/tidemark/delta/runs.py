@@ -1,0 +1,265 @@
+"""A run of the key index: where the rows of some data files lie, by the hash of their keys, in one file.
+
+It is a pure function of the data files that it names, which never change: for each of their rows one record
+of fixed size, sorted by hash. It knows nothing of deletion vectors. So it can be made again by anyone, and a
+whole one is easily told: it has exactly as many records of a file as the file has rows.
+
+The file: a head (magic, sizes, checksum), a description as JSON, a directory (the first hash of each block,
+and each block's checksum), then the blocks. Head and directory are checked when a run is opened, a block
+whenever it is read. Checksums are weighted sums of 64-bit words with odd weights: they see every change of
+one word for certain, and numpy works them out at the speed of memory.
+
+Restrictions: a run lies on a local disk, because it is memory-mapped: elsewhere a file that is cut under its
+reader would end the process. It is for its owner's eyes only. Damage is `RunDamaged`: make it again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import struct
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+FORMAT: Final = 1
+BLOCK_RECORDS: Final = 32
+_MAGIC: Final = b"tm.run\r\n"
+_HEAD: Final = struct.Struct("<8sQQQ")
+_ALIGNED: Final = 4096
+_ONE: Final = np.uint64(1)
+_NO_FILE: Final = 0xFFFFFFFF
+
+RECORD: Final = np.dtype(
+    [("hi", "<u8"), ("lo", "<u8"), ("file", "<u4"), ("row", "<u4"), ("digest", "<u8"), ("sequence", "<i8")]
+)
+"""A row: the halves of its key's hash, its file's number in the run, its number in there, its digest, and its
+sequence, which is 0 where a shard has none."""
+_WORDS: Final = RECORD.itemsize // 8 * BLOCK_RECORDS
+
+Records = npt.NDArray[Any]
+Numbers = npt.NDArray[np.uint64]
+
+
+class RunDamaged(Exception):
+    """A run's file is not as it was written, or is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """A data file of a table: where it lies, how large it is, how many rows it has."""
+
+    path: str
+    bytes: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunScope:
+    """What a run is about: a table, and how its keys and rows were hashed."""
+
+    table: str
+    encoding: int
+
+
+class Run:
+    """A run that was opened and checked; its blocks are checked as they are read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with path.open("rb") as file:
+                head = file.read(_HEAD.size)
+                magic, described, blocks, check = _HEAD.unpack(head)
+                if magic != _MAGIC:
+                    raise RunDamaged(f"{path.name} is no run of this format")
+                size = path.stat().st_size
+                start = _start(described, blocks)
+                if size != start + blocks * BLOCK_RECORDS * RECORD.itemsize:
+                    raise RunDamaged(f"{path.name} has {size} bytes")
+                body = file.read(described + 16 * blocks)
+            if zlib.crc32(body) != check:
+                raise RunDamaged(f"the directory of {path.name} does not agree with its checksum")
+            facts = json.loads(body[:described])
+            self.scope = RunScope(facts["table"], facts["encoding"])
+            self.files = tuple(DataFile(*one) for one in facts["files"])
+            self._map: Records | None = (
+                np.memmap(path, RECORD, "r", start, (blocks, BLOCK_RECORDS)) if blocks else None
+            )
+        except (OSError, struct.error, ValueError, KeyError, TypeError) as error:
+            raise RunDamaged(f"{path.name} can't be read: {error}") from error
+        self.firsts, self._sums = np.frombuffer(body[described:], "<u8").reshape(2, blocks)
+        self.records = sum(file.rows for file in self.files)
+        if blocks != -(-self.records // BLOCK_RECORDS):
+            raise RunDamaged(f"{path.name} has {blocks} blocks for {self.records} records")
+
+    def blocks(self, wanted: npt.NDArray[np.intp]) -> Records:
+        """The records of these blocks, in order; the last block's are cut to the run's own."""
+        if self._map is None or not len(wanted):
+            return np.empty(0, RECORD)
+        found = np.ascontiguousarray(self._map[wanted])
+        if not np.array_equal(_sums(found, wanted), self._sums[wanted]):
+            raise RunDamaged(f"blocks of {self.path.name} don't agree with their checksums")
+        records: Records = found.reshape(-1)
+        over = len(self.firsts) * BLOCK_RECORDS - self.records
+        return records[: len(records) - over] if over and wanted[-1] == len(self.firsts) - 1 else records
+
+    def all(self) -> Records:
+        """Every record."""
+        return self.blocks(np.arange(len(self.firsts)))
+
+    def between(self, low: int, high: int) -> Records:
+        """The records whose hash begins with low <= hi < high; `high` may be 2**64."""
+        first = max(int(np.searchsorted(self.firsts, np.uint64(low), "left")) - 1, 0)
+        last = (
+            len(self.firsts)
+            if high >= 1 << 64
+            else int(np.searchsorted(self.firsts, np.uint64(high), "left"))
+        )
+        found = self.blocks(np.arange(first, last))
+        begin = np.searchsorted(found["hi"], np.uint64(low), "left")
+        end = len(found) if high >= 1 << 64 else np.searchsorted(found["hi"], np.uint64(high), "left")
+        return found[begin:end]
+
+    def find(self, hi: Numbers, lo: Numbers) -> tuple[npt.NDArray[np.intp], Records]:
+        """The records of these keys, which must be sorted by `hi`, and for each the number of its key."""
+        before = np.searchsorted(self.firsts, hi, "left").astype(np.intp) - 1
+        through = np.searchsorted(self.firsts, hi, "right").astype(np.intp) - 1
+        # A key at a block's end may go on in the next one, and one that begins a block may have begun before.
+        wanted = np.unique(np.concatenate([before, through]))
+        wide = through - before > 1
+        if wide.any():
+            spans = [np.arange(a, b + 1) for a, b in zip(before[wide], through[wide], strict=True)]
+            wanted = np.unique(np.concatenate([wanted, *spans]))
+        found = self.blocks(wanted[wanted >= 0])
+        keys = np.ascontiguousarray(found["hi"])
+        left, right = np.searchsorted(keys, hi, "left"), np.searchsorted(keys, hi, "right")
+        counts = right - left
+        query = np.repeat(np.arange(len(hi)), counts)
+        at = np.repeat(left - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
+        hits = found[at]
+        same = hits["lo"] == lo[query]
+        return query[same], hits[same]
+
+
+def write_run(path: Path, scope: RunScope, files: Sequence[DataFile], chunks: Iterable[Records]) -> Run:
+    """Write a run of all rows of these files. The chunks are sorted by `hi`, each and one after the other."""
+    records = sum(file.rows for file in files)
+    blocks = -(-records // BLOCK_RECORDS)
+    facts = {"format": FORMAT, "table": scope.table, "encoding": scope.encoding}
+    described = json.dumps({**facts, "files": [[one.path, one.bytes, one.rows] for one in files]}).encode()
+    described += b" " * (-len(described) % 8)
+    firsts, sums = np.zeros(blocks, "<u8"), np.zeros(blocks, "<u8")
+    attempt = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    handle = os.open(attempt, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.seek(_start(len(described), blocks))
+            at = 0
+            for whole in _blocks_of(chunks):
+                number = np.arange(at, at + len(whole))
+                if number[-1] >= blocks:
+                    raise RunDamaged(f"more than {records} records for {path.name}")
+                firsts[number], sums[number] = whole["hi"][:, 0], _sums(whole, number)
+                file.write(whole.tobytes())
+                at += len(whole)
+            if at != blocks:
+                raise RunDamaged(f"{at} blocks instead of {blocks} for {path.name}")
+            file.seek(0)
+            body = described + firsts.tobytes() + sums.tobytes()
+            file.write(_HEAD.pack(_MAGIC, len(described), blocks, zlib.crc32(body)) + body)
+        attempt.replace(path)
+    except BaseException:
+        attempt.unlink(missing_ok=True)
+        raise
+    return Run(path)
+
+
+def _blocks_of(chunks: Iterable[Records]) -> Iterable[Records]:
+    """Whole blocks of the records; the last one is filled up with records of no file."""
+    rest = np.empty(0, RECORD)
+    for chunk in chunks:
+        joined = np.concatenate([rest, chunk]) if len(rest) else chunk
+        whole = len(joined) // BLOCK_RECORDS * BLOCK_RECORDS
+        if whole:
+            yield joined[:whole].reshape(-1, BLOCK_RECORDS)
+        rest = joined[whole:]
+    if len(rest):
+        last = np.zeros(BLOCK_RECORDS, RECORD)
+        last["hi"], last["file"] = np.iinfo(np.uint64).max, _NO_FILE
+        last[: len(rest)] = rest
+        yield last.reshape(1, -1)
+
+
+def _start(described: int, blocks: int) -> int:
+    """Where the blocks begin."""
+    return -(-(_HEAD.size + described + 16 * blocks) // _ALIGNED) * _ALIGNED
+
+
+def _weights() -> Numbers:
+    """Odd numbers without a pattern, the same for ever."""
+    with np.errstate(over="ignore"):
+        found = np.arange(1, _WORDS + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        found = (found ^ (found >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        return (found ^ (found >> np.uint64(27))) | _ONE
+
+
+_WEIGHTS: Final = _weights()
+
+
+def _sums(blocks: Records, numbers: npt.NDArray[np.intp]) -> Numbers:
+    """A checksum of each block and of its place."""
+    words = np.ascontiguousarray(blocks).view("<u8").reshape(len(blocks), _WORDS)
+    with np.errstate(over="ignore"):
+        found: Numbers = words @ _WEIGHTS + (numbers.astype(np.uint64) + _ONE) * _WEIGHTS[0]
+    return found
+
+
+def sorted_records(
+    hi: Numbers,
+    lo: Numbers,
+    digest: npt.NDArray[Any],
+    *,
+    sequence: npt.NDArray[np.int64] | None = None,
+    file: int = 0,
+) -> Records:
+    """The records of one file's rows, which are given in the file's order."""
+    order = np.argsort(hi, kind="stable")
+    found = np.zeros(len(hi), RECORD)
+    found["hi"], found["lo"], found["file"], found["row"] = hi[order], lo[order], file, order
+    found["digest"] = digest[order].view(np.uint64)
+    if sequence is not None:
+        found["sequence"] = sequence[order]
+    return found
+
+
+def merged_chunks(
+    runs: Sequence[Run], numbers: Sequence[Mapping[int, int]], *, chunk_records: int
+) -> Iterable[Records]:
+    """The records of several runs in one order, a part of the hashes at a time. `numbers` are each run's
+    files that stay, with their numbers in the new run."""
+    parts = max(1, sum(run.records for run in runs) // chunk_records)
+    edges = [(1 << 64) * at // parts for at in range(parts + 1)]
+    tables = []
+    for run, known in zip(runs, numbers, strict=True):
+        table = np.full(len(run.files) + 1, _NO_FILE, np.uint32)
+        for old, new in known.items():
+            table[old] = new
+        tables.append(table)
+    for low, high in itertools.pairwise(edges):
+        found = []
+        for run, table in zip(runs, tables, strict=True):
+            records = run.between(low, high)
+            if len(records) and records["file"].max() >= len(run.files):
+                raise RunDamaged(f"{run.path.name} has a record of a file that it does not name")
+            records = records.copy()
+            records["file"] = table[records["file"]]
+            found.append(records[records["file"] != _NO_FILE])
+        joined = np.concatenate(found)
+        yield joined[np.argsort(joined["hi"], kind="stable")]

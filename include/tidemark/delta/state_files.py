@@ -1,0 +1,120 @@
+"""The data files of a state: rows, and beside them what finds and proves them.
+
+Each file has two columns that are not in the table's schema, so that readers pass over them: the hash of a
+row's key (16 bytes) and the digest of the row. A lost index, a second machine or a compaction then needs no
+row to be hashed again. A file that somebody else has written does not have them.
+
+A file's name says for which version of the table it was written: it goes in with that version or never.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import dataclass
+from typing import Any, Final
+from uuid import UUID
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tidemark.core.checksum import Digest
+from tidemark.core.errors import Determinate, InvalidUsage
+from tidemark.delta.entry import NewFile
+from tidemark.delta.head import LiveFile
+from tidemark.delta.runs import Numbers
+from tidemark.delta.statistics import statistics
+from tidemark.delta.store import Store
+
+KEY: Final = "_tidemark_key"
+DIGEST: Final = "_tidemark_digest"
+KEY_BYTES: Final = 16
+_NAME: Final = re.compile(r"v(\d{20})-[0-9a-f]{32}\.parquet\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class RowKeys:
+    """The key hashes, digests and sequences of some rows, in their order."""
+
+    hi: Numbers
+    lo: Numbers
+    digest: npt.NDArray[np.int64]
+    sequence: npt.NDArray[np.int64] | None = None
+
+    def __len__(self) -> int:
+        return len(self.hi)
+
+
+def keys_of(hashes: pa.ChunkedArray, digests: pa.ChunkedArray, sequences: Any = None) -> RowKeys:
+    """Key hashes of 16 bytes, and digests, as numbers."""
+    halves = np.frombuffer(b"".join(_bytes_of(chunk) for chunk in hashes.chunks), ">u8").reshape(-1, 2)
+    return RowKeys(
+        halves[:, 0].astype(np.uint64),
+        halves[:, 1].astype(np.uint64),
+        digests.to_numpy().astype(np.int64),
+        None if sequences is None else sequences.to_numpy().astype(np.int64),
+    )
+
+
+def _bytes_of(chunk: pa.Array) -> bytes:
+    kind = chunk.type
+    if chunk.null_count or not pa.types.is_fixed_size_binary(kind) or kind.byte_width != KEY_BYTES:
+        raise InvalidUsage(f"the column {KEY} is of {kind}, with {chunk.null_count} NULLs")
+    data: bytes = chunk.buffers()[1].to_pybytes()
+    return data[chunk.offset * KEY_BYTES : (chunk.offset + len(chunk)) * KEY_BYTES]
+
+
+def name_of(version: int, nonce: UUID) -> str:
+    """The name of a data file that is written for a version."""
+    return f"v{version:020}-{nonce.hex}.parquet"
+
+
+def version_in(path: str) -> int | None:
+    """The version that a data file was written for; None for one that is not ours."""
+    found = _NAME.match(path)
+    return int(found[1]) if found else None
+
+
+def write_rows(store: Store, rows: pa.Table, *, version: int, nonce: UUID) -> NewFile:
+    """Write rows, which have both columns, to one file, and have it on disk. Statistics leave the two out."""
+    out = io.BytesIO()
+    plain = [KEY, DIGEST]
+    options: dict[str, Any] = {"compression": "zstd", "compression_level": 1, "write_page_checksum": True}
+    # Hashes don't repeat.
+    options["use_dictionary"] = [name for name in rows.column_names if name not in plain]
+    pq.write_table(rows, out, **options)
+    path, data = name_of(version, nonce), out.getvalue()
+    try:
+        store.put_synced(path, data)
+    except OSError as error:
+        raise Determinate(
+            f"the rows for version {version} of {store.uri} were not written: {error}",
+            hint="check the room and the permissions, then retry",
+        ) from error
+    return NewFile(path, len(data), rows.num_rows, statistics(rows.drop_columns(plain)))
+
+
+def read_keys(store: Store, file: LiveFile, *, sequence: str | None = None) -> RowKeys | None:
+    """The keys and digests of a file's rows; None for a file that doesn't have them."""
+    try:
+        source = store.folder / file.location if store.folder is not None else None
+        with pq.ParquetFile(source or pa.BufferReader(store.get(file.location))) as opened:
+            if not {KEY, DIGEST} <= set(opened.schema_arrow.names):
+                return None
+            names = [KEY, DIGEST, *([sequence] if sequence is not None else [])]
+            rows = opened.read(columns=names)
+    except (OSError, pa.ArrowException) as error:
+        raise Determinate(
+            f"{file.location} of {store.uri} can't be read: {error}", hint="check the store, then retry"
+        ) from error
+    return keys_of(rows[KEY], rows[DIGEST], rows[sequence] if sequence is not None else None)
+
+
+def digest_of(digests: npt.NDArray[Any]) -> Digest:
+    """The digest of rows with these hashes."""
+    values = digests.view(np.uint64)
+    low, high = values & np.uint64(0xFFFFFFFF), values >> np.uint64(32)
+    xor = int(np.bitwise_xor.reduce(values)) if len(values) else 0
+    return Digest(len(values), xor, int(low.sum(dtype=np.uint64)), int(high.sum(dtype=np.uint64)))
