@@ -158,6 +158,18 @@ class Store:
         infos = self._files().get_file_info_selector("", True, True)
         return {info.path: info.size for info in infos if info.size is not None}
 
+    def modified_ms(self, paths: Iterable[str]) -> dict[str, int]:
+        """When files were last written; one that is gone is left out."""
+        found: dict[str, int] = {}
+        for path in paths:
+            with suppress(FileNotFoundError):
+                if self.folder is not None:
+                    found[path] = (self.folder / path).stat().st_mtime_ns // 1_000_000
+                else:
+                    written = self._object_store().head(path)["last_modified"]
+                    found[path] = int(written.timestamp() * 1000)
+        return found
+
     def folders(self) -> list[str]:
         """The names of the folders at the root; none where there is no root."""
         if self.folder is not None:
