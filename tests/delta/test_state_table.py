@@ -270,3 +270,13 @@ def test_an_object_store_takes_the_same_commits(s3: ObjectStore, tmp_path: Path)
     head = tables[0].head()
     assert {path: set(rows) for path, rows in tables[0].hidden(head, head.files).items()} == {made.path: {1}}
     assert DeltaTable(uri, storage_options=s3.options).version() == 2
+
+
+def test_a_removal_of_another_vector_leaves_the_file() -> None:
+    """A file is its path and its vector: a checkpoint remembers removals of a live file's earlier vectors."""
+    from tests.delta.test_state_entry import HEAD, OLD, file_of
+
+    earlier = file_of("b", hidden=OLD - BitMap([1]))
+    after = HEAD.after([{"remove": earlier}], version=7)
+    assert after.files["b"] == HEAD.files["b"]
+    assert "b" not in HEAD.after([{"remove": file_of("b", hidden=OLD)}], version=7).files
