@@ -1,0 +1,65 @@
+"""A compaction carries over what was hidden meanwhile; a foreign commit is judged by what it did."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyroaring import BitMap
+
+from tests.delta.test_state_entry import HEAD, OLD, file_of
+from tidemark.core.errors import Determinate
+from tidemark.delta.carry import Copied, carried, stranger
+
+files = st.lists(
+    st.integers(0, 12).flatmap(
+        lambda rows: st.tuples(
+            st.just(rows), st.sets(st.integers(0, max(rows - 1, 0)), max_size=rows),
+            st.sets(st.integers(0, max(rows - 1, 0)), max_size=rows), st.booleans(),
+        )
+    ),
+    max_size=4,
+)  # fmt: skip
+
+
+@given(files)
+def test_the_copy_shows_the_rows_that_the_files_would_show(
+    found: list[tuple[int, set[int], set[int], bool]],
+) -> None:
+    """Against the plain way: copy names of rows, then look for those that are still there."""
+    copied, now, copy, expected = [], {}, [], []
+    for at, (rows, before, since, is_gone) in enumerate(found):
+        hidden = {row for row in before if row < rows}
+        later = hidden | {row for row in since if row < rows}
+        copied.append(Copied(f"f{at}", rows, BitMap(hidden)))
+        if not is_gone:
+            now[f"f{at}"] = BitMap(later)
+        copy += [(at, row) for row in range(rows) if row not in hidden]
+        expected += [(at, row) for row in range(rows) if row not in later and not is_gone]
+    hidden_in_copy = carried(copied, now)
+    assert [name for row, name in enumerate(copy) if row not in hidden_in_copy] == expected
+
+
+def test_rows_that_came_back_end_the_compaction() -> None:
+    with pytest.raises(Determinate, match="came back"):
+        carried([Copied("f", 9, BitMap([1, 2]))], {"f": BitMap([1, 5])})
+
+
+def commit(operation: str, *actions: dict[str, Any]) -> str:
+    lines = [{"commitInfo": {"operation": operation}}, *actions]
+    return stranger(HEAD, lines, HEAD.after(lines, version=7))
+
+
+def test_a_foreign_commit_is_harmless_by_what_it_did_and_not_by_its_name() -> None:
+    removed = {"remove": {**file_of("a"), "dataChange": False}}
+    same = {"add": {**file_of("c"), "dataChange": False}}
+    assert commit("ANYTHING AT ALL", removed, same) == ""
+    assert commit("SET TBLPROPERTIES", {"metaData": dict(HEAD.metadata)}) == ""
+    # A compaction by its name, which changed rows or lost some.
+    assert commit("OPTIMIZE", removed, {"add": file_of("c")}) == "OPTIMIZE"
+    assert commit("OPTIMIZE", removed) == "OPTIMIZE"
+    fewer = {**file_of("c", hidden=OLD), "dataChange": False}
+    assert commit("REORG", removed, {"add": fewer}) == "REORG"
+    assert commit("", {"cdc": {"path": "x"}}) == "a commit without a name"
