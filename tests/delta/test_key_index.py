@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.support.indexed import TABLE_ID, Indexed, key_hash, rows_of
 from tests.support.state_table import Hand
 from tidemark.core.checksum import ENCODING
-from tidemark.core.errors import InvariantViolation
+from tidemark.core.errors import Determinate, InvariantViolation
 from tidemark.core.ledger import Committed
 from tidemark.delta import index as index_module
 from tidemark.delta.audit import Finding
@@ -221,6 +221,30 @@ def test_a_file_that_the_index_lacks_stops_a_lookup(tmp_path: Path) -> None:
         state.index.find(
             keys_of(tail[KEY], tail[DIGEST]), head, lambda paths: state.table.hidden(head, paths)
         )
+
+
+@pytest.mark.parametrize("is_merged", [False, True])
+def test_a_block_that_is_damaged_is_met_once_and_its_run_is_made_again(
+    tmp_path: Path, is_merged: bool
+) -> None:
+    state = Indexed(tmp_path)
+    for at in range(2):
+        state.publish(dict.fromkeys(range(at * 40, at * 40 + 40), "a"))
+        state.cover(state.table.head())
+    for run in state.index.runs:
+        with run.path.open("r+b") as file:
+            file.seek(-40 * 16 * 3, 2)
+            file.write(b"damaged")
+    if is_merged:
+        with pytest.raises(Determinate, match="made again"):
+            state.index.merge(state.table.head())
+    else:
+        # Once for each run.
+        for _ in range(2):
+            with pytest.raises(Determinate, match="made again"):
+                state.publish(dict.fromkeys(range(80), "b"))
+    assert isinstance(state.publish(dict.fromkeys(range(80), "b")), Committed)
+    assert (state.verify(), by_delta_rs(state)) == ([], dict.fromkeys(range(80), "b"))
 
 
 def test_an_older_sequence_loses_to_the_state_and_an_equal_one_wins(tmp_path: Path) -> None:

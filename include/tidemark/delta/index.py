@@ -12,7 +12,8 @@ rewritten a few times in its life.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -20,7 +21,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tidemark.core.errors import InvariantViolation
+from tidemark.core.errors import Determinate, InvariantViolation
 from tidemark.delta.head import LiveFile, TableHead
 from tidemark.delta.runs import (
     DataFile,
@@ -120,7 +121,8 @@ class KeyIndex:
         for run in self._runs:
             # A file that two runs name (a merge that died) is looked up in the first of them.
             known = [numbers.pop(file, -1) for file in run.files]
-            query, records = _found(run, hi, lo)
+            with self._dropping(run):
+                query, records = _found(run, hi, lo)
             files = np.array(known, np.int64)[records["file"]]
             live = files >= 0
             records = records[live].copy()
@@ -157,13 +159,27 @@ class KeyIndex:
                     files.append(file)
             numbers.append(known)
         chunks = merged_chunks(runs, numbers, chunk_records=MERGE_RECORDS)
-        merged = write_run(self._new_path(), self._scope, files, chunks) if files else None
+        with self._dropping(*runs):
+            merged = write_run(self._new_path(), self._scope, files, chunks) if files else None
         self._runs = self._runs[:chosen]
         if merged is not None:
             self._put(merged)
         # What died before this is found twice by the next one that opens, and does no harm.
         for run in runs:
             run.path.unlink(missing_ok=True)
+
+    @contextmanager
+    def _dropping(self, *runs: Run) -> Iterator[None]:
+        """Work with runs; damaged ones are deleted, so that the next try makes them again."""
+        try:
+            yield
+        except RunDamaged as error:
+            self._runs = [run for run in self._runs if run not in runs]
+            for run in runs:
+                run.path.unlink(missing_ok=True)
+            raise Determinate(
+                f"the key index was damaged: {error}", hint="retry: it is made again"
+            ) from error
 
     def _put(self, run: Run) -> None:
         self._runs.append(run)
