@@ -14,6 +14,7 @@ import pytest
 from airflow.sdk.definitions._internal.contextmanager import DagContext
 
 from tests.airflow.conftest import PIPELINE, PROJECT
+from tests.support.waiting import SECONDS_MAX
 from tidemark.airflow import maintain_dag, pipeline_dags, replay_dag
 from tidemark.airflow.assets import pipeline_alias
 from tidemark.airflow.factory import BROKEN
@@ -224,5 +225,5 @@ def test_the_plugin_loads_what_tasks_need_and_the_gates_library_where_they_are_f
         "print([name for name in ('pyspark', 'pandas', 'great_expectations') if name in sys.modules])"
     )
     command = [sys.executable, "-c", code, component]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS_MAX)
     assert done.stdout.splitlines()[-1:] == [str(loaded)], done.stderr
