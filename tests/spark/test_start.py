@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.waiting import SECONDS_MAX
+
 pytestmark = pytest.mark.spark
 
 PROGRAM = """\
 import sys
 from pathlib import Path
-from tests.support.waiting import SECONDS_MAX
 from tidemark.core.errors import Determinate
 from tidemark.spark.session import build_session
 try:
