@@ -160,6 +160,19 @@ def checkpoint(deployment: Deployment, attempt: Attempt) -> tuple[Told, Sequence
     return {"checkpoint": reached, "shards": shards, "unchanged": unchanged}, told
 
 
+def repaired(
+    deployment: Deployment, attempt: Attempt, restored: Sequence[tuple[int, str]]
+) -> tuple[Told, Sequence[Announcement]]:
+    """What to tell of shards whose parts were restored, given by transaction and shard, as far as these had
+    been announced: whoever read them may have read what was damaged."""
+    seals = seals_of(deployment, sorted({Txn(txn) for txn, _ in restored}))
+    told = [one for one in announcements(deployment.pipeline, attempt, seals) if one.repaired]
+    touched = {
+        shard: [one for one in told if (one.seal.txn, shard) in set(restored)] for shard in deployment.shards
+    }
+    return {str(shard): told_shard(deployment, shard, its) for shard, its in touched.items() if its}, told
+
+
 def plan_of_replay(deployment: Deployment, *, txn_from: int, txn_to: int | None) -> list[Told]:
     """What a replay would read again, and whether that is still there. Reads no data."""
     txns = bound_range(deployment.pipeline, txn_from=txn_from, txn_to=txn_to)

@@ -157,7 +157,7 @@ def test_regression_a_dag_that_airflow_refuses_is_one_problem_of_its_file(
             raise ValueError("not this one")
         return pipeline_alias(pipeline)
 
-    monkeypatch.setattr("tidemark.airflow.operators.pipeline_alias", refuse)
+    monkeypatch.setattr("tidemark.airflow.assets.pipeline_alias", refuse)
     monkeypatch.setattr(DagContext, "current_autoregister_module_name", __name__)
     monkeypatch.setattr(DagContext, "autoregistered_dags", set())
     dags = pipeline_dags(tmp_path)
