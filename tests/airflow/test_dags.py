@@ -15,7 +15,7 @@ from airflow.sdk.definitions._internal.contextmanager import DagContext
 
 from tests.airflow.conftest import PIPELINE, PROJECT
 from tests.support.waiting import SECONDS_MAX
-from tidemark.airflow import maintain_dag, pipeline_dags, replay_dag
+from tidemark.airflow import ShardUpperSensor, maintain_dag, pipeline_dags, replay_dag
 from tidemark.airflow.assets import pipeline_alias
 from tidemark.airflow.factory import BROKEN
 from tidemark.core.errors import InvalidUsage
@@ -167,6 +167,21 @@ def test_regression_a_dag_that_airflow_refuses_is_one_problem_of_its_file(
         broken.validate()
     registered = {dag.dag_id for dag, _ in DagContext.autoregistered_dags}
     assert registered == {"one", broken.dag_id}, "half a DAG is none"
+
+
+def test_regression_the_name_of_a_pipeline_file_is_never_a_template(tmp_path: Path) -> None:
+    """One of this name would show another team's password in the task's log."""
+    hostile = "{{ conn.warehouse.password }}.yaml"
+    (tmp_path / hostile).write_text(PIPELINE.format(name="shop"))
+    (broken,) = pipeline_dags(tmp_path).values()
+    with pytest.raises(InvalidUsage, match="a pipeline file can't have this name: use letters"):
+        broken.validate()
+    (tmp_path / hostile).rename(tmp_path / "shop.yaml")
+    dags = {**pipeline_dags(tmp_path), **replay_dag(tmp_path), **maintain_dag(tmp_path)}
+    tasks = [task for dag in dags.values() for task in dag.tasks]
+    tasks.append(ShardUpperSensor(task_id="sensor", pipeline_file=hostile, shard="s", txn=1))
+    assert len(tasks) > 8
+    assert [task for task in tasks if {"pipeline_file", "pipeline"} & set(task.template_fields)] == []
 
 
 @pytest.mark.parametrize("make", [pipeline_dags, replay_dag, maintain_dag])

@@ -183,9 +183,10 @@ def test_a_repair_by_the_replay_dag_is_announced_by_it_once(airflow: Airflow) ->
     replay = ReplayOperator(task_id="replay", pipeline_files={"shop": "shop.yaml"})
 
     def events(mode: str) -> dict[str, dict[str, Any]]:
-        replay.pipeline_file = "shop"
         airflow.job = lambda order: perform("replay", airflow.deployment(), order) and None
-        context = airflow.context("replay", txn_from=1, txn_to=None, mode=mode, dry_run=False)
+        context = airflow.context(
+            "replay", pipeline="shop", txn_from=1, txn_to=None, mode=mode, dry_run=False
+        )
         found = Events()
         context["outlet_events"] = defaultdict(lambda: found)
         with pytest.MonkeyPatch.context() as patch:

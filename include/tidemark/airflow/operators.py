@@ -30,11 +30,11 @@ PLACES = ("TIDEMARK_ROOT", "TIDEMARK_WAREHOUSE")
 class ControlOperator(BaseOperator):
     """A step that needs the control plane only, and so takes milliseconds.
 
-    :param pipeline_file: the pipeline file (templated)
+    :param pipeline_file: the pipeline file; not a template, whatever its name looks like
     :param environment: which of the file's environments, `$TIDEMARK_ENVIRONMENT` by default (templated)
     """
 
-    template_fields: Sequence[str] = ("pipeline_file", "environment")
+    template_fields: Sequence[str] = ("environment",)
     ui_color = "#eef4e2"
 
     def __init__(self, *, pipeline_file: str | Path, environment: str | None = None, **kwargs: Any) -> None:

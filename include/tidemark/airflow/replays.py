@@ -35,7 +35,7 @@ class ReplayPlanOperator(BaseOperator):
     :param pipeline_files: pipeline names and their files
     """
 
-    template_fields: Sequence[str] = ("pipeline", "environment")
+    template_fields: Sequence[str] = ("environment",)
     ui_color = "#eef4e2"
 
     def __init__(
@@ -44,7 +44,6 @@ class ReplayPlanOperator(BaseOperator):
         super().__init__(**kwargs)
         self.pipeline_files = dict(pipeline_files)
         self.environment = environment
-        self.pipeline = "{{ params.pipeline }}"
         end_with_reason(self)
 
     def execute(self, context: Context) -> Any:
@@ -53,7 +52,7 @@ class ReplayPlanOperator(BaseOperator):
         params = context["params"]
         first, last = params["txn_from"], params["txn_to"]
         try:
-            file = chosen_file(self.pipeline_files, self.pipeline)
+            file = chosen_file(self.pipeline_files, params["pipeline"])
             provide_connection(file, self.environment)
             deployment = tasks.open_pipeline(file, self.environment)
             steps = tasks.plan_of_replay(deployment, txn_from=first, txn_to=last)
@@ -76,13 +75,13 @@ class ReplayOperator(SparkStepOperator, Announcing):
     step = "replay"
 
     def __init__(self, *, pipeline_files: Mapping[str, str], **kwargs: Any) -> None:
-        super().__init__(pipeline_file="{{ params.pipeline }}", pipelines=list(pipeline_files), **kwargs)
+        super().__init__(pipeline_file="", pipelines=list(pipeline_files), **kwargs)
         self.pipeline_files = dict(pipeline_files)
         self.on_success_callback = [*self.on_success_callback, note_events]
 
     def order(self, context: Context, **more: Any) -> Order:
         params = context["params"]
-        self.pipeline_file = chosen_file(self.pipeline_files, self.pipeline_file)
+        self.pipeline_file = chosen_file(self.pipeline_files, params["pipeline"])
         return super().order(
             context, txn_from=params["txn_from"], txn_to=params["txn_to"] or 0, mode=params["mode"], **more
         )
