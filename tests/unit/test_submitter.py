@@ -63,7 +63,6 @@ def test_another_process_of_the_same_number_is_not_the_task() -> None:
     [
         ("local[2]", None, True),
         ("spark://one:7077", "client", True),
-        ("spark://one:7077", "cluster", False),
         ("yarn", None, False),
         ("yarn", "cluster", False),
         ("k8s://https://one:6443", "cluster", False),
