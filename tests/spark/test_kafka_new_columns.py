@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import struct
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -103,12 +104,10 @@ def test_columns_come_with_debeziums_rows_in_avro_where_the_settings_tell_what_t
     topic = broker.make("growing-d-avro")
     source = {"format": "avro", "value_schema": {5: change}}
     rig = Rig(spark, tmp_path, broker, "growing-d-avro", source=source, shard=SHARD, envelope="debezium")
-    after = {"id": 1, "v": "a", "at": 1_500_000, "price": "2.30"}
-    from decimal import Decimal
-
-    value = {"before": None, "after": {**after, "price": Decimal("2.30")}, "op": "c"}
+    after = {"id": 1, "v": "a", "at": 1_500_000, "price": Decimal("2.30")}
+    value = {"before": None, "after": after, "op": "c"}
     broker.send(topic, [(None, encoded(change, value, wire_id=5))])
-    with pytest.raises(InvalidUsage, match="new column 'at'.*time_precision_mode is adaptive"):
+    with pytest.raises(InvalidUsage, match=r"new column 'at'.*time_precision_mode is adaptive"):
         ran(rig)
     assert rig.opened().added == {}
     rig.settings["debezium"] = {"time_precision_mode": "microseconds"}

@@ -1,9 +1,12 @@
-"""`on_schema_change: add_columns` gives a shard the columns that come with its records, where these tell their
-types: files of Debezium records with schemas, and Parquet files."""
+"""`on_schema_change: add_columns` gives a shard the columns that come with its records, where these tell
+their types: files of Debezium records with schemas, and Parquet files."""
 
 from __future__ import annotations
 
 import json
+import re
+from datetime import date, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +29,20 @@ pytestmark = pytest.mark.spark
 
 TABLE = ShardId("t")
 INT, LONG, TEXT = ({"type": kind, "optional": True} for kind in ("int32", "int64", "string"))
-MICROS = {"type": "int64", "optional": True, "name": "io.debezium.time.MicroTimestamp"}
 PRICE = {
-    "type": "bytes", "optional": True, "name": "org.apache.kafka.connect.data.Decimal",
+    "type": "bytes", "name": "org.apache.kafka.connect.data.Decimal",
     "parameters": {"scale": "2", "connect.decimal.precision": "12"},
 }  # fmt: skip
+SPOT = {"type": "struct", "fields": [{"type": "int32", "field": "x"}]}
+SECONDS = datetime.fromisoformat("1970-01-01T00:00:01.5")
+NEW: dict[str, tuple[dict[str, Any], Any, str, Any]] = {
+    "price": (PRICE, "AOY=", "DECIMAL(12,2)", Decimal("2.30")),
+    "day": ({"type": "int32", "name": "io.debezium.time.Date"}, 1, "DATE", date(1970, 1, 2)),
+    "us": ({"type": "int64", "name": "io.debezium.time.MicroTimestamp"}, 1_500_000, "TIMESTAMP_NTZ", SECONDS),
+    "sums": ({"type": "array", "items": PRICE}, ["AOY="], "ARRAY<DECIMAL(12,2)>", [Decimal("2.30")]),
+    "spot": (SPOT, {"x": 1}, "STRUCT<`x`:INT>", (1,)),
+}  # fmt: skip
+"""By column: its schema, how a connector writes the value, the type that it gets, and what is read."""
 Row = dict[str, Any]
 
 
@@ -49,7 +61,7 @@ class Folder:
 
     def __init__(self, spark: SparkSession, root: Path, schema: str, **settings: Any) -> None:
         (root / "in").mkdir()
-        self.spark, self.root = spark, root
+        self.spark, self.root, self.publishes = spark, root, settings.pop("publishes", True)
         shard = {"name": "t", "schema": schema, "keys": ["id"], "on_schema_change": "add_columns"}
         source = {
             "type": "files",
@@ -68,15 +80,16 @@ class Folder:
         lines = "".join(f"{json.dumps(record)}\n" for record in records)
         (self.root / "in" / name).write_text(lines)
 
-    def land_rows(self, rows: pa.Table) -> None:
+    def land_rows(self, rows: pa.Table, **settings: Any) -> None:
         name = f"{len(list((self.root / 'in').iterdir())):03}.parquet"
-        pq.write_table(rows, self.root / "in" / name)
+        pq.write_table(rows, self.root / "in" / name, **settings)
 
     def run(self) -> int:
         """How many transactions a run has brought through."""
-        return len(run_and_publish(self.opened(), attempt()).report.decided)
+        return len(run_and_publish(self.opened(), attempt(), publishes=self.publishes).report.decided)
 
-    def rows(self, view: View = View.STATE) -> list[Row]:
+    def rows(self) -> list[Row]:
+        view = View.STATE if self.publishes else View.FRESH
         found = [row.asDict() for row in read(self.opened(), TABLE, view=view).collect()]
         return sorted(found, key=lambda row: row["id"])
 
@@ -90,87 +103,104 @@ class Folder:
 def test_regression_a_field_that_is_new_in_debezium_records_becomes_a_column(
     spark: SparkSession, tmp_path: Path
 ) -> None:
+    """And keeps the type that it came with: what comes in another one is judged by that, E4."""
     modes = {"decimal_handling_mode": "precise"}
-    files = Folder(spark, tmp_path, "id INT, name STRING", envelope="debezium", debezium=modes)
+    limits = {"max_files": 1}
+    files = Folder(
+        spark, tmp_path, "id INT, name STRING", envelope="debezium", debezium=modes, transaction=limits
+    )
     files.land(change({"id": 1, "name": "a"}, id=INT, name=TEXT))
     assert files.run() == 1
-    new = {"id": 2, "name": "b", "age": 7, "at": 1_500_000, "price": "AOY="}
+    row = {"id": 2, "name": "b", "age": 7, **{name: value for name, (_, value, _, _) in NEW.items()}}
+    types = {name: {"optional": True, **kind} for name, (kind, _, _, _) in NEW.items()}
     files.land(
         change({"id": 3, "name": "c"}, id=INT, name=TEXT),
-        change(new, id=INT, name=TEXT, age=INT, at=MICROS, price=PRICE),
+        change(row, id=INT, name=TEXT, age=INT, **types),
     )
-    files.settings["transaction"] = {"max_files": 1}
-    files.land(change({"id": 1, "name": "a", "age": None}, id=INT, name=TEXT, age=INT))
-    files.land(change({"id": 3, "name": "d"}, id=INT, name=TEXT))
-    assert files.run() == 3
-    assert files.opened().added == {TABLE: {"age": "INT", "at": "TIMESTAMP_NTZ", "price": "DECIMAL(12,2)"}}
-    for view in (View.STATE, View.FRESH):
-        by_id = {row["id"]: row for row in files.rows(view)}
-        assert (by_id[2]["age"], str(by_id[2]["at"]), str(by_id[2]["price"])) == (
-            7, "1970-01-01 00:00:01.500000", "2.30",
-        )  # fmt: skip
-        assert by_id[1] == {"id": 1, "name": "a", "age": None, "at": None, "price": None}
-        assert by_id[3]["name"] == "d"
-    assert files.replayed() == [Verdict.IDENTICAL] * 4
-
-
-def test_a_column_keeps_the_type_that_it_came_with(spark: SparkSession, tmp_path: Path) -> None:
-    """What comes in another type later is judged like the values of any declared column; E4."""
-    files = Folder(spark, tmp_path, "id INT", envelope="debezium", transaction={"max_files": 1})
-    files.land(change({"id": 1, "age": 7}, id=INT, age=INT))
-    files.land(change({"id": 2, "age": 8}, id=INT, age=LONG))
-    files.land(change({"id": 3, "age": 3_000_000_000}, id=INT, age=LONG))
-    files.land(change({"id": 4, "age": "old"}, id=INT, age=TEXT))
-    assert files.run() == 4
-    assert files.rows() == [{"id": 1, "age": 7}, {"id": 2, "age": 8}]
+    files.land(
+        change({"id": 4, "name": "d", "age": 8}, id=INT, name=TEXT, age=LONG),
+        change({"id": 5, "name": "e", "age": 3_000_000_000}, id=INT, name=TEXT, age=LONG),
+        change({"id": 6, "name": "f", "age": "old"}, id=INT, name=TEXT, age=TEXT),
+        change({"id": 1, "name": "g"}, id=INT, name=TEXT),
+    )
+    assert files.run() == 2
+    assert files.opened().added == {
+        TABLE: {"age": "INT", **{name: told for name, (_, _, told, _) in NEW.items()}}
+    }
+    found = {row["id"]: row for row in files.rows()}
+    assert [(row["id"], row["name"], row["age"]) for row in found.values()] == [
+        (1, "g", None), (2, "b", 7), (3, "c", None), (4, "d", 8),
+    ]  # fmt: skip
+    assert {name: found[2][name] for name in NEW} == {name: read for name, (_, _, _, read) in NEW.items()}
+    assert {found[1][name] for name in NEW} == {None}
     seals = files.opened().control.seals
-    bad = [seal.shards.get(ShardId("quarantine")) for seal in seals.read(1, seals.head().upper)]
-    assert [one.digest.count if one is not None else 0 for one in bad] == [0, 0, 1, 1]
-    assert set(files.replayed()) == {Verdict.IDENTICAL}
+    last = seals.read(3, seals.head().upper)[0]
+    assert last.shards[ShardId("quarantine")].digest.count == 2
+    assert files.replayed() == [Verdict.IDENTICAL] * 3
 
 
 def test_records_that_do_not_agree_or_tell_no_type_are_refused_by_name_and_add_nothing(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     files = Folder(spark, tmp_path, "id INT", envelope="debezium")
-    odd = {"type": "int64", "name": "shop.Odd"}
-    cases = [
-        ([change({"id": 1, "age": 7, "b": 1})], "undeclared column 'age', and the record does not tell its type"),
-        ([change({"id": 1, "age": 7}, id=INT)], "undeclared column 'age', and the record does not tell its type"),
-        ([change({"id": 1, "age": 7}, id=INT, age=INT), change({"id": 2, "age": "x"}, id=INT, age=TEXT)],
-         "new column 'age' of shard t is INT at file '000.json', line 1, and STRING at file '000.json', line 2"),
-        ([change({"id": 1, "age": 7, "odd": 1}, id=INT, age=INT, odd=odd)],
-         "line 1: new column 'odd': shop.Odd has no type here"),
-        ([change({"id": 1, "price": "AOY="}, id=INT, price=PRICE)],
-         "new column 'price': it is a precise decimal, and debezium.decimal_handling_mode is not said"),
-        ([change({"id": 1, "ID": 7}, id=INT, ID=INT)], "column 'ID' is declared twice"),
-    ]  # fmt: skip
-    for at, (records, fact) in enumerate(cases):
-        root = tmp_path / str(at)
-        root.mkdir()
-        files = Folder(spark, root, "id INT", envelope="debezium")
-        files.land(*records)
-        with pytest.raises(InvalidUsage) as refused:
-            files.run()
-        assert fact in refused.value.fact
-        assert refused.value.hint
-        assert files.opened().added == {}
+    files.land(change({"id": 1, "age": 7}, id=INT, age=INT), change({"id": 2, "age": "x"}, id=INT, age=TEXT))
+    both = (
+        "new column 'age' of shard t is INT at file '000.json', line 1, and STRING at file '000.json', line 2"
+    )
+    with pytest.raises(InvalidUsage, match=re.escape(both)) as refused:
+        files.run()
+    assert "declare it in the pipeline file" in refused.value.hint
+    (tmp_path / "in" / "000.json").unlink()
+    files.settings["name"] = "other"
+    files.land(change({"id": 1, "age": 7}, id=INT))
+    none = "at file '000.json', line 1: undeclared column 'age', and the record does not tell its type"
+    with pytest.raises(InvalidUsage, match=re.escape(none)) as refused:
+        files.run()
+    assert "value.converter.schemas.enable=true" in refused.value.hint
+    assert files.opened().added == {}
 
 
 def test_parquet_files_bring_their_columns_also_beside_files_that_lack_them(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    files = Folder(spark, tmp_path, "id BIGINT, name STRING", format="parquet")
+    files = Folder(spark, tmp_path, "id BIGINT, name STRING", format="parquet", publishes=False)
+    at = datetime.fromisoformat("2026-01-31T12:00:00.000001")
+    new = {
+        "flag": (pa.array([True]), "BOOLEAN", True),
+        "small": (pa.array([5], pa.int8()), "TINYINT", 5),
+        "n": (pa.array([5], pa.int16()), "SMALLINT", 5),
+        "i": (pa.array([5], pa.int32()), "INT", 5),
+        "f": (pa.array([0.5], pa.float32()), "FLOAT", 0.5),
+        "ratio": (pa.array([0.1]), "DOUBLE", 0.1),
+        "word": (pa.array(["x"]).dictionary_encode(), "STRING", "x"),
+        "raw": (pa.array([b"\xff"]), "BINARY", bytearray(b"\xff")),
+        "day": (pa.array([date(2026, 2, 1)]), "DATE", date(2026, 2, 1)),
+        "plain_at": (pa.array([at], pa.timestamp("us")), "TIMESTAMP_NTZ", at),
+        "price": (pa.array([Decimal("1.50")], pa.decimal128(12, 2)), "DECIMAL(12,2)", Decimal("1.50")),
+        "tags": (pa.array([["x", None]]), "ARRAY<STRING>", ["x", None]),
+        "sizes": (pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int64())), "MAP<STRING,BIGINT>", {"a": 1}),
+        "spot": (pa.array([{"x": 1}]), "STRUCT<`x`:BIGINT>", (1,)),
+    }
     files.land_rows(pa.table({"id": [1], "name": ["a"]}))
-    files.land_rows(pa.table({"id": [2], "name": ["b"], "tags": [["x"]], "n": pa.array([5], pa.int16())}))
+    columns = {name: values for name, (values, _, _) in new.items()}
+    files.land_rows(pa.table({"id": [2], "name": ["b"], **columns}))
+    moment = pa.array([1_500_000], pa.timestamp("us", tz="UTC"))
+    files.land_rows(pa.table({"id": [3], "name": ["c"], "moment": moment}))
+    legacy = pa.table({"id": [4], "name": ["d"], "legacy": pa.array([1_500_000], pa.timestamp("us"))})
+    files.land_rows(legacy, use_deprecated_int96_timestamps=True)
     assert files.run() == 1
-    files.land_rows(pa.table({"id": [1], "name": ["c"]}))
+    files.land_rows(pa.table({"id": [1], "name": ["e"]}))
     assert files.run() == 1
-    assert files.opened().added == {TABLE: {"n": "SMALLINT", "tags": "ARRAY<STRING>"}}
-    assert files.rows() == [
-        {"id": 1, "name": "c", "n": None, "tags": None},
-        {"id": 2, "name": "b", "n": 5, "tags": ["x"]},
-    ]
+    types = {
+        **{name: told for name, (_, told, _) in new.items()},
+        "moment": "TIMESTAMP",
+        "legacy": "TIMESTAMP",
+    }
+    assert files.opened().added == {TABLE: types}
+    first, second, third, fourth = files.rows()
+    assert {name: value for name, value in first.items() if value is not None} == {"id": 1, "name": "e"}
+    assert {name: second[name] for name in new} == {name: value for name, (_, _, value) in new.items()}
+    assert third["moment"] == fourth["legacy"] != None  # noqa: E711
     assert files.replayed() == [Verdict.IDENTICAL] * 2
     files.land_rows(pa.table({"id": [3], "name": ["d"], "n": ["text"]}))
     with pytest.raises(InvalidUsage, match="has column 'n'"):

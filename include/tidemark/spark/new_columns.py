@@ -130,7 +130,12 @@ class _ConnectTypes:
         self._settings = settings
 
     def of(self, column: str, evidence: str | None) -> str | None:
-        return connect_type(json.loads(evidence), self._settings) if evidence is not None else None
+        if evidence is None:
+            return None
+        try:
+            return connect_type(json.loads(evidence), self._settings)
+        except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
+            raise InvalidUsage("its schema can't be read", hint=DECLARE) from None
 
 
 class _AvroTypes:
