@@ -3,94 +3,30 @@ whatever happens to it then: real control tables and logs, rows without Spark.""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.support.deployed import attempt
-from tests.support.light import SHARD, LightPlane
+from tests.support.growing import COLUMNS, INT, LONG, TEXT, Typed, land
+from tests.support.light import SHARD
 from tidemark import tasks
-from tidemark.assemble import Deployment
-from tidemark.config import PipelineConfig
-from tidemark.core.binding import Binding
 from tidemark.core.errors import InvalidUsage
-from tidemark.core.ids import Txn, WriterToken
+from tidemark.core.ids import Txn
 from tidemark.core.replay import Verdict
-from tidemark.core.seal import Fenced, Sealed, Staged
+from tidemark.core.seal import Fenced
 from tidemark.core.shape import Misfit, NewColumns, Outgrown
 from tidemark.pipeline import reclock as minting
 from tidemark.pipeline import stepwise
 from tidemark.pipeline.growth import put_on_record
 from tidemark.pipeline.run import replay
 from tidemark.pipeline.upsert import announce_generation
-from tidemark.publishing import run_and_publish
-
-COLUMNS = {"id": "BIGINT", "value": "STRING"}
-INT, LONG, TEXT = 7, 3_000_000_000, "old"
-
-
-def kind_of(value: object) -> str:
-    return "STRING" if isinstance(value, str) else "INT" if value == INT else "BIGINT"
-
-
-class TypedPlane(LightPlane):
-    """Records tell the types of their columns; those that the settings lack are new."""
-
-    def stage(self, binding: Binding, token: WriterToken) -> Staged:
-        (shard,) = PipelineConfig.from_canonical_json(binding.configuration.text).shards
-        files = json.loads(binding.manifest)["files"]
-        rows = [row for file in files for _, _, row in self._records(self._folder / file["name"])]
-        found = {name: kind_of(row[name]) for row in rows for name in row if name != "_op"}
-        new = {name: kind for name, kind in found.items() if name not in shard.columns.names}
-        if new:
-            raise NewColumns(binding.txn, {SHARD: new})
-        return super().stage(binding, token)
-
-
-class Typed(Deployment):
-    """A process of its own on a folder; it never starts Spark."""
-
-    def __init__(self, root: Path, **settings: Any) -> None:
-        source = {"type": "files", "path": "in", "format": "json", "settle_seconds": 0}
-        shard = {"name": SHARD, "schema": "id BIGINT, value STRING", "keys": ["id"], "publish": "manual"}
-        shard |= {"on_schema_change": "add_columns", **settings.pop("shard", {})}
-        limits = {"max_files": 1}
-        config = {"name": "p", "envelope": "debezium", "source": source, "warehouse": "wh"}
-        config |= {"shards": [shard], "transaction": limits, **settings}
-        super().__init__(PipelineConfig.model_validate(config).at(root), lambda: pytest.fail("Spark"))
-
-    def plane(self) -> Any:
-        return TypedPlane(Path(self.root), Path(self.config.source_location))
-
-    def run(self, **settings: Any) -> list[int]:
-        report = run_and_publish(self, attempt(), publishes=False, **settings).report
-        assert all(isinstance(outcome, Sealed) for outcome in report.decided)
-        return [outcome.seal.txn for outcome in report.decided if isinstance(outcome, Sealed)]
-
-    def recorded(self) -> dict[str, str]:
-        shape = self.unchecked.control.log(SHARD).shape()
-        return dict(shape.columns) if shape is not None else {}
-
-    def sealed_columns(self) -> list[str]:
-        """By transaction, those that its rows were made with beyond the declared ones."""
-        seals = self.control.seals
-        made = [seal.configuration for seal in seals.read(1, seals.head().upper)]
-        texts = [one.text if one is not None else "" for one in made]
-        return [name for text in texts for name in [json.loads(text)["shards"][0]["schema"] if text else ""]]
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     (tmp_path / "in").mkdir()
     return tmp_path
-
-
-def land(root: Path, **row: object) -> None:
-    """One file, one transaction."""
-    number = len(list((root / "in").iterdir()))
-    (root / "in" / f"{number:03}.json").write_text(json.dumps({"id": number, "value": "v", **row}) + "\n")
 
 
 def test_the_first_transaction_that_has_a_column_gives_its_type(root: Path) -> None:

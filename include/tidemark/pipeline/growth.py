@@ -7,6 +7,7 @@ the same records tell the same columns, so it doesn't matter who finds them, how
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -17,6 +18,8 @@ from tidemark.core.seal import Fenced, Staged
 from tidemark.core.shape import NewColumns, Shapes
 from tidemark.pipeline.context import Pipeline, stage_open
 from tidemark.ports.control import Control
+
+logger = logging.getLogger(__name__)
 
 
 def recorded_columns(control: Control, shapes: Shapes) -> dict[ShardId, Mapping[str, str]]:
@@ -45,8 +48,8 @@ def put_on_record(pipeline: Pipeline, new: NewColumns) -> None:
     for shard in new.columns if new.txn >= head.upper else ():
         log = pipeline.control.log(shard)
         base = log.shape() or shapes[shard]
-        wider = replace(base, columns={**new.columns[shard], **base.columns})
-        log.declare(wider)
+        log.declare(replace(base, columns={**new.columns[shard], **base.columns}))
+        logger.info("shard %s gets columns of its records: %s", shard, dict(new.columns[shard]))
 
 
 def not_taken(new: NewColumns) -> InvalidUsage:
