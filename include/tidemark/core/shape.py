@@ -18,7 +18,7 @@ PUT_BACK: Final = (
     "put it back as recorded, and run again; a shard that has rows can get columns, and nothing else: for"
     " another shape, begin a new pipeline"
 )
-AGAIN: Final = "retry: they are on record, and who opens the pipeline again knows them"
+AGAIN: Final = "they are on record: retry, with the pipeline opened again"
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,9 +47,10 @@ def put_on_record(pipeline: Pipeline, new: NewColumns) -> None:
     shapes = pipeline.shapes_of(pipeline.configuration)
     for shard in new.columns if new.txn >= head.upper else ():
         log = pipeline.control.log(shard)
-        base = log.shape() or shapes[shard]
-        log.declare(replace(base, columns={**new.columns[shard], **base.columns}))
-        logger.info("shard %s gets columns of its records: %s", shard, dict(new.columns[shard]))
+        base = log.shape() or shapes.get(shard)
+        if base is not None:
+            log.declare(replace(base, columns={**new.columns[shard], **base.columns}, grows=True))
+            logger.info("shard %s gets columns of its records: %s", shard, dict(new.columns[shard]))
 
 
 def not_taken(new: NewColumns) -> InvalidUsage:

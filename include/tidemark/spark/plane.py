@@ -219,8 +219,7 @@ class SparkPlane:
             new = columns_of(told, binding.txn)
         except JOB_ERRORS as error:
             raise translated(error, binding.txn, read) from error
-        grown(config, new)  # Refuses what they can't have.
-        return new
+        return new if grown(config, new) != config else {}
 
     def _prepared(
         self, config: PipelineConfig, read: Input, txn: Txn, watermark: int | None
