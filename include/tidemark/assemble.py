@@ -102,15 +102,16 @@ class Deployment:
     def _open(self, config: PipelineConfig) -> None:
         self.config = config
         self.__dict__.pop("unchecked", None)
-        schemas = {shard: log_schema(shape) for shard, shape in config.shapes.items()}
+        shapes = config.shapes
+        schemas = {shard: log_schema(shape) for shard, shape in shapes.items()}
         schemas[QUARANTINE] = quarantine_schema()
         self.control = DeltaControl(
             config.warehouse_location,
             config.name,
             schemas,
             self._options,
-            properties={shard: properties_of(shape) for shard, shape in config.shapes.items()},
-            growing=[shard for shard, shape in config.shapes.items() if shape.grows],
+            properties={shard: properties_of(shape) for shard, shape in shapes.items()},
+            growing=[shard for shard, shape in shapes.items() if shape.grows],
         )
         self.pipeline = Pipeline(
             control=self.control,
@@ -148,12 +149,14 @@ class Deployment:
         return added(self.declared, self.config)
 
     def _grown(self) -> PipelineConfig:
-        return grown(self.declared, recorded_columns(self._fresh_control(), self.declared.shapes))
+        config = self.declared
+        grows = any(map(config.grows, config.shards))
+        return grown(config, recorded_columns(self._fresh_control(), config.shapes)) if grows else config
 
     def _fresh_control(self) -> DeltaControl:
         """Handles of its own, without a pipeline file's word on the logs: a ledger is for one thread."""
-        location, name = self.declared.warehouse_location, self.declared.name
-        return DeltaControl(location, name, storage_options=self._options)
+        config = self.declared
+        return DeltaControl(config.warehouse_location, config.name, storage_options=self._options)
 
     @cached_property
     def unchecked(self) -> Pipeline:
