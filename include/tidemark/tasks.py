@@ -90,7 +90,9 @@ def reclock(deployment: Deployment, attempt: Attempt) -> Told:
 
 def ingest(deployment: Deployment, attempt: Attempt, *, progress: Progress = unwatched) -> Told:
     """Stage what is open; replay what is to be proven."""
-    gathered = stepwise.gather(deployment.pipeline, attempt, progress=progress)
+    gathered = deployment.with_new_columns(
+        lambda: stepwise.gather(deployment.pipeline, attempt, progress=progress)
+    )
     return {
         "staged": [
             {"txn": one.txn, "read": one.staged.source.count, "rows": rows_of(one.staged.shards)}
@@ -121,8 +123,8 @@ def gate_of(deployment: Deployment) -> stepwise.Compare:
 
 def upsert(deployment: Deployment, attempt: Attempt, *, progress: Progress = unwatched) -> Told:
     """Seal what passed, bring the logs up, and publish what is due."""
-    stepwise.seal_judged(deployment.pipeline, attempt, progress=progress)
-    publish_due(deployment, attempt, progress=progress)
+    deployment.with_new_columns(lambda: stepwise.seal_judged(deployment.pipeline, attempt, progress=progress))
+    deployment.with_new_columns(lambda: publish_due(deployment, attempt, progress=progress))
     found = stepwise.found_by(deployment.pipeline, attempt)
     staged = {one.txn: one.token for one in found if one.staged is not None and not one.replayed}
     seals = seals_of(deployment, sorted(staged))

@@ -243,8 +243,8 @@ def _policy_problems(config: PipelineConfig, effective: Node, file: str) -> Iter
     """Shards with `add_columns` that would not add any. Not a rule of the model: once they were let through,
     and their recorded configurations must not stop a replay."""
     for index, shard in enumerate(config.shards):
-        if shard.on_schema_change == "add_columns":
-            fact = "add_columns needs a source that tells the types of new columns, by schema: from_source"
+        if shard.on_schema_change == "add_columns" and not config.grows(shard):
+            fact = "add_columns needs records that tell the types of new columns, or schema: from_source"
             hint = "declare new columns in the schema; to take records that lack some, use missing_as_null"
             path = ("shards", index, "on_schema_change")
             yield problem_at(effective, path, fact, hint, file=file)
