@@ -28,6 +28,13 @@ _POLL_SECONDS: Final = 0.1
 _NO_OFFSET: Final = -1
 _REFUSED: Final = ("_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED", "_SSL")
 _OF_TLS: Final = "SSL"
+_ONE_RECORD_EACH: Final = {
+    "isolation.level": "read_committed",
+    "enable.partition.eof": True,
+    # An offset that is gone is an error; the default would go on at the end of the partition.
+    "auto.offset.reset": "error",
+    "queued.min.messages": 1,
+}
 _FORBIDDEN: Final = (
     "TOPIC_AUTHORIZATION_FAILED",
     "CLUSTER_AUTHORIZATION_FAILED",
@@ -97,6 +104,44 @@ class Cluster:
         found = self._listed({name: OffsetSpec.for_timestamp(time) for name, time in times.items()})
         return {name: (one.offset, one.timestamp) for name, one in found.items() if one.offset != _NO_OFFSET}
 
+    def first_times(self, group: str, starts: Mapping[str, int]) -> dict[str, float]:
+        """When the first record of each partition from an offset on was written, in seconds; a partition
+        without one, whose offsets have expired in a compaction or belong to aborted transactions, is left
+        out. One record of each is fetched, as a reader that commits nothing."""
+        from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, KafkaError, KafkaException, TopicPartition
+
+        wanted = {name: TopicPartition(*split_partition(name), offset) for name, offset in starts.items()}
+        times: dict[str, float] = {}
+        deadline = time.monotonic() + self._wait_seconds_max
+        if not wanted:
+            return times
+        with self._member(group, _ONE_RECORD_EACH) as reader:
+            reader.assign(list(wanted.values()))
+            while wanted and time.monotonic() < deadline:
+                message = reader.poll(_POLL_SECONDS)
+                if message is None:
+                    if (refused := self._refusal()) is not None:
+                        raise refused
+                    continue
+                name, error = partition_name(message.topic(), message.partition()), message.error()
+                if error is not None and error.code() != KafkaError._PARTITION_EOF:
+                    raise self._failure(KafkaException(error))
+                asked = wanted.pop(name, None)
+                if error is not None or asked is None:
+                    continue
+                reader.pause([asked])
+                kind, written_ms = message.timestamp()
+                if kind == TIMESTAMP_NOT_AVAILABLE:
+                    fact = f"the record of {name} at offset {message.offset()} has no time"
+                    raise InvalidUsage(fact, hint="let its producer, or its topic, give records their times")
+                times[name] = written_ms / 1000
+        if wanted:
+            unsent = ", ".join(sorted(wanted))
+            fact = f"kafka at {self.servers} has not sent a record of {unsent}"
+            fact += f" in {self._wait_seconds_max:g} s"
+            raise Determinate(fact, hint="look at the brokers that lead these partitions, then retry")
+        return times
+
     def settings(self, topic: str) -> dict[str, str] | None:
         """A topic's settings, its broker's where it has none of its own; None where they may not be seen."""
         from confluent_kafka import KafkaException
@@ -138,9 +183,10 @@ class Cluster:
                 raise self._failure(error) from None
 
     @contextmanager
-    def _member(self, group: str) -> Iterator[Consumer]:
-        """A consumer for a group's offsets alone. The admin client has calls for them too, but ends the whole
-        process by a fault where the broker it asks is not, or not yet, the one that has the group."""
+    def _member(self, group: str, more: Mapping[str, Any] | None = None) -> Iterator[Consumer]:
+        """A consumer that never joins its group. The admin client has calls for a group's offsets too, but
+        ends the whole process by a fault where the broker it asks is not, or not yet, the one that has the
+        group."""
         from confluent_kafka import Consumer, KafkaException
 
         self._complaints.clear()
@@ -148,6 +194,7 @@ class Cluster:
         settings |= {"group.id": group, "enable.auto.commit": False}
         # What a commit waits for a broker at most; without it, for 45 s.
         settings |= {"session.timeout.ms": int(self._wait_seconds_max * 1000), "heartbeat.interval.ms": 500}
+        settings |= more or {}
         try:
             member = Consumer(settings, logger=_quiet())
         except KafkaException as error:

@@ -36,12 +36,12 @@ from tidemark.config.model import PipelineConfig
 from tidemark.config.shard import ShardConfig
 from tidemark.config.source import PostgresSource
 from tidemark.core.binding import Binding, BindingRecord, Step
-from tidemark.core.errors import InvalidUsage, TidemarkError
+from tidemark.core.errors import Determinate, InvalidUsage, TidemarkError
 from tidemark.core.frontier import Frontier
 from tidemark.core.ids import TXN_FIRST, ShardId, Txn
 from tidemark.core.replay import Replayable
 from tidemark.ports.control import Ledger
-from tidemark.ports.source import KeptKeys, Standing, Unneeded
+from tidemark.ports.source import KeptKeys, Standing, Unneeded, Waiting
 from tidemark.sources.change import find_change, listed
 from tidemark.sources.content import read_content
 from tidemark.sources.listing import Found
@@ -52,7 +52,7 @@ from tidemark.sources.postgres.capture import Start, captured, while_paused
 from tidemark.sources.postgres.changes import WAL, ChangeFiles, put_in_pieces
 from tidemark.sources.postgres.connection import SlotInUse, connect, told
 from tidemark.sources.postgres.kept import let_go, unneeded
-from tidemark.sources.postgres.letting_go import LettingGo, acknowledged, last_bound
+from tidemark.sources.postgres.letting_go import LettingGo, Looked, acknowledged, last_bound
 from tidemark.sources.postgres.membership import SameTables, known_readings
 from tidemark.sources.postgres.readings import Tables, read_tables
 from tidemark.sources.postgres.records import place_of, swept
@@ -77,6 +77,9 @@ from tidemark.sources.postgres.tables import (
 logger = logging.getLogger(__name__)
 
 DAY_SECONDS: Final = 86_400
+LOOK_SECONDS_MAX: Final = 10
+LOOK_CHANGES_MAX: Final = 10_000
+_AT_LEAST: Final = "or more source transactions"
 
 
 class SlotSource:
@@ -207,6 +210,40 @@ class SlotSource:
             return Standing(position, trouble=str(error))
         return Standing(position, cost=f"{found.retained_bytes:,} bytes of log kept by the server")
 
+    def waiting(self, last: Binding | None) -> Waiting:
+        """The first source transaction in the slot that is not bound and touches a table of the pipeline, by
+        the time of its commit. The slot stays where it is; a run that comes meanwhile waits for this."""
+        if last is None:
+            return _untold("nothing is bound yet: the first rows of its tables wait")
+        try:
+            wanted = self._wanted(known_readings(self._config, last))
+            if wanted:
+                return _untold(f"tables wait to be read: {', '.join(wanted)}")
+            with told(), closing(self.connect()) as db:
+                found = self._look(db, bound=last.upper[WAL])
+        except TidemarkError as error:
+            return _untold(str(error))
+        if found.first is not None:
+            return Waiting(1, oldest_seconds=found.first.committed_seconds, unit=_AT_LEAST)
+        if not found.is_all:
+            return _untold(
+                f"the first {LOOK_CHANGES_MAX:,} changes in the slot are bound, or of other tables"
+            )
+        return Waiting(unit=_AT_LEAST)
+
+    def _look(self, db: psycopg.Connection, *, bound: int) -> Looked:
+        """What the slot has above what is bound, if that can be told in little time."""
+        slot = slots.usable_slot(db, self._source.slot)
+        slots.check_continues(slot, bound=bound, acknowledged=self.acknowledged)
+        db.execute(f"SET statement_timeout = '{LOOK_SECONDS_MAX}s'")
+        looks = LettingGo(self._config, self._source, self.files, self._bindings)
+        try:
+            return looks.look(db, bound=bound, changes_most=LOOK_CHANGES_MAX)
+        except psycopg.errors.QueryCanceled:
+            fact = f"slot {slot.name!r} could not be looked into in {LOOK_SECONDS_MAX} s"
+            hint = "a run works with it, or its first transaction is large; look again when the run is done"
+            raise Determinate(fact, hint=hint) from None
+
     def shown(self, frontier: Frontier) -> str:
         return lsn_text(frontier[WAL])
 
@@ -274,6 +311,10 @@ class SlotSource:
         lines = (swept(key, shard, place) for key in self._kept.keys(ShardId(shard.name), shard.keys))
         prefix = f"{snapshot.read.lsn:016x}-{reading_prefix(published.name, shard)}-s"
         return replace(snapshot, sweep=put_in_pieces(self.files, prefix, lines))
+
+
+def _untold(trouble: str) -> Waiting:
+    return Waiting(trouble=trouble, unit=_AT_LEAST)
 
 
 def _snapshots(binding: Binding) -> Mapping[str, TableRead]:
