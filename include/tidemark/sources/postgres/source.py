@@ -247,6 +247,21 @@ class SlotSource:
     def shown(self, frontier: Frontier) -> str:
         return lsn_text(frontier[WAL])
 
+    def changed_tables(self) -> tuple[int, list[InvalidUsage]]:
+        """How many of the tables that were read are compared with what was recorded of them then, and what
+        has happened to them that the log does not carry. Those that the next run reads anew are left out."""
+        last = last_bound(self._bindings)
+        known = known_readings(self._config, last)
+        wanted = self._wanted(known)
+        if last is None or not known.keys() - wanted.keys():
+            return 0, []
+        with told(), closing(self.connect()) as db, db.transaction():
+            slots.lock(db, self._source.slot)
+            published = published_tables(db, self._source.publication)
+            same = SameTables(db, self._source, self.files, published, lower=last.upper[WAL])
+            read = {name: one for name, one in known.items() if name in published and name not in wanted}
+            return len(read), list(same.flaws(read))
+
     def connect(self) -> psycopg.Connection:
         return connect(self._source.postgres_conn_id)
 
