@@ -15,4 +15,5 @@ from tidemark.core.seal import Part, ShardParts
     [(None, "t 2"), (0, "t 2"), (1, "t 2 (1 delete)"), (2, "t 2 (2 deletes)")],
 )
 def test_deletes_are_counted_in_words_that_fit(deletes: int | None, text: str) -> None:
-    assert rows_text({ShardId("t"): ShardParts((Part("p", 2, 9),), Digest.of([1, 2]), deletes=deletes)}) == text
+    added = ShardParts((Part("p", 2, 9),), Digest.of([1, 2]), deletes=deletes)
+    assert rows_text({ShardId("t"): added}) == text

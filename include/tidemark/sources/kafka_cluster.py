@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tidemark.config.kafka import partition_name, split_partition
 from tidemark.core.errors import Determinate, InvalidUsage, TidemarkError
 from tidemark.sources.kafka_settings import SERVERS
+from tidemark.sources.kafka_times import ONE_RECORD_EACH, read_times
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaException
@@ -28,13 +29,6 @@ _POLL_SECONDS: Final = 0.1
 _NO_OFFSET: Final = -1
 _REFUSED: Final = ("_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED", "_SSL")
 _OF_TLS: Final = "SSL"
-_ONE_RECORD_EACH: Final = {
-    "isolation.level": "read_committed",
-    "enable.partition.eof": True,
-    # An offset that is gone is an error; the default would go on at the end of the partition.
-    "auto.offset.reset": "error",
-    "queued.min.messages": 1,
-}
 _FORBIDDEN: Final = (
     "TOPIC_AUTHORIZATION_FAILED",
     "CLUSTER_AUTHORIZATION_FAILED",
@@ -106,38 +100,20 @@ class Cluster:
 
     def first_times(self, group: str, starts: Mapping[str, int]) -> dict[str, float]:
         """When the first record of each partition from an offset on was written, in seconds; a partition
-        without one, whose offsets have expired in a compaction or belong to aborted transactions, is left
-        out. One record of each is fetched, as a reader that commits nothing."""
-        from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, KafkaError, KafkaException, TopicPartition
+        without one is left out. One record of each is fetched, without a trace in the group."""
+        from confluent_kafka import KafkaException
 
-        wanted = {name: TopicPartition(*split_partition(name), offset) for name, offset in starts.items()}
-        times: dict[str, float] = {}
-        deadline = time.monotonic() + self._wait_seconds_max
-        if not wanted:
-            return times
-        with self._member(group, _ONE_RECORD_EACH) as reader:
-            reader.assign(list(wanted.values()))
-            while wanted and time.monotonic() < deadline:
-                message = reader.poll(_POLL_SECONDS)
-                if message is None:
-                    if (refused := self._refusal()) is not None:
-                        raise refused
-                    continue
-                name, error = partition_name(message.topic(), message.partition()), message.error()
-                if error is not None and error.code() != KafkaError._PARTITION_EOF:
-                    raise self._failure(KafkaException(error))
-                asked = wanted.pop(name, None)
-                if error is not None or asked is None:
-                    continue
-                reader.pause([asked])
-                kind, written_ms = message.timestamp()
-                if kind == TIMESTAMP_NOT_AVAILABLE:
-                    fact = f"the record of {name} at offset {message.offset()} has no time"
-                    raise InvalidUsage(fact, hint="let its producer, or its topic, give records their times")
-                times[name] = written_ms / 1000
-        if wanted:
-            unsent = ", ".join(sorted(wanted))
-            fact = f"kafka at {self.servers} has not sent a record of {unsent}"
+        if not starts:
+            return {}
+        with self._member(group, ONE_RECORD_EACH) as reader:
+            try:
+                times, silent = read_times(
+                    reader, starts, seconds_max=self._wait_seconds_max, refusal=self._refusal
+                )
+            except KafkaException as error:
+                raise self._failure(error) from None
+        if silent:
+            fact = f"kafka at {self.servers} has not sent a record of {', '.join(silent)}"
             fact += f" in {self._wait_seconds_max:g} s"
             raise Determinate(fact, hint="look at the brokers that lead these partitions, then retry")
         return times

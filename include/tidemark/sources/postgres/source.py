@@ -36,7 +36,7 @@ from tidemark.config.model import PipelineConfig
 from tidemark.config.shard import ShardConfig
 from tidemark.config.source import PostgresSource
 from tidemark.core.binding import Binding, BindingRecord, Step
-from tidemark.core.errors import Determinate, InvalidUsage, TidemarkError
+from tidemark.core.errors import InvalidUsage, TidemarkError
 from tidemark.core.frontier import Frontier
 from tidemark.core.ids import TXN_FIRST, ShardId, Txn
 from tidemark.core.replay import Replayable
@@ -52,14 +52,14 @@ from tidemark.sources.postgres.capture import Start, captured, while_paused
 from tidemark.sources.postgres.changes import WAL, ChangeFiles, put_in_pieces
 from tidemark.sources.postgres.connection import SlotInUse, connect, told
 from tidemark.sources.postgres.kept import let_go, unneeded
-from tidemark.sources.postgres.letting_go import LettingGo, Looked, acknowledged, last_bound
-from tidemark.sources.postgres.membership import SameTables, known_readings
+from tidemark.sources.postgres.letting_go import LettingGo, acknowledged, last_bound
+from tidemark.sources.postgres.looks import Looks
+from tidemark.sources.postgres.membership import SameTables, known_readings, wanted_tables
 from tidemark.sources.postgres.readings import Tables, read_tables
 from tidemark.sources.postgres.records import place_of, swept
 from tidemark.sources.postgres.snapshot import (
     Snapshot,
     ask_again,
-    asked_again,
     find_snapshot,
     reading_prefix,
     steps_of,
@@ -77,9 +77,6 @@ from tidemark.sources.postgres.tables import (
 logger = logging.getLogger(__name__)
 
 DAY_SECONDS: Final = 86_400
-LOOK_SECONDS_MAX: Final = 10
-LOOK_CHANGES_MAX: Final = 10_000
-_AT_LEAST: Final = "or more source transactions"
 
 
 class SlotSource:
@@ -97,7 +94,7 @@ class SlotSource:
         """Readings of tables that need one, then the changes above the last binding. Nothing while a table
         can't be read before everything that is bound is done: the run does that, and the next one reads."""
         known = known_readings(self._config, last)
-        wanted = self._wanted(known)
+        wanted = wanted_tables(self._config, self.files, known)
         changed = bool(wanted) or (last is not None and known.keys() != _snapshots(last).keys())
         with told(), closing(self.connect()) as db:
             marked = slots.mark(db) if changed else 0
@@ -213,36 +210,7 @@ class SlotSource:
     def waiting(self, last: Binding | None) -> Waiting:
         """The first source transaction in the slot that is not bound and touches a table of the pipeline, by
         the time of its commit. The slot stays where it is; a run that comes meanwhile waits for this."""
-        if last is None:
-            return _untold("nothing is bound yet: the first rows of its tables wait")
-        try:
-            wanted = self._wanted(known_readings(self._config, last))
-            if wanted:
-                return _untold(f"tables wait to be read: {', '.join(wanted)}")
-            with told(), closing(self.connect()) as db:
-                found = self._look(db, bound=last.upper[WAL])
-        except TidemarkError as error:
-            return _untold(str(error))
-        if found.first is not None:
-            return Waiting(1, oldest_seconds=found.first.committed_seconds, unit=_AT_LEAST)
-        if not found.is_all:
-            return _untold(
-                f"the first {LOOK_CHANGES_MAX:,} changes in the slot are bound, or of other tables"
-            )
-        return Waiting(unit=_AT_LEAST)
-
-    def _look(self, db: psycopg.Connection, *, bound: int) -> Looked:
-        """What the slot has above what is bound, if that can be told in little time."""
-        slot = slots.usable_slot(db, self._source.slot)
-        slots.check_continues(slot, bound=bound, acknowledged=self.acknowledged)
-        db.execute(f"SET statement_timeout = '{LOOK_SECONDS_MAX}s'")
-        looks = LettingGo(self._config, self._source, self.files, self._bindings)
-        try:
-            return looks.look(db, bound=bound, changes_most=LOOK_CHANGES_MAX)
-        except psycopg.errors.QueryCanceled:
-            fact = f"slot {slot.name!r} could not be looked into in {LOOK_SECONDS_MAX} s"
-            hint = "a run works with it, or its first transaction is large; look again when the run is done"
-            raise Determinate(fact, hint=hint) from None
+        return self._looks.waiting(last)
 
     def shown(self, frontier: Frontier) -> str:
         return lsn_text(frontier[WAL])
@@ -250,17 +218,11 @@ class SlotSource:
     def changed_tables(self) -> tuple[int, list[InvalidUsage]]:
         """How many of the tables that were read are compared with what was recorded of them then, and what
         has happened to them that the log does not carry. Those that the next run reads anew are left out."""
-        last = last_bound(self._bindings)
-        known = known_readings(self._config, last)
-        wanted = self._wanted(known)
-        if last is None or not known.keys() - wanted.keys():
-            return 0, []
-        with told(), closing(self.connect()) as db, db.transaction():
-            slots.lock(db, self._source.slot)
-            published = published_tables(db, self._source.publication)
-            same = SameTables(db, self._source, self.files, published, lower=last.upper[WAL])
-            read = {name: one for name, one in known.items() if name in published and name not in wanted}
-            return len(read), list(same.flaws(read))
+        return self._looks.changed_tables()
+
+    @property
+    def _looks(self) -> Looks:
+        return Looks(self._config, self._source, self.files, self._bindings)
 
     def connect(self) -> psycopg.Connection:
         return connect(self._source.postgres_conn_id)
@@ -278,16 +240,6 @@ class SlotSource:
         flaw = publish_flaw(db, publication)
         raise_all([*([flaw] if flaw else []), *identity_flaws(published, shards, publication)])
         return published, shards
-
-    def _wanted(self, known: Mapping[str, TableRead]) -> dict[str, int]:
-        """The tables to read, and the position that a reading of each must reach at least."""
-        asked = asked_again(self.files)
-        tables = taken_shards(self._config)
-        return {
-            name: asked.get(name, 0)
-            for name in sorted(tables)
-            if name not in known or known[name].lsn < asked.get(name, 0)
-        }
 
     def _again(self, tables: Tables) -> Set[ShardId]:
         """The shards of these tables that may have rows already."""
@@ -326,10 +278,6 @@ class SlotSource:
         lines = (swept(key, shard, place) for key in self._kept.keys(ShardId(shard.name), shard.keys))
         prefix = f"{snapshot.read.lsn:016x}-{reading_prefix(published.name, shard)}-s"
         return replace(snapshot, sweep=put_in_pieces(self.files, prefix, lines))
-
-
-def _untold(trouble: str) -> Waiting:
-    return Waiting(trouble=trouble, unit=_AT_LEAST)
 
 
 def _snapshots(binding: Binding) -> Mapping[str, TableRead]:
