@@ -18,6 +18,7 @@ from deltalake import DeltaTable, QueryBuilder
 
 from tests.airflow.conftest import PIPELINE, PROJECT
 from tests.airflow.test_dags import BAG, HEAVY
+from tests.support.waiting import SECONDS_MAX
 from tidemark.home import archive_file, jars_folder
 
 pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.slow]
@@ -119,7 +120,6 @@ def test_airflow_finds_the_wheels_plugin_and_provider(installed: Installed, tmp_
 
 
 PAGE = (PROJECT / "docs" / "airflow.md").read_text(encoding="utf-8")
-GREEN_SECONDS_MAX = 600
 NOT_NEEDED = "# not needed"
 PLACES = {"home": "/opt/tidemark", "pipelines": "/path/to/pipelines"}
 
@@ -169,7 +169,7 @@ def test_an_airflow_that_follows_the_page_has_a_green_run(
         capture_output=True,
         text=True,
         check=False,
-        timeout=GREEN_SECONDS_MAX,
+        timeout=SECONDS_MAX,
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     told = json.loads(

@@ -9,6 +9,7 @@ import psycopg
 import pytest
 
 from tests.support.postgres_pipeline import PAIRS, PAIRS_SCHEMA, Kept, Rig, file_of, told
+from tests.support.waiting import SECONDS_MAX
 from tidemark.pipeline.context import last_binding
 from tidemark.ports.source import Waiting
 from tidemark.sources.postgres import looks
@@ -19,7 +20,8 @@ MakeRig = Callable[..., Rig]
 
 
 @pytest.fixture
-def kept(rig: MakeRig) -> Kept:
+def kept(rig: MakeRig, monkeypatch: pytest.MonkeyPatch) -> Kept:
+    monkeypatch.setattr(looks, "LOOK_SECONDS_MAX", int(SECONDS_MAX))
     return Kept(rig(pairs=(PAIRS_SCHEMA, ["id"])))
 
 

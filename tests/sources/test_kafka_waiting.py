@@ -15,6 +15,9 @@ from tidemark.core.errors import Determinate
 from tidemark.ports.source import Waiting
 from tidemark.sources.kafka_cluster import Cluster
 
+CLIENT_SECONDS_MAX = 240
+"""What the client takes at most."""
+
 
 @dataclass
 class TimedCluster(GivenCluster):
@@ -97,7 +100,7 @@ def test_the_first_records_of_several_partitions_are_fetched_from_a_real_broker(
     producer.produce(topic, "v", partition=2)
     assert producer.flush(60) == 0
     producer.abort_transaction(60)
-    cluster = Cluster(lambda: {"bootstrap.servers": broker.servers})
+    cluster = Cluster(lambda: {"bootstrap.servers": broker.servers}, wait_seconds_max=CLIENT_SECONDS_MAX)
     asked = {f"{topic}-0": 0, f"{topic}-1": 2, f"{topic}-2": 0, f"{topic}-3": 0}
     assert cluster.first_times("g", asked) == {f"{topic}-0": 30.0, f"{topic}-1": 20.0}
     assert cluster.committed("g", asked) == {}
