@@ -65,10 +65,11 @@ _CONFS: Final = {
     "spark.sql.parquet.compression.codec": "zstd",
 }
 
-RULES: Final = 2
+RULES: Final = 3
 """Which records are applied and which are set aside, and as what. Whatever gives another row or another
 quarantined record for the same input raises it: a replay of what older rules sealed is not comparable.
-2: a record whose `sequence_by` is NULL is quarantined; arrays of PostgreSQL with bounds of their own too."""
+2: a record whose `sequence_by` is NULL is quarantined; arrays of PostgreSQL with bounds of their own too.
+3: reasons show a text of JSON in quotes."""
 
 
 class SparkPlane:
