@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ensurepip
 import json
 import os
 import re
@@ -36,7 +35,7 @@ class Installed:
             capture_output=True,
         )
         self.built = built
-        venv.create(folder / "venv", with_pip=False)
+        venv.create(folder / "venv", with_pip=True)
         self.python = folder / "venv" / "bin" / "python"
         self._lend_scripts()
         subprocess.run(
@@ -58,12 +57,10 @@ class Installed:
         }
 
     def _lend_scripts(self) -> None:
-        """The commands of the packages that are lent; pip as Python brings it along, which sees its own
-        environment only."""
-        (pip,) = (Path(ensurepip.__file__).parent / "_bundled").glob("pip-*.whl")
+        """The commands of the packages that are lent; pip sees its own environment only."""
         submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
         lent = {
-            "pip": f'exec env -u PYTHONPATH "{self.python}" "{pip}/pip" "$@"',
+            "pip": f'exec env -u PYTHONPATH "{self.python}" -m pip "$@"',
             "airflow": f'exec "{self.python}" -m airflow "$@"',
             "spark-submit": f'exec "{submit}" "$@"',
         }
