@@ -13,22 +13,24 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tidemark.config import PipelineConfig
 from tidemark.config.described import is_described
+from tidemark.config.growing import Columns, added, grown
 from tidemark.core.binding import Binding, BindingRecord, Configuration
 from tidemark.core.checksum import Digests
 from tidemark.core.ids import QUARANTINE, ShardId, Txn, WriterToken
 from tidemark.core.publish import Policy
 from tidemark.core.seal import Part, Staged
-from tidemark.core.shape import Shapes
+from tidemark.core.shape import NewColumns, Outgrown, Shapes
 from tidemark.delta.columns import properties_of
 from tidemark.delta.control import DeltaControl
 from tidemark.delta.schema import log_schema, quarantine_schema
 from tidemark.home import home
 from tidemark.pipeline.context import Pipeline, untouched, watermark_below
 from tidemark.pipeline.flushing import is_paused, is_settled
+from tidemark.pipeline.growth import not_taken, recorded_columns
 from tidemark.ports.control import Ledger
 from tidemark.ports.gate import Opinion
 from tidemark.ports.source import KeptKeys, Source
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from tidemark.spark.state import SparkStatePlane
     from tidemark.spark.upkeep import SparkStateKeeper
 
+T = TypeVar("T")
 SessionMaker = Callable[[], "SparkSession"]
 
 
@@ -89,14 +92,26 @@ class Deployment:
     def __init__(
         self, config: PipelineConfig, session: SessionMaker, *, storage_options: dict[str, str] | None = None
     ) -> None:
-        self.config = config
+        self.declared = config
+        """What the pipeline file says; `config` also has the columns that came with records."""
         self.session = session
         self.root = f"{config.warehouse_location}/{config.name}"
-        schemas = {shard: log_schema(shape) for shard, shape in config.shapes.items()}
+        self._options = storage_options
+        self._open(self._grown())
+
+    def _open(self, config: PipelineConfig) -> None:
+        self.config = config
+        self.__dict__.pop("unchecked", None)
+        shapes = config.shapes
+        schemas = {shard: log_schema(shape) for shard, shape in shapes.items()}
         schemas[QUARANTINE] = quarantine_schema()
-        folds = {shard: properties_of(shape) for shard, shape in config.shapes.items()}
         self.control = DeltaControl(
-            config.warehouse_location, config.name, schemas, storage_options, properties=folds
+            config.warehouse_location,
+            config.name,
+            schemas,
+            self._options,
+            properties={shard: properties_of(shape) for shard, shape in shapes.items()},
+            growing=[shard for shard, shape in shapes.items() if shape.grows],
         )
         self.pipeline = Pipeline(
             control=self.control,
@@ -107,15 +122,46 @@ class Deployment:
             gate=Expectations(self),
             shapes_of=self.shapes_of,
         )
-        self._options = storage_options
         self._plane: SparkPlane | None = None
         self._state: SparkStatePlane | None = None
+
+    def reopen(self) -> bool:
+        """Take in the columns that shards have got from their records since; tells whether there are any."""
+        config = self._grown()
+        if config == self.config:
+            return False
+        self.close()
+        self._open(config)
+        return True
+
+    def with_new_columns(self, work: Callable[[], T]) -> T:
+        """Do the work, and again with each new column that comes up in it."""
+        while True:
+            try:
+                return work()
+            except (NewColumns, Outgrown) as new:
+                if not self.reopen():
+                    raise new if isinstance(new, Outgrown) else not_taken(new) from None
+
+    @property
+    def added(self) -> Columns:
+        """The columns of each shard that came with its records, and are not in the pipeline file."""
+        return added(self.declared, self.config)
+
+    def _grown(self) -> PipelineConfig:
+        config = self.declared
+        grows = any(map(config.grows, config.shards))
+        return grown(config, recorded_columns(self._fresh_control(), config.shapes)) if grows else config
+
+    def _fresh_control(self) -> DeltaControl:
+        """Handles of its own, without a pipeline file's word on the logs: a ledger is for one thread."""
+        config = self.declared
+        return DeltaControl(config.warehouse_location, config.name, storage_options=self._options)
 
     @cached_property
     def unchecked(self) -> Pipeline:
         """The pipeline for who only tells: its logs open whatever the pipeline file says of them."""
-        location, name = self.config.warehouse_location, self.config.name
-        return replace(self.pipeline, control=DeltaControl(location, name, storage_options=self._options))
+        return replace(self.pipeline, control=self._fresh_control())
 
     def shapes_of(self, configuration: Configuration) -> Shapes:
         """The shapes of the shards of this configuration, or of a recorded one."""
@@ -143,10 +189,7 @@ class Deployment:
         if self._plane is None:
             from tidemark.spark.plane import SparkPlane
 
-            # Handles of its own: a ledger is for one thread, and a transaction may be staged in another.
-            control = DeltaControl(
-                self.config.warehouse_location, self.config.name, storage_options=self._options
-            )
+            control = self._fresh_control()  # A transaction may be staged in a thread of its own.
             self._plane = SparkPlane(
                 self.session(), self.config, watermark_before=lambda txn: watermark_below(control, txn)
             )

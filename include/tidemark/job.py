@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tidemark.core.binding import Owner
-from tidemark.core.errors import Determinate, Indeterminate, TidemarkError
+from tidemark.core.errors import Determinate, Indeterminate, InvalidUsage, TidemarkError
 from tidemark.core.ids import Txn, WriterToken
 from tidemark.pipeline.context import Attempt
 from tidemark.pipeline.replay import VERIFY
@@ -159,6 +159,11 @@ class Submission:
 
 def submission(step: str, *, master: str, deploy_mode: str | None = None) -> Submission:
     """How a step is submitted with this interpreter and its `spark-submit`, offline, with Delta on board."""
+    if deploy_mode == "cluster" and master.startswith("spark://"):
+        raise InvalidUsage(
+            f"Spark can't run a driver in Python on the standalone cluster {master}",
+            hint="set the connection's deploy-mode to client, or use a Spark Connect server on that cluster",
+        )
     from tidemark.spark.jars import jar_paths
     from tidemark.spark.java import use_java
     from tidemark.spark.session import quiet_options, session_confs
@@ -180,10 +185,7 @@ def is_driven_here(master: str, deploy_mode: str | None) -> bool:
 
 
 def submit_environment(*, master: str, deploy_mode: str | None) -> dict[str, str]:
-    """What `spark-submit` finds in its environment, over the worker's own. Nothing for a driver on a
-    standalone cluster: it can't be handed any, and the provider refuses to try."""
-    if deploy_mode == "cluster" and master.startswith("spark://"):
-        return {}
+    """What `spark-submit` finds in its environment, over the worker's own."""
     environment = {
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
         "PYSPARK_PYTHON": sys.executable,

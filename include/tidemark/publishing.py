@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import Final
 
 from tidemark.assemble import Deployment
@@ -58,22 +58,33 @@ def run_and_publish(
     """One run of a pipeline, and the publishes that are due during it and at its end; the next transaction is
     staged while the one before is committed."""
     publisher = BacklogPublisher(deployment, attempt, progress=progress)
+    outcomes: list[SealOutcome] = []
 
     def through(outcome: SealOutcome) -> None:
+        outcomes.append(outcome)
         decided(outcome)
         if publishes:
             publisher.publish()
 
-    with ThreadPoolExecutor(1) as background:
-        report = run(
+    def work(background: Executor) -> RunReport:
+        left = transactions_max - len(outcomes) if transactions_max is not None else None
+        return run(
             deployment.pipeline,
             attempt,
-            transactions_max=transactions_max,
+            transactions_max=left,
             progress=progress,
             decided=through,
             background=background,
         )
-    due = publish_due(deployment, attempt, progress=progress) if publishes else {}
+
+    with ThreadPoolExecutor(1) as background:
+        last = deployment.with_new_columns(lambda: work(background))
+    report = replace(last, decided=tuple(outcomes))
+    due = (
+        deployment.with_new_columns(lambda: publish_due(deployment, attempt, progress=progress))
+        if publishes
+        else {}
+    )
     return Worked(attempt.owner.run_id, report, {**publisher.published, **due})
 
 

@@ -90,7 +90,9 @@ def reclock(deployment: Deployment, attempt: Attempt) -> Told:
 
 def ingest(deployment: Deployment, attempt: Attempt, *, progress: Progress = unwatched) -> Told:
     """Stage what is open; replay what is to be proven."""
-    gathered = stepwise.gather(deployment.pipeline, attempt, progress=progress)
+    gathered = deployment.with_new_columns(
+        lambda: stepwise.gather(deployment.pipeline, attempt, progress=progress)
+    )
     return {
         "staged": [
             {"txn": one.txn, "read": one.staged.source.count, "rows": rows_of(one.staged.shards)}
@@ -121,8 +123,8 @@ def gate_of(deployment: Deployment) -> stepwise.Compare:
 
 def upsert(deployment: Deployment, attempt: Attempt, *, progress: Progress = unwatched) -> Told:
     """Seal what passed, bring the logs up, and publish what is due."""
-    stepwise.seal_judged(deployment.pipeline, attempt, progress=progress)
-    publish_due(deployment, attempt, progress=progress)
+    deployment.with_new_columns(lambda: stepwise.seal_judged(deployment.pipeline, attempt, progress=progress))
+    deployment.with_new_columns(lambda: publish_due(deployment, attempt, progress=progress))
     found = stepwise.found_by(deployment.pipeline, attempt)
     staged = {one.txn: one.token for one in found if one.staged is not None and not one.replayed}
     seals = seals_of(deployment, sorted(staged))
@@ -158,6 +160,19 @@ def checkpoint(deployment: Deployment, attempt: Attempt) -> tuple[Told, Sequence
     shards = {str(shard): told_shard(deployment, shard, its) for shard, its in touched.items() if its}
     unchanged = [one.seal.txn for one in told if one.unchanged][-LISTED_MAX:]
     return {"checkpoint": reached, "shards": shards, "unchanged": unchanged}, told
+
+
+def repaired(
+    deployment: Deployment, attempt: Attempt, restored: Sequence[tuple[int, str]]
+) -> tuple[Told, Sequence[Announcement]]:
+    """What to tell of shards whose parts were restored, given by transaction and shard, as far as these had
+    been announced: whoever read them may have read what was damaged."""
+    seals = seals_of(deployment, sorted({Txn(txn) for txn, _ in restored}))
+    told = [one for one in announcements(deployment.pipeline, attempt, seals) if one.repaired]
+    touched = {
+        shard: [one for one in told if (one.seal.txn, shard) in set(restored)] for shard in deployment.shards
+    }
+    return {str(shard): told_shard(deployment, shard, its) for shard, its in touched.items() if its}, told
 
 
 def plan_of_replay(deployment: Deployment, *, txn_from: int, txn_to: int | None) -> list[Told]:

@@ -14,7 +14,8 @@ import pytest
 from airflow.sdk.definitions._internal.contextmanager import DagContext
 
 from tests.airflow.conftest import PIPELINE, PROJECT
-from tidemark.airflow import maintain_dag, pipeline_dags, replay_dag
+from tests.support.waiting import SECONDS_MAX
+from tidemark.airflow import ShardUpperSensor, maintain_dag, pipeline_dags, replay_dag
 from tidemark.airflow.assets import pipeline_alias
 from tidemark.airflow.factory import BROKEN
 from tidemark.core.errors import InvalidUsage
@@ -156,7 +157,7 @@ def test_regression_a_dag_that_airflow_refuses_is_one_problem_of_its_file(
             raise ValueError("not this one")
         return pipeline_alias(pipeline)
 
-    monkeypatch.setattr("tidemark.airflow.operators.pipeline_alias", refuse)
+    monkeypatch.setattr("tidemark.airflow.assets.pipeline_alias", refuse)
     monkeypatch.setattr(DagContext, "current_autoregister_module_name", __name__)
     monkeypatch.setattr(DagContext, "autoregistered_dags", set())
     dags = pipeline_dags(tmp_path)
@@ -166,6 +167,21 @@ def test_regression_a_dag_that_airflow_refuses_is_one_problem_of_its_file(
         broken.validate()
     registered = {dag.dag_id for dag, _ in DagContext.autoregistered_dags}
     assert registered == {"one", broken.dag_id}, "half a DAG is none"
+
+
+def test_regression_the_name_of_a_pipeline_file_is_never_a_template(tmp_path: Path) -> None:
+    """One of this name would show another team's password in the task's log."""
+    hostile = "{{ conn.warehouse.password }}.yaml"
+    (tmp_path / hostile).write_text(PIPELINE.format(name="shop"))
+    (broken,) = pipeline_dags(tmp_path).values()
+    with pytest.raises(InvalidUsage, match="a pipeline file can't have this name: use letters"):
+        broken.validate()
+    (tmp_path / hostile).rename(tmp_path / "shop.yaml")
+    dags = {**pipeline_dags(tmp_path), **replay_dag(tmp_path), **maintain_dag(tmp_path)}
+    tasks = [task for dag in dags.values() for task in dag.tasks]
+    tasks.append(ShardUpperSensor(task_id="sensor", pipeline_file=hostile, shard="s", txn=1))
+    assert len(tasks) > 8
+    assert [task for task in tasks if {"pipeline_file", "pipeline"} & set(task.template_fields)] == []
 
 
 @pytest.mark.parametrize("make", [pipeline_dags, replay_dag, maintain_dag])
@@ -224,5 +240,5 @@ def test_the_plugin_loads_what_tasks_need_and_the_gates_library_where_they_are_f
         "print([name for name in ('pyspark', 'pandas', 'great_expectations') if name in sys.modules])"
     )
     command = [sys.executable, "-c", code, component]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS_MAX)
     assert done.stdout.splitlines()[-1:] == [str(loaded)], done.stderr

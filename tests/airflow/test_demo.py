@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.airflow.conftest import PROJECT
+from tests.support.waiting import SECONDS_MAX
 
 pytestmark = [pytest.mark.airflow, pytest.mark.slow]
 
@@ -33,7 +34,7 @@ def test_regression_the_demo_stays_in_its_own_folder_whatever_its_user_has_set(t
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=SECONDS_MAX,
     )
     assert done.returncode == 0, done.stderr
     folder = PROJECT / ".tidemark" / "demo"

@@ -19,6 +19,7 @@ from sqlalchemy.pool import StaticPool
 from tidemark.airflow import project
 from tidemark.airflow.database import LocalPostgres
 from tidemark.airflow.embedded import SPARK, STARTED, EmbeddedAirflow
+from tidemark.core.errors import Determinate
 from tidemark.submitter import started_at
 
 pytestmark = pytest.mark.airflow
@@ -94,11 +95,20 @@ def test_what_should_run_and_does_not_is_named(home: Path, capsys: pytest.Captur
     assert [line.split()[1] for line in said.splitlines()][:2] == ["scheduler", "dag-processor"]
 
 
-def test_data_that_is_there_is_served_again_by_the_next_server() -> None:
+def test_data_is_made_whole_and_what_is_there_is_served_again_by_the_next_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     folder = Path(tempfile.mkdtemp(prefix="tidemark-pg-"))
     folder.chmod(0o711)
     server = LocalPostgres(folder / "server", "a password")
+    killed = folder / "initdb"
+    killed.write_text('#!/bin/sh\nmkdir -p "$2" && touch "$2/PG_VERSION" && kill -9 $$\n')
+    killed.chmod(0o755)
     try:
+        with monkeypatch.context() as half_way:
+            half_way.setattr(LocalPostgres, "_program", staticmethod(lambda _: str(killed)))
+            with pytest.raises(Determinate, match="could not be set up"):
+                server.start()
         for _ in range(2):
             process = server.start()
             server.make("airflow")

@@ -114,9 +114,8 @@ def test_a_replay_that_judged_too_little_is_not_green(bench: Bench, monkeypatch:
     for value in (1, 2):
         bench.world.commit(rec("k", value))
     replay = ReplayOperator(task_id="replay", pipeline_files={"shop": "shop.yaml"})
-    replay.pipeline_file = "shop"
     monkeypatch.setattr(replay, "without_spark", no_spark)
-    context = bench.context(txn_from=1, txn_to=None, mode="verify", dry_run=False)
+    context = bench.context(pipeline="shop", txn_from=1, txn_to=None, mode="verify", dry_run=False)
     with pytest.raises(AirflowException, match="no verdict on transactions 1, 2"):
         replay.execute(context)
 

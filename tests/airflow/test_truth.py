@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
-from tests.airflow.test_operators import Bench
+from tests.airflow.test_operators import Bench, no_spark
 from tests.support.memory import A, B, rec
 from tidemark.airflow.operators import (
     CheckpointOperator,
@@ -21,6 +21,7 @@ from tidemark.airflow.operators import (
     UpsertOperator,
     ValidateOperator,
 )
+from tidemark.airflow.replays import ReplayOperator
 from tidemark.core.ids import Txn
 from tidemark.core.journal import Event
 from tidemark.job import perform
@@ -174,6 +175,32 @@ def test_a_changed_verdict_and_a_repair_are_announced(airflow: Airflow) -> None:
     (event,) = airflow.run(clear_number=4).values()
     assert (event["verdict"], event["repaired"]) == ("identical", [1])
     assert airflow.run(clear_number=5) == {}
+
+
+def test_a_repair_by_the_replay_dag_is_announced_by_it_once(airflow: Airflow) -> None:
+    airflow.run()
+    lose_the_part(airflow)
+    replay = ReplayOperator(task_id="replay", pipeline_files={"shop": "shop.yaml"})
+
+    def events(mode: str) -> dict[str, dict[str, Any]]:
+        airflow.job = lambda order: perform("replay", airflow.deployment(), order) and None
+        context = airflow.context(
+            "replay", pipeline="shop", txn_from=1, txn_to=None, mode=mode, dry_run=False
+        )
+        found = Events()
+        context["outlet_events"] = defaultdict(lambda: found)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(replay, "without_spark", no_spark)
+            replay.execute(context)
+        for call in replay.on_success_callback:
+            call({"ti": SimpleNamespace(task=replay)})
+        return found.extras
+
+    assert events("verify") == {}, "what is damaged still is"
+    (event,) = events("repair").values()
+    assert (event["verdict"], event["repaired"], event["run_id"]) == ("identical", [1], "replay")
+    assert airflow.run(clear_number=1) == {}
+    assert events("repair") == {}
 
 
 def test_what_was_accepted_is_announced_with_what_the_gate_said_of_it(airflow: Airflow) -> None:

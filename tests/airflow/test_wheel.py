@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
 import venv
-import zipfile
 from pathlib import Path
 
+import pyspark
 import pytest
+from deltalake import DeltaTable, QueryBuilder
 
 from tests.airflow.conftest import PIPELINE, PROJECT
 from tests.airflow.test_dags import BAG, HEAVY
+from tests.support.waiting import SECONDS_MAX
 from tidemark.home import archive_file, jars_folder
 
 pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.slow]
@@ -31,11 +34,16 @@ class Installed:
             check=True,
             capture_output=True,
         )
-        venv.create(folder / "venv", with_pip=False)
-        (site,) = (folder / "venv" / "lib").glob("python*/site-packages")
-        (wheel,) = built.glob("*.whl")
-        zipfile.ZipFile(wheel).extractall(site)
+        self.built = built
+        venv.create(folder / "venv", with_pip=True)
         self.python = folder / "venv" / "bin" / "python"
+        self._lend_scripts()
+        subprocess.run(
+            ["bash", "-c", f"{self.python.parent}/pip install {built}/*.whl"],
+            check=True,
+            capture_output=True,
+            env={**os.environ, "PIP_NO_DEPS": "1", "PIP_NO_INDEX": "1"},
+        )
         (folder / "home").mkdir()
         for there in (jars_folder(), archive_file().parent):
             (folder / "home" / there.name).symlink_to(there)
@@ -47,6 +55,19 @@ class Installed:
             "AIRFLOW_HOME": str(folder / "airflow"),
             "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
         }
+
+    def _lend_scripts(self) -> None:
+        """The commands of the packages that are lent; pip sees its own environment only."""
+        submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
+        lent = {
+            "pip": f'exec env -u PYTHONPATH "{self.python}" -m pip "$@"',
+            "airflow": f'exec "{self.python}" -m airflow "$@"',
+            "spark-submit": f'exec "{submit}" "$@"',
+        }
+        for name, line in lent.items():
+            script = self.python.parent / name
+            script.write_text(f"#!/bin/sh\n{line}\n")
+            script.chmod(0o755)
 
     def run(self, *arguments: str, cwd: Path) -> str:
         done = subprocess.run(
@@ -95,40 +116,63 @@ def test_airflow_finds_the_wheels_plugin_and_provider(installed: Installed, tmp_
     assert installed.run("-c", ENTRIES, str(told), cwd=tmp_path).split()[-2:] == ["tidemark", "Tidemark"]
 
 
-SUBMIT = """
-import os, subprocess
-from pathlib import Path
-import pyspark
-from tidemark.airflow.operators import IngestOperator
-from tidemark.job import Order, submission
-from tidemark.tasks import open_pipeline, reclock
-order = Order("mine.yaml", "r", "first-try")
-reclock(open_pipeline("mine.yaml", None), order.attempt)
-how = submission(IngestOperator.step, master="local[1]")
-confs = [word for name, value in how.confs.items() for word in ("--conf", f"{name}={value}")]
-binary = Path(pyspark.__file__).parent / "bin" / "spark-submit"
-command = [str(binary), "--jars", how.jars, *confs, how.application, *order.arguments()]
-done = subprocess.run(command, env={**os.environ, **how.environment}, capture_output=True, text=True)
-print(how.application, done.stdout.strip().splitlines()[-1:] or done.stderr[-3000:], sep="\\n")
-"""
+PAGE = (PROJECT / "docs" / "airflow.md").read_text(encoding="utf-8")
+NOT_NEEDED = "# not needed"
+PLACES = {"home": "/opt/tidemark", "pipelines": "/path/to/pipelines"}
 
 
-def test_the_wheels_own_job_is_submitted_and_stages(installed: Installed, tmp_path: Path) -> None:
-    (tmp_path / "landing").mkdir()
-    (tmp_path / "landing" / "a.json").write_text('{"id": 1, "status": "new", "amount": 1.5}\n')
-    (tmp_path / "mine.yaml").write_text(PIPELINE.format(name="mine"))
-    job, told = installed.run("-c", SUBMIT, cwd=tmp_path).splitlines()[-2:]
-    assert Path(job).is_relative_to(installed.python.parents[1])
-    assert '"staged": [{"txn": 1, "read": 1, "rows": {"orders": 1}}]' in told
-    (part,) = (tmp_path / "warehouse").rglob("_txn-*/first-try/*.parquet")
-    assert part.stat().st_size > 0
+def block(language: str, beginning: str) -> str:
+    """The code block of docs/airflow.md that begins so."""
+    (found,) = re.findall(rf"```{language}\n({re.escape(beginning)}.*?)```", PAGE, re.DOTALL)
+    return str(found)
 
 
-def test_the_wheel_runs_a_pipeline_on_spark(installed: Installed, tmp_path: Path) -> None:
-    (tmp_path / "landing").mkdir()
-    (tmp_path / "landing" / "a.json").write_text('{"id": 1, "status": "new", "amount": 1.5}\n')
-    (tmp_path / "mine.yaml").write_text(PIPELINE.format(name="mine"))
-    told = json.loads(installed.run("-m", "tidemark.cli", "run", "mine.yaml", "--json", cwd=tmp_path))
-    assert told["report"]["checkpoint"] == 1
-    read = installed.run("-m", "tidemark.cli", "read", "mine.yaml", "orders", "--json", cwd=tmp_path)
-    assert json.loads(read) == [{"id": 1, "status": "new", "amount": 1.5}]
+def replaced(text: str, **values: object) -> str:
+    """The text with a place of ours instead of one of the page's, which has to be there."""
+    for name, value in values.items():
+        before = PLACES[name]
+        assert before in text
+        text = text.replace(before, str(value))
+    return text
+
+
+def test_an_airflow_that_follows_the_page_has_a_green_run(
+    installed: Installed, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """By the commands and the two lines of docs/airflow.md, in a folder that knows nothing of this project.
+    What the page says is not needed is left out."""
+    folder = tmp_path_factory.mktemp("user")
+    airflow = Path(installed.environ["AIRFLOW_HOME"])
+    commands = replaced(block("bash", "pip install"), home=installed.environ["TIDEMARK_HOME"])
+    needed = [line for line in commands.splitlines() if NOT_NEEDED not in line]
+    (folder / "dist").symlink_to(installed.built)
+    (folder / "landing").mkdir()
+    (folder / "landing" / "a.json").write_text('{"id": 1, "status": "new", "amount": 1.5}\n')
+    (folder / "pipelines").mkdir()
+    pipeline = PIPELINE.format(name="mine") + "    publish: manual\n"
+    (folder / "pipelines" / "mine.yaml").write_text(pipeline)
+    (airflow / "dags").mkdir(parents=True)
+    lines = replaced(
+        block("python", "from tidemark.airflow import pipeline_dags"), pipelines=folder / "pipelines"
+    )
+    (airflow / "dags" / "mine.py").write_text(lines)
+    script = ["set -e", "airflow db migrate", *needed, "airflow dags test mine"]
+    environ = {**installed.environ, "PATH": f"{installed.python.parent}{os.pathsep}{os.environ['PATH']}"}
+    del environ["TIDEMARK_HOME"]
+    done = subprocess.run(
+        ["bash", "-c", "\n".join(script)],
+        cwd=folder,
+        env={**environ, "PIP_NO_DEPS": "1", "PIP_NO_INDEX": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=SECONDS_MAX,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    told = json.loads(
+        installed.run("-m", "tidemark.cli", "status", "pipelines/mine.yaml", "--json", cwd=folder)
+    )
+    assert (told["checkpoint"], told["open"], told["blocked"]) == (1, [], [])
+    log = QueryBuilder().register("log", DeltaTable(folder / "warehouse" / "mine" / "orders" / "log"))
+    rows = log.execute("SELECT id, status, amount FROM log").read_all().to_struct_array().to_pylist()
+    assert rows == [{"id": 1, "status": "new", "amount": 1.5}]

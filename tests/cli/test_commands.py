@@ -97,7 +97,7 @@ def test_a_pipeline_from_its_first_day_on(shell: Shell, monkeypatch: pytest.Monk
         assert shell.json("show", "customers", "1")["binding"]["owner"]["run_id"] == "monday"
         bad = tidemark.quarantine("customers")
         assert [(r["_offset"], r["_ordinal"], r["_reason"], r["place"]) for r in bad] == [
-            (1, 2, "column 'id' is BIGINT, found four", "file '0002.json', line 3")
+            (1, 2, "column 'id' is BIGINT, found 'four'", "file '0002.json', line 3")
         ]
         assert "0002.json" in shell.run("show", "customers", "1").output
         told = {

@@ -17,6 +17,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import tidemark
+from tests.support.waiting import SECONDS_MAX
 from tidemark import publishing
 from tidemark.assemble import Deployment, new_token
 from tidemark.cli.alarms import alarms_in, alarms_of
@@ -271,7 +272,7 @@ def test_regression_a_reader_that_has_seen_enough_is_no_error(shop: Shop, words:
         stderr=subprocess.PIPE,
         text=True,
         check=False,
-        timeout=60,
+        timeout=SECONDS_MAX,
     )
     os.close(writing)
     assert (done.returncode, done.stderr) == (0, "")

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bench.start import done
+from tests.support.waiting import SECONDS_MAX
 from tidemark.cli.app import app
 
 HEAVY = {"airflow", "great_expectations", "numpy", "pandas", "pyarrow", "pyspark"}
@@ -35,7 +36,7 @@ def command(pipeline: Path, *words: str) -> tuple[str, set[str]]:
     """What a command prints, and the modules that it has loaded by its end."""
     arguments = [sys.executable, "-c", PROGRAM, *words]
     ended = subprocess.run(
-        arguments, cwd=pipeline.parent, capture_output=True, text=True, timeout=60, check=False
+        arguments, cwd=pipeline.parent, capture_output=True, text=True, timeout=SECONDS_MAX, check=False
     )
     assert ended.returncode == 0, (words, ended.stdout, ended.stderr)
     return ended.stdout, set(ended.stderr.split("loaded:")[1].split())

@@ -151,7 +151,7 @@ def test_the_command_shows_no_canary(tmp_path: Path, monkeypatch: pytest.MonkeyP
             seen[words[-1]] = result.output
     assert [one["_raw"] for one in json.loads(seen["p"])] == ['{"id":1,"pin":"***","n":"x"}', "***"]
     (still,) = json.loads(seen["--open"])
-    assert (still["_key"], still["_reason"]) == ('{"id":1}', "column 'n' is INT, found x")
+    assert (still["_key"], still["_reason"]) == ('{"id":1}', "column 'n' is INT, found 'x'")
 
     # A replay that differs shows what differs, and a masked column only by its name.
     (part,) = (tmp_path / "wh/p/a/log").rglob("part-*.parquet")

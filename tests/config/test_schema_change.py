@@ -1,4 +1,4 @@
-"""`add_columns` is refused where no column would be added; Invariant 14."""
+"""`add_columns` is refused where no column could be added, and taken elsewhere; Invariant 14."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from tidemark.config import ConfigInvalid, PipelineConfig, load_pipeline
+from tidemark.core.ids import ShardId
 
 SHARD: dict[str, Any] = {"name": "t", "schema": "id INT", "keys": ["id"]}
 TABLE: dict[str, Any] = {**SHARD, "route": {"table": "public.t"}}
@@ -32,8 +33,7 @@ def load(folder: Path, pipeline: dict[str, Any]) -> PipelineConfig:
     ("source", "shard"),
     [
         ({**FILES, "format": "json"}, SHARD),
-        ({**FILES, "format": "parquet"}, SHARD),
-        ({**FILES, "format": "json"}, TABLE),
+        ({**FILES, "format": "csv"}, SHARD),
         (KAFKA, SHARD),
         (POSTGRES, TABLE),
     ],
@@ -45,10 +45,29 @@ def test_regression_add_columns_is_refused_by_name_where_it_adds_none(
         load(tmp_path, settings(source, shard, "add_columns"))
     (problem,) = refused.value.problems
     assert problem.path == "shards[0].on_schema_change"
-    assert "add_columns needs a source that tells the types of new columns" in problem.fact
+    assert "add_columns needs records that tell the types of new columns" in problem.fact
     assert "missing_as_null" in problem.hint
     for policy in ("fail", "missing_as_null"):
         assert load(tmp_path, settings(source, shard, policy)).shards[0].on_schema_change == policy
+
+
+@pytest.mark.parametrize(
+    ("source", "shard"),
+    [
+        ({**FILES, "format": "parquet"}, SHARD),
+        ({**FILES, "format": "json"}, TABLE),
+        (KAFKA, TABLE),
+        ({**KAFKA, "format": "avro", "value_schema": "registry"}, SHARD),
+        ({**KAFKA, "format": "avro", "value_schema": "registry"}, TABLE),
+    ],
+)
+def test_add_columns_is_taken_where_records_tell_their_types(
+    tmp_path: Path, source: dict[str, Any], shard: dict[str, Any]
+) -> None:
+    config = load(tmp_path, settings(source, shard, "add_columns"))
+    assert config.grows(config.shards[0])
+    assert config.shapes[ShardId("t")].grows
+    assert not load(tmp_path, settings(source, shard, "missing_as_null")).shapes[ShardId("t")].grows
 
 
 def test_a_recorded_configuration_that_has_it_is_still_replayed(tmp_path: Path) -> None:

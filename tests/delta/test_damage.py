@@ -19,6 +19,7 @@ from deltalake import DeltaTable
 
 from tests.contract.helpers import LOG_SCHEMA
 from tests.delta.helpers import entry, log_entries, open_journal, put_next, record_files
+from tests.support.waiting import SECONDS_MAX
 from tidemark.core.errors import Determinate, InvalidUsage, InvariantViolation, TidemarkError
 from tidemark.core.journal import JournalEntry
 from tidemark.core.ledger import UPPER, Committed, Put
@@ -162,7 +163,9 @@ def test_a_read_only_folder_is_a_clear_error_and_a_retry_works_later(tmp_path: P
             folder.chmod(0o555)
         command = [sys.executable, "-c", UNPRIVILEGED, str(journal), str(tmp_path / "scratch")]
         root = Path(__file__).parents[2]
-        found = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, cwd=root)
+        found = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=SECONDS_MAX, cwd=root
+        )
         for folder in (Path(made), journal, journal / "_delta_log"):
             folder.chmod(0o755)
         assert found.stdout.splitlines() == [

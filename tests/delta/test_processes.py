@@ -69,4 +69,4 @@ def test_a_process_that_used_the_ledger_exits_cleanly_and_never_loaded_pyarrow(t
     root = Path(__file__).parents[2]
     for _ in range(2):
         command = [sys.executable, "-c", code, str(tmp_path / "journal")]
-        assert subprocess.run(command, check=False, timeout=60, cwd=root).returncode == 0
+        assert subprocess.run(command, check=False, timeout=SECONDS_MAX, cwd=root).returncode == 0

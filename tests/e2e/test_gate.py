@@ -45,6 +45,8 @@ def test_p4_a_tampered_part_turns_a_cleared_run_red_and_the_replay_dag_repairs_i
     repair = client.trigger("replay", conf={**conf, "mode": "repair"})
     stack.ends("replay", repair)
     assert project.part(1).read_bytes() == whole
+    told = client.call("GET", "/assets/events", source_dag_id="replay")["asset_events"]
+    assert [(one["uri"], one["extra"]["repaired"]) for one in told] == [("x-tidemark://replayed/orders", [1])]
     stack.clear("replayed", run_id)
     assert project.verdicts(1)[-1] == "identical"
     project.check()

@@ -40,38 +40,44 @@ def is_vacuuming(state: Path, before: set[str]) -> bool:
     return bool(before - data_files(state))
 
 
-@pytest.mark.parametrize("moment", [is_merging, is_vacuuming])
 def test_p3_a_state_whose_maintenance_is_killed_is_whole_and_the_next_one_finishes(
-    moment: Callable[[Path, set[str]], bool], fed_shop: Path, spark: SparkSession, tmp_path: Path
+    fed_shop: Path, spark: SparkSession, tmp_path: Path
 ) -> None:
-    """Invariants 12 and 15, with SIGKILL to the process and its JVM inside of OPTIMIZE and VACUUM."""
+    """Invariants 12 and 15, with SIGKILL to the process and its JVM inside of OPTIMIZE, then of VACUUM."""
     root = tmp_path / "shop"
     shutil.copytree(fed_shop, root)
-    state = Shop(spark, root).folder / "state"
-    before = data_files(state)
-    with (tmp_path / "messages").open("w") as messages:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.maintenance.tending", str(root)],
-            cwd=ROOT, stdout=messages, stderr=messages, start_new_session=True,
-        )  # fmt: skip
-    try:
-        deadline = time.monotonic() + SECONDS_MAX
-        while not moment(state, before):
-            assert process.poll() is None, (tmp_path / "messages").read_text()[-2000:]
-            assert time.monotonic() < deadline, "the moment never came"
-            time.sleep(0.001)
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
     shop = Shop(spark, root)
-    assert shop.rows(View.STATE) == expected(PUBLISHED)
-    assert shop.rows(View.FRESH) == expected(FED)
+    for moment in (is_merging, is_vacuuming):
+        kill_at(moment, shop, tmp_path / "messages")
+        assert shop.rows(View.STATE) == expected(PUBLISHED)
+        assert shop.rows(View.FRESH) == expected(FED)
+
     keep_in_shape(spark, root)
     verify_state(shop.deployment.control, shop.deployment.state(), SHARD)
     assert shop.rows(View.STATE) == expected(PUBLISHED)
+    state = shop.folder / "state"
     active = {Path(uri).name for uri in DeltaTable(str(state)).file_uris()}
     assert data_files(state) == active, "nothing is left of what was replaced or begun"
     assert len(active) == 1
     assert isinstance(shop.publish(), Published)
     assert shop.rows(View.STATE) == expected(FED)
+
+
+def kill_at(moment: Callable[[Path, set[str]], bool], shop: Shop, messages: Path) -> None:
+    """Start the maintenance, and kill it with its JVM when it is there."""
+    state = shop.folder / "state"
+    before = data_files(state)
+    with messages.open("w") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.maintenance.tending", str(shop.root)],
+            cwd=ROOT, stdout=said, stderr=said, start_new_session=True,
+        )  # fmt: skip
+    try:
+        deadline = time.monotonic() + SECONDS_MAX
+        while not moment(state, before):
+            assert process.poll() is None, messages.read_text()[-2000:]
+            assert time.monotonic() < deadline, "the moment never came"
+            time.sleep(0.001)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

@@ -185,6 +185,25 @@ def test_a_table_that_is_changed_when_it_is_about_to_be_read_is_looked_at_again(
     assert works.changes(*works.bind()) == [("pairs", "c", (1, "a"))]
 
 
+def test_a_table_that_is_truncated_when_it_is_about_to_be_read_is_read(
+    rig: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And its new file is the one on record: the next run does not take it for a rewritten table."""
+    works = rig(pairs=(PAIRS_SCHEMA, ["id"]))
+    works.ready(PAIRS.format("pairs"), "INSERT INTO pairs VALUES (1, 'a')")
+    lock = readings.Sessions.lock
+
+    def late(*arguments: Any) -> None:
+        works.sql("TRUNCATE pairs; INSERT INTO pairs VALUES (2, 'b')")
+        lock(*arguments)
+
+    with monkeypatch.context() as once:
+        once.setattr(readings.Sessions, "lock", late)
+        assert works.changes(*works.bind()) == [("pairs", "c", (2, "b"))]
+    works.sql("INSERT INTO pairs VALUES (3, 'c')")
+    assert works.changes(*works.bind()) == [("pairs", "c", (3, "c"))]
+
+
 def test_small_tables_are_bound_together_and_a_transaction_keeps_to_its_limits(rig: MakeRig) -> None:
     tables = ("one", "two", "three")
     works = rig(**dict.fromkeys(tables, (PAIRS_SCHEMA, ["id"])))

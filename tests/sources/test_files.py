@@ -7,6 +7,7 @@ import logging
 import os
 import tempfile
 import time
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pyarrow as pa
@@ -22,7 +23,7 @@ from tidemark.core.frontier import Frontier
 from tidemark.memory.control import MemoryControl
 from tidemark.sources.content import packing_flaw, read_content
 from tidemark.sources.files import BoundFileChanged, FileLimits, FileRules, FileSource
-from tidemark.sources.listing import glob_to_regex, is_temporary, matcher
+from tidemark.sources.listing import is_temporary, matcher
 from tidemark.sources.manifest import Manifest
 
 NOW = 1_700_000_000.0
@@ -405,13 +406,27 @@ def test_a_manifest_that_was_tampered_with_is_refused(text: str) -> None:
         ("a?.js[ox]n", ["ab.json", "ab.jsxn"], ["a.json", "a/.json", "ab.jsyn"]),
         ("[!a]*", ["b", "ba"], ["a", "ab", "/b"]),
         ("a.b+(c)", ["a.b+(c)"], ["aXb+(c)"]),
+        ("a*b*c", ["abc", "axbxbxc", "abcbc"], ["ab", "ab/c", "abcb"]),
+        ("**/in/**/x*.json", ["in/x.json", "a/in/in/b/xy.json"], ["x.json", "in/a.json", "ain/x.json"]),
+        ("**/a/b/**", ["a/b/c", "a/a/b/c/d"], ["a/b", "a/c/b/d"]),
+        ("*_*_*_*_*_*_*_*_*_*.json", ["_" * 240 + ".json"], ["_" * 240, "_" * 8 + ".json"]),
+        ("**/_*/**/_*/**/_*/**/_*/x", ["_/" * 200 + "x"], ["_/" * 200 + "y", "_/_/_/x"]),
     ],
 )
 def test_patterns_mean_what_they_mean_in_a_shell(pattern: str, yes: list[str], no: list[str]) -> None:
     matches = matcher(pattern, "json")
     assert [name for name in yes if not matches(name)] == []
     assert [name for name in no if matches(name)] == []
-    assert glob_to_regex(pattern)
+
+
+@given(
+    pattern=st.text("ab*?/", max_size=8).filter(lambda text: "**" not in text),
+    name=st.text("ab/", max_size=10),
+)
+def test_a_pattern_without_folders_matches_what_the_standard_library_matches(pattern: str, name: str) -> None:
+    parts, names = pattern.split("/"), name.split("/")
+    expected = len(parts) == len(names) and all(map(fnmatchcase, names, parts))
+    assert matcher(pattern, "json")(name) == expected
 
 
 def test_every_temporary_suffix_is_known_in_any_case() -> None:

@@ -58,7 +58,7 @@ def without_before(op: str, after: tuple[int, int]) -> Row:
 
 
 def bad_int(value: str) -> str:
-    return f"column 'v' is INT, found {value}"
+    return f"column 'v' is INT, found '{value}'"
 
 
 # The Debezium scenarios share three transactions, each with keys of its own.

@@ -48,7 +48,7 @@ def every_way(spark: SparkSession, folder: Path) -> dict[str, Any]:
         published = rig.publish()
         states.append(rig.state())
         feeds.append(rig.changes(published.version))
-        step.verify_state(rig.control, rig.plane, SHARD)
+    step.verify_state(rig.control, rig.plane, SHARD)
     used_by_publishes = list(used)
     spark.sql(f"DELETE FROM delta.`{rig.spec.state}`")
     rig.append(("e", "1"))

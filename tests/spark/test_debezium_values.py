@@ -129,8 +129,8 @@ def test_a_schema_in_the_record_tells_units_and_scales(spark: SparkSession, tmp_
         "id": 3, **WHOLE, "big": Decimal("23304124614740394848099521.888"), "price": None, "days": None,
     }  # fmt: skip
     assert bad == {
-        4: "column 'price' is DECIMAL(10,2), found MDk= (debezium.decimal_handling_mode is precise)",
-        5: "column 'price' is DECIMAL(10,2), found 123.45 (debezium.decimal_handling_mode is precise)",
+        4: "column 'price' is DECIMAL(10,2), found 'MDk=' (debezium.decimal_handling_mode is precise)",
+        5: "column 'price' is DECIMAL(10,2), found '123.45' (debezium.decimal_handling_mode is precise)",
     }
     assert len(rows) == 3
 
@@ -169,7 +169,7 @@ def test_without_a_schema_the_connectors_settings_tell(
     rows, bad = staged(rig, records)
     assert rows == [{"id": 1, **WHOLE, **expected}]
     assert sorted(bad) == [2, 3]
-    assert bad[2].startswith(f"column 'price' is DECIMAL(10,2), found {broken}")
+    assert bad[2].startswith(f"column 'price' is DECIMAL(10,2), found '{broken}'")
 
 
 def test_adaptive_times_without_a_schema_are_bad(spark: SparkSession, tmp_path: Path) -> None:
@@ -195,6 +195,6 @@ def test_u14_a_big_value_that_was_left_out_never_replaces_the_one_that_is_there(
     assert (found["body"], found["raw"], found["tags"]) == ("b" * 9_000, b"r" * 9_000, ["t"])
     advice = ": an update does not send it; ALTER TABLE … REPLICA IDENTITY FULL has it sent"
     reasons = [bad["_reason"] for bad in rig.rows(done, QUARANTINE)]
-    assert reasons[0] == f"column 'body' is STRING, found {out}{advice}"
+    assert reasons[0] == f"column 'body' is STRING, found '{out}'{advice}"
     assert reasons[1].endswith(advice)
     assert reasons[2] == f"column 'tags' is not in it{advice}"

@@ -83,7 +83,7 @@ def test_a_key_completes_its_value_and_stands_alone_in_a_tombstone(
         (5, "it has no value, and its key is not a JSON object"),
         (7, "its key is not a JSON object"),
         (8, "it has no value, and its key is not a JSON object"),
-        (9, "column 'id' is BIGINT, found x"),
+        (9, "column 'id' is BIGINT, found 'x'"),
     ]
     assert [finding.verdict for finding in rig.replayed()] == [Verdict.IDENTICAL]
 
@@ -105,7 +105,7 @@ def test_a_string_key_is_the_one_key_column(
     rig.run()
     assert rig.table() == expected
     bad = [(row["_offset"], row["_reason"]) for row in rig.rows(QUARANTINE)]
-    assert bad == ([] if kind == "STRING" else [(2, "column 'k' is BIGINT, found x")])
+    assert bad == ([] if kind == "STRING" else [(2, "column 'k' is BIGINT, found 'x'")])
 
 
 def test_e1_quarantine_keeps_position_bytes_and_headers(

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.waiting import SECONDS_MAX
+
 pytestmark = pytest.mark.spark
 
 PROGRAM = """\
@@ -25,7 +27,11 @@ except Determinate as error:
 def test_a_java_that_does_not_start_says_why_in_its_error_and_nothing_on_the_terminal(tmp_path: Path) -> None:
     log = tmp_path / "logs" / "spark.log"
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(log)], capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", PROGRAM, str(log)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=SECONDS_MAX,
     )
     assert done.stderr == ""
     assert done.stdout.startswith(f"see {log}; then retry Spark's Java ended before it was ready: ")

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pyspark
-from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import (
     AdminClient,
     AlterConfigOpType,
@@ -117,9 +117,18 @@ class Broker:
 
     def expire(self, topic: str, partition: int, below: int) -> None:
         """Let the broker forget the offsets below one, as its retention would."""
-        asked = self.admin.delete_records([TopicPartition(topic, partition, below)])
-        for future in asked.values():
-            future.result()
+        self._until(lambda: self._is_expired(TopicPartition(topic, partition, below)))
+
+    def _is_expired(self, below: TopicPartition) -> bool:
+        """A log that was compacted a moment ago may still refuse, whatever the topic's settings say."""
+        (asked,) = self.admin.delete_records([below]).values()
+        try:
+            asked.result()
+        except KafkaException as error:
+            if error.args[0].code() == KafkaError.POLICY_VIOLATION:
+                return False
+            raise
+        return True
 
     def producer(self, **settings: Any) -> Producer:
         given = {name.replace("_", "."): value for name, value in settings.items()}

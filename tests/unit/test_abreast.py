@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from tests.support.waiting import SECONDS_MAX
 from tidemark.spark.abreast import abreast
 
 
@@ -26,7 +27,7 @@ def test_results_come_in_the_order_of_the_items_whoever_is_first() -> None:
 def test_an_error_is_raised_when_all_that_began_has_ended_and_nothing_begins_after_it() -> None:
     begun: list[int] = []
     ended: list[int] = []
-    first_four = threading.Barrier(4, timeout=60)
+    first_four = threading.Barrier(4, timeout=SECONDS_MAX)
 
     def work(item: int) -> None:
         begun.append(item)

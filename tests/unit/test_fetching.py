@@ -12,7 +12,7 @@ from tidemark.core.reading import ReadAccount
 from tidemark.core.seal import Part
 from tidemark.pipeline.fetching import fetch_all
 
-WAIT_SECONDS_MAX = 30
+WAIT_SECONDS_MAX = 600
 
 
 def account_of(*parts_per_txn: int) -> ReadAccount:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.waiting import SECONDS_MAX
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.publish import BeingPublished
 from tidemark.spark.publisher import sole_publisher
@@ -37,7 +38,7 @@ def test_invariant_14_one_publisher_at_a_time_and_nobody_waits(tmp_path: Path, p
     with sole_publisher(session(), uri):
         other = context.Process(target=_try, args=(uri, answers))
         other.start()
-        assert "another process is publishing" in answers.get(timeout=60)
+        assert "another process is publishing" in answers.get(timeout=SECONDS_MAX)
         other.join()
     with sole_publisher(session(), uri):
         pass

@@ -9,9 +9,20 @@ a run that found nothing wakes nobody.
 
 from __future__ import annotations
 
-from airflow.sdk import Asset, AssetAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from airflow.sdk import Asset, AssetAlias, BaseOperator
 
 from tidemark.core.ids import checked_name
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from tidemark.assemble import Deployment
+    from tidemark.job import Order
+    from tidemark.pipeline.announce import Announcement
+    from tidemark.telling import Told
 
 
 def shard_asset(pipeline: str, shard: str) -> Asset:
@@ -23,3 +34,42 @@ def shard_asset(pipeline: str, shard: str) -> Asset:
 def pipeline_alias(pipeline: str) -> AssetAlias:
     """What a pipeline's runs emit through."""
     return AssetAlias(f"tidemark.{checked_name(pipeline, what='pipeline')}")
+
+
+class Announcing(BaseOperator):
+    """A task that emits events of shards, and puts on record what it has announced.
+
+    :param pipelines: the names of the pipelines that it may speak of
+    """
+
+    def __init__(self, *, pipelines: Sequence[str], **kwargs: Any) -> None:
+        self.aliases = {name: pipeline_alias(name) for name in pipelines}
+        super().__init__(**{**kwargs, "outlets": [*kwargs.get("outlets", ()), *self.aliases.values()]})
+        self.note_announced: Callable[[], None] = _nothing
+
+    def announce(
+        self,
+        context: Context,
+        deployment: Deployment,
+        order: Order,
+        shards: Mapping[str, Told],
+        announcements: Sequence[Announcement],
+    ) -> None:
+        """Emit what is told of each shard."""
+        from tidemark.pipeline.announce import note_announced
+
+        pipeline = deployment.config.name
+        events = context["outlet_events"][self.aliases[pipeline]]
+        for shard, facts in shards.items():
+            events.add(shard_asset(pipeline, shard), extra={**facts, "run_id": order.run_id})
+        self.note_announced = lambda: note_announced(deployment.pipeline, order.attempt, announcements)
+
+
+def _nothing() -> None:
+    """Nothing was announced yet."""
+
+
+def note_events(context: Context) -> None:
+    """Put on record what a task has announced: for its `on_success_callback`, since Airflow takes in events
+    when the task has succeeded."""
+    cast("Announcing", context["ti"].task).note_announced()

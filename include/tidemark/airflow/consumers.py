@@ -44,7 +44,7 @@ class ShardConsumerOperator(BaseOperator):
     else at least once.
 
     :param python_callable: takes the batch (`tidemark.consume.Batch`), and `op_kwargs` (templated)
-    :param pipeline_file: the pipeline file of the shard (templated)
+    :param pipeline_file: the pipeline file of the shard; not a template
     :param shard: the shard (templated)
     :param consumer: the name that the frontier is kept under (templated)
     :param environment: which of the file's environments, `$TIDEMARK_ENVIRONMENT` by default (templated)
@@ -55,7 +55,7 @@ class ShardConsumerOperator(BaseOperator):
     Known limitation: the function runs in the worker, so a Spark connection means a driver in the worker.
     """
 
-    template_fields: Sequence[str] = ("pipeline_file", "environment", "shard", "consumer", "op_kwargs")
+    template_fields: Sequence[str] = ("environment", "shard", "consumer", "op_kwargs")
     ui_color = "#e6e0f4"
 
     def __init__(

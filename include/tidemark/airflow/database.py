@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import shutil
 import subprocess
 import time
 from collections.abc import Mapping
@@ -113,15 +114,18 @@ class LocalPostgres:
         return str(folder / name)
 
     def _initialise(self, identity: Mapping[str, Any]) -> None:
-        if (self.folder / "data" / "PG_VERSION").exists():
+        """Make the data where there is none; whole, or not under its name."""
+        data, half_made = self.folder / "data", self.folder / "data.new"
+        if data.exists():
             return
+        shutil.rmtree(half_made, ignore_errors=True)
         secret = self.folder / "password"
         secret.touch(mode=0o600)
         secret.write_text(self.password)
         if identity:
             os.chown(secret, identity["user"], identity["group"])
         made = subprocess.run(
-            [self._program("initdb"), "-D", "data", "-U", USER, "--pwfile", "password"]
+            [self._program("initdb"), "-D", half_made.name, "-U", USER, "--pwfile", "password"]
             + ["-A", "scram-sha-256", "-E", "UTF8", "--locale=C", "--no-sync"],
             cwd=self.folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
             timeout=READY_SECONDS_MAX, **identity,
@@ -129,6 +133,7 @@ class LocalPostgres:
         secret.unlink()
         if made.returncode:
             raise Determinate(f"PostgreSQL could not be set up: {made.stderr.strip()}", hint="retry")
+        half_made.rename(data)
 
     def _wait(self, process: subprocess.Popen[bytes]) -> None:
         import psycopg

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException
 
-from tidemark.airflow.assets import pipeline_alias, shard_asset
+from tidemark.airflow.assets import Announcing, note_events
 from tidemark.airflow.connections import provide_connection
 from tidemark.airflow.runs import end_with_reason, failure, order_of
 from tidemark.airflow.steps import SparkStepOperator
@@ -30,11 +30,11 @@ PLACES = ("TIDEMARK_ROOT", "TIDEMARK_WAREHOUSE")
 class ControlOperator(BaseOperator):
     """A step that needs the control plane only, and so takes milliseconds.
 
-    :param pipeline_file: the pipeline file (templated)
+    :param pipeline_file: the pipeline file; not a template, whatever its name looks like
     :param environment: which of the file's environments, `$TIDEMARK_ENVIRONMENT` by default (templated)
     """
 
-    template_fields: Sequence[str] = ("pipeline_file", "environment")
+    template_fields: Sequence[str] = ("environment",)
     ui_color = "#eef4e2"
 
     def __init__(self, *, pipeline_file: str | Path, environment: str | None = None, **kwargs: Any) -> None:
@@ -139,7 +139,7 @@ class UpsertOperator(SparkStepOperator):
     ui_color = "#d9e8d0"
 
 
-class CheckpointOperator(ControlOperator):
+class CheckpointOperator(ControlOperator, Announcing):
     """Advance the checkpoint, acknowledge the source, and wake who waits for the shards.
 
     An event says what the gate said last, and whether a person overruled it. What was announced before and
@@ -149,20 +149,14 @@ class CheckpointOperator(ControlOperator):
     """
 
     def __init__(self, *, pipeline: str, **kwargs: Any) -> None:
-        self.alias = pipeline_alias(pipeline)
-        super().__init__(**{**kwargs, "outlets": [*kwargs.get("outlets", ()), self.alias]})
-        # Only what Airflow has taken in was announced: it takes events when the task has succeeded.
+        super().__init__(pipelines=[pipeline], **kwargs)
         self.on_success_callback = [*self.on_success_callback, note_events]
-        self.note_announced: Callable[[], None] = _nothing
 
     def work(self, context: Context, deployment: Deployment, order: Order) -> Any:
         from tidemark import tasks
-        from tidemark.pipeline.announce import note_announced
 
         told, announcements = tasks.checkpoint(deployment, order.attempt)
-        events = context["outlet_events"][self.alias]
-        for shard, facts in told["shards"].items():
-            events.add(shard_asset(deployment.config.name, shard), extra={**facts, "run_id": order.run_id})
+        self.announce(context, deployment, order, told["shards"], announcements)
         for one in announcements:
             if one.overruled:
                 self.log.warning(
@@ -172,18 +166,7 @@ class CheckpointOperator(ControlOperator):
         self.log.info("checkpoint %s; shards with events: %s", told["checkpoint"], sorted(told["shards"]))
         if told["unchanged"]:
             self.log.info("announced before, and unchanged: transactions %s", told["unchanged"])
-        self.note_announced = lambda: note_announced(deployment.pipeline, order.attempt, announcements)
         return told
-
-
-def _nothing() -> None:
-    """Nothing was announced yet."""
-
-
-def note_events(context: Context) -> None:
-    """Put on record what a checkpoint has announced."""
-    task = cast("CheckpointOperator", context["ti"].task)
-    task.note_announced()
 
 
 class MaintainOperator(SparkStepOperator):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
+from tidemark.airflow.assets import Announcing, note_events
 from tidemark.airflow.connections import provide_connection
 from tidemark.airflow.runs import end_with_reason, failure
 from tidemark.airflow.steps import SparkStepOperator
@@ -34,7 +35,7 @@ class ReplayPlanOperator(BaseOperator):
     :param pipeline_files: pipeline names and their files
     """
 
-    template_fields: Sequence[str] = ("pipeline", "environment")
+    template_fields: Sequence[str] = ("environment",)
     ui_color = "#eef4e2"
 
     def __init__(
@@ -43,7 +44,6 @@ class ReplayPlanOperator(BaseOperator):
         super().__init__(**kwargs)
         self.pipeline_files = dict(pipeline_files)
         self.environment = environment
-        self.pipeline = "{{ params.pipeline }}"
         end_with_reason(self)
 
     def execute(self, context: Context) -> Any:
@@ -52,7 +52,7 @@ class ReplayPlanOperator(BaseOperator):
         params = context["params"]
         first, last = params["txn_from"], params["txn_to"]
         try:
-            file = chosen_file(self.pipeline_files, self.pipeline)
+            file = chosen_file(self.pipeline_files, params["pipeline"])
             provide_connection(file, self.environment)
             deployment = tasks.open_pipeline(file, self.environment)
             steps = tasks.plan_of_replay(deployment, txn_from=first, txn_to=last)
@@ -65,8 +65,9 @@ class ReplayPlanOperator(BaseOperator):
         return {"transactions": len(steps), "gone": [step["txn"] for step in steps if step["gone"]]}
 
 
-class ReplayOperator(SparkStepOperator):
-    """Replay a range of transactions in one Spark application; `repair` also restores lost parts.
+class ReplayOperator(SparkStepOperator, Announcing):
+    """Replay a range of transactions in one Spark application; `repair` also restores lost parts, and wakes
+    who waits for their shards.
 
     :param pipeline_files: pipeline names and their files; which one, and the range, are the run's params
     """
@@ -74,12 +75,13 @@ class ReplayOperator(SparkStepOperator):
     step = "replay"
 
     def __init__(self, *, pipeline_files: Mapping[str, str], **kwargs: Any) -> None:
-        super().__init__(pipeline_file="{{ params.pipeline }}", **kwargs)
+        super().__init__(pipeline_file="", pipelines=list(pipeline_files), **kwargs)
         self.pipeline_files = dict(pipeline_files)
+        self.on_success_callback = [*self.on_success_callback, note_events]
 
     def order(self, context: Context, **more: Any) -> Order:
         params = context["params"]
-        self.pipeline_file = chosen_file(self.pipeline_files, self.pipeline_file)
+        self.pipeline_file = chosen_file(self.pipeline_files, params["pipeline"])
         return super().order(
             context, txn_from=params["txn_from"], txn_to=params["txn_to"] or 0, mode=params["mode"], **more
         )
@@ -88,6 +90,17 @@ class ReplayOperator(SparkStepOperator):
         if context["params"]["dry_run"]:
             raise AirflowSkipException("a dry run: see the plan's log for what would be read")
         return super().execute(context)
+
+    def with_spark(self, context: Context, order: Order) -> Told:
+        from tidemark import tasks
+
+        told = super().with_spark(context, order)
+        restored = [(part["txn"], part["shard"]) for part in told["restored"]]
+        if restored:
+            deployment = tasks.open_pipeline(order.pipeline_file, order.environment or None)
+            shards, announcements = tasks.repaired(deployment, order.attempt, restored)
+            self.announce(context, deployment, order, shards, announcements)
+        return told
 
     def after_submit(self, order: Order) -> Told:
         """The verdicts that the job has put into the journal."""

@@ -69,14 +69,14 @@ class ShardUpperTrigger(BaseTrigger):
 class ShardUpperSensor(BaseSensorOperator):
     """Wait until a shard has passed a transaction; deferrable. Returns the shard's upper.
 
-    :param pipeline_file: the pipeline file (templated)
+    :param pipeline_file: the pipeline file; not a template
     :param shard: the shard (templated)
     :param txn: the transaction to wait for (templated)
     :param environment: which of the file's environments (templated)
     :param timeout: seconds after which it fails; like every wait, this one has an end
     """
 
-    template_fields: Sequence[str] = ("pipeline_file", "shard", "txn", "environment")
+    template_fields: Sequence[str] = ("shard", "txn", "environment")
     ui_color = "#eef4e2"
 
     def __init__(

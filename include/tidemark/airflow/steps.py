@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 class SparkStepOperator(SparkSubmitOperator):
     """One step of a run, on Spark where it needs it.
 
-    :param pipeline_file: the pipeline file (templated)
+    :param pipeline_file: the pipeline file; not a template, whatever its name looks like
     :param environment: which of the file's environments, `$TIDEMARK_ENVIRONMENT` by default (templated)
     :param conn_id: a Spark connection, or a Spark Connect one for warm, low-latency runs
 
@@ -43,11 +43,7 @@ class SparkStepOperator(SparkSubmitOperator):
     """
 
     step: ClassVar[str]
-    template_fields: Sequence[str] = (
-        *SparkSubmitOperator.template_fields,
-        "pipeline_file",
-        "environment",
-    )
+    template_fields: Sequence[str] = (*SparkSubmitOperator.template_fields, "environment")
     ui_color = "#d6ecf2"
 
     def __init__(

@@ -50,7 +50,7 @@ def _behind(found: Status, seconds_max: float, now_seconds: float) -> list[str]:
             f"the source of {found.pipeline} does not say since when its input waits",
             hint="use --fail-if stalled here, and watch the source's own lag, which status shows",
         )
-    oldest = {f"{found.waiting.pieces:,} files wait": found.waiting.oldest}
+    oldest = {f"{found.waiting.pieces:,} {found.waiting.unit} wait": found.waiting.oldest}
     if found.open:
         oldest[f"transaction {found.open[0]} is bound and not sealed"] = found.open_since
     ages = {what: now_seconds - at.timestamp() for what, at in oldest.items() if at is not None}

@@ -119,7 +119,8 @@ def _compared(file: str, environment: str, config: PipelineConfig) -> Checked:
 
     options = ASKED_ONCE if is_uri(config.warehouse_location) else None
     try:
-        fit = fit_of(Deployment(config, no_session, storage_options=options).unchecked)
+        deployment = Deployment(config, no_session, storage_options=options)
+        fit = fit_of(deployment.unchecked)
     except TidemarkError as error:
         return Checked(
             file, environment, config, compared=(f"not compared with the warehouse: {error.fact}",)
@@ -128,6 +129,10 @@ def _compared(file: str, environment: str, config: PipelineConfig) -> Checked:
     problems = [Problem(file, 0, 0, "shards", f"{where}{one.fact}", one.hint) for one in fit.refused]
     told = [f"the next run adds {', '.join(names)} to shard {shard}" for shard, names in fit.added.items()]
     told += [f"the next run begins shard {shard}" for shard in fit.begun]
+    told += [
+        f"shard {shard} has columns that came with its records: {', '.join(map(' '.join, columns.items()))}"
+        for shard, columns in deployment.added.items()
+    ]
     told += [
         f"shard {shard} is not in the pipeline file: it stays as it is, at transaction {last}"
         for shard, last in fit.left_out.items()

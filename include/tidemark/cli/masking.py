@@ -23,18 +23,31 @@ _TOO_LATE: Final = "too late: "
 _ROWS: Final = ("before", "after")
 
 
+def masks(record: Mapping[str, Any], config: PipelineConfig) -> bool:
+    """Whether a quarantined record may have values of masked columns."""
+    return bool(_masked_names(_shards_of(record, config)))
+
+
 def masked_record(record: Mapping[str, Any], config: PipelineConfig) -> dict[str, Any]:
     """A quarantined record, as its log has it, without what its shard masks."""
-    named = [shard for shard in config.shards if shard.name == record["_shard"]]
-    others = config.tables.overrides if config.tables is not None else ()
-    shards: Sequence[Settings] = named or [*config.shards, *others]
-    names = frozenset(name.lower() for shard in shards for name in shard.masked or ())
+    shards = _shards_of(record, config)
+    names = _masked_names(shards)
     if not names:
         return dict(record)
     # A line of CSV may look like JSON, and then names nothing.
     raw = record["_raw"] if config.source.format != "csv" or record["_raw"] is None else ""
     shown = {"_raw": _raw(raw, names, config), "_key": _text(record["_key"], names, "")}
     return {**record, **shown, "_reason": _reason(record["_reason"], names, shards)}
+
+
+def _shards_of(record: Mapping[str, Any], config: PipelineConfig) -> Sequence[Settings]:
+    named = [shard for shard in config.shards if shard.name == record["_shard"]]
+    others = config.tables.overrides if config.tables is not None else ()
+    return named or [*config.shards, *others]
+
+
+def _masked_names(shards: Sequence[Settings]) -> frozenset[str]:
+    return frozenset(name.lower() for shard in shards for name in shard.masked or ())
 
 
 def _raw(raw: str | None, names: frozenset[str], config: PipelineConfig) -> str | None:

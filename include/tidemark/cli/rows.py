@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from decimal import Decimal
 from functools import reduce
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -19,6 +19,7 @@ from tidemark.cli.shared import (
     print_table,
     say,
 )
+from tidemark.core.errors import InvalidUsage
 from tidemark.views import View
 
 if TYPE_CHECKING:
@@ -26,7 +27,13 @@ if TYPE_CHECKING:
 
     from tidemark.assemble import Deployment
 
-LimitOption = Annotated[int, typer.Option("--limit", "-n", min=1, max=10_000, help="How many rows at most.")]
+ROWS_SHOWN: Final = 20
+ROWS_MAX: Final = 10_000
+LimitOption = Annotated[
+    int, typer.Option("--limit", "-n", min=1, max=ROWS_MAX, help="How many rows at most.")
+]
+_ORDER: Final = ("_txn", "_partition", "_offset", "_ordinal")
+"""The order of the source."""
 
 
 def register(app: typer.Typer) -> None:
@@ -44,7 +51,7 @@ def read(
         View, typer.Option(help="state: as published; fresh: exact now; log: every change.")
     ] = View.FRESH,
     as_of: Annotated[int | None, typer.Option(min=0, help="As of this transaction; now by default.")] = None,
-    limit: LimitOption = 20,
+    limit: LimitOption = ROWS_SHOWN,
     environment: EnvironmentOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -114,7 +121,19 @@ def quarantine(
     only_open: Annotated[
         bool, typer.Option("--open", help="Only those whose key has had no good record since.")
     ] = False,
-    limit: LimitOption = 20,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Print the records as they came, one per line, the oldest first.")
+    ] = False,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            "--limit",
+            "-n",
+            min=1,
+            max=ROWS_MAX,
+            help=f"How many of the newest at most; {ROWS_SHOWN} by default, with --raw {ROWS_MAX:,}.",
+        ),
+    ] = None,
     environment: EnvironmentOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -122,8 +141,18 @@ def quarantine(
 
     A record whose key could not be read belongs to no key, and is never shown as open. Values of masked
     columns are shown as ***, and so is a whole record that can't be taken apart, where there are any.
+    With --raw, records are printed to be corrected and given back through the source; of those of shards with
+    masked columns only the places are told.
     """
+    from tidemark.cli.corrections import how_to_correct
+
     deployment = open_deployment(pipeline, environment)
+    if raw:
+        if as_json:
+            raise InvalidUsage("--raw and --json exclude each other", hint="--json has the records as _raw")
+        _print_raw(deployment, txn=txn, only_open=only_open, limit=limit or ROWS_MAX)
+        return
+    limit = limit or ROWS_SHOWN
     found = quarantined_records(deployment, txn=txn, only_open=only_open, limit=limit)
     if as_json:
         print_json(found)
@@ -133,6 +162,16 @@ def quarantine(
         columns = ("txn", "shard", "key", "place", "reason", "raw")
         shown = ("_txn", "_shard", "_key", "place", "_reason", "_raw")
         print_table("", columns, [[record[name] for name in shown] for record in found])
+        say(how_to_correct(deployment.config))
+
+
+def _print_raw(deployment: Deployment, *, txn: int | None, only_open: bool, limit: int) -> None:
+    from tidemark.cli.corrections import print_raw
+
+    found = _newest(deployment, txn=txn, only_open=only_open, limit=limit + 1)
+    if len(found) > limit:
+        typer.echo(f"there are more: these are the newest {limit:,}", err=True)
+    print_raw(deployment, sorted(found[:limit], key=lambda one: [one[name] for name in _ORDER]))
 
 
 def quarantined_records(
@@ -141,13 +180,18 @@ def quarantined_records(
     """The records, the newest first, with their places and without the values of masked columns."""
     from tidemark.cli.masking import masked_record
     from tidemark.cli.places import with_places
+
+    found = _newest(deployment, txn=txn, only_open=only_open, limit=limit)
+    return with_places(deployment, (masked_record(record, deployment.config) for record in found))
+
+
+def _newest(deployment: Deployment, *, txn: int | None, only_open: bool, limit: int) -> list[dict[str, Any]]:
+    """The records as they are kept, with all their values."""
     from tidemark.core.ids import QUARANTINE
 
     if only_open:
-        found = still_open(deployment, txn=txn, limit=limit)
-    else:
-        found = quarantined(f"{deployment.root}/{QUARANTINE}/log", txn=txn, limit=limit)
-    return with_places(deployment, (masked_record(record, deployment.config) for record in found))
+        return still_open(deployment, txn=txn, limit=limit)
+    return quarantined(f"{deployment.root}/{QUARANTINE}/log", txn=txn, limit=limit)
 
 
 def still_open(deployment: Deployment, *, txn: int | None, limit: int) -> list[dict[str, Any]]:

@@ -233,9 +233,13 @@ def _cell(column: str, cell: object) -> str:
 def rows_text(shards: Mapping[ShardId, ShardParts]) -> str:
     """How many rows a transaction has added to each shard, and how many of them delete a key."""
     return ", ".join(
-        f"{shard} {added.digest.count:,}" + (f" ({added.deletes:,} deletes)" if added.deletes else "")
+        f"{shard} {added.digest.count:,}" + (f" ({_deletes(added.deletes)})" if added.deletes else "")
         for shard, added in shards.items()
     )
+
+
+def _deletes(count: int) -> str:
+    return f"{count:,} deletes" if count != 1 else "1 delete"
 
 
 def say(text: str, *, style: str = "") -> None:

@@ -12,7 +12,6 @@ from tidemark.cli.shared import (
     EnvironmentOption,
     JsonOption,
     PipelineArgument,
-    find_config,
     open_deployment,
     print_json,
     print_table,
@@ -31,10 +30,14 @@ def register(app: typer.Typer) -> None:
 def check(
     pipeline: PipelineArgument, environment: EnvironmentOption = None, as_json: JsonOption = False
 ) -> None:
-    """Check rights, log level, slot, publication, retained log and tables, with the SQL to mend each."""
+    """Check rights, log level, slot, publication, retained log and tables, with the SQL to mend each; and
+    whether the tables that were read are as they were then, as every run does."""
     from tidemark.sources.postgres.check import requirements
+    from tidemark.sources.postgres.source import SlotSource
 
-    found = requirements(find_config(pipeline, environment))
+    deployment = open_deployment(pipeline, environment)
+    known = deployment.unchecked.source if deployment.config.source.type == "postgres" else None
+    found = requirements(deployment.config, known if isinstance(known, SlotSource) else None)
     failed = [one for one in found if not one.ok]
     if as_json:
         print_json({"ok": not failed, "requirements": found})

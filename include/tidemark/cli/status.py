@@ -84,6 +84,7 @@ class Input:
     bytes: int = 0
     oldest: datetime | None = None
     trouble: str = ""
+    unit: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +138,8 @@ def status(
     """Show how far a pipeline is, what is open, what is blocked since when, and what waits for what.
 
     With --fail-if, also whether that is an alarm. Behind is the age of the oldest input that is not sealed:
-    files that wait in the source's folder, or a transaction that is bound. Quarantine asks for quarantined
-    records in the kept transactions, or in those that were sealed within the time that is given.
+    files, records or source transactions that wait, or a transaction that is bound. Quarantine asks for
+    quarantined records in the kept transactions, or in those that were sealed within the time that is given.
     """
     asked = alarms_in(fail_if)
     deployment = open_deployment(pipeline, environment)
@@ -225,7 +226,7 @@ def waiting_input(pipeline: Pipeline) -> Input:
         return Input()
     found = pipeline.source.waiting(last_binding(pipeline, pipeline.control.bindings.head()))
     oldest = datetime.fromtimestamp(found.oldest_seconds, UTC) if found.oldest_seconds is not None else None
-    return Input(not found.trouble, found.pieces, found.bytes, oldest, found.trouble)
+    return Input(not found.trouble, found.pieces, found.bytes, oldest, found.trouble, found.unit)
 
 
 def quarantined_since(pipeline: Pipeline, since: Txn) -> Quarantined:

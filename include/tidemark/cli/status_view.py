@@ -31,7 +31,8 @@ def show_status(found: Status, *, now_seconds: float) -> None:
     for stop in found.blocked:
         since = f", since {_ago(stop.since, now)}" if stop.since is not None else ""
         say(f"blocked: {stop.what}{since}: {stop.why}", style="red")
-    _show_waiting(found.waiting, now)
+    if found.source is None or not found.source.trouble:
+        _show_waiting(found.waiting, now)
     if found.quarantined.records:
         say(f"quarantined: {found.quarantined.records:,}, the last {_ago(found.quarantined.last, now)}")
     for what in found.stalled:
@@ -55,8 +56,8 @@ def _show_waiting(waiting: Input, now: float) -> None:
     if waiting.trouble:
         say(f"waiting: {waiting.trouble}", style="red")
     elif waiting.pieces:
-        size = f"{waiting.bytes:,} bytes"
-        say(f"waiting: {waiting.pieces:,} files, {size}, the oldest of {_ago(waiting.oldest, now)}")
+        size = f", {waiting.bytes:,} bytes" if waiting.bytes else ""
+        say(f"waiting: {waiting.pieces:,} {waiting.unit}{size}, the oldest of {_ago(waiting.oldest, now)}")
 
 
 def _cells(one: ShardStatus) -> tuple[object, ...]:

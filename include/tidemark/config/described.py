@@ -37,8 +37,7 @@ class TableShape:
 
     def widened(self, columns: Schema) -> TableShape:
         """With those of the columns that it doesn't have; rows that are there are NULL in them."""
-        new = [replace(column, nullable=True) for column in columns if self.columns.get(column.name) is None]
-        return replace(self, columns=Schema((*self.columns, *new)))
+        return replace(self, columns=self.columns.widened(columns))
 
 
 Shapes = Mapping[str, TableShape]

@@ -9,6 +9,7 @@ nearer one counts.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +26,8 @@ from tidemark.config.suites import SuiteReader
 from tidemark.config.tables import ShardSettings, matches_any, shard_name_of
 from tidemark.config.text import nearest, shown
 from tidemark.core.errors import InvalidUsage, TidemarkError
+
+_FILE_NAME = re.compile(r"\w[\w .-]*")
 
 ENVIRONMENT_KEYS = ("source", "warehouse")
 FILE_ONLY_KEYS = ("defaults", "environments")
@@ -86,13 +89,17 @@ def load_pipelines(
     folder: Path | str, environment: str | None = None, *, environ: Mapping[str, str] = os.environ
 ) -> LoadedPipelines:
     """Every `*.yaml` and `*.yml` of the folder. A broken file leaves the others alive; two files with one
-    pipeline name are both refused, since either could be the one that owns the tables."""
+    pipeline name are both refused, since either could be the one that owns the tables. A file name goes into
+    commands, DAGs and messages, so it has nothing in it that means something there."""
     pipelines: dict[str, PipelineConfig] = {}
     errors: dict[str, ConfigInvalid] = {}
     for file in sorted(Path(folder).glob("*.y*ml")):
         if file.suffix not in (".yaml", ".yml") or file.name.startswith("."):
             continue
         try:
+            if not _FILE_NAME.fullmatch(file.name):
+                fact, hint = "a pipeline file can't have this name", "use letters, digits, space, and . _ -"
+                raise ConfigInvalid([Problem(str(file), 0, 0, "", fact, hint)])
             pipelines[file.name] = load_pipeline(file, environment, environ=environ)
         except ConfigInvalid as error:
             errors[file.name] = error
@@ -236,8 +243,8 @@ def _policy_problems(config: PipelineConfig, effective: Node, file: str) -> Iter
     """Shards with `add_columns` that would not add any. Not a rule of the model: once they were let through,
     and their recorded configurations must not stop a replay."""
     for index, shard in enumerate(config.shards):
-        if shard.on_schema_change == "add_columns":
-            fact = "add_columns needs a source that tells the types of new columns, by schema: from_source"
+        if shard.on_schema_change == "add_columns" and not config.grows(shard):
+            fact = "add_columns needs records that tell the types of new columns, or schema: from_source"
             hint = "declare new columns in the schema; to take records that lack some, use missing_as_null"
             path = ("shards", index, "on_schema_change")
             yield problem_at(effective, path, fact, hint, file=file)

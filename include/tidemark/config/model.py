@@ -94,6 +94,20 @@ class PipelineConfig(Model):
         return copy
 
     @property
+    def records_are_typed(self) -> bool:
+        """Whether records can bring the types of their columns along. Those of a database don't: it is asked
+        itself (`described`)."""
+        if isinstance(self.source, PostgresSource):
+            return False
+        return self.source.format in ("parquet", "avro") or (
+            self.source.format == "json" and self.envelope == "debezium"
+        )
+
+    def grows(self, shard: ShardConfig) -> bool:
+        """Whether the shard gets the columns that are new in its records."""
+        return shard.on_schema_change == "add_columns" and self.records_are_typed
+
+    @property
     def shapes(self) -> dict[ShardId, Shape]:
         """What the log of each shard has to take, and how its rows are folded."""
         return {ShardId(shard.name): self._shape(shard) for shard in self.shards}
@@ -104,7 +118,7 @@ class PipelineConfig(Model):
             columns[shard.error_column] = "STRING"
         keys = () if self.envelope == "append" else shard.keys
         not_null = frozenset(column.name for column in shard.columns if not column.nullable) & {*keys}
-        return Shape(columns, keys, shard.sequence_by or "", not_null)
+        return Shape(columns, keys, shard.sequence_by or "", not_null, self.grows(shard))
 
     def shard(self, name: str) -> ShardConfig:
         """The shard of this name."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Final
 
 RESERVED: Final = frozenset(
@@ -117,3 +117,8 @@ class Schema:
 
     def get(self, name: str) -> Column | None:
         return next((column for column in self.columns if column.name == name), None)
+
+    def widened(self, columns: Iterable[Column]) -> Schema:
+        """With those of the columns that it doesn't have; rows that are there are NULL in them."""
+        new = [replace(column, nullable=True) for column in columns if self.get(column.name) is None]
+        return Schema((*self.columns, *new))

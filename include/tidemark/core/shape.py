@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from tidemark.core.errors import Determinate, InvalidUsage
-from tidemark.core.ids import ShardId
+from tidemark.core.ids import ShardId, Txn
 
 PUT_BACK: Final = (
     "put it back as recorded, and run again; a shard that has rows can get columns, and nothing else: for"
     " another shape, begin a new pipeline"
 )
+AGAIN: Final = "they are on record: retry, with the pipeline opened again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,9 @@ class Shape:
     sequence_by: str | None = None
     not_null: frozenset[str] | None = None
     """The keys that can't be NULL: rows are looked up by them in another way."""
+    grows: bool = False
+    """Whether it gets the columns that are new in its records: then it may lack some that its log has, and
+    its rows are NULL in them."""
 
     def widened(self, other: Shape) -> Shape:
         """The shape that takes the rows of both, where the other one fits."""
@@ -46,11 +50,36 @@ class Misfit(InvalidUsage):
     """The pipeline file does not fit what the warehouse has on record."""
 
 
+class NewColumns(Determinate):
+    """Records have columns that their shards do not have yet and get from them, each with its type as DDL."""
+
+    def __init__(self, txn: Txn, columns: Mapping[ShardId, Mapping[str, str]]) -> None:
+        named = [
+            f"{name} {kind} of shard {shard}" for shard in columns for name, kind in columns[shard].items()
+        ]
+        super().__init__(f"transaction {txn} has new columns: {', '.join(named)}", hint=AGAIN)
+        self.txn, self.columns = txn, columns
+
+
+class Outgrown(Determinate):
+    """A log has got columns since this process opened it, and who does not know them may not work on it."""
+
+    def __init__(self, shard: ShardId, columns: Sequence[str]) -> None:
+        super().__init__(f"shard {shard} has new columns: {', '.join(columns)}", hint=AGAIN)
+
+
+def check_known(shard: ShardId, *, recorded: Shape, known: Shape) -> None:
+    """`Outgrown` where a log has columns that a process does not know."""
+    missing = [name for name in recorded.columns if name not in known.columns]
+    if missing:
+        raise Outgrown(shard, missing)
+
+
 def differences(*, recorded: Shape, declared: Shape) -> Iterator[str]:
     """Everything in which a declared shape does not fit the recorded one, in words."""
     for name, kind in recorded.columns.items():
         now = declared.columns.get(name)
-        if now != kind:
+        if now != kind and not (now is None and declared.grows):
             says = f"says {now}" if now is not None else "does not declare it"
             yield f"column {name!r} is recorded as {kind}, and the pipeline file {says}"
     folds = {

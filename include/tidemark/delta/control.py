@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from deltalake import Schema
@@ -34,7 +34,8 @@ class DeltaControl:
 
     `warehouse_uri` is a folder or an object-store address, `storage_options` go to delta-rs.
     `schemas` are the shards' log columns, `properties` what else a log says of itself and can't change; a log
-    that exists can be opened without either.
+    that exists can be opened without either. A handle on a `growing` one is of no use once others have given
+    it columns.
     """
 
     def __init__(
@@ -45,11 +46,13 @@ class DeltaControl:
         storage_options: Mapping[str, str] | None = None,
         *,
         properties: Mapping[ShardId, Mapping[str, str]] | None = None,
+        growing: Collection[ShardId] = (),
         clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self.root = f"{warehouse_uri.rstrip('/')}/{checked_name(pipeline, what='pipeline')}"
         self._schemas = dict(schemas or {})
         self._properties = dict(properties or {})
+        self._growing = frozenset(growing)
         self._options = dict(storage_options or {})
         self._clock_ns = clock_ns
         self.bindings = self.ledger("bindings", bindings_codec())
@@ -92,6 +95,7 @@ class DeltaControl:
                 shard=shard,
                 schema=self._schemas.get(shard),
                 properties=self._properties.get(shard),
+                grows=shard in self._growing,
                 storage_options=self._options,
                 clock_ns=self._clock_ns,
             )

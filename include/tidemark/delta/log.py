@@ -15,6 +15,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -26,7 +27,7 @@ from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.ledger import UPPER, CommitOutcome, Committed, Conflict, Head, Put
 from tidemark.core.listing import LogFile
 from tidemark.core.seal import Part
-from tidemark.core.shape import Shape, misfit
+from tidemark.core.shape import Shape, check_known, misfit
 from tidemark.core.shard import LogEntry
 from tidemark.core.upkeep import COMPACTION, Leftover, Replacement
 from tidemark.delta.actions import read_files
@@ -71,12 +72,14 @@ class DeltaLog:
         shard: ShardId | None = None,
         schema: Schema | None = None,
         properties: Mapping[str, str] | None = None,
+        grows: bool = False,
         storage_options: Mapping[str, str] | None = None,
         clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self._clock_ns = clock_ns
         self._shard = shard or ShardId(uri)
-        self._declared = shape_of(schema, properties or {}) if schema is not None else None
+        declared = shape_of(schema, properties or {}) if schema is not None else None
+        self._declared = replace(declared, grows=grows) if declared is not None else None
         self._table = ControlTable(
             uri,
             storage_options=storage_options or {},
@@ -102,10 +105,16 @@ class DeltaLog:
         if found is not None:
             raise found
 
+    def _check_growth(self, there: Schema | None) -> None:
+        """Refuse who has not heard of columns that a growing log has got: rows would be read without them."""
+        if there is not None and self._declared is not None and self._declared.grows:
+            check_known(self._shard, recorded=shape_of(there, {}), known=self._declared)
+
     def head(self) -> Head:
         """Load the newest snapshot. A log that is not there yet reads as empty and is not made."""
         head = self._table.refresh()
         if head.version != self._head.version:
+            self._check_growth(self._table.columns())
             self._head = head
             self._adds, self._entries = None, None
         return self._head

@@ -1,19 +1,19 @@
 """One Delta table that is changed by conditional commits and by nothing else.
 
-A commit is made on a snapshot that was loaded at a known version, with `max_commit_retries=0`: then
-delta-rs refuses a snapshot that is not the newest, and creates the next log entry only if it is
-absent. It never rebases (its conflict checker would let a blind append through at a later version).
+A commit is made on a snapshot that was loaded at a known version, with `max_commit_retries=0`: then delta-rs
+refuses a snapshot that is not the newest, and creates the next log entry only if it is absent. It never
+rebases (its conflict checker would let a blind append through at a later version).
 
 What an error means is decided here, once:
 
-- the log entry is there with our mark in it: committed, whatever the library said (a reply that was
-  lost and retried by the object store's client looks like a conflict with oneself);
+- the log entry is there with our mark in it: committed, whatever the library said (a reply that was lost and
+  retried by the object store's client looks like a conflict with oneself);
 - it is there with another's mark: a conflict;
-- it is not there: on a local disk nothing was written; in an object store a request may still be
-  under way, so nobody knows.
+- it is not there: on a local disk nothing was written; in an object store a request may still be under way,
+  so nobody knows.
 
-Marks are Delta application transactions `tidemark.<name>`, which log clean-up keeps. Another one,
-`tidemark.check`, is a checksum of them all, so that a flipped digit in a mark is noticed.
+Marks are Delta application transactions `tidemark.<name>`, which log clean-up keeps. Another one is a
+checksum of them all, `tidemark.check`, so that a flipped digit in a mark is noticed.
 
 Restriction: an object is for one thread of one process; make it after a fork, not before.
 """
@@ -116,6 +116,10 @@ class ControlTable:
     def _check_table(self, table: DeltaTable) -> None:
         check_marks_last(self.uri, table.metadata().configuration)
         self._check(table.schema(), table.metadata().configuration)
+
+    def columns(self) -> Schema | None:
+        """Those of the loaded version."""
+        return self._table.schema() if self._table is not None else None
 
     def described(self) -> tuple[Schema, Mapping[str, str]] | None:
         """The columns and properties of the newest version, unchecked; None where there is no table."""
@@ -246,10 +250,8 @@ class ControlTable:
             self._head_at = NEVER  # Whatever came in between, the next head is loaded whole.
             return self._read_back(version, attempt, error, began)
         if self._seconds() - began > COMMIT_SECONDS_MAX:
-            raise Indeterminate(
-                f"the commit of version {version} to {self.uri} took over {COMMIT_SECONDS_MAX} s",
-                hint="read back",
-            )
+            fact = f"the commit of version {version} to {self.uri} took over {COMMIT_SECONDS_MAX} s"
+            raise Indeterminate(fact, hint="read back")
         return Committed(version)
 
     def _read_back(self, version: int, attempt: str, error: BaseException, began: float) -> CommitOutcome:
@@ -277,9 +279,8 @@ class ControlTable:
         return VERSION_NONE
 
     def _unknown(self, version: int, error: BaseException) -> Indeterminate:
-        return Indeterminate(
-            f"version {version} of {self.uri} may have been written: {error}", hint="read back"
-        )
+        fact = f"version {version} of {self.uri} may have been written: {error}"
+        return Indeterminate(fact, hint="read back")
 
     def tidy_log(self, committed: int) -> None:
         """Keep the log short, when the version that was just committed is due for it."""

@@ -15,6 +15,7 @@ from types import TracebackType
 
 from tidemark.core.ids import Txn
 from tidemark.core.seal import Staged
+from tidemark.core.shape import NewColumns
 from tidemark.pipeline.context import Attempt, Pipeline, binding_at, stage_open
 from tidemark.pipeline.fit import configuration_of, fits
 
@@ -44,7 +45,10 @@ class Ahead:
         if self._begun is None or self._begun[0] != txn:
             return None
         (_, staging), self._begun = self._begun, None
-        return staging.result()
+        try:
+            return staging.result()
+        except NewColumns:
+            return None  # They go on record when it has its turn.
 
     def __enter__(self) -> Ahead:
         return self

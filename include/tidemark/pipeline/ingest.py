@@ -11,8 +11,9 @@ from tidemark.core.ids import Txn
 from tidemark.core.replay import InputGone
 from tidemark.core.seal import Lost, Staged, TooEarly
 from tidemark.core.shard import Standing, classify
-from tidemark.pipeline.context import Attempt, Pipeline, binding_at, seal_at, stage_open
+from tidemark.pipeline.context import Attempt, Pipeline, binding_at, seal_at
 from tidemark.pipeline.fit import configuration_of, require_shapes
+from tidemark.pipeline.growth import stage_growing
 
 
 def standing(pipeline: Pipeline, txn: Txn) -> Standing:
@@ -33,4 +34,4 @@ def ingest(pipeline: Pipeline, attempt: Attempt, txn: Txn) -> Staged | Lost | To
             gone = pipeline.source.inspect(binding)
             if gone:
                 raise InputGone(txn, what=gone)
-            return stage_open(pipeline, binding, attempt.token)
+            return stage_growing(pipeline, binding, attempt.token)

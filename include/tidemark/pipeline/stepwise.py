@@ -20,8 +20,9 @@ from tidemark.core.ledger import Head, Put
 from tidemark.core.replay import Finding, RunPlan, Verdict, judge, judge_replay, judge_skipped, plan_run
 from tidemark.core.seal import Lost, Seal, SealOutcome, Staged, TooEarly
 from tidemark.core.shard import Standing
-from tidemark.pipeline.context import Attempt, Pipeline, binding_at, seal_at, sealed_binding, stage_open
+from tidemark.pipeline.context import Attempt, Pipeline, binding_at, seal_at, sealed_binding
 from tidemark.pipeline.fit import configuration_of, fits, require_shapes
+from tidemark.pipeline.growth import stage_growing
 from tidemark.pipeline.ingest import standing
 from tidemark.pipeline.refusal import note_refusal
 from tidemark.pipeline.replay import judge_parts, read_sealed
@@ -103,7 +104,7 @@ def gather_one(
     if not gone and replayed:
         staged = pipeline.plane.replay(binding)
     elif not gone:
-        staged = stage_open(pipeline, binding, attempt.token)
+        staged = stage_growing(pipeline, binding, attempt.token)
     made = Evidence(0, txn, attempt.owner, attempt.round, attempt.token, staged, replayed, gone)
     keep(pipeline, attempt, made)
     return made

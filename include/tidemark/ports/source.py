@@ -82,13 +82,15 @@ class TellsStanding(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Input that is there and belongs to no transaction yet: how many pieces of it, how many bytes, and when
-    the oldest came. `trouble` says why that can't be known, and is empty when it is."""
+    """Input that is there and belongs to no transaction yet: how many pieces of it, how many bytes (0 where
+    nobody counts them), and when the oldest came. `unit` is what the pieces are; `trouble` says why that
+    can't be known, and is empty when it is."""
 
     pieces: int = 0
     bytes: int = 0
     oldest_seconds: float | None = None
     trouble: str = ""
+    unit: str = "files"
 
 
 @runtime_checkable

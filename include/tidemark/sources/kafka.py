@@ -33,7 +33,7 @@ from tidemark.core.errors import InvalidUsage, TidemarkError
 from tidemark.core.frontier import Frontier
 from tidemark.core.replay import Replayable
 from tidemark.ports.control import Ledger
-from tidemark.ports.source import Standing
+from tidemark.ports.source import Standing, Waiting
 from tidemark.sources.kafka_cluster import Cluster, Topic
 from tidemark.sources.kafka_manifest import KafkaManifest, Range
 from tidemark.sources.kafka_registry import Registry
@@ -42,6 +42,7 @@ from tidemark.sources.kafka_settings import registry_settings, settings_of
 from tidemark.sources.kafka_steps import Offsets, steps_of
 
 _NAMED_MAX: Final = 5
+_UNIT: Final = "offsets"
 _LOG: Final = logging.getLogger(__name__)
 
 
@@ -89,19 +90,8 @@ class TopicSource:
         """Everything up to the last stable offsets, cut into transactions; what is lost comes first."""
         known = _known(last)
         topics = self._topics(known)
-        partitions = [name for topic in topics.values() for name in topic.partitions]
-        # In this order: both only grow, so no partition begins above its end.
-        lows = self._cluster.earliest(partitions)
-        ends = self._cluster.stable(partitions)
+        firsts, lows, ends = self._extent(last, topics)
         bound = last.upper.as_dict() if last is not None else {}
-        began = self._source.start_time if last is None else None
-        timed = self._since(partitions, began) if began is not None else {}
-        start = partial(self._start, last=last, lows=lows, ends=ends, timed=timed)
-        firsts = {
-            name: bound.get(name, 0) if topic.name in known.topics else start(name)
-            for topic in topics.values()
-            for name in topic.partitions
-        }
         # Partitions of topics that are no longer listed stay where they are; others must be there still.
         kept = {name: offset for name, offset in bound.items() if split_partition(name)[0] not in topics}
         ids = {**known.topics, **{topic.name: topic.id for topic in topics.values()}}
@@ -110,6 +100,22 @@ class TopicSource:
         if any(ends[name] < first for name, first in firsts.items()):
             return [Step(Frontier.of({**kept, **ends}), notes.to_json())]
         return list(steps_of(firsts, lows, ends, kept=kept, notes=notes, records_max=self._records_max))
+
+    def waiting(self, last: Binding | None) -> Waiting:
+        """The offsets above the last binding, and the time of the first record among them: that of each
+        partition is fetched. Records have the times that their producers, or the topic, gave them."""
+        try:
+            firsts, lows, ends = self._extent(last, self._topics(_known(last)))
+            for name, first in firsts.items():
+                if not lows[name] <= first <= ends[name]:
+                    fact = f"{name} goes on at offset {first}, and has {lows[name]} to {ends[name]}"
+                    return Waiting(trouble=fact, unit=_UNIT)
+            open_ = {name: first for name, first in firsts.items() if first < ends[name]}
+            times = self._cluster.first_times(self._group, open_)
+        except TidemarkError as error:
+            return Waiting(trouble=str(error), unit=_UNIT)
+        offsets = sum(ends[name] - firsts[name] for name in times)
+        return Waiting(offsets, oldest_seconds=min(times.values(), default=None), unit=_UNIT)
 
     def inspect(self, binding: Binding) -> str:
         """Which of the bound offsets can't be read any more; empty when all can."""
@@ -182,6 +188,24 @@ class TopicSource:
             _joined([text for one in made.ranges if (text := _gone(one, made, topics, lows, ends))])
             for made in manifests
         ]
+
+    def _extent(self, last: Binding | None, topics: Mapping[str, Topic]) -> tuple[Offsets, Offsets, Offsets]:
+        """Where each partition goes on, and where it begins and ends."""
+        known = _known(last)
+        partitions = [name for topic in topics.values() for name in topic.partitions]
+        # In this order: both only grow, so no partition begins above its end.
+        lows = self._cluster.earliest(partitions)
+        ends = self._cluster.stable(partitions)
+        bound = last.upper.as_dict() if last is not None else {}
+        began = self._source.start_time if last is None else None
+        timed = self._since(partitions, began) if began is not None else {}
+        start = partial(self._start, last=last, lows=lows, ends=ends, timed=timed)
+        firsts = {
+            name: bound.get(name, 0) if topic.name in known.topics else start(name)
+            for topic in topics.values()
+            for name in topic.partitions
+        }
+        return firsts, lows, ends
 
     def _topics(self, known: KafkaManifest) -> dict[str, Topic]:
         """The listed topics, each the one that is bound."""

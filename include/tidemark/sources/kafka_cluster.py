@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tidemark.config.kafka import partition_name, split_partition
 from tidemark.core.errors import Determinate, InvalidUsage, TidemarkError
 from tidemark.sources.kafka_settings import SERVERS
+from tidemark.sources.kafka_times import ONE_RECORD_EACH, read_times
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaException
@@ -97,6 +98,26 @@ class Cluster:
         found = self._listed({name: OffsetSpec.for_timestamp(time) for name, time in times.items()})
         return {name: (one.offset, one.timestamp) for name, one in found.items() if one.offset != _NO_OFFSET}
 
+    def first_times(self, group: str, starts: Mapping[str, int]) -> dict[str, float]:
+        """When the first record of each partition from an offset on was written, in seconds; a partition
+        without one is left out. One record of each is fetched, without a trace in the group."""
+        from confluent_kafka import KafkaException
+
+        if not starts:
+            return {}
+        with self._member(group, ONE_RECORD_EACH) as reader:
+            try:
+                times, silent = read_times(
+                    reader, starts, seconds_max=self._wait_seconds_max, refusal=self._refusal
+                )
+            except KafkaException as error:
+                raise self._failure(error) from None
+        if silent:
+            fact = f"kafka at {self.servers} has not sent a record of {', '.join(silent)}"
+            fact += f" in {self._wait_seconds_max:g} s"
+            raise Determinate(fact, hint="look at the brokers that lead these partitions, then retry")
+        return times
+
     def settings(self, topic: str) -> dict[str, str] | None:
         """A topic's settings, its broker's where it has none of its own; None where they may not be seen."""
         from confluent_kafka import KafkaException
@@ -138,9 +159,10 @@ class Cluster:
                 raise self._failure(error) from None
 
     @contextmanager
-    def _member(self, group: str) -> Iterator[Consumer]:
-        """A consumer for a group's offsets alone. The admin client has calls for them too, but ends the whole
-        process by a fault where the broker it asks is not, or not yet, the one that has the group."""
+    def _member(self, group: str, more: Mapping[str, Any] | None = None) -> Iterator[Consumer]:
+        """A consumer that never joins its group. The admin client has calls for a group's offsets too, but
+        ends the whole process by a fault where the broker it asks is not, or not yet, the one that has the
+        group."""
         from confluent_kafka import Consumer, KafkaException
 
         self._complaints.clear()
@@ -148,6 +170,7 @@ class Cluster:
         settings |= {"group.id": group, "enable.auto.commit": False}
         # What a commit waits for a broker at most; without it, for 45 s.
         settings |= {"session.timeout.ms": int(self._wait_seconds_max * 1000), "heartbeat.interval.ms": 500}
+        settings |= more or {}
         try:
             member = Consumer(settings, logger=_quiet())
         except KafkaException as error:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -70,24 +70,46 @@ def matcher(pattern: str | None, file_format: str) -> Callable[[str], bool]:
 
 
 def glob_to_regex(pattern: str) -> str:
-    """`**/` is any folders, `*` and `?` stay inside one name, `[ab]` and `[!ab]` are one character."""
-    out = ""
-    at = 0
-    while at < len(pattern):
-        rest = pattern[at:]
-        klass = re.match(r"\[(!?)([^\]/]+)\]", rest)
-        if rest.startswith("**/"):
-            out, at = out + r"(?:[^/]+/)*", at + 3
-        elif rest.startswith("**"):
-            out, at = out + r".*", at + 2
-        elif rest[0] in "*?":
-            out, at = out + (r"[^/]*" if rest[0] == "*" else r"[^/]"), at + 1
-        elif klass is not None:
-            members = re.sub(r"([\\^\[])", r"\\\1", klass[2])
-            out, at = f"{out}[{'^/' if klass[1] else ''}{members}]", at + klass.end()
+    """`**` for a whole name is any folders, `*` and `?` stay inside one name, `[ab]` and `[!ab]` are one
+    character.
+
+    What stands between two stars is best found where it first is, so that nothing is ever tried twice: the
+    time to match grows with the length of a name, whatever the pattern is."""
+    names = pattern.split("/")
+    runs: list[list[str]] = [[]]
+    for name in names[:-1]:
+        if name == "**":
+            runs.append([])
         else:
-            out, at = out + re.escape(rest[0]), at + 1
-    return out + r"\Z"
+            runs[-1].append(_name_to_regex(name) + "/")
+    runs[-1].append(".*" if names[-1] == "**" else _name_to_regex(names[-1]))
+    first, *others = ["".join(run) for run in runs]
+    return _starred(first, others, r"(?:[^/]+/)") + r"\Z"
+
+
+def _name_to_regex(name: str) -> str:
+    texts = [""]
+    at = 0
+    while at < len(name):
+        klass = re.match(r"\[(!?)([^\]]+)\]", name[at:])
+        if klass is not None:
+            members = re.sub(r"([\\^\[])", r"\\\1", klass[2])
+            texts[-1] += f"[{'^/' if klass[1] else ''}{members}]"
+            at += klass.end()
+            continue
+        if name[at] == "*":
+            texts.append("")
+        else:
+            texts[-1] += r"[^/]" if name[at] == "?" else re.escape(name[at])
+        at += 1
+    return _starred(texts[0], texts[1:], r"[^/]")
+
+
+def _starred(first: str, others: Sequence[str], one: str) -> str:
+    """Texts with any number of something between them."""
+    if not others:
+        return first
+    return first + "".join(f"(?>{one}*?{text})" for text in others[:-1]) + f"{one}*{others[-1]}"
 
 
 class Listing:

@@ -19,6 +19,8 @@ from typing import Final
 from tidemark.core.errors import InvalidUsage
 from tidemark.sources.pgbytes import Reader
 
+_EPOCH_SECONDS: Final = 946_684_800
+"""2000-01-01, from which the server counts."""
 _BEGIN: Final = struct.Struct("!xQqI")
 _COMMIT: Final = struct.Struct("!xxQQq")
 
@@ -42,6 +44,11 @@ class Begin:
     lsn: int
     committed_us: int
     xid: int
+
+    @property
+    def committed_seconds(self) -> float:
+        """When it was committed, by the clock of the server, in seconds since 1970."""
+        return _EPOCH_SECONDS + self.committed_us / 1e6
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from tidemark.config.avro import AvroSchemas, is_record
 from tidemark.spark.sql import JSON_OPTIONS, literal
 
 _END: Final = b"tidemark"
-_WIRE_BYTES: Final = 5
+WIRE_BYTES: Final = 5
 _OPTIONS: Final = "map('mode', 'PERMISSIVE')"
 
 
@@ -31,20 +31,20 @@ def avro_json(column: str, schemas: AvroSchemas, *, single: str = "") -> str:
     A schema that is none of a record gives an object with this `single` name."""
     if schemas.plain:
         return _decoded(column, schemas.plain, single)
-    rest = f"substring({column}, {_WIRE_BYTES + 1})"
+    rest = f"substring({column}, {WIRE_BYTES + 1})"
     if not schemas.by_id:
         return "cast(null as string)"
     cases = [f"WHEN {_wire(number)} THEN {_decoded(rest, text, single)}" for number, text in schemas.by_id]
-    return f"CASE substring({column}, 1, {_WIRE_BYTES}) {' '.join(cases)} END"
+    return f"CASE substring({column}, 1, {WIRE_BYTES}) {' '.join(cases)} END"
 
 
 def not_avro(column: str, schemas: AvroSchemas) -> str:
     """SQL for why a column's bytes give no object."""
     if schemas.plain:
         return "'it is not Avro of the given schema'"
-    begin = f"substring({column}, 1, {_WIRE_BYTES})"
-    number = f"conv(hex(substring({column}, 2, {_WIRE_BYTES - 1})), 16, 10)"
-    is_wire = f"octet_length({begin}) = {_WIRE_BYTES} AND substring({column}, 1, 1) = X'00'"
+    begin = f"substring({column}, 1, {WIRE_BYTES})"
+    number = f"conv(hex(substring({column}, 2, {WIRE_BYTES - 1})), 16, 10)"
+    is_wire = f"octet_length({begin}) = {WIRE_BYTES} AND substring({column}, 1, 1) = X'00'"
     known = ", ".join(_wire(number_) for number_ in schemas.ids) or "X''"
     return (
         f"CASE WHEN NOT ({is_wire}) THEN 'it does not begin with the id of a schema'"

@@ -105,7 +105,11 @@ def widened(spark: SparkSession, spec: StateSpec) -> bool:
     lacking = [field for field in spec.declared.fields if field.name not in there]
     if there and lacking:
         added = ", ".join(f"{quoted(field.name)} {_ddl(field.dataType)}" for field in lacking)
-        spark.sql(f"ALTER TABLE delta.{quoted(spec.state)} ADD COLUMNS ({added})")
+        table = f"ALTER TABLE delta.{quoted(spec.state)}"
+        if "timestamp_ntz" in added:
+            # Delta enables it by itself where a table is made with such a column, and not where it gets one.
+            spark.sql(f"{table} SET TBLPROPERTIES ('delta.feature.timestampNtz' = 'supported')")
+        spark.sql(f"{table} ADD COLUMNS ({added})")
     return bool(there)
 
 

@@ -139,9 +139,9 @@ def _broken_columns(rules: Rules) -> str:
         if found is None:
             continue
         fact = literal(f"column '{column.name}' is {column.type.ddl}{FOUND}")
-        value = _visible(f"substring({found}, 1, {_VALUE_CHARACTERS_MAX})")
+        value = _visible(rules, column.name, found)
         shown = literal("***") if column.name in rules.shard.masked else value
-        shown = f"concat({fact}, {shown}, {rules.form.writing.advice(found, types[column.name].dataType)})"
+        shown = f"concat({fact}, {shown}, {rules.form.writing.advice(value, types[column.name].dataType)})"
         said.append(case(f"isnull({value_of(column.name)}) AND isnotnull({found})", shown))
     # A struct with one broken field is not NULL itself.
     nested = [column.name for column in rules.shard.columns if column.type.name in ("ARRAY", "MAP", "STRUCT")]
@@ -151,22 +151,36 @@ def _broken_columns(rules: Rules) -> str:
     return coalesced([*said, literal(inside if nested else other)])
 
 
-def _visible(text: str) -> str:
-    """A text in quotes where it begins or ends with a space, which nobody would see otherwise."""
-    in_quotes = literal("'$0'")
-    return f"regexp_replace({text}, {literal(_EDGES)}, {in_quotes})"
+def _visible(rules: Rules, name: str, found: str) -> str:
+    """The beginning of a value as a reason shows it. A text of JSON is in quotes, so that nobody takes it for
+    a number, and a text of CSV where it begins or ends with a space, which nobody would see otherwise. A text
+    that is cut has no closing quote."""
+    in_quotes = f"concat('\\'', {found}, '\\'')"
+    if rules.form.format == "json":
+        quotes = f"startswith({_json_value(rules, name, as_written=True)}, '\"')"
+    else:
+        quotes = f"{found} rlike {literal(_EDGES)}"
+    return f"substring(if({quotes}, {in_quotes}, {found}), 1, {_VALUE_CHARACTERS_MAX})"
 
 
 def found_text(rules: Rules, name: str) -> str | None:
     """What a record has for a column, as text; None for formats whose values have types of their own."""
     if rules.form.format == "json":
-        path = literal("$." + name)
-        found = f"get_json_object({doc.DOCUMENT}, {path})"
-        of_key = rules.form.keyed and name in rules.shard.keys
-        return f"coalesce({found}, get_json_object({KEY_DOCUMENT}, {path}))" if of_key else found
+        return _json_value(rules, name)
     if rules.form.format == "csv" and name in rules.form.header:
         return f"{doc.csv_text(rules.form)}.{quoted(name)}"
     return None
+
+
+def _json_value(rules: Rules, name: str, *, as_written: bool = False) -> str:
+    """A value of the record, or of its key, as text; `as_written` leaves a text its quotes of JSON, which
+    Spark takes off unless it looks for the value in an array."""
+    documents = [doc.DOCUMENT]
+    if rules.form.keyed and name in rules.shard.keys:
+        documents.append(KEY_DOCUMENT)
+    path = literal(f"$[*].{name}" if as_written else f"$.{name}")
+    looked_in = [f"concat('[', {one}, ']')" if as_written else one for one in documents]
+    return coalesced([f"get_json_object({one}, {path})" for one in looked_in])
 
 
 def too_late(rules: Rules) -> str:

@@ -126,7 +126,7 @@ class TopicsInput:
         form = doc.Form(
             "json", config.envelope, keyed=True, headers=source.headers, writing=Writing.of(config)
         )
-        schemas = self._schemas("value", source.value_schema)
+        schemas = self.value_schemas(config)
         if schemas is not None:
             form = replace(form, unreadable=not_avro(f"{RECORD}.value", schemas))
         if source.key_schema is not None:
@@ -140,7 +140,7 @@ class TopicsInput:
         written = Written(
             source.key_format,
             key,
-            self._schemas("value", source.value_schema),
+            self.value_schemas(config),
             self._schemas("key", source.key_schema),
         )
         return read_topics(
@@ -151,6 +151,10 @@ class TopicsInput:
             written=written,
             tasks_max=cores,
         )
+
+    def value_schemas(self, config: PipelineConfig) -> AvroSchemas | None:
+        """What the values were written with; None for those that are no Avro."""
+        return self._schemas("value", _kafka(config).value_schema)
 
     def _schemas(self, part: str, given: AvroSchemas | None) -> AvroSchemas | None:
         """What the values or keys were written with: as the configuration has it, or as the registry had."""

@@ -20,20 +20,23 @@ from typing import Final
 from pyspark.sql import DataFrame, SparkSession
 
 from tidemark.config import PipelineConfig
+from tidemark.config.growing import grown
 from tidemark.core.binding import Binding
 from tidemark.core.checksum import ENCODING, SOURCE, Digest, Digests, shard_endpoint
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.replay import Difference
 from tidemark.core.seal import Part, Staged
+from tidemark.core.shape import NewColumns
 from tidemark.spark import documents as doc
 from tidemark.spark.abreast import abreast
 from tidemark.spark.decode import hashed_columns
 from tidemark.spark.failures import JOB_ERRORS, translated
 from tidemark.spark.flaws import SHARD, Rules
 from tidemark.spark.fold import log_schema
-from tidemark.spark.inputs import Input, input_of
+from tidemark.spark.inputs import FilesInput, Input, input_of
 from tidemark.spark.kept import KeptRows
+from tidemark.spark.new_columns import columns_of, growing_shards, told_by_files, told_by_records
 from tidemark.spark.parts import PartStore
 from tidemark.spark.read import READ_CONFS
 from tidemark.spark.route import route, shards_of
@@ -62,10 +65,11 @@ _CONFS: Final = {
     "spark.sql.parquet.compression.codec": "zstd",
 }
 
-RULES: Final = 2
+RULES: Final = 3
 """Which records are applied and which are set aside, and as what. Whatever gives another row or another
 quarantined record for the same input raises it: a replay of what older rules sealed is not comparable.
-2: a record whose `sequence_by` is NULL is quarantined; arrays of PostgreSQL with bounds of their own too."""
+2: a record whose `sequence_by` is NULL is quarantined; arrays of PostgreSQL with bounds of their own too.
+3: reasons show a text of JSON in quotes."""
 
 
 class SparkPlane:
@@ -107,8 +111,11 @@ class SparkPlane:
             )
         try:
             return self._run(binding, Sink(self._store, binding.txn, token))
-        except BaseException:
+        except BaseException as error:
             self._store.discard(binding.txn, token)
+            new = self._new_columns(binding) if isinstance(error, InvalidUsage) else {}
+            if new:
+                raise NewColumns(binding.txn, new) from None
             raise
 
     def replay(self, binding: Binding) -> Staged:
@@ -198,6 +205,22 @@ class SparkPlane:
         return Staged(
             binding.txn, sink.token, totals.source, totals.shards, self.engine, totals.watermark, watermark
         )
+
+    def _new_columns(self, binding: Binding) -> dict[ShardId, dict[str, str]]:
+        """The columns that shards get from the records of a transaction that was refused."""
+        config, read = self._recorded(binding)
+        if not read or not growing_shards(config):
+            return {}
+        try:
+            if isinstance(read, FilesInput) and config.source.format == "parquet":
+                told = told_by_files(config, read, binding.txn)
+            else:
+                routed, _, _ = self._prepared(config, read, binding.txn, None)
+                told = told_by_records(config, read, read.form(config), routed, binding.txn)
+            new = columns_of(told, binding.txn)
+        except JOB_ERRORS as error:
+            raise translated(error, binding.txn, read) from error
+        return new if grown(config, new) != config else {}
 
     def _prepared(
         self, config: PipelineConfig, read: Input, txn: Txn, watermark: int | None

@@ -37,7 +37,9 @@ def form_of(config: PipelineConfig, folder: str, files: Sequence[BoundFile]) -> 
             else config.shards[0].columns.names
         )
     elif source.format == "parquet":
-        header = _common(_shapes(folder, files, _parquet_names))
+        shapes = _shapes(folder, files, _parquet_names)
+        grow = all(map(config.grows, config.shards))
+        header = _united(shapes, config.shards) if grow else _common(shapes)
     return doc.Form(source.format, config.envelope, source.csv_options, header, writing=Writing.of(config))
 
 
@@ -95,6 +97,30 @@ def _common(shapes: Iterable[tuple[str, tuple[str, ...]]]) -> tuple[str, ...]:
                 hint="files of one transaction must agree; bind them apart, or bring them to one shape",
             )
     return first[1] if first is not None else ()
+
+
+def _united(shapes: Iterable[tuple[str, tuple[str, ...]]], shards: Sequence[ShardConfig]) -> tuple[str, ...]:
+    """The columns of all files. What a row can't do without has to be in each of them."""
+    known = {name: columns for name, columns in shapes if columns}
+    united = tuple(dict.fromkeys(column for columns in known.values() for column in columns))
+    needed = {name for shard in shards for name in _needed(shard)}.intersection(united)
+    for name, columns in known.items():
+        if lacking := sorted(needed.difference(columns)):
+            raise InvalidUsage(
+                f"file {name!r} has no column {lacking[0]!r}, and others of its transaction have",
+                hint="it is a key, or can't be NULL; skip the transaction, and land the file mended",
+            )
+    return united
+
+
+def _needed(shard: ShardConfig) -> Iterator[str]:
+    yield from shard.keys
+    yield from (column.name for column in shard.columns if not column.nullable)
+    yield from filter(None, [shard.sequence_by])
+    if shard.apply_as_deletes is not None:
+        yield shard.apply_as_deletes.column
+    if shard.route is not None and shard.route.column is not None:
+        yield shard.route.column
 
 
 def _csv_header(path: str, options: CsvOptions) -> tuple[str, ...]:

@@ -57,10 +57,14 @@ def counted(
 
 def has_come(seen: Observation) -> bool:
     """Whether what was observed has come, or came in time. A classic session would wait for ever for an event
-    that the listener bus has dropped (Invariant 14); over Connect the server has waited already."""
+    that the listener bus has dropped (Invariant 14); over Connect the server has waited already. An empty row
+    without a schema says that Spark could not collect it."""
     observed = getattr(seen, "_jo", None)
+    if observed is None:
+        return True
     deadline = time.monotonic() + OBSERVED_SECONDS_MAX
-    while observed is not None and observed.getOrEmpty().isEmpty():  # Waits a moment by itself.
+    # `getOrEmpty` fails where nothing has come within its tenth of a second; this waits as long.
+    while (row := observed.getRowOrEmpty()).isEmpty():
         if time.monotonic() > deadline:
             return False
-    return True
+    return row.get().schema() is not None

@@ -20,6 +20,7 @@ from tidemark.sources.lsn import lsn_text
 from tidemark.sources.postgres import slot as slots
 from tidemark.sources.postgres.connection import connect, told
 from tidemark.sources.postgres.discovery import left_out, shapes_now
+from tidemark.sources.postgres.source import SlotSource
 from tidemark.sources.postgres.tables import (
     Published,
     identity_flaws,
@@ -48,8 +49,9 @@ class Requirement:
     fix: str = ""
 
 
-def requirements(config: PipelineConfig) -> list[Requirement]:
-    """Every requirement of a pipeline, looked at now. One that can't be looked at is not met."""
+def requirements(config: PipelineConfig, known: SlotSource | None = None) -> list[Requirement]:
+    """Every requirement of a pipeline, looked at now. One that can't be looked at is not met. What is `known`
+    of tables that were read before is compared with what they are now."""
     source = config.source
     if not isinstance(source, PostgresSource):
         raise InvalidUsage(
@@ -62,6 +64,8 @@ def requirements(config: PipelineConfig) -> list[Requirement]:
             found += _server(db)
             found += _slot(db, source)
             found += _tables(db, config, source)
+        if known is not None and all(one.ok for one in found):
+            found += _catalog(known)
     except TidemarkError as error:
         found.append(Requirement("connection", False, error.fact, error.hint))
     return found
@@ -158,6 +162,14 @@ def _slot(db: psycopg.Connection, source: PostgresSource) -> Iterator[Requiremen
     bound = "without a limit (max_slot_wal_keep_size)" if limit == "-1" else f"up to {limit}"
     kept = f"{found.retained_bytes / _MEGABYTE:.1f} MB are kept for the slot, {bound}"
     yield Requirement("log retained", found.wal_status != "unreserved", kept, "run the pipeline at once")
+
+
+def _catalog(known: SlotSource) -> Iterator[Requirement]:
+    compared, flaws = known.changed_tables()
+    for flaw in flaws:
+        yield Requirement("catalog", False, flaw.fact, flaw.hint)
+    if compared and not flaws:
+        yield Requirement("catalog", True, f"nothing was done to {compared} tables that their log lacks")
 
 
 def _tables(db: psycopg.Connection, config: PipelineConfig, source: PostgresSource) -> Iterator[Requirement]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence, Set
 from contextlib import closing
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -19,7 +20,7 @@ from tidemark.core.binding import Binding, BindingRecord
 from tidemark.ports.control import Ledger
 from tidemark.sources.lsn import lsn_text, parsed_lsn
 from tidemark.sources.manifest import Manifest
-from tidemark.sources.pgoutput import Commit, Relation, Truncate, parse
+from tidemark.sources.pgoutput import Begin, Commit, Relation, Truncate, parse
 from tidemark.sources.pgrows import Messages
 from tidemark.sources.postgres import slot as slots
 from tidemark.sources.postgres.capture import CHANGES_PER_PEEK
@@ -42,6 +43,16 @@ def last_bound(bindings: Ledger[BindingRecord]) -> Binding | None:
     return next((one for one in bindings.read(upper - 1, upper) if isinstance(one, Binding)), None)
 
 
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What a slot has: `reached` is where the last commit ends that comes before what is needed, 0 for none,
+    `first` the first source transaction that is needed, if one was seen; `is_all` is whether that was all."""
+
+    reached: int
+    first: Begin | None
+    is_all: bool
+
+
 class LettingGo:
     """Advances the slot of a pipeline; never back, and never past a change that is still to be bound."""
 
@@ -57,11 +68,12 @@ class LettingGo:
     def up_to(self, db: psycopg.Connection, lsn: int) -> None:
         """Advance to a position below which all is durable, and on to the next change that is needed."""
         self._advance(db, lsn)
-        reached, is_needed = self._unneeded(db)
-        if not reached and not is_needed:
+        found = self.look(db)
+        reached = found.reached
+        if not reached and found.first is None:
             marked = slots.mark(db)
-            reached, is_needed = self._unneeded(db)
-            reached = marked if not reached and not is_needed else reached
+            found = self.look(db)
+            reached = marked if not found.reached and found.first is None else found.reached
         self._advance(db, reached)
 
     def _advance(self, db: psycopg.Connection, lsn: int) -> None:
@@ -74,25 +86,28 @@ class LettingGo:
                 self._files.replace(self._files.folder / ACKNOWLEDGED, lsn_text(lsn).encode())
             slots.advance(db, self._source.slot, lsn)
 
-    def _unneeded(self, db: psycopg.Connection) -> tuple[int, bool]:
-        """Up to which commit the slot has nothing that this pipeline takes, 0 for none, and whether it has
-        something after that. A table that the last binding knows counts, and one that was read since,
-        whatever our settings say: a process with older ones must not let go of what a newer one takes."""
+    def look(self, db: psycopg.Connection, *, bound: int = 0, changes_most: int = CHANGES_PER_PEEK) -> Looked:
+        """Up to which commit the slot has nothing that this pipeline takes, and what comes after that; of
+        what ends at `bound` or before, nothing counts. The slot stays where it is, and so many changes are
+        looked at, at most, and the rest of their transaction. A table that the last binding knows counts, and
+        one that was read since, whatever our settings say: a process with older ones must not let go of what
+        a newer one takes."""
         changes_max = 1
         while True:
             with db.transaction():
                 slots.lock(db, self._source.slot)
-                bound, oids = self._bound_tables()
-                tables = taken_shards(self._config).keys() | bound
+                names, oids = self._bound_tables()
+                tables = taken_shards(self._config).keys() | names
                 source = self._source
                 with closing(
                     slots.peek(db, source.slot, source.publication, changes_max=changes_max)
                 ) as some:
                     messages = slots.Counted(some)
-                    reached, is_needed = first_needed(messages, tables, oids)
-            if is_needed or messages.count < changes_max or changes_max >= CHANGES_PER_PEEK:
-                return reached, is_needed
-            changes_max = CHANGES_PER_PEEK
+                    reached, first = first_needed(messages, tables, oids, bound=bound)
+            is_all = messages.count < changes_max
+            if first is not None or is_all or changes_max >= changes_most:
+                return Looked(reached, first, is_all)
+            changes_max = changes_most
 
     def _bound_tables(self) -> tuple[set[str], set[int]]:
         """Their names, and those that were read by their oids, whatever they are called by now."""
@@ -104,17 +119,21 @@ class LettingGo:
         return bound.keys() | noted, {read.oid for read in bound.values()}
 
 
-def first_needed(batches: Iterable[Sequence[bytes]], tables: Set[str], oids: Set[int]) -> tuple[int, bool]:
+def first_needed(
+    batches: Iterable[Sequence[bytes]], tables: Set[str], oids: Set[int], *, bound: int = 0
+) -> tuple[int, Begin | None]:
     """Where the last commit ends before the first one that touches these tables, 0 when there is none, and
-    whether there is one that does."""
+    the source transaction that does. Those whose commit ends at `bound` or before don't count."""
     needed: set[int] = set()
     reached = 0
+    begun = Begin(0, 0, 0)
     for batch in batches:
         messages = Messages(batch)
         first = 0
         for at in [*np.flatnonzero(~messages.is_row).tolist(), len(batch)]:
-            if needed.intersection(messages.relations[first:at].tolist()):
-                return reached, True
+            counts = begun.lsn >= bound
+            if counts and needed.intersection(messages.relations[first:at].tolist()):
+                return reached, begun
             first = at + 1
             message = parse(batch[at]) if at < len(batch) else None
             match message:
@@ -122,11 +141,13 @@ def first_needed(batches: Iterable[Sequence[bytes]], tables: Set[str], oids: Set
                     needed.discard(message.oid)
                     if message.name in tables or message.oid in oids:
                         needed.add(message.oid)
+                case Begin():
+                    begun = message
                 case Truncate():
-                    if needed.intersection(message.relations):
-                        return reached, True
+                    if counts and needed.intersection(message.relations):
+                        return reached, begun
                 case Commit():
                     reached = message.end_lsn
                 case _:
                     pass
-    return reached, False
+    return reached, None

@@ -24,6 +24,7 @@ from tidemark.sources.postgres.catalog import (
     truncated_tables,
 )
 from tidemark.sources.postgres.changes import ChangeFiles
+from tidemark.sources.postgres.snapshot import asked_again
 from tidemark.sources.postgres.tables import Published, shape_flaws, taken_shards
 
 
@@ -53,6 +54,18 @@ def known_readings(config: PipelineConfig, last: Binding | None) -> dict[str, Ta
             " generation",
         )
     return {table: read for table, read in known.items() if table not in left and table not in moved}
+
+
+def wanted_tables(
+    config: PipelineConfig, files: ChangeFiles, known: Mapping[str, TableRead]
+) -> dict[str, int]:
+    """The tables to read, and the position that a reading of each must reach at least."""
+    asked = asked_again(files)
+    return {
+        name: asked.get(name, 0)
+        for name in sorted(taken_shards(config))
+        if name not in known or known[name].lsn < asked.get(name, 0)
+    }
 
 
 class SameTables:

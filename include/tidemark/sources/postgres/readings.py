@@ -67,17 +67,20 @@ def read_tables(
     conn_id, count = source.postgres_conn_id, min(CONNECTIONS_MAX, sum(map(len, ranges.values())))
     with Sessions() as sessions, closing(connect(conn_id, replication=True)) as exporter:
         sessions.lock(conn_id, count, [tables[name][0] for name in sorted(tables)])
-        _check_unchanged(tables, published_tables(db, source.publication))
+        tables = _locked(tables, published_tables(db, source.publication))
         lsn, snapshot = _exported(exporter, min(tables))
         sessions.share(snapshot)
         return _read_all(Reading(files, sessions, lsn, rows_max), tables, ranges)
 
 
-def _check_unchanged(tables: Tables, published: Mapping[str, Published]) -> None:
-    """Refuse a table that was changed between the look at the catalog and its lock."""
+def _locked(tables: Tables, published: Mapping[str, Published]) -> Tables:
+    """The tables as they are under their locks. One that was changed between the look at the catalog and its
+    lock is refused. Another file is no such change: whoever truncated the table meanwhile was done before its
+    rows are read."""
     for name, (before, _) in tables.items():
-        if published.get(name) != before:
+        if name not in published or not published[name].is_same_but_for_files(before):
             raise Determinate(f"table {name} was changed when it was about to be read", hint="run again")
+    return {name: (published[name], shard) for name, (_, shard) in tables.items()}
 
 
 def _exported(db: psycopg.Connection, table: str) -> tuple[int, str]:

@@ -41,7 +41,7 @@ from tidemark.core.frontier import Frontier
 from tidemark.core.ids import TXN_FIRST, ShardId, Txn
 from tidemark.core.replay import Replayable
 from tidemark.ports.control import Ledger
-from tidemark.ports.source import KeptKeys, Standing, Unneeded
+from tidemark.ports.source import KeptKeys, Standing, Unneeded, Waiting
 from tidemark.sources.change import find_change, listed
 from tidemark.sources.content import read_content
 from tidemark.sources.listing import Found
@@ -53,13 +53,13 @@ from tidemark.sources.postgres.changes import WAL, ChangeFiles, put_in_pieces
 from tidemark.sources.postgres.connection import SlotInUse, connect, told
 from tidemark.sources.postgres.kept import let_go, unneeded
 from tidemark.sources.postgres.letting_go import LettingGo, acknowledged, last_bound
-from tidemark.sources.postgres.membership import SameTables, known_readings
+from tidemark.sources.postgres.looks import Looks
+from tidemark.sources.postgres.membership import SameTables, known_readings, wanted_tables
 from tidemark.sources.postgres.readings import Tables, read_tables
 from tidemark.sources.postgres.records import place_of, swept
 from tidemark.sources.postgres.snapshot import (
     Snapshot,
     ask_again,
-    asked_again,
     find_snapshot,
     reading_prefix,
     steps_of,
@@ -94,7 +94,7 @@ class SlotSource:
         """Readings of tables that need one, then the changes above the last binding. Nothing while a table
         can't be read before everything that is bound is done: the run does that, and the next one reads."""
         known = known_readings(self._config, last)
-        wanted = self._wanted(known)
+        wanted = wanted_tables(self._config, self.files, known)
         changed = bool(wanted) or (last is not None and known.keys() != _snapshots(last).keys())
         with told(), closing(self.connect()) as db:
             marked = slots.mark(db) if changed else 0
@@ -207,8 +207,22 @@ class SlotSource:
             return Standing(position, trouble=str(error))
         return Standing(position, cost=f"{found.retained_bytes:,} bytes of log kept by the server")
 
+    def waiting(self, last: Binding | None) -> Waiting:
+        """The first source transaction in the slot that is not bound and touches a table of the pipeline, by
+        the time of its commit. The slot stays where it is; a run that comes meanwhile waits for this."""
+        return self._looks.waiting(last)
+
     def shown(self, frontier: Frontier) -> str:
         return lsn_text(frontier[WAL])
+
+    def changed_tables(self) -> tuple[int, list[InvalidUsage]]:
+        """How many of the tables that were read are compared with what was recorded of them then, and what
+        has happened to them that the log does not carry. Those that the next run reads anew are left out."""
+        return self._looks.changed_tables()
+
+    @property
+    def _looks(self) -> Looks:
+        return Looks(self._config, self._source, self.files, self._bindings)
 
     def connect(self) -> psycopg.Connection:
         return connect(self._source.postgres_conn_id)
@@ -226,16 +240,6 @@ class SlotSource:
         flaw = publish_flaw(db, publication)
         raise_all([*([flaw] if flaw else []), *identity_flaws(published, shards, publication)])
         return published, shards
-
-    def _wanted(self, known: Mapping[str, TableRead]) -> dict[str, int]:
-        """The tables to read, and the position that a reading of each must reach at least."""
-        asked = asked_again(self.files)
-        tables = taken_shards(self._config)
-        return {
-            name: asked.get(name, 0)
-            for name in sorted(tables)
-            if name not in known or known[name].lsn < asked.get(name, 0)
-        }
 
     def _again(self, tables: Tables) -> Set[ShardId]:
         """The shards of these tables that may have rows already."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import psycopg
@@ -117,6 +117,14 @@ class Published:
     @property
     def name(self) -> str:
         return self.relation.name
+
+    def is_same_but_for_files(self, other: Published) -> bool:
+        """Whether nothing tells them apart but the files that their rows are in."""
+        return self._without_files() == other._without_files()
+
+    def _without_files(self) -> Published:
+        stored = tuple(replace(one, file=0) for one in self.stored)
+        return replace(self, stored=stored, facts=replace(self.facts, files={}))
 
 
 def published_tables(db: psycopg.Connection, publication: str) -> dict[str, Published]:
