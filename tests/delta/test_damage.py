@@ -112,8 +112,7 @@ def test_a_record_changed_with_valid_checksums_breaks_the_chain(journal: Path) -
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     for action in lines:
         if "add" in action:
-            add = file.add(at_ms=0, data_change=True)
-            action["add"] |= {"path": add.path, "size": add.size, "stats": add.stats}
+            action.update(file.add(at_ms=0, data_change=True))
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     with pytest.raises(InvariantViolation, match="record 2 does not follow the one before it"):
         everything(journal)
@@ -207,13 +206,13 @@ def test_a_disk_without_room_for_the_log_entry_loses_nothing_and_leaves_no_file(
     ledger = open_journal(journal)
     head = ledger.head()
     before = record_files(journal)
-    put = ledger._table.store.put
+    put = ledger._table.store.put_synced
 
     def put_then_fill(path: str, data: bytes) -> None:
         put(path, data)
         small_files(100)
 
-    monkeypatch.setattr(ledger._table.store, "put", put_then_fill)
+    monkeypatch.setattr(ledger._table.store, "put_synced", put_then_fill)
     with pytest.raises(Determinate, match=r"version 4 of .* was not written"):
         ledger.commit(head, Put({UPPER: 5}, (entry(4),), None))
     small_files(resource.RLIM_INFINITY)

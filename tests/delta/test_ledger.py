@@ -11,17 +11,17 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, QueryBuilder
-from deltalake.exceptions import CommitFailedError
 
 from tests.delta.helpers import entry, log_entries, open_journal, put_next, record_files
 from tidemark.core.errors import Determinate, Indeterminate, InvalidUsage, InvariantViolation
 from tidemark.core.journal import CHAIN
 from tidemark.core.ledger import UPPER, Committed, Conflict, Put
-from tidemark.delta import table as table_module
 from tidemark.delta.codec import journal_codec
+from tidemark.delta.commit import COMMIT_SECONDS_MAX
 from tidemark.delta.compaction import FILES_MAX, choose_merge
 from tidemark.delta.ledger import DeltaLedger
 from tidemark.delta.records import RecordFile
+from tidemark.delta.store import Store
 
 
 def test_reading_makes_no_table(tmp_path: Path) -> None:
@@ -165,34 +165,40 @@ def test_a_head_is_loaded_again_once_log_clean_up_may_have_taken_what_came_after
     sleeper = DeltaLedger(str(folder), journal_codec(), clock_ns=lambda: now)
     assert sleeper.head().upper == 2
     clean_up_after(folder, commits=15)
-    now += (table_module.COMMIT_SECONDS_MAX + 1) * 10**9
+    now += (COMMIT_SECONDS_MAX + 1) * 10**9
     assert sleeper.head().upper == 17
 
 
-def test_invariant_5_a_commit_whose_reply_the_library_lost_is_found_in_the_log(
+def test_invariant_5_a_commit_whose_reply_was_lost_is_found_in_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Invariant 5: a client that retries its own put meets itself, and that is no conflict."""
     ledger = open_journal(tmp_path / "journal")
     put_next(ledger)
     head = ledger.head()
-    commit = DeltaTable.create_write_transaction
+    put = Store.put_if_absent
 
-    def lost(self: DeltaTable, *args: object, **options: object) -> None:
-        commit(self, *args, **options)  # type: ignore[arg-type]
-        raise CommitFailedError("Failed to commit transaction: 0")
+    def lost(store: Store, path: str, data: bytes) -> bool:
+        put(store, path, data)
+        raise OSError("connection reset")
 
-    monkeypatch.setattr(DeltaTable, "create_write_transaction", lost)
-    assert ledger.commit(head, Put({UPPER: 3}, (entry(2),), None)) == Committed(head.version + 1)
-    monkeypatch.undo()
-    ledger.head()
-    assert len(ledger.read(0, 99)) == 2
+    def twice(store: Store, path: str, data: bytes) -> bool:
+        put(store, path, data)
+        return put(store, path, data)
+
+    for number, broken in ((2, lost), (3, twice)):
+        monkeypatch.setattr(Store, "put_if_absent", broken)
+        outcome = ledger.commit(head, Put({UPPER: number + 1}, (entry(number),), None))
+        assert outcome == Committed(head.version + 1)
+        monkeypatch.undo()
+        head = ledger.head()
+        assert len(ledger.read(0, 99)) == number
 
 
 def test_invariant_5_a_commit_that_took_too_long_is_not_believed(tmp_path: Path) -> None:
     """Invariant 5: a writer frozen past the log's retention can't tell absent from cleaned away."""
     put_next(open_journal(tmp_path / "journal"))
-    ticks = count(0, (table_module.COMMIT_SECONDS_MAX + 1) * 10**9)
+    ticks = count(0, (COMMIT_SECONDS_MAX + 1) * 10**9)
     ledger = DeltaLedger(str(tmp_path / "journal"), journal_codec(), clock_ns=lambda: next(ticks))
     head = ledger.head()
     with pytest.raises(Indeterminate, match="took over 60 s"):
@@ -210,16 +216,16 @@ def test_regression_invariant_5_an_entry_that_may_have_been_cleaned_away_is_nobo
     now = [0]
     ledger = DeltaLedger(str(folder), journal_codec(), clock_ns=lambda: now[0])
     head = ledger.head()
-    commit = DeltaTable.create_write_transaction
+    commit = Store.put_if_absent
 
-    def slow(self: DeltaTable, *args: object, **options: object) -> None:
+    def slow(store: Store, path: str, data: bytes) -> bool:
         monkeypatch.undo()
-        commit(self, *args, **options)  # type: ignore[arg-type]
+        commit(store, path, data)
         clean_up_after(folder, commits=15)
-        now[0] += (table_module.COMMIT_SECONDS_MAX + 1) * 10**9
+        now[0] += (COMMIT_SECONDS_MAX + 1) * 10**9
         raise OSError("connection reset")
 
-    monkeypatch.setattr(DeltaTable, "create_write_transaction", slow)
+    monkeypatch.setattr(Store, "put_if_absent", slow)
     with pytest.raises(Indeterminate, match="may have been written"):
         ledger.commit(head, Put({UPPER: 3}, (entry(2),), None))
 
@@ -232,14 +238,15 @@ def test_an_error_whose_effect_nobody_knows_is_indeterminate_on_an_object_store(
     head = ledger.head()
     files = record_files(tmp_path / "journal")
 
-    def unreachable(*_: object, **__: object) -> None:
+    def unreachable(*_: object) -> bool:
         raise OSError("connection reset")
 
-    monkeypatch.setattr(DeltaTable, "create_write_transaction", unreachable)
+    monkeypatch.setattr(Store, "put_if_absent", unreachable)
     with pytest.raises(Determinate, match="was not written: connection reset"):
         ledger.commit(head, Put({UPPER: 3}, (entry(2),), None))
     assert record_files(tmp_path / "journal") == files
-    ledger._table.store.folder = None  # As if it were not a local disk: a request may be under way.
+    # As if it were not a local disk: a request may be under way.
+    monkeypatch.setattr(Store, "local", False)
     with pytest.raises(Indeterminate, match="may have been written: connection reset"):
         ledger.commit(head, Put({UPPER: 3}, (entry(2),), None))
     # Its record file may be needed yet, so it stays.

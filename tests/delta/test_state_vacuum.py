@@ -218,7 +218,7 @@ def test_an_object_store_is_cleaned_by_the_same_rules(s3: ObjectStore, tmp_path:
     lost = write_rows(store, rows_of({1: "x"}), version=0, nonce=uuid.uuid4())
     out = pa.BufferOutputStream()
     pq.write_table(rows_of({5: "y"}), out)
-    store.put("part-foreign.parquet", out.getvalue().to_pybytes())
+    store.put_synced("part-foreign.parquet", out.getvalue().to_pybytes())
     assert table.commit(table.head(), Change("WRITE", 2, added=[made], **new_table())) == Committed(0)
     written_ms = store.modified_ms(["part-foreign.parquet"])["part-foreign.parquet"]
     assert [one.path for one in vacuum(store, now_ms=written_ms, kept_ms=KEPT_MS)] == [lost.path]

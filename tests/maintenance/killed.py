@@ -32,7 +32,7 @@ def wrap_all(steps: Steps) -> None:
     wrap(ControlTable, "commit", lambda table, *a, **k: f"commit {table_name(table.uri)}", steps)
     wrap(ControlTable, "sweep", lambda table, **k: f"sweep {table_name(table.uri)}", steps)
     wrap(DeltaTable, "create_checkpoint", lambda table: f"checkpoint {table_name(table.table_uri)}", steps)
-    wrap(Store, "put", lambda store, path, data: f"write {versions_in(path)}", steps)
+    wrap(Store, "put_synced", lambda store, path, data: f"write {versions_in(path)}", steps)
     wrap_first(Store, "delete", lambda store, path: f"delete {path}", steps)
     wrap(LightMerger, "merge", lambda merger, shard, files, **k: f"merge {len(files)}", steps)
     wrap(LightPlane, "discard", lambda plane, txn, token: f"discard {txn}", steps)

@@ -91,7 +91,12 @@ def wrap_control(steps: Steps) -> None:
     wrap(ControlTable, "commit", at_version("commit"), steps)
     for housekeeping in ("create_checkpoint", "cleanup_metadata"):
         wrap(DeltaTable, housekeeping, lambda table, what=housekeeping: f"{what} {place(table)}", steps)
-    wrap(Store, "put", lambda store, path, data: f"write {table_name(store._uri)} {versions_in(path)}", steps)
+    wrap(
+        Store,
+        "put_synced",
+        lambda store, path, data: f"write {table_name(store.uri)} {versions_in(path)}",
+        steps,
+    )
 
 
 def wrap_planes(steps: Steps) -> None:

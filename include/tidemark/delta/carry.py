@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from tidemark.core.errors import Determinate
-from tidemark.delta.head import Action, TableHead
+from tidemark.delta.commit import Action
+from tidemark.delta.head import TableHead
 from tidemark.delta.vectors import Rows
 
 

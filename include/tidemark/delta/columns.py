@@ -1,4 +1,4 @@
-"""What a table has on record about its columns and its rows, as Delta keeps it, and how that is changed.
+"""What a table has on record about its columns and its rows, as Delta keeps it.
 
 A row's hash leaves NULL columns out (`spark.digest`), so rows that were written before a column came keep
 their digests, and files that lack it are read as NULL. Anything else would change what is on record.
@@ -10,13 +10,12 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from deltalake import CommitProperties, DeltaTable, Field, PostCommitHookProperties, Schema
+from deltalake import DeltaTable, Field, Schema
 
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.shape import Shape
 from tidemark.delta.schema import LOG_COLUMNS, SCALARS
 
-NO_HOOKS: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 _KEYS: Final = "tidemark.keys"
 _SEQUENCE_BY: Final = "tidemark.sequence_by"
 NOT_NULL: Final = "tidemark.keys_not_null"
@@ -43,37 +42,6 @@ def check_marks_last(table: str, there: Mapping[str, str]) -> None:
             f"{table} has {_EXPIRING_IDS}: its marks would expire, and old work would be done again",
             hint=f"unset {_EXPIRING_IDS} on the table",
         )
-
-
-def make(uri: str, schema: Schema, properties: Mapping[str, str], options: Mapping[str, str]) -> None:
-    """Put-if-absent of a table."""
-    DeltaTable.create(
-        uri,
-        schema=schema,
-        configuration=dict(properties),
-        storage_options=dict(options),
-        commit_properties=CommitProperties(max_commit_retries=0),
-        raise_if_key_not_exists=False,
-    )
-
-
-def add(table: DeltaTable, columns: list[Field]) -> None:
-    """Give a table columns, in a commit of its own."""
-    table.alter.add_columns(
-        columns,
-        commit_properties=CommitProperties(max_commit_retries=0),
-        post_commithook_properties=NO_HOOKS,
-    )
-
-
-def set_property(table: DeltaTable, name: str, value: str) -> None:
-    """Give a table a property, in a commit of its own."""
-    table.alter.set_table_properties(
-        {name: value},
-        raise_if_not_exists=False,
-        commit_properties=CommitProperties(max_commit_retries=0),
-        post_commithook_properties=NO_HOOKS,
-    )
 
 
 def lacking(table: DeltaTable | None, declared: Schema | None) -> list[Field]:

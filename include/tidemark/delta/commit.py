@@ -8,26 +8,89 @@ What came of it is decided here, once, by the entry that is there afterwards (In
 - it has our mark: committed, whatever the store said (a reply that was lost and retried by the store's client
   looks like a lost race with oneself);
 - it has another's: a conflict, and nothing of ours is visible;
-- there is none: on a local disk nothing was written; in an object store a request may still be under way, so
-  nobody knows.
+- there is none, though there are later ones: it was there once, and log clean-up has taken it away since. It
+  was another's, unless ours is old enough to have been cleaned;
+- there is none at all: on a local disk nothing was written; in an object store a request may still be under
+  way, so nobody knows.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from tidemark.core.errors import Determinate, Indeterminate, InvalidUsage
 from tidemark.core.ledger import CommitOutcome, Committed, Conflict
-from tidemark.delta.head import entry_path
 from tidemark.delta.store import Store
 
+LOG: Final = "_delta_log"
+ENGINE: Final = "tidemark"
 ATTEMPT: Final = "tidemarkCommit"
 COMMIT_SECONDS_MAX: Final = 60
 """A writer that was stopped for longer than log entries are kept could put an entry that is not absent but
 cleaned away. So a commit that took this long is not believed, but read back."""
+_NUMBERED: Final = re.compile(r"(\d{20})\.(?:json|checkpoint\.)")
+Action = dict[str, Any]
+
+
+def entry_path(version: int) -> str:
+    """The log entry of a version."""
+    return f"{LOG}/{version:020}.json"
+
+
+def commit_info(operation: str, *, attempt: str, at_ms: int, **facts: Any) -> Action:
+    """The first action of an entry; `attempt` is the mark by which its writer knows it again."""
+    return {
+        "commitInfo": {
+            "timestamp": at_ms,
+            "operation": operation,
+            "operationParameters": {},
+            # A blind append would be let past concurrent changes by whoever checks for conflicts.
+            "isBlindAppend": False,
+            "engineInfo": ENGINE,
+            ATTEMPT: attempt,
+            **facts,
+        }
+    }
+
+
+def txn_actions(txns: Mapping[str, int], *, at_ms: int) -> list[Action]:
+    """Application transactions, in the order of their names."""
+    return [
+        {"txn": {"appId": name, "version": value, "lastUpdated": at_ms}}
+        for name, value in sorted(txns.items())
+    ]
+
+
+def add_action(path: str, *, size: int, at_ms: int, data_change: bool, stats: str) -> Action:
+    """A file that comes, with its statistics as JSON."""
+    return {
+        "add": {
+            "path": path,
+            "partitionValues": {},
+            "size": size,
+            "modificationTime": at_ms,
+            "dataChange": data_change,
+            "stats": stats,
+        }
+    }
+
+
+def remove_action(path: str, *, size: int, at_ms: int, data_change: bool) -> Action:
+    """A file that goes."""
+    return {
+        "remove": {
+            "path": path,
+            "deletionTimestamp": at_ms,
+            "dataChange": data_change,
+            "extendedFileMetadata": True,
+            "partitionValues": {},
+            "size": size,
+        }
+    }
 
 
 def entry_bytes(actions: Sequence[Mapping[str, Any]]) -> bytes:
@@ -54,13 +117,19 @@ def put_entry(
         raise InvalidUsage(f"an entry for version {version} of {store.uri} does not say whose it is")
     began = seconds()
     try:
+        # An entry that is absent may have been cleaned away, but never the newest ones.
+        if _newest(store, version) >= version:
+            return Conflict()
         store.sync_folders(files)
+    except OSError as error:
+        raise _unwritten(store, version, error) from error
+    try:
         is_ours = store.put_if_absent(entry_path(version), entry_bytes(actions))
     except OSError as error:
-        return _read_back(store, version, str(attempt), error)
+        return _read_back(store, version, str(attempt), error, is_late=lambda: _is_late(began, seconds()))
     if not is_ours:
-        return _read_back(store, version, str(attempt), None)
-    if seconds() - began > COMMIT_SECONDS_MAX:
+        return _read_back(store, version, str(attempt), None, is_late=lambda: _is_late(began, seconds()))
+    if _is_late(began, seconds()):
         raise Indeterminate(
             f"the commit of version {version} to {store.uri} took over {COMMIT_SECONDS_MAX} s",
             hint="read back",
@@ -68,23 +137,35 @@ def put_entry(
     return Committed(version)
 
 
-def _read_back(store: Store, version: int, attempt: str, error: OSError | None) -> CommitOutcome:
+def _is_late(began: float, now: float) -> bool:
+    return now - began > COMMIT_SECONDS_MAX
+
+
+def _newest(store: Store, version: int) -> int:
+    """The newest version that the log has an entry or a checkpoint of, if it is not before this one."""
+    before = entry_path(version - 1).removeprefix(f"{LOG}/")
+    found = (_NUMBERED.match(name) for name in store.names_after(LOG, before))
+    return max((int(one[1]) for one in found if one), default=-1)
+
+
+def _read_back(
+    store: Store, version: int, attempt: str, error: OSError | None, *, is_late: Callable[[], bool]
+) -> CommitOutcome:
     """Whose log entry is there?"""
     try:
-        entry = store.get(entry_path(version))
+        try:
+            entry = store.get(entry_path(version))
+        except FileNotFoundError:
+            if error is None or _newest(store, version) >= version:
+                # It was there once, and clean-up has taken it away since: not ours, unless ours is old.
+                if not is_late():
+                    return Conflict()
+            elif store.local:
+                raise _unwritten(store, version, error) from error
+            raise _unknown(store, version, error or OSError("it was cleaned away")) from error
         if error is not None:
             # The error may have been that of the last sync.
             store.sync_folders((entry_path(version),))
-    except FileNotFoundError:
-        if error is None:
-            # It was there a moment ago, and clean-up has taken it away since: it was not ours.
-            return Conflict()
-        if store.local:
-            raise Determinate(
-                f"version {version} of {store.uri} was not written: {error}",
-                hint="mend the cause, then retry",
-            ) from error
-        raise _unknown(store, version, error) from error
     except OSError as unread:
         raise _unknown(store, version, unread) from unread
     return Committed(version) if _mark_of(entry) == attempt else Conflict()
@@ -100,6 +181,12 @@ def _mark_of(entry: bytes) -> str:
         if info:
             return str(info.get(ATTEMPT) or "")
     return ""
+
+
+def _unwritten(store: Store, version: int, error: OSError) -> Determinate:
+    return Determinate(
+        f"version {version} of {store.uri} was not written: {error}", hint="mend the cause, then retry"
+    )
 
 
 def _unknown(store: Store, version: int, error: OSError) -> Indeterminate:

@@ -15,17 +15,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 from uuid import UUID
 
 from tidemark.core.errors import InvalidUsage, InvariantViolation
 from tidemark.core.publish import VERSION_NONE
-from tidemark.delta.commit import ATTEMPT
-from tidemark.delta.head import Action, LiveFile, TableHead
+from tidemark.delta.commit import Action, add_action, commit_info, txn_actions
+from tidemark.delta.head import LiveFile, TableHead
 from tidemark.delta.protocol import FEED, VECTORS, check_features, is_on
 from tidemark.delta.vectors import Descriptor, Rows, name_for, pack, vector_path
-
-ENGINE: Final = "tidemark"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,16 +113,16 @@ def decide_entry(
     data, found = pack([kept[path] for path in order], name_for(version, random)) if kept else (b"", ())
     gone = sorted({*vectors, *change.removed})
     actions: list[Action] = [
-        {"commitInfo": _info(change, attempt, now_ms)},
+        commit_info(change.operation, attempt=attempt, at_ms=now_ms, **change.facts),
         *({"protocol": dict(one)} for one in (change.protocol,) if one is not None),
         *({"metaData": dict(one)} for one in (change.metadata,) if one is not None),
-        *(
-            {"txn": {"appId": name, "version": value, "lastUpdated": now_ms}}
-            for name, value in sorted(change.txns.items())
-        ),
+        *txn_actions(change.txns, at_ms=now_ms),
         *({"remove": _remove(head.files[path], change, now_ms)} for path in gone),
         *({"add": _hiding(head.files[path], one)} for path, one in zip(order, found, strict=True)),
-        *({"add": _add(one, change, now_ms)} for one in (*_copies(change), *change.added)),
+        *(
+            add_action(one.path, size=one.bytes, at_ms=now_ms, data_change=change.of_rows, stats=one.stats)
+            for one in (*_copies(change), *change.added)
+        ),
         *({"cdc": _cdc(one)} for one in change.feed),
     ]
     path = vector_path(name_for(version, random)) if kept else ""
@@ -203,19 +201,6 @@ def _copies(change: Change) -> Iterator[NewFile]:
     return (copy for copy in copies if copy is not None)
 
 
-def _info(change: Change, attempt: str, now_ms: int) -> Action:
-    return {
-        "timestamp": now_ms,
-        "operation": change.operation,
-        "operationParameters": {},
-        # A blind append would be let past concurrent changes by whoever checks for conflicts.
-        "isBlindAppend": False,
-        "engineInfo": ENGINE,
-        ATTEMPT: attempt,
-        **change.facts,
-    }
-
-
 def _remove(file: LiveFile, change: Change, now_ms: int) -> Action:
     found: Action = {
         "path": file.path,
@@ -235,17 +220,6 @@ def _hiding(file: LiveFile, vector: Descriptor) -> Action:
     """A file that is there, with another vector; all else is as the log has it."""
     stats = loosened(str(file.add["stats"]))
     return {**file.add, "dataChange": True, "stats": stats, "deletionVector": vector.action}
-
-
-def _add(file: NewFile, change: Change, now_ms: int) -> Action:
-    return {
-        "path": file.path,
-        "partitionValues": {},
-        "size": file.bytes,
-        "modificationTime": now_ms,
-        "dataChange": change.of_rows,
-        "stats": file.stats,
-    }
 
 
 def _cdc(file: NewFile) -> Action:

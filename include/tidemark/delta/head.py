@@ -11,6 +11,7 @@ synced. Other readers take an empty one for a commit that did nothing; here it s
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -19,10 +20,10 @@ from urllib.parse import unquote
 
 from tidemark.core.errors import Determinate, InvalidUsage, InvariantViolation
 from tidemark.core.publish import VERSION_NONE
+from tidemark.delta.commit import LOG, Action, entry_path
 from tidemark.delta.store import Store
 from tidemark.delta.vectors import Descriptor
 
-LOG: Final = "_delta_log"
 _CHECKPOINT_FIELDS: Final = {
     "protocol": ("minReaderVersion", "minWriterVersion", "readerFeatures", "writerFeatures"),
     "metaData": (
@@ -39,8 +40,8 @@ _CHECKPOINT_FIELDS: Final = {
         "deletionVector", "baseRowId", "defaultRowCommitVersion", "clusteringProvider",
     ),
 }  # fmt: skip
+_CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint\.(?:\d{10}\.(\d{10})\.)?parquet\Z")
 _MAPS: Final = ("partitionValues", "tags", "configuration", "options")
-Action = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -157,11 +158,6 @@ def _take_out(
     removed[path, vector] = RemovedFile(path, vector, int(remove.get("deletionTimestamp") or 0))
 
 
-def entry_path(version: int) -> str:
-    """The log entry of a version."""
-    return f"{LOG}/{version:020}.json"
-
-
 def read_head(store: Store, head: TableHead | None = None) -> TableHead:
     """The newest head, on from the given one. A table that is not there has version -1."""
     if head is None or head.version == VERSION_NONE:
@@ -194,14 +190,13 @@ def entry_actions(data: bytes, version: int, table: str) -> list[Action]:
 def _opened(store: Store) -> TableHead:
     """The head of the newest checkpoint; version -1 where there is none."""
     try:
-        pointer = json.loads(store.get(f"{LOG}/_last_checkpoint"))
-    except FileNotFoundError:
-        return TableHead()
+        version, parts = _last_checkpoint(store)
     except OSError as error:
         raise Determinate(
             f"the last checkpoint of {store.uri} can't be read: {error}", hint="retry"
         ) from error
-    version, parts = int(pointer["version"]), int(pointer.get("parts") or 0)
+    if version == VERSION_NONE:
+        return TableHead()
     name = f"{LOG}/{version:020}.checkpoint"
     names = [f"{name}.{at:010}.{parts:010}.parquet" for at in range(1, parts + 1)] or [f"{name}.parquet"]
     found = TableHead()
@@ -215,6 +210,17 @@ def _opened(store: Store) -> TableHead:
             ) from error
         found = found.after(_in_checkpoint(data), version=version, table=store.uri)
     return replace(found, version=version)
+
+
+def _last_checkpoint(store: Store) -> tuple[int, int]:
+    """Its version, and of how many parts it is; 0 for one that is whole. The pointer is a hint: without it
+    the log is looked through, since the entries before a checkpoint may be gone."""
+    try:
+        pointer = json.loads(store.get(f"{LOG}/_last_checkpoint"))
+        return int(pointer["version"]), int(pointer.get("parts") or 0)
+    except FileNotFoundError:
+        found = [_CHECKPOINT.match(name) for name in store.names_after(LOG, "")]
+        return max(((int(one[1]), int(one[2] or 0)) for one in found if one), default=(VERSION_NONE, 0))
 
 
 def _in_checkpoint(data: bytes) -> Iterator[Action]:

@@ -9,9 +9,6 @@ So that reading stays flat however long the history gets, whoever commits also k
 to time the newest small files are merged into one (a commit of its own, with the same condition, that
 changes no record and no mark), and the log gets a checkpoint. Housekeeping that fails or loses a race
 is left for the next commit.
-
-Known limitation: a local file system may lose the last commits when the machine loses power, because
-delta-rs does not flush them; a process that dies loses nothing.
 """
 
 from __future__ import annotations
@@ -48,7 +45,7 @@ from tidemark.delta.records import (
     table_of,
     write_file,
 )
-from tidemark.delta.table import VERSION_NONE, Action, ControlTable
+from tidemark.delta.table import VERSION_NONE, ControlTable
 
 R = TypeVar("R", bound=Record)
 
@@ -215,7 +212,8 @@ class DeltaLedger(Generic[R]):
         marks = {**marks, CHAIN: file.link_last}
         try:
             add = file.add(at_ms=self._clock_ns() // 1_000_000, data_change=True)
-            outcome = self._table.commit((add,), moved={**put.marks, CHAIN: file.link_last}, marks=marks)
+            moved = {**put.marks, CHAIN: file.link_last}
+            outcome = self._table.commit((add,), moved=moved, marks=marks, files=(file.path,))
         except Determinate:
             self._table.store.remove_quietly(file.path)
             raise
@@ -281,12 +279,12 @@ class DeltaLedger(Generic[R]):
         versions = (merge.files[0].version_first, merge.files[-1].version_last)
         merged = self._written(contents, versions=versions, link_before=merge.files[0].link_before)
         at_ms = self._clock_ns() // 1_000_000
-        actions: list[Action] = [
-            merged.add(at_ms=at_ms, data_change=False),
+        actions = [
             *(file.remove(at_ms=at_ms) for file in merge.files),
+            merged.add(at_ms=at_ms, data_change=False),
         ]
         try:
-            outcome = self._table.commit(actions, moved={}, marks=head.marks)
+            outcome = self._table.commit(actions, moved={}, marks=head.marks, files=(merged.path,))
         except Determinate:
             self._table.store.remove_quietly(merged.path)
             raise

@@ -20,7 +20,6 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from deltalake import Schema
-from deltalake.transaction import AddAction, RemoveAction
 
 from tidemark.core.errors import InvalidUsage, InvariantViolation
 from tidemark.core.ids import ShardId, Txn, WriterToken
@@ -32,9 +31,10 @@ from tidemark.core.shard import LogEntry
 from tidemark.core.upkeep import COMPACTION, Leftover, Replacement
 from tidemark.delta.actions import read_files
 from tidemark.delta.columns import NOT_NULL, properties_of, shape_of
+from tidemark.delta.commit import Action, add_action, remove_action
 from tidemark.delta.failures import housekeeping
 from tidemark.delta.schema import log_schema
-from tidemark.delta.table import VERSION_NONE, Action, ControlTable
+from tidemark.delta.table import VERSION_NONE, ControlTable
 
 REMEMBERED: Final = "delta.deletedFileRetentionDuration"
 REMEMBERED_DAYS: Final = 7
@@ -187,10 +187,11 @@ class DeltaLog:
         at_ms = self._clock_ns() // 1_000_000
         actions: list[Action] = []
         for change in put.records:
-            actions += [merged_add_of(part, at_ms=at_ms) for part in change.added]
             actions += [
-                RemoveAction(old.part.path, False, at_ms, old.part.bytes, {}) for old in change.removed
+                remove_action(old.part.path, size=old.part.bytes, at_ms=at_ms, data_change=False)
+                for old in change.removed
             ]
+            actions += [merged_add_of(part, at_ms=at_ms) for part in change.added]
         return self._commit(head, put.marks, actions, marks)
 
     def _commit(
@@ -229,7 +230,7 @@ class DeltaLog:
             self._table.store.delete(leftover.path)
 
 
-def add_of(entry: LogEntry, part: Part, *, at_ms: int) -> AddAction:
+def add_of(entry: LogEntry, part: Part, *, at_ms: int) -> Action:
     """The add action of a part; its path must be the entry's own, and its statistics true."""
     if not part.path.startswith(parts_folder(entry.txn, entry.token) + "/") or not _PATH.match(part.path):
         raise InvalidUsage(f"part {part.path!r} is not one of transaction {entry.txn} by {entry.token}")
@@ -237,16 +238,15 @@ def add_of(entry: LogEntry, part: Part, *, at_ms: int) -> AddAction:
     counted = json.loads(stats).get("numRecords")
     if counted != part.rows:
         raise InvariantViolation(f"part {part.path} has {part.rows} rows, but its statistics say {counted}")
-    return AddAction(part.path, part.bytes, {}, at_ms, True, stats)
+    return add_action(part.path, size=part.bytes, at_ms=at_ms, data_change=True, stats=stats)
 
 
-def merged_add_of(part: Part, *, at_ms: int) -> AddAction:
+def merged_add_of(part: Part, *, at_ms: int) -> Action:
     """The add action of a file that compaction wrote."""
     if not _MERGED.match(part.path):
         raise InvalidUsage(f"{part.path!r} is not a file of a compaction")
-    return AddAction(
-        part.path, part.bytes, {}, at_ms, False, part.stats or json.dumps({"numRecords": part.rows})
-    )
+    stats = part.stats or json.dumps({"numRecords": part.rows})
+    return add_action(part.path, size=part.bytes, at_ms=at_ms, data_change=False, stats=stats)
 
 
 def file_of(add: Mapping[str, Any], *, table: str) -> LogFile:

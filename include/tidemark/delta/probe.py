@@ -4,9 +4,10 @@ Everything that Tidemark decides, it decides by creating the next Delta commit i
 lets two writers create the same commit (some network disks, an object store without conditional puts) loses
 decisions without a word, so it is asked before it is trusted.
 
-Several operating-system processes open one scratch table, meet at a barrier and each try to create the next
-commit, round after round. In every round exactly one may win, and the commit that is read back must be the
-winner's. The scratch table is removed at the end, whatever happened.
+Several operating-system processes meet at a barrier and each try to put the next log entry of a scratch
+folder, round after round, by the function that puts every commit (`Store.put_if_absent`). In every round
+exactly one may win, and the entry that is read back must be the winner's. The folder is removed at the end,
+whatever happened.
 
 Known limitation: a passed probe is evidence, not proof. A store may break its promise only under load, or
 between machines; a failed probe, on the other hand, is final.
@@ -17,8 +18,7 @@ from __future__ import annotations
 import multiprocessing
 import shutil
 import uuid
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -27,7 +27,8 @@ from threading import BrokenBarrierError
 from typing import Any
 
 from tidemark.core.errors import Determinate
-from tidemark.delta.store import local_path
+from tidemark.delta.commit import entry_path
+from tidemark.delta.store import Store
 
 SCRATCH_PREFIX = "_tidemark_probe"
 
@@ -80,26 +81,28 @@ def probe_put_if_absent(
     rounds: int = 5,
     seconds_max: float = 60.0,
 ) -> ProbeResult:
-    """Race `writers` processes for `rounds` commits of a scratch table below `uri`.
+    """Race `writers` processes for `rounds` commits of a scratch folder below `uri`.
 
-    `uri` is a folder or an object-store address; `storage_options` go to delta-rs. Raises `Determinate` where
-    the race could not be run at all: a store that can't be reached, a writer that died, `seconds_max` passed.
-    A store on which put-if-absent does not hold is a result, not an exception.
+    `uri` is a folder or an object-store address, `storage_options` are those of its tables. Raises
+    `Determinate` where the race could not be run at all: a store that can't be reached, a writer that died,
+    `seconds_max` passed. A store on which put-if-absent does not hold is a result, not an exception.
     """
     options = dict(storage_options or {})
     root = str(uri).rstrip("/")
-    table = f"{root}/{SCRATCH_PREFIX}-{uuid.uuid4().hex}"
+    scratch = f"{root}/{SCRATCH_PREFIX}-{uuid.uuid4().hex}"
+    store = Store(scratch, options)
     try:
         try:
-            _create(table, options)
-            claims = _race(table, options, writers=writers, rounds=rounds, seconds_max=seconds_max)
-            stored = _stored_writers(table, options)
-        except (OSError, ValueError, _delta_error()) as error:
+            # Before the race, so that an address that is wrong is told at once.
+            store.put_if_absent(entry_path(0), b"probe")
+            claims = _race(scratch, options, writers=writers, rounds=rounds, seconds_max=seconds_max)
+            stored = {version: _stored(store, version) for version in range(1, rounds + 1)}
+        except (OSError, ValueError) as error:
             raise Determinate(
                 f"the store at {root} can't be probed: {error}", hint="check the address and the credentials"
             ) from error
     finally:
-        _remove(table, options)
+        _remove(store, rounds)
     return ProbeResult(
         uri=root,
         writers=writers,
@@ -107,7 +110,7 @@ def probe_put_if_absent(
             Round(
                 version=version,
                 winners=tuple(sorted(writer for writer, won in claims if won == version)),
-                stored=stored.get(version),
+                stored=stored[version],
             )
             for version in range(1, rounds + 1)
         ),
@@ -115,15 +118,17 @@ def probe_put_if_absent(
 
 
 def _race(
-    table: str, options: Mapping[str, str], *, writers: int, rounds: int, seconds_max: float
+    scratch: str, options: Mapping[str, str], *, writers: int, rounds: int, seconds_max: float
 ) -> list[tuple[int, int]]:
     """Run the writers; return every claim (writer, version won)."""
-    context = multiprocessing.get_context("spawn")  # a fork would copy delta-rs's threads half alive
+    context = multiprocessing.get_context("spawn")  # a fork would copy the client's threads half alive
     barrier = context.Barrier(writers)
     reports = context.Queue()
     processes: list[BaseProcess] = [
         context.Process(
-            target=_writer, args=(table, options, writer, rounds, seconds_max, barrier, reports), daemon=True
+            target=_writer,
+            args=(scratch, options, writer, rounds, seconds_max, barrier, reports),
+            daemon=True,
         )
         for writer in range(writers)
     ]
@@ -148,7 +153,7 @@ def _race(
 
 
 def _writer(
-    table: str,
+    scratch: str,
     options: dict[str, str],
     writer: int,
     rounds: int,
@@ -158,12 +163,12 @@ def _writer(
 ) -> None:
     """One process: try every round, then report (writer, versions won, failure)."""
     won = []
+    store = Store(scratch, options)
     try:
         for version in range(1, rounds + 1):
-            if _attempt(table, options, writer, version, lambda: barrier.wait(seconds_max)):
-                won.append(version)
-            # Nobody opens the next snapshot before everybody is through with this one.
             barrier.wait(seconds_max)
+            if store.put_if_absent(entry_path(version), str(writer).encode()):
+                won.append(version)
     except BrokenBarrierError:
         reports.put((writer, won, "another writer stopped"))
     except Exception as error:
@@ -173,61 +178,18 @@ def _writer(
         reports.put((writer, won, ""))
 
 
-def _attempt(
-    table: str, options: dict[str, str], writer: int, version: int, at_the_line: Callable[[], object]
-) -> bool:
-    """Try to create `version`, on a snapshot that was opened before the starting line."""
-    from deltalake import CommitProperties, DeltaTable
-    from deltalake.exceptions import CommitFailedError
-
-    snapshot = DeltaTable(table, version=version - 1, storage_options=options)
-    at_the_line()
+def _stored(store: Store, version: int) -> int | None:
+    """The writer whose commit is stored; None where there is none."""
     try:
-        snapshot.create_write_transaction(
-            actions=[],
-            mode="append",
-            schema=snapshot.schema(),
-            commit_properties=CommitProperties(custom_metadata={"writer": str(writer)}, max_commit_retries=0),
-        )
-    except CommitFailedError:
-        return False
-    return True
+        return int(store.get(entry_path(version)))
+    except FileNotFoundError:
+        return None
 
 
-def _create(table: str, options: dict[str, str]) -> None:
-    """Commit 0: an empty table with one column."""
-    from deltalake import DeltaTable, Field, Schema
-    from deltalake.schema import PrimitiveType
-
-    local = local_path(table)
-    if local is not None:
-        local.mkdir(parents=True)
-    DeltaTable.create(
-        table, schema=Schema([Field("probe", PrimitiveType("string"))]), storage_options=options
-    )
-
-
-def _stored_writers(table: str, options: dict[str, str]) -> dict[int, int]:
-    """version -> the writer whose commit is stored there."""
-    from deltalake import DeltaTable
-
-    history = DeltaTable(table, storage_options=options).history()
-    return {int(one["version"]): int(one["writer"]) for one in history if "writer" in one}
-
-
-def _remove(table: str, options: dict[str, str]) -> None:
-    """Take the scratch table away; what can't be removed is small, hidden, and not worth failing for."""
-    local = local_path(table)
-    if local is not None:
-        shutil.rmtree(local, ignore_errors=True)
+def _remove(store: Store, rounds: int) -> None:
+    """Take the scratch folder away; what can't be removed is small, hidden, and not worth failing for."""
+    if store.folder is not None:
+        shutil.rmtree(store.folder, ignore_errors=True)
         return
-    from deltalake.fs import DeltaStorageHandler
-
-    with suppress(OSError, ValueError, _delta_error()):
-        DeltaStorageHandler(table, options).delete_dir("")
-
-
-def _delta_error() -> type[Exception]:
-    from deltalake.exceptions import DeltaError
-
-    return DeltaError
+    for version in range(rounds + 1):
+        store.remove_quietly(entry_path(version))

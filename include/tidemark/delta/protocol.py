@@ -1,4 +1,4 @@
-"""What a state's table may be: the protocol and metadata that we give it, and what makes us refuse one.
+"""What a table may be: the protocol and metadata that we give it, and what makes us refuse a state's.
 
 A feature of Delta changes what a correct commit is. Those that we know how to keep are listed; any other,
 also one that doesn't exist yet, is refused by its name before anything is written. Somebody can turn one on
@@ -15,11 +15,12 @@ from tidemark.core.errors import InvalidUsage, InvariantViolation
 
 VECTORS: Final = "delta.enableDeletionVectors"
 FEED: Final = "delta.enableChangeDataFeed"
+_APPENDS: Final = "delta.appendOnly"
 ALLOWED: Final = frozenset({"deletionVectors", "changeDataFeed", "timestampNtz", "appendOnly", "invariants"})
 _READER_VERSIONS: Final = (1, 2, 3)
 _WRITER_VERSIONS: Final = (1, 2, 3, 4, 5, 6, 7)
 _REFUSED_ON: Final = {
-    "delta.appendOnly": "appendOnly",
+    _APPENDS: "appendOnly",
     "delta.enableInCommitTimestamps": "inCommitTimestamp",
     "delta.enableRowTracking": "rowTracking",
     "delta.enableTypeWidening": "typeWidening",
@@ -45,7 +46,7 @@ _REFUSED_FIELD: Final = {
 
 
 def protocol_action(*, configuration: Mapping[str, str], schema: str) -> dict[str, Any]:
-    """The protocol that a new state needs, and no more: each feature shuts some reader out."""
+    """The protocol that a new table needs, and no more: each feature shuts some reader out."""
     both = [
         name
         for name, is_used in (
@@ -54,18 +55,36 @@ def protocol_action(*, configuration: Mapping[str, str], schema: str) -> dict[st
         )
         if is_used
     ]
-    feed = ["changeDataFeed"] if is_on(configuration, FEED) else []
+    own = ((_APPENDS, "appendOnly"), (FEED, "changeDataFeed"))
+    writers = both + [feature for name, feature in own if is_on(configuration, name)]
     if not both:
-        return {"minReaderVersion": 1, "minWriterVersion": 7, "writerFeatures": feed}
+        return {"minReaderVersion": 1, "minWriterVersion": 7, "writerFeatures": writers}
     return {
-        "minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": both, "writerFeatures": both + feed,
+        "minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": both, "writerFeatures": writers,
     }  # fmt: skip
+
+
+def widened_protocol(protocol: Mapping[str, Any], needed: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A table's protocol with the reader's features that its new columns need; None where it has them."""
+    there, writers = set(protocol.get("readerFeatures") or ()), set(protocol.get("writerFeatures") or ())
+    missing = set(needed.get("readerFeatures") or ()) - there
+    if not missing:
+        return None
+    if int(protocol["minWriterVersion"]) < 7:
+        # A version says these without their names; more than version 2 is not given to a table of ours.
+        writers |= {"appendOnly", "invariants"}
+    return {
+        "minReaderVersion": 3,
+        "minWriterVersion": 7,
+        "readerFeatures": sorted(there | missing),
+        "writerFeatures": sorted(writers | missing),
+    }
 
 
 def metadata_action(
     *, table_id: str, schema: str, configuration: Mapping[str, str], at_ms: int
 ) -> dict[str, Any]:
-    """The metadata of a new state."""
+    """The metadata of a new table."""
     return {
         "id": table_id,
         "format": {"provider": "parquet", "options": {}},

@@ -24,11 +24,11 @@ from arro3.core import Array, DataType, Table
 from arro3.io import read_parquet, write_parquet
 from deltalake import Field, Schema
 from deltalake.schema import PrimitiveType
-from deltalake.transaction import AddAction, RemoveAction
 
 from tidemark.core.errors import Determinate, InvariantViolation
 from tidemark.core.journal import check_chain, check_format
 from tidemark.delta.codec import Row
+from tidemark.delta.commit import Action, add_action, remove_action
 from tidemark.delta.store import Store
 
 COLUMNS: Final = {
@@ -75,17 +75,18 @@ class RecordFile:
     def may_hold_key(self, key: str) -> bool:
         return self.key_min <= key <= self.key_max
 
-    def add(self, *, at_ms: int, data_change: bool) -> AddAction:
+    def add(self, *, at_ms: int, data_change: bool) -> Action:
         stats = {
             "numRecords": self.rows,
             "minValues": {"number": self.number_min, "key": self.key_min},
             "maxValues": {"number": self.number_max, "key": self.key_max},
             "nullCount": {"number": 0, "key": 0},
         }
-        return AddAction(self.path, self.bytes, {}, at_ms, data_change, json.dumps(stats, ensure_ascii=False))
+        text = json.dumps(stats, ensure_ascii=False)
+        return add_action(self.path, size=self.bytes, at_ms=at_ms, data_change=data_change, stats=text)
 
-    def remove(self, *, at_ms: int) -> RemoveAction:
-        return RemoveAction(self.path, False, at_ms, self.bytes, {})
+    def remove(self, *, at_ms: int) -> Action:
+        return remove_action(self.path, size=self.bytes, at_ms=at_ms, data_change=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,8 @@ def _check_of(stem: str, facts: tuple[Any, ...]) -> str:
 def write_file(
     store: Store, table: Table, *, versions: tuple[int, int], link_before: int, nonce: str
 ) -> RecordFile:
-    """Write rows that follow each other in the chain. OSError when the store doesn't take them."""
+    """Write rows that follow each other in the chain, and have them on disk. OSError when the store doesn't
+    take them."""
     numbers, keys = list(table["number"].to_pylist()), list(table["key"].to_pylist())
     link_last: int = table["link"][-1].as_py()
     sink = io.BytesIO()
@@ -124,7 +126,7 @@ def write_file(
     stem = f"r-{versions[0]:020}-{versions[1]:020}-{links}-{nonce}-{_digest_of(data)}"
     facts: tuple[Any, ...] = (len(numbers), len(data), min(numbers), max(numbers), min(keys), max(keys))
     path = f"{stem}-{_check_of(stem, facts)}.parquet"
-    store.put(path, data)
+    store.put_synced(path, data)
     return RecordFile(path, *versions, link_before, link_last, *facts)
 
 

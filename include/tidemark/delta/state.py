@@ -77,6 +77,8 @@ class StateTable:
             self._forget(entry)
             raise
         if isinstance(outcome, Conflict):
+            # What came in between may have been cleaned away, and can't be followed entry by entry then.
+            self._head = TableHead()
             self._forget(entry)
         elif isinstance(outcome, Committed) and head is self._head:
             self._head = head.after(entry.actions, version=entry.version, table=self.store.uri)

@@ -1,11 +1,11 @@
 """The files of one Delta table, on a local disk or in an object store, behind one address.
 
-delta-rs's own file handler is used for both, so that a table's data and its log are reached with the
-same options. Bytes in, bytes out: no pyarrow thread ever calls back into Python, which is what can
+Reading and deleting go through delta-rs's own file handler, so that a table's data and its log are reached
+with the same options. Bytes in, bytes out: no pyarrow thread ever calls back into Python, which is what can
 abort a process at its exit.
 
-What is committed goes another way (`put_synced`, `sync_folders`, `put_if_absent`), because delta-rs neither
-syncs what it writes nor lets a caller put a file only if there is none. Where the two kinds of store differ,
+Writing goes another way (`put_synced`, `sync_folders`, `put_if_absent`), because delta-rs neither syncs what
+it writes nor lets a caller put a file only if there is none. Where the two kinds of store differ,
 they differ here and nowhere else: on a disk a file is synced and then linked to its name, an object store is
 asked for a conditional put. A put that it has answered is durable.
 """
@@ -22,6 +22,8 @@ from urllib.parse import unquote, urlparse
 
 from deltalake._internal import DeltaFileSystemHandler
 
+from tidemark.core.errors import InvalidUsage
+
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
@@ -35,6 +37,8 @@ def local_path(uri: str) -> Path | None:
 
 
 _CLIENT_OPTIONS = ("allow_http", "allow_invalid_certificates", "connect_timeout", "proxy_url", "timeout")
+# What only delta-rs knows: how it locks a store, which nobody needs who puts by a condition.
+_OF_DELTA_RS = ("dynamo", "locking_provider", "unsafe_rename")
 
 
 class Store:
@@ -51,21 +55,10 @@ class Store:
     def local(self) -> bool:
         return self.folder is not None
 
-    def make_root(self) -> None:
-        """A local table needs its folder to be there; an object store knows no folders."""
-        if self.folder is not None:
-            self.folder.mkdir(parents=True, exist_ok=True)
-
     def _files(self) -> DeltaFileSystemHandler:
         if self._handler is None:
             self._handler = DeltaFileSystemHandler(self.uri, self._options)
         return self._handler
-
-    def put(self, path: str, data: bytes) -> None:
-        """Write one file whose name nobody else uses. OSError when it can't be."""
-        stream = self._files().open_output_stream(path)
-        stream.write(data)
-        stream.close()  # type: ignore[attr-defined]
 
     def put_synced(self, path: str, data: bytes) -> None:
         """Write one file whose name nobody else uses, and have it on disk; `sync_folders` makes its name
@@ -76,6 +69,12 @@ class Store:
         target = self.folder / path
         _make_folder(target.parent)
         _write_synced(target, data)
+
+    def sync_files(self, paths: Iterable[str]) -> None:
+        """Have the bytes of files on disk that another program has written here. OSError when they can't."""
+        if self.folder is not None:
+            for path in paths:
+                _sync(self.folder / path)
 
     def sync_folders(self, paths: Iterable[str]) -> None:
         """Have the names of these files on disk, up to the table's own."""
@@ -127,15 +126,27 @@ class Store:
 
     def _object_store(self) -> ObjectStore:
         if self._objects is None:
+            from obstore.exceptions import UnknownConfigurationKeyError
             from obstore.store import from_url
 
-            known: Any = {name.lower(): value for name, value in self._options.items()}
-            client: Any = {
-                name: known.pop(f"aws_{name}") for name in _CLIENT_OPTIONS if f"aws_{name}" in known
+            known: Any = {
+                name.lower(): value
+                for name, value in self._options.items()
+                if not any(word in name.lower() for word in _OF_DELTA_RS)
             }
-            client |= {name: known.pop(name) for name in _CLIENT_OPTIONS if name in known}
+            client: Any = {}
+            for name in _CLIENT_OPTIONS:
+                given = (known.pop(name, None), known.pop(f"aws_{name}", None))
+                if found := given[0] or given[1] or os.environ.get(f"AWS_{name.upper()}"):
+                    client[name] = found
             address = self.uri.replace("s3a://", "s3://", 1)
-            self._objects = from_url(address, config=known, client_options=client)
+            try:
+                self._objects = from_url(address, config=known, client_options=client)
+            except UnknownConfigurationKeyError as error:
+                fact = str(error).partition("\n")[0]
+                raise InvalidUsage(
+                    f"{self.uri} can't be reached: {fact}", hint="leave the option out"
+                ) from error
         return self._objects
 
     def get(self, path: str) -> bytes:
@@ -144,6 +155,20 @@ class Store:
             return (self.folder / path).read_bytes()
         data: bytes = self._files().open_input_file(path).read()  # type: ignore[call-arg]
         return data
+
+    def opened(self, path: str) -> Any:
+        """A file to be read in pieces: a path on a disk, else an object that reads and seeks."""
+        if self.folder is not None:
+            return str(self.folder / path)
+        import obstore
+
+        return obstore.open_reader(self._object_store(), path)
+
+    def size(self, path: str) -> int:
+        """How many bytes a file has. FileNotFoundError when there is none."""
+        if self.folder is not None:
+            return (self.folder / path).stat().st_size
+        return int(self._object_store().head(path)["size"])
 
     def has(self, path: str) -> bool:
         """Whether the file is there. OSError when that can't be told."""
@@ -157,6 +182,24 @@ class Store:
         """Every file below the root with its size; none where there is no root."""
         infos = self._files().get_file_info_selector("", True, True)
         return {info.path: info.size for info in infos if info.size is not None}
+
+    def names_after(self, folder: str, name: str) -> list[str]:
+        """The files of a folder whose names sort after one; none where there is no folder. OSError when that
+        can't be told."""
+        if self.folder is not None:
+            try:
+                found = [one.name for one in (self.folder / folder).iterdir()]
+            except FileNotFoundError:
+                return []
+        else:
+            from obstore.exceptions import BaseError
+
+            try:
+                listed = self._object_store().list(folder, offset=f"{folder}/{name}")
+                found = [one["path"].removeprefix(f"{folder}/") for batch in listed for one in batch]
+            except BaseError as error:
+                raise OSError(f"{folder} can't be listed: {error}") from error
+        return sorted(one for one in found if one > name)
 
     def modified_ms(self, paths: Iterable[str]) -> dict[str, int]:
         """When files were last written; one that is gone is left out."""
@@ -216,9 +259,9 @@ def _make_folder(folder: Path) -> None:
         _sync(folder.parent)
 
 
-def _sync(folder: Path) -> None:
-    """Wait until the names in a folder are on disk."""
-    handle = os.open(folder, os.O_RDONLY)
+def _sync(path: Path) -> None:
+    """Wait until a file's bytes, or the names in a folder, are on disk."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

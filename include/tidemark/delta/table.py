@@ -1,16 +1,7 @@
 """One Delta table that is changed by conditional commits and by nothing else.
 
-A commit is made on a snapshot that was loaded at a known version, with `max_commit_retries=0`: then delta-rs
-refuses a snapshot that is not the newest, and creates the next log entry only if it is absent. It never
-rebases (its conflict checker would let a blind append through at a later version).
-
-What an error means is decided here, once:
-
-- the log entry is there with our mark in it: committed, whatever the library said (a reply that was lost and
-  retried by the object store's client looks like a conflict with oneself);
-- it is there with another's mark: a conflict;
-- it is not there: on a local disk nothing was written; in an object store a request may still be under way,
-  so nobody knows.
+A commit is made on a snapshot that was loaded at a known version, and is one log entry of our own
+(`delta.commit`): its next version, put if absent. delta-rs reads, makes checkpoints and cleans the log.
 
 Marks are Delta application transactions `tidemark.<name>`, which log clean-up keeps. Another one is a
 checksum of them all, `tidemark.check`, so that a flipped digit in a mark is noticed.
@@ -24,22 +15,20 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, Final, cast
 
 from arro3.core import Table
-from deltalake import CommitProperties, DeltaTable, Field, Schema, Transaction
-from deltalake.exceptions import DeltaError, TableNotFoundError
-from deltalake.transaction import AddAction, RemoveAction
+from deltalake import DeltaTable, Field, Schema
+from deltalake.exceptions import TableNotFoundError
 
 from tidemark.core.errors import Determinate, Indeterminate, InvalidUsage, InvariantViolation
 from tidemark.core.journal import link
-from tidemark.core.ledger import CommitOutcome, Committed, Conflict, Head
-from tidemark.delta.columns import NO_HOOKS, add, check_columns, check_marks_last, lacking, make, set_property
-from tidemark.delta.failures import panicked, reading
+from tidemark.core.ledger import CommitOutcome, Committed, Head
+from tidemark.delta.columns import check_columns, check_marks_last, lacking
+from tidemark.delta.commit import COMMIT_SECONDS_MAX, Action, commit_info, entry_path, put_entry, txn_actions
+from tidemark.delta.failures import reading
+from tidemark.delta.protocol import metadata_action, protocol_action, widened_protocol
 from tidemark.delta.store import Store
-
-Action = AddAction | RemoveAction
 
 VERSION_NONE: Final = -1
 APP_PREFIX: Final = "tidemark."
@@ -47,10 +36,6 @@ CHECK: Final = "check"
 CHECKPOINT_VERSIONS: Final = 10
 CLEANUP_VERSIONS: Final = 50
 PROPERTY_TRIES_MAX: Final = 20
-# A writer that was frozen for longer than log entries are kept could create an entry that is not
-# absent but cleaned away. So a commit that took this long is not believed, but read back; and a snapshot
-# that is this old is loaded again, though its next entry is absent.
-COMMIT_SECONDS_MAX: Final = 60
 NEVER: Final = float("-inf")
 ADD_FACTS: Final = ("path", "size_bytes", "num_records", "min.number", "max.number", "min.key", "max.key")
 
@@ -109,9 +94,10 @@ class ControlTable:
             return Head(VERSION_NONE)
 
     def _is_newest(self, now: float) -> bool:
-        """Whether nothing came after the last head: versions are dense, so its next log entry is absent."""
+        """Whether nothing came after the last head: versions are dense, so its next log entry is absent. One
+        that is old is loaded again: its next entry may have been cleaned away."""
         is_loaded = self._head.version == self.version and 0 <= now - self._head_at < COMMIT_SECONDS_MAX
-        return is_loaded and not self.store.has(f"_delta_log/{self.version + 1:020}.json")
+        return is_loaded and not self.store.has(entry_path(self.version + 1))
 
     def _check_table(self, table: DeltaTable) -> None:
         check_marks_last(self.uri, table.metadata().configuration)
@@ -181,12 +167,8 @@ class ControlTable:
 
     def _add(self, columns: list[Field], *, declared: Schema | None) -> None:
         """Give the table columns, in a commit of its own. Whoever comes second finds them there."""
-        cause: Exception | None = None
-        try:
-            add(cast("DeltaTable", self._table), columns)
-        except (OSError, DeltaError) as error:
-            cause = error
-        self._table = None
+        fields = [*cast("DeltaTable", self._table).schema().fields, *columns]
+        cause = self._describe("ADD COLUMNS", schema=Schema(fields).to_json())
         self.refresh()
         if lacking(self._table, declared):
             names = ", ".join(field.name for field in columns)
@@ -199,88 +181,87 @@ class ControlTable:
             self.refresh()
             if self._table is None or self._table.metadata().configuration.get(name) == value:
                 return
-            try:
-                set_property(self._table, name, value)
-            except (OSError, DeltaError) as error:
-                cause = error
-            self._table = None
+            cause = self._describe("SET TBLPROPERTIES", properties={name: value})
         raise Determinate(f"{self.uri} can't get {name} = {value}: {cause}", hint="retry") from cause
+
+    def _describe(
+        self, operation: str, *, schema: str = "", properties: Mapping[str, str] | None = None
+    ) -> Exception | None:
+        """Change what the table says of itself, on the loaded version; the error of a commit that failed.
+        Whether it is so now, the caller has to look."""
+        table = cast("DeltaTable", self._table)
+        known, protocol = table.metadata(), table.protocol()
+        text = schema or table.schema().to_json()
+        configuration = {**known.configuration, **(properties or {})}
+        metadata = metadata_action(
+            table_id=str(known.id), schema=text, configuration=configuration, at_ms=int(known.created_time)
+        )
+        said = {"name": known.name, "description": known.description}
+        metadata |= {name: value for name, value in said.items() if value}
+        wider = widened_protocol(
+            {
+                "minWriterVersion": protocol.min_writer_version,
+                "readerFeatures": protocol.reader_features,
+                "writerFeatures": protocol.writer_features,
+            },
+            protocol_action(configuration=configuration, schema=text),
+        )
+        actions: list[Action] = [
+            *([{"protocol": wider}] if wider is not None else []),
+            {"metaData": metadata},
+        ]
+        try:
+            self._put(table.version() + 1, operation, actions)
+        except (Determinate, Indeterminate) as error:
+            return error
+        return None
 
     def _create(self, schema: Schema | None, configuration: Mapping[str, str]) -> None:
         """Put-if-absent of the table itself. Whoever comes second uses the first one's."""
         if schema is None:
             raise InvalidUsage(f"{self.uri} is not there, and has no schema to be made with")
+        text, at_ms = schema.to_json(), self._now_ms()
+        metadata = metadata_action(
+            table_id=str(uuid.uuid4()), schema=text, configuration=configuration, at_ms=at_ms
+        )
+        protocol = protocol_action(configuration=configuration, schema=text)
         try:
-            self.store.make_root()
-            make(self.uri, schema, configuration, self._options)
-        except (OSError, DeltaError, ValueError) as error:
+            self._put(0, "CREATE TABLE", [{"protocol": protocol}, {"metaData": metadata}])
+        except (Determinate, Indeterminate) as error:
             if self.refresh().version == VERSION_NONE:
                 raise Determinate(
-                    f"{self.uri} can't be made: {error}", hint="check the store and its permissions"
+                    f"{self.uri} can't be made: {error.fact}", hint="check the store and its permissions"
                 ) from error
 
     def commit(
-        self, actions: Sequence[Action], *, moved: Mapping[str, int], marks: Mapping[str, int]
+        self,
+        actions: Sequence[Action],
+        *,
+        moved: Mapping[str, int],
+        marks: Mapping[str, int],
+        files: Sequence[str] = (),
     ) -> CommitOutcome:
-        """One conditional commit on the loaded version; `moved` are the new marks, `marks` all after it."""
-        table = self._table
-        if table is None:
+        """One conditional commit on the loaded version; `moved` are the new marks, `marks` all after it. The
+        bytes of `files` are on disk, their names not yet."""
+        if self._table is None:
             raise InvalidUsage(f"{self.uri} is not loaded", hint="ask for its head first")
-        attempt = uuid.uuid4().hex
-        version = table.version() + 1
         stamps = {**moved, CHECK: marks_check(marks)} if moved else {}
-        began = self._seconds()
-        try:
-            table.create_write_transaction(
-                list(actions),
-                "append",
-                table.schema(),
-                commit_properties=CommitProperties(
-                    custom_metadata={"tidemarkCommit": attempt},
-                    max_commit_retries=0,
-                    app_transactions=[
-                        Transaction(APP_PREFIX + name, value) for name, value in stamps.items()
-                    ],
-                ),
-                post_commithook_properties=NO_HOOKS,
-            )
-        except BaseException as error:
-            if not isinstance(error, (OSError, DeltaError)) and not panicked(error):
-                raise
-            self._head_at = NEVER  # Whatever came in between, the next head is loaded whole.
-            return self._read_back(version, attempt, error, began)
-        if self._seconds() - began > COMMIT_SECONDS_MAX:
-            fact = f"the commit of version {version} to {self.uri} took over {COMMIT_SECONDS_MAX} s"
-            raise Indeterminate(fact, hint="read back")
-        return Committed(version)
+        txns = txn_actions({APP_PREFIX + name: value for name, value in stamps.items()}, at_ms=self._now_ms())
+        return self._put(self.version + 1, "WRITE", [*txns, *actions], files=files)
 
-    def _read_back(self, version: int, attempt: str, error: BaseException, began: float) -> CommitOutcome:
-        """Whose log entry is there (Invariant 5)?"""
-        try:
-            entry = self.store.get(f"_delta_log/{version:020}.json")
-        except FileNotFoundError:
-            if self._newest_version() >= version:
-                # It was there once, and clean-up has taken it away since: not ours, unless ours is old.
-                if self._seconds() - began <= COMMIT_SECONDS_MAX:
-                    return Conflict()
-            elif self.store.local:
-                raise Determinate(
-                    f"version {version} of {self.uri} was not written: {error}",
-                    hint="mend the cause, then retry",
-                ) from error
-            raise self._unknown(version, error) from error
-        except OSError:
-            raise self._unknown(version, error) from error
-        return Committed(version) if attempt.encode() in entry else Conflict()
+    def _put(
+        self, version: int, operation: str, actions: Sequence[Action], *, files: Sequence[str] = ()
+    ) -> CommitOutcome:
+        info = commit_info(operation, attempt=uuid.uuid4().hex, at_ms=self._now_ms())
+        # Whatever came in between, the next head is loaded, unless this one is in.
+        head_at, self._head_at = self._head_at, NEVER
+        outcome = put_entry(self.store, version, [info, *actions], files=files, seconds=self._seconds)
+        if isinstance(outcome, Committed):
+            self._head_at = head_at
+        return outcome
 
-    def _newest_version(self) -> int:
-        with suppress(OSError, DeltaError):
-            return DeltaTable(self.uri, storage_options=self._options).version()
-        return VERSION_NONE
-
-    def _unknown(self, version: int, error: BaseException) -> Indeterminate:
-        fact = f"version {version} of {self.uri} may have been written: {error}"
-        return Indeterminate(fact, hint="read back")
+    def _now_ms(self) -> int:
+        return int(self._seconds() * 1000)
 
     def tidy_log(self, committed: int) -> None:
         """Keep the log short, when the version that was just committed is due for it."""
