@@ -34,7 +34,6 @@ from tidemark.core.shard import LogEntry
 from tidemark.delta.control import DeltaControl
 from tidemark.delta.log import parts_folder
 from tidemark.ports.state import Tail
-from tidemark.spark.commit import Stamp, merge
 from tidemark.spark.fold import UPSERT, FoldRule, log_schema
 from tidemark.spark.fresh import Pins, fresh
 from tidemark.spark.session import build_session
@@ -123,23 +122,26 @@ class Bench:
 
 
 def contenders(bench: Bench, txn: int) -> dict[str, Callable[[StateSpec], object]]:
-    spark, stamp = bench.spark, Stamp("bench", txn, "")
+    spark = bench.spark
 
     def tail(spec: StateSpec) -> DataFrame:
         frame = folded_tail(spark, spec, lower=2, upper=txn + 1, version=bench.log_version)
         return frame.drop("_txn")
 
+    def merge(spec: StateSpec, changed: DataFrame) -> None:
+        changed.createOrReplaceTempView("changed")
+        spark.sql(
+            f"MERGE INTO delta.`{spec.state}` t USING changed s ON t.k = s.k"
+            f" WHEN MATCHED AND s._op = 'D' THEN DELETE"
+            f" WHEN MATCHED THEN UPDATE SET k = s.k, v = s.v, a = s.a, b = s.b, c = s.c"
+            f" WHEN NOT MATCHED AND s._op = 'U'"
+            f" THEN INSERT (k, v, a, b, c) VALUES (s.k, s.v, s.a, s.b, s.c)"
+        )
+
     def naive(spec: StateSpec) -> None:
         spark.conf.set("spark.sql.shuffle.partitions", "200")
         try:
-            tail(spec).createOrReplaceTempView("naive")
-            spark.sql(
-                f"MERGE INTO delta.`{spec.state}` t USING naive s ON t.k = s.k"
-                f" WHEN MATCHED AND s._op = 'D' THEN DELETE"
-                f" WHEN MATCHED THEN UPDATE SET k = s.k, v = s.v, a = s.a, b = s.b, c = s.c"
-                f" WHEN NOT MATCHED AND s._op = 'U'"
-                f" THEN INSERT (k, v, a, b, c) VALUES (s.k, s.v, s.a, s.b, s.c)"
-            )
+            merge(spec, tail(spec))
         finally:
             spark.conf.set("spark.sql.shuffle.partitions", "2")
 
@@ -149,7 +151,7 @@ def contenders(bench: Bench, txn: int) -> dict[str, Callable[[StateSpec], object
 
     return {
         "naive MERGE": naive,
-        "tuned MERGE": lambda spec: merge(spark, tail(spec), spec, stamp),
+        "tuned MERGE": lambda spec: merge(spec, F.broadcast(tail(spec))),
         "publish": whole,
     }
 

@@ -1,4 +1,4 @@
-"""Publishing what is due: which shards' states follow their logs now, and whose turn it is.
+"""Publishing what is due: which shards' states follow their logs now.
 
 Spark is started only when a shard's policy asks for it, so whoever finds nothing due is through at once.
 """
@@ -14,13 +14,12 @@ from typing import Final
 from tidemark.assemble import Deployment
 from tidemark.core.errors import TidemarkError
 from tidemark.core.ids import TXN_FIRST, ShardId, Txn
-from tidemark.core.publish import BeingPublished, Published, UpToDate
+from tidemark.core.publish import Published, UpToDate
 from tidemark.core.seal import SealOutcome
 from tidemark.pipeline.context import Attempt
 from tidemark.pipeline.publish import NotDue, is_due, publish
 from tidemark.pipeline.run import Decided, Progress, RunReport, run, untold, unwatched
 
-PUBLISHER_WAIT_SECONDS_MAX: Final = 900.0
 BACKLOG_SECONDS: Final = 60.0
 """During a run of many transactions the states follow once in so long: each publish holds the next one up."""
 
@@ -31,7 +30,7 @@ def publish_due(
     """Publish every shard whose policy asks for it; Spark is started only if one does."""
     done: dict[ShardId, Published] = {}
     for shard in deployment.shards:
-        outcome = publish_when_free(deployment, attempt, shard, progress=progress)
+        outcome = publish_if_due(deployment, attempt, shard, progress=progress)
         if isinstance(outcome, Published):
             done[shard] = outcome
     return done
@@ -106,11 +105,7 @@ class BacklogPublisher:
             return
         for shard in self._deployment.shards:
             try:
-                outcome = publish_when_free(
-                    self._deployment, self._attempt, shard, progress=self._progress, wait_seconds_max=0
-                )
-            except BeingPublished:
-                continue
+                outcome = publish_if_due(self._deployment, self._attempt, shard, progress=self._progress)
             except TidemarkError:
                 self._failed = True
                 return
@@ -130,23 +125,11 @@ def publish_now(
     }
 
 
-def publish_when_free(
-    deployment: Deployment,
-    attempt: Attempt,
-    shard: ShardId,
-    *,
-    progress: Progress,
-    wait_seconds_max: float = PUBLISHER_WAIT_SECONDS_MAX,
+def publish_if_due(
+    deployment: Deployment, attempt: Attempt, shard: ShardId, *, progress: Progress
 ) -> object | None:
-    """Publish a shard if that is due; while another process does, wait, and ask again whether it is."""
-    deadline = time.monotonic() + wait_seconds_max
-    while is_due(deployment.control, shard, deployment.policy(shard)):
-        progress(Txn(deployment.control.log(shard).head().upper - 1), f"publish {shard}")
-        state = deployment.state()
-        try:
-            return publish(deployment.control, state, shard, token=attempt.token)
-        except BeingPublished:
-            if time.monotonic() >= deadline:
-                raise
-            time.sleep(1)
-    return None
+    """Publish a shard if that is due. Whoever else does so at the same time, one of them has done it then."""
+    if not is_due(deployment.control, shard, deployment.policy(shard)):
+        return None
+    progress(Txn(deployment.control.log(shard).head().upper - 1), f"publish {shard}")
+    return publish(deployment.control, deployment.state(), shard, token=attempt.token)

@@ -11,7 +11,6 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,8 +35,8 @@ MEET_SECONDS_MAX = 300
 class Job:
     """One process's work, as it crosses a pipe. `meet_at_seal` is how many workers wait for each other
     before each seal, so that all of them have staged; `prove` replays everything instead of running. A
-    `zombie` publishes without the lock, as what a dead process had asked its JVM for, and commits when it is
-    told to; with `await_zombie` a worker makes its own state commit only when that one has landed."""
+    `zombie` makes its state commit when it is told to; with `await_zombie` a worker makes its own only when
+    that one has landed."""
 
     root: str
     name: str
@@ -152,7 +151,7 @@ def do(job: Job, root: Path, report: Report) -> None:
         for outcome in ran.decided
     ]
     if job.publish != NONE:
-        publish_states(deployment, attempt, due_only=job.publish == DUE, locked=not job.zombie)
+        publish_states(deployment, attempt, due_only=job.publish == DUE)
     if job.sweep:
         sweep(deployment.pipeline)
 
@@ -171,7 +170,7 @@ def session_maker(gateway: Gateway | None) -> Callable[[], Any]:
     return session
 
 
-def publish_states(deployment: Deployment, attempt: Attempt, *, due_only: bool, locked: bool) -> None:
+def publish_states(deployment: Deployment, attempt: Attempt, *, due_only: bool) -> None:
     """Bring the states up to their logs: all of them, or those that their policies ask for."""
     from tidemark.core.publish import Policy
     from tidemark.pipeline.publish import is_due, publish
@@ -179,10 +178,7 @@ def publish_states(deployment: Deployment, attempt: Attempt, *, due_only: bool, 
     for shard in deployment.shards:
         policy = deployment.policy(shard) if due_only else Policy(1)
         if is_due(deployment.control, shard, policy):
-            state = deployment.state()
-            if not locked:
-                vars(state)["sole_publisher"] = lambda shard: nullcontext()
-            publish(deployment.control, state, shard, token=attempt.token)
+            publish(deployment.control, deployment.state(), shard, token=attempt.token)
 
 
 def prove(deployment: Deployment, attempt: Attempt, report: Report) -> None:
@@ -225,13 +221,13 @@ def hold_state_commit(root: Path, *, ready: str, until: Callable[[], bool]) -> N
 
     commit = SparkStatePlane._commit
 
-    def held(plane: Any, changes: Any, spec: Any, *rest: Any) -> None:
-        if spec.name == ORDERS:
+    def held(plane: Any, shard: Any, *args: Any, **change: Any) -> Any:
+        if shard == ORDERS:
             (root / ready).touch()
             deadline = time.monotonic() + MEET_SECONDS_MAX
             while not until() and time.monotonic() < deadline:
                 time.sleep(0.02)
-        commit(plane, changes, spec, *rest)
+        return commit(plane, shard, *args, **change)
 
     SparkStatePlane._commit = held  # type: ignore[method-assign]
 

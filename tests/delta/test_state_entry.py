@@ -162,21 +162,18 @@ def test_a_change_of_no_row_keeps_the_count_and_says_so() -> None:
 
 def test_without_vectors_touched_files_are_written_anew() -> None:
     head = head_of(file_of("a"), file_of("b", hidden=OLD), vectors=False)
-    change = Change("WRITE", 17, hidden={"b": BitMap([5])}, rewritten={"b": new_file(7, "copy")})
-    entry = decide(head, change, b=OLD)
+    change = Change("WRITE", 17, removed=["b"], added=[new_file(7, "copy")], carried=7)
+    entry = decide(head, change)
     assert kinds(entry) == ["commitInfo", "remove", "add"]
     assert one(entry, "remove")["deletionVector"] == inline(OLD).action
     assert (one(entry, "add")["path"], "deletionVector" in one(entry, "add")) == ("copy", False)
     with pytest.raises(InvalidUsage, match="does not take deletion vectors"):
-        decide(head, replace(change, rewritten={}), b=OLD)
-    with pytest.raises(InvariantViolation, match="6 rows instead of 7"):
-        decide(head, replace(change, rewritten={"b": new_file(6, "copy")}, rows_after=16), b=OLD)
-    whole = {"a": BitMap(range(10))}
-    gone = decide(head, Change("WRITE", 8, hidden=whole, rewritten={"a": None}))
-    assert kinds(gone) == ["commitInfo", "remove"]
+        decide(head, Change("WRITE", 17, hidden={"b": BitMap([5])}), b=OLD)
+    with pytest.raises(InvariantViolation, match=re.escape("16 rows (10 - 0 + 6) instead of 17")):
+        decide(head, replace(change, added=[new_file(6, "copy")]))
 
 
-def test_a_change_data_feed_lists_all_changes_inserts_too() -> None:
+def test_a_change_data_feed_lists_all_changes_inserts_too_or_nothing() -> None:
     head = head_of(file_of("a"), feed=True)
     change = Change(
         "WRITE", 12, hidden={"a": BitMap([4])}, added=[new_file()], feed=[new_file(4, "_change_data/c")]
@@ -184,13 +181,37 @@ def test_a_change_data_feed_lists_all_changes_inserts_too() -> None:
     entry = decide(head, change)
     assert kinds(entry)[-1] == "cdc"
     assert one(entry, "cdc")["dataChange"] is False
-    for listed in ((), [new_file(1, "_change_data/c")], [new_file(3, "_change_data/c")]):
+    for listed in ([new_file(1, "_change_data/c")], [new_file(3, "_change_data/c")]):
         with pytest.raises(InvariantViolation, match="instead of 4"):
             decide(head, replace(change, feed=listed))
-    # Rows that only come need no feed: readers take them from the added files.
+    # Readers take rows that come, and rows that a vector hides, from files and vectors.
     assert "cdc" not in kinds(decide(head, Change("WRITE", 13, added=[new_file()])))
+    assert "cdc" not in kinds(decide(head, replace(change, feed=[])))
     with pytest.raises(InvariantViolation, match="lists 4 changes instead of 0"):
         decide(HEAD, replace(change, rows_after=20))
+
+
+def test_rows_that_are_carried_to_another_file_are_no_changes_and_the_feed_must_say_so() -> None:
+    """Without a list, readers would take every row of the two files for one that goes, or comes."""
+    head = head_of(file_of("a"), vectors=False, feed=True)
+    change = Change(
+        "WRITE", 11, removed=["a"], added=[new_file(9, "copy"), new_file(2)], carried=9,
+        feed=[new_file(3, "_change_data/c")],
+    )  # fmt: skip
+    assert kinds(decide(head, change)) == ["commitInfo", "remove", "add", "add", "cdc"]
+    for listed in ([], [new_file(21, "_change_data/c")]):
+        with pytest.raises(InvariantViolation, match="instead of 3"):
+            decide(head, replace(change, feed=listed))
+
+
+def test_files_that_go_as_a_whole_need_no_statistics() -> None:
+    """A rebuild mends a table whose rows can't be counted."""
+    head = head_of({**file_of("a"), "stats": None}, file_of("b"))
+    assert kinds(decide(head, Change("WRITE", 3, removed=["a", "b"], added=[new_file()])))[1:] == [
+        "remove", "remove", "add",
+    ]  # fmt: skip
+    with pytest.raises(InvalidUsage, match="no statistics"):
+        decide(head, Change("WRITE", 3, removed=["b"], added=[new_file()]))
 
 
 @pytest.mark.parametrize(

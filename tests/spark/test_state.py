@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pyarrow as pa
@@ -16,17 +17,16 @@ from deltalake import DeltaTable, QueryBuilder
 from pyspark.sql import SparkSession
 
 from tests.support.state import SHARD, Row, StateRig, gone, ordered, rows_of
-from tidemark.core.errors import Determinate, Indeterminate, InvalidUsage
+from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.core.ids import ShardId, Txn, WriterToken
+from tidemark.core.ledger import Conflict
 from tidemark.core.publish import VERSION_NONE, Published, StateOverwritten, StateStanding, UpToDate
 from tidemark.pipeline import publish as step
 from tidemark.ports.state import Tail
-from tidemark.spark import state as state_module
 from tidemark.spark.session import ROWS_FEW
 from tidemark.spark.spec import StateSpecs
 from tidemark.spark.standing import configuration_of
 from tidemark.spark.state import SparkStatePlane
-from tidemark.spark.transaction import StateTransaction
 from tidemark.spark.upkeep import SparkStateKeeper
 
 pytestmark = pytest.mark.spark
@@ -338,23 +338,16 @@ def test_other_engines_read_the_same_state(rig: StateRig) -> None:
     assert ordered(pl.scan_delta(rig.spec.state).select("k", "v").collect().rows()) == rig.state()
 
 
-@pytest.mark.parametrize(("deletion_vectors", "way"), [(True, "transaction"), (False, "merge")])
-def test_every_way_to_commit_gives_the_same_rows_and_the_same_feed(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deletion_vectors: bool, way: str
+@pytest.mark.parametrize("deletion_vectors", [True, False])
+def test_with_and_without_vectors_the_rows_and_the_feed_are_the_same(
+    spark: SparkSession, tmp_path: Path, deletion_vectors: bool
 ) -> None:
-    used: list[str] = []
-
-    def spy(name: str, call: Callable[..., None]) -> Callable[..., None]:
-        return lambda *args, **named: (used.append(name), call(*args, **named))[1]  # type: ignore[func-returns-value]
-
-    monkeypatch.setattr(state_module, "merge", spy("merge", state_module.merge))
-    monkeypatch.setattr(StateTransaction, "commit", spy("transaction", StateTransaction.commit))
     rig = StateRig(spark, tmp_path, change_data_feed=True, deletion_vectors=deletion_vectors)
     rig.append(("a", "1"), ("b", "1"), (None, "1"), ("c", "1"))
     rig.publish()
     rig.append(("a", "2"), gone(None), gone("b"), ("d", "1"), gone("absent"), ("c", "1"))
     published = rig.publish()
-    assert used == [way]
+    assert (Path(rig.spec.state) / "_vectors").is_dir() is deletion_vectors
     assert rig.changes(published.version) == ordered(
         [("-", "a", "1"), ("+", "a", "2"), ("-", None, "1"), ("-", "b", "1"), ("+", "d", "1")]
     )
@@ -383,20 +376,45 @@ def test_m13_a_commit_on_a_base_that_another_was_made_on_never_counts(
     }  # fmt: skip
     rig.append(*changes[late])
     longer = Tail(Txn(2), Txn(4), rig.control.log(SHARD).head().version)
-    commit = SparkStatePlane._commit
-
-    def overtaken(self: SparkStatePlane, *args: object) -> None:
-        monkeypatch.setattr(SparkStatePlane, "_commit", commit)
-        self.publish(SHARD, first, base=base, token=WriterToken("other"))
-        self._commit(*args)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(SparkStatePlane, "_commit", overtaken)
-    with pytest.raises((Determinate, Indeterminate)):
-        rig.plane.publish(SHARD, longer, base=base, token=WriterToken("late"))
+    overtake(monkeypatch, first, base)
+    assert rig.plane.publish(SHARD, longer, base=base, token=WriterToken("late")) == Conflict()
     assert rig.state() == [("a", "2"), ("b", "1")]
+    named = {Path(uri).name for uri in DeltaTable(rig.spec.state).file_uris()}
+    assert {path.name for path in Path(rig.spec.state).rglob("part-*.parquet")} == named, "no file stays"
     rig.publish()
     fold = {"upserts": [("a", "3"), ("b", "1")], "deletes": [("a", "1")]}
     assert rig.state() == fold.get(late, [("a", "1"), ("b", "1"), ("c", "3")])
+    step.verify_state(rig.control, rig.plane, SHARD)
+
+
+def overtake(patch: pytest.MonkeyPatch, tail: Tail, base: Published | None) -> None:
+    """Let another publisher commit a tail just before the next commit of a state."""
+    commit = SparkStatePlane._commit
+
+    def overtaken(self: SparkStatePlane, *args: Any, **change: Any) -> object:
+        patch.setattr(SparkStatePlane, "_commit", commit)
+        self.publish(SHARD, tail, base=base, token=WriterToken("other"))
+        return commit(self, *args, **change)
+
+    patch.setattr(SparkStatePlane, "_commit", overtaken)
+
+
+def test_m13_a_publisher_that_is_overtaken_decides_again_and_both_are_on_record(
+    rig: StateRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a lock: the other one's commit is put on record for it, the rest of the tail is published."""
+    rig.append(("a", "1"), ("b", "1"))
+    base = rig.publish()
+    rig.append(("a", "2"))
+    first = Tail(Txn(2), Txn(3), rig.control.log(SHARD).head().version)
+    rig.append(("c", "3"), gone("b"))
+    overtake(monkeypatch, first, base)
+    assert rig.publish("late").txn == 3
+    ledger = rig.control.publishes(SHARD)
+    assert [(one.txn, one.token) for one in ledger.read(0, ledger.head().upper)] == [
+        (1, "publisher1"), (2, "other"), (3, "late"),
+    ]  # fmt: skip
+    assert rig.state() == [("a", "2"), ("c", "3")]
     step.verify_state(rig.control, rig.plane, SHARD)
 
 
@@ -404,9 +422,8 @@ def test_a_publish_opens_only_files_that_may_have_a_key_of_the_tail(rig: StateRi
     for keys in ("ab", "xz"):
         rig.append(*[(key, "1") for key in keys])
         rig.publish()
-    far = [
-        name for name in Path(rig.spec.state).glob("*.parquet") if "x" in pq.read_table(name)["k"].to_pylist()
-    ]
+    files = Path(rig.spec.state).rglob("part-*.parquet")
+    far = [name for name in files if "x" in pq.ParquetFile(name).read()["k"].to_pylist()]
     hidden = [name.rename(name.with_suffix(".hidden")) for name in far]
     rig.append(("a", "2"), gone("b"), ("c", "1"))
     rig.publish()

@@ -11,7 +11,7 @@ from tests.support.state_table import Hand
 from tidemark.core.ledger import Committed
 from tidemark.delta.head import read_head
 from tidemark.delta.vectors import read_vectors
-from tidemark.spark.commit import confs_set
+from tidemark.spark.confs import confs_set
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 

@@ -69,7 +69,10 @@ def table_name(uri: str) -> str:
 
 
 def versions_in(path: str) -> str:
-    """The table versions that a record file is for, which its name `r-<from>-<to>-…` begins with."""
+    """The table versions that a record file is for, which its name `r-<from>-<to>-…` begins with; a state's
+    file of deletion vectors has another."""
+    if not path.startswith("r-"):
+        return "vectors"
     first, last = path.split("-")[1:3]
     return f"{int(first)}-{int(last)}"
 
@@ -115,7 +118,7 @@ def wrap_planes(steps: Steps) -> None:
     wrap(
         state.SparkStatePlane,
         "_commit",
-        lambda plane, changes, spec, stamp, *rest: f"state {spec.name} {stamp.txn}",
+        lambda plane, shard, version, commit, **change: f"state {shard} {commit.txn}",
         steps,
     )
 

@@ -17,7 +17,7 @@ PACKAGE = INCLUDE / "tidemark"
 ENGINES = {"airflow", "delta", "deltalake", "great_expectations", "pandas", "polars", "pyarrow", "pyspark"}
 STDLIB_ONLY = {"core", "ports", "pipeline", "memory"}
 
-# Package -> the other packages of tidemark that it may import. Adapters don't know each other.
+# Package -> the other packages of tidemark that it may import. Of the adapters only Spark's knows another.
 MAY_IMPORT: dict[str, set[str]] = {
     "core": set(),
     "home": set(),
@@ -28,7 +28,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "memory": {"core", "ports"},
     "delta": {"core", "ports", "config"},
     "sources": {"core", "ports", "config"},
-    "spark": {"core", "ports", "config", "sources", "home"},  # Reads what a source's manifest names.
+    # Reads what a source's manifest names, and has what it writes committed.
+    "spark": {"core", "ports", "config", "sources", "home", "delta"},
     "quality": {"core", "ports", "config"},
 }
 # Modules of their own put adapters and pipeline together; each may know those before it.

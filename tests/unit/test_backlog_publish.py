@@ -11,7 +11,7 @@ from tests.support.memory import World, rec
 from tidemark import publishing
 from tidemark.core.errors import InvariantViolation, TidemarkError
 from tidemark.core.ids import ShardId
-from tidemark.core.publish import BeingPublished, Published
+from tidemark.core.publish import Published
 from tidemark.core.seal import SealOutcome
 from tidemark.pipeline.run import run
 from tidemark.publishing import BACKLOG_SECONDS, BacklogPublisher
@@ -68,8 +68,3 @@ def test_a_short_run_leaves_it_to_its_end(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_state_that_can_not_be_published_holds_no_transaction_up(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(monkeypatch, InvariantViolation("a hand was at the table"))
     assert (bench.go(7), bench.tries) == (7, 1)
-
-
-def test_another_publisher_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench(monkeypatch, BeingPublished("by another"))
-    assert (bench.go(7), bench.tries) == (7, 3)

@@ -33,7 +33,7 @@ _BITS_64: Final = (1 << 64) - 1
 
 
 class BeingPublished(Determinate):
-    """Another process is publishing the shard at this moment."""
+    """Another process has published the shard while its files were rearranged; nothing was changed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ it, but for the vector and `tightBounds`. One of which no row is left is only re
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -47,17 +47,17 @@ class NewFile:
 class Change:
     """What a commit does to a table.
 
-    `hidden` are rows that go, by their files; `rewritten` are copies of such files without them, None where
-    no row is left, for tables that have no vectors. `rows_after` is how many rows a reader must see then.
-    `feed` are the files of the change data feed, which list every change. `facts` go into the commit's own
-    information. A change that is not `of_rows` rearranges files."""
+    `hidden` are rows that go, by their files; `removed` are files that go as a whole. `carried` rows of those
+    are among the added ones again, for tables that have no vectors. `rows_after` is how many rows a reader
+    must see then. `feed` are the files of the change data feed, which list every change. `facts` go into the
+    commit's own information. A change that is not `of_rows` rearranges files."""
 
     operation: str
     rows_after: int
     hidden: Mapping[str, Rows] = field(default_factory=dict)
-    rewritten: Mapping[str, NewFile | None] = field(default_factory=dict)
     added: Sequence[NewFile] = ()
     removed: Sequence[str] = ()
+    carried: int = 0
     feed: Sequence[NewFile] = ()
     txns: Mapping[str, int] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -68,8 +68,7 @@ class Change:
     @property
     def new_paths(self) -> list[str]:
         """The files that the commit names for the first time, vectors aside."""
-        copies = [copy for copy in self.rewritten.values() if copy is not None]
-        return [file.path for file in (*self.added, *copies, *self.feed)]
+        return [file.path for file in (*self.added, *self.feed)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +102,7 @@ def decide_entry(
         path: _united(head, path, rows, (previous or {}).get(path)) for path, rows in change.hidden.items()
     }
     _check_rows(head, change, vectors, metadata, table=table)
-    kept = {
-        path: rows
-        for path, rows in vectors.items()
-        if path not in change.rewritten and len(rows) < head.files[path].rows
-    }
+    kept = {path: rows for path, rows in vectors.items() if len(rows) < head.files[path].rows}
     # Paths in order: the same change gives the same entry.
     order = sorted(kept)
     data, found = pack([kept[path] for path in order], name_for(version, random)) if kept else (b"", ())
@@ -121,7 +116,7 @@ def decide_entry(
         *({"add": _hiding(head.files[path], one)} for path, one in zip(order, found, strict=True)),
         *(
             add_action(one.path, size=one.bytes, at_ms=now_ms, data_change=change.of_rows, stats=one.stats)
-            for one in (*_copies(change), *change.added)
+            for one in change.added
         ),
         *({"cdc": _cdc(one)} for one in change.feed),
     ]
@@ -162,7 +157,7 @@ def _check_rows(
 ) -> None:
     """What a reader will see must be what the change says."""
     configuration: Mapping[str, str] = metadata.get("configuration") or {}
-    if vectors.keys() - change.rewritten.keys() and not is_on(configuration, VECTORS):
+    if vectors and not is_on(configuration, VECTORS):
         raise InvalidUsage(
             f"{table} does not take deletion vectors: {VECTORS} is not true",
             hint="write the touched files anew, without the rows that go",
@@ -170,35 +165,34 @@ def _check_rows(
     for path in change.removed:
         if path not in head.files or path in vectors:
             raise InvariantViolation(f"{path} is to go, and is not a file of version {head.version}")
-    for path, copy in change.rewritten.items():
-        left = head.files[path].rows - len(vectors[path]) if path in vectors else -1
-        if left != (copy.rows if copy is not None else 0):
-            raise InvariantViolation(
-                f"the copy of {path} has {copy.rows if copy is not None else 0} rows instead of {left}",
-                hint="write it again",
-            )
     hidden = sum(len(rows) for rows in change.hidden.values())
-    gone = sum(head.files[path].live for path in change.removed)
+    whole = set(change.removed)
+    # Files that go need no statistics, so that a rebuild mends a table whose rows can't be counted.
+    kept = sum(file.live for path, file in head.files.items() if path not in whole)
     added = sum(file.rows for file in change.added)
-    after = head.rows - hidden - gone + added
+    after = kept - hidden + added
     if after != change.rows_after or (not change.of_rows and after != head.rows):
         wanted = change.rows_after if change.of_rows else head.rows
         raise InvariantViolation(
-            f"{table} would have {after} rows ({head.rows} - {hidden + gone} + {added}) instead of {wanted}",
+            f"{table} would have {after} rows ({kept} - {hidden} + {added}) instead of {wanted}",
             hint="make the key index again, and verify the state",
         )
+    _check_feed(head, change, hidden + added, is_fed=is_on(configuration, FEED), table=table)
+
+
+def _check_feed(head: TableHead, change: Change, moved: int, *, is_fed: bool, table: str) -> None:
+    """A feed lists all changes or nothing. Without one, readers take the changes from files and vectors; rows
+    that are carried from file to file would be among those too."""
     listed = sum(file.rows for file in change.feed)
-    needed = hidden + gone + added if change.of_rows and is_on(configuration, FEED) and hidden + gone else 0
+    if not listed and not (change.carried and is_fed):
+        return
+    gone = sum(head.files[path].live for path in change.removed)
+    needed = moved + gone - 2 * change.carried if change.of_rows and is_fed else 0
     if listed != needed:
         raise InvariantViolation(
             f"the change data feed of {table} lists {listed} changes instead of {needed}",
             hint="a commit that has a feed lists all of its changes, rows that only come too",
         )
-
-
-def _copies(change: Change) -> Iterator[NewFile]:
-    copies = (copy for _, copy in sorted(change.rewritten.items()))
-    return (copy for copy in copies if copy is not None)
 
 
 def _remove(file: LiveFile, change: Change, now_ms: int) -> Action:

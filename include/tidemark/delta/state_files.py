@@ -4,7 +4,8 @@ Each file has two columns that are not in the table's schema, so that readers pa
 row's key (16 bytes) and the digest of the row. A lost index, a second machine or a compaction then needs no
 row to be hashed again. A file that somebody else has written does not have them.
 
-A file's name says for which version of the table it was written: it goes in with that version or never.
+A file's name, or that of its folder, says for which version of the table it was written: it goes in with that
+version or never.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.delta.entry import NewFile
 from tidemark.delta.head import LiveFile
 from tidemark.delta.runs import Numbers
-from tidemark.delta.statistics import statistics
+from tidemark.delta.statistics import footer_statistics, statistics
 from tidemark.delta.store import Store
 
 KEY: Final = "_tidemark_key"
 DIGEST: Final = "_tidemark_digest"
 KEY_BYTES: Final = 16
-_NAME: Final = re.compile(r"v(\d{20})-[0-9a-f]{32}\.parquet\Z")
+_NAME: Final = re.compile(r"v(\d{20})-[0-9a-f]{32}(?:\.parquet|/.+)\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,32 @@ def _bytes_of(chunk: pa.Array) -> bytes:
 def name_of(version: int, nonce: UUID) -> str:
     """The name of a data file that is written for a version."""
     return f"v{version:020}-{nonce.hex}.parquet"
+
+
+def folder_of(version: int, nonce: UUID) -> str:
+    """The folder of data files that an engine writes for a version."""
+    return f"v{version:020}-{nonce.hex}"
+
+
+def described(store: Store, folder: str) -> list[NewFile]:
+    """The files with rows that an engine has written into a folder of its own, by their footers, and have
+    them on disk; its other files are removed."""
+    found: list[NewFile] = []
+    try:
+        for name in store.names_after(folder, ""):
+            path = f"{folder}/{name}"
+            footer = pq.read_metadata(store.opened(path)) if name.endswith(".parquet") else None
+            if footer is None or footer.num_rows == 0:
+                store.remove_quietly(path)
+                continue
+            size = int(store.size(path))
+            found.append(NewFile(path, size, footer.num_rows, footer_statistics(footer)))
+        store.sync_files([file.path for file in found])
+    except (OSError, pa.ArrowException) as error:
+        raise Determinate(
+            f"the files in {folder} of {store.uri} can't be read back: {error}", hint="check the store, retry"
+        ) from error
+    return found
 
 
 def version_in(path: str) -> int | None:

@@ -97,7 +97,9 @@ def version_in(path: str) -> int | None:
 
 def _is_tables(path: str) -> bool:
     """Whether it is a file of a kind that tables have; others are nobody's business."""
-    return _VECTOR.match(path) is not None or (path.endswith(".parquet") and not path.startswith("_"))
+    if _VECTOR.match(path) is not None or state_files.version_in(path) is not None:
+        return True
+    return path.endswith(".parquet") and not path.startswith("_")
 
 
 def _needed(head: TableHead, *, after_ms: int) -> Iterator[str]:

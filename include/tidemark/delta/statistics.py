@@ -9,13 +9,14 @@ lists and maps. Decimals are written with all their digits.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 COLUMNS_MAX: Final = 32
 """Delta's own default: further columns have no statistics."""
@@ -37,6 +38,63 @@ def statistics(rows: pa.Table, *, columns_max: int = COLUMNS_MAX) -> str:
             _put(found["maxValues"], path, high)
     inner = ",".join(f'"{name}":{_object(values)}' for name, values in found.items())
     return f'{{"numRecords":{rows.num_rows},{inner},"tightBounds":true}}'
+
+
+def footer_statistics(footer: pq.FileMetaData, *, columns_max: int = COLUMNS_MAX) -> str:
+    """The same of a file that Spark has written, from its footer alone. A footer does not tell whether a NaN
+    is among the numbers, so fractions have no bounds."""
+    found: dict[str, dict[str, Any]] = {"minValues": {}, "maxValues": {}, "nullCount": {}}
+    groups = [footer.row_group(group) for group in range(footer.num_row_groups)]
+    at = 0
+    for path, kind, leaves in _footer_leaves((), footer.schema.to_arrow_schema()):
+        chunks = [group.column(at).statistics for group in groups]
+        at += leaves
+        if at > columns_max or leaves != 1 or pa.types.is_nested(kind) or not all(chunks):
+            continue
+        if all(chunk.has_null_count for chunk in chunks):
+            _put(found["nullCount"], path, str(sum(chunk.null_count for chunk in chunks)))
+        low, high = _footer_bounds(kind, chunks)
+        if low is not None and high is not None:
+            _put(found["minValues"], path, low)
+            _put(found["maxValues"], path, high)
+    inner = ",".join(f'"{name}":{_object(values)}' for name, values in found.items())
+    return f'{{"numRecords":{footer.num_rows},{inner},"tightBounds":true}}'
+
+
+def _footer_leaves(
+    path: tuple[str, ...], fields: Iterable[pa.Field]
+) -> Iterator[tuple[tuple[str, ...], pa.DataType, int]]:
+    """The columns of a file in their order, each with how many it is: a map is two, a list what is in it."""
+    for field in fields:
+        if pa.types.is_struct(field.type):
+            yield from _footer_leaves((*path, field.name), _inner(field.type))
+        else:
+            yield (*path, field.name), field.type, _width(field.type)
+
+
+def _inner(kind: pa.DataType) -> list[pa.Field]:
+    return [kind.field(at) for at in range(kind.num_fields)]
+
+
+def _width(kind: pa.DataType) -> int:
+    """How many columns of a file a type takes."""
+    if pa.types.is_map(kind):
+        return _width(kind.key_type) + _width(kind.item_type)
+    return sum(_width(field.type) for field in _inner(kind)) if pa.types.is_nested(kind) else 1
+
+
+def _footer_bounds(kind: pa.DataType, chunks: Sequence[Any]) -> tuple[str | None, str | None]:
+    filled = [chunk for chunk in chunks if not (chunk.has_null_count and chunk.num_values == 0)]
+    known = filled and all(chunk.has_min_max for chunk in filled)
+    if not known or not _has_order(kind) or pa.types.is_floating(kind):
+        return None, None
+    try:
+        low = _widened(min(chunk.min for chunk in filled), is_high=False)
+        high = _widened(max(chunk.max for chunk in filled), is_high=True)
+    except (OverflowError, ValueError):
+        # A time that is no value here, like one after the year 9999.
+        return None, None
+    return low, high
 
 
 def _leaves(rows: pa.Table) -> Iterator[tuple[tuple[str, ...], pa.ChunkedArray]]:

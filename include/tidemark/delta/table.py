@@ -45,6 +45,17 @@ def marks_check(marks: Mapping[str, int]) -> int:
     return link(0, json.dumps(sorted(marks.items()))) if marks else 0
 
 
+def tidy_log(uri: str, options: Mapping[str, str], committed: int) -> None:
+    """Keep a table's log short, when the version that was just committed is due for it."""
+    if committed == 0 or committed % CHECKPOINT_VERSIONS != 0:
+        return
+    # A table of its own: the one that reads answer from must not move on by housekeeping.
+    newest = DeltaTable(uri, storage_options=dict(options))
+    newest.create_checkpoint()
+    if committed % CLEANUP_VERSIONS == 0:
+        newest.cleanup_metadata()
+
+
 class ControlTable:
     """A Delta table, its marks, and its one way to change."""
 
@@ -265,13 +276,7 @@ class ControlTable:
 
     def tidy_log(self, committed: int) -> None:
         """Keep the log short, when the version that was just committed is due for it."""
-        if committed % CHECKPOINT_VERSIONS != 0:
-            return
-        # A table of its own: the one that reads answer from must not move on by housekeeping.
-        newest = DeltaTable(self.uri, storage_options=self._options)
-        newest.create_checkpoint()
-        if committed % CLEANUP_VERSIONS == 0:
-            newest.cleanup_metadata()
+        tidy_log(self.uri, self._options, committed)
 
     def sweep(self, *, retention_hours: int) -> int:
         """Remove the files that were replaced, or never committed, more than the retention ago."""

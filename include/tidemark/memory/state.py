@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from tidemark.core.checksum import Digest
 from tidemark.core.errors import Determinate, Indeterminate
 from tidemark.core.fold import Change, Key, fold
 from tidemark.core.ids import TXN_NONE, ShardId, WriterToken
+from tidemark.core.ledger import Conflict
 from tidemark.core.publish import Published, StateCommit, StateStanding
 from tidemark.memory.chaos import Calm, Chaos, Crash, Fault
 from tidemark.memory.control import MemoryWarehouse
@@ -57,9 +57,6 @@ class MemoryStatePlane:
         self._states = states
         self._chaos = chaos or Calm()
 
-    def sole_publisher(self, shard: ShardId) -> AbstractContextManager[None]:
-        return nullcontext()
-
     def standing(self, shard: ShardId, since: Published | None) -> StateStanding:
         versions = self._states.of(shard)
         known = [(at, version.commit) for at, version in enumerate(versions) if version.commit is not None]
@@ -91,24 +88,28 @@ class MemoryStatePlane:
 
     def publish(
         self, shard: ShardId, tail: Tail, *, base: Published | None, token: WriterToken
-    ) -> tuple[int, StateCommit]:
+    ) -> tuple[int, StateCommit] | Conflict:
+        there = len(self._states.of(shard))
         before = self._states.of(shard)[base.version].rows.values() if base is not None else ()
         rows = fold([*before, *self._rows(shard, tail)])
         visible = [change for change in rows.values() if not change.deletes]
         commit = StateCommit(tail.txn, token, digest_of(visible))
-        return self._commit(shard, MemoryVersion(rows, commit)), commit
+        version = self._commit(shard, MemoryVersion(rows, commit), there)
+        return version if isinstance(version, Conflict) else (version, commit)
 
     def rebuild(
         self, shard: ShardId, tail: Tail, *, base: Published | None, token: WriterToken
-    ) -> tuple[int, StateCommit]:
+    ) -> tuple[int, StateCommit] | Conflict:
         return self.publish(shard, tail, base=base, token=token)
 
-    def _commit(self, shard: ShardId, version: MemoryVersion) -> int:
+    def _commit(self, shard: ShardId, version: MemoryVersion, there: int) -> int | Conflict:
         fault = self._chaos.meet("state.commit")
         if fault is Fault.CRASH_BEFORE:
             raise Crash
         if fault is Fault.FAIL:
             raise Determinate("the state did not take the commit")
+        if len(self._states.of(shard)) != there:
+            return Conflict()
         self._states.of(shard).append(version)
         if fault is Fault.CRASH_AFTER:
             raise Crash

@@ -1,12 +1,13 @@
-"""Publish: bring a shard's state up to its log, one publisher at a time.
+"""Publish: bring a shard's state up to its log, however many do so at once.
 
 A publish is idempotent and any crash is mended by the next call: the table and its record are compared
 first, a commit that is in the table but not on record is put on record (Invariant 5), and only then is
 the tail folded in. The log's version is pinned when its upper is read, so the state ends exactly there
 (Invariant 15), whatever is appended meanwhile.
 
-How there is one publisher at a time depends on where the state lies, so the plane sees to it (Invariant 14).
-What gets past that is noticed by the next publisher and by readers, who both call `checked_record`.
+Of two publishers on one state one commits; the other decides again, and finds the first one's work there
+(Invariant 4). What was written to the state by other means is noticed by the next publisher and by readers,
+who both call `checked_record`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from tidemark.core.checksum import Digest
 from tidemark.core.errors import Determinate, InvalidUsage, InvariantViolation
 from tidemark.core.ids import TXN_FIRST, ShardId, Txn, WriterToken, next_txn
 from tidemark.core.lease import since_of
-from tidemark.core.ledger import Head, Put
+from tidemark.core.ledger import Conflict, Head, Put
 from tidemark.core.publish import (
     Policy,
     Published,
@@ -66,7 +67,7 @@ def last_published(control: Control, shard: ShardId) -> Published | None:
 def checked_record(control: Control, plane: StatePlane, shard: ShardId) -> Published | None:
     """The newest publish on record, if the state still holds it; readers start here (scenario M13).
 
-    A reader holds no lock: publishers may be at work between its look at the record and the one at the table.
+    Publishers may be at work between its look at the record and the one at the table.
     So a state that is not as recorded is looked at again as long as its record moves."""
     last = last_published(control, shard)
     for _ in range(STEPS_MAX):
@@ -110,6 +111,11 @@ def put_record(control: Control, shard: ShardId, *, version: int, commit: StateC
 
     def decide(head: Head) -> Put[Published, Published] | Published:
         last = next(iter(ledger.read(head.upper - 1, head.upper)), None)
+        if last is not None and last.version > version:
+            # Another publisher has put it on record for us, and has gone on from there.
+            for found in ledger.find(commit.token):
+                if (found.version, found.commit) == (version, commit):
+                    return found
         return decide_record(head=head, last=last, version=version, commit=commit)
 
     what = f"the record of transaction {commit.txn} in the state of {shard}"
@@ -128,12 +134,11 @@ def publish(
     if policy is not None and not is_due(control, shard, policy):
         published = published_txn(last_published(control, shard))
         return NotDue(published, control.log(shard).head().upper)
-    with plane.sole_publisher(shard):
-        return _publish(control, plane, shard, token)
+    return _publish(control, plane, shard, token)
 
 
 def _publish(control: Control, plane: StatePlane, shard: ShardId, token: WriterToken) -> Published | UpToDate:
-    """Decide and do until the tail is in. As the one publisher, so each step is seen by the next."""
+    """Decide and do until the tail is in; a state that has moved on meanwhile is decided on again."""
     for _ in range(STEPS_MAX):
         last = last_published(control, shard)
         standing = plane.standing(shard, last)
@@ -145,9 +150,10 @@ def _publish(control: Control, plane: StatePlane, shard: ShardId, token: WriterT
                 put_record(control, shard, version=version, commit=commit)
             case PublishTail(lower, upper, base):
                 tail = Tail(lower, upper, log.version, watermark_below(control, lower))
-                version, commit = plane.publish(shard, tail, base=base, token=token)
-                return put_record(control, shard, version=version, commit=commit)
-    raise Determinate(f"the state of {shard} was found ahead of its record {STEPS_MAX} times", hint="retry")
+                made = plane.publish(shard, tail, base=base, token=token)
+                if not isinstance(made, Conflict):
+                    return put_record(control, shard, version=made[0], commit=made[1])
+    raise Determinate(f"the state of {shard} has moved on {STEPS_MAX} times meanwhile", hint="retry")
 
 
 def rebuild(
@@ -164,7 +170,7 @@ def rebuild(
     the last one, unless another is given. Its version of the state is read back and must have its recorded
     digest."""
 
-    def work() -> Published:
+    def work() -> Published | Conflict:
         last = last_published(control, shard)
         since = since_of(control.leases.head())
         start = base if base is not None or since == TXN_FIRST else last
@@ -183,11 +189,16 @@ def rebuild(
             fact = f"the log of {shard} has nothing to rebuild from"
             raise InvalidUsage(fact, hint="run the pipeline first")
         tail = Tail(lower, log.upper, log.version)
-        version, commit = plane.rebuild(shard, tail, base=start, token=token)
-        return put_record(control, shard, version=version, commit=commit)
+        made = plane.rebuild(shard, tail, base=start, token=token)
+        if isinstance(made, Conflict):
+            return made
+        return put_record(control, shard, version=made[0], commit=made[1])
 
-    with plane.sole_publisher(shard):
-        return work()
+    for _ in range(STEPS_MAX):
+        done = work()
+        if not isinstance(done, Conflict):
+            return done
+    raise Determinate(f"the state of {shard} has moved on {STEPS_MAX} times meanwhile", hint="retry")
 
 
 def _check_base(plane: StatePlane, shard: ShardId, base: Published) -> None:

@@ -1,8 +1,8 @@
-"""Tend a state: keep its table in shape under the publisher's lock, and never under a reader's feet.
+"""Tend a state: keep its table in shape, and never under a reader's feet.
 
-Spark commits a state, so merging its files is the publisher's right alone (`pipeline.publish`): who finds the
-lock taken leaves the table for the next time. The state is checked against its record first; one that is not
-as it was published is left as it is, for people to look at.
+A publish that comes in between has the right of way: what was merged meanwhile is dropped, and left for the
+next time. The state is checked against its record first; one that is not as it was published is left as it
+is, for people to look at.
 
 A VACUUM goes by the table's retention. A lease whose snapshot was superseded longer ago than that holds it
 back: the snapshot's files would be among those that go.
@@ -54,13 +54,12 @@ def tend(
     purge: bool,
     vacuum: bool,
 ) -> None:
-    """Merge and clean what is due. `BeingPublished` while another process publishes the shard."""
-    with plane.sole_publisher(shard):
-        last = checked_record(control, plane, shard)
-        tombstones = last.commit.tombstones if last is not None else VERSION_NONE
-        if merge:
-            keeper.merge(shard, tombstones=tombstones)
-        if purge:
-            keeper.purge(shard)
-        if vacuum:
-            keeper.vacuum(shard, tombstones=tombstones)
+    """Merge and clean what is due. `BeingPublished` when another process has published it meanwhile."""
+    last = checked_record(control, plane, shard)
+    tombstones = last.commit.tombstones if last is not None else VERSION_NONE
+    if merge:
+        keeper.merge(shard, tombstones=tombstones)
+    if purge:
+        keeper.purge(shard)
+    if vacuum:
+        keeper.vacuum(shard, tombstones=tombstones)

@@ -1,19 +1,20 @@
 """The state plane's port: folding a log's tail into a state by one commit, and reading both.
 
-Promise: `publish` makes exactly one commit of the state's table, or none when it raises `Determinate`;
-after an error that leaves this open, `standing` tells. The commit carries its `StateCommit`. All inputs
-are pinned (a range of transactions at a version of the log, the state at its record), so that doing it
-again gives the same rows. Whoever publishes or rebuilds does so within `sole_publisher`.
+Promise: `publish` makes exactly one commit of the state's table, on the state that it was worked out against;
+none when that has moved on meanwhile (`Conflict`: decide again) or when it raises `Determinate`; after an
+error that leaves this open, `standing` tells. The commit carries its `StateCommit`. All inputs are pinned (a
+range of transactions at a version of the log, the state at its record), so that doing it again gives the same
+rows.
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
 from tidemark.core.checksum import Digest
 from tidemark.core.ids import ShardId, Txn, WriterToken
+from tidemark.core.ledger import Conflict
 from tidemark.core.publish import Published, StateCommit, StateStanding
 
 
@@ -36,24 +37,19 @@ class Tail:
 class StatePlane(Protocol):
     """Folds and commits; never decides."""
 
-    def sole_publisher(self, shard: ShardId) -> AbstractContextManager[None]:
-        """Be the one publisher of the shard, or raise `BeingPublished` at once; `InvalidUsage` where nothing
-        could keep a second one away."""
-        ...
-
     def standing(self, shard: ShardId, since: Published | None) -> StateStanding:
         """What the table says of itself, and of what happened to it since the given record."""
         ...
 
     def publish(
         self, shard: ShardId, tail: Tail, *, base: Published | None, token: WriterToken
-    ) -> tuple[int, StateCommit]:
+    ) -> tuple[int, StateCommit] | Conflict:
         """Bring the state from `base` to the tail's end; the version and the commit that did it."""
         ...
 
     def rebuild(
         self, shard: ShardId, tail: Tail, *, base: Published | None, token: WriterToken
-    ) -> tuple[int, StateCommit]:
+    ) -> tuple[int, StateCommit] | Conflict:
         """Replace the whole state, by one commit, with what the tail makes of `base` (or of nothing)."""
         ...
 

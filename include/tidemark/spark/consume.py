@@ -16,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from tidemark.core.ids import Txn
 from tidemark.core.listing import Condition
 from tidemark.core.seal import Part
-from tidemark.spark.commit import confs_set
+from tidemark.spark.confs import confs_set
 from tidemark.spark.fold import DELETE, LOG_COLUMNS, OP, TXN, UPSERT, log_schema, quoted
 from tidemark.spark.spec import StateSpec
 

@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
+from arro3.core import Table
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from pyarrow import fs
@@ -35,17 +36,6 @@ _HARMLESS: Final = frozenset(
 def app_id(pipeline: str, shard: str) -> str:
     """The application that a state's commits are counted under."""
     return f"tidemark/{pipeline}/{shard}"
-
-
-def guard_of(app: str) -> str:
-    """The application that commits on a base are counted under, as base + 1 (`spark.commit`)."""
-    return f"{app}/base"
-
-
-def guard_version(uri: str, app: str, storage_options: Mapping[str, str] | None = None) -> int:
-    """The highest base that a commit was made on, plus 1; 0 before the first."""
-    table = _opened(uri, storage_options)
-    return 0 if table is None else int(table.transaction_version(guard_of(app)) or 0)
 
 
 def encoded(commit: StateCommit) -> str:
@@ -80,12 +70,6 @@ def version_of(uri: str, storage_options: Mapping[str, str] | None = None) -> in
     """The newest version of a Delta table, -1 when there is no table."""
     table = _opened(uri, storage_options)
     return VERSION_NONE if table is None else table.version()
-
-
-def columns_of(uri: str, storage_options: Mapping[str, str] | None = None) -> list[str]:
-    """A table's columns; none when there is no table."""
-    table = _opened(uri, storage_options)
-    return [] if table is None else [field.name for field in table.schema().fields]
 
 
 def configuration_of(uri: str, storage_options: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -125,9 +109,9 @@ def lost_files(uri: str, version: int, storage_options: Mapping[str, str] | None
     if table is None or table.version() <= version:
         return []
     table.load_as_version(version)
-    uris = table.file_uris()
+    paths = Table.from_arrow(table.get_add_actions())["path"].to_pylist()
     store, root = fs.FileSystem.from_uri(uri.replace("s3a://", "s3://", 1)) if "://" in uri else (_DISK, uri)
-    infos = store.get_file_info([f"{root}/{name.rsplit('/', 1)[-1]}" for name in uris]) if uris else []
+    infos = store.get_file_info([f"{root}/{path}" for path in paths]) if paths else []
     return [info.base_name for info in infos if info.type != fs.FileType.File]
 
 
@@ -164,25 +148,12 @@ def read_standing(
     newest = commits.get(newest_version)
     return StateStanding(
         version=table.version(),
-        txn=_stands_at(table, app, newest, since),
+        txn=Txn(table.transaction_version(app) or TXN_NONE),
         newest=newest,
         newest_version=newest_version,
         at_record=at_record,
         strangers=tuple(reversed(strangers)),
     )
-
-
-def _stands_at(table: DeltaTable, app: str, newest: StateCommit | None, since: Published | None) -> Txn:
-    """The last transaction in a table. A commit that counts by its base tells its own only in its facts;
-    when those are so old that the log was cleaned of them, no commit on top of the record means that the
-    record still stands."""
-    counted = Txn(table.transaction_version(app) or TXN_NONE)
-    if newest is not None:
-        return max(counted, newest.txn)
-    based = table.transaction_version(guard_of(app))
-    if since is not None and based is not None and based <= since.txn and table.version() >= since.version:
-        return max(counted, since.txn)
-    return counted
 
 
 def _moves(commit: StateCommit | None, since: Published | None) -> bool:

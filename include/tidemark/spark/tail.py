@@ -57,10 +57,10 @@ def folded_tail(spark: SparkSession, spec: StateSpec, *, lower: int, upper: int,
     return folded(rows, spec, lower=lower, upper=upper)
 
 
-def with_places(state: DataFrame, spec: StateSpec) -> DataFrame:
-    """A state's declared columns, and where each row lies: its file, and its number in it."""
+def with_places(state: DataFrame) -> DataFrame:
+    """A state's columns, and where each row lies: its file, and its number in it."""
     return state.select(
-        *spec.columns, F.col("_metadata.file_path").alias(FILE), F.col("_metadata.row_index").alias(ROW)
+        "*", F.col("_metadata.file_path").alias(FILE), F.col("_metadata.row_index").alias(ROW)
     )
 
 
@@ -106,7 +106,7 @@ def sent(tail: DataFrame, rows: int) -> DataFrame:
 
 def met(tail: DataFrame, state: DataFrame, spec: StateSpec, *, rows: int) -> DataFrame:
     """The state's rows whose key the tail has: the key, the tail's `_op`, whether the row goes, its hash, and
-    its place where the state has places. A row stays that is newer, or that an upsert would not change."""
+    its place. A row stays that is newer, or that an upsert would not change."""
     renamed = tail.select([F.col(quoted(name)).alias(_PREFIX + name) for name in tail.columns])
     keys = spec.equal({key: (quoted(key), quoted(_PREFIX + key)) for key in spec.rule.keys})
     sequence, op = spec.rule.sequence_by, F.col(_PREFIX + OP)
@@ -127,7 +127,8 @@ def met(tail: DataFrame, state: DataFrame, spec: StateSpec, *, rows: int) -> Dat
         op.alias(OP),
         (~(newer | unchanged)).alias(GOES),
         row_hash(spec.declared).alias(BEFORE),
-        *[F.col(name) for name in (FILE, ROW) if name in state.columns],
+        FILE,
+        ROW,
     )
 
 

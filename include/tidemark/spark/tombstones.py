@@ -15,10 +15,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import LongType, StructField, StructType
 
+from tidemark.core.ledger import Conflict
 from tidemark.core.publish import VERSION_NONE
 from tidemark.spark.fold import DELETE, OP, TXN, is_too_late, quoted, sequence_number
 from tidemark.spark.spec import StateSpec
-from tidemark.spark.standing import version_of
+from tidemark.spark.state_write import NextVersion
+from tidemark.spark.table_metadata import description, retention_of
 from tidemark.spark.tables import table_rows
 
 
@@ -53,8 +55,9 @@ def bury(
     base: int,
     watermark: int | None,
     afresh: bool = False,
-) -> int:
-    """Add the tail's deletes, let go what is too late, and return the version to read from now on.
+) -> int | Conflict:
+    """Add the tail's deletes, let go what is too late, and return the version to read from now on; `Conflict`
+    where another publisher has added some meanwhile.
 
     `afresh` forgets what was there, for a rebuild from the first transaction."""
     sequence = spec.rule.sequence_by
@@ -66,12 +69,15 @@ def bury(
     if not afresh and rows.isEmpty():
         return base
     line = None if afresh or watermark is None or spec.lateness is None else watermark - spec.lateness
-    mode = "overwrite" if afresh else "append"
+    whole = afresh
     if line is not None and base != VERSION_NONE:
         number = sequence_number(F.col(quoted(sequence)), spec.declared[sequence].dataType)
         too_late = is_too_late(number, watermark=watermark, lateness=spec.lateness)
-        rows, mode = _last(rows.unionByName(_rows(spark, spec, base)), spec).where(~too_late), "overwrite"
-    # Whatever the session gives to new tables: the columns are in the files by their own names.
-    writer = rows.write.format("delta").mode(mode).option("delta.columnMapping.mode", "none")
-    writer.save(spec.tombstones)
-    return version_of(spec.tombstones, spec.storage_options)
+        rows, whole = _last(rows.unionByName(_rows(spark, spec, base)), spec).where(~too_late), True
+    version = NextVersion(spec.tombstones, spec.storage_options)
+    added = version.write(rows)
+    gone = list(version.head.files) if whole else []
+    after = sum(file.rows for file in added) + (0 if whole else version.head.rows)
+    said = description(version.head, rows.schema, retention_of(spec))
+    outcome = version.commit("WRITE", after, added=added, removed=gone, **said)
+    return outcome if isinstance(outcome, Conflict) else outcome.version

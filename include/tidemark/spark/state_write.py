@@ -1,0 +1,76 @@
+"""Spark writes the files of a table's coming version, and Python commits them (`delta.state`).
+
+They are plain Parquet files in folders of their own for each attempt, whose names say for which version they
+are: they go in with that version or never (`delta.state_vacuum`). A commit that did not go in leaves no file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+from uuid import uuid4
+
+from pyspark.sql import DataFrame
+
+from tidemark.core.errors import Indeterminate
+from tidemark.core.ledger import CommitOutcome, Conflict
+from tidemark.delta.entry import Change, NewFile
+from tidemark.delta.failures import housekeeping
+from tidemark.delta.state import StateTable
+from tidemark.delta.state_files import described, folder_of
+from tidemark.delta.store import Store
+from tidemark.delta.table import tidy_log
+from tidemark.delta.vectors import Rows
+from tidemark.spark.work import WRITE_OPTIONS
+
+WRITE_CONFS: Final = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}
+"""A footer tells the bounds of times that are numbers, and not of those in Spark's older format."""
+
+
+class NextVersion:
+    """The version after a table's newest one: its files, and the one attempt to commit them."""
+
+    def __init__(self, uri: str, storage_options: Mapping[str, str]) -> None:
+        self._options = storage_options
+        self._table = StateTable(uri, storage_options=storage_options)
+        self.head = self._table.head()
+        self._new: list[NewFile] = []
+
+    @property
+    def store(self) -> Store:
+        return self._table.store
+
+    def hidden(self, paths: Iterable[str]) -> dict[str, Rows]:
+        """The rows that vectors hide in these files."""
+        return self._table.hidden(self.head, paths)
+
+    def write(self, rows: DataFrame, *, within: str = "") -> list[NewFile]:
+        """Write rows; those of the files that have any."""
+        folder = within + folder_of(self.head.version + 1, uuid4())
+        rows.write.options(**WRITE_OPTIONS).mode("error").parquet(f"{self.store.uri}/{folder}")
+        found = described(self.store, folder)
+        self._new += found
+        return found
+
+    def commit(self, operation: str, rows_after: int, **change: Any) -> CommitOutcome:
+        """Make the version, if and only if the table still stands at the head."""
+        made = Change(operation, rows_after, **change)
+        try:
+            outcome = self._table.commit(self.head, made)
+        except Indeterminate:
+            # The entry may be there, or may still come: it needs its files.
+            raise
+        except Exception:
+            self.forget()
+            raise
+        if isinstance(outcome, Conflict):
+            self.forget()
+        else:
+            with housekeeping(self.store.uri):
+                tidy_log(self.store.uri, self._options, outcome.version)
+        return outcome
+
+    def forget(self) -> None:
+        """Remove the files, for a version that will not be."""
+        for file in self._new:
+            self.store.delete(file.path)
