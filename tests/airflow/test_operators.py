@@ -50,7 +50,13 @@ class Bench:
     def deployment(self) -> Any:
         pipeline = self.world.process()
         config = SimpleNamespace(name="shop")
-        return SimpleNamespace(pipeline=pipeline, control=pipeline.control, config=config, shards=())
+        return SimpleNamespace(
+            pipeline=pipeline,
+            control=pipeline.control,
+            config=config,
+            shards=(),
+            with_new_columns=lambda work: work(),
+        )
 
     def context(self, run_id: str = "r", *, clear_number: int = 0, **params: Any) -> Any:
         run = SimpleNamespace(run_id=run_id, logical_date=None, clear_number=clear_number, start_date=None)

@@ -208,7 +208,8 @@ def test_no_secret_gets_into_logs_journal_xcom_or_data_docs(stack: Stack) -> Non
     # What is no secret is found in all the places that are looked into.
     for text, places in (
         (run_id, {"logs", "airflow.xcom", "airflow.task_instance", "control.attempts", "control.journal"}),
-        (project.file.name, {"airflow.rendered_task_instance_fields"}),
+        (project.file.name, {"airflow.serialized_dag"}),
+        ("arrow-spark", {"airflow.rendered_task_instance_fields"}),  # What the provider calls a job.
         ("recorded_digest", {"docs"}),
         ("Running Spark version", {"spark"}),
         (project.name, {"control.bindings", "project"}),

@@ -139,8 +139,11 @@ def test_e4_what_does_not_fit_its_type_is_a_bad_record_with_a_reason(
     changed = [json.dumps({name: v for name, v in shape.items() if v is not ...}) for shape in shapes]
     more = [{**GOOD, "id": 2, "n": 5, "d": 12.340}, {**GOOD, "id": 3, "d": "1.2E+3"}]
     more += [{**GOOD, "id": 4, "d": "-7.1000"}, {**GOOD, "id": 5, "d": 7}]
-    staged = rig.stage([GOOD, *changed, *UNREADABLE, *more])
+    # A number in a STRING is no error, and is written anew, as the documents say.
+    number = json.dumps({**GOOD, "id": 6}).replace('"req": "r"', '"req": 12.50')
+    staged = rig.stage([GOOD, *changed, *UNREADABLE, *more, number])
     rows = {row["id"]: row for row in rig.rows(staged)}
+    assert (rows[5]["req"], rows[6]["req"]) == ("r", "12.5")
     assert (rows[1]["n"], rows[2]["n"]) == (5_000_000_000, 5)
     assert [str(rows[number]["d"]) for number in range(1, 6)] == [
         "12.34", "12.34", "1200.00", "-7.10", "7.00",

@@ -113,7 +113,7 @@ LATE: Sequence[Sequence[Row]] = (
 LATE_RESULT = [("a", "a12", 12), ("b", "b10z", 10), ("c", "c11", 11), ("e", "e20", 20)]
 
 
-@pytest.mark.parametrize("every", [1, 8])
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.sweep), 2, 8])
 def test_u11_the_result_does_not_depend_on_when_publishes_happen(
     spark: SparkSession, tmp_path: Path, every: int
 ) -> None:
