@@ -27,7 +27,7 @@ from tidemark.delta.entry import Change
 from tidemark.delta.head import read_head
 from tidemark.delta.log import DeltaLog
 from tidemark.delta.probe import probe_put_if_absent
-from tidemark.delta.protocol import widened_protocol
+from tidemark.delta.protocol import protocol_action, widened_protocol
 from tidemark.delta.state import StateTable
 from tidemark.delta.store import Store
 
@@ -36,9 +36,9 @@ def actions(path: Path, kind: str) -> list[dict[str, Any]]:
     return [json.loads(line)[kind] for line in path.read_text().splitlines() if f'"{kind}"' in line]
 
 
-def with_column(kind: str) -> Schema:
+def with_column(kind: Any, *, nullable: bool = True) -> Schema:
     fields = json.loads(LOG_SCHEMA.to_json())["fields"]
-    more = {"name": "at", "type": kind, "nullable": True, "metadata": {}}
+    more = {"name": "at", "type": kind, "nullable": nullable, "metadata": {}}
     return Schema.from_json(json.dumps({"type": "struct", "fields": [*fields, more]}))
 
 
@@ -53,6 +53,14 @@ def test_a_new_table_asks_of_its_readers_only_what_it_needs(tmp_path: Path) -> N
     [protocol] = actions(log_entries(folder)[0], "protocol")
     assert (protocol["minReaderVersion"], protocol["readerFeatures"]) == (3, ["timestampNtz"])
     assert pl.read_delta(str(folder)).height == 2
+    inner = {"name": "a", "type": "long", "nullable": False, "metadata": {}}
+    required = [
+        with_column("long", nullable=False),
+        with_column({"type": "array", "containsNull": True, "elementType": {"type": "struct", "fields": [inner]}}),
+    ]  # fmt: skip
+    for schema in required:
+        # Spark reads no table with a NOT NULL column, at any depth, whose protocol doesn't name the feature.
+        assert protocol_action(configuration={}, schema=schema.to_json())["writerFeatures"] == ["invariants"]
 
 
 def test_a_column_that_needs_a_feature_brings_it_and_all_else_stays_said(tmp_path: Path) -> None:

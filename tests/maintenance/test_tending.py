@@ -27,7 +27,9 @@ SECONDS_MAX = 600
 
 
 def data_files(state: Path) -> set[str]:
-    return {path.name for path in state.rglob("*.parquet") if path.parent.name != "_delta_log"}
+    """Folders may vanish meanwhile, which a walk passes over, and a glob does not."""
+    found = ((Path(folder).name, name) for folder, _, names in os.walk(state) for name in names)
+    return {name for folder, name in found if folder != "_delta_log" and name.endswith(".parquet")}
 
 
 def is_merging(state: Path, before: set[str]) -> bool:

@@ -57,6 +57,9 @@ def protocol_action(*, configuration: Mapping[str, str], schema: str) -> dict[st
     ]
     own = ((_APPENDS, "appendOnly"), (FEED, "changeDataFeed"))
     writers = both + [feature for name, feature in own if is_on(configuration, name)]
+    if _has_required(json.loads(schema)):
+        # Spark refuses a table with a NOT NULL column whose protocol doesn't say so.
+        writers.append("invariants")
     if not both:
         return {"minReaderVersion": 1, "minWriterVersion": 7, "writerFeatures": writers}
     return {
@@ -152,10 +155,15 @@ def _refused_fields(kind: object) -> Iterator[str]:
 
 
 def _has_ntz(kind: object) -> bool:
-    if isinstance(kind, dict):
-        inner = [
-            *kind.get("fields", ()),
-            *(kind.get(p) for p in ("type", "elementType", "keyType", "valueType")),
-        ]
-        return any(_has_ntz(one) for one in inner)
-    return kind == "timestamp_ntz"
+    return kind == "timestamp_ntz" or any(map(_has_ntz, _inner(kind)))
+
+
+def _has_required(kind: object) -> bool:
+    """Whether a column or a field of one is NOT NULL."""
+    return (isinstance(kind, dict) and kind.get("nullable") is False) or any(map(_has_required, _inner(kind)))
+
+
+def _inner(kind: object) -> list[object]:
+    if not isinstance(kind, dict):
+        return []
+    return [*kind.get("fields", ()), *(kind.get(p) for p in ("type", "elementType", "keyType", "valueType"))]
