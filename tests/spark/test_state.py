@@ -21,11 +21,12 @@ from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.ledger import Conflict
 from tidemark.core.publish import VERSION_NONE, Published, StateOverwritten, StateStanding, UpToDate
+from tidemark.delta.head import read_head
+from tidemark.delta.store import Store
 from tidemark.pipeline import publish as step
 from tidemark.ports.state import Tail
 from tidemark.spark.session import ROWS_FEW
 from tidemark.spark.spec import StateSpecs
-from tidemark.spark.standing import configuration_of
 from tidemark.spark.state import SparkStatePlane
 from tidemark.spark.upkeep import SparkStateKeeper
 
@@ -501,7 +502,7 @@ def test_regression_a_state_keeps_its_history_for_longer_than_delta_keeps_a_log_
     specs = StateSpecs("p", {SHARD: replace(rig.spec, history_days=60)})
     SparkStateKeeper(rig.spark, specs).vacuum(SHARD, tombstones=VERSION_NONE)
     kept = {f"delta.{name}RetentionDuration": "interval 60 days" for name in ("deletedFile", "log")}
-    assert kept.items() <= configuration_of(rig.spec.state).items()
+    assert kept.items() <= read_head(Store(rig.spec.state, {})).configuration.items()
     rig.plane = SparkStatePlane(rig.spark, specs)
     rig.append(("a", "2"))
     rig.publish()
@@ -510,7 +511,7 @@ def test_regression_a_state_keeps_its_history_for_longer_than_delta_keeps_a_log_
     new.plane = SparkStatePlane(rig.spark, StateSpecs("p", {SHARD: new.spec}))
     new.append(("a", "1"))
     new.publish()
-    assert kept.items() <= configuration_of(new.spec.state).items()
+    assert kept.items() <= read_head(Store(new.spec.state, {})).configuration.items()
     assert new.state() == [("a", "1")]
 
 

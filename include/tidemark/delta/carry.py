@@ -9,12 +9,13 @@ the copy goes in with a vector of its own, instead of being made again and again
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from tidemark.core.errors import Determinate
+from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.delta.commit import Action
 from tidemark.delta.head import TableHead
 from tidemark.delta.vectors import Rows
@@ -53,10 +54,28 @@ def carried(copied: Sequence[Copied], now: Mapping[str, Rows]) -> Rows:
 
 def stranger(before: TableHead, actions: Sequence[Action], after: TableHead) -> str:
     """The name of a commit that is not ours and changed rows; empty for one that only rearranged files or
-    described the table. Its name alone says nothing: what it did to files and counts does."""
+    described the table. Its name alone says nothing: what it did to files, counts and columns does. One that
+    can't be shown to be harmless, because its files don't say how many rows they have, is none."""
     files = [line[kind] for line in actions for kind in ("add", "remove") if kind in line]
-    is_change = any(file.get("dataChange", True) for file in files) or any("cdc" in line for line in actions)
-    if not is_change and before.rows == after.rows:
-        return ""
     info: Action = next((line["commitInfo"] for line in actions if "commitInfo" in line), {})
-    return str(info.get("operation") or "a commit without a name")
+    name = str(info.get("operation") or "a commit without a name")
+    if any(file.get("dataChange", True) for file in files) or any("cdc" in line for line in actions):
+        return name
+    touched = {str(file["path"]) for file in files}
+    try:
+        counts = [
+            sum(head.files[path].live for path in touched if path in head.files) for head in (before, after)
+        ]
+    except InvalidUsage:
+        return f"{name} with rows that can't be counted"
+    kept = _columns(before).items() <= _columns(after).items()
+    return "" if counts[0] == counts[1] and kept else name
+
+
+def _columns(head: TableHead) -> dict[str, str]:
+    """The columns by their names; a nested type may get fields, so only that it is one is told."""
+    fields = json.loads(head.metadata.get("schemaString") or "{}").get("fields", ())
+    return {
+        field["name"]: field["type"] if isinstance(field["type"], str) else field["type"]["type"]
+        for field in fields
+    }

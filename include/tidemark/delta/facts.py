@@ -6,11 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError, TableNotFoundError
-
-from tidemark.core.errors import Determinate
-from tidemark.delta.actions import read_files
+from tidemark.core.publish import VERSION_NONE
+from tidemark.delta.head import read_head
 from tidemark.delta.store import Store
 
 SMALL_BYTES: Final = 128 * 1024 * 1024
@@ -51,31 +48,31 @@ def facts_of(
 ) -> TableFacts | None:
     """The shape of a table; None where there is no table."""
     store = Store(uri, storage_options or {})
-    try:
-        table = DeltaTable(uri, storage_options=dict(storage_options or {}))
-    except TableNotFoundError:
-        return None
-    except (DeltaError, OSError) as error:
-        raise Determinate(f"{uri} can't be read: {error}", hint="check the store, retry") from error
-    found = read_files(store, table.version())
+    # Listed before the log is read: what is committed meanwhile is then in the newest version.
     listed = store.listed()
+    head = read_head(store)
+    if head.version == VERSION_NONE:
+        return None
+    active = list(head.files.values())
+    needed = {file.location for file in active}
+    removed_ms = {file.location: file.at_ms for file in head.removed.values()}
     gone = {
-        path: (size, found.removed_ms.get(path))
+        path: (size, removed_ms.get(path))
         for path, size in listed.items()
-        if path.endswith(".parquet") and not path.startswith("_") and path not in found.active
+        if path.endswith(".parquet") and not path.startswith("_") and path not in needed
     }
     waiting = [size for size, at in gone.values() if at is not None and now_ms - at < kept_ms]
-    small = [file.bytes for file in found.active.values() if file.bytes < SMALL_BYTES]
+    small = [file.bytes for file in active if file.bytes < SMALL_BYTES]
     return TableFacts(
-        files=len(found.active),
-        bytes=sum(file.bytes for file in found.active.values()),
-        rows=sum(file.rows for file in found.active.values()),
-        hidden=sum(file.hidden for file in found.active.values()),
+        files=len(active),
+        bytes=sum(file.bytes for file in active),
+        rows=sum(file.rows for file in active),
+        hidden=sum(file.hidden for file in active),
         small=len(small),
         small_bytes=sum(small),
         old=len(gone) - len(waiting),
         old_bytes=sum(size for size, _ in gone.values()) - sum(waiting),
         waiting=len(waiting),
         waiting_bytes=sum(waiting),
-        configuration=dict(table.metadata().configuration),
+        configuration=head.configuration,
     )

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -59,6 +60,12 @@ class LiveFile:
     def location(self) -> str:
         """Where it lies below the table."""
         return unquote(self.path)
+
+    @property
+    def locations(self) -> list[str]:
+        """Where it lies below the table, and the file of its vector."""
+        vector = self.vector.path if self.vector is not None else None
+        return [self.location, *([vector] if vector is not None else [])]
 
     @property
     def bytes(self) -> int:
@@ -160,17 +167,25 @@ def _take_out(
 
 def read_head(store: Store, head: TableHead | None = None) -> TableHead:
     """The newest head, on from the given one. A table that is not there has version -1."""
-    if head is None or head.version == VERSION_NONE:
-        head = _opened(store)
+    found = open_head(store) if head is None or head.version == VERSION_NONE else head
+    for _, after in entries_after(store, found):
+        found = after
+    return found
+
+
+def entries_after(store: Store, head: TableHead) -> Iterator[tuple[list[Action], TableHead]]:
+    """The entries that follow a head, each with the head after it."""
     while True:
+        version = head.version + 1
         try:
-            data = store.get(entry_path(head.version + 1))
+            data = store.get(entry_path(version))
         except FileNotFoundError:
-            return head
+            return
         except OSError as error:
             raise Determinate(f"the log of {store.uri} can't be read: {error}", hint="retry") from error
-        version = head.version + 1
-        head = head.after(entry_actions(data, version, store.uri), version=version, table=store.uri)
+        actions = entry_actions(data, version, store.uri)
+        head = head.after(actions, version=version, table=store.uri)
+        yield actions, head
 
 
 def entry_actions(data: bytes, version: int, table: str) -> list[Action]:
@@ -187,14 +202,15 @@ def entry_actions(data: bytes, version: int, table: str) -> list[Action]:
     return found
 
 
-def _opened(store: Store) -> TableHead:
-    """The head of the newest checkpoint; version -1 where there is none."""
+def open_head(store: Store, *, until: int | None = None) -> TableHead:
+    """The head of the newest checkpoint, or of the newest one up to a version; version -1 where there is no
+    checkpoint.
+
+    A log that does not reach back to the version any more is opened at its oldest checkpoint, after it."""
     try:
-        version, parts = _last_checkpoint(store)
+        version, parts = _checkpoint(store, until)
     except OSError as error:
-        raise Determinate(
-            f"the last checkpoint of {store.uri} can't be read: {error}", hint="retry"
-        ) from error
+        raise Determinate(f"the checkpoints of {store.uri} can't be read: {error}", hint="retry") from error
     if version == VERSION_NONE:
         return TableHead()
     name = f"{LOG}/{version:020}.checkpoint"
@@ -212,15 +228,29 @@ def _opened(store: Store) -> TableHead:
     return replace(found, version=version)
 
 
-def _last_checkpoint(store: Store) -> tuple[int, int]:
+def _checkpoint(store: Store, until: int | None) -> tuple[int, int]:
     """Its version, and of how many parts it is; 0 for one that is whole. The pointer is a hint: without it
     the log is looked through, since the entries before a checkpoint may be gone."""
     try:
         pointer = json.loads(store.get(f"{LOG}/_last_checkpoint"))
-        return int(pointer["version"]), int(pointer.get("parts") or 0)
+        last = int(pointer["version"]), int(pointer.get("parts") or 0)
+        if until is None or last[0] <= until:
+            return last
     except FileNotFoundError:
-        found = [_CHECKPOINT.match(name) for name in store.names_after(LOG, "")]
-        return max(((int(one[1]), int(one[2] or 0)) for one in found if one), default=(VERSION_NONE, 0))
+        pass
+    found = _checkpoints(store)
+    wanted = [one for one in found if until is None or one[0] <= until]
+    if wanted:
+        return max(wanted)
+    # Entries are cleaned away from the first one on.
+    return (VERSION_NONE, 0) if not found or store.has(entry_path(0)) else min(found)
+
+
+def _checkpoints(store: Store) -> list[tuple[int, int]]:
+    """The checkpoints that are there with all their parts."""
+    names = (_CHECKPOINT.match(name) for name in store.names_after(LOG, ""))
+    parts = Counter((int(one[1]), int(one[2] or 0)) for one in names if one)
+    return [one for one, count in parts.items() if count == max(one[1], 1)]
 
 
 def _in_checkpoint(data: bytes) -> Iterator[Action]:

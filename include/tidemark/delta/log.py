@@ -29,10 +29,10 @@ from tidemark.core.seal import Part
 from tidemark.core.shape import Shape, check_known, misfit
 from tidemark.core.shard import LogEntry
 from tidemark.core.upkeep import COMPACTION, Leftover, Replacement
-from tidemark.delta.actions import read_files
 from tidemark.delta.columns import NOT_NULL, properties_of, shape_of
 from tidemark.delta.commit import Action, add_action, remove_action
 from tidemark.delta.failures import housekeeping
+from tidemark.delta.head import read_head
 from tidemark.delta.schema import log_schema
 from tidemark.delta.table import VERSION_NONE, ControlTable
 
@@ -214,9 +214,11 @@ class DeltaLog:
         """The files in the log's folder that the newest version does not name."""
         # Listed before the table is read: what is committed meanwhile is then active, not left over.
         found = self._table.store.listed()
-        head = self.head()
+        self.head()
         active = {str(add["path"]) for add in self._listed()}
-        removed = read_files(self._table.store, head.version).removed_ms
+        newest = read_head(self._table.store)
+        active |= {file.location for file in newest.files.values()}
+        removed = {file.location: file.at_ms for file in newest.removed.values()}
         named = (
             leftover_of(path, size, removed.get(path))
             for path, size in sorted(found.items())

@@ -10,6 +10,8 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Final
 
 from tidemark.core.errors import Determinate
 from tidemark.core.ledger import CommitOutcome, Committed, Conflict
@@ -18,6 +20,10 @@ from tidemark.delta.entry import Change, Entry, decide_entry
 from tidemark.delta.head import TableHead, read_head
 from tidemark.delta.store import Store
 from tidemark.delta.vectors import Rows, read_vectors
+
+ROWS: Final = "tidemark.rows"
+"""An application transaction: the last version whose commit was of rows. Unlike log entries it is not cleaned
+away."""
 
 
 class StateTable:
@@ -62,6 +68,8 @@ class StateTable:
     def commit(self, head: TableHead, change: Change) -> CommitOutcome:
         """Make the next version, if and only if the table still stands at `head`. The bytes of the change's
         own files must be on disk already."""
+        if change.of_rows:
+            change = replace(change, txns={**change.txns, ROWS: head.version + 1})
         entry = decide_entry(
             head,
             change,

@@ -180,6 +180,8 @@ class Store:
 
     def listed(self) -> dict[str, int]:
         """Every file below the root with its size; none where there is no root."""
+        if self.folder is not None and not self.folder.is_dir():
+            return {}
         infos = self._files().get_file_info_selector("", True, True)
         return {info.path: info.size for info in infos if info.size is not None}
 

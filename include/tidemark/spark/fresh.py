@@ -15,10 +15,10 @@ from pyspark.sql import functions as F  # noqa: N812
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import TXN_FIRST, TXN_NONE, ShardId, Txn, next_txn
 from tidemark.core.publish import VERSION_NONE, HistoryGone, Published
+from tidemark.delta.standing import lost_files, same_rows_version
 from tidemark.spark.fold import OP, TXN, UPSERT, log_schema, quoted
 from tidemark.spark.session import ROWS_FEW
 from tidemark.spark.spec import StateSpec
-from tidemark.spark.standing import lost_files, same_rows_version
 from tidemark.spark.tables import log_files, log_rows, read_version
 from tidemark.spark.tail import (
     SOURCE,

@@ -32,6 +32,7 @@ from tidemark.core.publish import (
     carried_forward,
     published_txn,
 )
+from tidemark.delta.standing import app_id, encoded, read_standing
 from tidemark.ports.state import Tail
 from tidemark.spark.changes import changes_of, digest_of_rows
 from tidemark.spark.confs import confs_set
@@ -40,7 +41,6 @@ from tidemark.spark.fresh import Pins, filled, fresh, is_small, tail_at
 from tidemark.spark.session import INTERPRETED
 from tidemark.spark.shared_server import persisted
 from tidemark.spark.spec import StateSpec, StateSpecs, specs_of
-from tidemark.spark.standing import app_id, encoded, read_standing
 from tidemark.spark.state_write import WRITE_CONFS, NextVersion
 from tidemark.spark.table_metadata import description, state_properties
 from tidemark.spark.tables import read_version

@@ -21,9 +21,9 @@ from tidemark.core.errors import Determinate
 from tidemark.core.ids import TXN_NONE, Txn
 from tidemark.core.listing import LogFile
 from tidemark.core.seal import Part
+from tidemark.delta.standing import same_rows_version
 from tidemark.spark.fold import TXN, log_schema, quoted
 from tidemark.spark.spec import StateSpec
-from tidemark.spark.standing import same_rows_version
 
 _EXACT: Final = (DateType, IntegralType, StringType)
 
