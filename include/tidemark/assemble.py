@@ -201,11 +201,11 @@ class Deployment:
             self._plane.close()
 
     def state(self) -> SparkStatePlane:
-        """The state plane; the first call starts Spark."""
+        """The state plane; it starts Spark when it first needs one."""
         if self._state is None:
             from tidemark.spark.state import SparkStatePlane
 
-            self._state = SparkStatePlane(self.session(), self.config)
+            self._state = SparkStatePlane(self.session, self.config)
         return self._state
 
     def keeper(self) -> SparkStateKeeper:

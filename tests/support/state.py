@@ -20,8 +20,10 @@ from tidemark.core.seal import Part
 from tidemark.core.shard import LogEntry
 from tidemark.delta.control import DeltaControl
 from tidemark.delta.log import parts_folder
+from tidemark.delta.state_files import DIGEST, KEY
 from tidemark.pipeline import publish as step
-from tidemark.spark.fold import FoldRule
+from tidemark.spark.digest import key_hash_sql, row_hash_sql
+from tidemark.spark.fold import FoldRule, log_hashed
 from tidemark.spark.fresh import Pins, fresh
 from tidemark.spark.parts import stats_of
 from tidemark.spark.spec import StateSpec, StateSpecs
@@ -49,7 +51,10 @@ def gone(*known: Any) -> Gone:
 
 @dataclass
 class StateRig:
-    """One shard below `root`. A change is a row of the declared columns, or `gone(…)`."""
+    """One shard below `root`. A change is a row of the declared columns, or `gone(…)`.
+
+    Its log says the keys and digests of its rows, as ingest writes it, so a publish goes by the key index;
+    one whose log does not is left to Spark's scan."""
 
     spark: SparkSession
     root: Path
@@ -60,6 +65,7 @@ class StateRig:
     change_data_feed: bool = False
     deletion_vectors: bool = True
     txn: int = 0
+    says_keys: bool = True
     control: DeltaControl = field(init=False)
     spec: StateSpec = field(init=False)
     plane: SparkStatePlane = field(init=False)
@@ -100,6 +106,11 @@ class StateRig:
         (log_folder / folder).mkdir(parents=True, exist_ok=True)
         path = f"{folder}/part-00000.parquet"
         pq.write_table(table, log_folder / path)
+        if self.says_keys:
+            hashed = [f"{row_hash_sql(log_hashed(self.spec.declared))} AS {DIGEST}"]
+            hashed += [f"{key_hash_sql(self.spec.keys)} AS {KEY}"] if self.keys else []
+            rows = self.spark.read.parquet(str(log_folder / path)).selectExpr("*", *hashed)
+            pq.write_table(rows.toArrow(), log_folder / path)
         stats = stats_of(pq.read_metadata(log_folder / path))
         part = Part(path, table.num_rows, (log_folder / path).stat().st_size, stats)
         log = self.control.log(SHARD)

@@ -50,6 +50,10 @@ class Hits:
     query: npt.NDArray[np.intp]
     records: Records
 
+    @classmethod
+    def none(cls) -> Hits:
+        return cls((), np.empty(0, np.intp), np.empty(0, _RECORD))
+
     def places(self, chosen: npt.NDArray[np.bool_] | None = None) -> dict[str, Rows]:
         """The row numbers of the hits, or of the chosen ones, by their files."""
         records = self.records if chosen is None else self.records[chosen]
@@ -110,9 +114,16 @@ class KeyIndex:
         chunk = joined if len(parts) == 1 else joined[np.argsort(joined["hi"], kind="stable")]
         self._put(write_run(self._new_path(), self._scope, known, [chunk]))
 
-    def find(self, keys: RowKeys, head: TableHead, hidden: Callable[[list[str]], Mapping[str, Rows]]) -> Hits:
+    def find(
+        self,
+        keys: RowKeys,
+        head: TableHead,
+        hidden: Callable[[list[str]], Mapping[str, Rows]],
+        *,
+        once: bool = True,
+    ) -> Hits:
         """The live rows of these keys. Every live file must be in a run (`missing`); two live rows of one key
-        are a violation."""
+        are a violation, if a key has `once` one."""
         order = np.argsort(keys.hi, kind="stable")
         hi, lo = keys.hi[order], keys.lo[order]
         paths = tuple(head.files)
@@ -137,7 +148,8 @@ class KeyIndex:
         records = np.concatenate(found) if found else np.empty(0, _RECORD)
         seen = ~_is_hidden(paths, records, hidden)
         query, records = order[query[seen]], records[seen]
-        _check_once(query)
+        if once:
+            _check_once(query)
         return Hits(paths, query, records)
 
     def merge(self, head: TableHead) -> None:

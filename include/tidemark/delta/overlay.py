@@ -3,8 +3,8 @@
 The rule of who wins, on arrays: a record whose key has a live row with a higher sequence loses, and changes
 nothing; any other takes the row's place, or takes it out. Without a sequence the tail always wins.
 
-A row that is the same again is written again: that it is the same would have to be seen by comparing it,
-since two rows with one 64-bit digest need not be equal.
+A row that is the same again stays as it is. That it is the same is for the caller to see by comparing it
+(`alike` are the rows to compare), since two rows with one 64-bit digest need not be equal.
 """
 
 from __future__ import annotations
@@ -42,11 +42,28 @@ class Overlay:
         )
 
 
-def overlay(tail: RowKeys, upserts: npt.NDArray[np.bool_], hits: Hits, *, base: Digest) -> Overlay:
-    """Lay a tail, which has each key once, over the state in which its keys have these rows."""
+def alike(tail: RowKeys, upserts: npt.NDArray[np.bool_], hits: Hits) -> npt.NDArray[np.bool_]:
+    """The hits that are upserted with the digest that they have."""
+    digests = np.ascontiguousarray(hits.records["digest"]).view(np.int64)
+    found: npt.NDArray[np.bool_] = upserts[hits.query] & (digests == tail.digest[hits.query])
+    return found
+
+
+def overlay(
+    tail: RowKeys,
+    upserts: npt.NDArray[np.bool_],
+    hits: Hits,
+    *,
+    base: Digest,
+    same: npt.NDArray[np.bool_] | None = None,
+) -> Overlay:
+    """Lay a tail, which has each key once, over the state in which its keys have these rows. `same` are the
+    hits that an upsert would not change."""
     goes = np.ones(len(hits.records), np.bool_)
     if tail.sequence is not None:
         goes = hits.records["sequence"] <= tail.sequence[hits.query]
+    if same is not None:
+        goes &= ~same
     comes = upserts.copy()
     comes[hits.query[~goes]] = False
     removed = digest_of(np.ascontiguousarray(hits.records["digest"][goes]))

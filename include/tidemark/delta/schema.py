@@ -10,6 +10,7 @@ from deltalake import Schema
 
 from tidemark.config.ddl import parse_schema
 from tidemark.config.schema import Array, Column, DataType, Decimal, Map, Scalar, Struct
+from tidemark.config.schema import Schema as Columns
 from tidemark.core.shape import Shape
 
 SCALARS: Final = {
@@ -40,6 +41,12 @@ def log_schema(shape: Shape) -> Schema:
     """The columns of a shard's log. All are nullable: a delete has its key and its sequence only."""
     columns = (Column(name, _parsed(kind)) for name, kind in shape.columns.items())
     return _schema((*columns, *LOG_COLUMNS))
+
+
+def declared_json(columns: Columns) -> dict[str, Any]:
+    """Declared columns as Spark and Delta write them in JSON."""
+    fields = [_field(column.name, column.type, nullable=column.nullable) for column in columns]
+    return {"type": "struct", "fields": fields}
 
 
 def quarantine_schema() -> Schema:

@@ -31,6 +31,7 @@ from tidemark.delta.store import Store
 
 KEY: Final = "_tidemark_key"
 DIGEST: Final = "_tidemark_digest"
+BESIDE: Final = (KEY, DIGEST)
 KEY_BYTES: Final = 16
 _NAME: Final = re.compile(r"v(\d{20})-[0-9a-f]{32}(?:\.parquet|/.+)\Z")
 
@@ -60,9 +61,12 @@ def keys_of(hashes: pa.ChunkedArray, digests: pa.ChunkedArray, sequences: Any = 
 
 
 def _bytes_of(chunk: pa.Array) -> bytes:
-    kind = chunk.type
-    if chunk.null_count or not pa.types.is_fixed_size_binary(kind) or kind.byte_width != KEY_BYTES:
-        raise InvalidUsage(f"the column {KEY} is of {kind}, with {chunk.null_count} NULLs")
+    try:
+        chunk = chunk.cast(pa.binary(KEY_BYTES))
+    except pa.ArrowInvalid as error:
+        raise InvalidUsage(f"the column {KEY} is not of hashes: {error}") from error
+    if chunk.null_count:
+        raise InvalidUsage(f"the column {KEY} has {chunk.null_count} NULLs")
     data: bytes = chunk.buffers()[1].to_pybytes()
     return data[chunk.offset * KEY_BYTES : (chunk.offset + len(chunk)) * KEY_BYTES]
 
@@ -89,7 +93,7 @@ def described(store: Store, folder: str) -> list[NewFile]:
                 store.remove_quietly(path)
                 continue
             size = int(store.size(path))
-            found.append(NewFile(path, size, footer.num_rows, footer_statistics(footer)))
+            found.append(NewFile(path, size, footer.num_rows, footer_statistics(footer, without=BESIDE)))
         store.sync_files([file.path for file in found])
     except (OSError, pa.ArrowException) as error:
         raise Determinate(
@@ -105,9 +109,9 @@ def version_in(path: str) -> int | None:
 
 
 def write_rows(store: Store, rows: pa.Table, *, version: int, nonce: UUID) -> NewFile:
-    """Write rows, which have both columns, to one file, and have it on disk. Statistics leave the two out."""
+    """Write rows to one file, and have it on disk. Statistics leave out what stands beside them."""
     out = io.BytesIO()
-    plain = [KEY, DIGEST]
+    plain = [name for name in BESIDE if name in rows.column_names]
     options: dict[str, Any] = {"compression": "zstd", "compression_level": 1, "write_page_checksum": True}
     # Hashes don't repeat.
     options["use_dictionary"] = [name for name in rows.column_names if name not in plain]

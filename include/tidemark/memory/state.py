@@ -119,3 +119,6 @@ class MemoryStatePlane:
 
     def digest(self, shard: ShardId, version: int) -> Digest:
         return digest_of(list(self._states.of(shard)[version].visible.values()))
+
+    def repeated(self, shard: ShardId, version: int) -> int:
+        return 0  # A mapping has each key once.

@@ -209,6 +209,9 @@ def _check_base(plane: StatePlane, shard: ShardId, base: Published) -> None:
             what=f"version {base.version} has {found.count} rows with digest {found}, "
             f"recorded are {base.commit.digest.count} with {base.commit.digest}",
         )
+    repeated = plane.repeated(shard, base.version)
+    if repeated:
+        raise StateOverwritten(shard, what=f"{repeated} keys of version {base.version} have several rows")
 
 
 def verify_state(control: Control, plane: StatePlane, shard: ShardId) -> Digest:

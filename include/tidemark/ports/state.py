@@ -56,3 +56,8 @@ class StatePlane(Protocol):
     def digest(self, shard: ShardId, version: int) -> Digest:
         """The digest of the rows that the state has at a version."""
         ...
+
+    def repeated(self, shard: ShardId, version: int) -> int:
+        """How many keys have more than one row at a version. A digest doesn't tell: a row that a publish
+        forgot to take out is in the digest that it carried forward, too."""
+        ...

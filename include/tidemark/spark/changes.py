@@ -27,9 +27,10 @@ from tidemark.core.publish import Published
 from tidemark.delta.entry import NewFile
 from tidemark.delta.head import TableHead
 from tidemark.delta.protocol import FEED, VECTORS, is_on
+from tidemark.delta.state_files import DIGEST
 from tidemark.delta.vectors import Rows
 from tidemark.ports.state import Tail
-from tidemark.spark.digest import digest_of, partials, row_hash
+from tidemark.spark.digest import digest_of, partials
 from tidemark.spark.fold import OP, UPSERT
 from tidemark.spark.fresh import filled
 from tidemark.spark.shared_server import counted, persisted
@@ -38,7 +39,6 @@ from tidemark.spark.state_write import NextVersion
 from tidemark.spark.tables import at_version, in_extent, log_files, parquet_rows
 from tidemark.spark.tail import BEFORE, FILE, GOES, ROW, changes, met, with_places
 
-_HASH: Final = "_tidemark_hash"
 _REMOVED: Final = "removed_"
 _ADDED: Final = "added_"
 _CHANGE: Final = "_change_type"
@@ -68,9 +68,9 @@ class Changes:
         files = max(1, -(-self.rows_max // ROWS_PER_FILE))
         new: list[NewFile] = []
         found = counted(
-            self.upserts.select("*", row_hash(self.spec.declared).alias(_HASH)),
-            partials(F.col(_HASH), prefix=_ADDED),
-            lambda rows: new.extend(version.write(rows.select(*self.spec.columns).coalesce(files))),
+            self.upserts.select("*", *self.spec.beside),
+            partials(F.col(DIGEST), prefix=_ADDED),
+            lambda rows: new.extend(version.write(rows.coalesce(files))),
         )
         added = digest_of(found, prefix=_ADDED)
         if self.gone is None or not self.removed.count:
@@ -88,7 +88,9 @@ class Changes:
         columns, gone = self.spec.columns, F.broadcast(cast("DataFrame", self.gone))
         state = _placed(self.rows, self.spec, version.head)
         touched = state.where(F.col(FILE).isin(list(paths)))
-        copies = version.write(touched.join(gone, [FILE, ROW], "left_anti").select(*columns))
+        copies = version.write(
+            touched.join(gone, [FILE, ROW], "left_anti").select(*columns, *self.spec.beside)
+        )
         found: dict[str, Any] = {
             "added": [*copies, *new],
             "removed": list(paths.values()),
@@ -160,5 +162,5 @@ def _path_of(head: TableHead, file: str) -> str:
 
 def digest_of_rows(rows: DataFrame, spec: StateSpec) -> Digest:
     """The digest of a state's rows, over the declared columns."""
-    found = rows.select(row_hash(spec.declared).alias(_HASH)).agg(*partials(F.col(_HASH), prefix=_ADDED))
+    found = rows.select(spec.row_hash.alias(DIGEST)).agg(*partials(F.col(DIGEST), prefix=_ADDED))
     return digest_of(found.first().asDict(), prefix=_ADDED)  # type: ignore[union-attr]

@@ -21,7 +21,7 @@ from __future__ import annotations
 from typing import Final
 
 from pyspark.sql import DataFrame
-from pyspark.sql.types import StringType, StructType
+from pyspark.sql.types import StructType
 
 from tidemark.config import ShardConfig
 from tidemark.spark import documents as doc
@@ -45,6 +45,7 @@ from tidemark.spark.fold import (
     PARTITION,
     POSITION,
     UPSERT,
+    log_hashed,
     sequence_number_sql,
 )
 from tidemark.spark.read import HASH, RAW
@@ -199,4 +200,4 @@ def _refuse(fact: str) -> str:
 
 def hashed_columns(shard: ShardConfig) -> StructType:
     """What a shard's output hash covers: the declared columns and the operation."""
-    return StructType(list(doc.declared_schema(shard).fields)).add(OP, StringType())
+    return log_hashed(doc.declared_schema(shard))

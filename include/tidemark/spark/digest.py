@@ -71,16 +71,48 @@ def row_hash(schema: StructType) -> Column:
     return F.expr(row_hash_sql(schema))
 
 
-def row_hash_sql(schema: StructType) -> str:
-    """`row_hash` as text."""
+def row_hash_sql(schema: StructType, *, given: Mapping[str, str] | None = None) -> str:
+    """`row_hash` as text. What is `given` stands for a column that the rows don't have."""
     terms = [str(ENCODING)]
     for field in sorted(schema.fields, key=lambda field: field.name):
-        value, inner = quoted(field.name), _terms(quoted(field.name), field.dataType, field.name)
+        value = (given or {}).get(field.name, quoted(field.name))
+        inner = _terms(value, field.dataType, field.name)
         hashed = value if isinstance(field.dataType, _ATOMS) else f"xxhash64({', '.join(inner)})"
         # What is NULL counts for nothing, the name's number too.
         terms.append(f"nvl2({value}, {_number_of(field.name)}L, NULL)")
         terms.append(value if hashed == value else f"nvl2({value}, {hashed}, NULL)")
     return f"xxhash64({', '.join(terms)})"
+
+
+def key_hash_sql(keys: StructType) -> str:
+    """The hash of a key, 16 bytes, as SQL text: the first half of SHA-256 over its parts by name, each with
+    its type, whether it is NULL, and its length. One that could be made to collide would have a publish
+    remove another key's row."""
+    parts = []
+    for field in sorted(keys.fields, key=lambda field: field.name):
+        kind, value = field.dataType.simpleString(), quoted(field.name)
+        text = _key_text(value, field.dataType)
+        filled = f"concat('{kind} ', cast(octet_length({text}) as string), ':', {text})"
+        parts.append(f"nvl2({value}, {filled}, '{kind} -')")
+    return f"unhex(substring(sha2(concat({', '.join(parts)}), 256), 1, 32))"
+
+
+def _key_text(value: str, kind: DataType) -> str:
+    """A part of a key as text: equal for equal values only, whatever a session's settings are."""
+    if isinstance(kind, StringType):
+        return value
+    if isinstance(kind, BinaryType):
+        return f"hex({value})"
+    if isinstance(kind, DateType):
+        return f"cast(unix_date({value}) as string)"
+    if isinstance(kind, TimestampType):
+        return f"cast(unix_micros({value}) as string)"
+    if isinstance(kind, DecimalType):
+        # A cast writes some decimals with an exponent, but only outside of ANSI mode.
+        return f"to_json(struct({value} AS v))"
+    if isinstance(kind, BooleanType | ByteType | IntegerType | LongType | ShortType | TimestampNTZType):
+        return f"cast({value} as string)"
+    raise InvalidUsage(f"a key can't be of type {kind.simpleString()}", hint="use DECIMAL or STRING")
 
 
 def _number_of(name: str) -> int:

@@ -26,7 +26,6 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import (
     BooleanType,
-    DataType,
     LongType,
     MapType,
     StringType,
@@ -37,7 +36,8 @@ from pyspark.sql.types import (
 )
 
 from tidemark.config import CsvOptions, ShardConfig
-from tidemark.core.errors import InvariantViolation
+from tidemark.config.schema import Schema
+from tidemark.delta.schema import declared_json
 from tidemark.spark import debezium
 from tidemark.spark.fold import POSITION
 from tidemark.spark.quoting import fields_of
@@ -79,16 +79,14 @@ class Form:
 
 
 @lru_cache(maxsize=4_096)
-def _fields_of(ddl: str) -> tuple[StructField, ...]:
-    schema = DataType.fromDDL(ddl)
-    if not isinstance(schema, StructType):
-        raise InvariantViolation(f"{ddl[:80]!r} is not a list of columns")
-    return tuple(schema.fields)
+def _fields_of(columns: Schema) -> tuple[StructField, ...]:
+    """As Spark has them; no Spark is needed for that."""
+    return tuple(StructType.fromJson(declared_json(columns)).fields)
 
 
 def declared_schema(shard: ShardConfig) -> StructType:
     """The columns of a shard's state: those declared and, with inline errors, the error column."""
-    fields = _fields_of(shard.columns.ddl)
+    fields = _fields_of(shard.columns)
     if shard.error_column is None:
         return StructType(list(fields))
     return StructType([*fields, StructField(shard.error_column, StringType())])
@@ -96,7 +94,7 @@ def declared_schema(shard: ShardConfig) -> StructType:
 
 def known_schema(shard: ShardConfig) -> StructType:
     """What a record may have: the declared columns, and those that only a condition or a route looks at."""
-    fields = list(_fields_of(shard.columns.ddl))
+    fields = list(_fields_of(shard.columns))
     names = {field.name for field in fields}
     condition = shard.apply_as_deletes
     if condition is not None and condition.column not in names:

@@ -19,8 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import DataFrame
 from pyspark.sql.types import (
     DataType,
     DateType,
@@ -72,6 +71,11 @@ def log_schema(declared: StructType) -> StructType:
     return StructType([*fields, *LOG_COLUMNS])
 
 
+def log_hashed(declared: StructType) -> StructType:
+    """What the hash of a log's row covers: the declared columns and the operation."""
+    return StructType(list(declared.fields)).add(OP, StringType())
+
+
 def is_last(rule: FoldRule) -> str:
     """Whether a row of one transaction is the last of its key, as SQL text, for who needs the others too.
 
@@ -94,17 +98,10 @@ def _rank(rule: FoldRule, place: tuple[str, ...]) -> str:
     return f"row_number() OVER (PARTITION BY {', '.join(map(quoted, rule.keys))} ORDER BY {latest})"
 
 
-def sequence_number(column: Column, kind: DataType) -> Column:
-    """A sequence as a number, for watermark and lateness: itself, microseconds or days."""
-    if isinstance(kind, TimestampType | TimestampNTZType):
-        return F.unix_micros(column.cast(TimestampType()))
-    if isinstance(kind, DateType):
-        return F.unix_date(column).cast(LongType())
-    return column.cast(LongType())
-
-
 def sequence_number_sql(value: str, kind: DataType) -> str:
-    """`sequence_number` of SQL text, as SQL text."""
+    """A sequence as a number, for watermark and lateness: itself, microseconds or days.
+
+    SQL text of SQL text."""
     if isinstance(kind, TimestampType | TimestampNTZType):
         return f"unix_micros(cast({value} as timestamp))"
     if isinstance(kind, DateType):
@@ -113,12 +110,5 @@ def sequence_number_sql(value: str, kind: DataType) -> str:
 
 
 def lateness_number(lateness: int, kind: DataType) -> int:
-    """A declared lateness (own unit, seconds or days) in the unit of `sequence_number`."""
+    """A declared lateness (own unit, seconds or days) in the unit of `sequence_number_sql`."""
     return lateness * 1_000_000 if isinstance(kind, TimestampType | TimestampNTZType) else lateness
-
-
-def is_too_late(number: Column, *, watermark: int | None, lateness: int | None) -> Column:
-    """`core.fold.too_late` for a column of sequence numbers: a NULL is older than any."""
-    if watermark is None or lateness is None:
-        return F.lit(False)
-    return F.coalesce(number < F.lit(watermark - lateness).cast(LongType()), F.lit(True))

@@ -13,13 +13,14 @@ from functools import reduce
 from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import LongType, StructField, StructType
+from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
 from tidemark.config import PipelineConfig
 from tidemark.core.checksum import Digest
 from tidemark.core.errors import Determinate
 from tidemark.core.ids import QUARANTINE, ShardId, Txn
 from tidemark.core.seal import Part
+from tidemark.delta.state_files import DIGEST, KEY
 from tidemark.spark import documents as doc
 from tidemark.spark.abreast import abreast
 from tidemark.spark.decode import hashed_columns
@@ -34,6 +35,8 @@ from tidemark.spark.sql import literal, opaque
 from tidemark.spark.work import QUARANTINE_COLUMNS, WRITE_OPTIONS
 
 _HASH: Final = "_hash"
+BESIDE: Final = (StructField(DIGEST, LongType()), StructField(KEY, BinaryType()))
+"""What stands beside a log's rows, outside of its schema."""
 _UNREADABLE: Final[tuple[type[Exception], ...]] = (*JOB_ERRORS, OSError)
 
 
@@ -109,16 +112,22 @@ class KeptRows:
 
     def _hashed(self, spark: SparkSession, shard: ShardId, paths: Sequence[str]) -> DataFrame:
         columns = self._columns[shard]
-        schema = StructType([*columns.fields, StructField(TXN, LongType())])
+        schema = StructType([*columns.fields, StructField(TXN, LongType()), StructField(DIGEST, LongType())])
         rows = spark.read.schema(schema).parquet(*paths)
-        return rows.selectExpr(TXN, f"{row_hash_sql(columns)} AS {_HASH}")
+        # A publish carries forward what stands beside a row. Where that is not the row's own, the row counts
+        # as another one.
+        own = row_hash_sql(columns)
+        return rows.selectExpr(TXN, f"{own} AS {_HASH}", DIGEST).selectExpr(
+            TXN, f"CASE WHEN {_HASH} = coalesce({DIGEST}, {_HASH}) THEN {_HASH} ELSE ~{_HASH} END AS {_HASH}"
+        )
 
     def merge(self, shard: ShardId, files: Sequence[Part], *, folder: str) -> tuple[Part, ...]:
         """Write the rows of these files to one in a folder below the log."""
         paths = [f"{self._store.log_root(shard)}/{file.path}" for file in files]
         reader = self._sessions.many.read
         if shard != QUARANTINE:
-            reader = reader.schema(log_schema(doc.declared_schema(self._config.shard(shard))))
+            schema = log_schema(doc.declared_schema(self._config.shard(shard)))
+            reader = reader.schema(StructType([*schema.fields, *BESIDE]))
         with self._merging(shard):
             rows = reader.parquet(*paths).coalesce(1).sortWithinPartitions(TXN, *POSITION)
             rows.write.options(**WRITE_OPTIONS).mode("error").parquet(

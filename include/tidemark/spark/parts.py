@@ -23,6 +23,7 @@ from pyarrow import fs
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.seal import Part
+from tidemark.delta.state_files import DIGEST, KEY
 
 _TXN_FOLDER = re.compile(r"_txn-(\d{20})\Z")
 _TOKEN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}\Z")
@@ -202,7 +203,7 @@ def stats_of(footer: pq.FileMetaData) -> str:
     for index in range(footer.num_columns):
         name = footer.row_group(0).column(index).path_in_schema
         chunks = [footer.row_group(group).column(index).statistics for group in range(footer.num_row_groups)]
-        if "." in name or not all(chunks):
+        if name in (KEY, DIGEST) or "." in name or not all(chunks):
             continue
         if all(chunk.has_null_count for chunk in chunks):
             nulls[name] = sum(chunk.null_count for chunk in chunks)

@@ -44,10 +44,11 @@ from tidemark.spark.sample import Sampler
 from tidemark.spark.session import Sessions, cores_of
 from tidemark.spark.shared_server import persisted
 from tidemark.spark.sql import literal
-from tidemark.spark.work import Sink, Totals, fold_shard, quarantine, rows_given
+from tidemark.spark.work import WRITE_CONFS, Sink, Totals, fold_shard, quarantine, rows_given
 
 _CONFS: Final = {
     **READ_CONFS,
+    **WRITE_CONFS,
     # A fold has one shuffle and no join: there is nothing to re-plan, and each stage would be its own job.
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.ansi.enabled": "true",

@@ -13,14 +13,16 @@ from tidemark.config import PipelineConfig
 from tidemark.config.shard import ShardConfig
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import ShardId
+from tidemark.delta.state_files import DIGEST, KEY
+from tidemark.spark.digest import key_hash_sql, row_hash_sql
 from tidemark.spark.documents import declared_schema
-from tidemark.spark.fold import FoldRule, lateness_number, quoted
+from tidemark.spark.fold import OP, UPSERT, FoldRule, lateness_number, log_hashed, quoted
 
 
 @dataclass(frozen=True, slots=True)
 class StateSpec:
     """A shard, as far as its state goes. `uri` is the shard's folder; `lateness` is in the unit of
-    `fold.sequence_number`. A shard without keys is append-only: its state is its log's rows."""
+    `fold.sequence_number_sql`. A shard without keys is append-only: its state is its log's rows."""
 
     name: str
     uri: str
@@ -47,6 +49,25 @@ class StateSpec:
     @property
     def columns(self) -> list[Column]:
         return [F.col(quoted(name)) for name in self.declared.names]
+
+    @property
+    def keys(self) -> StructType:
+        return StructType([self.declared[key] for key in self.rule.keys])
+
+    @property
+    def row_hash(self) -> Column:
+        """The hash of a state's row: that of the log's row that it came with."""
+        return F.expr(row_hash_sql(log_hashed(self.declared), given={OP: f"'{UPSERT}'"}))
+
+    @property
+    def key_hash(self) -> list[Column]:
+        """The hash of a row's key, for files; none where there are no keys."""
+        return [F.expr(key_hash_sql(self.keys)).alias(KEY)] if self.rule.keys else []
+
+    @property
+    def beside(self) -> list[Column]:
+        """What stands beside the rows in a state's files."""
+        return [*self.key_hash, self.row_hash.alias(DIGEST)]
 
     def same_key(self, left: str, right: str) -> str:
         """Whether the rows of two aliases have one key, as SQL text."""

@@ -1,9 +1,9 @@
 """The state plane on Spark: a tail folded into a state by one Delta commit (`tidemark.ports.state`).
 
-The steps of a publish: fold the tail at its pinned version of the log; write tombstones; compare it with the
-state's rows in one scan (`spark.changes`), which finds what loses and what changes nothing, and says where
-the rows lie that go; write the rows that come; make one commit (`delta.state`). The commit carries the digest
-of the whole state after it, carried forward from the hashes of the rows that go and come.
+The steps of a publish: fold the tail at its pinned version of the log; find the state's rows of its keys, by
+the key index (`spark.indexed`, without Spark) or, where that is not for it, in one scan (`spark.changes`);
+write tombstones; write the rows that come; make one commit (`delta.state`). The commit carries the digest of
+the whole state after it, carried forward from the hashes of the rows that go and come.
 
 Spark only reads and writes files, so a classic session, Spark Connect and a cluster are the same. A commit is
 made on the head that its changes were worked out against, or not at all: a state that has moved on meanwhile,
@@ -12,12 +12,13 @@ by another publisher or by one that died, is a `Conflict`, and the caller decide
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
 
 from tidemark.config import PipelineConfig
 from tidemark.core.checksum import Digest
@@ -32,19 +33,26 @@ from tidemark.core.publish import (
     carried_forward,
     published_txn,
 )
+from tidemark.delta.failures import housekeeping
+from tidemark.delta.head import LiveFile
 from tidemark.delta.standing import app_id, encoded, read_standing
+from tidemark.delta.state import StateTable
+from tidemark.delta.state_files import RowKeys
+from tidemark.delta.tail import Unsuited
 from tidemark.ports.state import Tail
 from tidemark.spark.changes import changes_of, digest_of_rows
 from tidemark.spark.confs import confs_set
 from tidemark.spark.failures import rows_of
+from tidemark.spark.fold import quoted
 from tidemark.spark.fresh import Pins, filled, fresh, is_small, tail_at
+from tidemark.spark.indexed import ShardIndex, keys_found
 from tidemark.spark.session import INTERPRETED
 from tidemark.spark.shared_server import persisted
 from tidemark.spark.spec import StateSpec, StateSpecs, specs_of
 from tidemark.spark.state_write import WRITE_CONFS, NextVersion
 from tidemark.spark.table_metadata import description, state_properties
-from tidemark.spark.tables import read_version
-from tidemark.spark.tail import folded_tail
+from tidemark.spark.tables import parquet_rows, read_version
+from tidemark.spark.tail import ROW, folded_tail
 from tidemark.spark.tombstones import bury
 
 _PLANNED_ONCE = {"spark.sql.adaptive.enabled": "false"}
@@ -57,16 +65,44 @@ class SparkStatePlane:
 
     def __init__(
         self,
-        spark: SparkSession,
+        spark: SparkSession | Callable[[], SparkSession],
         config: PipelineConfig | StateSpecs,
         *,
         storage_options: Mapping[str, str] | None = None,
     ) -> None:
-        self._spark = spark
+        self._session = spark
         specs = config if isinstance(config, StateSpecs) else specs_of(config)
         self._options = dict(storage_options or {})
         known = {name: replace(spec, storage_options=self._options) for name, spec in specs.shards.items()}
         self._specs = StateSpecs(specs.pipeline, known)
+        self._tables: dict[ShardId, StateTable] = {}
+        self._indexes: dict[ShardId, ShardIndex] = {}
+
+    @property
+    def _spark(self) -> SparkSession:
+        """The first use starts it."""
+        if callable(self._session):
+            self._session = self._session()
+        return self._session
+
+    def _next(self, shard: ShardId) -> NextVersion:
+        """The version after the newest one; what is known of the table so far is kept."""
+        uri = self._specs.of(shard).state
+        table = self._tables.setdefault(shard, StateTable(uri, storage_options=self._options))
+        return NextVersion(uri, self._options, table=table)
+
+    def _index(self, shard: ShardId) -> ShardIndex:
+        spec = self._specs.of(shard)
+        if shard not in self._indexes:
+            self._indexes[shard] = ShardIndex(spec, engine=lambda file: self._keys_of(spec, file))
+        return self._indexes[shard]
+
+    def _keys_of(self, spec: StateSpec, file: LiveFile) -> RowKeys:
+        """The keys and digests of a file that somebody else has written."""
+        rows = parquet_rows(self._spark, spec.declared, [f"{spec.state}/{file.location}"])
+        named = [F.col(quoted(name)) for name in filter(None, [spec.rule.sequence_by])]
+        placed = rows.select(*spec.beside, *named, F.col("_metadata.row_index").alias(ROW)).orderBy(ROW)
+        return keys_found(placed.toArrow(), sequence=spec.rule.sequence_by)
 
     def standing(self, shard: ShardId, since: Published | None) -> StateStanding:
         spec = self._specs.of(shard)
@@ -78,18 +114,49 @@ class SparkStatePlane:
         with rows_of(shard):
             return digest_of_rows(filled(read_version(self._spark, spec, spec.state, version), spec), spec)
 
+    def repeated(self, shard: ShardId, version: int) -> int:
+        spec = self._specs.of(shard)
+        if not spec.rule.keys:
+            return 0
+        with rows_of(shard):
+            rows = filled(read_version(self._spark, spec, spec.state, version), spec)
+            return rows.groupBy(*map(quoted, spec.rule.keys)).count().where("count > 1").count()
+
     def publish(
         self, shard: ShardId, tail: Tail, *, base: Published | None, token: WriterToken
     ) -> tuple[int, StateCommit] | Conflict:
-        spec, spark = self._specs.of(shard), self._spark
         pins = Pins(base, tail.log_version, tail.upper)
         if pins.lower != tail.lower:
             raise InvariantViolation(
                 f"a tail from {tail.lower} on does not follow the publish {pins.lower - 1}"
             )
-        version = NextVersion(spec.state, self._options)
+        version = self._next(shard)
         if not self._stands_at(shard, base, version.head.version):
             return Conflict()
+        try:
+            return self._by_index(shard, tail, base, version, token)
+        except Unsuited:
+            return self._by_scan(shard, tail, pins, version, token)
+
+    def _by_index(
+        self, shard: ShardId, tail: Tail, base: Published | None, version: NextVersion, token: WriterToken
+    ) -> tuple[int, StateCommit] | Conflict:
+        index = self._index(shard)
+        laid = index.lay(tail, base, version)
+        if isinstance(laid, Conflict):
+            return laid
+        commit = StateCommit(tail.txn, token, laid.digest, laid.tombstones)
+        outcome = self._commit(shard, version, commit, **laid.change)
+        if isinstance(outcome, Conflict):
+            return outcome
+        with housekeeping(version.store.uri):
+            index.keep(self._next(shard).head, laid)
+        return outcome.version, commit
+
+    def _by_scan(
+        self, shard: ShardId, tail: Tail, pins: Pins, version: NextVersion, token: WriterToken
+    ) -> tuple[int, StateCommit] | Conflict:
+        spec, spark, base = self._specs.of(shard), self._spark, pins.base
         confs = _PLANNED_ONCE | WRITE_CONFS | (INTERPRETED if is_small(spec, pins) else {})
         with rows_of(shard), confs_set(spark, confs), _tail(spark, spec, pins) as folded:
             old = base.commit.tombstones if base is not None else VERSION_NONE
@@ -128,7 +195,7 @@ class SparkStatePlane:
     ) -> tuple[int, StateCommit] | Conflict:
         spec, spark = self._specs.of(shard), self._spark
         pins = Pins(base, tail.log_version, tail.upper)
-        version = NextVersion(spec.state, self._options)
+        version = self._next(shard)
         if version.head.txns.get(app_id(self._specs.pipeline, shard), TXN_NONE) > tail.txn:
             return Conflict()
         folded = folded_tail(spark, spec, lower=tail.lower, upper=tail.upper, version=tail.log_version)
@@ -138,7 +205,10 @@ class SparkStatePlane:
             if isinstance(tombs, Conflict):
                 return tombs
             commit = StateCommit(tail.txn, token, digest_of_rows(rows, spec), tombs)
-            change = {"added": version.write(rows), "removed": list(version.head.files)}
+            change = {
+                "added": version.write(rows.select("*", *spec.beside)),
+                "removed": list(version.head.files),
+            }
             outcome = self._commit(shard, version, commit, **change)
         return outcome if isinstance(outcome, Conflict) else (outcome.version, commit)
 

@@ -7,9 +7,10 @@ are: they go in with that version or never (`delta.state_vacuum`). A commit that
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Any
 from uuid import uuid4
 
+import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from tidemark.core.errors import Indeterminate
@@ -17,22 +18,22 @@ from tidemark.core.ledger import CommitOutcome, Conflict
 from tidemark.delta.entry import Change, NewFile
 from tidemark.delta.failures import housekeeping
 from tidemark.delta.state import StateTable
-from tidemark.delta.state_files import described, folder_of
+from tidemark.delta.state_files import described, folder_of, write_rows
 from tidemark.delta.store import Store
 from tidemark.delta.table import tidy_log
 from tidemark.delta.vectors import Rows
+from tidemark.spark.work import WRITE_CONFS as WRITE_CONFS  # noqa: PLC0414
 from tidemark.spark.work import WRITE_OPTIONS
-
-WRITE_CONFS: Final = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}
-"""A footer tells the bounds of times that are numbers, and not of those in Spark's older format."""
 
 
 class NextVersion:
     """The version after a table's newest one: its files, and the one attempt to commit them."""
 
-    def __init__(self, uri: str, storage_options: Mapping[str, str]) -> None:
+    def __init__(
+        self, uri: str, storage_options: Mapping[str, str], *, table: StateTable | None = None
+    ) -> None:
         self._options = storage_options
-        self._table = StateTable(uri, storage_options=storage_options)
+        self._table = table or StateTable(uri, storage_options=storage_options)
         self.head = self._table.head()
         self._new: list[NewFile] = []
 
@@ -51,6 +52,14 @@ class NextVersion:
         found = described(self.store, folder)
         self._new += found
         return found
+
+    def put(self, rows: pa.Table) -> list[NewFile]:
+        """Write rows without an engine; no file where there are none."""
+        if not rows.num_rows:
+            return []
+        found = write_rows(self.store, rows, version=self.head.version + 1, nonce=uuid4())
+        self._new.append(found)
+        return [found]
 
     def commit(self, operation: str, rows_after: int, **change: Any) -> CommitOutcome:
         """Make the version, if and only if the table still stands at the head."""

@@ -23,7 +23,6 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from tidemark.spark.digest import row_hash
 from tidemark.spark.fold import OP, TXN, UPSERT, FoldRule, fold, quoted
 from tidemark.spark.spec import StateSpec
 from tidemark.spark.tables import log_rows
@@ -126,7 +125,7 @@ def met(tail: DataFrame, state: DataFrame, spec: StateSpec, *, rows: int) -> Dat
         *[F.col(quoted(key)) for key in spec.rule.keys],
         op.alias(OP),
         (~(newer | unchanged)).alias(GOES),
-        row_hash(spec.declared).alias(BEFORE),
+        spec.row_hash.alias(BEFORE),
         FILE,
         ROW,
     )

@@ -4,12 +4,17 @@ A row is a key, its sequence and its transaction. They are written before the st
 them than needed do no harm: a tombstone only ever says what the log says too. So a publish that died is
 simply done again. Each publish records the table's version that belongs to it; readers pin that one.
 
-Without a lateness they are only ever added to, and a key's last one counts. With one, a tombstone goes
-when no record that could lose to it can come any more: its sequence is further than the lateness below
-the watermark of what the *previous* publish had.
+They are only ever added to, and a key's last one counts. With a lateness, a tombstone goes when no record
+that could lose to it can come any more: its sequence is further than the lateness below the watermark of what
+the *previous* publish had. They go by files, as soon as that is so for all in one: nothing is rewritten.
 """
 
 from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import UTC, date, datetime, timedelta
+from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
@@ -17,11 +22,15 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from tidemark.core.ledger import Conflict
 from tidemark.core.publish import VERSION_NONE
-from tidemark.spark.fold import DELETE, OP, TXN, is_too_late, quoted, sequence_number
+from tidemark.delta.entry import NewFile
+from tidemark.delta.head import TableHead
+from tidemark.spark.fold import DELETE, OP, TXN, quoted
 from tidemark.spark.spec import StateSpec
 from tidemark.spark.state_write import NextVersion
 from tidemark.spark.table_metadata import description, retention_of
 from tidemark.spark.tables import table_rows
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def read_tombstones(spark: SparkSession, spec: StateSpec, version: int) -> DataFrame | None:
@@ -32,9 +41,13 @@ def read_tombstones(spark: SparkSession, spec: StateSpec, version: int) -> DataF
 
 
 def _rows(spark: SparkSession, spec: StateSpec, version: int) -> DataFrame:
+    return table_rows(spark, spec, spec.tombstones, _schema(spec), version)
+
+
+def _schema(spec: StateSpec) -> StructType:
     names = [*spec.rule.keys, str(spec.rule.sequence_by)]
     schema = StructType([StructField(name, spec.declared[name].dataType) for name in names])
-    return table_rows(spark, spec, spec.tombstones, schema.add(TXN, LongType()), version)
+    return schema.add(TXN, LongType())
 
 
 def _last(rows: DataFrame, spec: StateSpec) -> DataFrame:
@@ -56,28 +69,64 @@ def bury(
     watermark: int | None,
     afresh: bool = False,
 ) -> int | Conflict:
-    """Add the tail's deletes, let go what is too late, and return the version to read from now on; `Conflict`
-    where another publisher has added some meanwhile.
+    """Add the tail's deletes, let go of files that are too late, and return the version to read from now on;
+    `Conflict` where another publisher has added some meanwhile.
 
     `afresh` forgets what was there, for a rebuild from the first transaction."""
     sequence = spec.rule.sequence_by
     if sequence is None or not spec.rule.keys:
         return VERSION_NONE
-    spark = tail.sparkSession
     columns = [F.col(quoted(name)) for name in (*spec.rule.keys, sequence)]
     rows = tail.where(F.col(OP) == DELETE).select(*columns, F.col(TXN))
     if not afresh and rows.isEmpty():
         return base
-    line = None if afresh or watermark is None or spec.lateness is None else watermark - spec.lateness
-    whole = afresh
-    if line is not None and base != VERSION_NONE:
-        number = sequence_number(F.col(quoted(sequence)), spec.declared[sequence].dataType)
-        too_late = is_too_late(number, watermark=watermark, lateness=spec.lateness)
-        rows, whole = _last(rows.unionByName(_rows(spark, spec, base)), spec).where(~too_late), True
     version = NextVersion(spec.tombstones, spec.storage_options)
-    added = version.write(rows)
-    gone = list(version.head.files) if whole else []
-    after = sum(file.rows for file in added) + (0 if whole else version.head.rows)
-    said = description(version.head, rows.schema, retention_of(spec))
+    added = version.write(rows.select("*", *spec.key_hash))
+    return buried(version, spec, added, watermark=watermark, afresh=afresh)
+
+
+def buried(
+    version: NextVersion,
+    spec: StateSpec,
+    added: Sequence[NewFile],
+    *,
+    watermark: int | None,
+    afresh: bool = False,
+) -> int | Conflict:
+    """Commit new tombstones, and the end of those that are too late."""
+    head = version.head
+    gone = list(head.files) if afresh else _too_late(head, spec, watermark)
+    after = sum(file.rows for file in added) + head.rows - sum(head.files[path].live for path in gone)
+    said = description(head, _schema(spec), retention_of(spec))
     outcome = version.commit("WRITE", after, added=added, removed=gone, **said)
     return outcome if isinstance(outcome, Conflict) else outcome.version
+
+
+def _too_late(head: TableHead, spec: StateSpec, watermark: int | None) -> list[str]:
+    """The files in which every tombstone's sequence is too late, by their statistics; what these don't say is
+    not known, and stays."""
+    if watermark is None or spec.lateness is None:
+        return []
+    name, line = str(spec.rule.sequence_by), watermark - spec.lateness
+    found = []
+    for path, file in head.files.items():
+        stats = json.loads(file.add.get("stats") or "{}")
+        highest = _number(stats.get("maxValues", {}).get(name))
+        if highest is not None and highest < line and not stats.get("nullCount", {}).get(name):
+            found.append(path)
+    return found
+
+
+def _number(bound: object) -> int | None:
+    """A bound in statistics as `fold.sequence_number_sql` has it: itself, days or microseconds."""
+    if isinstance(bound, int):
+        return bound
+    if not isinstance(bound, str):
+        return None
+    try:
+        if "T" not in bound:
+            return (date.fromisoformat(bound) - _EPOCH.date()).days
+        at = datetime.fromisoformat(bound)
+    except ValueError:
+        return None
+    return (at.replace(tzinfo=at.tzinfo or UTC) - _EPOCH) // timedelta(microseconds=1)

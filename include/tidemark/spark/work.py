@@ -19,6 +19,8 @@ from tidemark.core.checksum import Digest
 from tidemark.core.errors import InvariantViolation
 from tidemark.core.ids import QUARANTINE, ShardId, Txn, WriterToken
 from tidemark.core.seal import Part, ShardParts
+from tidemark.delta.state_files import DIGEST
+from tidemark.delta.state_files import KEY as KEY_HASH
 from tidemark.spark.decode import (
     BAD,
     CHANGES,
@@ -29,7 +31,7 @@ from tidemark.spark.decode import (
     decode,
     hashed_columns,
 )
-from tidemark.spark.digest import digest_of, partials, row_hash, row_hash_sql
+from tidemark.spark.digest import digest_of, key_hash_sql, partials, row_hash, row_hash_sql
 from tidemark.spark.documents import declared_schema
 from tidemark.spark.flaws import SHARD, Rules
 from tidemark.spark.fold import DELETE, OP, ORDINAL, POSITION, TXN, FoldRule, is_last, log_schema
@@ -49,7 +51,15 @@ _UNPASSED: Final = f"monotonically_increasing_id() AS {_AT}"
 """Spark would put a filter below the decoding, as one expression that has each rule in it many times over,
 and take minutes for that. What counts records can't be passed, even if nobody counts."""
 _IN_PREFIX, _OUT_PREFIX, _BAD_PREFIX = "in_", "out_", "bad_"
-WRITE_OPTIONS: Final = {"mapreduce.fileoutputcommitter.marksuccessfuljobs": "false"}
+WRITE_CONFS: Final = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}
+"""Times as numbers: a footer tells their bounds, and who reads a file without Spark takes them for what they
+are. Those of Spark's older format have neither bounds nor a time zone."""
+WRITE_OPTIONS: Final = {
+    "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
+    # Hashes don't repeat: a dictionary of them is made for nothing.
+    f"parquet.enable.dictionary#{KEY_HASH}": "false",
+    f"parquet.enable.dictionary#{DIGEST}": "false",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +130,9 @@ def fold_shard(frame: DataFrame, rules: Rules, sink: Sink, *, parts: int) -> Fol
     is_bad = f"{SLOT} = {BAD}"
     reduced, wins = _reduced(frame, rules, parts=parts)
     out = f"CASE WHEN {wins} THEN {row_hash_sql(hashed_columns(rules.shard))} END AS {_OUT}"
+    beside = [f"{_OUT} AS {DIGEST}"]
+    if not rules.keeps_all:
+        beside.append(f"{key_hash_sql(_keys_of(rules))} AS {KEY_HASH}")
     found = counted(
         reduced.selectExpr("*", out),
         [
@@ -129,7 +142,7 @@ def fold_shard(frame: DataFrame, rules: Rules, sink: Sink, *, parts: int) -> Fol
             F.expr(f"count(CASE WHEN {OP} = '{DELETE}' THEN {_OUT} END) AS deletes"),
             F.expr(f"max({SEQUENCE}) AS watermark"),
         ],
-        lambda rows: sink.take(shard, rows.where(f"{_OUT} IS NOT NULL").selectExpr(*columns)),
+        lambda rows: sink.take(shard, rows.where(f"{_OUT} IS NOT NULL").selectExpr(*columns, *beside)),
     )
     digest = digest_of(found, prefix=_OUT_PREFIX)
     return Folded(
@@ -166,6 +179,11 @@ def _log_columns(rules: Rules) -> list[str]:
     """A log's columns, each in its place."""
     txn = _txn_column(rules.txn)
     return [txn if name == TXN else quoted(name) for name in log_schema(declared_schema(rules.shard)).names]
+
+
+def _keys_of(rules: Rules) -> StructType:
+    declared = declared_schema(rules.shard)
+    return StructType([declared[key] for key in rules.shard.keys])
 
 
 def _txn_column(txn: Txn) -> str:

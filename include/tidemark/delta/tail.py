@@ -1,0 +1,134 @@
+"""A log's tail without an engine: read, and folded to the last record of each key.
+
+It is `core.fold` on arrays. The log's parts carry what is needed beside their rows: the hash of the key, and
+the digest of the row. A tail that can't be read here (`Unsuited`) is one for Spark, which gives the same: one
+whose sequence is no whole number, or whose files were written by something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from tidemark.core.errors import Determinate
+from tidemark.delta.state_files import BESIDE, DIGEST, KEY, RowKeys, keys_of
+from tidemark.delta.store import Store
+
+TXN: Final = "_txn"
+OP: Final = "_op"
+_UPSERT: Final = "U"
+
+
+class Unsuited(Exception):
+    """Why something is left to Spark."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoldedTail:
+    """One record of each key: the rows as the log has them, and numpy's view of what decides."""
+
+    rows: pa.Table
+    keys: RowKeys
+    upserts: npt.NDArray[np.bool_]
+    txns: npt.NDArray[np.int64]
+
+    def taken(self, chosen: npt.NDArray[np.bool_]) -> FoldedTail:
+        """Those of the records."""
+        if chosen.all():
+            return self
+        keys = RowKeys(
+            self.keys.hi[chosen],
+            self.keys.lo[chosen],
+            self.keys.digest[chosen],
+            self.keys.sequence[chosen] if self.keys.sequence is not None else None,
+        )
+        return FoldedTail(self.rows.filter(pa.array(chosen)), keys, self.upserts[chosen], self.txns[chosen])
+
+
+def read_tail(
+    log: Store,
+    paths: Sequence[str],
+    columns: Sequence[str],
+    *,
+    lower: int,
+    upper: int,
+    keys: Sequence[str],
+    sequence: str | None,
+) -> FoldedTail:
+    """The rows of a log's files with lower <= txn < upper, folded where there are keys."""
+    tables = [_read(log, path, columns, is_keyed=bool(keys)) for path in paths]
+    if not tables:
+        raise Unsuited("the tail has no files")
+    rows = pa.concat_tables(tables, promote_options="default")
+    txns = rows[TXN].to_numpy()
+    inside = (txns >= lower) & (txns < upper)
+    if not inside.all():
+        rows, txns = rows.filter(pa.array(inside)), txns[inside]
+    numbers = sequence_numbers(rows[sequence]) if sequence is not None else None
+    upserts = pc.equal(rows[OP], _UPSERT).to_numpy()
+    digests = rows[DIGEST].to_numpy()
+    if not keys:
+        none = np.zeros(rows.num_rows, np.uint64)
+        return FoldedTail(rows, RowKeys(none, none, digests, numbers), upserts, txns)
+    hashed = keys_of(rows[KEY], rows[DIGEST], None)
+    found = RowKeys(hashed.hi, hashed.lo, hashed.digest, numbers)
+    last = _last(found, txns)
+    if len(last) == rows.num_rows:
+        return FoldedTail(rows, found, upserts, txns)
+    taken = RowKeys(
+        found.hi[last], found.lo[last], found.digest[last], None if numbers is None else numbers[last]
+    )
+    return FoldedTail(rows.take(pa.array(last)), taken, upserts[last], txns[last])
+
+
+def _last(keys: RowKeys, txns: npt.NDArray[np.int64]) -> npt.NDArray[np.intp]:
+    """The places of the last record of each key, by (sequence, txn), in the records' order. A transaction has
+    one record of a key, so nothing else has to tell them apart."""
+    by = [txns, *([keys.sequence] if keys.sequence is not None else []), keys.lo, keys.hi]
+    order = np.lexsort(by)
+    hi, lo = keys.hi[order], keys.lo[order]
+    ends = np.ones(len(order), np.bool_)
+    ends[:-1] = (hi[1:] != hi[:-1]) | (lo[1:] != lo[:-1])
+    return np.sort(order[ends])
+
+
+def _read(log: Store, path: str, columns: Sequence[str], *, is_keyed: bool) -> pa.Table:
+    try:
+        with pq.ParquetFile(log.opened(path)) as file:
+            there = set(file.schema_arrow.names)
+            needed = {TXN, OP, DIGEST, *([KEY] if is_keyed else [])}
+            if not needed <= there:
+                raise Unsuited(f"{path} doesn't say its rows' keys and digests")
+            if any(file.schema.column(at).physical_type == "INT96" for at in range(len(file.schema))):
+                raise Unsuited(f"{path} has times without a zone")
+            names = [name for name in (*columns, TXN, OP, *BESIDE) if name in there]
+            rows = file.read(columns=names)
+    except (OSError, pa.ArrowException) as error:
+        raise Determinate(
+            f"{path} of {log.uri} can't be read: {error}", hint="check the store, then retry"
+        ) from error
+    if any(rows[name].null_count for name in needed):
+        raise Unsuited(f"{path} has rows without a key or a digest")
+    return rows
+
+
+def sequence_numbers(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
+    """A sequence as whole numbers in the same order: itself, days or microseconds."""
+    kind = column.type
+    if column.null_count:
+        raise Unsuited("a sequence is NULL")
+    if pa.types.is_date32(kind):
+        column = column.cast(pa.int32())
+    elif pa.types.is_timestamp(kind) and kind.unit == "us":
+        column = column.cast(pa.int64())
+    elif not pa.types.is_integer(kind):
+        raise Unsuited(f"a sequence is of {kind}")
+    found: npt.NDArray[np.int64] = column.to_numpy().astype(np.int64)
+    return found

@@ -1,0 +1,179 @@
+"""Publishing by the key index, through the publish step and without Spark: state = fold of the log."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.keyed_log import SHARD, Change, Key, KeyedLog
+from tidemark.core.errors import InvariantViolation
+from tidemark.delta import index as index_module
+from tidemark.delta.index import KeyIndex
+from tidemark.delta.store import Store
+from tidemark.pipeline import publish as step
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+@contextmanager
+def killed_at(number: int) -> Iterator[None]:
+    """Die before the so-manieth durable step, or after it, in turn."""
+    left = [number]
+
+    def dying(real: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            left[0] -= 1
+            if left[0] == 0:
+                raise Killed
+            found = real(*args, **kwargs)
+            left[0] -= 1
+            if left[0] == 0:
+                raise Killed
+            return found
+
+        return call
+
+    with (
+        patch.object(Store, "put_synced", dying(Store.put_synced)),
+        patch.object(Store, "put_if_absent", dying(Store.put_if_absent)),
+        patch.object(KeyIndex, "add", dying(KeyIndex.add)),
+    ):
+        yield
+
+
+KEYS: st.SearchStrategy[Key] = st.tuples(st.sampled_from(["x", "y", "", None]), st.sampled_from([0, 1, None]))
+CHANGES = st.lists(
+    st.builds(Change, KEYS, st.sampled_from(["1", "2", "3", None]), st.integers(0, 4)),
+    min_size=1, max_size=5, unique_by=lambda one: one.key,
+)  # fmt: skip
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("append"), CHANGES),
+        st.tuples(st.just("publish"), st.none()),
+        st.tuples(st.just("die"), st.integers(1, 14)),
+        st.tuples(st.sampled_from(["reopen", "lose the index", "keep a copy", "bring it back"]), st.none()),
+    ),
+    min_size=2, max_size=14,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+@given(steps=STEPS)
+@settings(max_examples=60, deadline=None)
+def test_whatever_happens_the_state_is_the_fold_of_its_log_and_keys_are_unique(
+    tmp_path_factory: pytest.TempPathFactory, ordered: bool, steps: list[tuple[str, Any]]
+) -> None:
+    log = KeyedLog(tmp_path_factory.mktemp("log"), ordered=ordered)
+    copy = log.root / "copy"
+
+    def publish() -> None:
+        step.publish(log.control, log.plane, SHARD, token="p")  # type: ignore[arg-type]
+        log.check()
+
+    for what, given_ in [*steps, ("append", [Change(("x", 0), "last", 9)]), ("publish", None)]:
+        if what == "append":
+            log.append(*given_)
+        elif what == "publish" and log.txn:
+            publish()
+        elif what == "die" and log.txn:
+            with killed_at(given_):
+                try:
+                    step.publish(log.control, log.plane, SHARD, token="dead")  # type: ignore[arg-type]
+                except Killed:
+                    log.reopen()
+        elif what == "reopen":
+            log.reopen()
+        elif what == "lose the index":
+            shutil.rmtree(log.index, ignore_errors=True)
+            log.reopen()
+        elif what == "keep a copy" and log.index.exists():
+            shutil.rmtree(copy, ignore_errors=True)
+            shutil.copytree(log.index, copy)
+        elif what == "bring it back" and copy.exists():
+            shutil.rmtree(log.index, ignore_errors=True)
+            shutil.copytree(copy, log.index)
+            log.reopen()
+    log.check()
+
+
+def test_a_row_that_is_the_same_again_is_no_change_and_one_with_an_equal_digest_is(tmp_path: Path) -> None:
+    """64 bits are not proof: rows are compared."""
+    log = KeyedLog(tmp_path)
+    log.append(Change(("x", 1), "1"), Change(("y", 1), "1"))
+    log.publish()
+    log.append(Change(("x", 1), "1"), Change(("y", 1), "2"))
+    version = log.publish().version
+    added = [
+        one for one in DeltaTable(log.spec.state, version=version).file_uris() if f"v{version:020}" in one
+    ]
+    assert [pq.read_metadata(one).num_rows for one in added] == [1]
+    with patch("tests.support.keyed_log.digest_of", lambda row: 7):
+        log.append(Change(("x", 1), "5"))
+        log.publish()
+        log.append(Change(("x", 1), "6"))
+        log.publish()
+    assert dict(log.rows())["x", 1] == "6"
+
+
+def test_an_index_that_forgets_a_row_is_found_by_the_proof_of_unique_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The digest that is carried forward agrees with both rows there, so it does not tell."""
+    log = KeyedLog(tmp_path)
+    log.append(Change(("x", 1), "1"), Change(("y", 1), "1"))
+    log.publish()
+    real = index_module._is_hidden
+
+    def forgets(*args: Any) -> Any:
+        return np.ones(len(real(*args)), np.bool_)
+
+    monkeypatch.setattr(index_module, "_is_hidden", forgets)
+    log.append(Change(("x", 1), "2"))
+    log.publish()
+    monkeypatch.undo()
+    assert [key for key, _ in log.rows()].count(("x", 1)) == 2
+    log.append(Change(("x", 1), "3"))
+    with pytest.raises(InvariantViolation, match="two live rows"):
+        log.publish()
+
+
+def test_tombstones_are_added_to_and_go_by_whole_files_when_all_in_them_are_too_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = KeyedLog(tmp_path, ordered=True, lateness=5)
+    watermark = [None]
+    monkeypatch.setattr(step, "watermark_below", lambda control, txn: watermark[0])
+
+    def dead() -> list[int]:
+        table = DeltaTable(log.spec.tombstones)
+        return sorted(pq.read_metadata(one).num_rows for one in table.file_uris())
+
+    for keys in ([10], [20, 21], [30]):
+        log.append(*[Change(("x", one), None, one) for one in keys])
+        log.publish()
+    assert dead() == [1, 1, 2]
+    log.append(Change(("x", 20), "late", 19))
+    log.publish()
+    assert log.rows() == []
+    watermark[0] = 26
+    log.append(Change(("x", 40), None, 40))
+    published = log.publish()
+    assert dead() == [1, 1, 2], "21 is not too late yet, so 20 stays with it"
+    watermark[0] = 27
+    log.append(Change(("x", 41), None, 41))
+    published = log.publish()
+    assert dead() == [1, 1, 1]
+    assert published.commit.tombstones == DeltaTable(log.spec.tombstones).version()

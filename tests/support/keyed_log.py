@@ -1,0 +1,160 @@
+"""A shard with a real log whose rows say their keys and digests, published without Spark: append, publish,
+look."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import Schema
+from pyspark.sql import SparkSession
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from tidemark.core.checksum import Digest
+from tidemark.core.ids import ShardId, Txn, WriterToken
+from tidemark.core.ledger import UPPER, Committed, Put
+from tidemark.core.publish import Published
+from tidemark.core.seal import Part
+from tidemark.core.shard import LogEntry
+from tidemark.delta.control import DeltaControl
+from tidemark.delta.log import parts_folder
+from tidemark.delta.state_files import DIGEST, KEY
+from tidemark.pipeline import publish as step
+from tidemark.spark.fold import FoldRule
+from tidemark.spark.parts import stats_of
+from tidemark.spark.spec import StateSpec, StateSpecs
+from tidemark.spark.state import SparkStatePlane
+
+SHARD = ShardId("t")
+DECLARED = StructType(
+    [StructField("a", StringType()), StructField("b", LongType()), StructField("v", StringType()),
+     StructField("s", LongType())]
+)  # fmt: skip
+COLUMNS = pa.schema([("a", pa.string()), ("b", pa.int64()), ("v", pa.string()), ("s", pa.int64())])
+LOG = pa.schema(
+    [*COLUMNS, ("_txn", pa.int64()), ("_op", pa.string()), ("_partition", pa.string()),
+     ("_offset", pa.int64()), ("_ordinal", pa.int64())]
+)  # fmt: skip
+
+Key = tuple[str | None, int | None]
+
+
+def key_bytes(*parts: tuple[str, Any]) -> bytes:
+    """The hash of a key, from (type, text or None), without Spark."""
+    told = [
+        f"{kind} -".encode() if text is None else f"{kind} {len(text.encode())}:{text}".encode()
+        for kind, text in parts
+    ]
+    return hashlib.sha256(b"".join(told)).digest()[:16]
+
+
+def key_hash(key: Key) -> bytes:
+    a, b = key
+    return key_bytes(("string", a), ("bigint", None if b is None else str(b)))
+
+
+def digest_of(row: Sequence[Any]) -> int:
+    """Any number that is the same for the same row: that it is Spark's own is shown elsewhere."""
+    return int.from_bytes(hashlib.sha256(repr(tuple(row)).encode()).digest()[:8], "big", signed=True)
+
+
+def no_spark() -> SparkSession:
+    raise AssertionError("Spark was started")
+
+
+@dataclass(frozen=True)
+class Change:
+    """A record: an upsert with a value, or a delete without one."""
+
+    key: Key
+    value: str | None
+    sequence: int = 0
+
+
+@dataclass
+class KeyedLog:
+    """One shard below `root`, and all that was ever appended to it."""
+
+    root: Path
+    ordered: bool = False
+    lateness: int | None = None
+    txn: int = 0
+    appended: list[tuple[Change, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        rule = FoldRule(("a", "b"), "s" if self.ordered else None)
+        self.spec = StateSpec(SHARD, f"{self.root}/p/{SHARD}", DECLARED, rule, self.lateness)
+        self.control = DeltaControl(str(self.root), "p", {SHARD: Schema.from_arrow(LOG)})
+        self.reopen()
+
+    def reopen(self) -> None:
+        """As another process would."""
+        self.plane = SparkStatePlane(no_spark, StateSpecs("p", {SHARD: self.spec}))
+
+    @property
+    def index(self) -> Path:
+        return Path(self.spec.uri) / "_index"
+
+    def append(self, *changes: Change) -> None:
+        """One transaction, which has each key once."""
+        self.txn += 1
+        rows = []
+        for at, one in enumerate(changes):
+            row = (*one.key, one.value, one.sequence)
+            rows.append(dict(zip(COLUMNS.names, row, strict=True)) | {
+                "_txn": self.txn, "_op": "D" if one.value is None else "U", "_partition": "p", "_offset": at,
+                "_ordinal": 0,
+            })  # fmt: skip
+        table = pa.Table.from_pylist(rows, schema=LOG)
+        keys = pa.array([key_hash(one.key) for one in changes], pa.binary())
+        digests = [digest_of((*one.key, one.value, one.sequence)) for one in changes]
+        self.append_table(table.append_column(KEY, keys).append_column(DIGEST, pa.array(digests, pa.int64())))
+        self.appended += [(one, self.txn) for one in changes]
+
+    def append_table(self, table: pa.Table) -> None:
+        token = WriterToken(f"w{self.txn}")
+        path = f"{parts_folder(Txn(self.txn), token)}/part-0.parquet"
+        file = Path(self.spec.log) / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(table, file)
+        part = Part(path, table.num_rows, file.stat().st_size, stats_of(pq.read_metadata(file)))
+        log = self.control.log(SHARD)
+        entry = LogEntry(Txn(self.txn), token, (part,))
+        assert isinstance(log.commit(log.head(), Put({UPPER: self.txn + 1}, (entry,), None)), Committed)
+
+    def publish(self) -> Published:
+        done = step.publish(self.control, self.plane, SHARD, token=WriterToken(f"p{self.txn}"))
+        assert isinstance(done, Published), done
+        return done
+
+    def expected(self) -> dict[Key, str]:
+        """What the state must hold: the last record of each key, unless it is a delete."""
+        last: dict[Key, tuple[int, int, str | None]] = {}
+        for one, txn in self.appended:
+            rank = (one.sequence if self.ordered else 0, txn)
+            if one.key not in last or rank > last[one.key][:2]:
+                last[one.key] = (*rank, one.value)
+        return {key: value for key, (_, _, value) in last.items() if value is not None}
+
+    def rows(self) -> list[tuple[Key, str]]:
+        """What a reader of the state sees, by Polars."""
+        found = pl.read_delta(self.spec.state)
+        assert found.columns == COLUMNS.names, "what stands beside the rows is no column of the table"
+        return sorted((((a, b), v) for a, b, v, _ in found.rows()), key=repr)
+
+    def check(self) -> None:
+        """The state is the fold of the log, each key once."""
+        assert self.rows() == sorted(self.expected().items(), key=repr)
+        last = step.checked_record(self.control, self.plane, SHARD)
+        assert last is not None
+        live = [digest_of((*key, value, seq)) for key, value, seq in self._with_sequences()]
+        assert last.commit.digest == Digest.of(live)
+
+    def _with_sequences(self) -> list[tuple[Key, str, int]]:
+        return [((a, b), v, s) for a, b, v, s in pl.read_delta(self.spec.state).rows()]
