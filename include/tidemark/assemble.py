@@ -34,7 +34,7 @@ from tidemark.pipeline.growth import not_taken, recorded_columns
 from tidemark.ports.control import Ledger
 from tidemark.ports.gate import Opinion
 from tidemark.ports.source import KeptKeys, Source
-from tidemark.ports.upkeep import Merger
+from tidemark.ports.upkeep import Merger, StateKeeper
 from tidemark.sources.files import FileSource
 
 if TYPE_CHECKING:
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from tidemark.spark.parts import PartStore
     from tidemark.spark.plane import SparkPlane
     from tidemark.spark.state import SparkStatePlane
-    from tidemark.spark.upkeep import SparkStateKeeper
 
 T = TypeVar("T")
 SessionMaker = Callable[[], "SparkSession"]
@@ -208,12 +207,13 @@ class Deployment:
             self._state = SparkStatePlane(self.session, self.config)
         return self._state
 
-    def keeper(self) -> SparkStateKeeper:
-        """Who keeps the states' tables in shape; the first call starts Spark."""
-        from tidemark.spark.spec import specs_of
-        from tidemark.spark.upkeep import SparkStateKeeper
+    def keeper(self) -> StateKeeper:
+        """What keeps the states' tables in shape; needs no Spark."""
+        from tidemark.delta.upkeep import DeltaStateKeeper, KeptState
 
-        return SparkStateKeeper(self.session(), specs_of(self.config))
+        days = self.config.retention.state_history_days
+        kept = {shard: KeptState(self.shard_uri(shard), days) for shard in self.shards}
+        return DeltaStateKeeper(self.config.name, kept)
 
 
 class ShardKeys:

@@ -257,7 +257,6 @@ def _tended(
     try:
         tend(
             deployment.control,
-            deployment.state(),
             deployment.keeper(),
             shard,
             merge=facts.merge_due,

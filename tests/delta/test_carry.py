@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import uuid
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,8 +13,10 @@ from hypothesis import strategies as st
 from pyroaring import BitMap
 
 from tests.delta.test_state_entry import HEAD, OLD, file_of
-from tidemark.core.errors import Determinate
+from tidemark.core.errors import Determinate, InvalidUsage, InvariantViolation
 from tidemark.delta.carry import Copied, carried, stranger
+from tidemark.delta.entry import Change, Entry, NewFile, decide_entry
+from tidemark.delta.vectors import Descriptor, unpack
 
 files = st.lists(
     st.integers(0, 12).flatmap(
@@ -63,3 +68,25 @@ def test_a_foreign_commit_is_harmless_by_what_it_did_and_not_by_its_name() -> No
     fewer = {**file_of("c", hidden=OLD), "dataChange": False}
     assert commit("REORG", removed, {"add": fewer}) == "REORG"
     assert commit("", {"cdc": {"path": "x"}}) == "a commit without a name"
+
+
+def test_a_new_file_comes_with_the_rows_hidden_that_have_gone_since() -> None:
+    new = NewFile("n", 10, 12, '{"numRecords":12}', BitMap([0, 8]))
+    change = Change("OPTIMIZE", HEAD.rows, added=[new], removed=["a"], of_rows=False)
+    entry = decided(change)
+    (add,) = [line["add"] for line in entry.actions if "add" in line]
+    assert (add["dataChange"], add["deletionVector"]["cardinality"]) == (False, 2)
+    assert json.loads(add["stats"])["tightBounds"] is False
+    vector = Descriptor.of(add)
+    assert vector is not None
+    assert vector.path == entry.vector_path
+    assert unpack(entry.vector_bytes, vector) == BitMap([0, 8])
+    with pytest.raises(InvalidUsage, match="does not take deletion vectors"):
+        decided(replace(change, metadata={**HEAD.metadata, "configuration": {}}))
+    for hidden in (range(12), [12]):
+        with pytest.raises(InvariantViolation, match="hidden in n, which has 12"):
+            replace(new, hidden=BitMap(hidden))
+
+
+def decided(change: Change) -> Entry:
+    return decide_entry(HEAD, change, table="t", attempt="a", now_ms=1, random=uuid.uuid4())

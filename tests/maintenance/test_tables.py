@@ -10,7 +10,6 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,12 +23,11 @@ from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.publish import VERSION_NONE, HistoryGone, Published
 from tidemark.core.seal import Part
 from tidemark.core.snapshot import Truncated
+from tidemark.delta.upkeep import DeltaStateKeeper, KeptState
 from tidemark.pipeline.compact import compact
 from tidemark.pipeline.context import binding_at
 from tidemark.pipeline.publish import rebuild, verify_state
 from tidemark.pipeline.repair import repair
-from tidemark.spark.spec import StateSpecs, specs_of
-from tidemark.spark.upkeep import SparkStateKeeper
 from tidemark.views import View
 
 pytestmark = pytest.mark.spark
@@ -45,7 +43,11 @@ def shop(fed_shop: Path, spark: SparkSession, tmp_path: Path, monkeypatch: pytes
 
 def data_bytes(folder: Path) -> int:
     """What the data files of a table take on disk, whether a version has them or not."""
-    return sum(path.stat().st_size for path in folder.rglob("part-*.parquet"))
+    return sum(path.stat().st_size for path in data_files(folder))
+
+
+def data_files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*.parquet") if path.parent.name != "_delta_log"]
 
 
 @contextmanager
@@ -86,12 +88,13 @@ def test_merging_log_and_state_changes_nothing_that_is_read_or_proven(shop: Shop
     assert shop.rows(View.FRESH, as_of=3) == expected(3)
     assert shop.verdict() == "identical"
     assert DeltaTable(str(shop.folder / "state")).history(1)[0]["operation"] == "REORG"
+    shop.deployment.keeper().merge(SHARD, tombstones=VERSION_NONE)
     state_before = data_bytes(shop.folder / "state")
-    spec = replace(specs_of(shop.deployment.config).of(SHARD), history_days=0)
-    SparkStateKeeper(shop.spark, StateSpecs("shop", {SHARD: spec})).vacuum(SHARD, tombstones=VERSION_NONE)
-    assert data_bytes(shop.folder / "state") < state_before
+    kept = KeptState(shop.deployment.shard_uri(SHARD), history_days=0)
+    DeltaStateKeeper("shop", {SHARD: kept}).vacuum(SHARD, tombstones=VERSION_NONE)
+    assert data_bytes(shop.folder / "state") < 0.6 * state_before
     active = {Path(uri).name for uri in DeltaTable(str(shop.folder / "state")).file_uris()}
-    assert {path.name for path in (shop.folder / "state").rglob("part-*.parquet")} == active
+    assert {path.name for path in data_files(shop.folder / "state")} == active
     assert isinstance(shop.publish(), Published), "the next publisher takes none of it for a stranger's write"
     assert shop.rows(View.STATE) == expected(FED)
     verify_state(shop.deployment.control, shop.deployment.state(), SHARD)

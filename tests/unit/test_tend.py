@@ -7,7 +7,7 @@ import pytest
 from tidemark.core.checksum import Digest
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.lease import HolderToken, Lease, LeaseState
-from tidemark.core.publish import BeingPublished, Published, StateCommit
+from tidemark.core.publish import BeingPublished, Published, StateCommit, StateStanding
 from tidemark.memory.control import MemoryControl, MemoryWarehouse
 from tidemark.memory.state import MemoryStatePlane, MemoryStates
 from tidemark.pipeline.tend import snapshot_held, tend
@@ -43,8 +43,12 @@ def test_r4_a_lease_on_an_old_snapshot_holds_a_vacuum_back(held: Lease, kept_ms:
 class Keeper:
     """Writes down what it was asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, plane: MemoryStatePlane) -> None:
+        self.plane = plane
         self.asked: list[str] = []
+
+    def standing(self, shard: ShardId, since: Published | None) -> StateStanding:
+        return self.plane.standing(shard, since)
 
     def merge(self, shard: ShardId, *, tombstones: int) -> None:
         self.asked.append("merge")
@@ -57,18 +61,18 @@ class Keeper:
 
 
 class Overtaken(Keeper):
-    """A publish comes in while files are merged."""
+    """Publishes come in again and again while files are merged."""
 
     def merge(self, shard: ShardId, *, tombstones: int) -> None:
         raise BeingPublished("it was published meanwhile")
 
 
 def test_a_state_that_is_published_meanwhile_is_left_for_the_next_time() -> None:
-    warehouse, keeper = MemoryWarehouse(), Keeper()
+    warehouse = MemoryWarehouse()
     control, plane = MemoryControl(warehouse), MemoryStatePlane(warehouse, {}, MemoryStates())
-    overtaken = Overtaken()
+    keeper, overtaken = Keeper(plane), Overtaken(plane)
     with pytest.raises(BeingPublished):
-        tend(control, plane, overtaken, A, merge=True, purge=True, vacuum=True)
+        tend(control, overtaken, A, merge=True, purge=True, vacuum=True)
     assert overtaken.asked == []
-    tend(control, plane, keeper, A, merge=True, purge=False, vacuum=True)
+    tend(control, keeper, A, merge=True, purge=False, vacuum=True)
     assert keeper.asked == ["merge", "vacuum"]

@@ -28,14 +28,27 @@ from tidemark.delta.vectors import Descriptor, Rows, name_for, pack, vector_path
 
 @dataclass(frozen=True, slots=True)
 class NewFile:
-    """A file that was written for this commit; `path` as the log is to spell it, `stats` as JSON."""
+    """A file that was written for this commit; `path` as the log is to spell it, `stats` as JSON. `hidden`
+    rows of it have gone since it was written; it comes with a vector of its own then."""
 
     path: str
     bytes: int
     rows: int
     stats: str
+    hidden: Rows = field(default_factory=Rows, hash=False)
+
+    @property
+    def live(self) -> int:
+        """How many rows a reader sees."""
+        return self.rows - len(self.hidden)
 
     def __post_init__(self) -> None:
+        if self.hidden and (self.live < 1 or self.hidden.max() >= self.rows):
+            raise InvariantViolation(
+                f"{len(self.hidden)} rows up to {self.hidden.max()} are hidden in {self.path}, "
+                f"which has {self.rows}",
+                hint="a file without a row left is not committed",
+            )
         if self.rows < 1 or json.loads(self.stats).get("numRecords") != self.rows:
             raise InvariantViolation(
                 f"{self.path} has {self.rows} rows, and its statistics say {self.stats[:80]}",
@@ -105,7 +118,10 @@ def decide_entry(
     kept = {path: rows for path, rows in vectors.items() if len(rows) < head.files[path].rows}
     # Paths in order: the same change gives the same entry.
     order = sorted(kept)
-    data, found = pack([kept[path] for path in order], name_for(version, random)) if kept else (b"", ())
+    hiding = [file for file in change.added if file.hidden]
+    packed = [*(kept[path] for path in order), *(file.hidden for file in hiding)]
+    data, found = pack(packed, name_for(version, random)) if packed else (b"", ())
+    added = dict(zip((file.path for file in hiding), found[len(order) :], strict=True))
     gone = sorted({*vectors, *change.removed})
     actions: list[Action] = [
         commit_info(change.operation, attempt=attempt, at_ms=now_ms, **change.facts),
@@ -113,14 +129,11 @@ def decide_entry(
         *({"metaData": dict(one)} for one in (change.metadata,) if one is not None),
         *txn_actions(change.txns, at_ms=now_ms),
         *({"remove": _remove(head.files[path], change, now_ms)} for path in gone),
-        *({"add": _hiding(head.files[path], one)} for path, one in zip(order, found, strict=True)),
-        *(
-            add_action(one.path, size=one.bytes, at_ms=now_ms, data_change=change.of_rows, stats=one.stats)
-            for one in change.added
-        ),
+        *({"add": _hiding(head.files[path], one)} for path, one in zip(order, found, strict=False)),
+        *(_add(one, added.get(one.path), change, now_ms) for one in change.added),
         *({"cdc": _cdc(one)} for one in change.feed),
     ]
-    path = vector_path(name_for(version, random)) if kept else ""
+    path = vector_path(name_for(version, random)) if packed else ""
     return Entry(version, tuple(actions), path, data)
 
 
@@ -157,7 +170,8 @@ def _check_rows(
 ) -> None:
     """What a reader will see must be what the change says."""
     configuration: Mapping[str, str] = metadata.get("configuration") or {}
-    if vectors and not is_on(configuration, VECTORS):
+    hiding = vectors or any(file.hidden for file in change.added)
+    if hiding and not is_on(configuration, VECTORS):
         raise InvalidUsage(
             f"{table} does not take deletion vectors: {VECTORS} is not true",
             hint="write the touched files anew, without the rows that go",
@@ -169,7 +183,7 @@ def _check_rows(
     whole = set(change.removed)
     # Files that go need no statistics, so that a rebuild mends a table whose rows can't be counted.
     kept = sum(file.live for path, file in head.files.items() if path not in whole)
-    added = sum(file.rows for file in change.added)
+    added = sum(file.live for file in change.added)
     after = kept - hidden + added
     if after != change.rows_after or (not change.of_rows and after != head.rows):
         wanted = change.rows_after if change.of_rows else head.rows
@@ -214,6 +228,14 @@ def _hiding(file: LiveFile, vector: Descriptor) -> Action:
     """A file that is there, with another vector; all else is as the log has it."""
     stats = loosened(str(file.add["stats"]))
     return {**file.add, "dataChange": True, "stats": stats, "deletionVector": vector.action}
+
+
+def _add(file: NewFile, vector: Descriptor | None, change: Change, now_ms: int) -> Action:
+    stats = file.stats if vector is None else loosened(file.stats)
+    found = add_action(file.path, size=file.bytes, at_ms=now_ms, data_change=change.of_rows, stats=stats)
+    if vector is not None:
+        found["add"]["deletionVector"] = vector.action
+    return found
 
 
 def _cdc(file: NewFile) -> Action:

@@ -217,12 +217,11 @@ class DeltaLog:
         self.head()
         active = {str(add["path"]) for add in self._listed()}
         newest = read_head(self._table.store)
-        active |= {file.location for file in newest.files.values()}
         removed = {file.location: file.at_ms for file in newest.removed.values()}
         named = (
             leftover_of(path, size, removed.get(path))
             for path, size in sorted(found.items())
-            if path not in active
+            if path not in active and path not in newest.files
         )
         return [leftover for leftover in named if leftover is not None]
 

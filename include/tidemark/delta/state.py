@@ -37,7 +37,8 @@ class StateTable:
         clock_ns: Callable[[], int] = time.time_ns,
         random: Callable[[], uuid.UUID] = uuid.uuid4,
     ) -> None:
-        self.store = Store(uri, storage_options or {})
+        self.options = dict(storage_options or {})
+        self.store = Store(uri, self.options)
         self._clock_ns, self._random = clock_ns, random
         self._head = TableHead()
         self._vectors: dict[str, tuple[object, Rows]] = {}

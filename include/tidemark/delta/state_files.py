@@ -93,7 +93,9 @@ def described(store: Store, folder: str) -> list[NewFile]:
                 store.remove_quietly(path)
                 continue
             size = int(store.size(path))
-            found.append(NewFile(path, size, footer.num_rows, footer_statistics(footer, without=BESIDE)))
+            columns = frozenset(footer.schema.to_arrow_schema().names) - set(BESIDE)
+            stats = footer_statistics(footer, columns=columns)
+            found.append(NewFile(path, size, footer.num_rows, stats))
         store.sync_files([file.path for file in found])
     except (OSError, pa.ArrowException) as error:
         raise Determinate(

@@ -5,8 +5,8 @@ over the folder of ours. So vectors are cleaned by nobody else, and this does it
 
 - what the newest version has stays, and so do its vectors;
 - what an entry took out stays for the retention, with the vector that it had then, and goes after it;
-- what no entry names, and has a name of ours, was written for a version: it goes when that version is there,
-  because then it can't come in any more. No clock is asked, so no writer is too slow;
+- what no entry names, and has a name of ours, was written for a version, or for any up to it: it goes when
+  that version is there, because then it can't come in any more. No clock is asked, so no writer is too slow;
 - what no entry names, and has another's name, goes by its age, as Delta's own clean-up does it.
 
 The files are listed before the head is read. One that is written meanwhile is for a later version; one that
@@ -27,6 +27,9 @@ from tidemark.delta.head import TableHead, read_head
 from tidemark.delta.store import Store
 
 RETENTION: Final = "delta.deletedFileRetentionDuration"
+LOG_RETENTION: Final = "delta.logRetentionDuration"
+LOG_DAYS_MIN: Final = 30
+"""For how long Delta keeps a table's log by itself."""
 _RETENTION_DEFAULT: Final = "interval 1 week"
 _INTERVAL: Final = re.compile(r"(?:interval )?(\d+) (week|day|hour|minute|second)s?\Z", re.IGNORECASE)
 _UNIT_MS: Final = {
@@ -34,6 +37,16 @@ _UNIT_MS: Final = {
 }  # fmt: skip
 _VECTOR: Final = re.compile(r"(?:[^/]*/)?deletion_vector_([0-9a-f-]{36})\.bin\Z")
 _LEFT_ALONE: Final = ("_delta_log/", "_change_data/")
+
+
+def retention_properties(days: int) -> dict[str, str]:
+    """For how long files stay that the newest version doesn't need, in Delta's words: a VACUUM by anybody
+    goes by it. Their versions stay for as long: without its log a file can't be read, and Delta refuses a
+    table that would keep files for longer."""
+    return {
+        RETENTION: f"interval {days} days",
+        LOG_RETENTION: f"interval {max(days, LOG_DAYS_MIN)} days",
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ lists and maps. Decimals are written with all their digits.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any, Final
@@ -41,17 +41,17 @@ def statistics(rows: pa.Table, *, columns_max: int = COLUMNS_MAX) -> str:
 
 
 def footer_statistics(
-    footer: pq.FileMetaData, *, columns_max: int = COLUMNS_MAX, without: Collection[str] = ()
+    footer: pq.FileMetaData, *, columns_max: int = COLUMNS_MAX, columns: Container[str] | None = None
 ) -> str:
-    """The same of a file that Spark has written, from its footer alone. A footer does not tell whether a NaN
-    is among the numbers, so fractions have no bounds."""
+    """The same of a file that is written already, from its footer alone, and of these columns only if some
+    are given. A footer does not tell whether a NaN is among the numbers, so fractions have no bounds."""
     found: dict[str, dict[str, Any]] = {"minValues": {}, "maxValues": {}, "nullCount": {}}
     groups = [footer.row_group(group) for group in range(footer.num_row_groups)]
     at = 0
     for path, kind, leaves in _footer_leaves((), footer.schema.to_arrow_schema()):
         chunks = [group.column(at).statistics for group in groups]
         at += leaves
-        if path[0] in without:
+        if columns is not None and path[0] not in columns:
             continue
         if at > columns_max or leaves != 1 or pa.types.is_nested(kind) or not all(chunks):
             continue

@@ -13,16 +13,15 @@ asked for a conditional put. A put that it has answered is durable.
 from __future__ import annotations
 
 import os
+import tempfile
 import uuid
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 from urllib.parse import unquote, urlparse
 
 from deltalake._internal import DeltaFileSystemHandler
-
-from tidemark.core.errors import InvalidUsage
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -34,11 +33,6 @@ def local_path(uri: str) -> Path | None:
     if parsed.scheme == "file":
         return Path(unquote(parsed.path))
     return None if "://" in uri else Path(uri)
-
-
-_CLIENT_OPTIONS = ("allow_http", "allow_invalid_certificates", "connect_timeout", "proxy_url", "timeout")
-# What only delta-rs knows: how it locks a store, which nobody needs who puts by a condition.
-_OF_DELTA_RS = ("dynamo", "locking_provider", "unsafe_rename")
 
 
 class Store:
@@ -69,6 +63,45 @@ class Store:
         target = self.folder / path
         _make_folder(target.parent)
         _write_synced(target, data)
+
+    @contextmanager
+    def writing(self, path: str) -> Iterator[BinaryIO]:
+        """A file whose name nobody else uses, to be written in pieces; it is on disk at the end, and not
+        there after an error. `sync_folders` makes its name last. OSError when it can't be written."""
+        if self.folder is None:
+            from obstore.exceptions import BaseError
+
+            with tempfile.TemporaryFile() as file:
+                yield cast("BinaryIO", file)
+                file.seek(0)
+                try:
+                    self._object_store().put(path, cast("BinaryIO", file))
+                except BaseError as error:
+                    raise OSError(f"{path} was not put: {error}") from error
+            return
+        target = self.folder / path
+        _make_folder(target.parent)
+        try:
+            with target.open("xb") as written:
+                yield written
+                written.flush()
+                os.fsync(written.fileno())
+        except BaseException:
+            with suppress(OSError):
+                target.unlink()
+            raise
+
+    def move(self, path: str, target: str) -> None:
+        """Give a file of our own another name, which nobody uses. FileNotFoundError when there is none."""
+        if self.folder is not None:
+            os.rename(self.folder / path, self.folder / target)  # noqa: PTH104
+            return
+        from obstore.exceptions import BaseError
+
+        try:
+            self._object_store().rename(path, target)
+        except BaseError as error:
+            raise OSError(f"{path} was not renamed: {error}") from error
 
     def sync_files(self, paths: Iterable[str]) -> None:
         """Have the bytes of files on disk that another program has written here. OSError when they can't."""
@@ -126,27 +159,9 @@ class Store:
 
     def _object_store(self) -> ObjectStore:
         if self._objects is None:
-            from obstore.exceptions import UnknownConfigurationKeyError
-            from obstore.store import from_url
+            from tidemark.delta.objects import open_objects
 
-            known: Any = {
-                name.lower(): value
-                for name, value in self._options.items()
-                if not any(word in name.lower() for word in _OF_DELTA_RS)
-            }
-            client: Any = {}
-            for name in _CLIENT_OPTIONS:
-                given = (known.pop(name, None), known.pop(f"aws_{name}", None))
-                if found := given[0] or given[1] or os.environ.get(f"AWS_{name.upper()}"):
-                    client[name] = found
-            address = self.uri.replace("s3a://", "s3://", 1)
-            try:
-                self._objects = from_url(address, config=known, client_options=client)
-            except UnknownConfigurationKeyError as error:
-                fact = str(error).partition("\n")[0]
-                raise InvalidUsage(
-                    f"{self.uri} can't be reached: {fact}", hint="leave the option out"
-                ) from error
+            self._objects = open_objects(self.uri, self._options)
         return self._objects
 
     def get(self, path: str) -> bytes:
@@ -160,9 +175,9 @@ class Store:
         """A file to be read in pieces: a path on a disk, else an object that reads and seeks."""
         if self.folder is not None:
             return str(self.folder / path)
-        import obstore
+        from tidemark.delta.objects import ObjectReader
 
-        return obstore.open_reader(self._object_store(), path)
+        return ObjectReader(self._object_store(), path)
 
     def size(self, path: str) -> int:
         """How many bytes a file has. FileNotFoundError when there is none."""

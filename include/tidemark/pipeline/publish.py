@@ -40,7 +40,7 @@ from tidemark.core.snapshot import Truncated, agreed
 from tidemark.pipeline.context import watermark_below
 from tidemark.pipeline.settle import settle
 from tidemark.ports.control import Control
-from tidemark.ports.state import StatePlane, Tail
+from tidemark.ports.state import StatePlane, StateStandings, Tail
 
 STEPS_MAX: Final = 10
 
@@ -64,7 +64,7 @@ def last_published(control: Control, shard: ShardId) -> Published | None:
     return None
 
 
-def checked_record(control: Control, plane: StatePlane, shard: ShardId) -> Published | None:
+def checked_record(control: Control, plane: StateStandings, shard: ShardId) -> Published | None:
     """The newest publish on record, if the state still holds it; readers start here (scenario M13).
 
     Publishers may be at work between its look at the record and the one at the table.

@@ -1,8 +1,8 @@
 """Tend a state: keep its table in shape, and never under a reader's feet.
 
-A publish that comes in between has the right of way: what was merged meanwhile is dropped, and left for the
-next time. The state is checked against its record first; one that is not as it was published is left as it
-is, for people to look at.
+Publishes that come in between are no hindrance: what they do to the files that are being merged is done to
+the merged one too. The state is checked against its record first; one that is not as it was published is left
+as it is, for people to look at.
 
 A VACUUM goes by the table's retention. A lease whose snapshot was superseded longer ago than that holds it
 back: the snapshot's files would be among those that go.
@@ -17,7 +17,6 @@ from tidemark.core.lease import Lease
 from tidemark.core.publish import VERSION_NONE, Published, state_as_of
 from tidemark.pipeline.publish import checked_record
 from tidemark.ports.control import Control
-from tidemark.ports.state import StatePlane
 from tidemark.ports.upkeep import StateKeeper
 
 
@@ -46,7 +45,6 @@ def snapshot_held(
 
 def tend(
     control: Control,
-    plane: StatePlane,
     keeper: StateKeeper,
     shard: ShardId,
     *,
@@ -54,8 +52,8 @@ def tend(
     purge: bool,
     vacuum: bool,
 ) -> None:
-    """Merge and clean what is due. `BeingPublished` when another process has published it meanwhile."""
-    last = checked_record(control, plane, shard)
+    """Merge and clean what is due. `BeingPublished` when other processes have left it no chance."""
+    last = checked_record(control, keeper, shard)
     tombstones = last.commit.tombstones if last is not None else VERSION_NONE
     if merge:
         keeper.merge(shard, tombstones=tombstones)

@@ -34,12 +34,16 @@ class Tail:
         return Txn(self.upper - 1)
 
 
-class StatePlane(Protocol):
-    """Folds and commits; never decides."""
+class StateStandings(Protocol):
+    """Tells where states stand; needs no engine."""
 
     def standing(self, shard: ShardId, since: Published | None) -> StateStanding:
         """What the table says of itself, and of what happened to it since the given record."""
         ...
+
+
+class StatePlane(StateStandings, Protocol):
+    """Folds and commits; never decides."""
 
     def publish(
         self, shard: ShardId, tail: Tail, *, base: Published | None, token: WriterToken

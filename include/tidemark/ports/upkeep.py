@@ -1,7 +1,7 @@
 """What maintenance needs of the engines: merging a log's files, and keeping a state's table in shape.
 
-Promise: neither changes a row. `merge` writes to a folder of its own that nobody sees; whoever calls puts it
-into the log. What a `StateKeeper` commits, publishers and readers recognise as no publish.
+Promise: neither changes a row. The `merge` of a log writes to a folder of its own that nobody sees; whoever
+calls puts it into the log. What a `StateKeeper` commits, publishers and readers recognise as no publish.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Protocol
 from tidemark.core.checksum import Digest
 from tidemark.core.ids import ShardId, Txn
 from tidemark.core.seal import Part
+from tidemark.ports.state import StateStandings
 
 
 class Merger(Protocol):
@@ -26,9 +27,10 @@ class Merger(Protocol):
         ...
 
 
-class StateKeeper(Protocol):
+class StateKeeper(StateStandings, Protocol):
     """Rewrites and cleans the tables of a state, without changing a row. `tombstones` is the version of those
-    that belongs to the state: where they have moved on, by a publish that is not through, they are left."""
+    that belongs to the state: where they have moved on, by a publish that is not through, they are left.
+    `BeingPublished` when publishes have left it no chance; nothing is half done then."""
 
     def merge(self, shard: ShardId, *, tombstones: int) -> None:
         """Merge small files."""

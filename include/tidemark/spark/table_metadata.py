@@ -6,17 +6,15 @@ import json
 import time
 import uuid
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from pyspark.sql.types import StructType
 
 from tidemark.core.publish import VERSION_NONE
 from tidemark.delta.head import TableHead
 from tidemark.delta.protocol import FEED, VECTORS, metadata_action, protocol_action, widened_protocol
+from tidemark.delta.state_vacuum import retention_properties
 from tidemark.spark.spec import StateSpec
-
-LOG_DAYS_MIN: Final = 30
-"""For how long Delta keeps a table's log by itself."""
 
 
 def state_properties(spec: StateSpec) -> dict[str, str]:
@@ -29,13 +27,8 @@ def state_properties(spec: StateSpec) -> dict[str, str]:
 
 
 def retention_of(spec: StateSpec) -> dict[str, str]:
-    """For how long files stay that the newest version doesn't need, in Delta's words: a VACUUM by anybody
-    goes by it. Their versions stay for as long: without its log a file can't be read, and Delta refuses a
-    table that would keep files for longer."""
-    return {
-        "delta.deletedFileRetentionDuration": f"interval {spec.history_days} days",
-        "delta.logRetentionDuration": f"interval {max(spec.history_days, LOG_DAYS_MIN)} days",
-    }
+    """For how long a shard's tables keep what their newest version doesn't need."""
+    return retention_properties(spec.history_days)
 
 
 def description(head: TableHead, columns: StructType, properties: Mapping[str, str]) -> dict[str, Any]:
