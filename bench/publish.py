@@ -33,8 +33,10 @@ from tidemark.core.seal import Part
 from tidemark.core.shard import LogEntry
 from tidemark.delta.control import DeltaControl
 from tidemark.delta.log import parts_folder
+from tidemark.delta.state_files import DIGEST, KEY
 from tidemark.ports.state import Tail
-from tidemark.spark.fold import UPSERT, FoldRule, log_schema
+from tidemark.spark.digest import key_hash_sql, row_hash_sql
+from tidemark.spark.fold import UPSERT, FoldRule, log_hashed, log_schema
 from tidemark.spark.fresh import Pins, fresh
 from tidemark.spark.session import build_session
 from tidemark.spark.spec import StateSpec, StateSpecs
@@ -59,6 +61,10 @@ def rows_of(spark: SparkSession, lower: int, count: int, key: str, op: str, txn:
             *[F.col(field.name).cast(field.dataType) for field in kinds.fields],
             F.lit(txn).cast("bigint").alias("_txn"), F.lit(op).alias("_op"), F.lit("p").alias("_partition"),
             "_offset", F.lit(0).cast("bigint").alias("_ordinal"),
+        )
+        .selectExpr(
+            "*", f"{row_hash_sql(log_hashed(kinds))} AS {DIGEST}",
+            f"{key_hash_sql(StructType([kinds['k']]))} AS {KEY}",
         )
     )  # fmt: skip
 

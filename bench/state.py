@@ -1,12 +1,11 @@
-"""What a publish by the key index costs, part by part, without Spark: `python -m bench.state --rows 2000000`.
+"""What a publish costs by the size of its state, without Spark: `python -m bench.state --rows 2000000`.
 
-A state of `--rows` rows in files of 250,000, then `--rounds` transactions of `--batch` records: 15 % new
-keys, 5 % deletes, the rest updates of keys all over the state. Each is read from a Parquet file that has the
-keys' hashes and the rows' digests, looked up, laid over the state, written, committed and indexed, all of it
-synced. At the end the state is audited, and its rows counted by delta-rs. Wall and processor seconds; prints
-Markdown.
-
-Left out: the fold of several transactions, sequences, tombstones, the record of the publish, checkpoints.
+For each size, a state of so many rows is published from a log, a million rows at a time. Then there are
+`--rounds` transactions of `--batch` records: 15 % new keys, 5 % deletes, else updates of keys all over the
+state. The whole step is measured, as a run calls it, with the record of the publish and everything synced; first with a
+process's caches warm, then (*cold*) as a new process does it, and once with the index lost and made again.
+What the state holds is counted at the end. Wall and processor seconds, medians; the last line is the largest
+size against the smallest. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -14,164 +13,165 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
+import resource
+import shutil
 import statistics
 import tempfile
 import time
-import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from deltalake import DeltaTable, QueryBuilder, Schema
+from deltalake import Schema
+from pyspark.sql import SparkSession
+from pyspark.sql.types import DoubleType, LongType, StringType, StructField, StructType
 
-from tidemark.core.checksum import ENCODING, Digest
-from tidemark.core.ledger import Committed
-from tidemark.delta.audit import audit_state
-from tidemark.delta.entry import Change
-from tidemark.delta.head import LiveFile
-from tidemark.delta.index import KeyIndex
-from tidemark.delta.overlay import overlay
-from tidemark.delta.protocol import VECTORS, metadata_action, protocol_action
-from tidemark.delta.runs import DataFile, RunScope
+from tidemark.core.ids import ShardId, Txn, WriterToken
+from tidemark.core.ledger import UPPER, Committed, Put
+from tidemark.core.publish import Published
+from tidemark.core.seal import Part
+from tidemark.core.shard import LogEntry
+from tidemark.delta.control import DeltaControl
+from tidemark.delta.log import parts_folder
 from tidemark.delta.state import StateTable
-from tidemark.delta.state_files import DIGEST, KEY, RowKeys, digest_of, keys_of, read_keys, write_rows
+from tidemark.delta.state_files import DIGEST, KEY
+from tidemark.pipeline.publish import publish
+from tidemark.spark.fold import FoldRule
+from tidemark.spark.parts import stats_of
+from tidemark.spark.spec import StateSpec, StateSpecs
+from tidemark.spark.state import SparkStatePlane
 
-FILE_ROWS = 250_000
-SCHEMA = pa.schema(
-    [("id", pa.int64()), ("name", pa.string()), ("amount", pa.float64()), ("note", pa.string())]
-)
-APP = "tidemark/bench/t"
+SHARD = ShardId("t")
+PART_ROWS = 250_000
+TXN_ROWS = 1_000_000
+COLUMNS = [("id", pa.int64()), ("name", pa.string()), ("amount", pa.float64()), ("note", pa.string())]
+SPARK = {pa.int64(): LongType(), pa.string(): StringType(), pa.float64(): DoubleType()}
+POSITION = [("_partition", pa.string()), ("_offset", pa.int64()), ("_ordinal", pa.int64())]
+LOG = pa.schema([*COLUMNS, ("_txn", pa.int64()), ("_op", pa.string()), *POSITION])
 
 
-def rows_of(ids: np.ndarray, version: int) -> pa.Table:
-    """Rows that don't compress, with their hashes and digests."""
-    random = np.random.default_rng(version + 1)
-    notes = [os.urandom(20).hex() for _ in range(len(ids))]
-    columns = {
-        "id": pa.array(ids), "name": pa.array([f"name {one}" for one in ids.tolist()]),
-        "amount": pa.array(random.random(len(ids))), "note": pa.array(notes),
-    }  # fmt: skip
+def rows_of(ids: np.ndarray, txn: int, deletes: np.ndarray) -> pa.Table:
+    """Records that don't compress, with what stands beside them; any number will do for a digest."""
+    random = np.random.default_rng(txn)
+    count = len(ids)
+    table = pa.table(
+        {
+            "id": ids, "name": [f"name {one}" for one in ids.tolist()], "amount": random.random(count),
+            "note": [os.urandom(20).hex() for _ in range(count)],
+            "_txn": np.full(count, txn), "_op": np.where(deletes, "D", "U"), "_partition": ["p"] * count,
+            "_offset": np.arange(count), "_ordinal": np.zeros(count, np.int64),
+        },
+        schema=LOG,
+    )  # fmt: skip
     hashes = [hashlib.sha256(b"%d" % one).digest()[:16] for one in ids.tolist()]
-    digests = random.integers(-(1 << 63), (1 << 63) - 1, len(ids), dtype=np.int64)
-    rows = pa.table(columns, schema=SCHEMA)
-    return rows.append_column(KEY, pa.array(hashes, pa.binary(16))).append_column(DIGEST, pa.array(digests))
+    digests = random.integers(-(1 << 63), (1 << 63) - 1, count, dtype=np.int64)
+    return table.append_column(KEY, pa.array(hashes, pa.binary())).append_column(DIGEST, pa.array(digests))
+
+
+def no_spark() -> SparkSession:
+    raise AssertionError("Spark was started")
 
 
 class Bench:
+    """One shard below a folder, and how many rows its state has."""
+
     def __init__(self, root: Path, rows: int) -> None:
-        self.root, self.rows = root, rows
-        self.table = StateTable(str(root / "state"))
-        self.digest = Digest()
-        self.times: dict[str, list[tuple[float, float]]] = {}
-        text = str(Schema.from_arrow(SCHEMA).to_json())
-        configuration = {VECTORS: "true"}
-        made = metadata_action(table_id="bench", schema=text, configuration=configuration, at_ms=1)
-        added, digests = [], []
-        for lower in range(0, rows, FILE_ROWS):
-            part = rows_of(np.arange(lower, min(lower + FILE_ROWS, rows)), 0)
-            added.append(write_rows(self.table.store, part, version=0, nonce=uuid.uuid4()))
-            digests.append(part[DIGEST].to_numpy())
-        self.digest = digest_of(np.concatenate(digests))
-        protocol = protocol_action(configuration=configuration, schema=text)
-        change = Change("WRITE", rows, added=added, protocol=protocol, metadata=made)
-        assert self.table.commit(self.table.head(), change) == Committed(0)
-        self.index = KeyIndex(root / "index", RunScope("bench", ENCODING))
+        declared = StructType([StructField(name, SPARK[kind]) for name, kind in COLUMNS])
+        self.spec = StateSpec(SHARD, f"{root}/p/{SHARD}", declared, FoldRule(("id",)))
+        self.control = DeltaControl(str(root), "p", {SHARD: Schema.from_arrow(LOG)})
+        self.txn, self.first, self.live = 0, rows, 0
+        self.reopen()
+        for lower in range(0, rows, TXN_ROWS):
+            self.append(np.arange(lower, min(lower + TXN_ROWS, rows)))
+            self.publish()
 
-    @contextmanager
-    def timed(self, what: str) -> Iterator[None]:
-        wall, processor = time.perf_counter(), time.process_time()
-        yield
-        took = time.perf_counter() - wall, time.process_time() - processor
-        self.times.setdefault(what, []).append(took)
+    def reopen(self) -> None:
+        """As a new process would."""
+        self.plane = SparkStatePlane(no_spark, StateSpecs("p", {SHARD: self.spec}))
 
-    def read(self, file: LiveFile) -> RowKeys | None:
-        return read_keys(self.table.store, file)
+    def append(self, ids: np.ndarray, deletes: np.ndarray | None = None) -> None:
+        self.txn += 1
+        token = WriterToken(f"w{self.txn}")
+        folder = parts_folder(Txn(self.txn), token)
+        (Path(self.spec.log) / folder).mkdir(parents=True)
+        gone = np.zeros(len(ids), np.bool_) if deletes is None else deletes
+        parts = []
+        for lower in range(0, len(ids), PART_ROWS):
+            path = f"{folder}/part-{lower}.parquet"
+            file = Path(self.spec.log) / path
+            rows = rows_of(ids[lower : lower + PART_ROWS], self.txn, gone[lower : lower + PART_ROWS])
+            pq.write_table(rows, file, compression="zstd")
+            parts.append(Part(path, rows.num_rows, file.stat().st_size, stats_of(pq.read_metadata(file))))
+        log = self.control.log(SHARD)
+        entry = LogEntry(Txn(self.txn), token, tuple(parts))
+        assert isinstance(log.commit(log.head(), Put({UPPER: self.txn + 1}, (entry,), None)), Committed)
 
-    def cover(self) -> None:
-        missing = {
-            DataFile(file.path, file.bytes, file.rows): keys
-            for file in self.index.missing(self.table.head())
-            if (keys := self.read(file)) is not None
-        }
-        self.index.add(missing)
+    def publish(self) -> None:
+        done = publish(self.control, self.plane, SHARD, token=WriterToken(f"p{self.txn}"))
+        assert isinstance(done, Published)
+        self.live = done.commit.digest.count
 
-    def tail(self, batch: int, version: int) -> Path:
-        """A transaction's records, as a log's part has them."""
-        random = np.random.default_rng(1000 + version)
-        new = self.rows + version * batch + np.arange(batch * 15 // 100)
-        old = random.choice(self.rows, batch - len(new), replace=False)
-        part = rows_of(np.concatenate([new, old]), version)
-        deletes = random.random(batch) < 0.05
-        path = self.root / f"tail-{version}.parquet"
-        pq.write_table(part.append_column("_op", pa.array(np.where(deletes, "D", "U"))), path)
-        return path
+    def round(self, batch: int) -> None:
+        """One transaction of records, not published yet."""
+        random = np.random.default_rng(1000 + self.txn)
+        new = self.first + self.txn * batch + np.arange(batch * 15 // 100)
+        old = random.choice(self.first, batch - len(new), replace=False)
+        self.append(np.concatenate([new, old]), random.random(batch) < 0.05)
 
-    def publish(self, path: Path, version: int) -> None:
-        with self.timed("total"):
-            with self.timed("read the tail"):
-                rows = pq.read_table(path)
-                keys = keys_of(rows[KEY], rows[DIGEST])
-                upserts = rows["_op"].combine_chunks().to_numpy(zero_copy_only=False) == "U"
-            with self.timed("open"):
-                head = self.table.head()
-            with self.timed("look up"):
-                hits = self.index.find(keys, head, lambda paths: self.table.hidden(head, paths))
-                over = overlay(keys, upserts, hits, base=self.digest)
-            with self.timed("write rows"):
-                chosen = rows.drop_columns(["_op"]).filter(pa.array(over.comes))
-                added = write_rows(self.table.store, chosen, version=head.version + 1, nonce=uuid.uuid4())
-            with self.timed("vectors and entry"):
-                outcome = self.table.commit(head, over.change(added=[added], txns={APP: version}))
-                assert isinstance(outcome, Committed)
-            with self.timed("index the new file"):
-                own = keys_of(chosen[KEY], chosen[DIGEST])
-                self.index.add({DataFile(added.path, added.bytes, added.rows): own})
-        self.digest = over.digest
-        with self.timed("merge runs (afterwards)"):
-            self.index.merge(self.table.head())
+
+def timed(work: Callable[[], object]) -> tuple[float, float]:
+    wall, processor = time.perf_counter(), time.process_time()
+    work()
+    return time.perf_counter() - wall, time.process_time() - processor
+
+
+def measured(rows: int, *, batch: int, rounds: int) -> dict[str, tuple[float, float]]:
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(Path(folder), rows)
+        times: dict[str, list[tuple[float, float]]] = {}
+        for _ in range(rounds):
+            bench.round(batch)
+            times.setdefault("warm", []).append(timed(bench.publish))
+        for _ in range(rounds):
+            bench.round(batch)
+            bench.reopen()
+            times.setdefault("cold", []).append(timed(bench.publish))
+        index = Path(bench.spec.uri) / "_index"
+        size = sum(file.stat().st_size for file in index.rglob("*.run"))
+        shutil.rmtree(index)
+        bench.round(batch)
+        bench.reopen()
+        times["index lost"] = [timed(bench.publish)]
+        table = StateTable(bench.spec.state)
+        head = table.head()
+        assert head.rows == bench.live
+        print(
+            f"{rows:,} rows: {head.rows:,} live in {len(head.files)} files, "
+            f"{sum(file.hidden for file in head.files.values()):,} hidden; index {size / head.rows:.0f} bytes "
+            f"a row; {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10} MB of memory at most\n"
+        )
+    return {
+        what: (statistics.median(w for w, _ in found), statistics.median(p for _, p in found))
+        for what, found in times.items()
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=2_000_000)
+    parser.add_argument("--rows", type=int, nargs="+", default=[2_000_000, 8_000_000])
     parser.add_argument("--batch", type=int, default=50_000)
     parser.add_argument("--rounds", type=int, default=7)
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(Path(folder), given.rows)
-        with bench.timed("build the index"):
-            bench.cover()
-            bench.index.merge(bench.table.head())
-        for version in range(1, given.rounds + 1):
-            bench.publish(bench.tail(given.batch, version), version)
-        with bench.timed("open anew"):
-            KeyIndex(Path(folder) / "index", RunScope("bench", ENCODING))
-            StateTable(str(Path(folder) / "state")).head()
-        head = bench.table.head()
-        found = audit_state(head, bench.read, bench.table.hidden(head, head.files), recorded=bench.digest)
-        table = DeltaTable(str(Path(folder) / "state"))
-        counted = pa.table(
-            QueryBuilder().register("t", table).execute("select count(id) as n from t").read_all()
-        )
-        per_row = bench.index.bytes / sum(run.records for run in bench.index.runs)
-        print(
-            f"\n{given.batch:,} records into {given.rows:,} rows, {given.rounds} rounds,"
-            f" load {os.getloadavg()[0]:.1f}"
-        )
-        print("\n| step | wall ms, median | best | processor ms, median |\n| --- | --- | --- | --- |")
-        for what, took in bench.times.items():
-            wall, processor = ([1000 * one[at] for one in took] for at in (0, 1))
-            print(
-                f"| {what} | {statistics.median(wall):.0f} | {min(wall):.0f} |"
-                f" {statistics.median(processor):.0f} |"
-            )
-        print(
-            f"\n{len(bench.index.runs)} runs, {per_row:.1f} bytes per record; audit: {found or 'no finding'};"
-        )
-        print(f"rows by delta-rs {counted['n'][0].as_py():,}, carried {bench.digest.count:,}")
+    found = {rows: measured(rows, batch=given.batch, rounds=given.rounds) for rows in given.rows}
+    print("| rows | publish | wall s | processor s |\n| --- | --- | --- | --- |")
+    for rows, times in found.items():
+        for what, (wall, processor) in times.items():
+            print(f"| {rows:,} | {what} | {wall:.2f} | {processor:.2f} |")
+    smallest, largest = found[min(found)], found[max(found)]
+    ratios = ", ".join(f"{what} {largest[what][0] / smallest[what][0]:.2f}" for what in ("warm", "cold"))
+    print(f"\nlargest ÷ smallest: {ratios}")
 
 
 if __name__ == "__main__":
