@@ -6,7 +6,7 @@ PYTHON := .venv/bin/python
 SEEDS ?= 100000
 TESTS ?= tests
 # What test-fast leaves out.
-HEAVY := spark or airflow or server or browser or slow or sweep
+HEAVY := spark or airflow or server or browser or slow or sweep or s3
 
 .DEFAULT_GOAL := help
 .PHONY: help ready setup demo ui stop doctor test test-fast test-all check format simulate crash read-crash soak debezium bench build lock jars-lock clean distclean
@@ -33,12 +33,15 @@ doctor: ready ## Check versions, Java, jars, Spark and the store
 	@.venv/bin/tidemark doctor
 
 test: ready ## Run the tests, all but the long sweeps: make test TESTS=tests/unit
-	@$(PYTHON) -m pytest -n 2 --durations 15 -m "not sweep" $(TESTS)
+	@$(PYTHON) -m pytest -n 2 --durations 15 -m "not sweep and not s3" $(TESTS)
 
 test-fast: ready ## Run the tests that start no Spark and no server; under a minute
 	@$(PYTHON) -m pytest -n 2 -m "not ($(HEAVY))" $(TESTS)
 
-test-all: ready ## Before a release: `make test`, and what only this runs: tests marked sweep, simulate, crash, read-crash, soak
+test-s3: ready ## Run the tests that need an S3 server with atomic conditional puts; builds versitygw with Go once
+	@$(PYTHON) -m pytest -p no:xdist -v -m s3 tests
+
+test-all: ready ## Before a release: `make test`, and what only this runs: tests marked sweep and s3, simulate, crash, read-crash, soak
 	@$(PYTHON) -m pytest -n 2 --durations 15 tests
 	@$(MAKE) simulate crash read-crash soak
 

@@ -2,10 +2,10 @@
 
 For each size, a state of so many rows is published from a log, a million rows at a time. Then there are
 `--rounds` transactions of `--batch` records: 15 % new keys, 5 % deletes, else updates of keys all over the
-state. The whole step is measured, as a run calls it, with the record of the publish and everything synced; first with a
-process's caches warm, then (*cold*) as a new process does it, and once with the index lost and made again.
-What the state holds is counted at the end. Wall and processor seconds, medians; the last line is the largest
-size against the smallest. Prints Markdown.
+state. The whole step is measured, as a run calls it, with the record of the publish and everything synced;
+first with a process's caches warm, then (*cold*) as a new process does it, and once with the index lost and
+made again. What the state holds is counted at the end. Wall and processor seconds, medians; the last line is
+the largest size against the smallest. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -149,8 +149,9 @@ def measured(rows: int, *, batch: int, rounds: int) -> dict[str, tuple[float, fl
         assert head.rows == bench.live
         print(
             f"{rows:,} rows: {head.rows:,} live in {len(head.files)} files, "
-            f"{sum(file.hidden for file in head.files.values()):,} hidden; index {size / head.rows:.0f} bytes "
-            f"a row; {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10} MB of memory at most\n"
+            f"{sum(file.hidden for file in head.files.values()):,} hidden; "
+            f"index {size / head.rows:.0f} bytes a row; "
+            f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10} MB of memory at most\n"
         )
     return {
         what: (statistics.median(w for w, _ in found), statistics.median(p for _, p in found))

@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 
 from tests.support.keyed_log import SHARD, Change, Key, KeyedLog
 from tidemark.core.errors import InvariantViolation
+from tidemark.core.ids import Txn, WriterToken
+from tidemark.core.publish import UpToDate
 from tidemark.delta import index as index_module
 from tidemark.delta.index import KeyIndex
 from tidemark.delta.store import Store
@@ -76,8 +78,8 @@ STEPS = st.lists(
 def test_whatever_happens_the_state_is_the_fold_of_its_log_and_keys_are_unique(
     tmp_path_factory: pytest.TempPathFactory, ordered: bool, steps: list[tuple[str, Any]]
 ) -> None:
-    log = KeyedLog(tmp_path_factory.mktemp("log"), ordered=ordered)
-    copy = log.root / "copy"
+    root = tmp_path_factory.mktemp("log")
+    log, copy = KeyedLog(root, ordered=ordered), root / "copy"
 
     def publish() -> None:
         step.publish(log.control, log.plane, SHARD, token="p")  # type: ignore[arg-type]
@@ -177,3 +179,24 @@ def test_tombstones_are_added_to_and_go_by_whole_files_when_all_in_them_are_too_
     published = log.publish()
     assert dead() == [1, 1, 1]
     assert published.commit.tombstones == DeltaTable(log.spec.tombstones).version()
+
+
+def test_regression_two_publishes_after_the_look_at_the_record_are_no_strangers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, rival = KeyedLog(tmp_path), KeyedLog(tmp_path)
+    log.append(Change(("x", 1), "1"))
+    log.publish()
+    rival.txn = log.txn
+    real, overtaken = log.plane.standing, []
+
+    def standing(*args: Any) -> Any:
+        if not overtaken:
+            for value in ("2", "3"):
+                rival.append(Change(("x", 1), value))
+                overtaken.append(rival.publish())
+        return real(*args)
+
+    monkeypatch.setattr(log.plane, "standing", standing)
+    done = step.publish(log.control, log.plane, SHARD, token=WriterToken("late"))
+    assert (done, log.rows()) == (UpToDate(Txn(3)), [(("x", 1), "3")])

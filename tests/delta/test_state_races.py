@@ -1,38 +1,67 @@
-"""Several processes publish one state at once, without a lock."""
+"""Several processes append to one log and publish one state at once, without a lock."""
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from tests.delta.state_racing import SHARED, audited
-from tests.support.indexed import Indexed
-from tests.support.state_table import Hand
+from tests.delta.publish_racing import changes
+from tests.support.keyed_log import SHARD, KeyedLog
+from tests.support.s3 import AtomicStore
+from tidemark.core.ids import WriterToken
+from tidemark.delta.state import StateTable
+from tidemark.pipeline.publish import publish
 
-PROCESSES = 4
-ROUNDS = 12
+NAMES = ("a", "b", "c", "d")
+
+
+def raced(root: str, rounds: int, options: Mapping[str, str]) -> KeyedLog:
+    """The log after a race, with what each process has appended to it, by the numbers that it got."""
+    started = {
+        name: subprocess.Popen(
+            [sys.executable, "-m", "tests.delta.publish_racing", root, name, str(rounds)],
+            env=os.environ | {"OPTIONS": json.dumps(dict(options))},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for name in NAMES
+    }  # fmt: skip
+    said = {name: process.communicate() for name, process in started.items()}
+    assert [process.returncode for process in started.values()] == [0] * len(NAMES), said
+    log = KeyedLog(root, options=options)
+    numbers = {name: [int(line) for line in out.split()] for name, (out, _) in said.items()}
+    assert sorted(txn for txns in numbers.values() for txn in txns) == list(
+        range(1, len(NAMES) * rounds + 1)
+    ), "each number once"
+    log.appended = sorted(
+        ((change, txn) for name, txns in numbers.items() for at, txn in enumerate(txns)
+         for change in changes(name, at)),
+        key=lambda one: one[1],
+    )  # fmt: skip
+    publish(log.control, log.plane, SHARD, token=WriterToken("last"))
+    return log
 
 
 @pytest.mark.slow
-def test_four_processes_lose_no_update_and_leave_no_second_row(tmp_path: Path) -> None:
-    state = Indexed(tmp_path)
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.delta.state_racing", str(tmp_path), str(name), str(ROUNDS)],
-            stderr=subprocess.PIPE,
-        )
-        for name in range(1, PROCESSES + 1)
-    ]
-    failures = [process.communicate()[1].decode() for process in started]
-    assert [process.returncode for process in started] == [0] * PROCESSES, failures
-    expected = {SHARED: str(PROCESSES * ROUNDS)} | dict.fromkeys(range(1, PROCESSES + 1), str(ROUNDS))
-    assert Hand(tmp_path / "state").by_delta_rs() == expected
-    head = state.table.head()
-    assert (head.version, head.rows) == (PROCESSES * ROUNDS, PROCESSES + 1)
-    assert audited(state.table) == []
+def test_four_processes_lose_no_update_and_leave_no_second_row_and_no_file(tmp_path: Path) -> None:
+    log = raced(str(tmp_path), 12, {})
+    log.check()
+    table = StateTable(log.spec.state)
+    head = table.head()
     named = {file.location for file in head.files.values()} | {one.location for one in head.removed.values()}
-    there = {path for path in state.table.store.listed() if path.endswith(".parquet")}
+    there = {path for path in table.store.listed() if path.endswith(".parquet") and "_delta_log" not in path}
     assert there == named
+
+
+@pytest.mark.s3
+def test_on_an_object_store_four_processes_lose_no_update_and_leave_no_second_row(
+    atomic_s3: AtomicStore, tmp_path: Path
+) -> None:
+    log = raced(f"s3://{atomic_s3.bucket}/{tmp_path.name}", 50, atomic_s3.options)
+    log.check()
+    assert len(log.appended) == 2 * 4 * 50

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tests.support.airflow import Stack
     from tests.support.kafka import Broker
     from tests.support.postgres import Postgres
-    from tests.support.s3 import ObjectStore
+    from tests.support.s3 import AtomicStore, ObjectStore
     from tidemark.spark.connect import Server
 
 END_MILLISECONDS_MAX = 120_000
@@ -90,6 +90,15 @@ def s3() -> Iterator[ObjectStore]:
     from tests.support.s3 import object_store
 
     with object_store() as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def atomic_s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AtomicStore]:
+    """An object store with atomic conditional puts; each test takes a folder of its own."""
+    from tests.support.s3 import atomic_store
+
+    with atomic_store(tmp_path_factory.mktemp("s3")) as started:
         yield started
 
 

@@ -4,7 +4,9 @@ look."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import io
+import uuid
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from tidemark.core.shard import LogEntry
 from tidemark.delta.control import DeltaControl
 from tidemark.delta.log import parts_folder
 from tidemark.delta.state_files import DIGEST, KEY
+from tidemark.delta.store import Store
 from tidemark.pipeline import publish as step
 from tidemark.spark.fold import FoldRule
 from tidemark.spark.parts import stats_of
@@ -79,31 +82,41 @@ class Change:
 
 @dataclass
 class KeyedLog:
-    """One shard below `root`, and all that was ever appended to it."""
+    """One shard below `root`, on a disk or an object store, and all that was ever appended to it."""
 
-    root: Path
+    root: Path | str
     ordered: bool = False
     lateness: int | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
     txn: int = 0
     appended: list[tuple[Change, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         rule = FoldRule(("a", "b"), "s" if self.ordered else None)
         self.spec = StateSpec(SHARD, f"{self.root}/p/{SHARD}", DECLARED, rule, self.lateness)
-        self.control = DeltaControl(str(self.root), "p", {SHARD: Schema.from_arrow(LOG)})
+        schemas = {SHARD: Schema.from_arrow(LOG)}
+        self.control = DeltaControl(str(self.root), "p", schemas, storage_options=self.options)
+        self.files = Store(self.spec.log, self.options)
         self.reopen()
 
     def reopen(self) -> None:
         """As another process would."""
-        self.plane = SparkStatePlane(no_spark, StateSpecs("p", {SHARD: self.spec}))
+        specs = StateSpecs("p", {SHARD: self.spec})
+        self.plane = SparkStatePlane(no_spark, specs, storage_options=self.options)
 
     @property
     def index(self) -> Path:
         return Path(self.spec.uri) / "_index"
 
     def append(self, *changes: Change) -> None:
-        """One transaction, which has each key once."""
+        """One transaction, which has each key once. Where others append too, its number is the one that it
+        has got."""
         self.txn += 1
+        while not self._appended(changes):
+            self.txn = self.control.log(SHARD).head().upper
+        self.appended += [(one, self.txn) for one in changes]
+
+    def _appended(self, changes: Sequence[Change]) -> bool:
         rows = []
         for at, one in enumerate(changes):
             row = (*one.key, one.value, one.sequence)
@@ -114,19 +127,19 @@ class KeyedLog:
         table = pa.Table.from_pylist(rows, schema=LOG)
         keys = pa.array([key_hash(one.key) for one in changes], pa.binary())
         digests = [digest_of((*one.key, one.value, one.sequence)) for one in changes]
-        self.append_table(table.append_column(KEY, keys).append_column(DIGEST, pa.array(digests, pa.int64())))
-        self.appended += [(one, self.txn) for one in changes]
-
-    def append_table(self, table: pa.Table) -> None:
-        token = WriterToken(f"w{self.txn}")
+        table = table.append_column(KEY, keys).append_column(DIGEST, pa.array(digests, pa.int64()))
+        token = WriterToken(f"w{uuid.uuid4().hex}")
         path = f"{parts_folder(Txn(self.txn), token)}/part-0.parquet"
-        file = Path(self.spec.log) / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(table, file)
-        part = Part(path, table.num_rows, file.stat().st_size, stats_of(pq.read_metadata(file)))
+        out = io.BytesIO()
+        pq.write_table(table, out)
+        self.files.put_synced(path, out.getvalue())
+        part = Part(path, table.num_rows, len(out.getvalue()), stats_of(pq.read_metadata(out)))
         log = self.control.log(SHARD)
+        head = log.head()
+        if head.upper != self.txn:
+            return False
         entry = LogEntry(Txn(self.txn), token, (part,))
-        assert isinstance(log.commit(log.head(), Put({UPPER: self.txn + 1}, (entry,), None)), Committed)
+        return isinstance(log.commit(head, Put({UPPER: self.txn + 1}, (entry,), None)), Committed)
 
     def publish(self) -> Published:
         done = step.publish(self.control, self.plane, SHARD, token=WriterToken(f"p{self.txn}"))
@@ -144,7 +157,7 @@ class KeyedLog:
 
     def rows(self) -> list[tuple[Key, str]]:
         """What a reader of the state sees, by Polars."""
-        found = pl.read_delta(self.spec.state)
+        found = self._read()
         assert found.columns == COLUMNS.names, "what stands beside the rows is no column of the table"
         return sorted((((a, b), v) for a, b, v, _ in found.rows()), key=repr)
 
@@ -157,4 +170,7 @@ class KeyedLog:
         assert last.commit.digest == Digest.of(live)
 
     def _with_sequences(self) -> list[tuple[Key, str, int]]:
-        return [((a, b), v, s) for a, b, v, s in pl.read_delta(self.spec.state).rows()]
+        return [((a, b), v, s) for a, b, v, s in self._read().rows()]
+
+    def _read(self) -> pl.DataFrame:
+        return pl.read_delta(self.spec.state, storage_options=dict(self.options))

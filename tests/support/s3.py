@@ -1,22 +1,31 @@
-"""An object store on loopback: moto's server, as a process of its own.
+"""Object stores on loopback, as processes of their own.
 
-It checks the plumbing of conditional puts. It is no proof of atomicity: its check-then-store has no lock.
+moto's server checks the plumbing of conditional puts, and is no proof of atomicity: its check-then-store has
+no lock. versitygw's are atomic; it is built from source once, and needs Go.
 """
 
 from __future__ import annotations
 
+import os
+import shutil
+import socket
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
+import pytest
+
+from tests.support import ROOT
 from tidemark.airflow.processes import free_port
 
 BUCKET = "warehouse"
+GATEWAY_VERSION = "v1.8.0"
 READY_SECONDS_MAX = 180
 
 
@@ -50,6 +59,59 @@ def _make_bucket(endpoint: str) -> None:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.1)
+
+
+@dataclass(frozen=True)
+class AtomicStore(ObjectStore):
+    """One whose conditional puts are atomic."""
+
+
+@contextmanager
+def atomic_store(folder: Path) -> Iterator[AtomicStore]:
+    """Start versitygw on a folder."""
+    gateway = _built()
+    (folder / BUCKET).mkdir(parents=True)
+    port = free_port()
+    with (folder / "versitygw.log").open("wb") as said:
+        process = subprocess.Popen(
+            [gateway, "--port", f"127.0.0.1:{port}", "--access", "test", "--secret", "test", "--quiet",
+             "posix", "--nometa", str(folder)],
+            stdout=said, stderr=said,
+        )  # fmt: skip
+    try:
+        _wait_for(port, process, folder / "versitygw.log")
+        yield AtomicStore(f"http://127.0.0.1:{port}", BUCKET)
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+
+
+def _wait_for(port: int, process: subprocess.Popen[bytes], said: Path) -> None:
+    deadline = time.monotonic() + READY_SECONDS_MAX
+    while True:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5):
+            return
+        assert process.poll() is None, said.read_text()[-2000:]
+        assert time.monotonic() < deadline, said.read_text()[-2000:]
+        time.sleep(0.1)
+
+
+def _built() -> Path:
+    """The gateway's program; it is built on first use."""
+    folder = ROOT / ".tidemark" / f"versitygw-{GATEWAY_VERSION}"
+    program = folder / "versitygw"
+    if program.exists():
+        return program
+    if shutil.which("go") is None:
+        pytest.skip("an S3 server with atomic conditional puts is built with Go, which is not installed")
+    package = f"github.com/versity/versitygw/cmd/versitygw@{GATEWAY_VERSION}"
+    made = subprocess.run(
+        ["go", "install", package], env=os.environ | {"GOBIN": str(folder)}, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    if made.returncode:
+        pytest.skip(f"versitygw can't be built: {made.stderr[-500:]}")
+    return program
 
 
 @contextmanager

@@ -42,7 +42,8 @@ from tidemark.pipeline.settle import settle
 from tidemark.ports.control import Control
 from tidemark.ports.state import StatePlane, StateStandings, Tail
 
-STEPS_MAX: Final = 10
+STEPS_MAX: Final = 50
+"""Each time that somebody else was first, a publish has gone in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +144,14 @@ def _publish(control: Control, plane: StatePlane, shard: ShardId, token: WriterT
         last = last_published(control, shard)
         standing = plane.standing(shard, last)
         log = control.log(shard).head()
-        match decide_publish(shard, last=last, standing=standing, log_upper=log.upper):
+        try:
+            decision = decide_publish(shard, last=last, standing=standing, log_upper=log.upper)
+        except StateOverwritten:
+            # Other publishers may have been at work between the look at the record and the one at the table.
+            if last_published(control, shard) == last:
+                raise
+            continue
+        match decision:
             case UpToDate() as done:
                 return done
             case PutOnRecord(version, commit):
