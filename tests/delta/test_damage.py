@@ -105,9 +105,7 @@ def test_a_record_changed_with_valid_checksums_breaks_the_chain(journal: Path) -
     body = rows["body"][0].as_py().replace("note 2", "n0te 2")
     forged = rows.set_column(rows.schema.get_field_index("body"), "body", pa.array([body]))
     link_before = int(old.name.split("-")[3], 16)
-    file = write_file(
-        Store(str(journal), {}), forged, versions=(2, 2), link_before=link_before, nonce="0" * 16
-    )
+    file = write_file(Store(str(journal), {}), forged, versions=(2, 2), link_before=link_before, version=2)
     path = log_entries(journal)[2]
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     for action in lines:

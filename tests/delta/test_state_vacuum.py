@@ -24,7 +24,8 @@ from tidemark.delta.entry import Change
 from tidemark.delta.head import TableHead
 from tidemark.delta.state import StateTable
 from tidemark.delta.state_files import write_rows
-from tidemark.delta.state_vacuum import RETENTION, decide_vacuum, vacuum
+from tidemark.delta.state_vacuum import RETENTION, check_remembered, vacuum
+from tidemark.delta.store import Store
 from tidemark.delta.vectors import BitMap
 
 DAY_MS = 86_400_000
@@ -144,17 +145,18 @@ def test_files_of_others_go_by_their_age_and_files_of_another_kind_stay(state: I
     state.publish({1: "a"})
     folder = state.root / "state"
     young, old = folder / "part-young.parquet", folder / "part-old.parquet"
-    others = [folder / "readme.txt", folder / "_other" / "x.parquet", folder / "_change_data" / "c.parquet"]
+    others = [folder / "readme.txt", folder / "_other" / "x.parquet", folder / "_change_data" / "c.txt"]
+    feed = folder / "_change_data" / "cdc-old.parquet"
     foreign = folder / "ab" / f"deletion_vector_{uuid.uuid4()}.bin"
-    for path in (young, old, *others, foreign):
+    for path in (young, old, *others, foreign, feed):
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"x")
         os.utime(path, (0, 0) if path != young else (clock.ms / 1000, clock.ms / 1000))
     found = vacuum(state.table.store, now_ms=clock.ms, kept_ms=KEPT_MS, dry_run=True)
-    assert {one.path for one in found} == {"part-old.parquet", foreign.relative_to(folder).as_posix()}
+    assert {folder / one.path for one in found} == {old, foreign, feed}
     assert old.exists()
     cleaned(state, clock)
-    assert (old.exists(), foreign.exists(), young.exists()) == (False, False, True)
+    assert (old.exists(), foreign.exists(), feed.exists(), young.exists()) == (False, False, False, True)
     assert all(path.exists() for path in others)
 
 
@@ -166,11 +168,15 @@ def test_a_log_that_forgets_sooner_than_files_are_kept_is_refused() -> None:
         made = new_table(**{RETENTION: text})
         head = TableHead().after([{"protocol": made["protocol"]}, {"metaData": made["metadata"]}], version=0)
         if is_enough:
-            assert decide_vacuum(head, {}, now_ms=0, kept_ms=KEPT_MS, modified_ms={}) == []
+            check_remembered(head, KEPT_MS)
         else:
             with pytest.raises(InvalidUsage, match="raise the property"):
-                decide_vacuum(head, {}, now_ms=0, kept_ms=KEPT_MS, modified_ms={})
-    assert decide_vacuum(TableHead(), {"a.parquet": 1}, now_ms=0, kept_ms=KEPT_MS, modified_ms={}) == []
+                check_remembered(head, KEPT_MS)
+
+
+def test_without_a_table_nothing_is_deleted(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_bytes(b"x")
+    assert vacuum(Store(str(tmp_path), {}), now_ms=10**15, kept_ms=0) == []
 
 
 @settings(max_examples=25, deadline=None)

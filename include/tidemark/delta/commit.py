@@ -33,12 +33,28 @@ COMMIT_SECONDS_MAX: Final = 60
 """A writer that was stopped for longer than log entries are kept could put an entry that is not absent but
 cleaned away. So a commit that took this long is not believed, but read back."""
 _NUMBERED: Final = re.compile(r"(\d{20})\.(?:json|checkpoint\.)")
+_UNLINKED: Final = re.compile(rf"{LOG}/_commit_(\d{{20}})_[0-9a-f]{{32}}\.tmp\Z")
 Action = dict[str, Any]
 
 
 def entry_path(version: int) -> str:
     """The log entry of a version."""
     return f"{LOG}/{version:020}.json"
+
+
+def unlinked_version(path: str) -> int | None:
+    """The version that a file holds the entry of, under a name that only its writer knows; None for others.
+    One that is left over can't go in any more when that version is there."""
+    found = _UNLINKED.match(path)
+    return int(found[1]) if found else None
+
+
+def remove_unlinked(store: Store, version: int) -> None:
+    """Remove what writers that died have left of their entries up to a version that is there."""
+    for name in store.names_after(LOG, "_commit_"):
+        left = unlinked_version(f"{LOG}/{name}")
+        if left is not None and left <= version:
+            store.remove_quietly(f"{LOG}/{name}")
 
 
 def commit_info(operation: str, *, attempt: str, at_ms: int, **facts: Any) -> Action:

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from tidemark.core.errors import InvalidUsage
 from tidemark.core.publish import VERSION_NONE
-from tidemark.delta.head import read_head
+from tidemark.delta.head import LiveFile
+from tidemark.delta.state_vacuum import decide_vacuum, read_listing
 from tidemark.delta.store import Store
 
 SMALL_BYTES: Final = 128 * 1024 * 1024
@@ -43,36 +45,38 @@ class TableFacts:
         return self.hidden > HIDDEN_ROWS_DUE * max(self.rows, 1)
 
 
+def _rows(file: LiveFile) -> int:
+    """How many rows a file has; 0 where its statistics don't say, as others may leave them."""
+    try:
+        return file.rows
+    except InvalidUsage:
+        return 0
+
+
 def facts_of(
     uri: str, *, now_ms: int, kept_ms: int, storage_options: Mapping[str, str] | None = None
 ) -> TableFacts | None:
     """The shape of a table; None where there is no table."""
     store = Store(uri, storage_options or {})
-    # Listed before the log is read: what is committed meanwhile is then in the newest version.
-    listed = store.listed()
-    head = read_head(store)
+    found = read_listing(store)
+    head, active = found.head, list(found.head.files.values())
     if head.version == VERSION_NONE:
         return None
-    active = list(head.files.values())
-    needed = {file.location for file in active}
-    removed_ms = {file.location: file.at_ms for file in head.removed.values()}
-    gone = {
-        path: (size, removed_ms.get(path))
-        for path, size in listed.items()
-        if path.endswith(".parquet") and not path.startswith("_") and path not in needed
-    }
-    waiting = [size for size, at in gone.values() if at is not None and now_ms - at < kept_ms]
+    old = decide_vacuum(found, now_ms=now_ms, kept_ms=kept_ms)
+    obsolete = {one.path for one in old}
+    waiting = decide_vacuum(found, now_ms=now_ms, kept_ms=0)
+    waiting = [one for one in waiting if one.path not in obsolete]
     small = [file.bytes for file in active if file.bytes < SMALL_BYTES]
     return TableFacts(
         files=len(active),
         bytes=sum(file.bytes for file in active),
-        rows=sum(file.rows for file in active),
+        rows=sum(_rows(file) for file in active),
         hidden=sum(file.hidden for file in active),
         small=len(small),
         small_bytes=sum(small),
-        old=len(gone) - len(waiting),
-        old_bytes=sum(size for size, _ in gone.values()) - sum(waiting),
+        old=len(old),
+        old_bytes=sum(one.bytes for one in old),
         waiting=len(waiting),
-        waiting_bytes=sum(waiting),
+        waiting_bytes=sum(one.bytes for one in waiting),
         configuration=head.configuration,
     )

@@ -14,7 +14,6 @@ is left for the next commit.
 from __future__ import annotations
 
 import time
-import uuid
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -208,7 +207,7 @@ class DeltaLedger(Generic[R]):
             return self._settled(outcome, snapshot.files)
         rows = self._encoded(put.records, chain)
         version = self._table.version + 1
-        file = self._written(rows, versions=(version, version), link_before=chain)
+        file = self._written(rows, versions=(version, version), link_before=chain, version=version)
         marks = {**marks, CHAIN: file.link_last}
         try:
             add = file.add(at_ms=self._clock_ns() // 1_000_000, data_change=True)
@@ -245,15 +244,12 @@ class DeltaLedger(Generic[R]):
                 columns[name].append(value)
         return table_of(columns)
 
-    def _written(self, rows: Table, *, versions: tuple[int, int], link_before: int) -> RecordFile:
+    def _written(
+        self, rows: Table, *, versions: tuple[int, int], link_before: int, version: int
+    ) -> RecordFile:
+        store = self._table.store
         try:
-            return write_file(
-                self._table.store,
-                rows,
-                versions=versions,
-                link_before=link_before,
-                nonce=uuid.uuid4().hex[:16],
-            )
+            return write_file(store, rows, versions=versions, link_before=link_before, version=version)
         except OSError as error:
             raise Determinate(
                 f"no record was written to {self.uri}: {error}",
@@ -277,7 +273,8 @@ class DeltaLedger(Generic[R]):
             return
         contents = joined(self._contents_of(file).table for file in merge.files)
         versions = (merge.files[0].version_first, merge.files[-1].version_last)
-        merged = self._written(contents, versions=versions, link_before=merge.files[0].link_before)
+        before = merge.files[0].link_before
+        merged = self._written(contents, versions=versions, link_before=before, version=committed + 1)
         at_ms = self._clock_ns() // 1_000_000
         actions = [
             *(file.remove(at_ms=at_ms) for file in merge.files),

@@ -30,7 +30,7 @@ from tidemark.core.shape import Shape, check_known, misfit
 from tidemark.core.shard import LogEntry
 from tidemark.core.upkeep import COMPACTION, Leftover, Replacement
 from tidemark.delta.columns import NOT_NULL, properties_of, shape_of
-from tidemark.delta.commit import Action, add_action, remove_action
+from tidemark.delta.commit import Action, add_action, remove_action, remove_unlinked
 from tidemark.delta.failures import housekeeping
 from tidemark.delta.head import read_head
 from tidemark.delta.schema import log_schema
@@ -215,20 +215,18 @@ class DeltaLog:
         # Listed before the table is read: what is committed meanwhile is then active, not left over.
         found = self._table.store.listed()
         self.head()
-        active = {str(add["path"]) for add in self._listed()}
         newest = read_head(self._table.store)
+        active = {str(add["path"]) for add in self._listed()} | set(newest.files)
         removed = {file.location: file.at_ms for file in newest.removed.values()}
-        named = (
-            leftover_of(path, size, removed.get(path))
-            for path, size in sorted(found.items())
-            if path not in active and path not in newest.files
-        )
+        left = {path: size for path, size in sorted(found.items()) if path not in active}
+        named = (leftover_of(path, size, removed.get(path)) for path, size in left.items())
         return [leftover for leftover in named if leftover is not None]
 
     def delete(self, leftovers: Sequence[Leftover]) -> None:
         """Delete files that may go; who comes second finds nothing to do."""
         for leftover in leftovers:
             self._table.store.delete(leftover.path)
+        remove_unlinked(self._table.store, self._head.version)
 
 
 def add_of(entry: LogEntry, part: Part, *, at_ms: int) -> Action:

@@ -16,6 +16,7 @@ import hashlib
 import io
 import json
 import re
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -49,7 +50,8 @@ SCHEMA: Final = Schema(
 ARROW_SCHEMA: Final = SCHEMA.to_arrow()
 _REPEATED: Final = ("kind", "key")
 
-# First and last version, link before and last link, a nonce, the contents' digest, the name's own.
+# First and last version, link before and last link, the version to be made and a nonce, the contents' digest,
+# the name's own.
 _NAME = re.compile(r"r-(\d{20})-(\d{20})" + 5 * r"-([0-9a-f]{16})" + r"\.parquet\Z")
 
 
@@ -106,10 +108,10 @@ def _check_of(stem: str, facts: tuple[Any, ...]) -> str:
 
 
 def write_file(
-    store: Store, table: Table, *, versions: tuple[int, int], link_before: int, nonce: str
+    store: Store, table: Table, *, versions: tuple[int, int], link_before: int, version: int
 ) -> RecordFile:
-    """Write rows that follow each other in the chain, and have them on disk. OSError when the store doesn't
-    take them."""
+    """Write rows that follow each other in the chain, for a version of the table that is to have them, and
+    have them on disk. OSError when the store doesn't take them."""
     numbers, keys = list(table["number"].to_pylist()), list(table["key"].to_pylist())
     link_last: int = table["link"][-1].as_py()
     sink = io.BytesIO()
@@ -123,11 +125,18 @@ def write_file(
     )
     data = sink.getvalue()
     links = f"{link_before:016x}-{link_last:016x}"
+    nonce = f"{version:010x}{secrets.token_hex(3)}"
     stem = f"r-{versions[0]:020}-{versions[1]:020}-{links}-{nonce}-{_digest_of(data)}"
     facts: tuple[Any, ...] = (len(numbers), len(data), min(numbers), max(numbers), min(keys), max(keys))
     path = f"{stem}-{_check_of(stem, facts)}.parquet"
     store.put_synced(path, data)
     return RecordFile(path, *versions, link_before, link_last, *facts)
+
+
+def version_in(path: str) -> int | None:
+    """The version that a file was written for; None for another kind of file."""
+    named = _NAME.match(path)
+    return int(named[5][:10], 16) if named else None
 
 
 def file_of(add: Mapping[str, Any], *, table: str) -> RecordFile:

@@ -1,13 +1,15 @@
-"""Which files of a state may be deleted: those that no version within the retention needs.
+"""Which files of a table may be deleted: those that no version within the retention needs.
 
-Delta's own clean-ups don't do here. That of delta-rs deletes deletion vectors that are in use; Spark's passes
-over the folder of ours. So vectors are cleaned by nobody else, and this does it by the log:
+It is for states, tombstones and control tables. Delta's own clean-ups don't do here. That of delta-rs deletes
+deletion vectors that are in use, and by age what is about to be committed; Spark's passes over the folder of
+our vectors. So this goes by the log:
 
 - what the newest version has stays, and so do its vectors;
 - what an entry took out stays for the retention, with the vector that it had then, and goes after it;
 - what no entry names, and has a name of ours, was written for a version, or for any up to it: it goes when
   that version is there, because then it can't come in any more. No clock is asked, so no writer is too slow;
-- what no entry names, and has another's name, goes by its age, as Delta's own clean-up does it.
+- what no entry names, and has another's name, goes by its age, as Delta's own clean-up does it;
+- files of the change data feed stay for the retention from the entry on that names them.
 
 The files are listed before the head is read. One that is written meanwhile is for a later version; one that
 is committed meanwhile is in the head.
@@ -20,10 +22,12 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
+from urllib.parse import unquote
 
-from tidemark.core.errors import InvalidUsage
-from tidemark.delta import state_files, vectors
-from tidemark.delta.head import TableHead, read_head
+from tidemark.core.errors import Determinate, InvalidUsage
+from tidemark.delta import records, state_files, vectors
+from tidemark.delta.commit import entry_path, unlinked_version
+from tidemark.delta.head import TableHead, entry_actions, read_head
 from tidemark.delta.store import Store
 
 RETENTION: Final = "delta.deletedFileRetentionDuration"
@@ -36,7 +40,7 @@ _UNIT_MS: Final = {
     "week": 604_800_000, "day": 86_400_000, "hour": 3_600_000, "minute": 60_000, "second": 1_000,
 }  # fmt: skip
 _VECTOR: Final = re.compile(r"(?:[^/]*/)?deletion_vector_([0-9a-f-]{36})\.bin\Z")
-_LEFT_ALONE: Final = ("_delta_log/", "_change_data/")
+_FEED: Final = "_change_data/"
 
 
 def retention_properties(days: int) -> dict[str, str]:
@@ -58,46 +62,76 @@ class Obsolete:
     why: str
 
 
-def decide_vacuum(
-    head: TableHead,
-    listed: Mapping[str, int],
-    *,
-    now_ms: int,
-    kept_ms: int,
-    modified_ms: Mapping[str, int],
-) -> list[Obsolete]:
-    """What may go of the files with their sizes, which were listed before the head was read. `modified_ms`
-    tells the age of files with another's name."""
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The files of a table with their sizes, and the head that was read after them. `modified_ms` tells the
+    age of files with another's name, `fed_ms` when the entry was made that names a file of the feed."""
+
+    listed: Mapping[str, int]
+    head: TableHead
+    modified_ms: Mapping[str, int]
+    fed_ms: Mapping[str, int]
+
+
+def read_listing(store: Store) -> Listing:
+    """List a table's files, and read what its log says of them."""
+    listed = store.listed()
+    modified_ms = store.modified_ms(path for path in listed if _is_tables(path) and version_in(path) is None)
+    head = read_head(store)
+    feed = {version_in(path) for path in listed if path.startswith(_FEED)} - {None}
+    fed_ms = {
+        path: at for version in feed for path, at in _named_in_feed(store, version, head.version).items()
+    }
+    return Listing(listed, head, modified_ms, fed_ms)
+
+
+def _named_in_feed(store: Store, version: int | None, newest: int) -> dict[str, int]:
+    """The feed's files of an entry, and when it was made; none where there is no entry, or no more."""
+    if version is None or version > newest:
+        return {}
+    try:
+        actions = entry_actions(store.get(entry_path(version)), version, store.uri)
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise Determinate(f"the log of {store.uri} can't be read: {error}", hint="retry") from error
+    at_ms = next((int(line["commitInfo"]["timestamp"]) for line in actions if "commitInfo" in line), 0)
+    return {unquote(line["cdc"]["path"]): at_ms for line in actions if "cdc" in line}
+
+
+def decide_vacuum(found: Listing, *, now_ms: int, kept_ms: int) -> list[Obsolete]:
+    """What may go of the listed files."""
+    head = found.head
     if head.version < 0:
         return []
-    _check_remembered(head, kept_ms)
     needed = set(_needed(head, after_ms=now_ms - kept_ms))
+    needed |= {path for path, at_ms in found.fed_ms.items() if now_ms - at_ms < kept_ms}
     removed = {path for one in head.removed.values() for path in _paths(one.location, one.vector)}
-    found = []
-    for path, size in sorted(listed.items()):
-        if path in needed or path.startswith(_LEFT_ALONE) or not _is_tables(path):
+    removed |= found.fed_ms.keys()
+    obsolete = []
+    for path, size in sorted(found.listed.items()):
+        if path in needed or not _is_tables(path):
             continue
         version = version_in(path)
         if path in removed:
-            found.append(Obsolete(path, size, "taken out longer ago than the retention"))
+            obsolete.append(Obsolete(path, size, "taken out longer ago than the retention"))
         elif version is not None and version <= head.version:
-            found.append(Obsolete(path, size, f"version {version} is there without it"))
-        elif version is None and now_ms - modified_ms.get(path, now_ms) >= kept_ms:
-            found.append(Obsolete(path, size, "in no version, and older than the retention"))
-    return found
+            obsolete.append(Obsolete(path, size, f"version {version} is there without it"))
+        elif version is None and now_ms - found.modified_ms.get(path, now_ms) >= kept_ms:
+            obsolete.append(Obsolete(path, size, "in no version, and older than the retention"))
+    return obsolete
 
 
 def vacuum(store: Store, *, now_ms: int, kept_ms: int, dry_run: bool = False) -> Sequence[Obsolete]:
     """Delete what may go; whoever comes second finds nothing to do."""
-    listed = store.listed()
-    foreign = [path for path in listed if _is_tables(path) and version_in(path) is None]
-    modified_ms = store.modified_ms(foreign)
-    head = read_head(store)
-    found = decide_vacuum(head, listed, now_ms=now_ms, kept_ms=kept_ms, modified_ms=modified_ms)
+    found = read_listing(store)
+    if found.head.version >= 0:
+        check_remembered(found.head, kept_ms)
+    obsolete = decide_vacuum(found, now_ms=now_ms, kept_ms=kept_ms)
     if not dry_run:
-        for one in found:
+        for one in obsolete:
             store.delete(one.path)
-    return found
+    return obsolete
 
 
 def version_in(path: str) -> int | None:
@@ -105,14 +139,17 @@ def version_in(path: str) -> int | None:
     vector = _VECTOR.match(path)
     if vector is not None:
         return vectors.version_in(uuid.UUID(vector[1])) if path.startswith(f"{vectors.FOLDER}/") else None
-    return state_files.version_in(path)
+    for of in (state_files.version_in, records.version_in, unlinked_version):
+        if (version := of(path.removeprefix(_FEED))) is not None:
+            return version
+    return None
 
 
 def _is_tables(path: str) -> bool:
     """Whether it is a file of a kind that tables have; others are nobody's business."""
-    if _VECTOR.match(path) is not None or state_files.version_in(path) is not None:
+    if _VECTOR.match(path) is not None or version_in(path) is not None:
         return True
-    return path.endswith(".parquet") and not path.startswith("_")
+    return path.endswith(".parquet") and not path.removeprefix(_FEED).startswith("_")
 
 
 def _needed(head: TableHead, *, after_ms: int) -> Iterator[str]:
@@ -129,7 +166,7 @@ def _paths(location: str, vector: vectors.Descriptor | None) -> Iterator[str]:
         yield vector.path
 
 
-def _check_remembered(head: TableHead, kept_ms: int) -> None:
+def check_remembered(head: TableHead, kept_ms: int) -> None:
     """The table's log must remember what was taken out for as long as that is kept."""
     text = head.configuration.get(RETENTION, _RETENTION_DEFAULT)
     found = _INTERVAL.match(text.strip())

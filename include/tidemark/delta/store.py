@@ -132,7 +132,7 @@ class Store:
             return self._put_object(path, data)
         target = self.folder / path
         _make_folder(target.parent)
-        attempt = target.with_name(f"_commit_{uuid.uuid4().hex}.tmp")
+        attempt = target.with_name(f"_commit_{target.stem}_{uuid.uuid4().hex}.tmp")
         try:
             _write_synced(attempt, data)
             try:

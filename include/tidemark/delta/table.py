@@ -279,8 +279,7 @@ class ControlTable:
         tidy_log(self.uri, self._options, committed)
 
     def sweep(self, *, retention_hours: int) -> int:
-        """Remove the files that were replaced, or never committed, more than the retention ago."""
-        self.refresh()
-        if self._table is None:
-            return 0
-        return len(self._table.vacuum(retention_hours, dry_run=False, full=True))
+        """Remove the files that were replaced more than the retention ago, or can't be committed any more."""
+        from tidemark.delta.state_vacuum import vacuum
+
+        return len(vacuum(self.store, now_ms=self._now_ms(), kept_ms=retention_hours * 3_600_000))

@@ -199,12 +199,14 @@ def _put_in(table: StateTable, copied: Sequence[Copied], copy: NewFile | None, o
             hidden = table.hidden(head, paths)
             try:
                 gone = carried(copied, {path: hidden.get(path, Rows()) for path in paths})
-                if copy is not None:
-                    copy = _named_later(table, copy, head.version + 1, ahead=_AHEAD_GROWTH**tried)
-            except (Determinate, FileNotFoundError):
+            except Determinate:
                 break
             if gone and not is_on(head.configuration, VECTORS):
                 break
+            if copy is not None:
+                copy = _named_later(table, copy, head.version + 1, ahead=_AHEAD_GROWTH**tried)
+                if copy is None:
+                    return False
             has_rows = copy is not None and len(gone) < copy.rows
             if not has_rows and not paths:
                 # All of it has gone to other files, or for good.
@@ -229,13 +231,21 @@ def _put_in(table: StateTable, copied: Sequence[Copied], copy: NewFile | None, o
     return False
 
 
-def _named_later(table: StateTable, copy: NewFile, version: int, *, ahead: int) -> NewFile:
-    """A copy that may come in with a version; its own name where that says so already."""
+def _named_later(table: StateTable, copy: NewFile, version: int, *, ahead: int) -> NewFile | None:
+    """A copy that may come in with a version; under its own name where that says so already. None where a
+    vacuum has taken it for a leftover."""
     until = version_in(copy.path)
     if until is not None and until >= version:
         return copy
     path = name_of(version + min(ahead, _AHEAD_MAX), uuid.uuid4())
-    table.store.move(copy.path, path)
+    try:
+        table.store.move(copy.path, path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise Determinate(
+            f"{copy.path} of {table.store.uri} can't be renamed: {error}", hint="retry"
+        ) from error
     return replace(copy, path=path)
 
 
