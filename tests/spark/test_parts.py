@@ -6,7 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
 
-from tidemark.core.ids import Txn, WriterToken
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tidemark.core.errors import Determinate
+from tidemark.core.ids import ShardId, Txn, WriterToken
+from tidemark.delta import store as store_module
 from tidemark.spark.parts import PartStore, attempt_folder
 
 SWEEPERS = 4
@@ -28,3 +34,25 @@ def test_an_attempt_that_several_sweeps_discard_at_once_is_gone_and_no_error(tmp
             list(sweepers.map(discard, [txn] * SWEEPERS))
             assert not folder.exists()
     assert store.attempts() == []
+
+
+def test_parts_are_on_disk_with_their_names_before_anybody_is_told_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bytes first, then the folders that name them, from the inside out; a sync that fails is an error."""
+    folder = tmp_path / "t" / "log" / attempt_folder(Txn(1), WriterToken("w"))
+    folder.mkdir(parents=True)
+    pq.write_table(pa.table({"k": ["a"]}), folder / "part-0.parquet")
+    synced: list[Path] = []
+    monkeypatch.setattr(store_module, "_sync", synced.append)
+    parts = PartStore(str(tmp_path))
+    (part,) = parts.parts(ShardId("t"), Txn(1), WriterToken("w"))
+    log = tmp_path / "t" / "log"
+    assert synced == [log / part.path, folder, folder.parent, log, log.parent]
+
+    def fails(path: Path) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(store_module, "_sync", fails)
+    with pytest.raises(Determinate, match="can't be made durable"):
+        parts.parts(ShardId("t"), Txn(1), WriterToken("w"))

@@ -20,10 +20,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from tidemark.core.errors import InvalidUsage
+from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.seal import Part
 from tidemark.delta.state_files import DIGEST, KEY
+from tidemark.delta.store import Store
 
 _TXN_FOLDER = re.compile(r"_txn-(\d{20})\Z")
 _TOKEN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}\Z")
@@ -72,7 +73,20 @@ class PartStore:
             found.append(Part(f"{folder}/{name}", footer.num_rows, info.size, stats_of(footer)))
         if not found:
             self._remove(f"{log}/{folder}")
+        self._sync(shard, [part.path for part in found])
         return tuple(sorted(found, key=lambda part: part.path))
+
+    def _sync(self, shard: ShardId, paths: Sequence[str]) -> None:
+        """Have parts and their names on disk: what is sealed must outlast the power. A sync that failed is
+        not tried again on the same file, which may be damaged then: a retry stages parts of its own."""
+        files = Store(self.log_root(shard), {})
+        try:
+            files.sync_files(paths)
+            files.sync_folders(paths)
+        except OSError as error:
+            raise Determinate(
+                f"the parts of {shard} can't be made durable: {error}", hint="check the disk, then retry"
+            ) from error
 
     def existing(self, shard: ShardId, parts: Sequence[Part]) -> list[str]:
         """The paths of those parts that are there, as Spark spells them."""
@@ -118,6 +132,7 @@ class PartStore:
         log = f"{root}/{shard}/log"
         store.create_dir(f"{log}/{lost.path}".rsplit("/", 1)[0])
         store.move(f"{log}/{copy.path}", f"{log}/{lost.path}")
+        self._sync(shard, [lost.path])
 
     def discard(self, txn: Txn, token: WriterToken) -> None:
         """Remove one attempt's folders, in every shard; those of other attempts are not looked at."""
