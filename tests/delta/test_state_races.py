@@ -13,8 +13,9 @@ import pytest
 
 from tests.delta.publish_racing import changes
 from tests.support.keyed_log import SHARD, KeyedLog
-from tests.support.s3 import AtomicStore
+from tests.support.s3 import AtomicStore, atomic_store
 from tidemark.core.ids import WriterToken
+from tidemark.delta.probe import probe_put_if_absent
 from tidemark.delta.state import StateTable
 from tidemark.pipeline.publish import publish
 
@@ -65,3 +66,10 @@ def test_on_an_object_store_four_processes_lose_no_update_and_leave_no_second_ro
     log = raced(f"s3://{atomic_s3.bucket}/{tmp_path.name}", 50, atomic_s3.options)
     log.check()
     assert len(log.appended) == 2 * 4 * 50
+
+
+@pytest.mark.s3
+def test_a_server_that_ignores_conditions_is_refused_by_the_probe(tmp_path: Path) -> None:
+    with atomic_store(tmp_path, ignores_conditions=True) as store:
+        result = probe_put_if_absent(f"s3://{store.bucket}/tables", store.options, writers=2, rounds=2)
+    assert not result.holds

@@ -67,15 +67,19 @@ class AtomicStore(ObjectStore):
 
 
 @contextmanager
-def atomic_store(folder: Path) -> Iterator[AtomicStore]:
-    """Start versitygw on a folder."""
+def atomic_store(folder: Path, *, ignores_conditions: bool = False) -> Iterator[AtomicStore]:
+    """Start versitygw on a folder. Without its metadata it answers a conditional put that it did not look
+    at."""
     gateway = _built()
-    (folder / BUCKET).mkdir(parents=True)
+    root = folder / "root"
+    for name in (root / BUCKET, folder / "beside"):
+        name.mkdir(parents=True)
     port = free_port()
+    metadata = ["--nometa"] if ignores_conditions else ["--sidecar", str(folder / "beside")]
     with (folder / "versitygw.log").open("wb") as said:
         process = subprocess.Popen(
             [gateway, "--port", f"127.0.0.1:{port}", "--access", "test", "--secret", "test", "--quiet",
-             "posix", "--nometa", str(folder)],
+             "posix", *metadata, str(root)],
             stdout=said, stderr=said,
         )  # fmt: skip
     try:
