@@ -15,6 +15,7 @@ from tidemark.airflow.connections import provide_connection
 from tidemark.airflow.runs import end_with_reason, failure, order_of
 from tidemark.airflow.steps import SparkStepOperator
 from tidemark.core.errors import TidemarkError
+from tidemark.core.sentence import step_sentence
 from tidemark.job import Order
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class ReclockOperator(ControlOperator):
                 told["recorded_run_id"],
                 told["owned"],
             )
-        self.log.info("this run owns transactions %s; open now: %s", told["owned"], told["open"])
+        self.log.info("%s", step_sentence("reclock", told))
         return told
 
 
@@ -163,9 +164,10 @@ class CheckpointOperator(ControlOperator, Announcing):
                     "transaction %s: the gate said %s, and was overruled: %s",
                     *(one.seal.txn, one.gate, one.overruled),
                 )
-        self.log.info("checkpoint %s; shards with events: %s", told["checkpoint"], sorted(told["shards"]))
+        self.log.info("shards with events: %s", ", ".join(sorted(told["shards"])) or "none")
         if told["unchanged"]:
             self.log.info("announced before, and unchanged: transactions %s", told["unchanged"])
+        self.log.info("%s", step_sentence("checkpoint", told))
         return told
 
 
