@@ -37,8 +37,8 @@ TELLING = ("telling", "status", "transactions", "summary")
 for module in ("assemble", "views", "consume", *TELLING, "publishing", "upkeep", "tasks", "job"):
     MAY_IMPORT[module] = set(MAY_IMPORT)
 MAY_IMPORT["airflow"] = {"core", "config", "pipeline", "assemble", "consume", "tasks", "telling", "job"}
-MAY_IMPORT["airflow"] |= {"home", "submitter"}
-MAY_IMPORT |= {"plugin": {"tasks"}, "provider": set()}
+MAY_IMPORT["airflow"] |= {"home", "submitter", *TELLING}
+MAY_IMPORT |= {"plugin": {"tasks", "airflow"}, "provider": set()}
 MAY_IMPORT["cli"] = set(MAY_IMPORT) - {"airflow", "plugin", "provider"}
 MAY_IMPORT["api"] = {*MAY_IMPORT["cli"], "cli"}
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")

@@ -12,6 +12,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from tidemark.airflow.assets import Announcing, note_events
 from tidemark.airflow.connections import provide_connection
+from tidemark.airflow.pages.registry import marked
 from tidemark.airflow.runs import end_with_reason, failure, order_of
 from tidemark.airflow.steps import SparkStepOperator
 from tidemark.core.errors import TidemarkError
@@ -62,7 +63,11 @@ class ControlOperator(BaseOperator):
 
 
 class ReclockOperator(ControlOperator):
-    """Find the run's transactions, or bind new input to new ones."""
+    """Find the run's transactions, or bind new input to new ones. The pages find a pipeline by this task."""
+
+    def __init__(self, *, pipeline_file: str | Path, environment: str | None = None, **kwargs: Any) -> None:
+        kwargs.setdefault("doc_json", marked(str(pipeline_file), environment))
+        super().__init__(pipeline_file=pipeline_file, environment=environment, **kwargs)
 
     def opened(self, order: Order) -> Deployment:
         from tidemark import tasks
