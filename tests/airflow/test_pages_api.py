@@ -232,6 +232,20 @@ def test_a_run_has_its_sentence(client: TestClient) -> None:
     assert answer.status_code == 404
 
 
+def test_looking_writes_nothing_and_makes_no_table(
+    client: TestClient, files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "landing").mkdir()
+    untouched = tmp_path / "new.yaml"
+    untouched.write_text(PIPELINE.format(name="new"))
+    for file, total in ((files["mine"], 2), (untouched, 0)):
+        shown = PipelineDag("mine", str(file), None)
+        monkeypatch.setattr(registry, "pipeline_of", lambda session, dag_id, shown=shown: shown)
+        before = {path: path.stat().st_mtime_ns for path in file.parent.rglob("*")}
+        assert get(client, "")["bound"] == get(client, "/transactions")["total"] == total
+        assert {path: path.stat().st_mtime_ns for path in file.parent.rglob("*")} == before
+
+
 def test_a_dag_is_known_by_its_marked_task_and_no_other_is() -> None:
     task = {"__type": "operator", "__var": {"task_id": "reclock", "doc_json": marked("/p/shop.yaml", "prod")}}
     found = pipeline_in("shop", {"dag": {"tasks": [{"__var": {"task_id": "x"}}, task]}})

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import urllib.error
 import urllib.request
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
 
 from tests.support.airflow import Stack
+from tests.support.browser import Browser, running_browser
 from tests.support.waiting import SECONDS_MAX
 
 pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.server, pytest.mark.slow]
@@ -64,3 +67,63 @@ def test_a_viewer_sees_the_numbers_of_a_run_and_nobody_without_a_login_does(stac
     plugins = json.loads(asked(stack, "/api/v2/plugins", token)[1])["plugins"]
     views = [view for one in plugins if one["name"] == "tidemark" for view in one["external_views"]]
     assert [view["destination"] for view in views] == ["nav", "dag", "dag_run"]
+
+
+FRAMED = "document.querySelector('iframe').contentDocument"
+"""The page that Airflow shows in a frame of its own."""
+
+
+def sees(browser: Browser, *texts: str) -> None:
+    for text in texts:
+        browser.wait_for(
+            f"{FRAMED}.body.innerText.includes({json.dumps(text)})", what=f"{text!r} on the page"
+        )
+
+
+def picture(browser: Browser, name: str) -> None:
+    """Keep a picture where one is asked for: this is how those in docs/images are made."""
+    folder = os.environ.get("TIDEMARK_TEST_PICTURES")
+    if folder:
+        browser.picture(Path(folder) / f"airflow-{name}.png")
+
+
+@pytest.mark.browser
+def test_a_viewer_finds_the_pages_in_airflow_with_a_browser(stack: Stack) -> None:
+    """At both widths, in light and in dark, as a person goes from page to page, with nothing refused."""
+    with running_browser() as browser:
+        project = stack.projects["shown"]
+        stack.client.unpause("shown")
+        project.land([{"id": 1, "status": "new", "amount": 1.5, "op": "U"}])
+        run_id = stack.go("shown")
+        last = project.seals()[-1].txn
+        url = stack.airflow.url
+        browser.log_in(url, stack.viewer_token)
+        browser.resize(1280, 800)
+        browser.open(f"{url}/plugin/tidemark")
+        row = f"[...{FRAMED}.querySelectorAll('tbody tr')].find((row) => row.cells[0].innerText === 'shown')"
+        browser.wait_for(f"{row}.cells[1].innerText === '{last}'", what="the pipeline's row")
+        assert browser.value(f"{row}.cells[3].innerText") == str(last)
+        assert browser.value(f"{row}.cells[9].innerText") == "identical"
+        assert browser.value(f"{FRAMED}.documentElement.scrollWidth <= 1280") is True
+        picture(browser, "pipelines")
+        browser.value(f"{row}.querySelector('a').focus(), {row}.querySelector('a').click()")
+        sees(browser, "Frontiers", "Transactions")
+
+        browser.resize(1920, 1080)
+        browser.value("localStorage.setItem('theme', 'dark')")
+        browser.open(f"{url}/dags/shown/plugin/tidemark_pipeline")
+        sees(browser, "Frontiers", "orders", run_id)
+        label = browser.value(f"{FRAMED}.querySelector('svg').getAttribute('aria-label')")
+        assert f"bound {last}, sealed {last}, checkpoint {last}" in label
+        browser.wait_for(f"{FRAMED}.documentElement.dataset.theme === 'dark'", what="the dark theme")
+        first = f"{FRAMED}.querySelector('tbody a[href^=transaction]')"
+        browser.wait_for(f"{first}.innerText === '{last}'", what="the newest transaction")
+        picture(browser, "pipeline")
+        browser.value(f"{first}.click()")
+        sees(browser, f"Transaction {last}", "Digests", "shard:orders", f"{project.files:04}.json")
+        picture(browser, "transaction")
+        browser.value("localStorage.setItem('theme', 'light')")
+        browser.open(f"{url}/dags/shown/runs/{quote(run_id, safe='')}/plugin/tidemark_run")
+        sees(browser, f"loaded transaction {last}:")
+        picture(browser, "run")
+        assert [one for one in browser.complaints if "/tidemark/" in one or "Content Security" in one] == []

@@ -29,7 +29,7 @@ from tidemark.transactions import listed, whole
 Body = dict[str, Any]
 FILES_MAX: Final = 500
 PAGE_MAX: Final = 200
-SEARCHED_MAX: Final = 5_000
+SEARCHED_MAX: Final = 1_000
 _WINDOW: Final = 500
 
 
