@@ -32,6 +32,7 @@ from tidemark.pipeline.repair import repair
 from tidemark.pipeline.replay import REPAIR, bound_range, merged_files, replay_plan
 from tidemark.pipeline.run import Progress, replay, unwatched
 from tidemark.publishing import publish_due
+from tidemark.summary import sentence_of
 from tidemark.telling import LISTED_MAX, Told, rows_of, told_publish, told_shard
 
 if TYPE_CHECKING:
@@ -159,7 +160,8 @@ def checkpoint(deployment: Deployment, attempt: Attempt) -> tuple[Told, Sequence
     touched = {shard: [one for one in news if one.seal.touches(shard)] for shard in deployment.shards}
     shards = {str(shard): told_shard(deployment, shard, its) for shard, its in touched.items() if its}
     unchanged = [one.seal.txn for one in told if one.unchanged][-LISTED_MAX:]
-    return {"checkpoint": reached, "shards": shards, "unchanged": unchanged}, told
+    sentence = sentence_of(deployment.pipeline, attempt)
+    return {"checkpoint": reached, "sentence": sentence, "shards": shards, "unchanged": unchanged}, told
 
 
 def repaired(

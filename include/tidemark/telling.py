@@ -41,6 +41,9 @@ def told_verdicts(judged: Sequence[Judged]) -> Told:
                 "replayed": one.replayed,
                 "held": {str(shard): why for shard, why in one.gated.opinion.held.items()},
                 "warned": list(one.gated.opinion.warned),
+                "compared": one.gated.compared,
+                "rows": one.gated.rows,
+                "expectations": one.gated.opinion.checked,
             }
             for one in judged
         ]

@@ -89,8 +89,10 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
 
 def test_the_wheel_has_all_that_a_users_airflow_needs(installed: Installed, tmp_path: Path) -> None:
     where = "import tidemark, tidemark.job as job; print(tidemark.__file__, job.job_file('ingest'))"
-    for path in installed.run("-c", where, cwd=tmp_path).split():
-        assert Path(path).is_relative_to(installed.python.parents[1])
+    package, job = map(Path, installed.run("-c", where, cwd=tmp_path).split())
+    for path in (package, job, package.with_name("airflow") / "pages" / "files" / "page.html"):
+        assert path.is_relative_to(installed.python.parents[1])
+        assert path.is_file()
     (tmp_path / "pipelines").mkdir()
     (tmp_path / "pipelines" / "mine.yaml").write_text(PIPELINE.format(name="mine"))
     (tmp_path / "dags").mkdir()

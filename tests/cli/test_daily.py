@@ -22,8 +22,7 @@ from tidemark import publishing
 from tidemark.assemble import Deployment, new_token
 from tidemark.cli.alarms import alarms_in, alarms_of
 from tidemark.cli.app import app
-from tidemark.cli.shared import seconds_in, span
-from tidemark.cli.status import Input, status_of
+from tidemark.cli.shared import seconds_in
 from tidemark.config import load_pipeline
 from tidemark.core.binding import Binding, Owner
 from tidemark.core.checksum import Digest, Digests
@@ -31,9 +30,11 @@ from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import QUARANTINE, ShardId, Txn, WriterToken
 from tidemark.core.journal import Event
 from tidemark.core.seal import Part, ShardParts, Staged
+from tidemark.core.text import span
 from tidemark.delta.log import parts_folder
 from tidemark.pipeline.context import Attempt, note
 from tidemark.pipeline.run import run
+from tidemark.status import Input, status_of
 
 PIPELINE = """\
 name: p

@@ -56,7 +56,12 @@ def test_a_manual_run_without_a_logical_date_works_and_the_next_takes_only_what_
     assert (project.owned(first), project.owned(second)) == ([1], [2])
     empty = stack.go("manual")
     assert project.owned(empty) == [], "a run that finds nothing owns nothing"
-    assert stack.client.xcom("manual", empty, "checkpoint")["shards"] == {}
+    told = stack.client.xcom("manual", empty, "checkpoint")
+    assert (told["shards"], told["sentence"]) == ({}, "nothing to do")
+    said = "loaded transaction 2: 80 read = 80 applied + 0 quarantined"
+    assert stack.client.xcom("manual", second, "checkpoint")["sentence"] == said
+    assert f"{said}; checkpoint 2" in stack.log("manual", second, "checkpoint")
+    assert "transaction 2: identical, 2 digests compared" in stack.log("manual", second, "validate")
     assert [project.verdicts(txn) for txn in (1, 2)] == [["identical"], ["identical"]]
 
 
@@ -118,6 +123,8 @@ def test_p8_clearing_any_task_of_a_finished_run_proves_it_and_writes_nothing_twi
     assert project.verdicts(1) == ["identical"] * 4
     stack.clear("cleared", run_id)
     assert project.verdicts(1) == ["identical"] * 5
+    proved = "proved 1: identical, 0 bytes written"
+    assert stack.client.xcom("cleared", run_id, "checkpoint")["sentence"] == proved
     assert project.data_files() == written
     stack.go("cleared")
     project.check()

@@ -13,7 +13,6 @@ from pyspark.sql import SparkSession
 from tests.support.kafka import Broker
 from tests.support.kafka_pipeline import Rig, kv
 from tidemark import upkeep
-from tidemark.cli.status import proofs_of
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import Txn, WriterToken
 from tidemark.core.replay import InputGone, Replayable, Verdict
@@ -27,6 +26,7 @@ from tidemark.pipeline.run import run
 from tidemark.pipeline.upsert import commit_staged
 from tidemark.pipeline.validate import validate
 from tidemark.sources.kafka import TopicLost
+from tidemark.status import proofs_of
 from tidemark.upkeep import Terms
 from tidemark.views import View
 

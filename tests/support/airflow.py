@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import urllib.request
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -27,8 +28,9 @@ from deltalake import DeltaTable, QueryBuilder
 from tests.support import ROOT
 from tests.support.kafka import PASSWORD, USER, Broker
 from tests.support.tables import Row, bodies_of, bound_files, rows_of
-from tests.support.waiting import wait_until
+from tests.support.waiting import SECONDS_MAX, wait_until
 from tidemark.airflow.client import AirflowClient
+from tidemark.airflow.embedded import USER as ADMIN
 from tidemark.airflow.embedded import EmbeddedAirflow
 from tidemark.airflow.processes import free_port
 from tidemark.core.ids import ShardId, Txn
@@ -121,6 +123,7 @@ if "scheduler" in sys.argv:
     import tidemark.spark.state
 """
 CANARY = "canary-7d1f0c2ab94e"
+VIEWER = "viewer"
 OTHER_DAGS = ("replay", "replay_submitted", "maintain", "consumer", "waiter")
 
 
@@ -308,6 +311,16 @@ class Stack:
             found |= {f"control.{control.name}" for row in rows if text in repr(row)}
         return found
 
+    @property
+    def viewer_token(self) -> str:
+        """A login of a user who may look at everything and change nothing; Airflow made up the password."""
+        passwords = json.loads((self.airflow.home / "secrets" / "passwords.json").read_text())
+        login = json.dumps({"username": VIEWER, "password": passwords[VIEWER]}).encode()
+        request = urllib.request.Request(f"{self.airflow.url}/auth/token", data=login, method="POST")
+        request.add_header("Content-Type", "application/json")
+        with urllib.request.urlopen(request, timeout=SECONDS_MAX) as reply:
+            return str(json.load(reply)["access_token"])
+
     def log(self, name: str, run_id: str, task: str) -> str:
         tries = self.client.tasks(name, run_id)[task]["try_number"]
         return self.client.log(name, run_id, task, try_number=tries)
@@ -340,7 +353,7 @@ def make_projects(root: Path) -> dict[str, Project]:
     """A pipeline for each story, so that none disturbs another."""
     names = (
         "scheduled", "manual", "cleared", "killed", "overlapping", "backfilled", "replayed",
-        "changed", "consumed", "submitted", "secret", "forgotten", "marked",
+        "changed", "consumed", "submitted", "secret", "forgotten", "marked", "shown",
     )  # fmt: skip
     schedules = {"scheduled": "* * * * *", "backfilled": "@daily"}
     projects = {name: Project.make(root, name, schedule=schedules.get(name)) for name in names}
@@ -398,6 +411,7 @@ def running_stack(root: Path, broker: Broker) -> Iterator[Stack]:
         environ={
             "TIDEMARK_HOME": str(root / "tidemark"),
             "TIDEMARK_TEST_SECRET": CANARY,
+            "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": f"{ADMIN}:admin,{VIEWER}:viewer",
             # The DAG files stay as they are.
             "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "3600",
             "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "60",

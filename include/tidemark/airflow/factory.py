@@ -23,13 +23,13 @@ from tidemark.airflow.operators import (
     UpsertOperator,
     ValidateOperator,
 )
+from tidemark.airflow.pages.registry import TAG
 from tidemark.airflow.replays import ReplayOperator, ReplayPlanOperator, ReplayReportOperator
 from tidemark.config import LoadedPipelines, PipelineConfig, load_pipelines
 from tidemark.core.errors import InvalidUsage
 from tidemark.pipeline.replay import MODES, VERIFY
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
-TAG = "tidemark"
 REPLAY, MAINTAIN, BROKEN = "replay", "maintain", "tidemark_broken_pipelines"
 RESERVED: Mapping[str, str] = {name: f"{name!r} is the id of a DAG" for name in (REPLAY, MAINTAIN, BROKEN)}
 CONTINUOUS = "@continuous"
@@ -144,10 +144,10 @@ def _pipeline_dag(
         "start_date": START,
         "catchup": False,
         "max_active_runs": 1,
-        "tags": [TAG],
         "description": f"Upserts changes into {shards}"[:200],
         "doc_md": _doc_of(config, file),
         **dag_kwargs,
+        "tags": sorted({TAG, *dag_kwargs.get("tags", ())}),  # The pages look for it.
     }
     if settings["schedule"] == CONTINUOUS:
         settings["max_active_runs"] = 1  # Airflow refuses more where one run follows the other.

@@ -12,9 +12,11 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from tidemark.airflow.assets import Announcing, note_events
 from tidemark.airflow.connections import provide_connection
+from tidemark.airflow.pages.registry import marked
 from tidemark.airflow.runs import end_with_reason, failure, order_of
 from tidemark.airflow.steps import SparkStepOperator
 from tidemark.core.errors import TidemarkError
+from tidemark.core.sentence import step_sentence
 from tidemark.job import Order
 
 if TYPE_CHECKING:
@@ -61,7 +63,11 @@ class ControlOperator(BaseOperator):
 
 
 class ReclockOperator(ControlOperator):
-    """Find the run's transactions, or bind new input to new ones."""
+    """Find the run's transactions, or bind new input to new ones. The pages find a pipeline by this task."""
+
+    def __init__(self, *, pipeline_file: str | Path, environment: str | None = None, **kwargs: Any) -> None:
+        kwargs.setdefault("doc_json", marked(str(pipeline_file), environment))
+        super().__init__(pipeline_file=pipeline_file, environment=environment, **kwargs)
 
     def opened(self, order: Order) -> Deployment:
         from tidemark import tasks
@@ -80,7 +86,7 @@ class ReclockOperator(ControlOperator):
                 told["recorded_run_id"],
                 told["owned"],
             )
-        self.log.info("this run owns transactions %s; open now: %s", told["owned"], told["open"])
+        self.log.info("%s", step_sentence("reclock", told))
         return told
 
 
@@ -163,9 +169,10 @@ class CheckpointOperator(ControlOperator, Announcing):
                     "transaction %s: the gate said %s, and was overruled: %s",
                     *(one.seal.txn, one.gate, one.overruled),
                 )
-        self.log.info("checkpoint %s; shards with events: %s", told["checkpoint"], sorted(told["shards"]))
+        self.log.info("shards with events: %s", ", ".join(sorted(told["shards"])) or "none")
         if told["unchanged"]:
             self.log.info("announced before, and unchanged: transactions %s", told["unchanged"])
+        self.log.info("%s", step_sentence("checkpoint", told))
         return told
 
 

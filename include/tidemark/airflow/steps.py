@@ -20,6 +20,7 @@ from tidemark.airflow.connections import provide_connection
 from tidemark.airflow.masters import CONNECT_TYPE, connect_url, master_of
 from tidemark.airflow.runs import end_with_reason, failure, order_of
 from tidemark.core.errors import Determinate, TidemarkError
+from tidemark.core.sentence import step_sentence
 from tidemark.job import Order, connected, failure_in, perform, submission, told_once
 
 if TYPE_CHECKING:
@@ -66,10 +67,15 @@ class SparkStepOperator(SparkSubmitOperator):
         return order_of(context, pipeline_file=self.pipeline_file, environment=self.environment, **more)
 
     def execute(self, context: Context) -> Told:  # type: ignore[override]
+        """Do the step, and end its log with what it has done."""
+        told = self.performed(context, self.order(context))
+        self.log.info("%s", step_sentence(self.step, told))
+        return told
+
+    def performed(self, context: Context, order: Order) -> Told:
         """Try without Spark; if the step asks for it, go on with Spark."""
         from tidemark.tasks import SparkNeeded
 
-        order = self.order(context)
         try:
             provide_connection(order.pipeline_file, order.environment)
             return self.without_spark(order)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from tidemark.cli.shared import seconds_in, span
+from tidemark.cli.shared import seconds_in
 from tidemark.core.errors import InvalidUsage
+from tidemark.core.text import span
 
 if TYPE_CHECKING:
-    from tidemark.cli.status import Status
+    from tidemark.status import Status
 
 EXIT_ALARM_TEXT: Final = "4 what --fail-if names is so."
 _BARE: Final = ("blocked", "stalled")

@@ -12,23 +12,17 @@ from tidemark.cli.shared import (
     EnvironmentOption,
     JsonOption,
     PipelineArgument,
-    moment,
     open_deployment,
-    plain,
     print_json,
     print_table,
     rows_text,
     say,
     seconds_in,
-    span,
 )
+from tidemark.core.text import moment, span
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from tidemark.assemble import Deployment
-    from tidemark.core.binding import Binding
-    from tidemark.core.seal import Seal
 
 
 def register(app: typer.Typer) -> None:
@@ -48,48 +42,17 @@ def txns(
 
     The last verdict is that of the last replay; it is empty where nothing was replayed.
     """
-    from tidemark.core.binding import Binding
+    from tidemark.transactions import listed
 
     deployment = open_deployment(pipeline, environment)
-    control = deployment.control
-    upper = control.bindings.head().upper
-    lower = max(1, upper - last)
-    control.seals.head()
-    control.journal.head()
-    seals = {seal.txn: seal for seal in control.seals.read(lower, upper)}
-    bound = [record for record in control.bindings.read(lower, upper) if isinstance(record, Binding)]
-    listed = [_row(deployment, binding, seals.get(binding.txn)) for binding in reversed(bound)]
+    upper = deployment.control.bindings.head().upper
+    rows, seals = listed(deployment, lower=max(1, upper - last), upper=upper)
     if as_json:
-        print_json(listed)
+        print_json(rows)
         return
     columns = ("txn", "decision", "bound (UTC)", "took", "read", "rows per shard", "run", "last verdict")
     texts = {txn: rows_text(seal.shards) for txn, seal in seals.items()}
-    print_table("", columns, [_cells(row, texts.get(row["txn"], "")) for row in listed])
-
-
-def _row(deployment: Deployment, binding: Binding, seal: Seal | None) -> dict[str, Any]:
-    from tidemark.core.journal import Event
-    from tidemark.pipeline.timeline import times_of
-
-    times = times_of(deployment.control, binding.txn)
-    verdicts = [
-        entry.detail["verdict"]
-        for entry in deployment.control.journal.find(str(binding.txn))
-        if entry.event is Event.VERIFIED
-    ]
-    shards = seal.shards if seal is not None else {}
-    return {
-        "txn": binding.txn,
-        "decision": str(seal.decision) if seal is not None else "open",
-        "bound_at": times.bound,
-        "sealed_at": times.sealed,
-        "seconds": times.seconds,
-        "read": seal.source.count if seal is not None else None,
-        "rows": {shard: parts.digest.count for shard, parts in shards.items()},
-        "deletes": {shard: parts.deletes for shard, parts in shards.items() if parts.deletes is not None},
-        "run": binding.owner.run_id,
-        "verdict": verdicts[-1] if verdicts else "",
-    }
+    print_table("", columns, [_cells(row, texts.get(row["txn"], "")) for row in rows])
 
 
 def _cells(row: Mapping[str, Any], counts: str) -> tuple[object, ...]:
@@ -106,41 +69,27 @@ def show(
 ) -> None:
     """Show one transaction whole: its input, its seal with parts and digests, its journal."""
     from tidemark.cli.places import show_input, show_seal
-    from tidemark.core.ids import Txn
-    from tidemark.pipeline.context import binding_at
-    from tidemark.pipeline.replay import bound_range
-    from tidemark.pipeline.timeline import times_of, written_at
+    from tidemark.transactions import whole
 
     deployment = open_deployment(pipeline, environment)
-    bound_range(deployment.pipeline, txn_from=txn, txn_to=txn)
-    binding = binding_at(deployment.pipeline, Txn(txn))
-    control = deployment.control
-    control.seals.head()
-    control.journal.head()
-    seal = next(iter(control.seals.read(txn, txn + 1)), None)
-    entries = control.journal.find(str(txn))
-    settings = (seal.configuration if seal is not None else None) or binding.configuration
-    times = times_of(control, Txn(txn))
-    noted = [written_at(control.journal, entry.number) for entry in entries]
+    binding, seal, entries, times = whole(deployment, txn)
     if as_json:
-        listed = [{"at": at, **plain(entry)} for at, entry in zip(noted, entries, strict=True)]
-        whole = {"bound_at": times.bound, "sealed_at": times.sealed, "seconds": times.seconds}
-        print_json({**whole, "binding": binding, "seal": seal, "journal": listed})
+        print_json({**times, "binding": binding, "seal": seal, "journal": entries})
         return
+    settings = (seal.configuration if seal is not None else None) or binding.configuration
     say(f"transaction {txn}", style="bold")
-    say(
-        f"bound {moment(times.bound)} UTC by run {binding.owner.run_id}, configuration {settings.fingerprint}"
-    )
+    by = f"by run {binding.owner.run_id}, configuration {settings.fingerprint}"
+    say(f"bound {moment(times['bound_at'])} UTC {by}")
     show_input(binding)
     if seal is None:
         say("open: not sealed yet", style="yellow")
     else:
-        say(f"sealed {moment(times.sealed)} UTC, {span(times.seconds)} after it was bound")
+        say(f"sealed {moment(times['sealed_at'])} UTC, {span(times['seconds'])} after it was bound")
         show_seal(seal)
     if entries:
         lines = [
-            (moment(at), entry.event, entry.token, _detail(entry.detail))
-            for at, entry in zip(noted, entries, strict=True)
+            (moment(entry["at"]), entry["event"], entry["token"], _detail(entry["detail"]))
+            for entry in entries
         ]
         print_table("", ("at (UTC)", "event", "by", ""), lines)
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import getpass
 import json
 import os
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
-from enum import Enum
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -18,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from tidemark.core.errors import Determinate, Indeterminate, InvalidUsage, InvariantViolation, TidemarkError
+from tidemark.core.text import UNITS, plain
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -173,23 +171,6 @@ def new_attempt(run_id: str | None = None, *, cleared: bool = False, logical_dat
     return Attempt(owner, token, cleared)
 
 
-def plain(value: Any) -> Any:
-    """A value as JSON can hold it."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, datetime):
-        return value.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    if isinstance(value, str | int | float | bool) or value is None:
-        return value
-    if isinstance(value, Iterable):
-        return [plain(item) for item in value]
-    return str(value)
-
-
 def print_json(value: Any) -> None:
     typer.echo(json.dumps(plain(value), indent=2, ensure_ascii=False))
 
@@ -253,30 +234,9 @@ def say(text: str, *, style: str = "") -> None:
     Console().print(Text(text, style=style), soft_wrap=True)
 
 
-def moment(at: datetime | None) -> str:
-    """A point in time as people write it, in UTC; empty where it is not known."""
-    return at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S") if at is not None else ""
-
-
-_UNITS: Final = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
-
-
-def span(seconds: float | None) -> str:
-    """A length of time as people write it, in its two largest units; empty where it is not known."""
-    if seconds is None:
-        return ""
-    units = [(unit, size) for unit, size in _UNITS if seconds >= size > 1]
-    if not units:
-        return f"{max(seconds, 0.0):.1f} s"
-    unit, size = units[0]
-    lower, lower_size = _UNITS[_UNITS.index(units[0]) + 1]
-    rest = int(seconds % size // lower_size)
-    return f"{int(seconds // size)} {unit}" + (f" {rest} {lower}" if rest else "")
-
-
 def seconds_in(text: str) -> float:
     """The length of time that a text such as `90s`, `10m`, `24h` or `7d` says."""
     found = re.fullmatch(r"(\d+)([smhd])", text.strip())
     if found is None:
         raise InvalidUsage(f"{text!r} is no length of time", hint="write a number and s, m, h or d: 10m, 24h")
-    return int(found[1]) * dict(_UNITS)[found[2]]
+    return int(found[1]) * dict(UNITS)[found[2]]

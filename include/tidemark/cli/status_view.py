@@ -5,10 +5,11 @@ from __future__ import annotations
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from tidemark.cli.shared import moment, print_table, say, span
+from tidemark.cli.shared import print_table, say
+from tidemark.core.text import moment, span
 
 if TYPE_CHECKING:
-    from tidemark.cli.status import Input, ShardStatus, SourceStatus, Status
+    from tidemark.status import Input, ShardStatus, SourceStatus, Status
 
 
 def _ago(at: datetime | None, now: float) -> str:

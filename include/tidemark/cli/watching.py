@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from tidemark.cli.shared import moment, rows_text, span
+from tidemark.cli.shared import rows_text
+from tidemark.core.text import moment, span
 
 if TYPE_CHECKING:
     from tidemark.core.seal import SealOutcome

@@ -65,6 +65,7 @@ def run(
     from tidemark.pipeline.fit import left_out
     from tidemark.pipeline.stepwise import only_proves
     from tidemark.publishing import run_and_publish
+    from tidemark.summary import sentence_of_report
 
     attempt = new_attempt(run_id, cleared=prove)
     proves = prove and only_proves(open_deployment(pipeline, environment).pipeline, attempt)
@@ -80,11 +81,14 @@ def run(
         )
     report, published = worked.report, worked.published
     warned = warnings_of(deployment, report.decided)
+    sentence = sentence_of_report(deployment, report)
     if as_json:
-        told = {"run_id": attempt.owner.run_id, "report": report, "published": published, "warned": warned}
+        told = {"run_id": attempt.owner.run_id, "sentence": sentence, "report": report}
+        told |= {"published": published, "warned": warned}
         print_json({**told, "not_taken": passed_over(deployment), "left_out": left_out(deployment.pipeline)})
     else:
         _show_run(deployment, report, warned, published)
+        say(sentence, style="bold")
         say(f"checkpoint {report.checkpoint}, run {attempt.owner.run_id}", style="bold")
     exit_unless_passed(report.findings)
 
@@ -133,8 +137,6 @@ def show_decided(decided: tuple[SealOutcome, ...]) -> None:
             rows.append((seal.txn, seal.decision, seal.source.count, rows_text(seal.shards) or "-", by))
     if rows:
         print_table("", ("txn", "decision", "read", "rows per shard", "decided by"), rows)
-    else:
-        say("nothing to do: everything that is bound is sealed, and there is no new input")
 
 
 def show_findings(findings: tuple[Finding, ...]) -> None:

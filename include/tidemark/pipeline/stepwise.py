@@ -8,6 +8,7 @@ seal decides. A step that finds nothing to do needs no data plane.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from tidemark.core.binding import Binding, Owned, owned_in
@@ -29,7 +30,7 @@ from tidemark.pipeline.replay import judge_parts, read_sealed
 from tidemark.pipeline.run import Progress, unwatched
 from tidemark.pipeline.settle import settle
 from tidemark.pipeline.upsert import bring_up_logs, commit_staged, drop_lost
-from tidemark.pipeline.validate import Gated
+from tidemark.pipeline.validate import Gated, rows_in
 from tidemark.pipeline.verdicts import Judged, judged_in, last_judged, record
 from tidemark.ports.gate import Opinion
 
@@ -174,6 +175,8 @@ def judge_gathered(
     for txn in plan.prove:
         progress(txn, "prove")
         settled[txn, True] = proven(pipeline, attempt, txn, pairs)
+    compared = Counter(txn for txn, recorded, _ in pairs for _ in recorded)
+    rows = {txn: rows_in(recorded) for txn, recorded, _ in reversed(pairs)}
     for finding in compare(pairs):
         replayed = finding.txn not in staged
         before = settled.get((finding.txn, replayed))
@@ -183,7 +186,7 @@ def judge_gathered(
     for (txn, replayed), finding in sorted(settled.items()):
         asked = finding.passed and not replayed
         opinion = pipeline.gate.opinion(staged[txn]) if asked else Opinion()
-        judged.append(Judged(Gated(finding, opinion), replayed))
+        judged.append(Judged(Gated(finding, opinion, compared[txn], rows.get(txn, 0)), replayed))
         record(pipeline, attempt, judged[-1], token_of=staged.get(txn))
     return tuple(judged)
 

@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from tidemark.core.binding import Binding
 from tidemark.core.ids import Txn
@@ -18,6 +18,8 @@ from tidemark.core.journal import Event
 from tidemark.core.seal import Seal
 from tidemark.pipeline.verdicts import judged_in
 from tidemark.ports.control import Control, TellsTime
+
+_ENTRIES_LOOKED_AT: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,16 @@ class LastRun:
     """The run that asked for input last, whether or not there was any."""
 
     run_id: str
+    at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class LastVerdict:
+    """What the gate said last, of which transaction, and whether that was a replay."""
+
+    txn: Txn
+    verdict: str
+    replayed: bool
     at: datetime | None
 
 
@@ -81,6 +93,17 @@ def last_run(control: Control) -> LastRun | None:
         return None
     at = written_at(control.bindings, upper) or written_at(control.bindings, upper - 1)
     return LastRun(records[-1].owner.run_id, at)
+
+
+def last_verdict(control: Control) -> LastVerdict | None:
+    """The newest verdict among the journal's last entries; None where there is none among them."""
+    upper = control.journal.head().upper
+    for entry in reversed(control.journal.read(max(1, upper - _ENTRIES_LOOKED_AT), upper)):
+        if entry.event in (Event.JUDGED, Event.VERIFIED):
+            word = judged_in(entry).gated.word
+            at = written_at(control.journal, entry.number)
+            return LastVerdict(entry.txn, word, entry.event is Event.VERIFIED, at)
+    return None
 
 
 def refused_since(control: Control, txn: Txn) -> Blocked | None:

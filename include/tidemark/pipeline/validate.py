@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
+from tidemark.core.checksum import SOURCE, Digests
 from tidemark.core.replay import Finding, judge
 from tidemark.core.seal import Staged
 from tidemark.pipeline.context import Pipeline
@@ -23,6 +24,10 @@ class Gated:
 
     finding: Finding
     opinion: Opinion = field(default_factory=Opinion)
+    compared: int = field(default=0, compare=False)
+    """How many digests were compared, for people."""
+    rows: int = field(default=0, compare=False)
+    """How many rows of shards those that were recorded cover, for people."""
 
     @property
     def passed(self) -> bool:
@@ -40,4 +45,10 @@ def validate(pipeline: Pipeline, staged: Staged) -> Gated:
     found = pipeline.plane.read_back(staged)
     finding = judge(staged.txn, recorded=staged.digests, found=found)
     # Rows that are not those that were written need no opinion.
-    return Gated(finding, pipeline.gate.opinion(staged) if finding.passed else Opinion())
+    opinion = pipeline.gate.opinion(staged) if finding.passed else Opinion()
+    return Gated(finding, opinion, len(staged.digests), rows_in(staged.digests))
+
+
+def rows_in(digests: Digests) -> int:
+    """How many rows of shards the digests cover; what was read from the source is not among them."""
+    return sum(digest.count for endpoint, digest in digests.items() if endpoint != SOURCE)

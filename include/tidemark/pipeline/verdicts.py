@@ -41,6 +41,9 @@ def record(pipeline: Pipeline, attempt: Attempt, judged: Judged, *, token_of: St
         "failed": json.dumps(opinion.failed),
         "held": json.dumps(dict(opinion.held)),
         "warned": json.dumps(opinion.warned),
+        "compared": str(judged.gated.compared),
+        "rows": str(judged.gated.rows),
+        "expectations": str(opinion.checked),
     }
     event = Event.VERIFIED if judged.replayed else Event.JUDGED
     token = token_of.token if token_of is not None else attempt.token
@@ -54,8 +57,10 @@ def judged_in(entry: JournalEntry) -> Judged:
         failed=tuple(json.loads(entry.detail.get("failed", "[]"))),
         held={ShardId(name): why for name, why in json.loads(entry.detail.get("held", "{}")).items()},
         warned=tuple(json.loads(entry.detail.get("warned", "[]"))),
+        checked=int(entry.detail.get("expectations", 0)),
     )
-    return Judged(Gated(finding, opinion), entry.event is Event.VERIFIED)
+    compared, rows = (int(entry.detail.get(name, 0)) for name in ("compared", "rows"))
+    return Judged(Gated(finding, opinion, compared, rows), entry.event is Event.VERIFIED)
 
 
 def last_judged(pipeline: Pipeline, txn: Txn, tries: Mapping[WriterToken, Staged]) -> tuple[Staged, Gated]:

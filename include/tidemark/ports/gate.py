@@ -20,6 +20,8 @@ class Opinion:
     failed: tuple[str, ...] = ()
     held: Mapping[ShardId, str] = field(default_factory=dict)
     warned: tuple[str, ...] = ()
+    checked: int = field(default=0, compare=False)
+    """How many expectations were asked, for people."""
 
 
 class Gate(Protocol):

@@ -45,6 +45,7 @@ def opinion_of(checked: Sequence[Checked]) -> Opinion:
         failed=tuple(str(one) for one in broken if one.action in ("fail", "quarantine")),
         held={shard: "; ".join(found) for shard, found in reasons.items()},
         warned=tuple(str(one) for one in broken if one.action == "warn"),
+        checked=len(checked),
     )
 
 

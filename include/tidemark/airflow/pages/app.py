@@ -1,0 +1,146 @@
+"""The app that Airflow mounts at `/tidemark`: pages, and the API that they read. Nothing here writes.
+
+Airflow mounts a plugin's app without any authentication. So every route asks for a user, by a dependency of
+the app itself: a route that is added later can't be forgotten. What belongs to one pipeline also asks for the
+right to view its DAG, of Airflow's own auth manager; the list has only what the user may view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from airflow.api_fastapi.app import get_auth_manager
+from airflow.api_fastapi.common.db.common import SessionDep
+from airflow.api_fastapi.core_api.security import GetUserDep, get_user, requires_access_dag
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request, Response
+from fastapi.responses import FileResponse, JSONResponse
+
+from tidemark.airflow.pages import bodies, registry
+from tidemark.core.binding import Owner
+from tidemark.core.errors import InvalidUsage, TidemarkError
+from tidemark.core.ids import WriterToken
+from tidemark.pipeline.context import Attempt
+
+FILES: Final = Path(__file__).with_name("files")
+PAGES: Final = ("pipelines", "pipeline", "transaction", "run")
+STATIC: Final = {"page.js": "text/javascript", "frontiers.js": "text/javascript", "page.css": "text/css"}
+HEADERS: Final = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; frame-ancestors 'self'; base-uri 'none'; form-action 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+
+router = APIRouter()
+of_pipeline = APIRouter(
+    prefix="/api/pipelines/{dag_id}", dependencies=[Depends(requires_access_dag(method="GET"))]
+)
+
+
+def chosen(dag_id: str, session: SessionDep) -> registry.PipelineDag:
+    """The pipeline that a path names."""
+    found = registry.pipeline_of(session, dag_id)
+    if found is None:
+        raise HTTPException(404, f"DAG {dag_id!r} is not a pipeline's")
+    return found
+
+
+Chosen = Annotated[registry.PipelineDag, Depends(chosen)]
+
+
+@router.get("/api/pipelines")
+def pipelines(user: GetUserDep, session: SessionDep) -> dict[str, Any]:
+    """The pipelines whose DAG the user may view."""
+    allowed = get_auth_manager().get_authorized_dag_ids(user=user, method="GET", session=session)
+    return {"pipelines": [one.dag_id for one in registry.known_pipelines(session, allowed)]}
+
+
+@of_pipeline.get("")
+def pipeline(one: Chosen) -> dict[str, Any]:
+    return bodies.pipeline_body(one)
+
+
+@of_pipeline.get("/transactions")
+def transactions(
+    one: Chosen,
+    before: Annotated[int | None, Query(ge=1)] = None,
+    limit: Annotated[int, Query(ge=1, le=bodies.PAGE_MAX)] = 50,
+    search: Annotated[str, Query(max_length=200)] = "",
+) -> dict[str, Any]:
+    return bodies.transactions_body(one, before=before, limit=limit, search=search)
+
+
+@of_pipeline.get("/transactions/{txn}")
+def transaction(one: Chosen, txn: int) -> dict[str, Any]:
+    return bodies.transaction_body(one, txn)
+
+
+@of_pipeline.get("/run")
+def run(one: Chosen, run_id: str, session: SessionDep) -> dict[str, Any]:
+    """One run of the pipeline's DAG."""
+    from airflow.models.dagrun import DagRun
+    from sqlalchemy import select
+
+    found = session.scalar(select(DagRun).where(DagRun.dag_id == one.dag_id, DagRun.run_id == run_id))
+    if found is None:
+        raise HTTPException(404, f"DAG {one.dag_id!r} has no run {run_id!r}")
+    owner = Owner(
+        run_id,
+        _text(found.logical_date),
+        getattr(found, "partition_key", None) or "",
+        _text(found.start_date),
+    )
+    rounds = found.clear_number or 0
+    body = bodies.run_body(one, Attempt(owner, WriterToken("page"), rounds > 0, rounds))
+    return {**body, "run_id": run_id, "dag_id": one.dag_id, "state": str(found.state)}
+
+
+def _text(at: datetime | None) -> str:
+    return at.isoformat() if at is not None else ""
+
+
+@router.get("/{page}")
+def page(page: str) -> Response:
+    """A page: the same frame for each, which its script fills."""
+    if page not in PAGES:
+        raise HTTPException(404, "no such page")
+    return FileResponse(FILES / "page.html", media_type="text/html")
+
+
+@router.get("/static/{name}")
+def static(name: str) -> Response:
+    if name not in STATIC:
+        raise HTTPException(404, "no such file")
+    return FileResponse(FILES / name, media_type=STATIC[name])
+
+
+async def told(request: Request, error: Exception) -> Response:
+    """An error of ours, in its own words, for whoever may view the pipeline."""
+    return JSONResponse({"detail": str(error)}, 400 if isinstance(error, InvalidUsage) else 503)
+
+
+async def guarded(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+    """Say to the browser that nothing comes from elsewhere, and that nothing is kept."""
+    response = await call_next(request)
+    response.headers.update(HEADERS)
+    return response
+
+
+def pages_app() -> FastAPI:
+    """The app. It has no description of itself: that would be one more route, without a user."""
+    app = FastAPI(
+        title="Tidemark",
+        dependencies=[Depends(get_user)],
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+        exception_handlers={TidemarkError: told},
+    )
+    app.middleware("http")(guarded)
+    app.include_router(of_pipeline)
+    app.include_router(router)
+    return app

@@ -1,0 +1,158 @@
+"""What the API answers, as plain values: from the same functions as the command's `--json`.
+
+No value of a row is among them: a part's statistics, which have the smallest and the largest ones, stay out,
+and so does the text of a configuration. A source is asked only where it is a folder of files: for any other
+this process would have to hold its credentials.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+from tidemark.airflow.pages.registry import PipelineDag, environment_of
+from tidemark.assemble import Deployment
+from tidemark.core.binding import Binding
+from tidemark.core.checksum import Digests
+from tidemark.core.evidence import Evidence
+from tidemark.core.sentence import run_sentence
+from tidemark.core.text import plain
+from tidemark.pipeline.context import Attempt
+from tidemark.pipeline.stepwise import found_by
+from tidemark.status import status_of
+from tidemark.summary import facts_of
+from tidemark.tasks import open_pipeline
+from tidemark.transactions import listed, whole
+
+Body = dict[str, Any]
+FILES_MAX: Final = 500
+PAGE_MAX: Final = 200
+SEARCHED_MAX: Final = 1_000
+_WINDOW: Final = 500
+
+
+def opened(one: PipelineDag) -> Deployment:
+    """The pipeline's control plane; nothing here can start a Spark."""
+    return open_pipeline(one.pipeline_file, environment_of(one))
+
+
+def is_asked(deployment: Deployment) -> bool:
+    return deployment.config.source.type == "files"
+
+
+def pipeline_body(one: PipelineDag) -> Body:
+    """How far a pipeline is."""
+    deployment = opened(one)
+    found = status_of(deployment, now_seconds=time.time(), asks_source=is_asked(deployment))
+    body = plain(found)
+    return {**body, "dag_id": one.dag_id, "source_type": deployment.config.source.type}
+
+
+def transactions_body(one: PipelineDag, *, before: int | None, limit: int, search: str) -> Body:
+    """Transactions below `before`, the newest first; `next` is where to go on, None at the end. A search
+    looks at so many at a time, and says how far it has looked."""
+    deployment = opened(one)
+    upper = deployment.control.bindings.head().upper
+    at = min(before or upper, upper)
+    words = search.lower().split()
+    rows: list[Body] = []
+    looked = 0
+    while at > 1 and len(rows) < limit and looked < SEARCHED_MAX:
+        lower = max(1, at - (_WINDOW if words else limit - len(rows)))
+        for row in listed(deployment, lower=lower, upper=at)[0]:
+            looked += 1
+            at = row["txn"]
+            if all(word in _searched(row) for word in words):
+                rows.append(plain(row))
+            if len(rows) == limit:
+                break
+        else:
+            at = lower
+    return {"transactions": rows, "next": at if at > 1 else None, "total": upper - 1}
+
+
+def _searched(row: Mapping[str, Any]) -> str:
+    names = " ".join(row["rows"])
+    return f"{row['txn']} {row['decision']} {row['run']} {row['verdict']} {names}".lower()
+
+
+def transaction_body(one: PipelineDag, txn: int) -> Body:
+    """One transaction whole."""
+    deployment = opened(one)
+    binding, seal, journal, times = whole(deployment, txn)
+    settings = (seal.configuration if seal is not None else None) or binding.configuration
+    gone = deployment.pipeline.source.inspect(binding) if is_asked(deployment) else None
+    attempts = [
+        {
+            "token": attempt.token,
+            "run": attempt.owner.run_id,
+            "round": attempt.round,
+            "replayed": attempt.replayed,
+            "gone": attempt.gone,
+            "digests": _digests(attempt.staged.digests) if attempt.staged is not None else {},
+            "won": seal is not None and attempt.token == seal.token,
+        }
+        for attempt in _attempts(deployment, binding)
+    ]
+    body = {**times, "txn": txn, "run": binding.owner.run_id, "configuration": settings.fingerprint}
+    body |= {"input": _input(binding), "gone": gone, "journal": journal, "attempts": attempts}
+    if seal is not None:
+        body["seal"] = {
+            "decision": str(seal.decision),
+            "reason": seal.reason,
+            "token": seal.token,
+            "generation": seal.generation,
+            "engine": seal.engine,
+            "digests": _digests(seal.digests),
+            "parts": [
+                {
+                    "shard": shard,
+                    "path": part.path,
+                    "rows": part.rows,
+                    "bytes": part.bytes,
+                    "held": added.held,
+                }
+                for shard, added in seal.shards.items()
+                for part in added.parts
+            ],
+        }
+    return dict(plain(body))
+
+
+def _attempts(deployment: Deployment, binding: Binding) -> list[Evidence]:
+    """What was found on a transaction: by its own run, and of others by the last that tried anything."""
+    ledger = deployment.control.attempts
+    upper = ledger.head().upper
+    found = [*ledger.find(binding.owner.identity), *ledger.read(max(1, upper - _WINDOW), upper)]
+    return [one for _, one in sorted({one.number: one for one in found}.items()) if one.txn == binding.txn]
+
+
+def _digests(digests: Digests) -> Body:
+    return {endpoint: {"rows": digest.count, "digest": str(digest)} for endpoint, digest in digests.items()}
+
+
+def _input(binding: Binding) -> Body:
+    """The files that were bound, or the offsets."""
+    below, above = binding.lower.as_dict(), binding.upper.as_dict()
+    ranges = [
+        {"partition": name, "from": below.get(name, 0), "to": upper}
+        for name, upper in above.items()
+        if below.get(name, 0) != upper
+    ]
+    found = json.loads(binding.manifest) if binding.manifest else {}
+    files = found.get("files", []) if isinstance(found, dict) else []
+    shown = [{name: file.get(name) for name in ("name", "seq", "size", "hash")} for file in files[:FILES_MAX]]
+    return {"ranges": ranges, "files": shown, "files_total": len(files)}
+
+
+def run_body(one: PipelineDag, attempt: Attempt) -> Body:
+    """One run: its sentence, and its transactions."""
+    deployment = opened(one)
+    facts = facts_of(deployment.pipeline, attempt)
+    tried = {entry.txn for entry in found_by(deployment.pipeline, attempt)}
+    owned = {*(seal.txn for seal in facts.sealed), *(proof.txn for proof in facts.proofs), *facts.open}
+    txns = sorted({*owned, *tried})
+    rows = [row for txn in txns for row in listed(deployment, lower=txn, upper=txn + 1)[0]]
+    return dict(plain({"sentence": run_sentence(facts), "transactions": rows}))

@@ -1,0 +1,60 @@
+// The frontiers of a pipeline as a picture, to scale: how far each has come, in transactions.
+
+const SVG = "http://www.w3.org/2000/svg";
+const WIDTH = 1200, LABEL = 190, VALUE = 70, ROW = 22, AXIS = 24;
+
+function drawn(name, attributes, text) {
+  const made = document.createElementNS(SVG, name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  if (text !== undefined) made.textContent = text;
+  return made;
+}
+
+// What is drawn: a name, how far it has come, and what kind of frontier it is.
+export function rowsOf(status) {
+  const rows = [
+    { name: "bound", at: status.bound, kind: "bar" },
+    { name: "sealed", at: status.sealed, kind: "bar" },
+    { name: "checkpoint", at: status.checkpoint, kind: "bar" },
+  ];
+  for (const one of status.shards) {
+    rows.push({ name: `${one.shard} log`, at: one.log_upper - 1, kind: one.paused ? "held" : "log" });
+    if (one.shard !== "quarantine") rows.push({ name: `${one.shard} state`, at: one.published, kind: "state" });
+  }
+  return rows;
+}
+
+// The part of the axis that is shown. A small lag behind many transactions would be too thin to see, so that the
+// axis then begins above 0, which its first number says. A log of a shard that nothing touches stays behind.
+export function axisOf(rows, bound) {
+  const lowest = Math.min(...rows.map((row) => row.at));
+  const spread = bound - lowest;
+  const from = spread * 4 < bound ? Math.max(0, lowest - Math.max(5, spread)) : 0;
+  return { from, to: Math.max(bound, from + 1) };
+}
+
+export function frontiers(status) {
+  const rows = rowsOf(status), axis = axisOf(rows, status.bound);
+  const height = rows.length * ROW + AXIS, room = WIDTH - LABEL - VALUE;
+  const x = (at) => LABEL + (room * (Math.max(at, axis.from) - axis.from)) / (axis.to - axis.from);
+  const said = rows.map((row) => `${row.name} ${row.at}`).join(", ");
+  const picture = drawn("svg", { viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": `Frontiers: ${said}` });
+  rows.forEach((row, index) => {
+    const y = index * ROW;
+    picture.append(
+      drawn("rect", { class: "back", x: LABEL, y: y + 3, width: room, height: ROW - 6 }),
+      drawn("rect", { class: row.kind, x: LABEL, y: y + 3, width: Math.max(0, x(row.at) - LABEL), height: ROW - 6 }),
+      drawn("text", { x: 0, y: y + 15 }, row.name.length > 28 ? `${row.name.slice(0, 27)}…` : row.name),
+      drawn("text", { x: LABEL + room + 8, y: y + 15 }, String(row.at)),
+    );
+  });
+  const ticks = [axis.from, Math.round((axis.from + axis.to) / 2), axis.to];
+  for (const at of new Set(ticks)) {
+    const end = at === axis.to ? "end" : at === axis.from ? "start" : "middle";
+    picture.append(
+      drawn("line", { class: "grid", x1: x(at), x2: x(at), y1: 0, y2: height - AXIS + 4 }),
+      drawn("text", { class: "axis", x: x(at), y: height - 6, "text-anchor": end }, `transaction ${at}`),
+    );
+  }
+  return picture;
+}
