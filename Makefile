@@ -9,7 +9,7 @@ TESTS ?= tests
 HEAVY := spark or airflow or server or browser or slow or sweep or s3
 
 .DEFAULT_GOAL := help
-.PHONY: help ready setup demo ui stop doctor test test-fast test-all check format simulate crash read-crash soak debezium bench build lock jars-lock clean distclean
+.PHONY: help ready setup demo ui stop doctor test test-fast test-s3 test-all check format simulate crash read-crash soak debezium bench build lock jars-lock clean distclean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":[^#]*## "} /^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' Makefile

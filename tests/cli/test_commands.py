@@ -177,6 +177,8 @@ def test_e4_a_column_is_added_to_a_pipeline_that_has_rows(shell: Shell) -> None:
         rows = shell.json("read", "shop.yaml", "--view", view)
         assert sorted((row["id"], row["more"], row["v"]) for row in rows) == expected
     assert [f["verdict"] for f in shell.json("replay", "shop.yaml")["findings"]] == ["identical"] * 3
+    (proven,) = shell.json("verify", "shop.yaml")
+    assert (proven["published"]["commit"]["txn"], proven["published"]["commit"]["digest"]["count"]) == (3, 3)
     assert shell.json("rebuild", "shop.yaml")["same_rows"]
 
 

@@ -30,6 +30,7 @@ MODULES: Final = {
     "run": "tidemark.cli.work",
     "replay": "tidemark.cli.work",
     "publish": "tidemark.cli.work",
+    "verify": "tidemark.cli.work",
     "rebuild": "tidemark.cli.work",
     "status": "tidemark.cli.status",
     "txns": "tidemark.cli.inspect",

@@ -1,4 +1,4 @@
-"""The commands that do the work: `run`, `replay`, `publish`, `rebuild`."""
+"""The commands that do the work: `run`, `replay`, `publish`, `verify`, `rebuild`."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ def register(app: typer.Typer) -> None:
     app.command(name="run", epilog=EXIT_CODES)(run)
     app.command(name="replay", epilog=EXIT_CODES)(replay)
     app.command(name="publish", epilog=EXIT_CODES)(publish)
+    app.command(name="verify", epilog=EXIT_CODES)(verify)
     app.command(name="rebuild", epilog=EXIT_CODES)(rebuild)
 
 
@@ -227,6 +228,30 @@ def publish(
         print_json(done)
     for name, outcome in {} if as_json else done.items():
         say(f"state of {name}: {_published(outcome)}")
+
+
+def verify(
+    pipeline: PipelineArgument,
+    shard: Annotated[str | None, typer.Option(help="One shard; all by default.")] = None,
+    environment: EnvironmentOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Read the states whole, and prove that they hold what was published: every row, and each key once."""
+    from tidemark.pipeline.publish import last_published, verify_state
+
+    deployment = open_deployment(pipeline, environment)
+    control, proven = deployment.control, []
+    for name in chosen_shards(deployment, shard):
+        verify_state(control, deployment.state(), name)
+        last = last_published(control, name)
+        proven.append({"shard": name, "published": last})
+        if last is None and not as_json:
+            say(f"state of {name}: nothing is published yet")
+        elif last is not None and not as_json:
+            rows = f"{last.commit.digest.count:,} rows"
+            say(f"state of {name}: {rows} as published at transaction {last.txn}, each key once")
+    if as_json:
+        print_json(proven)
 
 
 def chosen_shards(deployment: Deployment, shard: str | None) -> tuple[ShardId, ...]:
