@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,13 +20,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.keyed_log import SHARD, Change, Key, KeyedLog
-from tidemark.core.errors import InvariantViolation
+from tidemark.core.errors import Determinate, InvariantViolation
 from tidemark.core.ids import Txn, WriterToken
 from tidemark.core.publish import UpToDate
 from tidemark.delta import index as index_module
 from tidemark.delta.index import KeyIndex
 from tidemark.delta.store import Store
 from tidemark.pipeline import publish as step
+from tidemark.spark import indexed
 
 
 class Killed(BaseException):
@@ -200,3 +204,64 @@ def test_regression_two_publishes_after_the_look_at_the_record_are_no_strangers(
     monkeypatch.setattr(log.plane, "standing", standing)
     done = step.publish(log.control, log.plane, SHARD, token=WriterToken("late"))
     assert (done, log.rows()) == (UpToDate(Txn(3)), [(("x", 1), "3")])
+
+
+def test_what_the_index_is_not_for_is_left_to_spark_and_nothing_is_written_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = KeyedLog(tmp_path, ordered=True)
+    log.append(Change(("x", 1), "1", 1), Change(("y", 1), None, 1))
+    log.publish()
+    log.append(Change(("x", 1), "1", 1), Change(("y", 2), None, 1))
+
+    def full(*args: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    bounds = {"TAIL_ROWS_MAX": 1, "TAIL_BYTES_MAX": 1, "ALIKE_BYTES_MAX": 1}
+    for name, bound in bounds.items():
+        monkeypatch.setattr(indexed, name, bound)
+        with pytest.raises(AssertionError, match="Spark was started"):
+            log.publish()
+        monkeypatch.undo()
+    shutil.rmtree(log.index)
+    log.reopen()
+    monkeypatch.setattr(KeyIndex, "add", full)
+    with pytest.raises(AssertionError, match="Spark was started"):
+        log.publish()
+    monkeypatch.undo()
+    assert DeltaTable(log.spec.tombstones).version() == 0
+    log.publish()
+    log.check()
+
+
+def test_a_damaged_part_is_named_and_the_state_stays_as_it_is(tmp_path: Path) -> None:
+    log = KeyedLog(tmp_path)
+    log.append(*[Change((f"key {number}", number), "a value") for number in range(50)])
+    (file,) = Path(log.spec.log).glob("_txn-*/*/*.parquet")
+    whole = file.read_bytes()
+    values = pq.read_metadata(file).row_group(0).column(2)
+    at = values.data_page_offset + values.total_compressed_size - 5
+    file.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+    with pytest.raises(Determinate, match=f"{file.name} of .* can't be read"):
+        log.publish()
+    file.write_bytes(whole)
+    log.publish()
+    log.check()
+
+
+def test_what_dead_processes_left_of_runs_is_removed_and_what_living_ones_write_stays(tmp_path: Path) -> None:
+    log = KeyedLog(tmp_path)
+    log.append(Change(("x", 1), "1"))
+    log.publish()
+    log.append(Change(("x", 1), "2"))
+    log.publish()
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    left = [log.index / "state" / f"a.run.{number}.tmp" for number in (dead.pid, os.getpid())]
+    for path in left:
+        path.touch()
+    log.reopen()
+    log.append(Change(("x", 1), "3"))
+    log.publish()
+    assert [path.exists() for path in left] == [False, True]
+    assert {path.stat().st_mode & 0o077 for path in log.index.rglob("*.run")} == {0}

@@ -131,7 +131,7 @@ class KeyedLog:
         token = WriterToken(f"w{uuid.uuid4().hex}")
         path = f"{parts_folder(Txn(self.txn), token)}/part-0.parquet"
         out = io.BytesIO()
-        pq.write_table(table, out)
+        pq.write_table(table, out, write_page_checksum=True, use_dictionary=False)
         self.files.put_synced(path, out.getvalue())
         part = Part(path, table.num_rows, len(out.getvalue()), stats_of(pq.read_metadata(out)))
         log = self.control.log(SHARD)

@@ -31,6 +31,7 @@ from tidemark.delta.runs import (
     RunDamaged,
     RunScope,
     merged_chunks,
+    remove_leftovers,
     sorted_records,
     write_run,
 )
@@ -70,6 +71,7 @@ class KeyIndex:
         self._folder, self._scope = folder, scope
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._runs: list[Run] = []
+        remove_leftovers(folder)
         for path in sorted(folder.glob("*.run")):
             try:
                 run = Run(path)

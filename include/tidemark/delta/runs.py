@@ -184,6 +184,17 @@ def write_run(path: Path, scope: RunScope, files: Sequence[DataFile], chunks: It
     return Run(path)
 
 
+def remove_leftovers(folder: Path) -> None:
+    """Remove what processes of this machine that are no more have not finished."""
+    for path in folder.glob("*.tmp"):
+        try:
+            os.kill(int(path.suffixes[-2].removeprefix(".")), 0)
+        except ProcessLookupError:
+            path.unlink(missing_ok=True)
+        except (PermissionError, ValueError, IndexError):
+            continue
+
+
 def _blocks_of(chunks: Iterable[Records]) -> Iterable[Records]:
     """Whole blocks of the records; the last one is filled up with records of no file."""
     rest = np.empty(0, RECORD)

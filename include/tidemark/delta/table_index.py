@@ -78,15 +78,19 @@ class TableIndex:
     def _covering(self, head: TableHead, engine: Engine | None) -> KeyIndex:
         if head.rows > ROWS_MAX:
             raise Unsuited(f"{head.rows} rows are too many for an index")
-        index = self._at(head)
-        for file in index.missing(head):
-            keys = self._read(file)
-            if keys is None and engine is not None:
-                keys = engine(file)
-            if keys is None:
-                raise Unsuited(f"{file.path} doesn't say its rows' keys")
-            index.add({DataFile(file.path, file.bytes, file.rows): keys})
-        index.merge(head)
+        try:
+            index = self._at(head)
+            for file in index.missing(head):
+                keys = self._read(file)
+                if keys is None and engine is not None:
+                    keys = engine(file)
+                if keys is None:
+                    raise Unsuited(f"{file.path} doesn't say its rows' keys")
+                index.add({DataFile(file.path, file.bytes, file.rows): keys})
+            index.merge(head)
+        except OSError as error:
+            # A cache for which there is no room holds nobody up.
+            raise Unsuited(f"the key index can't be written: {error}") from error
         return index
 
     def _at(self, head: TableHead) -> KeyIndex:
@@ -114,9 +118,12 @@ class TableIndex:
 
 
 def index_folder(store: Store) -> Path:
-    """Where the runs of a table lie: beside it, where they go with it, if that is a disk of this machine."""
+    """Where the runs of a table lie: beside it, where they go with it, if that is a disk of this machine, and
+    no other user of it has theirs there."""
     if store.folder is not None and not _is_elsewhere(store.folder):
-        return store.folder.parent / "_index" / store.folder.name
+        beside = store.folder.parent / "_index"
+        if not beside.exists() or beside.stat().st_uid == os.getuid():
+            return beside / store.folder.name
     found = Path(tempfile.gettempdir()) / f"tidemark-{os.getuid()}"
     found.mkdir(mode=0o700, exist_ok=True)
     if found.stat().st_uid != os.getuid():

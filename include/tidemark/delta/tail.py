@@ -101,7 +101,7 @@ def _last(keys: RowKeys, txns: npt.NDArray[np.int64]) -> npt.NDArray[np.intp]:
 
 def _read(log: Store, path: str, columns: Sequence[str], *, is_keyed: bool) -> pa.Table:
     try:
-        with pq.ParquetFile(log.opened(path)) as file:
+        with pq.ParquetFile(log.opened(path), page_checksum_verification=True) as file:
             there = set(file.schema_arrow.names)
             needed = {TXN, OP, DIGEST, *([KEY] if is_keyed else [])}
             if not needed <= there:
@@ -112,7 +112,8 @@ def _read(log: Store, path: str, columns: Sequence[str], *, is_keyed: bool) -> p
             rows = file.read(columns=names)
     except (OSError, pa.ArrowException) as error:
         raise Determinate(
-            f"{path} of {log.uri} can't be read: {error}", hint="check the store, then retry"
+            f"{path} of {log.uri} can't be read: {error}",
+            hint="check the store and retry; `tidemark replay --mode repair` brings back a part that is lost",
         ) from error
     if any(rows[name].null_count for name in needed):
         raise Unsuited(f"{path} has rows without a key or a digest")

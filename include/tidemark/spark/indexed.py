@@ -37,8 +37,10 @@ from tidemark.spark.tables import log_files
 from tidemark.spark.tombstones import buried
 
 TAIL_ROWS_MAX: Final = 1_000_000
-TAIL_BYTES_MAX: Final = 256 << 20
+TAIL_BYTES_MAX: Final = 64 << 20
 """A longer tail would take too much of this process's memory."""
+ALIKE_BYTES_MAX: Final = 256 << 20
+"""Spark compares faster what lies in more than so much of the state."""
 
 Engine = Callable[[LiveFile], RowKeys]
 
@@ -124,7 +126,11 @@ class ShardIndex:
             return Hits.none(), np.zeros(0, np.bool_)
         hits = self._state_index.find(folded.keys, version.head, version.hidden, engine=self._engine)
         same = alike(folded.keys, folded.upserts, hits)
-        for number in np.unique(hits.records["file"][same]).tolist():
+        touched = np.unique(hits.records["file"][same]).tolist()
+        size = sum(version.head.files[hits.paths[number]].bytes for number in touched)
+        if size > ALIKE_BYTES_MAX:
+            raise Unsuited(f"rows may be the same again in {size} bytes of the state")
+        for number in touched:
             # Equal digests make it likely, and not certain.
             at = np.flatnonzero(same & (hits.records["file"] == number))
             file = version.head.files[hits.paths[number]]
