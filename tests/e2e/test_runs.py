@@ -262,7 +262,8 @@ def test_the_submit_path_does_the_same_as_the_connected_one(stack: Stack) -> Non
         time.sleep(0.5)
     stack.ends("submitted", run_id)
     project.check()
-    assert any("jobs/upsert.py" in line for line in listed), "the jobs were in the list"
+    assert any("jobs/validate.py" in line for line in listed), "the jobs were in the list"
+    assert not any("jobs/upsert.py" in line for line in listed), "a small publish starts no Spark"
     assert not any(CANARY in line for line in listed), "and the connection's password was not"
     written = project.data_files()
     conf = {"pipeline": "submitted", "txn_from": 1, "txn_to": None, "mode": "verify", "dry_run": False}
