@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.keyed_log import SHARD, Change, Key, KeyedLog
+from tests.support.s3 import ObjectStore
 from tidemark.core.errors import Determinate, InvariantViolation
 from tidemark.core.ids import Txn, WriterToken
 from tidemark.core.publish import UpToDate
@@ -265,3 +267,20 @@ def test_what_dead_processes_left_of_runs_is_removed_and_what_living_ones_write_
     log.publish()
     assert [path.exists() for path in left] == [False, True]
     assert {path.stat().st_mode & 0o077 for path in log.index.rglob("*.run")} == {0}
+
+
+@pytest.mark.server
+def test_a_state_on_an_object_store_is_published_by_an_index_of_this_machine(
+    s3: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    log = KeyedLog(f"s3://{s3.bucket}/published/{tmp_path.name}", ordered=True, options=s3.options)
+    for changes in ([("1", 1), ("2", 1)], [("1", 2), (None, 3)], [("3", 2), ("3", 2)]):
+        log.append(*[Change((name, 0), value, at) for name, (value, at) in zip("xy", changes, strict=True)])
+        log.publish()
+        log.reopen()
+    log.check()
+    assert log.rows() == [(("x", 0), "3")]
+    (folder,) = tmp_path.glob("tidemark-*")
+    assert folder.stat().st_mode & 0o077 == 0
+    assert len(list(folder.glob("*/*.run"))) >= 2, "the state's and the tombstones'"
