@@ -4,6 +4,7 @@ torn, in the states, in the fresh view or in the logs. Invariant 15."""
 from __future__ import annotations
 
 import json
+import math
 import threading
 from collections.abc import Mapping
 from itertools import cycle
@@ -158,15 +159,18 @@ def test_a_transaction_that_is_in_one_log_only_is_in_no_read_of_both(
 def test_a_reader_never_sees_a_pair_torn_while_transactions_flow(spark: SparkSession, tmp_path: Path) -> None:
     failed: list[BaseException] = []
     written = threading.Event()
-    reads = threading.Semaphore(0)
+    begun: list[float] = [0]
+    begins = threading.Condition()
     works = opened(spark, tmp_path)
 
     def write() -> None:
         try:
             for txn in range(1, TXNS + 1):
-                # So that some reads begin before each transaction, however slow they are; all else is chance.
-                for _ in range(2):
-                    assert reads.acquire(timeout=WAIT_SECONDS_MAX)
+                # One read of each view lies between two transactions, and one more goes on beside the next,
+                # however slow they are; all else is chance.
+                with begins:
+                    wanted = begun[0] + len(View) + 1
+                    assert begins.wait_for(lambda: begun[0] >= wanted, WAIT_SECONDS_MAX)  # noqa: B023
                 arrive(tmp_path, txn)
                 ours = attempt()
                 run(works.pipeline, ours)
@@ -184,11 +188,14 @@ def test_a_reader_never_sees_a_pair_torn_while_transactions_flow(spark: SparkSes
         for view in cycle(View):
             if written.is_set():
                 break
-            reads.release()
+            with begins:
+                begun[0] += 1
+                begins.notify()
             seen[view].add(check(reader, view))
     finally:
-        for _ in range(2 * TXNS):
-            reads.release()
+        with begins:
+            begun[0] = math.inf
+            begins.notify()
         writer.join(WAIT_SECONDS_MAX)
     assert not writer.is_alive()
     assert not failed
