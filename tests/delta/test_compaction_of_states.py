@@ -26,8 +26,9 @@ from tidemark.core.ledger import Committed
 from tidemark.core.publish import VERSION_NONE, BeingPublished
 from tidemark.delta import upkeep
 from tidemark.delta.entry import Change, NewFile
+from tidemark.delta.file_names import version_in
 from tidemark.delta.state import StateTable
-from tidemark.delta.state_files import DIGEST, KEY, version_in
+from tidemark.delta.state_files import DIGEST, KEY
 from tidemark.delta.state_vacuum import vacuum
 from tidemark.delta.statistics import statistics
 from tidemark.delta.store import Store

@@ -17,7 +17,8 @@ from tests.support.state_table import Hand
 from tidemark.core.errors import Determinate
 from tidemark.core.ledger import Committed
 from tidemark.delta.entry import Change
-from tidemark.delta.state_files import described, folder_of, version_in
+from tidemark.delta.file_names import folder_of, version_in
+from tidemark.delta.state_files import described
 from tidemark.delta.state_vacuum import vacuum
 from tidemark.delta.statistics import footer_statistics, statistics
 from tidemark.delta.store import Store

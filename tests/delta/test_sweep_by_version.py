@@ -21,9 +21,9 @@ from tidemark.delta.commit import entry_path
 from tidemark.delta.compaction import FILES_MAX
 from tidemark.delta.entry import Change, NewFile
 from tidemark.delta.facts import facts_of
+from tidemark.delta.file_names import folder_of
 from tidemark.delta.ledger import DeltaLedger
 from tidemark.delta.log import DeltaLog
-from tidemark.delta.state_files import folder_of
 from tidemark.delta.state_vacuum import vacuum
 from tidemark.delta.store import Store
 

@@ -22,8 +22,8 @@ from deltalake import Schema
 
 from tidemark.core.errors import Determinate, InvalidUsage, InvariantViolation
 from tidemark.delta.entry import NewFile
+from tidemark.delta.file_names import name_of
 from tidemark.delta.head import LiveFile, TableHead
-from tidemark.delta.state_files import name_of
 from tidemark.delta.statistics import footer_statistics
 from tidemark.delta.store import Store
 from tidemark.delta.vectors import Rows

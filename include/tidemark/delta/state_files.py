@@ -3,15 +3,11 @@
 Each file has two columns that are not in the table's schema, so that readers pass over them: the hash of a
 row's key (16 bytes) and the digest of the row. A lost index, a second machine or a compaction then needs no
 row to be hashed again. A file that somebody else has written does not have them.
-
-A file's name, or that of its folder, says for which version of the table it was written: it goes in with that
-version or never.
 """
 
 from __future__ import annotations
 
 import io
-import re
 from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
@@ -24,6 +20,7 @@ import pyarrow.parquet as pq
 from tidemark.core.checksum import Digest
 from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.delta.entry import NewFile
+from tidemark.delta.file_names import name_of
 from tidemark.delta.head import LiveFile
 from tidemark.delta.runs import Numbers
 from tidemark.delta.statistics import footer_statistics, statistics
@@ -33,7 +30,6 @@ KEY: Final = "_tidemark_key"
 DIGEST: Final = "_tidemark_digest"
 BESIDE: Final = (KEY, DIGEST)
 KEY_BYTES: Final = 16
-_NAME: Final = re.compile(r"v(\d{20})-[0-9a-f]{32}(?:\.parquet|/.+)\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +67,6 @@ def _bytes_of(chunk: pa.Array) -> bytes:
     return data[chunk.offset * KEY_BYTES : (chunk.offset + len(chunk)) * KEY_BYTES]
 
 
-def name_of(version: int, nonce: UUID) -> str:
-    """The name of a data file that is written for a version."""
-    return f"v{version:020}-{nonce.hex}.parquet"
-
-
-def folder_of(version: int, nonce: UUID) -> str:
-    """The folder of data files that an engine writes for a version."""
-    return f"v{version:020}-{nonce.hex}"
-
-
 def described(store: Store, folder: str) -> list[NewFile]:
     """The files with rows that an engine has written into a folder of its own, by their footers, and have
     them on disk; its other files are removed."""
@@ -102,12 +88,6 @@ def described(store: Store, folder: str) -> list[NewFile]:
             f"the files in {folder} of {store.uri} can't be read back: {error}", hint="check the store, retry"
         ) from error
     return found
-
-
-def version_in(path: str) -> int | None:
-    """The version that a data file was written for; None for one that is not ours."""
-    found = _NAME.match(path)
-    return int(found[1]) if found else None
 
 
 def write_rows(store: Store, rows: pa.Table, *, version: int, nonce: UUID) -> NewFile:

@@ -25,7 +25,7 @@ from typing import Final
 from urllib.parse import unquote
 
 from tidemark.core.errors import Determinate, InvalidUsage
-from tidemark.delta import records, state_files, vectors
+from tidemark.delta import file_names, records, vectors
 from tidemark.delta.commit import entry_path, unlinked_version
 from tidemark.delta.head import TableHead, entry_actions, read_head
 from tidemark.delta.store import Store
@@ -139,7 +139,7 @@ def version_in(path: str) -> int | None:
     vector = _VECTOR.match(path)
     if vector is not None:
         return vectors.version_in(uuid.UUID(vector[1])) if path.startswith(f"{vectors.FOLDER}/") else None
-    for of in (state_files.version_in, records.version_in, unlinked_version):
+    for of in (file_names.version_in, records.version_in, unlinked_version):
         if (version := of(path.removeprefix(_FEED))) is not None:
             return version
     return None

@@ -31,11 +31,11 @@ from tidemark.delta.copying import Source, columns_beside, copy_rows, read_sourc
 from tidemark.delta.entry import Change, NewFile
 from tidemark.delta.facts import SMALL_BYTES
 from tidemark.delta.failures import housekeeping
+from tidemark.delta.file_names import name_of, version_in
 from tidemark.delta.head import LiveFile
 from tidemark.delta.protocol import VECTORS, check_features, is_on
 from tidemark.delta.standing import app_id, read_standing, same_rows_version
 from tidemark.delta.state import StateTable
-from tidemark.delta.state_files import name_of, version_in
 from tidemark.delta.state_vacuum import retention_properties, vacuum
 from tidemark.delta.table import tidy_log
 from tidemark.delta.vectors import Rows
