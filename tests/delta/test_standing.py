@@ -249,5 +249,5 @@ def test_the_vector_of_an_older_version_is_missed_like_a_file(state: Standing) -
 def test_an_entry_that_is_empty_stops_everything(state: Standing) -> None:
     state.publish({1: "a"})
     (state.hand.root / entry_path(2)).write_bytes(b"")
-    with pytest.raises(InvariantViolation, match=r"entry 2 .* can't be read"):
+    with pytest.raises(InvariantViolation, match=r"entry 2 .* is lost"):
         state.look()

@@ -236,7 +236,7 @@ def test_an_entry_that_lost_its_bytes_stops_everything(hand: Hand, damage: bytes
     """delta-rs reads an empty one as a commit that did nothing."""
     hand.publish({1: "a"})
     (hand.root / entry_path(2)).write_bytes(damage)
-    with pytest.raises(InvariantViolation, match=r"entry 2 of the log of .* can't be read"):
+    with pytest.raises(InvariantViolation, match=r"entry 2 of the log of .* is lost"):
         hand.publish({2: "b"})
 
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, Final
 
-from deltalake import DeltaTable, Field, Schema
+from deltalake import Field, Schema
 
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.shape import Shape
+from tidemark.delta.head import TableHead
 from tidemark.delta.schema import LOG_COLUMNS, SCALARS
 
 _KEYS: Final = "tidemark.keys"
@@ -44,11 +46,21 @@ def check_marks_last(table: str, there: Mapping[str, str]) -> None:
         )
 
 
-def lacking(table: DeltaTable | None, declared: Schema | None) -> list[Field]:
+@lru_cache(maxsize=64)
+def _schema(text: str) -> Schema:
+    return Schema.from_json(text)
+
+
+def schema_of(head: TableHead) -> Schema:
+    """The columns of a table's version."""
+    return _schema(str(head.metadata["schemaString"]))
+
+
+def lacking(there: Schema | None, declared: Schema | None) -> list[Field]:
     """The declared columns that a table doesn't have yet; none where there is no table."""
-    if table is None or declared is None:
+    if there is None or declared is None:
         return []
-    names = {field.name for field in table.schema().fields}
+    names = {field.name for field in there.fields}
     return [field for field in declared.fields if field.name not in names]
 
 

@@ -16,19 +16,21 @@ What came of it is decided here, once, by the entry that is there afterwards (In
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from tidemark.core.errors import Determinate, Indeterminate, InvalidUsage
+from tidemark.core.errors import Determinate, Indeterminate, InvalidUsage, InvariantViolation
 from tidemark.core.ledger import CommitOutcome, Committed, Conflict
 from tidemark.delta.store import Store
 
 LOG: Final = "_delta_log"
 ENGINE: Final = "tidemark"
 ATTEMPT: Final = "tidemarkCommit"
+CHECKSUM: Final = "tidemarkChecksum"
 COMMIT_SECONDS_MAX: Final = 60
 """A writer that was stopped for longer than log entries are kept could put an entry that is not absent but
 cleaned away. So a commit that took this long is not believed, but read back."""
@@ -110,10 +112,38 @@ def remove_action(path: str, *, size: int, at_ms: int, data_change: bool) -> Act
 
 
 def entry_bytes(actions: Sequence[Mapping[str, Any]]) -> bytes:
-    """A log entry: an action to a line."""
-    return "".join(
-        json.dumps(action, separators=(",", ":"), ensure_ascii=False) + "\n" for action in actions
-    ).encode()
+    """A log entry: an action to a line. The `commitInfo` that it begins with has a checksum of the lines that
+    follow, so that an entry that was cut short or changed is known."""
+    first, *others = actions
+    rest = b"".join(_line(action) for action in others)
+    if "commitInfo" in first:
+        first = {"commitInfo": {**first["commitInfo"], CHECKSUM: checksum_of(rest)}}
+    return _line(first) + rest
+
+
+def _line(action: Mapping[str, Any]) -> bytes:
+    return json.dumps(action, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
+
+
+def checksum_of(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=8).hexdigest()
+
+
+def entry_actions(data: bytes, version: int, table: str) -> list[Action]:
+    """The actions of a log entry. One that is empty, cut short or changed is no entry that anyone wrote."""
+    try:
+        found = [json.loads(line) for line in data.splitlines() if line.strip()]
+        if not found or not all(isinstance(line, dict) for line in found):
+            raise ValueError("it is empty" if not data.strip() else "it has lines that are no actions")
+        check = found[0].get("commitInfo", {}).get(CHECKSUM)
+        if check is not None and check != checksum_of(data.partition(b"\n")[2]):
+            raise ValueError("its actions don't agree with its checksum")
+    except (ValueError, AttributeError) as error:
+        raise InvariantViolation(
+            f"entry {version} of the log of {table} is lost: {error}",
+            hint="the machine lost power before it was on disk, or a hand changed it; restore a backup",
+        ) from error
+    return found
 
 
 def put_entry(
@@ -134,7 +164,7 @@ def put_entry(
     began = seconds()
     try:
         # An entry that is absent may have been cleaned away, but never the newest ones.
-        if _newest(store, version) >= version:
+        if newest_version(store, version) >= version:
             return Conflict()
         store.sync_folders(files)
     except OSError as error:
@@ -157,7 +187,7 @@ def _is_late(began: float, now: float) -> bool:
     return now - began > COMMIT_SECONDS_MAX
 
 
-def _newest(store: Store, version: int) -> int:
+def newest_version(store: Store, version: int) -> int:
     """The newest version that the log has an entry or a checkpoint of, if it is not before this one."""
     before = entry_path(version - 1).removeprefix(f"{LOG}/")
     found = (_NUMBERED.match(name) for name in store.names_after(LOG, before))
@@ -172,7 +202,7 @@ def _read_back(
         try:
             entry = store.get(entry_path(version))
         except FileNotFoundError:
-            if error is None or _newest(store, version) >= version:
+            if error is None or newest_version(store, version) >= version:
                 # It was there once, and clean-up has taken it away since: not ours, unless ours is old.
                 if not is_late():
                     return Conflict()

@@ -106,7 +106,7 @@ class DeltaLedger(Generic[R]):
     def _loaded(self, head: Head) -> Snapshot:
         if head.version == self._snapshot.head.version:
             return self._snapshot
-        found = (file_of(add, table=self.uri) for add in self._table.adds())
+        found = (file_of(file, table=self.uri) for file in self._table.files())
         files = checked_order(found, chain=head.marks.get(CHAIN, 0), table=self.uri)
         active = {file.path for file in files}
         self._keys = {path: keys for path, keys in self._keys.items() if path in active}

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -32,7 +32,7 @@ from tidemark.core.upkeep import COMPACTION, Leftover, Replacement
 from tidemark.delta.columns import NOT_NULL, properties_of, shape_of
 from tidemark.delta.commit import Action, add_action, remove_action, remove_unlinked
 from tidemark.delta.failures import housekeeping
-from tidemark.delta.head import read_head
+from tidemark.delta.head import LiveFile, read_head
 from tidemark.delta.schema import log_schema
 from tidemark.delta.table import VERSION_NONE, ControlTable
 
@@ -90,7 +90,6 @@ class DeltaLog:
             check=self._check,
         )
         self._head = Head(VERSION_NONE)
-        self._adds: Sequence[Mapping[str, Any]] | None = ()
         self._entries: dict[int, LogEntry] | None = {}
 
     @property
@@ -116,7 +115,7 @@ class DeltaLog:
         if head.version != self._head.version:
             self._check_growth(self._table.columns())
             self._head = head
-            self._adds, self._entries = None, None
+            self._entries = None
         return self._head
 
     def shape(self) -> Shape | None:
@@ -135,20 +134,14 @@ class DeltaLog:
         if recorded is not None and wider.not_null != recorded.not_null:
             self._table.set_property(NOT_NULL, properties_of(wider)[NOT_NULL])
 
-    def _listed(self) -> Sequence[Mapping[str, Any]]:
-        # The list of a long log's files is only read when one is asked for.
-        if self._adds is None:
-            self._adds = self._table.adds()
-        return self._adds
-
     def _loaded(self) -> Mapping[int, LogEntry]:
         if self._entries is None:
-            self._entries = entries_of(self._listed(), table=self.uri)
+            self._entries = entries_of(self.files(), table=self.uri)
         return self._entries
 
     def files(self) -> Sequence[LogFile]:
         """The active files, at the snapshot that `head` loaded last."""
-        return [file_of(add, table=self.uri) for add in self._listed()]
+        return [file_of(file, table=self.uri) for file in self._table.files()]
 
     def read(self, lower: int, upper: int) -> Sequence[LogEntry]:
         if lower >= self._head.upper:
@@ -163,13 +156,9 @@ class DeltaLog:
     def written_at(self, number: int) -> datetime | None:
         """When a transaction's parts were appended; None where it has none, or they were merged. For alarms
         only: no decision about what happened depends on it."""
-        found = self._table.add_actions()
-        if found is None:
-            return None
-        times_ms = found["modification_time"].to_pylist()
-        listed = zip(found["path"].to_pylist(), times_ms, strict=True)
+        listed = ((file.location, file.add["modificationTime"]) for file in self._table.files())
         at_ms = next((at for path, at in listed if span_of(path) == (number, number)), None)
-        return datetime.fromtimestamp(at_ms / 1000, UTC) if at_ms is not None else None
+        return datetime.fromtimestamp(int(at_ms) / 1000, UTC) if at_ms is not None else None
 
     def commit(self, head: Head, put: Put[LogEntry, Any]) -> CommitOutcome:
         """Append the entries' parts, if and only if the log still stands at `head`."""
@@ -216,7 +205,7 @@ class DeltaLog:
         found = self._table.store.listed()
         self.head()
         newest = read_head(self._table.store)
-        active = {str(add["path"]) for add in self._listed()} | set(newest.files)
+        active = {file.location for file in newest.files.values()}
         removed = {file.location: file.at_ms for file in newest.removed.values()}
         left = {path: size for path, size in sorted(found.items()) if path not in active}
         named = (leftover_of(path, size, removed.get(path)) for path, size in left.items())
@@ -248,16 +237,16 @@ def merged_add_of(part: Part, *, at_ms: int) -> Action:
     return add_action(part.path, size=part.bytes, at_ms=at_ms, data_change=False, stats=stats)
 
 
-def file_of(add: Mapping[str, Any], *, table: str) -> LogFile:
+def file_of(file: LiveFile, *, table: str) -> LogFile:
     """An active file with the transactions that its name says."""
-    path = str(add["path"])
+    path = file.location
     span = span_of(path)
     if span is None:
         raise InvariantViolation(
             f"{table}: {path} is in the log, and is neither a sealed part nor a compaction's file",
             hint="the log was written by something else than tidemark; restore it from a backup",
         )
-    return LogFile(Part(path, int(add["num_records"] or 0), int(add["size_bytes"])), *span)
+    return LogFile(Part(path, int(file.stats.get("numRecords") or 0), file.bytes), *span)
 
 
 def span_of(path: str) -> tuple[Txn, Txn] | None:
@@ -279,13 +268,12 @@ def leftover_of(path: str, size: int, removed_ms: int | None) -> Leftover | None
     return None
 
 
-def entries_of(adds: Sequence[Mapping[str, Any]], *, table: str) -> dict[int, LogEntry]:
+def entries_of(files: Iterable[LogFile], *, table: str) -> dict[int, LogEntry]:
     """The entries that a log's active files make up, parts in the order of their paths."""
     parts: dict[tuple[int, str], list[Part]] = {}
-    for add in sorted(adds, key=lambda one: str(one["path"])):
-        named = _PATH.match(add["path"])
+    for part in sorted((file.part for file in files), key=lambda one: one.path):
+        named = _PATH.match(part.path)
         if named is not None:
-            part = Part(add["path"], add["num_records"], add["size_bytes"])
             parts.setdefault((int(named[1]), named[2]), []).append(part)
     entries: dict[int, LogEntry] = {}
     for (txn, token), found in parts.items():

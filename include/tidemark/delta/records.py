@@ -30,6 +30,7 @@ from tidemark.core.errors import Determinate, InvariantViolation
 from tidemark.core.journal import check_chain, check_format
 from tidemark.delta.codec import Row
 from tidemark.delta.commit import Action, add_action, remove_action
+from tidemark.delta.head import LiveFile
 from tidemark.delta.store import Store
 
 COLUMNS: Final = {
@@ -139,14 +140,14 @@ def version_in(path: str) -> int | None:
     return int(named[5][:10], 16) if named else None
 
 
-def file_of(add: Mapping[str, Any], *, table: str) -> RecordFile:
-    """The file behind an active add action, when its name and statistics agree."""
-    path: str = add["path"]
+def file_of(file: LiveFile, *, table: str) -> RecordFile:
+    """An active file of records, when its name and statistics agree."""
+    path, stats = file.location, file.stats
     named = _NAME.match(path)
-    facts: tuple[Any, ...] = tuple(
-        add.get(name)
-        for name in ("num_records", "size_bytes", "min.number", "max.number", "min.key", "max.key")
-    )
+    bounds = [
+        stats.get(end, {}).get(name) for name in ("number", "key") for end in ("minValues", "maxValues")
+    ]
+    facts: tuple[Any, ...] = (stats.get("numRecords"), file.bytes, *bounds)
     if named is None or _check_of(path.rsplit("-", 1)[0], facts) != named[7]:
         raise InvariantViolation(
             f"{table}: the log's entry for {path} was changed, or made by something else: {facts}",

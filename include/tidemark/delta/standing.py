@@ -20,8 +20,8 @@ from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.core.ids import TXN_NONE, Txn, WriterToken
 from tidemark.core.publish import VERSION_NONE, Published, StateCommit, StateStanding
 from tidemark.delta.carry import stranger
-from tidemark.delta.commit import Action, entry_path
-from tidemark.delta.head import TableHead, entries_after, entry_actions, open_head
+from tidemark.delta.commit import Action, entry_actions, entry_path
+from tidemark.delta.head import TableHead, entries_after, open_head
 from tidemark.delta.state import ROWS
 from tidemark.delta.store import Store
 

@@ -26,8 +26,8 @@ from urllib.parse import unquote
 
 from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.delta import file_names, records, vectors
-from tidemark.delta.commit import entry_path, unlinked_version
-from tidemark.delta.head import TableHead, entry_actions, read_head
+from tidemark.delta.commit import entry_actions, entry_path, unlinked_version
+from tidemark.delta.head import TableHead, read_head
 from tidemark.delta.store import Store
 
 RETENTION: Final = "delta.deletedFileRetentionDuration"

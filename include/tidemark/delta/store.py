@@ -187,6 +187,8 @@ class Store:
 
     def has(self, path: str) -> bool:
         """Whether the file is there. OSError when that can't be told."""
+        if self.folder is not None:
+            return (self.folder / path).is_file()
         try:
             self._files().open_input_file(path)
         except FileNotFoundError:

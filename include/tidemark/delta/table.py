@@ -1,10 +1,14 @@
 """One Delta table that is changed by conditional commits and by nothing else.
 
-A commit is made on a snapshot that was loaded at a known version, and is one log entry of our own
-(`delta.commit`): its next version, put if absent. delta-rs reads, makes checkpoints and cleans the log.
+A commit is made on a head that was loaded at a known version (`delta.head`), and is one log entry of our own
+(`delta.commit`): its next version, put if absent. delta-rs makes checkpoints and cleans the log.
+
+A table that others have set back under this process, by a restored copy, is noticed: its version never goes
+back, and a commit is made only on the entry that was loaded.
 
 Marks are Delta application transactions `tidemark.<name>`, which log clean-up keeps. Another one is a
-checksum of them all, `tidemark.check`, so that a flipped digit in a mark is noticed.
+checksum of the declared ones, `tidemark.check`, so that a flipped digit in a mark is noticed. Marks under
+`FREE` are not declared and not in the checksum: there may be one for each of thousands of shards.
 
 Restriction: an object is for one thread of one process; make it after a fork, not before.
 """
@@ -14,19 +18,34 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, cast
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Final
 
 from arro3.core import Table
 from deltalake import DeltaTable, Field, Schema
-from deltalake.exceptions import TableNotFoundError
 
 from tidemark.core.errors import Determinate, Indeterminate, InvalidUsage, InvariantViolation
 from tidemark.core.journal import link
-from tidemark.core.ledger import CommitOutcome, Committed, Head
-from tidemark.delta.columns import check_columns, check_marks_last, lacking
-from tidemark.delta.commit import COMMIT_SECONDS_MAX, Action, commit_info, entry_path, put_entry, txn_actions
+from tidemark.core.ledger import CommitOutcome, Committed, Conflict, Head
+from tidemark.delta.columns import check_columns, check_marks_last, lacking, schema_of
+from tidemark.delta.commit import (
+    COMMIT_SECONDS_MAX,
+    Action,
+    commit_info,
+    entry_path,
+    newest_version,
+    put_entry,
+    txn_actions,
+)
 from tidemark.delta.failures import reading
+from tidemark.delta.head import (
+    LiveFile,
+    TableHead,
+    mend_checkpoints,
+    open_head,
+    point_to,
+    read_head,
+)
 from tidemark.delta.protocol import metadata_action, protocol_action, widened_protocol
 from tidemark.delta.store import Store
 
@@ -37,7 +56,7 @@ CHECKPOINT_VERSIONS: Final = 10
 CLEANUP_VERSIONS: Final = 50
 PROPERTY_TRIES_MAX: Final = 20
 NEVER: Final = float("-inf")
-ADD_FACTS: Final = ("path", "size_bytes", "num_records", "min.number", "max.number", "min.key", "max.key")
+FREE: Final = "shard."
 
 
 def marks_check(marks: Mapping[str, int]) -> int:
@@ -46,13 +65,19 @@ def marks_check(marks: Mapping[str, int]) -> int:
 
 
 def tidy_log(uri: str, options: Mapping[str, str], committed: int) -> None:
-    """Keep a table's log short, when the version that was just committed is due for it."""
+    """Keep a table's log short, when the version that was just committed is due for it. The checkpoint is on
+    disk before the entries go that it replaces."""
     if committed == 0 or committed % CHECKPOINT_VERSIONS != 0:
         return
+    store = Store(uri, options)
+    mend_checkpoints(store)
     # A table of its own: the one that reads answer from must not move on by housekeeping.
     newest = DeltaTable(uri, storage_options=dict(options))
     newest.create_checkpoint()
+    written = point_to(store, newest.version())
     if committed % CLEANUP_VERSIONS == 0:
+        store.sync_files(written)
+        store.sync_folders(written)
         newest.cleanup_metadata()
 
 
@@ -78,69 +103,84 @@ class ControlTable:
         self._configuration = dict(configuration)
         self._mark_names = tuple(marks)
         self._seconds = seconds
-        self._table: DeltaTable | None = None
+        self._table = TableHead()
         self._head, self._head_at = Head(VERSION_NONE), NEVER
+        self._base, self._reached = b"", VERSION_NONE
+        self._reader: DeltaTable | None = None
 
     @property
     def version(self) -> int:
-        return self._table.version() if self._table is not None else VERSION_NONE
+        return self._table.version
 
     def refresh(self) -> Head:
         """Load the newest version. A table that is not there yet has no marks, and is not made."""
-        try:
-            with reading(self.uri):
-                now = self._seconds()
-                if self._table is None:
-                    table = DeltaTable(self.uri, storage_options=self._options)
-                    self._check_table(table)
-                    self._table = table
-                elif self._is_newest(now):
-                    return self._head
-                else:
-                    self._table.update_incremental()
-                    check_marks_last(self.uri, self._table.metadata().configuration)
-                self._head, self._head_at = Head(self.version, self._marks(self._table)), now
-                return self._head
-        except TableNotFoundError:
+        now = self._seconds()
+        table = self._newest(now)
+        if table.version < self._reached:
+            raise self._set_back(self._reached)
+        if table.version == VERSION_NONE:
             return Head(VERSION_NONE)
+        if self._table.version == VERSION_NONE:
+            self._check(schema_of(table), table.configuration)
+        if table.version != self._head.version:
+            check_marks_last(self.uri, table.configuration)
+            self._head = Head(table.version, self._marks(table))
+            self._base = self._entry(table.version)
+        self._table, self._head_at, self._reached = table, now, table.version
+        return self._head
 
-    def _is_newest(self, now: float) -> bool:
-        """Whether nothing came after the last head: versions are dense, so its next log entry is absent. One
-        that is old is loaded again: its next entry may have been cleaned away."""
-        is_loaded = self._head.version == self.version and 0 <= now - self._head_at < COMMIT_SECONDS_MAX
-        return is_loaded and not self.store.has(entry_path(self.version + 1))
+    def _newest(self, now: float) -> TableHead:
+        """The newest head. One that is old is looked for from a checkpoint on, too: the entries that followed
+        it may have been cleaned away."""
+        table = self._table
+        if table.version != VERSION_NONE and not 0 <= now - self._head_at < COMMIT_SECONDS_MAX:
+            opened = open_head(self.store)
+            table = opened if opened.version > table.version else table
+            if table is self._table and self._entry(table.version) != self._base:
+                raise self._set_back(self.version)
+        return read_head(self.store, table)
 
-    def _check_table(self, table: DeltaTable) -> None:
-        check_marks_last(self.uri, table.metadata().configuration)
-        self._check(table.schema(), table.metadata().configuration)
+    def _entry(self, version: int) -> bytes:
+        """The log entry of a version; empty where it was cleaned away."""
+        try:
+            return self.store.get(entry_path(version))
+        except FileNotFoundError:
+            return b""
+        except OSError as error:
+            raise Determinate(f"the log of {self.uri} can't be read: {error}", hint="retry") from error
+
+    def _set_back(self, version: int) -> InvariantViolation:
+        return InvariantViolation(
+            f"version {version} of {self.uri} is not the one that this process has seen: the table was set back"
+            " or replaced",
+            hint="stop whatever restores files there; `tidemark doctor` tells what is lost",
+        )
+
+    def mark(self, name: str) -> int | None:
+        """A mark of the loaded version, declared or not."""
+        return self._table.txns.get(APP_PREFIX + name)
 
     def columns(self) -> Schema | None:
         """Those of the loaded version."""
-        return self._table.schema() if self._table is not None else None
+        return schema_of(self._table) if self.version != VERSION_NONE else None
 
     def described(self) -> tuple[Schema, Mapping[str, str]] | None:
         """The columns and properties of the newest version, unchecked; None where there is no table."""
-        if self._table is not None:
-            self.refresh()
-        try:
-            with reading(self.uri):
-                table = self._table or DeltaTable(self.uri, storage_options=self._options)
-                return table.schema(), table.metadata().configuration
-        except TableNotFoundError:
-            return None
+        table = read_head(self.store, self._table)
+        return (schema_of(table), table.configuration) if table.version != VERSION_NONE else None
 
     def declare(self, schema: Schema, configuration: Mapping[str, str]) -> None:
         """Have the table, with these columns at least. One that is there keeps what it has."""
         if self.refresh().version == VERSION_NONE:
             self._create(schema, configuration)
             self.refresh()
-        if missing := lacking(self._table, schema):
+        if missing := lacking(self.columns(), schema):
             self._add(missing, declared=schema)
 
-    def _marks(self, table: DeltaTable) -> dict[str, int]:
-        found = {name: table.transaction_version(APP_PREFIX + name) for name in self._mark_names}
+    def _marks(self, table: TableHead) -> dict[str, int]:
+        found = {name: table.txns.get(APP_PREFIX + name) for name in self._mark_names}
         marks = {name: value for name, value in found.items() if value is not None}
-        check = table.transaction_version(APP_PREFIX + CHECK) or 0
+        check = table.txns.get(APP_PREFIX + CHECK, 0)
         if check != marks_check(marks):
             raise InvariantViolation(
                 f"the marks of {self.uri}, {marks}, don't agree with their checksum",
@@ -148,40 +188,41 @@ class ControlTable:
             )
         return marks
 
-    def adds(self) -> list[dict[str, Any]]:
-        """The active files of the loaded version, with those of the `ADD_FACTS` that they have."""
-        found = self.add_actions()
-        if found is None:
-            return []
-        names = [name for name in ADD_FACTS if name in found.column_names]
-        return list(found.select(names).to_struct_array().to_pylist())
+    def files(self) -> Collection[LiveFile]:
+        """The active files of the loaded version."""
+        return self._table.files.values()
 
     def add_actions(self) -> Table | None:
-        """All that is known of the active files, as a table; None where there is no table."""
-        if self._table is None:
+        """All that is known of the active files, as a table with typed bounds; None where there is no
+        table."""
+        if self.version == VERSION_NONE:
             return None
         with reading(self.uri):
-            return Table.from_arrow(self._table.get_add_actions(flatten=True))
+            if self._reader is None:
+                self._reader = DeltaTable(self.uri, version=self.version, storage_options=self._options)
+            elif self._reader.version() != self.version:
+                self._reader.load_as_version(self.version)
+            return Table.from_arrow(self._reader.get_add_actions(flatten=True))
 
     def prepare(self, head: Head, moved: Iterable[str]) -> bool:
         """Stand at `head`, making the table if it isn't there, and giving it the columns that it lacks; False
         when it has moved on."""
-        unknown = set(moved) - set(self._mark_names)
+        unknown = {name for name in moved if name not in self._mark_names and not name.startswith(FREE)}
         if unknown:
             raise InvalidUsage(f"{self.uri} does not keep the marks {sorted(unknown)}")
-        if head.version == VERSION_NONE and self._table is None:
+        if head.version == VERSION_NONE and self.version == VERSION_NONE:
             self._create(self._schema, self._configuration)
             return self.refresh().version == 0
-        if head.version == self.version and (missing := lacking(self._table, self._schema)):
+        if head.version == self.version and (missing := lacking(self.columns(), self._schema)):
             self._add(missing, declared=self._schema)
         return head.version == self.version
 
     def _add(self, columns: list[Field], *, declared: Schema | None) -> None:
         """Give the table columns, in a commit of its own. Whoever comes second finds them there."""
-        fields = [*cast("DeltaTable", self._table).schema().fields, *columns]
+        fields = [*schema_of(self._table).fields, *columns]
         cause = self._describe("ADD COLUMNS", schema=Schema(fields).to_json())
         self.refresh()
-        if lacking(self._table, declared):
+        if lacking(self.columns(), declared):
             names = ", ".join(field.name for field in columns)
             raise Determinate(f"{self.uri} can't get the columns {names}", hint="retry") from cause
 
@@ -190,7 +231,7 @@ class ControlTable:
         cause: Exception | None = None
         for _ in range(PROPERTY_TRIES_MAX):
             self.refresh()
-            if self._table is None or self._table.metadata().configuration.get(name) == value:
+            if self.version == VERSION_NONE or self._table.configuration.get(name) == value:
                 return
             cause = self._describe("SET TBLPROPERTIES", properties={name: value})
         raise Determinate(f"{self.uri} can't get {name} = {value}: {cause}", hint="retry") from cause
@@ -200,29 +241,25 @@ class ControlTable:
     ) -> Exception | None:
         """Change what the table says of itself, on the loaded version; the error of a commit that failed.
         Whether it is so now, the caller has to look."""
-        table = cast("DeltaTable", self._table)
-        known, protocol = table.metadata(), table.protocol()
-        text = schema or table.schema().to_json()
-        configuration = {**known.configuration, **(properties or {})}
+        known = self._table.metadata
+        text = schema or str(known["schemaString"])
+        configuration = {**self._table.configuration, **(properties or {})}
         metadata = metadata_action(
-            table_id=str(known.id), schema=text, configuration=configuration, at_ms=int(known.created_time)
+            table_id=str(known["id"]),
+            schema=text,
+            configuration=configuration,
+            at_ms=int(known.get("createdTime") or 0),
         )
-        said = {"name": known.name, "description": known.description}
-        metadata |= {name: value for name, value in said.items() if value}
+        metadata |= {name: known[name] for name in ("name", "description") if known.get(name)}
         wider = widened_protocol(
-            {
-                "minWriterVersion": protocol.min_writer_version,
-                "readerFeatures": protocol.reader_features,
-                "writerFeatures": protocol.writer_features,
-            },
-            protocol_action(configuration=configuration, schema=text),
+            self._table.protocol, protocol_action(configuration=configuration, schema=text)
         )
         actions: list[Action] = [
             *([{"protocol": wider}] if wider is not None else []),
             {"metaData": metadata},
         ]
         try:
-            self._put(table.version() + 1, operation, actions)
+            self._put(self.version + 1, operation, actions)
         except (Determinate, Indeterminate) as error:
             return error
         return None
@@ -254,9 +291,15 @@ class ControlTable:
     ) -> CommitOutcome:
         """One conditional commit on the loaded version; `moved` are the new marks, `marks` all after it. The
         bytes of `files` are on disk, their names not yet."""
-        if self._table is None:
+        if self.version == VERSION_NONE:
             raise InvalidUsage(f"{self.uri} is not loaded", hint="ask for its head first")
-        stamps = {**moved, CHECK: marks_check(marks)} if moved else {}
+        if (found := self._entry(self.version)) != self._base:
+            if found or newest_version(self.store, self.version) <= self.version:
+                raise self._set_back(self.version)
+            self._head_at = NEVER
+            return Conflict()  # Others have gone on, and cleaned it away.
+        declared = {name: value for name, value in marks.items() if not name.startswith(FREE)}
+        stamps = {**moved, CHECK: marks_check(declared)} if moved else {}
         txns = txn_actions({APP_PREFIX + name: value for name, value in stamps.items()}, at_ms=self._now_ms())
         return self._put(self.version + 1, "WRITE", [*txns, *actions], files=files)
 
@@ -264,11 +307,11 @@ class ControlTable:
         self, version: int, operation: str, actions: Sequence[Action], *, files: Sequence[str] = ()
     ) -> CommitOutcome:
         info = commit_info(operation, attempt=uuid.uuid4().hex, at_ms=self._now_ms())
-        # Whatever came in between, the next head is loaded, unless this one is in.
+        # Whatever came in between, the next head is looked for again, unless this one is in.
         head_at, self._head_at = self._head_at, NEVER
         outcome = put_entry(self.store, version, [info, *actions], files=files, seconds=self._seconds)
         if isinstance(outcome, Committed):
-            self._head_at = head_at
+            self._head_at, self._reached = head_at, version
         return outcome
 
     def _now_ms(self) -> int:
