@@ -25,9 +25,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StructType
 
+from tests.support.sealing import sealed_put
 from tidemark.core.checksum import Digest
 from tidemark.core.ids import ShardId, Txn, WriterToken
-from tidemark.core.ledger import UPPER, Put
 from tidemark.core.publish import Published
 from tidemark.core.seal import Part
 from tidemark.core.shard import LogEntry
@@ -115,7 +115,7 @@ class Bench:
             for path in paths if path.name in counts
         )  # fmt: skip
         log = self.control.log(SHARD)
-        log.commit(log.head(), Put({UPPER: txn + 1}, (LogEntry(Txn(txn), token, parts),), None))
+        log.commit(log.head(), sealed_put(self.control, SHARD, LogEntry(Txn(txn), token, parts)))
 
     def copy(self, name: str) -> StateSpec:
         """A shard of its own with the same log and a copy of the state."""

@@ -28,8 +28,9 @@ from deltalake import Schema
 from pyspark.sql import SparkSession
 from pyspark.sql.types import DoubleType, LongType, StringType, StructField, StructType
 
+from tests.support.sealing import sealed_put
 from tidemark.core.ids import ShardId, Txn, WriterToken
-from tidemark.core.ledger import UPPER, Committed, Put
+from tidemark.core.ledger import Committed
 from tidemark.core.publish import Published
 from tidemark.core.seal import Part
 from tidemark.core.shard import LogEntry
@@ -106,7 +107,7 @@ class Bench:
             parts.append(Part(path, rows.num_rows, file.stat().st_size, stats_of(pq.read_metadata(file))))
         log = self.control.log(SHARD)
         entry = LogEntry(Txn(self.txn), token, tuple(parts))
-        assert isinstance(log.commit(log.head(), Put({UPPER: self.txn + 1}, (entry,), None)), Committed)
+        assert isinstance(log.commit(log.head(), sealed_put(self.control, SHARD, entry)), Committed)
 
     def publish(self) -> None:
         done = publish(self.control, self.plane, SHARD, token=WriterToken(f"p{self.txn}"))

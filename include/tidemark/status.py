@@ -17,6 +17,7 @@ from tidemark.core.text import moment
 from tidemark.pipeline.context import Pipeline, binding_at, last_binding
 from tidemark.pipeline.fit import fit_of
 from tidemark.pipeline.flushing import holding_back, stalls
+from tidemark.pipeline.history import losses
 from tidemark.pipeline.proof import ASKED_AT_ONCE_MAX, replayable
 from tidemark.pipeline.publish import last_published
 from tidemark.pipeline.timeline import (
@@ -130,6 +131,8 @@ def status_of(deployment: Deployment, *, now_seconds: float, asks_source: bool =
     done = control.checkpoints.head().upper - 1
     shards: list[ShardStatus] = []
     blocked = [Blocked("the pipeline file does not fit", None, str(one)) for one in fit.refused]
+    if lost := losses(control, (*deployment.shards, QUARANTINE)):
+        blocked = [*(Blocked("commits are lost", None, one) for one in lost), *blocked]
     for shard in (*deployment.shards, *fit.left_out, QUARANTINE):
         log = control.log(shard).head()
         waits = next_append(

@@ -1,7 +1,7 @@
 """What the tables must hold, worked out again from the source files by hand.
 
 Nothing of the product is used here. The files are read as text; which file belongs to which transaction is
-taken from the bindings table, and that this is a partition of the files in order is checked first. Tables
+taken from the bindings, and that this is a partition of the files in order is checked first. Tables
 are read with delta-rs's own query engine (log, control tables, states with deletion vectors alike).
 """
 
@@ -114,7 +114,7 @@ def check_everything(root: Path, *, published: bool = True) -> Expected:
 def check_control(home: Path, found: Expected, *, published: bool) -> None:
     """Seals, checkpoints, the journal and the publishes against each other and against the files on disk."""
     control = home / "_control"
-    seals = {body["txn"]: body for body in bodies_of(control / "seals")}
+    seals = {body["txn"]: body for body in bodies_of(control / "history", "seal")}
     assert sorted(seals) == sorted(found.read), "a transaction is not sealed exactly once"
     for txn, seal in seals.items():
         assert seal["source"]["count"] == found.read[txn], f"transaction {txn} has read other than the files"
@@ -153,7 +153,7 @@ def check_acknowledged(root: Path, files: Mapping[int, list[tuple[int, str]]]) -
 def orphans(root: Path) -> list[str]:
     """Part files on disk that no seal names."""
     home = root / WAREHOUSE / PIPELINE
-    seals = bodies_of(home / "_control" / "seals")
+    seals = bodies_of(home / "_control" / "history", "seal")
     named = {
         f"{shard}/log/{part['path']}"
         for seal in seals

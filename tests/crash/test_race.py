@@ -68,7 +68,7 @@ def test_four_processes_race_for_one_shard_and_each_loss_is_on_record_with_its_w
 
     pipeline = pipeline_at(tmp_path)
     sweep(pipeline)
-    seals = {body["txn"]: body for body in bodies_of(home / "_control" / "seals")}
+    seals = {body["txn"]: body for body in bodies_of(home / "_control" / "history", "seal")}
     assert sorted(seals) == list(range(1, rounds + 1))
     named = {part["path"] for seal in seals.values() for part in seal["shards"][SHARD]["parts"]}
     log = home / SHARD / "log"

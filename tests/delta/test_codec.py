@@ -19,7 +19,7 @@ from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.journal import FORMAT, Event, JournalEntry
 from tidemark.core.seal import Decision, Part, Seal, ShardParts
 from tidemark.delta import ledger as ledger_module
-from tidemark.delta.codec import Codec, Row, bindings_codec, checkpoints_codec, journal_codec, seals_codec
+from tidemark.delta.codec import Codec, Row, checkpoints_codec, history_codec, journal_codec
 
 BIG = Digest.of([2**64 - 1, 2**63, 5])
 SEAL = Seal(
@@ -34,9 +34,9 @@ SEAL = Seal(
     watermark=-4,
 )
 RECORDS: list[tuple[Codec[Any], Any]] = [
-    (bindings_codec(), binding(7, {"p": 1}, {"p": 2, "q": 9})),
-    (bindings_codec(), Claim(7, Owner("r", "2026-01-01", "part"))),
-    (seals_codec(), SEAL),
+    (history_codec(), binding(7, {"p": 1}, {"p": 2, "q": 9})),
+    (history_codec(), Claim(7, Owner("r", "2026-01-01", "part"))),
+    (history_codec(), SEAL),
     (checkpoints_codec(), Checkpoint(Txn(4), {ShardId("orders"): TableMark(Txn(5), Txn(4))})),
     (journal_codec(), JournalEntry(1, Txn(2), Event.LOST, WriterToken("w"), {"winner": "v"})),
 ]
@@ -54,7 +54,7 @@ def test_a_record_comes_back_the_same(codec: Codec[Any], record: Any) -> None:
 
 
 def test_a_parts_statistics_come_back_too() -> None:
-    found = seals_codec().decode(row_of(seals_codec(), SEAL), table="t")
+    found = history_codec().decode(row_of(history_codec(), SEAL), table="t")
     assert found.shards[ShardId("orders")].parts[0].stats == '{"numRecords":3}'
 
 

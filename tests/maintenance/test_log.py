@@ -45,8 +45,8 @@ from tidemark.core.listing import Limits
 from tidemark.core.replay import Replayable
 from tidemark.core.seal import Part, Staged
 from tidemark.core.upkeep import Leftover
+from tidemark.delta.checkpoints import CHECKPOINT_VERSIONS
 from tidemark.delta.parts import DeltaParts
-from tidemark.delta.table import CHECKPOINT_VERSIONS
 from tidemark.pipeline import proof
 from tidemark.pipeline.compact import begin
 from tidemark.pipeline.consume import Reading, ShardReader

@@ -175,7 +175,7 @@ def test_p2_p3_killed_at_every_durable_step_under_a_load_the_tables_end_as_the_d
     for name in TABLES:
         assert table_of(works, name) == works.sql(f'SELECT id, value FROM "{name}" ORDER BY id'), name
     every_time = {
-        "capture a file", "commit _control/bindings", "stage", "commit _control/seals", "commit left/log",
+        "capture a file", "bind", "stage", "seal", "commit left/log",
         "commit right/log", "commit _control/checkpoints", "note the acknowledgement", "advance the slot",
     }  # fmt: skip
     assert {kind for kind, times in killed.items() if times == 2} >= every_time, killed
@@ -194,7 +194,7 @@ def test_p3_killed_while_spark_reads_and_writes_its_own_read_ends_as_the_databas
     with Load(works, transactions_max=6) as load, workers(works.root, spark) as start:
         for when, kind in (
             (AFTER, "parts left"),
-            (BEFORE, "commit _control/seals"),
+            (BEFORE, "seal"),
             (AFTER, "commit left/log"),
         ):
             load.wait(2)

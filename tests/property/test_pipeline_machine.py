@@ -157,11 +157,10 @@ class Machine(RuleBasedStateMachine):
         """Someone gives the lowest open transaction up."""
         txn, token = self.world.sealed_upper, self.world.attempt().token
         if txn <= len(self.world.bindings):
+            bound = self.world.bindings[txn - 1].link
+            seal = skip_of(txn, token=token, generation=0, reason="poisoned", binding=bound)
             with suppress(Crash, Determinate):
-                put_seal(
-                    self.world.process(Fate(faults)),
-                    skip_of(txn, token=token, generation=0, reason="poisoned"),
-                )
+                put_seal(self.world.process(Fate(faults)), seal)
 
     @rule(faults=fates)
     def sweep(self, faults: dict[int, int]) -> None:

@@ -18,7 +18,7 @@ from tidemark.memory.control import MemoryControl, MemoryWarehouse
 from tidemark.memory.plane import Files, MemoryPlane
 from tidemark.memory.source import MemorySource, MemorySourceView, SourceRecord
 from tidemark.pipeline.checkpoint import checkpoint
-from tidemark.pipeline.context import Attempt, Pipeline
+from tidemark.pipeline.context import Attempt, Pipeline, binding_at
 from tidemark.pipeline.maintain import sweep
 from tidemark.pipeline.reclock import reclock
 from tidemark.pipeline.run import run
@@ -232,7 +232,9 @@ class World:
             try:
                 upper = pipeline.control.seals.head().upper
                 if upper < pipeline.control.bindings.head().upper:
-                    put_seal(pipeline, skip_of(upper, token=self.token(), generation=9, reason="asked for"))
+                    bound, token = binding_at(pipeline, upper).link, self.token()
+                    seal = skip_of(upper, token=token, generation=9, reason="asked for", binding=bound)
+                    put_seal(pipeline, seal)
                     return
             except (Crash, Determinate):
                 pass

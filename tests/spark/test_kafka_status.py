@@ -26,7 +26,7 @@ def numbered(first: int, upper: int) -> list[Any]:
 
 def documented(rig: Rig, name: str) -> tuple[int, Any]:
     """The answer of the statement in the documentation that gives a column of this name."""
-    for table in ("bindings", "checkpoints"):
+    for table in ("history", "checkpoints"):
         path = rig.root / "wh" / rig.settings["name"] / "_control" / table
         rig.spark.read.format("delta").load(str(path)).createOrReplaceTempView(table)
     page = (Path(__file__).resolve().parents[2] / "docs/control-tables.md").read_text()

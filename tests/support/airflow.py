@@ -202,7 +202,7 @@ class Project:
             log += Counter(logged(record, txn) for record in last.values())
         columns = ("id", "status", "amount", "_txn", "_op")
         assert Counter(rows_of(tables / SHARD / "log", columns)) == log
-        seals = {body["txn"]: body["source"]["count"] for body in bodies_of(control / "seals")}
+        seals = {body["txn"]: body["source"]["count"] for body in bodies_of(control / "history", "seal")}
         assert seals == read, "a seal has counted other records than its files have lines"
         verdicts = {
             body["txn"]: body["detail"]["verdict"]

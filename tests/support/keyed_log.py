@@ -18,9 +18,10 @@ from deltalake import Schema
 from pyspark.sql import SparkSession
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
+from tests.support.sealing import sealed_put
 from tidemark.core.checksum import Digest
 from tidemark.core.ids import ShardId, Txn, WriterToken
-from tidemark.core.ledger import UPPER, Committed, Put
+from tidemark.core.ledger import Committed
 from tidemark.core.publish import Published
 from tidemark.core.seal import Part
 from tidemark.core.shard import LogEntry
@@ -139,7 +140,7 @@ class KeyedLog:
         if head.upper != self.txn:
             return False
         entry = LogEntry(Txn(self.txn), token, (part,))
-        return isinstance(log.commit(head, Put({UPPER: self.txn + 1}, (entry,), None)), Committed)
+        return isinstance(log.commit(head, sealed_put(self.control, SHARD, entry)), Committed)
 
     def publish(self) -> Published:
         done = step.publish(self.control, self.plane, SHARD, token=WriterToken(f"p{self.txn}"))

@@ -16,7 +16,7 @@ from tidemark.core.checkpoint import Checkpoint
 from tidemark.core.checksum import Digest
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.ledger import UPPER, Committed, Put
-from tidemark.core.seal import Decision, Part, Seal, ShardParts
+from tidemark.core.seal import Decision, Part, Seal, ShardParts, touch_mark
 from tidemark.core.shard import entry_of
 from tidemark.delta.log import parts_folder
 from tidemark.spark.parts import stats_of
@@ -61,7 +61,8 @@ class Shelf:
         seals = [self._seal(Txn(first + at), changes, parts) for at, changes in enumerate(txns)]
         upper = first + len(seals)
         entries = [entry_of(seal, SHARD) for seal in seals if seal.touches(SHARD)]
-        _commit(control.seals, Put({UPPER: upper}, seals, None))
+        touched = {touch_mark(SHARD): int(entries[-1].txn)} if entries else {}
+        _commit(control.seals, Put({UPPER: upper, **touched}, seals, None))
         if entries:
             _commit(control.log(SHARD), Put({UPPER: entries[-1].txn + 1}, entries, None))
         _commit(control.checkpoints, Put({UPPER: upper}, [Checkpoint(Txn(upper - 1))], None))

@@ -13,8 +13,9 @@ from deltalake import Schema
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
+from tests.support.sealing import sealed_put
 from tidemark.core.ids import ShardId, Txn, WriterToken
-from tidemark.core.ledger import UPPER, Committed, Put
+from tidemark.core.ledger import Committed
 from tidemark.core.publish import Published
 from tidemark.core.seal import Part
 from tidemark.core.shard import LogEntry
@@ -116,7 +117,7 @@ class StateRig:
         log = self.control.log(SHARD)
         entry = LogEntry(Txn(self.txn), token, (part,))
         # A log that gets a column has moved on when it has it.
-        outcomes = (log.commit(log.head(), Put({UPPER: self.txn + 1}, (entry,), None)) for _ in range(2))
+        outcomes = (log.commit(log.head(), sealed_put(self.control, SHARD, entry)) for _ in range(2))
         assert any(isinstance(outcome, Committed) for outcome in outcomes)
 
     def publish(self, token: str = "") -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,8 +64,11 @@ def wrap(owner: Any, method: str, name_of: Callable[..., str], steps: Steps) -> 
 
 
 def table_name(uri: str) -> str:
-    """A table by the last two folders of its address: `orders/log`, `_control/seals`."""
+    """A table by the last two folders of its address: `orders/log`, `_control/history`."""
     return "/".join(uri.rstrip("/").split("/")[-2:])
+
+
+DECIDED = {"bound": "bind", "sealed": "seal"}
 
 
 def versions_in(path: str) -> str:
@@ -87,11 +90,14 @@ def wrap_control(steps: Steps) -> None:
     def place(table: Any) -> str:
         return f"{table_name(table.table_uri)} {table.version()}"
 
-    def at_version(what: str) -> Callable[..., str]:
-        return lambda table, *args, **kwargs: f"{what} {table_name(table.uri)} {table.version + 1}"
+    def at_version(table: Any, *args: Any, moved: Mapping[str, int], **kwargs: Any) -> str:
+        """The history's commits by what they decide."""
+        decided = next((word for mark, word in DECIDED.items() if mark in moved), "")
+        what = decided or f"commit {table_name(table.uri)}"
+        return f"{what} {table.version + 1}"
 
     wrap(ControlTable, "_create", lambda table, *args: f"make {table_name(table.uri)}", steps)
-    wrap(ControlTable, "commit", at_version("commit"), steps)
+    wrap(ControlTable, "commit", at_version, steps)
     for housekeeping in ("create_checkpoint", "cleanup_metadata"):
         wrap(DeltaTable, housekeeping, lambda table, what=housekeeping: f"{what} {place(table)}", steps)
     wrap(

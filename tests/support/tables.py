@@ -23,17 +23,20 @@ def rows_of(table: Path, columns: Iterable[str]) -> list[Row]:
     return [tuple(row.values()) for row in pa.table(found).to_pylist()]
 
 
-def bodies_of(table: Path) -> list[dict[str, Any]]:
-    """The records of a control table in their order, with the chain of their links checked."""
+def bodies_of(table: Path, kind: str = "") -> list[dict[str, Any]]:
+    """The records of a control table in their order, of all kinds or of one, with the chain of their links
+    checked."""
     previous, bodies = 0, []
     found = {}
-    for number, link, body in rows_of(table, ("number", "link", "body")):
-        found[link] = (number, body)
+    for record_kind, link, body in rows_of(table, ("kind", "link", "body")):
+        found[link] = (record_kind, body)
     while found:
         follows = {link for link, (_, body) in found.items() if link == link_of(previous, body)}
         assert len(follows) == 1, f"{table}: the chain has no one record after {previous}"
         previous = follows.pop()
-        bodies.append(json.loads(found.pop(previous)[1]))
+        record_kind, body = found.pop(previous)
+        if kind in ("", record_kind):
+            bodies.append(json.loads(body))
     return bodies
 
 
@@ -43,8 +46,8 @@ def link_of(previous: int, body: str) -> int:
 
 
 def bound_files(control: Path) -> dict[int, list[tuple[int, str]]]:
-    """Which files each transaction has, by the bindings table."""
-    bindings = [body for body in bodies_of(control / "bindings") if "txn" in body]
+    """Which files each transaction has, by its binding."""
+    bindings = bodies_of(control / "history", "binding")
     assert [body["txn"] for body in bindings] == list(range(1, len(bindings) + 1)), "bindings are not dense"
     return {
         body["txn"]: [(file["seq"], file["name"]) for file in json.loads(body["manifest"])["files"]]

@@ -20,7 +20,7 @@ from tidemark.core.errors import Determinate
 from tidemark.core.fold import Change, fold
 from tidemark.core.ids import ShardId, Txn
 from tidemark.core.ledger import UPPER, Head, Put
-from tidemark.core.seal import Fenced, Part, ShardParts, Staged, decide_seal, seal_of
+from tidemark.core.seal import Fenced, Part, Past, ShardParts, Staged, decide_seal, seal_of
 from tidemark.core.shape import Misfit, Shape, differences
 from tidemark.memory.chaos import Chaos, Crash, Fault
 from tidemark.memory.plane import MemoryPlane, hash_of
@@ -319,7 +319,9 @@ def test_the_seals_own_decision_takes_nothing_that_is_not_on_record() -> None:
 
     def decided(recorded: Shape | None, declared: Shape) -> object:
         found = {T: recorded} if recorded is not None else {}
-        return decide_seal(head=head, found=None, seal=seal, recorded=found, declared={T: declared})
+        return decide_seal(
+            head=head, found=None, seal=seal, past=Past(), recorded=found, declared={T: declared}
+        )
 
     assert isinstance(decided(RECORDED, RECORDED), Put)
     with pytest.raises(Misfit, match="keys is recorded as"):

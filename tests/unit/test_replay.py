@@ -71,7 +71,7 @@ def test_p10_another_encoding_is_not_comparable_and_both_are_named() -> None:
 
 
 def test_a_skipped_transaction_has_nothing_to_prove() -> None:
-    skipped = skip_of(T, token=WriterToken("w"), generation=0, reason="asked for")
+    skipped = skip_of(T, token=WriterToken("w"), generation=0, reason="asked for", binding=0)
     finding = judge_replay(skipped, staged(1, 2))
     assert (finding.verdict, finding.why) == (Verdict.IDENTICAL, "skipped: asked for")
 

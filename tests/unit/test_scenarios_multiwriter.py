@@ -87,7 +87,7 @@ def test_m1_the_upper_read_at_the_start_is_not_enough(call: str) -> None:
     """A peer finishes everything between our reclock and our seal."""
     world = World(records_max=1)
     world.feed(rec("k", 5), rec("k", 7))
-    nth = 2 if call == "seals.head" else 1  # The first head is the reclock's.
+    nth = 3 if call == "seals.head" else 1  # The first heads are the reclock's.
     script = Script().before(call, world.run, nth=nth)
     report = run(world.process(script), world.attempt("slow"))
     assert report.dropped == 2
@@ -403,7 +403,8 @@ def test_m11_a_thousand_untouched_shards_cost_nothing() -> None:
     def cost_of_one_more(others: int) -> list[str]:
         world = World()
         world.commit(rec("k", 0), *(rec("k", 0, table=f"s{number}") for number in range(others)))
-        world.feed(rec("k", 1))
+        world.commit(rec("k", 1))
+        world.feed(rec("k", 2))
         script = Script()
         world.run(script)
         return script.calls

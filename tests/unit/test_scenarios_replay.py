@@ -15,7 +15,7 @@ from tidemark.core.frontier import Frontier, Position
 from tidemark.core.ids import Txn
 from tidemark.core.journal import Event
 from tidemark.core.replay import DataDiffers, Finding, InputGone, Verdict
-from tidemark.core.seal import Decision, Lost, Sealed, Staged, skip_of
+from tidemark.core.seal import Decision, Lost, Past, Sealed, Staged, skip_of
 from tidemark.core.shard import Paused
 from tidemark.memory import plane
 from tidemark.memory.chaos import Crash, Fault
@@ -283,14 +283,14 @@ def test_p12_a_skip_is_an_empty_seal_with_its_reason_and_the_rest_goes_on() -> N
     world.feed(rec("bad", 1))
     _, attempt, _ = staged_for(world)
     pipeline = world.process()
-    skip = skip_of(T1, token=attempt.token, generation=0, reason="poisoned")
-    assert put_seal(pipeline, skip) == Sealed(skip)
+    skip = skip_of(T1, token=attempt.token, generation=0, reason="poisoned", binding=world.bindings[0].link)
+    assert put_seal(pipeline, skip) == Sealed(skip.linked(Past(binding=skip.binding)))
     world.commit(rec("k", 2))
     assert world.state() == {("k",): 2}
     assert world.checkpoint == 2
     assert [f.why for f in replay(pipeline, world.attempt(), txn_from=T1, txn_to=T1)] == ["skipped: poisoned"]
     with pytest.raises(InvalidUsage, match="give a reason"):
-        skip_of(T1, token=attempt.token, generation=0, reason="")
+        skip_of(T1, token=attempt.token, generation=0, reason="", binding=0)
 
 
 def paused_world() -> World:
@@ -398,7 +398,8 @@ def test_regression_a_replay_that_a_rival_overtook_proves_the_rivals_seal() -> N
     world = World()
     world.feed(rec("k", 1))
     reclock(world.process(), world.attempt("crashed"))
-    skip = skip_of(T1, token=world.attempt().token, generation=0, reason="poisoned")
+    token, bound = world.attempt().token, world.bindings[0].link
+    skip = skip_of(T1, token=token, generation=0, reason="poisoned", binding=bound)
     script = Script().before("plane.write", lambda: put_seal(world.process(), skip))
     (finding,) = replay(world.process(script), world.attempt(), txn_from=T1, txn_to=T1)
     assert finding.why == "skipped: poisoned"

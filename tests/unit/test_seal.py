@@ -15,6 +15,8 @@ from tidemark.core.seal import (
     Fenced,
     Lost,
     Part,
+    Past,
+    Rebound,
     Seal,
     Sealed,
     ShardParts,
@@ -48,39 +50,68 @@ def head(upper: int, generation: int = 0) -> Head:
 
 def test_the_first_seal_at_the_upper_is_put() -> None:
     mine = seal(3, generation=2)
-    put = decide_seal(head=head(3, 1), found=None, seal=mine)
-    assert put == Put({UPPER: 4, GENERATION: 2}, (mine,), Sealed(mine))
+    put = decide_seal(head=head(3, 1), found=None, seal=mine, past=Past())
+    linked = mine.linked(Past())
+    assert put == Put({UPPER: 4, GENERATION: 2, "shard.a": 3}, (linked,), Sealed(linked))
+    assert linked.link > 0
+
+
+def test_a_link_says_which_decision_and_after_which() -> None:
+    past = Past(link=5)
+    links = {
+        one.linked(past).link
+        for one in (seal(3), seal(3, "other"), replace(seal(3), binding=9), replace(seal(3), txn=Txn(4)))
+    }
+    assert len(links | {seal(3).linked(Past(link=6)).link}) == 5
+    assert seal(3).linked(past) == seal(3).linked(past)
+
+
+def test_what_was_staged_for_another_binding_is_not_sealed() -> None:
+    """A zombie that slept while the binding was lost and minted again has parts of other input."""
+    mine = replace(seal(3), binding=7)
+    with pytest.raises(Rebound, match="transaction 3 was staged for another binding"):
+        decide_seal(head=head(3), found=None, seal=mine, past=Past(binding=8))
+    assert isinstance(decide_seal(head=head(3), found=None, seal=mine, past=Past(binding=7)), Put)
+
+
+def test_a_seal_names_the_transaction_that_touched_its_shard_before() -> None:
+    past = Past(touched={ShardId("a"): Txn(1), ShardId("b"): Txn(2)})
+    put = decide_seal(head=head(3), found=None, seal=seal(3), past=past)
+    assert isinstance(put, Put)
+    [linked] = put.records
+    assert {shard: added.before for shard, added in linked.shards.items()} == {"a": 1}
 
 
 def test_below_the_upper_another_seal_has_won() -> None:
     winner = seal(3, "other")
-    assert decide_seal(head=head(9), found=winner, seal=seal(3)) == Lost(winner)
+    assert decide_seal(head=head(9), found=winner, seal=seal(3), past=Past()) == Lost(winner)
 
 
 def test_our_own_seal_found_below_the_upper_is_success() -> None:
     mine = seal(3)
-    assert decide_seal(head=head(9), found=mine, seal=mine) == Sealed(mine, already=True)
+    assert decide_seal(head=head(9), found=mine, seal=mine, past=Past()) == Sealed(mine, already=True)
 
 
 def test_a_seal_that_is_not_where_the_upper_says_is_a_broken_promise() -> None:
     with pytest.raises(InvariantViolation, match="transaction 3 is below 9 and has no seal"):
-        decide_seal(head=head(9), found=None, seal=seal(3))
+        decide_seal(head=head(9), found=None, seal=seal(3), past=Past())
 
 
 def test_m7_a_seal_above_the_upper_waits_for_the_lower_ones() -> None:
-    assert decide_seal(head=head(3), found=None, seal=seal(5)) == TooEarly(Txn(3))
+    assert decide_seal(head=head(3), found=None, seal=seal(5), past=Past()) == TooEarly(Txn(3))
 
 
 def test_m7_an_older_generation_is_refused_at_and_above_the_upper() -> None:
     for txn in (3, 4):
         with pytest.raises(Fenced, match=r"generation 1 may not seal transaction \d: generation 2") as error:
-            decide_seal(head=head(3, 2), found=None, seal=seal(txn, generation=1))
+            decide_seal(head=head(3, 2), found=None, seal=seal(txn, generation=1), past=Past())
         assert (error.value.generation, error.value.newest) == (1, 2)
 
 
 def test_an_older_generation_still_learns_who_won() -> None:
     winner = seal(3, "other", generation=2)
-    assert decide_seal(head=head(4, 2), found=winner, seal=seal(3, generation=1)) == Lost(winner)
+    late = seal(3, generation=1)
+    assert decide_seal(head=head(4, 2), found=winner, seal=late, past=Past()) == Lost(winner)
 
 
 def test_a_generation_is_announced_once_and_never_goes_back() -> None:
@@ -111,7 +142,7 @@ def test_p12_an_accepted_seal_keeps_its_reason() -> None:
 
 
 def test_p12_a_skip_is_empty_has_a_reason_and_nothing_to_prove() -> None:
-    made = skip_of(Txn(4), token=WriterToken("me"), generation=1, reason="source lost it")
+    made = skip_of(Txn(4), token=WriterToken("me"), generation=1, reason="source lost it", binding=0)
     assert (made.decision, made.reason, dict(made.shards), made.digests) == (
         Decision.SKIPPED, "source lost it", {}, {},
     )  # fmt: skip

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tidemark.core.checksum import Digest
 from tidemark.core.errors import InvariantViolation
 from tidemark.core.ids import ShardId, Txn, WriterToken
-from tidemark.core.ledger import UPPER, Head, Put
+from tidemark.core.ledger import LINK, UPPER, Head, Put
 from tidemark.core.seal import Decision, Part, Seal, ShardParts
 from tidemark.core.shard import (
     Appended,
@@ -67,12 +69,20 @@ def test_p12_a_held_transaction_stops_the_log_until_it_is_released_by_name() -> 
 
 def test_at_the_upper_it_appends() -> None:
     entry = entry_of(seal(3, A), A)
-    assert append(entry, upper=3, expected=3) == Put({UPPER: 4}, (entry,), Appended(Txn(3)))
+    assert append(entry, upper=3, expected=3) == Put({UPPER: 4, LINK: 0}, (entry,), Appended(Txn(3)))
+
+
+def test_it_never_steps_over_what_touches_the_shard() -> None:
+    """A log that lost the append of 5 is not taken for one that 5 did not touch."""
+    entry = replace(entry_of(seal(7, A), A), before=Txn(5))
+    with pytest.raises(InvariantViolation, match="transaction 7 follows 5 in its shard"):
+        append(entry, upper=5, expected=5)
+    assert isinstance(append(entry, upper=6, expected=6), Put)
 
 
 def test_it_steps_over_what_does_not_touch_the_shard() -> None:
     entry = entry_of(seal(7, A), A)
-    assert append(entry, upper=3, expected=3) == Put({UPPER: 8}, (entry,), Appended(Txn(7)))
+    assert append(entry, upper=3, expected=3) == Put({UPPER: 8, LINK: 0}, (entry,), Appended(Txn(7)))
 
 
 def test_below_the_upper_it_drops_and_says_where_the_log_is() -> None:

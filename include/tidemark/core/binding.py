@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from tidemark.core.errors import InvalidUsage, InvariantViolation
 from tidemark.core.frontier import Frontier, Position, checked_successor
 from tidemark.core.ids import TXN_FIRST, Txn
+from tidemark.core.journal import link
 from tidemark.core.ledger import UPPER, Head, Put
 
 
@@ -92,6 +93,8 @@ class Binding:
     owner: Owner
     configuration: Configuration
     manifest: str = ""
+    link: int = 0
+    """Says which input this is, and after which: bindings with the same link have the same past."""
 
     def __post_init__(self) -> None:
         if self.txn < TXN_FIRST:
@@ -105,6 +108,11 @@ class Binding:
     @property
     def key(self) -> str:
         return self.owner.identity
+
+    def linked(self, last: Binding | None) -> Binding:
+        """The binding as it follows another one. Who asked for it doesn't count, what is read does."""
+        facts = [self.txn, self.upper.offsets, self.manifest, self.configuration.fingerprint]
+        return replace(self, link=link(last.link if last is not None else 0, json.dumps(facts)))
 
     def under(self, configuration: Configuration | None) -> Binding:
         """The same input, read with other settings; None leaves them as they were bound."""
@@ -175,7 +183,8 @@ def decide_mint(
         if checked_successor(lower, step.upper) <= lower:
             continue  # Nothing in it that isn't bound: an overtaken proposal is dropped quietly.
         txn = Txn(upper + len(minted))
-        minted.append(Binding(txn, lower, step.upper, owner, configuration, step.manifest))
+        binding = Binding(txn, lower, step.upper, owner, configuration, step.manifest)
+        minted.append(binding.linked(minted[-1] if minted else last))
         lower = step.upper
     txns = tuple(binding.txn for binding in minted)
     result = Owned(txns=txns, minted=True, owner=owner)

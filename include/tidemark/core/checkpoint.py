@@ -45,6 +45,9 @@ class Checkpoint:
 
     txn: Txn = TXN_NONE
     tables: Mapping[ShardId, TableMark] = field(default_factory=dict)
+    link: int = 0
+    """That of the transaction's seal. A checkpoint is a witness: a history that has no such seal, or another
+    one, has lost commits."""
 
     @property
     def number(self) -> int:

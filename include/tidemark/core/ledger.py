@@ -1,13 +1,13 @@
 """The one durable thing: a ledger, and the one way to change it.
 
-Bindings, seals, shard logs, checkpoints, the journal, publishes and leases are all the same thing:
+The history, shard logs, checkpoints, the journal, publishes and leases are all the same thing:
 numbered records with a few integer *marks* (the `upper` first of all), changed by one conditional
 commit. `Head` is a checked snapshot; a `Put` says what to add and which marks to move; the commit
 happens only if the ledger still stands at that very head, and otherwise nothing happens at all.
 A decision is therefore a pure function `Head -> Put | value`, made anew whenever the head moved:
 the upper is read again at each decision, never once at the start (Invariant 3).
 
-Restrictions: marks never go down, and records are never changed.
+Restrictions: marks never go down (a link is none that could), and records are never changed.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from tidemark.core.ids import TXN_FIRST, Txn
 
 UPPER: Final = "upper"
 GENERATION: Final = "generation"
+LINK: Final = "link"
+"""The link of the newest transaction that a ledger depends on. It identifies; it doesn't count."""
 
 
 class Record(Protocol):
@@ -52,11 +54,15 @@ class Head:
     def generation(self) -> int:
         return self.marks.get(GENERATION, 0)
 
+    @property
+    def link(self) -> int:
+        return self.marks.get(LINK, 0)
+
     def moved(self, marks: Mapping[str, int]) -> dict[str, int]:
         """The marks after a put; going back is a broken promise, wherever it comes from."""
         for name, value in marks.items():
             current = self.upper if name == UPPER else self.marks.get(name, 0)
-            if value < current:
+            if value < current and name != LINK:
                 raise InvariantViolation(f"mark {name!r} would go back from {current} to {value}")
         return {**self.marks, **marks}
 

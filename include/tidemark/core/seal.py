@@ -14,14 +14,16 @@ of an open transaction may still be sealed, so they may not.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from tidemark.core.binding import Configuration
 from tidemark.core.checksum import SOURCE, Digest, Digests, shard_endpoint
-from tidemark.core.errors import InvalidUsage, InvariantViolation
-from tidemark.core.ids import TXN_FIRST, ShardId, Txn, WriterToken
+from tidemark.core.errors import Determinate, InvalidUsage, InvariantViolation
+from tidemark.core.ids import TXN_FIRST, TXN_NONE, ShardId, Txn, WriterToken
+from tidemark.core.journal import link
 from tidemark.core.ledger import GENERATION, UPPER, Head, Put
 from tidemark.core.shape import Shapes, check_on_record
 
@@ -41,12 +43,14 @@ class Part:
 class ShardParts:
     """What a transaction adds to one shard. With `held` set, the shard's log waits at this
     transaction for the named reason, while the parts are sealed and durable. `deletes` is how many of the
-    rows delete a key, for people; None where that was not counted."""
+    rows delete a key, for people; None where that was not counted. `before` is the transaction that touched
+    the shard last, 0 where none did: whoever appends knows what the log must have by then."""
 
     parts: tuple[Part, ...]
     digest: Digest
     held: str = ""
     deletes: int | None = field(default=None, compare=False)
+    before: Txn = field(default=TXN_NONE, compare=False)
 
     def __post_init__(self) -> None:
         rows = sum(part.rows for part in self.parts)
@@ -76,6 +80,8 @@ class Staged:
     base: int | None = None
     configuration: Configuration | None = None
     """The settings that it was made with, where they are others than those it was bound with."""
+    binding: int = 0
+    """The link of the binding that it was made for."""
 
     @property
     def digests(self) -> Digests:
@@ -104,6 +110,9 @@ class Seal:
     reason: str = ""
     watermark: int | None = None
     configuration: Configuration | None = None
+    binding: int = 0
+    link: int = 0
+    """Says which decision this is, and after which: seals with the same link have the same past."""
 
     def __post_init__(self) -> None:
         if self.txn < TXN_FIRST:
@@ -131,6 +140,26 @@ class Seal:
     def touches(self, shard: ShardId) -> bool:
         return shard in self.shards
 
+    def linked(self, past: Past) -> Seal:
+        """The seal as it follows others. Its token is never used twice, so it stands for the parts."""
+        shards = {
+            shard: replace(added, before=past.touched.get(shard, TXN_NONE))
+            for shard, added in self.shards.items()
+        }
+        held = sorted(shard for shard, added in self.shards.items() if added.held)
+        facts = json.dumps([self.txn, self.binding, self.token, self.decision, held])
+        return replace(self, shards=shards, link=link(past.link, facts))
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What a seal follows, at the head that it is decided on: the link of its transaction's binding, the link
+    of the seal before it, and for each of its shards the transaction that touched it last."""
+
+    binding: int = 0
+    link: int = 0
+    touched: Mapping[ShardId, Txn] = field(default_factory=dict)
+
 
 def seal_of(staged: Staged, *, generation: int, held: Mapping[ShardId, str], reason: str = "") -> Seal:
     """The seal that commits an attempt, or that accepts it for a reason. Empty shards stay out."""
@@ -150,18 +179,28 @@ def seal_of(staged: Staged, *, generation: int, held: Mapping[ShardId, str], rea
         reason=reason,
         watermark=staged.watermark,
         configuration=staged.configuration,
+        binding=staged.binding,
     )
 
 
 def skip_of(
-    txn: Txn, *, token: WriterToken, generation: int, reason: str, watermark: int | None = None
+    txn: Txn, *, token: WriterToken, generation: int, reason: str, binding: int, watermark: int | None = None
 ) -> Seal:
     """The empty seal that passes over a transaction, for a reason that stays on record.
 
     It hands the watermark of the seal before it on: one that went back would take late records in
     again whose tombstones are gone."""
     source = Digest()
-    return Seal(txn, token, generation, Decision.SKIPPED, source, reason=reason, watermark=watermark)
+    return Seal(
+        txn,
+        token,
+        generation,
+        Decision.SKIPPED,
+        source,
+        reason=reason,
+        watermark=watermark,
+        binding=binding,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +237,22 @@ class Fenced(InvalidUsage):
         self.newest = newest
 
 
+class Rebound(Determinate):
+    """The attempt was made for a binding that is not the one on record: it was lost, and bound again."""
+
+    def __init__(self, txn: Txn) -> None:
+        super().__init__(
+            f"transaction {txn} was staged for another binding than is on record now; nothing was sealed",
+            hint="run the pipeline again: it is staged anew",
+        )
+
+
 SealOutcome = Sealed | Lost | TooEarly
+
+
+def touch_mark(shard: ShardId) -> str:
+    """The mark of the last transaction that touches a shard."""
+    return f"shard.{shard}"
 
 
 def decide_seal(
@@ -206,6 +260,7 @@ def decide_seal(
     head: Head,
     found: Seal | None,
     seal: Seal,
+    past: Past,
     recorded: Shapes | None = None,
     declared: Shapes | None = None,
 ) -> Put[Seal, SealOutcome] | SealOutcome:
@@ -213,7 +268,8 @@ def decide_seal(
 
     `found` is the record at the seal's transaction, when the upper has passed it. A seal of our own
     that is found there is success: that is how a lost reply is answered (Invariant 5). `declared` is what
-    the parts were made with, `recorded` what their logs can take: nothing else is sealed (Invariant 17).
+    the parts were made with, `recorded` what their logs can take: nothing else is sealed (Invariant 17). Nor
+    is what was made for another binding than the one in the `past` (Invariant 16).
     """
     if seal.txn < head.upper:
         if found is None:
@@ -223,9 +279,13 @@ def decide_seal(
         raise Fenced(seal.txn, generation=seal.generation, newest=head.generation)
     if seal.txn > head.upper:
         return TooEarly(head.upper)
+    if seal.binding != past.binding:
+        raise Rebound(seal.txn)
     check_on_record(tuple(seal.shards), recorded=recorded or {}, declared=declared or {})
-    marks = {UPPER: seal.txn + 1, GENERATION: seal.generation}
-    return Put(marks=marks, records=(seal,), result=Sealed(seal))
+    linked = seal.linked(past)
+    touched = {touch_mark(shard): int(seal.txn) for shard in seal.shards}
+    marks = {UPPER: seal.txn + 1, GENERATION: seal.generation, **touched}
+    return Put(marks=marks, records=(linked,), result=Sealed(linked))
 
 
 def decide_generation(*, head: Head, generation: int) -> Put[Seal, int] | int:

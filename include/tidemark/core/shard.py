@@ -14,12 +14,12 @@ someone else has written the very same parts: there is nothing to undo and nothi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from tidemark.core.errors import InvariantViolation
-from tidemark.core.ids import ShardId, Txn, WriterToken, next_txn
-from tidemark.core.ledger import UPPER, Head, Put
+from tidemark.core.ids import TXN_NONE, ShardId, Txn, WriterToken, next_txn
+from tidemark.core.ledger import LINK, UPPER, Head, Put
 from tidemark.core.seal import Part, Seal
 
 
@@ -44,6 +44,10 @@ class LogEntry:
     txn: Txn
     token: WriterToken
     parts: tuple[Part, ...]
+    link: int = field(default=0, compare=False)
+    """That of the seal; an entry that is read from a log has none."""
+    before: Txn = field(default=TXN_NONE, compare=False)
+    """The transaction that the log must have before this one."""
 
     @property
     def number(self) -> int:
@@ -89,7 +93,8 @@ NextAppend = LogEntry | CaughtUp | Paused
 
 
 def entry_of(seal: Seal, shard: ShardId) -> LogEntry:
-    return LogEntry(txn=seal.txn, token=seal.token, parts=seal.shards[shard].parts)
+    added = seal.shards[shard]
+    return LogEntry(seal.txn, seal.token, added.parts, seal.link, added.before)
 
 
 def next_append(
@@ -136,6 +141,11 @@ def decide_append(
             return UpperMismatch(expected=expected, current=head.upper)
         case _ if head.upper != expected:
             return UpperMismatch(expected=expected, current=head.upper)
+        case _ if entry.before >= head.upper:
+            raise InvariantViolation(
+                f"transaction {entry.txn} follows {entry.before} in its shard, and the log ends before that",
+                hint="commits of the log are lost; `tidemark doctor` tells how many",
+            )
         case _:
-            marks = {UPPER: next_txn(entry.txn)}
+            marks = {UPPER: next_txn(entry.txn), LINK: entry.link}
             return Put(marks=marks, records=(entry,), result=Appended(entry.txn))

@@ -13,10 +13,11 @@ from typing import Any, Generic, TypeVar, cast
 
 from pydantic import TypeAdapter, ValidationError
 
-from tidemark.core.binding import Binding, BindingRecord, Claim
+from tidemark.core.binding import Binding, Claim
 from tidemark.core.checkpoint import Checkpoint
 from tidemark.core.errors import InvalidUsage, InvariantViolation, TidemarkError
 from tidemark.core.evidence import Evidence
+from tidemark.core.history import HistoryRecord
 from tidemark.core.journal import JournalEntry, check_format
 from tidemark.core.lease import Lease
 from tidemark.core.ledger import Record
@@ -57,6 +58,10 @@ class Codec(Generic[R]):
                 hint=f"it keeps {sorted(self._classes)}",
             )
         return kind
+
+    def names_of(self, kinds: tuple[type, ...]) -> frozenset[str]:
+        """The kinds of records by their names; all where none is named."""
+        return frozenset(self._kinds[cls] for cls in kinds) if kinds else frozenset(self._classes)
 
     def encode(self, record: R) -> str:
         return self._adapter(self.kind_of(record)).dump_json(record).decode()
@@ -107,18 +112,13 @@ def run_column(record: object) -> str | None:
 
 
 @cache
-def bindings_codec() -> Codec[BindingRecord]:
-    return Codec({"binding": Binding, "claim": Claim})
+def history_codec() -> Codec[HistoryRecord]:
+    return Codec({"binding": Binding, "claim": Claim, "seal": Seal})
 
 
 @cache
 def attempts_codec() -> Codec[Evidence]:
     return Codec({"evidence": Evidence})
-
-
-@cache
-def seals_codec() -> Codec[Seal]:
-    return Codec({"seal": Seal})
 
 
 @cache

@@ -36,6 +36,7 @@ COMMIT_SECONDS_MAX: Final = 60
 cleaned away. So a commit that took this long is not believed, but read back."""
 _NUMBERED: Final = re.compile(r"(\d{20})\.(?:json|checkpoint\.)")
 _UNLINKED: Final = re.compile(rf"{LOG}/_commit_(\d{{20}})_[0-9a-f]{{32}}\.tmp\Z")
+ENTRY: Final = re.compile(r"\d{20}\.json\Z")
 Action = dict[str, Any]
 
 

@@ -8,20 +8,22 @@ from typing import Any
 
 from deltalake import Schema
 
+from tidemark.core.binding import BindingRecord
+from tidemark.core.history import CHAPTERS, HISTORY_MARKS, TimedChapter
 from tidemark.core.ids import ShardId, checked_name, is_name
 from tidemark.core.lease import SINCE
 from tidemark.core.ledger import UPPER
 from tidemark.core.publish import Published
+from tidemark.core.seal import Seal
 from tidemark.delta.codec import (
     Codec,
     R,
     attempts_codec,
-    bindings_codec,
     checkpoints_codec,
+    history_codec,
     journal_codec,
     leases_codec,
     publishes_codec,
-    seals_codec,
 )
 from tidemark.delta.failures import reading
 from tidemark.delta.ledger import MARKS, DeltaLedger
@@ -55,9 +57,10 @@ class DeltaControl:
         self._growing = frozenset(growing)
         self._options = dict(storage_options or {})
         self._clock_ns = clock_ns
-        self.bindings = self.ledger("bindings", bindings_codec())
+        self.history = self.ledger("history", history_codec(), marks=HISTORY_MARKS)
+        self.bindings: TimedChapter[BindingRecord] = TimedChapter(self.history, **CHAPTERS["bindings"])
+        self.seals: TimedChapter[Seal] = TimedChapter(self.history, **CHAPTERS["seals"])
         self.attempts = self.ledger("attempts", attempts_codec())
-        self.seals = self.ledger("seals", seals_codec())
         self.checkpoints = self.ledger("checkpoints", checkpoints_codec())
         self.journal = self.ledger("journal", journal_codec())
         self.leases = self.ledger("leases", leases_codec(), marks=(UPPER, SINCE))
@@ -68,7 +71,7 @@ class DeltaControl:
     def tables(self) -> tuple[DeltaLedger[Any], ...]:
         """The control tables, for who looks after them: the pipeline's, and the record of each shard's
         publishes."""
-        own = (self.bindings, self.attempts, self.seals, self.checkpoints, self.journal, self.leases)
+        own = (self.history, self.attempts, self.checkpoints, self.journal, self.leases)
         return (*own, *(self.publishes(shard) for shard in self._schemas))
 
     def shards(self) -> tuple[ShardId, ...]:

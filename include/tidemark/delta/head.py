@@ -10,51 +10,24 @@ synced. Other readers take an empty one for a commit that did nothing; here it s
 
 from __future__ import annotations
 
-import io
 import json
 import logging
-import re
-import uuid
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final
 from urllib.parse import unquote
 
-from arro3.io import read_parquet
-
 from tidemark.core.errors import Determinate, InvalidUsage, InvariantViolation
 from tidemark.core.publish import VERSION_NONE
-from tidemark.delta.commit import CHECKSUM, LOG, Action, checksum_of, entry_actions, entry_path
+from tidemark.delta.checkpoints import DAMAGE, Checkpoint, candidates, checkpoint_parts
+from tidemark.delta.commit import ENTRY, LOG, Action, entry_actions, entry_path, newest_version
 from tidemark.delta.store import Store
 from tidemark.delta.vectors import Descriptor
 
 logger = logging.getLogger(__name__)
 
-_CHECKPOINT_FIELDS: Final = {
-    "protocol": ("minReaderVersion", "minWriterVersion", "readerFeatures", "writerFeatures"),
-    "metaData": (
-        "id", "name", "description", "format", "schemaString", "partitionColumns", "configuration",
-        "createdTime",
-    ),
-    "txn": ("appId", "version", "lastUpdated"),
-    "remove": (
-        "path", "deletionTimestamp", "dataChange", "extendedFileMetadata", "partitionValues", "size",
-        "deletionVector",
-    ),
-    "add": (
-        "path", "partitionValues", "size", "modificationTime", "dataChange", "stats", "tags",
-        "deletionVector", "baseRowId", "defaultRowCommitVersion", "clusteringProvider",
-    ),
-}  # fmt: skip
-_CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint\.(?:\d{10}\.(\d{10})\.)?parquet\Z")
-LAST_CHECKPOINT: Final = "_last_checkpoint"
-_PARQUET: Final = b"PAR1"
-_ENTRY: Final = re.compile(r"\d{20}\.json\Z")
-_DAMAGE: Final = (ValueError, KeyError, TypeError, InvariantViolation)
-_MAPS: Final = ("partitionValues", "tags", "configuration", "options")
+OPENINGS_MAX: Final = 3
 
 
 @dataclass(frozen=True)
@@ -185,10 +158,23 @@ def _take_out(
 
 def read_head(store: Store, head: TableHead | None = None) -> TableHead:
     """The newest head, on from the given one. A table that is not there has version -1."""
-    found = open_head(store) if head is None or head.version == VERSION_NONE else head
-    for _, after in entries_after(store, found):
-        found = after
-    return found
+    if head is not None and head.version != VERSION_NONE:
+        return _followed(store, head)
+    for _ in range(OPENINGS_MAX):
+        found = _followed(store, open_head(store))
+        # Nothing may come after it: entries are cleaned away from the first one on, so one is missing.
+        if newest_version(store, found.version + 1) <= found.version:
+            return found
+    raise InvariantViolation(
+        f"the log of {store.uri} has later entries than {found.version}, and not {found.version + 1}",
+        hint="an entry is lost; restore the table's log from a backup",
+    )
+
+
+def _followed(store: Store, head: TableHead) -> TableHead:
+    for _, after in entries_after(store, head):
+        head = after
+    return head
 
 
 def entries_after(store: Store, head: TableHead) -> Iterator[tuple[list[Action], TableHead]]:
@@ -220,15 +206,15 @@ def open_head(store: Store, *, until: int | None = None) -> TableHead:
     checkpoint only repeats what entries say: one that is damaged is passed over for an older one."""
     damaged: list[str] = []
     try:
-        for version, parts, checksum in _candidates(store, until):
+        for checkpoint in candidates(store, until):
             try:
-                return _at_checkpoint(store, version, parts, checksum)
+                return _at_checkpoint(store, checkpoint)
             except FileNotFoundError:
                 continue  # Cleaned away meanwhile: there is a newer one.
-            except _DAMAGE as error:
-                damaged.append(f"checkpoint {version} is damaged: {error}")
+            except DAMAGE as error:
+                damaged.append(f"checkpoint {checkpoint.version} is damaged: {error}")
                 logger.warning("%s: %s", store.uri, damaged[-1])
-        first = next((name for name in store.names_after(LOG, "") if _ENTRY.match(name)), None)
+        first = next((name for name in store.names_after(LOG, "") if ENTRY.match(name)), None)
     except OSError as error:
         raise Determinate(f"the checkpoints of {store.uri} can't be read: {error}", hint="retry") from error
     if first is not None and int(first[:20]) > 0:
@@ -240,123 +226,10 @@ def open_head(store: Store, *, until: int | None = None) -> TableHead:
     return TableHead()
 
 
-def mend_checkpoints(store: Store) -> None:
-    """Remove a newest checkpoint that can't be read, so that other readers don't stop at it: all that it said
-    is said by what is before and after it, or nobody could have opened the table."""
-    for version, parts, checksum in _candidates(store, None):
-        try:
-            _at_checkpoint(store, version, parts, checksum)
-        except FileNotFoundError:
-            continue
-        except _DAMAGE:
-            store.remove_quietly(f"{LOG}/{LAST_CHECKPOINT}")
-            for name in store.names_after(LOG, f"{version:020}.checkpoint"):
-                if name.startswith(f"{version:020}.checkpoint"):
-                    store.remove_quietly(f"{LOG}/{name}")
-            continue
-        return
-
-
-def _at_checkpoint(store: Store, version: int, parts: int, checksum: str = "") -> TableHead:
-    name = f"{LOG}/{version:020}.checkpoint"
-    names = [f"{name}.{at:010}.{parts:010}.parquet" for at in range(1, parts + 1)] or [f"{name}.parquet"]
+def _at_checkpoint(store: Store, checkpoint: Checkpoint) -> TableHead:
     found = TableHead()
-    for one in names:
-        data = store.get(one)
-        found = found.after(_in_checkpoint(data, checksum), version=version, table=store.uri)
+    for actions in checkpoint_parts(store, checkpoint):
+        found = found.after(actions, version=checkpoint.version, table=store.uri)
     if not found.metadata or not found.protocol:
         raise ValueError("it does not say what table it is of")
-    return replace(found, version=version)
-
-
-def _candidates(store: Store, until: int | None) -> Iterator[tuple[int, int, str]]:
-    """Checkpoints to open a log at, the best one first: the version, the number of parts (0 for one that is
-    whole), the checksum where it is known. The pointer is a hint: behind it the log is looked through."""
-    hint: tuple[int, int, str] | None = None
-    with suppress(FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
-        pointer = json.loads(store.get(f"{LOG}/{LAST_CHECKPOINT}"))
-        hint = int(pointer["version"]), int(pointer.get("parts") or 0), str(pointer.get(CHECKSUM) or "")
-        if until is None or hint[0] <= until:
-            yield hint
-    found = sorted(((*one, "") for one in _checkpoints(store) if not hint or one != hint[:2]), reverse=True)
-    yield from (one for one in found if until is None or one[0] <= until)
-    later = sorted(one for one in (*found, *([hint] if hint else ())) if until is not None and one[0] > until)
-    if later and not store.has(entry_path(0)):
-        # Entries are cleaned away from the first one on.
-        yield from later
-
-
-def point_to(store: Store, version: int) -> list[str]:
-    """Have the pointer say the checksum of a checkpoint that was just made; the files of both."""
-    name, pointer = f"{LOG}/{version:020}.checkpoint.parquet", f"{LOG}/{LAST_CHECKPOINT}"
-    with suppress(FileNotFoundError, ValueError, KeyError):
-        said = json.loads(store.get(pointer))
-        if int(said["version"]) == version and not said.get("parts"):
-            told = json.dumps({**said, CHECKSUM: checksum_of(store.get(name))}).encode()
-            attempt = f"{pointer}_{uuid.uuid4().hex}.tmp"
-            store.put_synced(attempt, told)
-            store.move(attempt, pointer)
-    return [name, pointer]
-
-
-def _checkpoints(store: Store) -> list[tuple[int, int]]:
-    """The checkpoints that are there with all their parts."""
-    names = (_CHECKPOINT.match(name) for name in store.names_after(LOG, ""))
-    parts = Counter((int(one[1]), int(one[2] or 0)) for one in names if one)
-    return [one for one, count in parts.items() if count == max(one[1], 1)]
-
-
-def _in_checkpoint(data: bytes, checksum: str) -> Iterator[Action]:
-    """The actions of a checkpoint. pyarrow finds out what is wrong with a damaged one, but loading it takes
-    longer than a run with nothing to do; arro3 may die of one, and reads what is known to be whole."""
-    if len(data) < 12 or not data.startswith(_PARQUET) or not data.endswith(_PARQUET):
-        raise ValueError(f"its {len(data)} bytes are no whole Parquet file")
-    if checksum and checksum_of(data) != checksum:
-        raise ValueError("it does not agree with its checksum")
-    columns = _columns_by_arro3(data) if checksum else _columns_by_pyarrow(data)
-    for kind, names in _CHECKPOINT_FIELDS.items():
-        for row in columns.get(kind, ()):
-            if row is not None and any(value is not None for value in row.values()):
-                yield {kind: _without_nulls({name: row[name] for name in names if name in row})}
-
-
-def _columns_by_arro3(data: bytes) -> dict[str, list[Any]]:
-    table = read_parquet(io.BytesIO(data)).read_all()
-    return {kind: list(table[kind].to_pylist()) for kind in _CHECKPOINT_FIELDS if kind in table.column_names}
-
-
-def _columns_by_pyarrow(data: bytes) -> dict[str, list[Any]]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        file = pq.ParquetFile(pa.BufferReader(data))
-        schema = file.schema_arrow
-        # The parsed statistics are large, and are in the text as well.
-        columns = [
-            f"{kind}.{name}"
-            for kind, names in _CHECKPOINT_FIELDS.items()
-            if kind in schema.names
-            for name in names
-            if schema.field(kind).type.get_field_index(name) >= 0
-        ]
-        table = file.read(columns=columns, use_threads=False)
-    except (OSError, pa.ArrowException) as error:
-        raise ValueError(str(error)) from error
-    return {
-        kind: column.filter(column.is_valid()).to_pylist()
-        for kind, column in zip(table.column_names, table.columns, strict=True)
-    }
-
-
-def _without_nulls(row: Mapping[str, Any]) -> Action:
-    """A checkpoint's row as an action: what the log would not say is left out, maps are objects."""
-    found: Action = {}
-    for name, value in row.items():
-        if value is None:
-            continue
-        if name in _MAPS:
-            found[name] = dict(value)
-        else:
-            found[name] = _without_nulls(value) if isinstance(value, dict) else value
-    return found
+    return replace(found, version=checkpoint.version)

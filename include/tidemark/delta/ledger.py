@@ -14,7 +14,6 @@ is left for the next commit.
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -112,29 +111,40 @@ class DeltaLedger(Generic[R]):
         self._keys = {path: keys for path, keys in self._keys.items() if path in active}
         return Snapshot(head, files)
 
-    def read(self, lower: int, upper: int) -> Sequence[R]:
-        """The records numbered in [lower, upper); records of one number in the order they came."""
+    def mark(self, name: str) -> int:
+        """A mark by its name, declared or not."""
+        return self._snapshot.head.marks.get(name) or self._table.mark(name) or 0
+
+    def read(self, lower: int, upper: int, kinds: tuple[type, ...] = ()) -> Sequence[R]:
+        """The records numbered in [lower, upper), of all kinds or of these; records of one number in the
+        order they came."""
+        names = self._codec.names_of(kinds)
         return self._decoded(
             lambda: [
                 row
                 for file in self._snapshot.files
                 if file.may_hold_number(lower, upper)
                 for row in self._contents_of(file).rows
-                if lower <= row.number < upper
+                if lower <= row.number < upper and self._is_of(row, names)
             ]
         )
 
-    def find(self, key: str) -> Sequence[R]:
-        """The records with this key, in order of their numbers."""
+    def find(self, key: str, kinds: tuple[type, ...] = ()) -> Sequence[R]:
+        """The records with this key, of all kinds or of these, in order of their numbers."""
+        names = self._codec.names_of(kinds)
         return self._decoded(
             lambda: [
                 row
                 for file in self._snapshot.files
                 if file.may_hold_key(key) and self._holds_key(file, key)
                 for row in self._contents_of(file).rows
-                if row.key == key
+                if row.key == key and self._is_of(row, names)
             ]
         )
+
+    def _is_of(self, row: Row, names: frozenset[str]) -> bool:
+        """Whether a row is of these kinds; one of an unknown kind is let through, to be refused."""
+        return row.kind in names or row.kind not in self._codec.names_of(())
 
     def _decoded(self, look: Callable[[], list[Row]]) -> Sequence[R]:
         """The records that a look finds, in order. A snapshot that is older than the retention may have files
@@ -149,28 +159,18 @@ class DeltaLedger(Generic[R]):
         rows.sort(key=lambda row: row.number)
         return [self._codec.decode(row, table=self.uri) for row in rows]
 
-    def written_at(self, number: int) -> datetime | None:
+    def written_at(self, number: int, kinds: tuple[type, ...] = ()) -> datetime | None:
         """When the last record of a number was committed, by its writer's clock; None where there is none.
         For alarms and retention only: no decision about what happened depends on it."""
+        names = self._codec.names_of(kinds)
         for file in reversed(self._snapshot.files):
             if file.may_hold_number(number, number + 1):
                 contents = self._contents_of(file)
                 for at in reversed(range(len(contents.rows))):
-                    if contents.rows[at].number == number:
+                    if contents.rows[at].number == number and contents.rows[at].kind in names:
                         found: datetime = contents.table["at"][at].as_py()
                         return found
         return None
-
-    def first_since(self, moment: datetime) -> int:
-        """The lowest number whose record was committed at a moment or later; the upper when none was. The
-        records must be numbered densely from 1 on."""
-        upper = int(self.head().upper)
-
-        def is_since(number: int) -> bool:
-            at = self.written_at(number)
-            return at is None or at >= moment
-
-        return 1 + bisect_left(range(1, upper), True, key=is_since)
 
     def _holds_key(self, file: RecordFile, key: str) -> bool:
         if file.rows < 100 or file.path in self._contents:

@@ -23,7 +23,7 @@ from deltalake import Schema
 
 from tidemark.core.errors import InvalidUsage, InvariantViolation
 from tidemark.core.ids import ShardId, Txn, WriterToken
-from tidemark.core.ledger import UPPER, CommitOutcome, Committed, Conflict, Head, Put
+from tidemark.core.ledger import LINK, UPPER, CommitOutcome, Committed, Conflict, Head, Put
 from tidemark.core.listing import LogFile
 from tidemark.core.seal import Part
 from tidemark.core.shape import Shape, check_known, misfit
@@ -45,7 +45,7 @@ CONFIGURATION: Final = {
     REMEMBERED: f"interval {REMEMBERED_DAYS} days",
     "delta.checkpointInterval": "10",
 }
-LOG_MARKS: Final = (UPPER, COMPACTION)
+LOG_MARKS: Final = (UPPER, COMPACTION, LINK)
 _PATH = re.compile(r"_txn-(\d{20})/([A-Za-z0-9._-]+)/[A-Za-z0-9._-]+\Z")
 _MERGED = re.compile(r"_txns-(\d{20})-(\d{20})/(\d{10})-([A-Za-z0-9._-]+)/[A-Za-z0-9._-]+\Z")
 _MERGING = re.compile(r"_txns-(\d{20})-(\d{20})/(\d{10})-([A-Za-z0-9._-]+)/.+\Z")
@@ -142,6 +142,9 @@ class DeltaLog:
     def files(self) -> Sequence[LogFile]:
         """The active files, at the snapshot that `head` loaded last."""
         return [file_of(file, table=self.uri) for file in self._table.files()]
+
+    def mark(self, name: str) -> int:
+        return self._head.marks.get(name, 0)
 
     def read(self, lower: int, upper: int) -> Sequence[LogEntry]:
         if lower >= self._head.upper:

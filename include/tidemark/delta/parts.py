@@ -14,14 +14,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from arro3.core import Table
+from deltalake import DeltaTable
 from pyarrow import fs
 
 from tidemark.core.errors import Determinate
 from tidemark.core.ids import ShardId, Txn
+from tidemark.core.ledger import Head
 from tidemark.core.listing import OP_COLUMN, LogFile
 from tidemark.core.seal import Part
+from tidemark.delta.failures import reading
 from tidemark.delta.log import LOG_MARKS, span_of
-from tidemark.delta.table import ControlTable
+from tidemark.delta.table import VERSION_NONE, ControlTable
 from tidemark.ports.reading import LogListing
 
 _TXN: Final = "_txn"
@@ -35,6 +38,7 @@ class DeltaParts:
         self._root = root
         self._options = dict(storage_options or {})
         self._tables: dict[ShardId, ControlTable] = {}
+        self._readers: dict[ShardId, DeltaTable] = {}
 
     def listed(
         self, shard: ShardId, *, lower: Txn, upper: Txn | None = None, columns: Sequence[str] = ()
@@ -50,9 +54,21 @@ class DeltaParts:
             ),
         )
         head = table.refresh()
-        adds = _wanted(table.add_actions(), lower=lower, upper=upper, columns=(*columns, OP_COLUMN))
+        adds = _wanted(self._adds(shard, head), lower=lower, upper=upper, columns=(*columns, OP_COLUMN))
         files = (_file_of(add, lower=lower, upper=head.upper) for add in adds)
         return LogListing(head.version, head.upper, tuple(file for file in files if file.txn_last >= lower))
+
+    def _adds(self, shard: ShardId, head: Head) -> Table | None:
+        """The active files of a log with all bounds, typed; None where there is no log."""
+        if head.version == VERSION_NONE:
+            return None
+        uri = f"{self._root}/{shard}/log"
+        with reading(uri):
+            if shard not in self._readers:
+                self._readers[shard] = DeltaTable(uri, version=head.version, storage_options=self._options)
+            elif self._readers[shard].version() != head.version:
+                self._readers[shard].load_as_version(head.version)
+            return Table.from_arrow(self._readers[shard].get_add_actions(flatten=True))
 
     def fault(self, shard: ShardId, part: Part, *, whole: bool) -> str:
         store, root = self._store()

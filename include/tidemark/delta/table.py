@@ -21,12 +21,12 @@ import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final
 
-from arro3.core import Table
-from deltalake import DeltaTable, Field, Schema
+from deltalake import Field, Schema
 
 from tidemark.core.errors import Determinate, Indeterminate, InvalidUsage, InvariantViolation
 from tidemark.core.journal import link
 from tidemark.core.ledger import CommitOutcome, Committed, Conflict, Head
+from tidemark.delta.checkpoints import tidy_log
 from tidemark.delta.columns import check_columns, check_marks_last, lacking, schema_of
 from tidemark.delta.commit import (
     COMMIT_SECONDS_MAX,
@@ -37,13 +37,10 @@ from tidemark.delta.commit import (
     put_entry,
     txn_actions,
 )
-from tidemark.delta.failures import reading
 from tidemark.delta.head import (
     LiveFile,
     TableHead,
-    mend_checkpoints,
     open_head,
-    point_to,
     read_head,
 )
 from tidemark.delta.protocol import metadata_action, protocol_action, widened_protocol
@@ -52,8 +49,6 @@ from tidemark.delta.store import Store
 VERSION_NONE: Final = -1
 APP_PREFIX: Final = "tidemark."
 CHECK: Final = "check"
-CHECKPOINT_VERSIONS: Final = 10
-CLEANUP_VERSIONS: Final = 50
 PROPERTY_TRIES_MAX: Final = 20
 NEVER: Final = float("-inf")
 FREE: Final = "shard."
@@ -62,23 +57,6 @@ FREE: Final = "shard."
 def marks_check(marks: Mapping[str, int]) -> int:
     """The checksum of all marks; 0 before there are any."""
     return link(0, json.dumps(sorted(marks.items()))) if marks else 0
-
-
-def tidy_log(uri: str, options: Mapping[str, str], committed: int) -> None:
-    """Keep a table's log short, when the version that was just committed is due for it. The checkpoint is on
-    disk before the entries go that it replaces."""
-    if committed == 0 or committed % CHECKPOINT_VERSIONS != 0:
-        return
-    store = Store(uri, options)
-    mend_checkpoints(store)
-    # A table of its own: the one that reads answer from must not move on by housekeeping.
-    newest = DeltaTable(uri, storage_options=dict(options))
-    newest.create_checkpoint()
-    written = point_to(store, newest.version())
-    if committed % CLEANUP_VERSIONS == 0:
-        store.sync_files(written)
-        store.sync_folders(written)
-        newest.cleanup_metadata()
 
 
 class ControlTable:
@@ -106,7 +84,6 @@ class ControlTable:
         self._table = TableHead()
         self._head, self._head_at = Head(VERSION_NONE), NEVER
         self._base, self._reached = b"", VERSION_NONE
-        self._reader: DeltaTable | None = None
 
     @property
     def version(self) -> int:
@@ -151,8 +128,8 @@ class ControlTable:
 
     def _set_back(self, version: int) -> InvariantViolation:
         return InvariantViolation(
-            f"version {version} of {self.uri} is not the one that this process has seen: the table was set back"
-            " or replaced",
+            f"version {version} of {self.uri} is not the one that this process has seen: the table was"
+            " set back or replaced",
             hint="stop whatever restores files there; `tidemark doctor` tells what is lost",
         )
 
@@ -191,18 +168,6 @@ class ControlTable:
     def files(self) -> Collection[LiveFile]:
         """The active files of the loaded version."""
         return self._table.files.values()
-
-    def add_actions(self) -> Table | None:
-        """All that is known of the active files, as a table with typed bounds; None where there is no
-        table."""
-        if self.version == VERSION_NONE:
-            return None
-        with reading(self.uri):
-            if self._reader is None:
-                self._reader = DeltaTable(self.uri, version=self.version, storage_options=self._options)
-            elif self._reader.version() != self.version:
-                self._reader.load_as_version(self.version)
-            return Table.from_arrow(self._reader.get_add_actions(flatten=True))
 
     def prepare(self, head: Head, moved: Iterable[str]) -> bool:
         """Stand at `head`, making the table if it isn't there, and giving it the columns that it lacks; False

@@ -27,6 +27,7 @@ from tidemark.core.ids import ShardId
 from tidemark.core.ledger import Conflict
 from tidemark.core.publish import VERSION_NONE, BeingPublished, Published, StateStanding
 from tidemark.delta.carry import Copied, carried
+from tidemark.delta.checkpoints import tidy_log
 from tidemark.delta.copying import Source, columns_beside, copy_rows, read_source, table_schema
 from tidemark.delta.entry import Change, NewFile
 from tidemark.delta.facts import SMALL_BYTES
@@ -37,7 +38,6 @@ from tidemark.delta.protocol import VECTORS, check_features, is_on
 from tidemark.delta.standing import app_id, read_standing, same_rows_version
 from tidemark.delta.state import StateTable
 from tidemark.delta.state_vacuum import retention_properties, vacuum
-from tidemark.delta.table import tidy_log
 from tidemark.delta.vectors import Rows
 
 FILE_BYTES: Final = 2 * SMALL_BYTES

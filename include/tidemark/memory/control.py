@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar, cast
 
 from tidemark.core.binding import BindingRecord
 from tidemark.core.checkpoint import Checkpoint
 from tidemark.core.evidence import Evidence
+from tidemark.core.history import CHAPTERS, Chapter, HistoryRecord, chapter_head
 from tidemark.core.ids import ShardId
 from tidemark.core.journal import JournalEntry
 from tidemark.core.lease import Lease
+from tidemark.core.ledger import CommitOutcome, Head, Put
 from tidemark.core.listing import LogFile
 from tidemark.core.publish import Published
 from tidemark.core.seal import Seal
@@ -19,20 +21,47 @@ from tidemark.core.shard import LogEntry
 from tidemark.memory.chaos import Chaos, Crash, Fault
 from tidemark.memory.ledger import MemoryLedger, MemoryLedgerView
 
+R = TypeVar("R")
+
+
+class MemoryTruth(Generic[R]):
+    """A chapter of the shared history, for who checks what came of it all."""
+
+    def __init__(self, history: MemoryLedger[HistoryRecord], name: str) -> None:
+        self._history, self._chapter = history, CHAPTERS[name]
+
+    @property
+    def version(self) -> int:
+        return self._history.version
+
+    def head(self, version: int) -> Head:
+        return chapter_head(self._history.head(version), self._chapter["upper"])
+
+    def records(self, version: int) -> Sequence[R]:
+        kinds = self._chapter["kinds"]
+        return [cast("R", one) for one in self._history.records(version) if isinstance(one, kinds)]
+
 
 class MemoryWarehouse:
     """The durable truth that all processes share."""
 
     def __init__(self) -> None:
-        self.bindings: MemoryLedger[BindingRecord] = MemoryLedger()
+        self.history: MemoryLedger[HistoryRecord] = MemoryLedger()
         self.attempts: MemoryLedger[Evidence] = MemoryLedger()
-        self.seals: MemoryLedger[Seal] = MemoryLedger()
         self.checkpoints: MemoryLedger[Checkpoint] = MemoryLedger()
         self.journal: MemoryLedger[JournalEntry] = MemoryLedger()
         self.leases: MemoryLedger[Lease] = MemoryLedger()
         self.logs: dict[ShardId, MemoryLedger[LogEntry]] = {}
         self.shapes: dict[ShardId, Shape] = {}
         self.records: dict[ShardId, MemoryLedger[Published]] = {}
+
+    @property
+    def bindings(self) -> MemoryTruth[BindingRecord]:
+        return MemoryTruth(self.history, "bindings")
+
+    @property
+    def seals(self) -> MemoryTruth[Seal]:
+        return MemoryTruth(self.history, "seals")
 
     def log(self, shard: ShardId) -> MemoryLedger[LogEntry]:
         return self.logs.setdefault(shard, MemoryLedger())
@@ -43,9 +72,8 @@ class MemoryWarehouse:
     def land_delayed(self) -> Iterator[object]:
         """Let every write that is still under way arrive now; one at a time, so a caller may stop."""
         ledgers: tuple[MemoryLedger[Any], ...] = (
-            self.bindings,
+            self.history,
             self.attempts,
-            self.seals,
             self.checkpoints,
             self.journal,
             self.leases,
@@ -55,6 +83,22 @@ class MemoryWarehouse:
         for ledger in ledgers:
             while ledger.delayed:
                 yield ledger.delayed.pop(0)()
+
+
+class MemoryChapter(Chapter[R]):
+    """A chapter whose calls have its own name, for who scripts faults."""
+
+    def __init__(self, history: MemoryLedgerView[HistoryRecord], name: str) -> None:
+        super().__init__(history, **CHAPTERS[name])
+        self._history, self._name = history, name
+
+    def head(self) -> Head:
+        with self._history.called(self._name):
+            return super().head()
+
+    def commit(self, head: Head, put: Put[R, Any]) -> CommitOutcome:
+        with self._history.called(self._name):
+            return super().commit(head, put)
 
 
 class MemoryLogView(MemoryLedgerView[LogEntry]):
@@ -88,9 +132,10 @@ class MemoryControl:
     def __init__(self, warehouse: MemoryWarehouse, chaos: Chaos | None = None) -> None:
         self._warehouse = warehouse
         self._chaos = chaos
-        self.bindings = MemoryLedgerView(warehouse.bindings, chaos, "bindings")
+        self.history = MemoryLedgerView(warehouse.history, chaos, "history")
+        self.bindings: MemoryChapter[BindingRecord] = MemoryChapter(self.history, "bindings")
+        self.seals: MemoryChapter[Seal] = MemoryChapter(self.history, "seals")
         self.attempts = MemoryLedgerView(warehouse.attempts, chaos, "attempts")
-        self.seals = MemoryLedgerView(warehouse.seals, chaos, "seals")
         self.checkpoints = MemoryLedgerView(warehouse.checkpoints, chaos, "checkpoints")
         self.journal = MemoryLedgerView(warehouse.journal, chaos, "journal")
         self.leases = MemoryLedgerView(warehouse.leases, chaos, "leases")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 from tidemark.core.errors import Determinate, Indeterminate
@@ -34,11 +35,18 @@ class MemoryLedger(Generic[R]):
     def commit(self, head: Head, put: Put[R, Any]) -> CommitOutcome:
         if head.version != self.version:
             return Conflict()
-        marks = head.moved(put.marks)
+        marks = self.head(head.version).moved(put.marks)
         self._records.extend(put.records)
         self._marks.append(marks)
         self._counts.append(len(self._records))
         return Committed(self.version)
+
+    def restore(self, version: int) -> None:
+        """Go back to a version, as a table does whose newest commits are lost, or that a copy took the place
+        of."""
+        del self._marks[version + 1 :]
+        del self._counts[version + 1 :]
+        del self._records[self._counts[version] :]
 
 
 class MemoryLedgerView(Generic[R]):
@@ -49,23 +57,39 @@ class MemoryLedgerView(Generic[R]):
         self._chaos = chaos or Calm()
         self._name = name
         self._version = 0
+        self._lagged = False
+
+    @contextmanager
+    def called(self, name: str) -> Iterator[None]:
+        """Calls within have another name."""
+        own, self._name = self._name, name
+        try:
+            yield
+        finally:
+            self._name = own
 
     def head(self) -> Head:
         fault = self._chaos.meet(f"{self._name}.head")
         if fault in (Fault.CRASH_BEFORE, Fault.CRASH_AFTER):
             raise Crash
         newest = self._truth.version
-        # A stale read never goes back behind what this process has seen itself.
-        self._version = max(self._version, newest - 1) if fault is Fault.STALE else newest
+        # A stale read never goes back behind what this process has seen itself, and a second look is fresh.
+        self._lagged = fault is Fault.STALE and not self._lagged
+        self._version = max(self._version, newest - 1) if self._lagged else newest
         return self._truth.head(self._version)
 
-    def read(self, lower: int, upper: int) -> Sequence[R]:
-        records = self._truth.records(self._version)
-        return sorted((r for r in records if lower <= r.number < upper), key=lambda r: r.number)
+    def mark(self, name: str) -> int:
+        return self._truth.head(self._version).marks.get(name, 0)
 
-    def find(self, key: str) -> Sequence[R]:
-        records = self._truth.records(self._version)
-        return sorted((r for r in records if r.key == key), key=lambda r: r.number)
+    def read(self, lower: int, upper: int, kinds: tuple[type, ...] = ()) -> Sequence[R]:
+        found = (r for r in self._of(kinds) if lower <= r.number < upper)
+        return sorted(found, key=lambda r: r.number)
+
+    def find(self, key: str, kinds: tuple[type, ...] = ()) -> Sequence[R]:
+        return sorted((r for r in self._of(kinds) if r.key == key), key=lambda r: r.number)
+
+    def _of(self, kinds: tuple[type, ...]) -> Iterator[R]:
+        return (r for r in self._truth.records(self._version) if not kinds or isinstance(r, kinds))
 
     def commit(self, head: Head, put: Put[R, Any]) -> CommitOutcome:
         fault = self._chaos.meet(f"{self._name}.commit")

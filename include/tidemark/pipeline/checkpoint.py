@@ -12,8 +12,9 @@ from tidemark.core.checkpoint import Checkpoint, TableMark, decide_checkpoint
 from tidemark.core.ids import TXN_NONE, Txn
 from tidemark.core.ledger import Head, Put
 from tidemark.core.shard import LogEntry, NextAppend
-from tidemark.pipeline.context import Pipeline, binding_at
+from tidemark.pipeline.context import Pipeline, binding_at, seal_at
 from tidemark.pipeline.flushing import flushing
+from tidemark.pipeline.history import require_history
 from tidemark.pipeline.settle import settle
 
 
@@ -30,13 +31,13 @@ def reached(pipeline: Pipeline) -> Checkpoint:
     """The checkpoint that the seals and logs allow now."""
     found = flushing(pipeline)
     txn = Txn(found.tracker.acknowledged.txn)
-    return Checkpoint(
-        txn, {shard: kept(mark, found.needs[shard], txn=txn) for shard, mark in found.marks.items()}
-    )
+    tables = {shard: kept(mark, found.needs[shard], txn=txn) for shard, mark in found.marks.items()}
+    return Checkpoint(txn, tables, seal_at(pipeline, txn).link if txn > TXN_NONE else 0)
 
 
 def checkpoint(pipeline: Pipeline) -> Txn:
     """Advance the checkpoint as far as the flush tracker allows, and acknowledge the source up to it."""
+    require_history(pipeline.control)
     candidate = reached(pipeline)
 
     def decide(head: Head) -> Put[Checkpoint, Txn] | Txn:

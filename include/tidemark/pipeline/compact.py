@@ -26,6 +26,7 @@ from tidemark.core.upkeep import (
     decide_replace,
     merged_folder,
 )
+from tidemark.pipeline.history import log_head, require_history
 from tidemark.pipeline.settle import settle
 from tidemark.ports.control import Control, KeptLog
 from tidemark.ports.upkeep import Merger
@@ -59,6 +60,7 @@ def compact(
     control: Control, log: KeptLog, merger: Merger, shard: ShardId, *, token: WriterToken
 ) -> Compacted:
     """Merge what is due in one log. Needs no lock: a second compaction shuts out the first."""
+    log_head(control, shard, require_history(control))
     log.head()
     runs = choose_runs(log.files())
     if not runs:

@@ -105,7 +105,8 @@ def stage_open(pipeline: Pipeline, binding: Binding, token: WriterToken) -> Stag
     """Stage an open transaction by the pipeline's settings of now, so that what they refused before can be
     mended; reads no ledger. Whether they fit is asked before (`fit.require_fit`)."""
     settings = settings_of(binding, pipeline.configuration)
-    return replace(pipeline.plane.stage(binding.under(settings), token), configuration=settings)
+    staged = pipeline.plane.stage(binding.under(settings), token)
+    return replace(staged, configuration=settings, binding=binding.link)
 
 
 def unfinished(pipeline: Pipeline) -> Unfinished:

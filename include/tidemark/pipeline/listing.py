@@ -13,7 +13,8 @@ from typing import Final
 
 from tidemark.core.errors import InvariantViolation
 from tidemark.core.ids import TXN_NONE, ShardId, Txn
-from tidemark.core.seal import Seal
+from tidemark.core.seal import Seal, touch_mark
+from tidemark.pipeline.history import require_known
 from tidemark.ports.control import Control
 from tidemark.ports.reading import LogListing, PartFiles
 
@@ -46,9 +47,13 @@ def readable(control: Control, shard: ShardId) -> Readable:
     that lacks what a checkpoint has seen in it has lost commits, and is not taken for one that waits."""
     # In this order: what a checkpoint says was so before the log is looked at.
     done_upper = control.checkpoints.head().upper
-    log_upper = control.log(shard).head().upper
-    sealed_upper = control.seals.head().upper
-    seals = control.seals.read(log_upper, sealed_upper) if log_upper < sealed_upper else ()
+    head = control.log(shard).head()
+    log_upper, sealed_upper = head.upper, control.seals.head().upper
+    if log_upper <= sealed_upper:
+        require_known(control, f"the log of shard {shard}", txn=Txn(log_upper - 1), link=head.link)
+    # What touches the shard is marked, so that one that is idle for long reads no seals.
+    behind = log_upper <= control.seals.mark(touch_mark(shard))
+    seals = control.seals.read(log_upper, sealed_upper) if behind else ()
     waiting = next((seal.txn for seal in seals if seal.touches(shard)), done_upper)
     if waiting < done_upper and not _may_wait(control, shard, waiting, done_upper):
         lost = f"the log of {shard!r} ends before txn {waiting}, and checkpoint {done_upper - 1} is past it"

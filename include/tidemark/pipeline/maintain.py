@@ -22,6 +22,7 @@ from tidemark.core.publish import published_txn
 from tidemark.core.upkeep import Replacement, decide_truncate
 from tidemark.pipeline.compact import Replacing
 from tidemark.pipeline.context import Pipeline, seal_at, unfinished
+from tidemark.pipeline.history import require_logs
 from tidemark.pipeline.leasing import Leases
 from tidemark.pipeline.publish import last_published
 from tidemark.pipeline.settle import settle
@@ -30,6 +31,7 @@ from tidemark.ports.control import KeptLog
 
 def sweep(pipeline: Pipeline) -> tuple[tuple[Txn, WriterToken], ...]:
     """Remove the parts of every attempt that lost its seal; returns which."""
+    require_logs(pipeline.control)
     # Attempts are listed before the seals are read: one that appears later is not looked at.
     attempts = pipeline.plane.attempts()
     upper = pipeline.control.seals.head().upper

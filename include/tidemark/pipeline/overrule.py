@@ -29,7 +29,7 @@ def checked_reason(reason: str) -> str:
 
 def skip(pipeline: Pipeline, attempt: Attempt, txn: Txn, *, reason: str) -> Txn:
     """Pass over an open transaction for good; returns the checkpoint."""
-    binding_at(pipeline, txn)
+    binding = binding_at(pipeline, txn)
     upper = pipeline.control.seals.head().upper
     if txn > upper:
         _refuse_unless_ours(TooEarly(upper), txn)
@@ -39,6 +39,7 @@ def skip(pipeline: Pipeline, attempt: Attempt, txn: Txn, *, reason: str) -> Txn:
         token=attempt.token,
         generation=pipeline.generation,
         reason=checked_reason(reason),
+        binding=binding.link,
         watermark=before.watermark if before is not None else None,
     )
     _refuse_unless_ours(put_seal(pipeline, seal), txn)

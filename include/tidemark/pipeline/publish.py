@@ -38,6 +38,7 @@ from tidemark.core.publish import (
 )
 from tidemark.core.snapshot import Truncated, agreed
 from tidemark.pipeline.context import watermark_below
+from tidemark.pipeline.history import log_head, require_history
 from tidemark.pipeline.settle import settle
 from tidemark.ports.control import Control
 from tidemark.ports.state import StatePlane, StateStandings, Tail
@@ -143,7 +144,7 @@ def _publish(control: Control, plane: StatePlane, shard: ShardId, token: WriterT
     for _ in range(STEPS_MAX):
         last = last_published(control, shard)
         standing = plane.standing(shard, last)
-        log = control.log(shard).head()
+        log = log_head(control, shard, require_history(control))
         try:
             decision = decide_publish(shard, last=last, standing=standing, log_upper=log.upper)
         except StateOverwritten:

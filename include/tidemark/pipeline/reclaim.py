@@ -14,6 +14,7 @@ from tidemark.core.ids import ShardId
 from tidemark.core.lease import Lease
 from tidemark.core.upkeep import HeldBack, Leftover, compaction_of, held_back
 from tidemark.pipeline.compact import begin
+from tidemark.pipeline.history import log_head, require_history
 from tidemark.pipeline.leasing import Leases
 from tidemark.ports.control import Control, KeptLog
 
@@ -71,6 +72,7 @@ def reclaim(
     Files of a compaction that died carry the number of the last one begun: to be sure that they never go
     in, another is begun, with nothing to merge. One that is still at work is shut out by that, and loses
     its work, never a row."""
+    log_head(control, shard, require_history(control))
     head = log.head()
     if any(one.number and one.number >= compaction_of(head) for one in log.leftovers()):
         begin(log, shard)

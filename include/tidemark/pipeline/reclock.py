@@ -1,40 +1,48 @@
 """Reclock: find the run's transactions, or mint them, and say what the run has to do.
 
 The first attempt of a run mints; what it minted, or that it minted nothing, stays its own for ever.
-The source is asked again on every try, after the head was read, so that a minter that came second
+The source is asked again whenever something else was bound meanwhile, so that a minter that came second
 adopts what is there and adds only what is still missing (Invariant 1). A pipeline file that does not fit the
 warehouse is refused before anything is bound, also where there is nothing new to bind (Invariant 17).
 """
 
 from __future__ import annotations
 
-from tidemark.core.binding import BindingRecord, Owned, decide_mint, owned_in
+from collections.abc import Sequence
+
+from tidemark.core.binding import BindingRecord, Owned, Step, decide_mint, owned_in
+from tidemark.core.ids import Txn
 from tidemark.core.ledger import Head, Put
 from tidemark.core.replay import RunPlan, plan_run
 from tidemark.pipeline.context import Attempt, Pipeline, last_binding
 from tidemark.pipeline.fit import require_named, require_shapes
+from tidemark.pipeline.history import require_logs
 from tidemark.pipeline.settle import settle
 
 
 def mint(pipeline: Pipeline, attempt: Attempt) -> Owned:
     """What the run owns: found, or minted now from what the source offers."""
     bindings = pipeline.control.bindings
+    offered: dict[Txn, Sequence[Step]] = {}
 
     def decide(head: Head) -> Put[BindingRecord, Owned] | Owned:
         found = bindings.find(attempt.owner.identity)
         decided = owned_in(found)
         if decided is not None:
             return decided
+        require_logs(pipeline.control)
         require_shapes(pipeline, pipeline.configuration)
         last = last_binding(pipeline, head)
-        steps = pipeline.source.offer(last)
+        # A conflict with a seal leaves what is bound as it was: the source has said what comes after it.
+        if head.upper not in offered:
+            offered[head.upper] = pipeline.source.offer(last)
         # After the source, which may have a better reason: its tables may have become more meanwhile.
         require_named(pipeline)
         return decide_mint(
             head=head,
             last=last,
             found=found,
-            steps=steps,
+            steps=offered[head.upper],
             owner=attempt.owner,
             configuration=pipeline.configuration,
         )

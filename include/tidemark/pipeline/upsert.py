@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import cast
 
+from tidemark.core.binding import Binding
 from tidemark.core.errors import Determinate, TidemarkError
 from tidemark.core.ids import TXN_FIRST, ShardId, Txn
 from tidemark.core.journal import Event
@@ -18,6 +19,7 @@ from tidemark.core.ledger import Head, Put
 from tidemark.core.replay import DataDiffers, ExpectationsFailed, InputGone, judge_replay
 from tidemark.core.seal import (
     Lost,
+    Past,
     Seal,
     Sealed,
     SealOutcome,
@@ -26,6 +28,7 @@ from tidemark.core.seal import (
     decide_generation,
     decide_seal,
     seal_of,
+    touch_mark,
 )
 from tidemark.core.shape import Shapes
 from tidemark.core.shard import (
@@ -49,6 +52,7 @@ from tidemark.pipeline.context import (
     unfinished,
     watermark_below,
 )
+from tidemark.pipeline.history import log_head, require_history
 from tidemark.pipeline.ingest import standing
 from tidemark.pipeline.settle import settle
 from tidemark.pipeline.validate import Gated
@@ -75,11 +79,25 @@ def put_seal(pipeline: Pipeline, seal: Seal) -> SealOutcome:
 
     def decide(head: Head) -> Put[Seal, SealOutcome] | SealOutcome:
         found = seal_at(pipeline, seal.txn) if seal.txn < head.upper else None
+        past = _past(pipeline, seal) if seal.txn == head.upper else Past()
         shapes = {shard: pipeline.control.log(shard).shape() for shard in declared}
         recorded = {shard: shape for shard, shape in shapes.items() if shape is not None}
-        return decide_seal(head=head, found=found, seal=seal, recorded=recorded, declared=declared)
+        return decide_seal(head=head, found=found, seal=seal, past=past, recorded=recorded, declared=declared)
 
     return cast("SealOutcome", settle(seals, decide, what=f"the seal of transaction {seal.txn}"))
+
+
+def _past(pipeline: Pipeline, seal: Seal) -> Past:
+    """What the seal would follow, by the snapshot that it is decided on; `HistoryLost` where a log has gone
+    on from there already, `LogLost` where it has not come as far."""
+    seals, control = pipeline.control.seals, pipeline.control
+    last = require_history(pipeline.control)
+    before = next(iter(seals.read(seal.txn - 1, seal.txn)), None)
+    bound = [one.link for one in control.bindings.read(seal.txn, seal.txn + 1) if isinstance(one, Binding)]
+    touched = {shard: Txn(seals.mark(touch_mark(shard))) for shard in seal.shards}
+    for shard in seal.shards:
+        log_head(control, shard, last)
+    return Past(bound[0] if bound else 0, before.link if before is not None else 0, touched)
 
 
 def _declare(pipeline: Pipeline, seal: Seal, shapes: Shapes) -> None:
@@ -166,11 +184,10 @@ def bring_up_log(
     a shard that was idle for long does not read the history. `release` names a held transaction to let
     through.
     """
-    log = pipeline.control.log(shard)
     appended: list[Txn] = []
     dropped: list[Txn] = []
     while True:
-        upper = log.head().upper
+        upper = log_head(pipeline.control, shard).upper
         sealed_upper = pipeline.control.seals.head().upper
         first = max(upper, lower)
         seals = pipeline.control.seals.read(first, sealed_upper)
@@ -198,5 +215,6 @@ def put_entry(pipeline: Pipeline, shard: ShardId, *, expected: Txn, entry: LogEn
 
 def bring_up_logs(pipeline: Pipeline) -> dict[ShardId, LogReport]:
     """Bring up every log that may be behind its seals."""
+    require_history(pipeline.control)
     lowers = unfinished(pipeline).lowers
     return {shard: bring_up_log(pipeline, shard, lower=lower) for shard, lower in lowers.items()}

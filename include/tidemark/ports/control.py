@@ -40,6 +40,10 @@ class Ledger(Protocol[R]):
         """Load the newest snapshot that can be had, and tell its version and marks."""
         ...
 
+    def mark(self, name: str) -> int:
+        """A mark by its name, at the snapshot of the last `head`; 0 where there is none."""
+        ...
+
     def read(self, lower: int, upper: int) -> Sequence[R]:
         """The records numbered in [lower, upper), in order."""
         ...
@@ -101,13 +105,15 @@ class Control(Protocol):
     """All ledgers of one pipeline."""
 
     @property
-    def bindings(self) -> Ledger[BindingRecord]: ...
-
-    @property
-    def attempts(self) -> Ledger[Evidence]: ...
+    def bindings(self) -> Ledger[BindingRecord]:
+        """A chapter of the history, as the seals are: a commit to one moves the head of both."""
+        ...
 
     @property
     def seals(self) -> Ledger[Seal]: ...
+
+    @property
+    def attempts(self) -> Ledger[Evidence]: ...
 
     @property
     def checkpoints(self) -> Ledger[Checkpoint]: ...

@@ -90,7 +90,7 @@ class KafkaManifest:
             made = replace(made, schemas=schemas)
         except (ValueError, KeyError, TypeError, AttributeError, InvalidUsage) as error:
             fact = f"a binding's manifest can't be read: {type(error).__name__}"
-            raise InvariantViolation(fact, hint="the bindings table was changed by hand") from None
+            raise InvariantViolation(fact, hint="the history was changed by hand") from None
         unknown = sorted({one.topic for one in made.ranges} - made.topics.keys())
         if unknown:
             raise InvariantViolation(f"a binding's manifest has no id for topic {unknown[0]!r}")

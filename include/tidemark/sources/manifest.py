@@ -81,7 +81,7 @@ class Manifest:
             manifest = cls(found["format"], files, snapshots)
         except (ValueError, KeyError, TypeError) as error:
             fact = f"a binding's manifest can't be read: {type(error).__name__}"
-            raise InvariantViolation(fact, hint="the bindings table was changed by hand") from None
+            raise InvariantViolation(fact, hint="the history was changed by hand") from None
         _check(manifest.files)
         return manifest
 

@@ -15,13 +15,13 @@ from pyspark.sql import DataFrame
 
 from tidemark.core.errors import Indeterminate
 from tidemark.core.ledger import CommitOutcome, Conflict
+from tidemark.delta.checkpoints import tidy_log
 from tidemark.delta.entry import Change, NewFile
 from tidemark.delta.failures import housekeeping
 from tidemark.delta.file_names import folder_of
 from tidemark.delta.state import StateTable
 from tidemark.delta.state_files import described, write_rows
 from tidemark.delta.store import Store
-from tidemark.delta.table import tidy_log
 from tidemark.delta.vectors import Rows
 from tidemark.spark.work import WRITE_CONFS as WRITE_CONFS  # noqa: PLC0414
 from tidemark.spark.work import WRITE_OPTIONS

@@ -1,0 +1,150 @@
+"""The history: one ledger of a pipeline's decisions, and what everything else must agree with.
+
+Bindings, claims, seals and the generation are records and marks of one ledger, so they can't be set back
+against each other, and a decision that needs two of them is made on one head. A `Chapter` is one kind of them
+with an upper of its own.
+
+A history can't tell by itself that its newest commits are lost. Whatever depends on a transaction therefore
+keeps its number *and* its link, and `check_known` compares them: checkpoints, which follow every transaction,
+whenever a run begins; a shard's log when it is opened; publishes before they go on. (Invariant 16.)
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Any, Final, Generic, Protocol, TypedDict, TypeVar, cast
+
+from tidemark.core.binding import Binding, Claim
+from tidemark.core.errors import InvariantViolation
+from tidemark.core.ids import TXN_FIRST, TXN_NONE, ShardId, Txn
+from tidemark.core.ledger import GENERATION, UPPER, CommitOutcome, Head, Put
+from tidemark.core.seal import Seal
+
+BOUND: Final = "bound"
+SEALED: Final = "sealed"
+HISTORY_MARKS: Final = (BOUND, SEALED, GENERATION)
+HistoryRecord = Binding | Claim | Seal
+
+
+class _Chapter(TypedDict):
+    kinds: tuple[type, ...]
+    upper: str
+
+
+CHAPTERS: Final[Mapping[str, _Chapter]] = {
+    "bindings": {"kinds": (Binding, Claim), "upper": BOUND},
+    "seals": {"kinds": (Seal,), "upper": SEALED},
+}
+
+R = TypeVar("R")
+
+
+class Whole(Protocol):
+    """The ledger that chapters are of."""
+
+    def head(self) -> Head: ...
+
+    def mark(self, name: str) -> int: ...
+
+    def read(self, lower: int, upper: int, kinds: tuple[type, ...] = ()) -> Sequence[Any]: ...
+
+    def find(self, key: str, kinds: tuple[type, ...] = ()) -> Sequence[Any]: ...
+
+    def commit(self, head: Head, put: Put[Any, Any]) -> CommitOutcome: ...
+
+
+class TimedWhole(Whole, Protocol):
+    """One that keeps when its records were committed."""
+
+    def written_at(self, number: int, kinds: tuple[type, ...] = ()) -> datetime | None: ...
+
+
+def chapter_head(head: Head, upper: str) -> Head:
+    """The head of a history as one chapter has it: its own upper, and the marks that are all chapters'."""
+    marks = {name: value for name, value in head.marks.items() if name not in (BOUND, SEALED)}
+    return Head(head.version, {**marks, UPPER: head.marks.get(upper, TXN_FIRST)})
+
+
+class Chapter(Generic[R]):
+    """The records of some kinds in a history, as a ledger with an upper of its own. All chapters of one
+    history share its snapshot."""
+
+    def __init__(self, whole: Whole, *, kinds: tuple[type, ...], upper: str) -> None:
+        self._whole = whole
+        self._kinds = kinds
+        self._upper = upper
+
+    def head(self) -> Head:
+        return chapter_head(self._whole.head(), self._upper)
+
+    def mark(self, name: str) -> int:
+        return self._whole.mark(name)
+
+    def read(self, lower: int, upper: int) -> Sequence[R]:
+        return cast("Sequence[R]", self._whole.read(lower, upper, self._kinds))
+
+    def find(self, key: str) -> Sequence[R]:
+        return cast("Sequence[R]", self._whole.find(key, self._kinds))
+
+    def commit(self, head: Head, put: Put[R, Any]) -> CommitOutcome:
+        marks = {self._upper if name == UPPER else name: value for name, value in put.marks.items()}
+        return self._whole.commit(head, replace(put, marks=marks))
+
+
+class TimedChapter(Chapter[R]):
+    """A chapter of a history that keeps times."""
+
+    def __init__(self, whole: TimedWhole, *, kinds: tuple[type, ...], upper: str) -> None:
+        super().__init__(whole, kinds=kinds, upper=upper)
+        self._timed = whole
+
+    def written_at(self, number: int) -> datetime | None:
+        """When the last record of a number was committed, by its writer's clock."""
+        return self._timed.written_at(number, self._kinds)
+
+    def first_since(self, moment: datetime) -> int:
+        """The lowest number whose record was committed at a moment or later; the upper when none was. The
+        records must be numbered densely from 1 on."""
+        upper = int(self.head().upper)
+
+        def is_since(number: int) -> bool:
+            at = self.written_at(number)
+            return at is None or at >= moment
+
+        return 1 + bisect_left(range(1, upper), True, key=is_since)
+
+
+class HistoryLost(InvariantViolation):
+    """Something depends on a transaction that the history does not have, or has in another way."""
+
+
+class LogLost(InvariantViolation):
+    """A shard's log lacks a transaction that was in it, or must have been."""
+
+    def __init__(self, shard: ShardId, *, ends: Txn, wanted: Txn) -> None:
+        super().__init__(
+            f"the log of shard {shard} ends with transaction {ends}, and had {wanted}:"
+            " its newest commits are lost",
+            hint="nothing was written; restore the log from a newer copy",
+        )
+
+
+def check_known(what: str, *, txn: Txn, link: int, upper: Txn, seal: Seal | None) -> None:
+    """`HistoryLost` when the history, sealed below `upper`, is not the one that something depends on. `what`
+    is that thing, `txn` and `link` what it says, `seal` the history's own seal of the transaction."""
+    if txn == TXN_NONE:
+        return
+    if txn >= upper:
+        raise HistoryLost(
+            f"{what} has transaction {txn}, and the history ends with {upper - 1}:"
+            " its newest commits are lost",
+            hint="nothing was written; restore `_control/history` from a newer copy",
+        )
+    if seal is None or seal.link != link:
+        raise HistoryLost(
+            f"{what} has another transaction {txn} than the history: one of both was restored from a copy",
+            hint="nothing was written; restore both from the same moment",
+        )

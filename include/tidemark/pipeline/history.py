@@ -1,0 +1,95 @@
+"""Whether the history and what depends on it agree, asked before anything is written (Invariant 16).
+
+Any table can lose its newest commits: by a power cut on a store that had not synced, by a copy that was put
+back, by a hand. Each of them names transactions by number and link, so two of them tell on each other:
+
+- a checkpoint or a log that is ahead of the history, or has another transaction under the same number: the
+  history has lost commits (`HistoryLost`);
+- a log that is behind what a checkpoint has seen in it, or behind the transaction that touched its shard
+  last: the log has lost commits (`LogLost`).
+
+Checkpoints are derived, so one that was set back is simply written again. Runs, publishes, maintenance and
+readers ask here first; `doctor` asks for every log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from tidemark.core.checkpoint import Checkpoint
+from tidemark.core.errors import InvariantViolation
+from tidemark.core.history import HistoryLost, LogLost, check_known
+from tidemark.core.ids import TXN_FIRST, TXN_NONE, ShardId, Txn
+from tidemark.core.ledger import Head
+from tidemark.core.seal import touch_mark
+from tidemark.ports.control import Control
+
+LOOKS_MAX: Final = 2
+LOGS_LOOKED_AT: Final = 20
+
+
+def require_known(control: Control, what: str, *, txn: Txn, link: int) -> None:
+    """`HistoryLost` where the history is not the one that something depends on."""
+    for _ in range(LOOKS_MAX):
+        seal = next(iter(control.seals.read(txn, txn + 1)), None)
+        if txn == TXN_NONE or (seal is not None and seal.link == link):
+            return
+        # The snapshot may be an old one; a loss stays.
+        upper = control.seals.head().upper
+    seal = next(iter(control.seals.read(txn, txn + 1)), None)
+    check_known(what, txn=txn, link=link, upper=upper, seal=seal)
+
+
+def require_history(control: Control) -> Checkpoint:
+    """The newest checkpoint, when the history has its transaction. It follows every transaction, so no other
+    look is as cheap."""
+    checkpoints = control.checkpoints
+    upper = checkpoints.head().upper
+    last = next(iter(checkpoints.read(upper - 1, upper)), Checkpoint())
+    require_known(control, "the newest checkpoint", txn=last.txn, link=last.link)
+    return last
+
+
+def require_logs(control: Control) -> None:
+    """As `require_history`, and the logs agree that the last transactions touch, or some of many. Where
+    nothing is sealed, no log may have anything. Other logs are looked at when a transaction touches them."""
+    last = require_history(control)
+    upper = control.seals.head().upper
+    seals = control.seals.read(last.txn + 1, upper)
+    touched = {shard for seal in seals for shard in seal.shards} | set(last.tables)
+    for shard in sorted(control.shards() if upper == TXN_FIRST else touched)[:LOGS_LOOKED_AT]:
+        log_head(control, shard, last)
+
+
+def log_head(control: Control, shard: ShardId, last: Checkpoint | None = None) -> Head:
+    """Where a shard's log stands, when it and the history have the same transactions; with the newest
+    checkpoint, also when the log has what that has seen."""
+    head = control.log(shard).head()
+    require_known(control, f"the log of shard {shard}", txn=Txn(head.upper - 1), link=head.link)
+    if last is None:
+        return head
+    mark = last.tables.get(shard)
+    touched = Txn(control.seals.mark(touch_mark(shard)))
+    waits = mark is not None and mark.waits_at != TXN_NONE
+    if mark is not None and head.upper < mark.upper:
+        raise LogLost(shard, ends=Txn(head.upper - 1), wanted=Txn(mark.upper - 1))
+    if head.upper <= touched <= last.txn and not waits:
+        raise LogLost(shard, ends=Txn(head.upper - 1), wanted=touched)
+    return head
+
+
+def losses(control: Control, shards: Sequence[ShardId]) -> list[str]:
+    """What does not agree, for people: the history with its newest checkpoint, and each of these logs with
+    both."""
+    try:
+        last = require_history(control)
+    except InvariantViolation as lost:
+        return [str(lost)]
+    found: list[str] = []
+    for shard in shards:
+        try:
+            log_head(control, shard, last)
+        except (HistoryLost, LogLost) as lost:
+            found.append(str(lost))
+    return found

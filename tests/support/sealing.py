@@ -1,0 +1,29 @@
+"""Seals for logs that a test writes by hand: whoever opens one finds its transactions in the history."""
+
+from __future__ import annotations
+
+from tidemark.core.checksum import Digest
+from tidemark.core.ids import ShardId, Txn, WriterToken
+from tidemark.core.ledger import LINK, UPPER, Head, Put
+from tidemark.core.seal import Decision, Seal, touch_mark
+from tidemark.core.shard import LogEntry
+from tidemark.pipeline.settle import settle
+from tidemark.ports.control import Control
+
+
+def sealed_put(control: Control, shard: ShardId, entry: LogEntry) -> Put[LogEntry, None]:
+    """What to commit to the log, once the history has seals up to its transaction. They say nothing of
+    the parts, and their links are their numbers, so that racing writers make the same ones."""
+
+    def decide(head: Head) -> Put[Seal, None] | None:
+        if entry.txn < head.upper:
+            return None
+        seals = [
+            Seal(Txn(txn), WriterToken("hand"), 0, Decision.COMMITTED, Digest(), link=txn)
+            for txn in range(head.upper, entry.txn + 1)
+        ]
+        marks = {UPPER: entry.txn + 1, touch_mark(shard): int(entry.txn)}
+        return Put(marks, seals, None)
+
+    settle(control.seals, decide, what="seals by hand")
+    return Put({UPPER: entry.txn + 1, LINK: int(entry.txn)}, (entry,), None)
