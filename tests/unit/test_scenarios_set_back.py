@@ -12,10 +12,15 @@ import pytest
 
 from tests.support.memory import A, B, World, rec
 from tidemark.core.errors import InvariantViolation
-from tidemark.core.ids import Txn
+from tidemark.core.ids import Txn, WriterToken
 from tidemark.core.seal import Rebound, Staged
 from tidemark.memory.ledger import MemoryLedger
+from tidemark.memory.state import MemoryStatePlane, MemoryStates
+from tidemark.pipeline.checkpoint import checkpoint
 from tidemark.pipeline.ingest import ingest
+from tidemark.pipeline.listing import readable_upper
+from tidemark.pipeline.maintain import sweep
+from tidemark.pipeline.publish import publish, rebuild
 from tidemark.pipeline.reclock import reclock
 from tidemark.pipeline.upsert import commit_staged
 from tidemark.pipeline.validate import validate
@@ -138,3 +143,35 @@ def test_a_zombie_cant_seal_parts_of_a_binding_that_was_lost_and_bound_again() -
     assert world.seals == []
     world.run()
     assert world.state(A) == {("k",): 1, ("l",): 2}
+
+
+@pytest.mark.parametrize("name", ["history", "log"])
+def test_w1_publishers_sweeps_and_readers_stop_as_runs_do(name: str) -> None:
+    world, states = three(), MemoryStates()
+    plane = MemoryStatePlane(world.warehouse, world.files, states)
+    ledgers(world)[name].restore(VERSIONS[name] - 1)
+    before, control = durable(world), world.process().control
+    for work in (
+        lambda: publish(control, plane, A, token=WriterToken("publisher")),
+        lambda: rebuild(control, plane, A, token=WriterToken("builder")),
+        lambda: sweep(world.process()),
+        lambda: checkpoint(world.process()) if name == "history" else readable_upper(control, A),
+    ):
+        with pytest.raises(InvariantViolation, match=r"newest commits are lost|commits are lost"):
+            work()
+    assert durable(world) == before
+    assert states.of(A) == []
+
+
+def test_w1_a_state_that_is_ahead_of_everything_else_is_named() -> None:
+    """All ledgers were restored from one moment, and the state's table was not."""
+    world, states = three(), MemoryStates()
+    plane = MemoryStatePlane(world.warehouse, world.files, states)
+    publish(world.process().control, plane, A, token=WriterToken("publisher"))
+    ledgers(world)["history"].restore(VERSIONS["history"] - 2)
+    for name in ("log", "checkpoints"):
+        ledgers(world)[name].restore(VERSIONS[name] - 1)
+    with pytest.raises(
+        InvariantViolation, match="the state of shard a has transaction 3, and the history ends"
+    ):
+        publish(world.process().control, plane, A, token=WriterToken("publisher"))

@@ -39,12 +39,13 @@ class BeingPublished(Determinate):
 @dataclass(frozen=True, slots=True)
 class StateCommit:
     """What a commit of the state says of itself. `tombstones` is the version of the shard's table of
-    tombstones that belongs to it, or -1 where there is none."""
+    tombstones that belongs to it, or -1 where there is none; `link` is that of the transaction's seal."""
 
     txn: Txn
     token: WriterToken
     digest: Digest
     tombstones: int = VERSION_NONE
+    link: int = 0
 
     def __post_init__(self) -> None:
         if self.txn < TXN_NONE or not self.token:

@@ -44,6 +44,7 @@ def encoded(commit: StateCommit) -> str:
             "txn": commit.txn,
             "token": commit.token,
             "tombstones": commit.tombstones,
+            "link": commit.link,
             "digest": [digest.count, digest.xor, digest.sum_low, digest.sum_high, digest.encoding],
         },
         separators=(",", ":"),
@@ -59,7 +60,11 @@ def decoded(text: object) -> StateCommit | None:
     if not isinstance(facts, dict) or facts.get(_MARK) != FORMAT:
         return None
     return StateCommit(
-        Txn(facts["txn"]), WriterToken(facts["token"]), Digest(*facts["digest"]), facts["tombstones"]
+        Txn(facts["txn"]),
+        WriterToken(facts["token"]),
+        Digest(*facts["digest"]),
+        facts["tombstones"],
+        facts["link"],
     )
 
 

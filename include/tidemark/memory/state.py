@@ -93,7 +93,7 @@ class MemoryStatePlane:
         before = self._states.of(shard)[base.version].rows.values() if base is not None else ()
         rows = fold([*before, *self._rows(shard, tail)])
         visible = [change for change in rows.values() if not change.deletes]
-        commit = StateCommit(tail.txn, token, digest_of(visible))
+        commit = StateCommit(tail.txn, token, digest_of(visible), link=tail.link)
         version = self._commit(shard, MemoryVersion(rows, commit), there)
         return version if isinstance(version, Conflict) else (version, commit)
 

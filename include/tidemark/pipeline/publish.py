@@ -38,7 +38,7 @@ from tidemark.core.publish import (
 )
 from tidemark.core.snapshot import Truncated, agreed
 from tidemark.pipeline.context import watermark_below
-from tidemark.pipeline.history import log_head, require_history
+from tidemark.pipeline.history import log_head, require_history, require_known
 from tidemark.pipeline.settle import settle
 from tidemark.ports.control import Control
 from tidemark.ports.state import StatePlane, StateStandings, Tail
@@ -145,6 +145,8 @@ def _publish(control: Control, plane: StatePlane, shard: ShardId, token: WriterT
         last = last_published(control, shard)
         standing = plane.standing(shard, last)
         log = log_head(control, shard, require_history(control))
+        if last is not None:
+            require_known(control, f"the state of shard {shard}", txn=last.txn, link=last.commit.link)
         try:
             decision = decide_publish(shard, last=last, standing=standing, log_upper=log.upper)
         except StateOverwritten:
@@ -158,7 +160,7 @@ def _publish(control: Control, plane: StatePlane, shard: ShardId, token: WriterT
             case PutOnRecord(version, commit):
                 put_record(control, shard, version=version, commit=commit)
             case PublishTail(lower, upper, base):
-                tail = Tail(lower, upper, log.version, watermark_below(control, lower))
+                tail = Tail(lower, upper, log.version, watermark_below(control, lower), log.link)
                 made = plane.publish(shard, tail, base=base, token=token)
                 if not isinstance(made, Conflict):
                     return put_record(control, shard, version=made[0], commit=made[1])
@@ -183,7 +185,7 @@ def rebuild(
         last = last_published(control, shard)
         since = since_of(control.leases.head())
         start = base if base is not None or since == TXN_FIRST else last
-        log = control.log(shard).head()
+        log = log_head(control, shard, require_history(control))
         if start is not None:
             _check_base(plane, shard, start)
         lower = next_txn(start.txn) if start is not None else TXN_FIRST
@@ -197,7 +199,7 @@ def rebuild(
         if log.upper == TXN_FIRST:
             fact = f"the log of {shard} has nothing to rebuild from"
             raise InvalidUsage(fact, hint="run the pipeline first")
-        tail = Tail(lower, log.upper, log.version)
+        tail = Tail(lower, log.upper, log.version, link=log.link)
         made = plane.rebuild(shard, tail, base=start, token=token)
         if isinstance(made, Conflict):
             return made

@@ -22,12 +22,14 @@ from tidemark.core.publish import Published, StateCommit, StateStanding
 class Tail:
     """The log's rows with lower <= txn < upper, at a version of its table that shows them all.
 
-    `watermark` is the highest sequence below `lower`: tombstones that are too late for it may go."""
+    `watermark` is the highest sequence below `lower`: tombstones that are too late for it may go. `link` is
+    that of its last transaction."""
 
     lower: Txn
     upper: Txn
     log_version: int
     watermark: int | None = None
+    link: int = 0
 
     @property
     def txn(self) -> Txn:

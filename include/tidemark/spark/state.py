@@ -145,7 +145,7 @@ class SparkStatePlane:
         laid = index.lay(tail, base, version)
         if isinstance(laid, Conflict):
             return laid
-        commit = StateCommit(tail.txn, token, laid.digest, laid.tombstones)
+        commit = StateCommit(tail.txn, token, laid.digest, laid.tombstones, tail.link)
         outcome = self._commit(shard, version, commit, **laid.change)
         if isinstance(outcome, Conflict):
             return outcome
@@ -167,7 +167,7 @@ class SparkStatePlane:
                 change, added = changes.written(version)
                 digest = base.commit.digest if base is not None else Digest()
                 digest = carried_forward(digest, removed=changes.removed, added=added)
-                commit = StateCommit(tail.txn, token, digest, tombs)
+                commit = StateCommit(tail.txn, token, digest, tombs, tail.link)
                 outcome = self._commit(shard, version, commit, **change)
         return outcome if isinstance(outcome, Conflict) else (outcome.version, commit)
 
@@ -204,7 +204,7 @@ class SparkStatePlane:
             tombs = bury(folded, spec, base=old, watermark=None, afresh=base is None)
             if isinstance(tombs, Conflict):
                 return tombs
-            commit = StateCommit(tail.txn, token, digest_of_rows(rows, spec), tombs)
+            commit = StateCommit(tail.txn, token, digest_of_rows(rows, spec), tombs, tail.link)
             change = {
                 "added": version.write(rows.select("*", *spec.beside)),
                 "removed": list(version.head.files),
