@@ -9,9 +9,8 @@ A row that is the same again stays as it is. That it is the same is for the call
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +18,6 @@ import numpy.typing as npt
 from tidemark.core.checksum import Digest
 from tidemark.core.errors import InvariantViolation
 from tidemark.core.publish import carried_forward
-from tidemark.delta.entry import Change, NewFile
 from tidemark.delta.index import Hits
 from tidemark.delta.state_files import RowKeys, digest_of
 from tidemark.delta.vectors import Rows
@@ -32,14 +30,6 @@ class Overlay:
     comes: npt.NDArray[np.bool_]
     hidden: Mapping[str, Rows]
     digest: Digest
-
-    def change(
-        self, *, added: Sequence[NewFile], txns: Mapping[str, int], facts: Mapping[str, Any] | None = None
-    ) -> Change:
-        """The commit of it, once the rows that come are written."""
-        return Change(
-            "WRITE", self.digest.count, hidden=self.hidden, added=added, txns=txns, facts=facts or {}
-        )
 
 
 def alike(tail: RowKeys, upserts: npt.NDArray[np.bool_], hits: Hits) -> npt.NDArray[np.bool_]:

@@ -21,7 +21,6 @@ from tidemark.core.checksum import Digest
 from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.delta.entry import NewFile
 from tidemark.delta.file_names import name_of
-from tidemark.delta.head import LiveFile
 from tidemark.delta.runs import Numbers
 from tidemark.delta.statistics import footer_statistics, statistics
 from tidemark.delta.store import Store
@@ -107,22 +106,6 @@ def write_rows(store: Store, rows: pa.Table, *, version: int, nonce: UUID) -> Ne
             hint="check the room and the permissions, then retry",
         ) from error
     return NewFile(path, len(data), rows.num_rows, statistics(rows.drop_columns(plain)))
-
-
-def read_keys(store: Store, file: LiveFile, *, sequence: str | None = None) -> RowKeys | None:
-    """The keys and digests of a file's rows; None for a file that doesn't have them."""
-    try:
-        source = store.folder / file.location if store.folder is not None else None
-        with pq.ParquetFile(source or pa.BufferReader(store.get(file.location))) as opened:
-            if not {KEY, DIGEST} <= set(opened.schema_arrow.names):
-                return None
-            names = [KEY, DIGEST, *([sequence] if sequence is not None else [])]
-            rows = opened.read(columns=names)
-    except (OSError, pa.ArrowException) as error:
-        raise Determinate(
-            f"{file.location} of {store.uri} can't be read: {error}", hint="check the store, then retry"
-        ) from error
-    return keys_of(rows[KEY], rows[DIGEST], rows[sequence] if sequence is not None else None)
 
 
 def digest_of(digests: npt.NDArray[Any]) -> Digest:
