@@ -59,7 +59,7 @@ def facts_of(
     """The shape of a table; None where there is no table."""
     store = Store(uri, storage_options or {})
     found = read_listing(store)
-    head, active = found.head, list(found.head.files.values())
+    head, active = found.history.head, list(found.history.head.files.values())
     if head.version == VERSION_NONE:
         return None
     old = decide_vacuum(found, now_ms=now_ms, kept_ms=kept_ms)

@@ -4,6 +4,9 @@ It comes from the last checkpoint and the entries after it, and follows the log 
 By the protocol the last word on a file counts, where a file is its path *and* its deletion vector. Actions
 are kept as the log has them, because whoever commits has to say some of them again, word for word.
 
+What entries have taken out is no part of a head. A checkpoint has as many of those as there were publishes
+within the retention, and only clean-up needs them (`read_history`).
+
 An entry that is empty or can't be read is no entry that anyone wrote: a machine lost power before it was
 synced. Other readers take an empty one for a commit that did nothing; here it stops everything.
 """
@@ -13,8 +16,8 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
 from urllib.parse import unquote
@@ -41,6 +44,7 @@ _CHECKPOINT_FIELDS: Final = {
         "deletionVector", "baseRowId", "defaultRowCommitVersion", "clusteringProvider",
     ),
 }  # fmt: skip
+_HEAD_FIELDS: Final = {kind: names for kind, names in _CHECKPOINT_FIELDS.items() if kind != "remove"}
 _CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint\.(?:\d{10}\.(\d{10})\.)?parquet\Z")
 _MAPS: Final = ("partitionValues", "tags", "configuration", "options")
 
@@ -118,7 +122,6 @@ class TableHead:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     txns: Mapping[str, int] = field(default_factory=dict)
     files: Mapping[str, LiveFile] = field(default_factory=dict)
-    removed: Mapping[tuple[str, Descriptor | None], RemovedFile] = field(default_factory=dict)
 
     @property
     def configuration(self) -> Mapping[str, str]:
@@ -132,14 +135,16 @@ class TableHead:
     def after(self, actions: Iterable[Action], *, version: int, table: str = "the table") -> TableHead:
         """The head after one entry, or after a checkpoint's actions."""
         lines = list(actions)
-        files, removed, txns = dict(self.files), dict(self.removed), dict(self.txns)
+        files, txns = dict(self.files), dict(self.txns)
         protocol, metadata = self.protocol, self.metadata
         for line in lines:
             protocol, metadata = line.get("protocol", protocol), line.get("metaData", metadata)
             if "txn" in line:
                 txns[line["txn"]["appId"]] = int(line["txn"]["version"])
             if "remove" in line:
-                _take_out(line["remove"], files, removed)
+                path, vector = str(line["remove"]["path"]), Descriptor.of(line["remove"])
+                if path in files and files[path].vector == vector:
+                    del files[path]
         # A commit's removals come first: it may put a file back with another deletion vector.
         for add in (line["add"] for line in lines if "add" in line):
             file = LiveFile(add)
@@ -150,19 +155,15 @@ class TableHead:
                     hint="two writers didn't know of each other; rebuild the state from its log",
                 )
             files[file.path] = file
-            removed.pop((file.path, file.vector), None)
-        return TableHead(version, protocol, metadata, txns, files, removed)
+        return TableHead(version, protocol, metadata, txns, files)
 
 
-def _take_out(
-    remove: Mapping[str, Any],
-    files: dict[str, LiveFile],
-    removed: dict[tuple[str, Descriptor | None], RemovedFile],
-) -> None:
-    path, vector = str(remove["path"]), Descriptor.of(remove)
-    if path in files and files[path].vector == vector:
-        del files[path]
-    removed[path, vector] = RemovedFile(path, vector, int(remove.get("deletionTimestamp") or 0))
+@dataclass(frozen=True, slots=True)
+class History:
+    """A head, and what was taken out up to it and is still remembered."""
+
+    head: TableHead
+    removed: Sequence[RemovedFile]
 
 
 def read_head(store: Store, head: TableHead | None = None) -> TableHead:
@@ -171,6 +172,27 @@ def read_head(store: Store, head: TableHead | None = None) -> TableHead:
     for _, after in entries_after(store, found):
         found = after
     return found
+
+
+def read_history(store: Store) -> History:
+    """The newest head, and what entries have taken out, as far as the log remembers."""
+    version, actions = _checkpointed(store, None, _CHECKPOINT_FIELDS)
+    head = TableHead().after(actions, version=version, table=store.uri)
+    removed: dict[tuple[str, Descriptor | None], RemovedFile] = {}
+    _take_out(actions, removed)
+    for entry, after in entries_after(store, head):
+        head = after
+        _take_out(entry, removed)
+    return History(head, tuple(removed.values()))
+
+
+def _take_out(actions: Sequence[Action], removed: dict[tuple[str, Descriptor | None], RemovedFile]) -> None:
+    """Note what an entry takes out; what it puts back is no longer out."""
+    for remove in (line["remove"] for line in actions if "remove" in line):
+        path, vector = str(remove["path"]), Descriptor.of(remove)
+        removed[path, vector] = RemovedFile(path, vector, int(remove.get("deletionTimestamp") or 0))
+    for add in (line["add"] for line in actions if "add" in line):
+        removed.pop((str(add["path"]), Descriptor.of(add)), None)
 
 
 def entries_after(store: Store, head: TableHead) -> Iterator[tuple[list[Action], TableHead]]:
@@ -207,25 +229,32 @@ def open_head(store: Store, *, until: int | None = None) -> TableHead:
     checkpoint.
 
     A log that does not reach back to the version any more is opened at its oldest checkpoint, after it."""
+    version, actions = _checkpointed(store, until, _HEAD_FIELDS)
+    return TableHead().after(actions, version=version, table=store.uri)
+
+
+def _checkpointed(
+    store: Store, until: int | None, fields: Mapping[str, Sequence[str]]
+) -> tuple[int, list[Action]]:
+    """The version of a checkpoint and its actions; -1 and none where there is no checkpoint."""
     try:
         version, parts = _checkpoint(store, until)
     except OSError as error:
         raise Determinate(f"the checkpoints of {store.uri} can't be read: {error}", hint="retry") from error
     if version == VERSION_NONE:
-        return TableHead()
+        return version, []
     name = f"{LOG}/{version:020}.checkpoint"
     names = [f"{name}.{at:010}.{parts:010}.parquet" for at in range(1, parts + 1)] or [f"{name}.parquet"]
-    found = TableHead()
+    found: list[Action] = []
     for one in names:
         try:
-            data = store.get(one)
+            found += _in_checkpoint(store.get(one), fields)
         except OSError as error:
             raise Determinate(
                 f"{one} of {store.uri} can't be read: {error}",
                 hint="retry: it may have been cleaned meanwhile",
             ) from error
-        found = found.after(_in_checkpoint(data), version=version, table=store.uri)
-    return replace(found, version=version)
+    return version, found
 
 
 def _checkpoint(store: Store, until: int | None) -> tuple[int, int]:
@@ -253,7 +282,7 @@ def _checkpoints(store: Store) -> list[tuple[int, int]]:
     return [one for one, count in parts.items() if count == max(one[1], 1)]
 
 
-def _in_checkpoint(data: bytes) -> Iterator[Action]:
+def _in_checkpoint(data: bytes, fields: Mapping[str, Sequence[str]]) -> Iterator[Action]:
     # Here and not above, because most heads come from a few entries, and start sooner without it.
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -263,7 +292,7 @@ def _in_checkpoint(data: bytes) -> Iterator[Action]:
     # The parsed statistics are large, and are in the text as well.
     columns = [
         f"{kind}.{name}"
-        for kind, names in _CHECKPOINT_FIELDS.items()
+        for kind, names in fields.items()
         if kind in schema.names
         for name in names
         if schema.field(kind).type.get_field_index(name) >= 0
