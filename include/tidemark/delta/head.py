@@ -17,7 +17,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final
 from urllib.parse import unquote
@@ -44,6 +44,9 @@ _CHECKPOINT_FIELDS: Final = {
         "deletionVector", "baseRowId", "defaultRowCommitVersion", "clusteringProvider",
     ),
 }  # fmt: skip
+ENTRY_BYTES_MIN: Final = 8 * 1024
+"""An entry costs whoever opens the table a request, as much as so many bytes."""
+CHECKPOINT_BYTES_MIN: Final = 512 * 1024
 _HEAD_FIELDS: Final = {kind: names for kind, names in _CHECKPOINT_FIELDS.items() if kind != "remove"}
 _CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint\.(?:\d{10}\.(\d{10})\.)?parquet\Z")
 _MAPS: Final = ("partitionValues", "tags", "configuration", "options")
@@ -115,13 +118,22 @@ class RemovedFile:
 
 @dataclass(frozen=True)
 class TableHead:
-    """What a table's version has; `files` by the log's spelling of their paths."""
+    """What a table's version has; `files` by the log's spelling of their paths. `checkpoint_bytes` and
+    `entries_bytes` are what it was read from."""
 
     version: int = VERSION_NONE
     protocol: Mapping[str, Any] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
     txns: Mapping[str, int] = field(default_factory=dict)
     files: Mapping[str, LiveFile] = field(default_factory=dict)
+    checkpoint_bytes: int = field(default=0, compare=False)
+    entries_bytes: int = field(default=0, compare=False)
+
+    @property
+    def checkpoint_due(self) -> bool:
+        """Whether the entries weigh more than the checkpoint before them. So what is written of checkpoints
+        is no more than what is written of entries, and neither is what has to be read to open the table."""
+        return self.entries_bytes > max(self.checkpoint_bytes, CHECKPOINT_BYTES_MIN)
 
     @property
     def configuration(self) -> Mapping[str, str]:
@@ -132,8 +144,10 @@ class TableHead:
         """How many rows a reader sees."""
         return sum(file.live for file in self.files.values())
 
-    def after(self, actions: Iterable[Action], *, version: int, table: str = "the table") -> TableHead:
-        """The head after one entry, or after a checkpoint's actions."""
+    def after(
+        self, actions: Iterable[Action], *, version: int, table: str = "the table", size: int = 0
+    ) -> TableHead:
+        """The head after one entry of so many bytes."""
         lines = list(actions)
         files, txns = dict(self.files), dict(self.txns)
         protocol, metadata = self.protocol, self.metadata
@@ -155,7 +169,8 @@ class TableHead:
                     hint="two writers didn't know of each other; rebuild the state from its log",
                 )
             files[file.path] = file
-        return TableHead(version, protocol, metadata, txns, files)
+        weight = self.entries_bytes + max(size, ENTRY_BYTES_MIN)
+        return TableHead(version, protocol, metadata, txns, files, self.checkpoint_bytes, weight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +191,8 @@ def read_head(store: Store, head: TableHead | None = None) -> TableHead:
 
 def read_history(store: Store) -> History:
     """The newest head, and what entries have taken out, as far as the log remembers."""
-    version, actions = _checkpointed(store, None, _CHECKPOINT_FIELDS)
-    head = TableHead().after(actions, version=version, table=store.uri)
+    version, actions, size = _checkpointed(store, None, _CHECKPOINT_FIELDS)
+    head = _opened(store, version, actions, size)
     removed: dict[tuple[str, Descriptor | None], RemovedFile] = {}
     _take_out(actions, removed)
     for entry, after in entries_after(store, head):
@@ -206,7 +221,7 @@ def entries_after(store: Store, head: TableHead) -> Iterator[tuple[list[Action],
         except OSError as error:
             raise Determinate(f"the log of {store.uri} can't be read: {error}", hint="retry") from error
         actions = entry_actions(data, version, store.uri)
-        head = head.after(actions, version=version, table=store.uri)
+        head = head.after(actions, version=version, table=store.uri, size=len(data))
         yield actions, head
 
 
@@ -229,32 +244,39 @@ def open_head(store: Store, *, until: int | None = None) -> TableHead:
     checkpoint.
 
     A log that does not reach back to the version any more is opened at its oldest checkpoint, after it."""
-    version, actions = _checkpointed(store, until, _HEAD_FIELDS)
-    return TableHead().after(actions, version=version, table=store.uri)
+    return _opened(store, *_checkpointed(store, until, _HEAD_FIELDS))
+
+
+def _opened(store: Store, version: int, actions: Sequence[Action], size: int) -> TableHead:
+    found = TableHead().after(actions, version=version, table=store.uri)
+    return replace(found, checkpoint_bytes=size, entries_bytes=0)
 
 
 def _checkpointed(
     store: Store, until: int | None, fields: Mapping[str, Sequence[str]]
-) -> tuple[int, list[Action]]:
-    """The version of a checkpoint and its actions; -1 and none where there is no checkpoint."""
+) -> tuple[int, list[Action], int]:
+    """The version of a checkpoint, its actions and its bytes; -1 and none where there is no checkpoint."""
     try:
         version, parts = _checkpoint(store, until)
     except OSError as error:
         raise Determinate(f"the checkpoints of {store.uri} can't be read: {error}", hint="retry") from error
     if version == VERSION_NONE:
-        return version, []
+        return version, [], 0
     name = f"{LOG}/{version:020}.checkpoint"
     names = [f"{name}.{at:010}.{parts:010}.parquet" for at in range(1, parts + 1)] or [f"{name}.parquet"]
     found: list[Action] = []
+    size = 0
     for one in names:
         try:
-            found += _in_checkpoint(store.get(one), fields)
+            data = store.get(one)
         except OSError as error:
             raise Determinate(
                 f"{one} of {store.uri} can't be read: {error}",
                 hint="retry: it may have been cleaned meanwhile",
             ) from error
-    return version, found
+        found += _in_checkpoint(data, fields)
+        size += len(data)
+    return version, found, size
 
 
 def _checkpoint(store: Store, until: int | None) -> tuple[int, int]:

@@ -159,7 +159,9 @@ def _publish(control: Control, plane: StatePlane, shard: ShardId, token: WriterT
                 tail = Tail(lower, upper, log.version, watermark_below(control, lower))
                 made = plane.publish(shard, tail, base=base, token=token)
                 if not isinstance(made, Conflict):
-                    return put_record(control, shard, version=made[0], commit=made[1])
+                    record = put_record(control, shard, version=made[0], commit=made[1])
+                    plane.tidy(shard)
+                    return record
     raise Determinate(f"the state of {shard} has moved on {STEPS_MAX} times meanwhile", hint="retry")
 
 

@@ -67,6 +67,10 @@ class ShardIndex:
         self._state_index = TableIndex(Store(spec.state, spec.storage_options), sequence=sequence)
         self._dead_index = TableIndex(self._dead.store, sequence=sequence, digest=TXN)
 
+    @property
+    def tombstones(self) -> StateTable:
+        return self._dead
+
     def lay(self, tail: Tail, base: Published | None, version: NextVersion) -> Laid | Conflict:
         """Work out and write what a tail changes in a state that stands at this version's head; `Unsuited`
         where that is for Spark, before anything is written."""
