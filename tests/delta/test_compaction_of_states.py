@@ -464,6 +464,7 @@ def test_any_series_of_publishes_and_compactions_that_meet_gives_the_fold(
             else:
                 getattr(keeper, work)(SHARD, **({"tombstones": VERSION_NONE} if work == "merge" else {}))
         check(state)
+    assert state.table.head().rows == len(state.model)
 
 
 class Killed(BaseException):

@@ -198,3 +198,28 @@ def test_a_small_file_with_many_hidden_rows_is_written_anew_after_a_publish(
     tidy(hand.table)
     assert [file.hidden for file in hand.table.head().files.values()] == [0]
     hand.check()
+
+
+def test_a_row_is_copied_once_for_each_size_that_its_file_grows_through(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(head.LiveFile, "bytes", property(lambda file: file.rows))
+    monkeypatch.setattr(upkeep, "TIDY_BYTES", (4, 16, 64))
+    monkeypatch.setattr(upkeep, "TIDY_FILES", 4)
+    copied: list[int] = []
+    copy = upkeep.copy_rows
+
+    def counted(*args: Any, **known: Any) -> Any:
+        made = copy(*args, **known)
+        copied.append(made.rows)
+        return made
+
+    monkeypatch.setattr(upkeep, "copy_rows", counted)
+    hand = Hand(tmp_path / "state")
+    hand.create()
+    for key in range(128):
+        hand.publish({key: "a"})
+        tidy(hand.table)
+        assert len(hand.table.head().files) <= 3 * 4 + key // 64
+    assert sum(copied) <= 4 * 128
+    hand.check()

@@ -20,7 +20,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Final
 
 from tidemark.core.errors import Determinate, Indeterminate, InvalidUsage
@@ -145,8 +145,9 @@ def tidy(table: StateTable) -> None:
     the sizes that its file grows through, so the work follows what is published; larger files are left to
     maintenance."""
     files = table.head().files.values()
-    for limit in TIDY_BYTES:
-        if sum(map(_below(limit), files)) >= TIDY_FILES:
+    for least, limit in pairwise((0, *TIDY_BYTES)):
+        # Those that are smaller don't count: a file would be copied again for each few of them.
+        if sum(least <= file.bytes < limit for file in files) >= TIDY_FILES:
             _compact(table, _below(limit), operation="OPTIMIZE", files_min=2)
             break
     else:
