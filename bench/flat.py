@@ -68,7 +68,7 @@ def in_new_process(setup: str, uri: str, rows: int) -> float:
     """Seconds of one look at the table, imports left out."""
     code = f"import time\nuri = {uri!r}\n{setup}\nat = time.perf_counter()\nfound = work()\n"
     code += f"print(time.perf_counter() - at)\nassert found == {rows}, found"
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True, text=True)
     return float(done.stdout.split()[-1])
 
 
