@@ -261,7 +261,7 @@ def test_an_older_sequence_loses_to_the_state_and_an_equal_one_wins(tmp_path: Pa
     tail = RowKeys(hi, hi, np.array([11, 21, 31]), np.array([4, 5, 6]))
     _, records = index.runs[0].find(hi, hi)
     hits = index_module.Hits(("f",), np.arange(3), records)
-    found = overlay(tail, np.ones(3, np.bool_), hits, base=digest_of(there.digest))
+    found = overlay(tail, np.ones(3, np.int64), np.ones(3, np.bool_), hits, base=digest_of(there.digest))
     assert found.comes.tolist() == [False, True, True]
     assert {path: set(rows) for path, rows in found.hidden.items()} == {"f": {1, 2}}
     assert found.digest == digest_of(np.array([10, 21, 31]))
