@@ -14,6 +14,8 @@ changes is truncated now and then, since it is not what is measured. Prints Mark
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import statistics
 import subprocess
 import sys
@@ -21,6 +23,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from bench.report import RESULTS, write_report
 from bench.state import SHARD, Bench
 from tidemark.core.ids import Txn
 from tidemark.delta.facts import facts_of
@@ -119,33 +122,55 @@ def main() -> None:
     parser.add_argument("--publishes", type=int, default=10_000)
     parser.add_argument("--day", type=int, default=1_440)
     parser.add_argument("--spark", action="store_true")
+    parser.add_argument("--report", action="store_true", help="into docs/benchmarks.md")
     given = parser.parse_args()
+    load = os.getloadavg()[1]
     with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(Path(folder), given.rows)
-        keeper = DeltaStateKeeper("p", {SHARD: KeptState(bench.spec.uri, HISTORY_DAYS)})
-        print("| " + " | ".join(HEADER) + " |\n|" + " ---: |" * len(HEADER))
-        print("| " + " | ".join(line(bench, "0", [])) + " |", flush=True)
-        seconds: list[float] = []
-        for number in range(1, given.publishes + 1):
-            bench.round(given.batch)
-            at = time.perf_counter()
-            bench.publish()
-            seconds.append(time.perf_counter() - at)
-            if number % given.day == 0:
-                maintain(bench, keeper)
-            if number % LOG_KEPT == 0:
-                truncate(bench.control.log(SHARD), SHARD, Txn(max(bench.txn - LOG_KEPT, 1)))
-            if number in {100, 1_000, given.publishes}:
-                print("| " + " | ".join(line(bench, f"{number:,}", seconds[-100:])) + " |", flush=True)
-        spark_seconds = in_new_process(SPARK, bench.spec.state, bench.live) if given.spark else None
-        maintain(bench, keeper)
-        later_ms = time.time_ns() // 1_000_000 + (HISTORY_DAYS + 1) * DAY_MS
-        vacuum(StateTable(bench.spec.state).store, now_ms=later_ms, kept_ms=HISTORY_DAYS * DAY_MS)
-        print("| " + " | ".join(line(bench, "after its history", [])) + " |")
-        in_all = f"all publishes: mean {statistics.mean(seconds):.3f} s, longest {max(seconds):.2f} s"
-        print(f"\n{given.rows:,} rows, batches of {given.batch}; {in_all}")
-        if spark_seconds is not None:
-            print(f"read by Spark, in a new session: {spark_seconds:.1f} s")
+        lines, words = measured(Path(folder), given)
+    load = max(load, os.getloadavg()[1])
+    at = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+    found = {"words": f"{words} Measured {at}, load average up to {load:.1f}.", "lines": [HEADER, *lines]}
+    print(f"\n{found['words']}")
+    if given.report:
+        results = json.loads(RESULTS.read_text(encoding="utf-8")) | {"flat": found}
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        write_report(results)
+
+
+def measured(folder: Path, given: argparse.Namespace) -> tuple[list[tuple[str, ...]], str]:
+    """The lines of the table, and what else there is to say."""
+    bench = Bench(folder, given.rows)
+    keeper = DeltaStateKeeper("p", {SHARD: KeptState(bench.spec.uri, HISTORY_DAYS)})
+    print("| " + " | ".join(HEADER) + " |\n|" + " ---: |" * len(HEADER))
+    lines: list[tuple[str, ...]] = []
+
+    def look(publishes: str, seconds: list[float]) -> None:
+        lines.append(line(bench, publishes, seconds))
+        print("| " + " | ".join(lines[-1]) + " |", flush=True)
+
+    look("0", [])
+    seconds: list[float] = []
+    for number in range(1, given.publishes + 1):
+        bench.round(given.batch)
+        at = time.perf_counter()
+        bench.publish()
+        seconds.append(time.perf_counter() - at)
+        if number % given.day == 0:
+            maintain(bench, keeper)
+        if number % LOG_KEPT == 0:
+            truncate(bench.control.log(SHARD), SHARD, Txn(max(bench.txn - LOG_KEPT, 1)))
+        if number in {100, 1_000, given.publishes}:
+            look(f"{number:,}", seconds[-100:])
+    words = f"{given.rows:,} rows at first, {bench.live:,} at the end, batches of {given.batch}."
+    words += f" All publishes: mean {statistics.mean(seconds):.3f} s, longest {max(seconds):.2f} s."
+    if given.spark:
+        found = in_new_process(SPARK, bench.spec.state, bench.live)
+        words += f" Read by Spark at the end, in a new session: {found:.1f} s."
+    maintain(bench, keeper)
+    later_ms = time.time_ns() // 1_000_000 + (HISTORY_DAYS + 1) * DAY_MS
+    vacuum(StateTable(bench.spec.state).store, now_ms=later_ms, kept_ms=HISTORY_DAYS * DAY_MS)
+    look("after its history", [])
+    return lines, words
 
 
 if __name__ == "__main__":
