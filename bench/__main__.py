@@ -12,8 +12,8 @@ import subprocess
 import sys
 
 ALL = (
-    "flush", "start", "small", "control", "commit", "publish", "kafka", "postgres", "reader", "maintain",
-    "peers", "airflow",
+    "flush", "start", "small", "control", "commit", "publish", "state", "flat", "kafka", "postgres", "reader",
+    "maintain", "peers", "airflow",
 )  # fmt: skip
 
 

@@ -235,9 +235,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="tidemark-bench-") as made:
         spark = bench_session(Path(made), options.memory)
         results = machine() | {"memory": options.memory, "batches": options.batches, "sizes": []}
+        before = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+        results |= {"flat": before["flat"]} if "flat" in before else {}
         done: list[dict[str, Any]] = []
-        if options.add and RESULTS.exists():
-            done = [size for size in json.loads(RESULTS.read_text())["sizes"] if size["rows"] not in sizes]
+        if options.add:
+            done = [size for size in before.get("sizes", ()) if size["rows"] not in sizes]
         for _ in measure(spark, Path(made) / "warm", WARM_ROWS, options.batches):
             pass
         for rows in sizes:

@@ -33,6 +33,11 @@ WANTED = (
     ("with deletes", IN_ALL, ICEBERG, 1.0, "with deletes: not slower than Iceberg"),
     ("upserts", EACH, ICEBERG, 1.0, "and publish, every transaction: not slower than Iceberg"),
 )
+FLAT = (
+    "Made by `python -m bench.flat --spark --report`, which says how: a publish each for many small batches,"
+    " with maintenance as once a day at a publish a minute, and every version kept. After its history's days"
+    " only the newest version is needed."
+)
 _STYLE = (
     "text{font:13px system-ui,sans-serif;fill:#24292f}.b{fill:#8c959f}.o{fill:#0969da}.t{font-weight:600}"
     "@media(prefers-color-scheme:dark){text{fill:#e6edf3}.b{fill:#6e7681}.o{fill:#58a6ff}}"
@@ -122,6 +127,10 @@ def markdown(results: dict[str, Any]) -> str:
     for size in results["sizes"]:
         lines += ["", f"## Aimed at and reached, {millions(size)}", ""]
         lines += ["| goal | at most | found | reached |", "| --- | ---: | ---: | --- |", *goals(size)]
+    if "flat" in results:
+        lines += ["", "## After ten thousand publishes", "", FLAT, "", results["flat"]["words"], ""]
+        header, *rows = (f"| {' | '.join(row)} |" for row in results["flat"]["lines"])
+        lines += [header, "|" + " ---: |" * len(results["flat"]["lines"][0]), *rows]
     return "\n".join(lines) + "\n"
 
 

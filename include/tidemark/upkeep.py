@@ -101,6 +101,7 @@ def plan(deployment: Deployment, terms: Terms) -> Upkeep:
     floor = plan_floor(deployment.pipeline, leases, deployment.shards, window=terms.window)
     since = leases.since()
     chores: list[Chore] = []
+    told: list[str] = []
     for shard, log in logs_of(deployment).items():
         chores += _log_chores(shard, log, floor, max(since, floor.txn), terms)
         found = plan_reclaim(deployment.control, log, leases, now_ms=terms.now_ms, kept_ms=terms.kept_ms)
@@ -110,9 +111,11 @@ def plan(deployment: Deployment, terms: Terms) -> Upkeep:
         if facts is not None:
             held = _snapshot_held(deployment, shard, leases, terms)
             chores += _state_chores(shard, facts, held, terms)
+            told += _history_warnings(shard, facts, terms)
     unneeded = unneeded_input(deployment.pipeline, max(since, floor.txn))
     chores += [Chore("remove captured changes", "", *one) for one in unneeded]
-    return Upkeep(deployment.config.name, since, tuple(chores), warnings(deployment, since, terms))
+    told += warnings(deployment, since, terms)
+    return Upkeep(deployment.config.name, since, tuple(chores), tuple(told))
 
 
 def warnings(deployment: Deployment, since: Txn, terms: Terms) -> tuple[str, ...]:
@@ -164,7 +167,7 @@ def _state_chores(shard: ShardId, facts: TableFacts, held: Lease | None, terms: 
     if facts.merge_due:
         yield Chore("merge the state's files", shard, facts.small, facts.small_bytes)
     if facts.purge_due:
-        yield Chore("purge the state's hidden rows", shard, facts.files, facts.bytes)
+        yield Chore("purge the state's hidden rows", shard, facts.worn, facts.worn_bytes)
     if facts.old:
         by = f"lease {held.name} of {held.holder} at {held.txn}" if held is not None else ""
         until = until_released(held.ttl_seconds) if held is not None else ""
@@ -173,6 +176,15 @@ def _state_chores(shard: ShardId, facts: TableFacts, held: Lease | None, terms: 
         days = terms.kept_ms // DAY_MS
         yield Chore(
             "vacuum the state", shard, facts.waiting, facts.waiting_bytes, f"state_history_days: {days}"
+        )
+
+
+def _history_warnings(shard: ShardId, facts: TableFacts, terms: Terms) -> Iterable[str]:
+    """What older versions need is kept for the promised days, however much it is; that it is much is told."""
+    if facts.history_large:
+        yield (
+            f"older versions of the state of {shard} take {facts.waiting_bytes:,} bytes, the state itself"
+            f" {facts.bytes:,}; lower `state_history_days: {terms.kept_ms // DAY_MS}`, or publish less often"
         )
 
 
@@ -251,6 +263,7 @@ def _tended(
     facts = state_facts(deployment, shard, terms)
     if facts is None:
         return
+    told += _history_warnings(shard, facts, terms)
     vacuum = facts.old > 0 and _snapshot_held(deployment, shard, leases, terms) is None
     if not (facts.merge_due or facts.purge_due or vacuum):
         return
@@ -269,6 +282,6 @@ def _tended(
     if facts.merge_due:
         yield Chore("merged the state's files", shard, facts.small, facts.small_bytes)
     if facts.purge_due:
-        yield Chore("purged the state's hidden rows", shard, facts.files, facts.bytes)
+        yield Chore("purged the state's hidden rows", shard, facts.worn, facts.worn_bytes)
     if vacuum:
         yield Chore("vacuumed the state", shard, facts.old, facts.old_bytes)

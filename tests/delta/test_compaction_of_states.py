@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import json
 import uuid
 from collections.abc import Callable
 from decimal import Decimal
@@ -17,7 +16,6 @@ from deltalake import DeltaTable, QueryBuilder
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.support.indexed import Indexed
 from tests.support.s3 import ObjectStore
 from tests.support.state_table import Hand, new_table
 from tidemark.core.errors import Determinate, InvalidUsage, InvariantViolation
@@ -47,9 +45,10 @@ def merge(root: Path) -> None:
 
 
 @pytest.fixture
-def state(tmp_path: Path) -> Indexed:
+def state(tmp_path: Path) -> Hand:
     """Many small files, most of which have hidden rows."""
-    made = Indexed(tmp_path)
+    made = Hand(tmp_path / "state")
+    made.create()
     made.publish(dict.fromkeys(range(60), "0"))
     for at in range(1, 6):
         made.publish(dict.fromkeys(range(at, 60, 7), f"{at}"), {at + 50})
@@ -57,58 +56,36 @@ def state(tmp_path: Path) -> Indexed:
     return made
 
 
-def rows_of(state: Indexed) -> list[tuple[int, str]]:
-    """The live rows in the order of files and rows."""
-    head = state.table.head()
-    hidden = state.table.hidden(head, head.files)
-    found = []
-    for path, file in sorted(head.files.items()):
-        table = pq.read_table(state.table.store.folder / file.location, columns=["k", "v"])
-        gone = hidden.get(path, ())
-        found += [(row["k"], row["v"]) for at, row in enumerate(table.to_pylist()) if at not in gone]
-    return found
-
-
 def data_files(root: Path) -> set[str]:
     return {path.name for path in root.glob("*.parquet")}
 
 
-def check(state: Indexed) -> None:
-    """Everybody reads the model; digest, keys and counts are proven from the files."""
-    assert dict(rows_of(state)) == state.model
-    assert state.verify() == []
-    table = DeltaTable(str(state.root / "state"))
-    found = pa.table(QueryBuilder().register("t", table).execute("select k, v from t").read_all())
-    assert dict(zip(found["k"].to_pylist(), found["v"].to_pylist(), strict=True)) == state.model
+def check(state: Hand) -> None:
+    """Everybody reads the model; what stands beside the rows is theirs."""
+    state.check()
     named = {file.location for file in state.table.head().files.values()}
-    assert named <= data_files(state.root / "state")
+    assert named <= data_files(state.root)
 
 
-def entry(state: Indexed) -> list[dict[str, Any]]:
-    version = state.table.head().version
-    text = (state.root / "state" / "_delta_log" / f"{version:020}.json").read_text()
-    return [json.loads(line) for line in text.splitlines()]
-
-
-def test_a_merge_keeps_rows_order_digests_and_says_that_nothing_changes(state: Indexed) -> None:
-    before, version = rows_of(state), state.table.head().version
+def test_a_merge_keeps_rows_order_digests_and_says_that_nothing_changes(state: Hand) -> None:
+    before, version = state.rows(), state.table.head().version
     assert len(state.table.head().files) == 6
-    merge(state.root)
+    merge(state.root.parent)
     head = state.table.head()
     assert (head.version, len(head.files), head.rows) == (version + 1, 1, len(state.model))
-    assert rows_of(state) == before, "in the order in which they were"
+    assert state.rows() == before, "in the order in which they were"
     check(state)
-    lines = entry(state)
+    lines = state.entry(head.version)
     files = [line[kind] for line in lines for kind in ("add", "remove") if kind in line]
     assert {file["dataChange"] for file in files} == {False}
     assert not any("cdc" in line or "txn" in line for line in lines)
     (file,) = head.files.values()
-    footer = pq.read_schema(state.root / "state" / file.location)
+    footer = pq.read_schema(state.root / file.location)
     assert {KEY, DIGEST} <= set(footer.names)
     assert KEY not in file.add["stats"]
     assert footer.field(KEY).type == pa.binary(16)
     # Nothing is due any more, and the next publish finds its rows by the copied hashes.
-    merge(state.root)
+    merge(state.root.parent)
     assert state.table.head().version == version + 1
     assert state.publish({1: "x", 99: "y"}, {2}) == Committed(version + 2)
     check(state)
@@ -128,7 +105,7 @@ def overtaken(monkeypatch: pytest.MonkeyPatch, *moments: Callable[[], object]) -
 
 
 def test_a_compaction_wins_against_a_publisher_that_touches_every_file(
-    state: Indexed, monkeypatch: pytest.MonkeyPatch
+    state: Hand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between its copy and its commit, again and again; one file is emptied altogether."""
     files = set(state.table.head().files)
@@ -148,7 +125,7 @@ def test_a_compaction_wins_against_a_publisher_that_touches_every_file(
     monkeypatch.setattr(upkeep, "copy_rows", copied)
     overtaken(monkeypatch, *[lambda at=at: touch(at) for at in range(10, 14)])  # type: ignore[misc]
     version = state.table.head().version
-    merge(state.root)
+    merge(state.root.parent)
     head = state.table.head()
     assert head.version == version + 8, "seven publishes, and the compaction"
     assert not files & set(head.files)
@@ -157,16 +134,16 @@ def test_a_compaction_wins_against_a_publisher_that_touches_every_file(
     assert merged.hidden > 5
     assert (version_in(merged.path) or 0) >= head.version
     monkeypatch.undo()
-    keeper_of(state.root).purge(SHARD)
+    keeper_of(state.root.parent).purge(SHARD)
     assert all(file.hidden == 0 for file in state.table.head().files.values())
     check(state)
     # What was left over has gone, as no version needs it; what may be read by others stays.
     vacuum(state.table.store, now_ms=10**15, kept_ms=0)
-    assert data_files(state.root / "state") == {file.location for file in state.table.head().files.values()}
+    assert data_files(state.root) == {file.location for file in state.table.head().files.values()}
     check(state)
 
 
-def live_keys(state: Indexed) -> dict[str, list[int]]:
+def live_keys(state: Hand) -> dict[str, list[int]]:
     head = state.table.head()
     hidden = state.table.hidden(head, head.files)
     found: dict[str, list[int]] = {}
@@ -177,32 +154,32 @@ def live_keys(state: Indexed) -> dict[str, list[int]]:
 
 
 def test_a_copy_whose_rows_are_all_gone_or_elsewhere_is_dropped(
-    state: Indexed, monkeypatch: pytest.MonkeyPatch
+    state: Hand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     overtaken(monkeypatch, lambda: merge_quietly(state, monkeypatch))
-    merge(state.root)
+    merge(state.root.parent)
     monkeypatch.undo()
     assert len(state.table.head().files) == 1
     check(state)
     overtaken(monkeypatch, lambda: state.publish({}, set(state.model)))
     state.publish({1: "x"})
-    merge(state.root)
+    merge(state.root.parent)
     assert (state.model, state.table.head().rows) == ({}, 0)
     check(state)
 
 
-def merge_quietly(state: Indexed, monkeypatch: pytest.MonkeyPatch) -> None:
+def merge_quietly(state: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another maintenance does the same at the same time."""
     with monkeypatch.context() as patch:
         patch.undo()
         from tidemark.delta.carry import carried
 
         patch.setattr(upkeep, "carried", carried)
-        merge(state.root)
+        merge(state.root.parent)
 
 
 def test_a_copy_that_is_deleted_before_it_goes_in_is_made_again(
-    state: Indexed, monkeypatch: pytest.MonkeyPatch
+    state: Hand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its version was there without it, and a vacuum took it for a leftover."""
 
@@ -212,42 +189,42 @@ def test_a_copy_that_is_deleted_before_it_goes_in_is_made_again(
         assert len(taken) == 1
 
     overtaken(monkeypatch, outrun)
-    merge(state.root)
+    merge(state.root.parent)
     assert max(file.rows for file in state.table.head().files.values()) > 40
     check(state)
 
 
 def test_a_state_that_is_changed_again_and_again_is_left_whole_and_without_leftovers(
-    state: Indexed, monkeypatch: pytest.MonkeyPatch
+    state: Hand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(upkeep, "COMMITS_MAX", 3)
     monkeypatch.setattr(upkeep, "BEGINNINGS_MAX", 2)
-    before = data_files(state.root / "state")
+    before = data_files(state.root)
     overtaken(monkeypatch, *[lambda at=at: state.publish({at: "x"}) for at in range(6)])  # type: ignore[misc]
     with pytest.raises(BeingPublished, match="again and again"):
-        merge(state.root)
+        merge(state.root.parent)
     check(state)
-    later = data_files(state.root / "state") - before
+    later = data_files(state.root) - before
     assert len(later) == 6, "one for each publish, and no copy"
 
 
 def test_a_killed_compaction_leaves_a_file_that_goes_when_its_version_is_there(
-    state: Indexed, monkeypatch: pytest.MonkeyPatch
+    state: Hand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def kill() -> None:
         raise Killed
 
     overtaken(monkeypatch, kill)
-    before = data_files(state.root / "state")
+    before = data_files(state.root)
     with pytest.raises(Killed):
-        merge(state.root)
+        merge(state.root.parent)
     monkeypatch.undo()
-    (left,) = data_files(state.root / "state") - before
+    (left,) = data_files(state.root) - before
     vacuum(state.table.store, now_ms=0, kept_ms=0)
-    assert left in data_files(state.root / "state"), "it may still come in"
-    merge(state.root)
+    assert left in data_files(state.root), "it may still come in"
+    merge(state.root.parent)
     vacuum(state.table.store, now_ms=0, kept_ms=0)
-    assert left not in data_files(state.root / "state")
+    assert left not in data_files(state.root)
     check(state)
 
 
@@ -281,7 +258,7 @@ def test_without_vectors_a_compaction_begins_again_when_a_file_was_rewritten(
     assert len(copies) == (1 if vectors else 2)
 
 
-def test_files_that_lack_the_hashes_don_t_take_them_from_the_others(state: Indexed) -> None:
+def test_files_that_lack_the_hashes_don_t_take_them_from_the_others(state: Hand) -> None:
     """Another engine has rewritten a file, and knows nothing of the columns beside the schema."""
     store, head = state.table.store, state.table.head()
     for path in list(head.files)[:2]:
@@ -296,13 +273,13 @@ def test_files_that_lack_the_hashes_don_t_take_them_from_the_others(state: Index
         added = NewFile(name, size, rows.num_rows, statistics(rows))
         change = Change("OPTIMIZE", head.rows, added=[added], removed=[path], of_rows=False)
         assert isinstance(state.table.commit(head, change), Committed)
-    merge(state.root)
+    merge(state.root.parent)
     columns = sorted(
         sorted(pq.read_schema(store.folder / file.location).names)
         for file in state.table.head().files.values()
     )
     assert columns == [[DIGEST, KEY, "k", "v"], ["k", "v"]]
-    assert dict(rows_of(state)) == state.model
+    assert dict(state.rows()) == state.model
 
 
 EVERY = pa.schema(
@@ -371,11 +348,12 @@ def test_a_file_that_is_not_what_the_log_says_is_not_copied(tmp_path: Path) -> N
     pq.write_table(pq.read_table(hand.root / first.location).slice(1), hand.root / second.location)
     with pytest.raises(InvariantViolation, match="has 1 rows, and the log says 2"):
         merge(tmp_path)
-    renamed = pq.read_table(hand.root / first.location).rename_columns(["k", "V"])
+    renamed = pq.read_table(hand.root / first.location).rename_columns(["k", "V", KEY, DIGEST])
     pq.write_table(renamed, hand.root / second.location)
     with pytest.raises(InvalidUsage, match="has the column V, and the table has v"):
         merge(tmp_path)
-    other = pa.table({"k": ["a", "b"], "v": ["a", "b"]})
+    first_rows = pq.read_table(hand.root / first.location)
+    other = first_rows.set_column(0, "k", pa.array(["a", "b"]))
     pq.write_table(other, hand.root / second.location)
     with pytest.raises(InvalidUsage, match=r"the column k of .* is string"):
         merge(tmp_path)
@@ -466,9 +444,10 @@ def test_any_series_of_publishes_and_compactions_that_meet_gives_the_fold(
     tmp_path_factory: pytest.TempPathFactory,
     series: list[tuple[str, list[tuple[set[int], set[int]]]]],
 ) -> None:
-    state = Indexed(tmp_path_factory.mktemp("series"))
+    state = Hand(tmp_path_factory.mktemp("series") / "state")
+    state.create()
     state.publish(dict.fromkeys(range(8), "first"))
-    keeper = keeper_of(state.root)
+    keeper = keeper_of(state.root.parent)
     for at, (work, publishes) in enumerate(series):
         with pytest.MonkeyPatch.context() as patch:
             moments = [
@@ -485,8 +464,7 @@ def test_any_series_of_publishes_and_compactions_that_meet_gives_the_fold(
             else:
                 getattr(keeper, work)(SHARD, **({"tombstones": VERSION_NONE} if work == "merge" else {}))
         check(state)
-    state.cover(state.table.head())
-    assert state.verify_index() == [], "the index is made from the hashes that were copied"
+    assert state.table.head().rows == len(state.model)
 
 
 class Killed(BaseException):
@@ -502,26 +480,25 @@ def test_p3_upkeep_that_dies_before_or_after_any_step_is_finished_by_the_next(
 ) -> None:
     """Merge, purge and vacuum, overtaken by a publish: whatever is left behind harms nobody, and goes."""
     for fuse in range(1, 100):
-        state = Indexed(tmp_path / str(fuse))
+        state = Hand(tmp_path / str(fuse) / "state")
+        state.create()
         state.publish(dict.fromkeys(range(9), "0"))
         state.publish({1: "1"}, {2})
         with monkeypatch.context() as patch:
             overtaken(patch, lambda state=state: state.publish({3: "3"}, {4}))  # type: ignore[misc]
             is_killed = killed_at(
-                patch, state.table.store, fuse, lambda root=state.root: upkept(root), is_after=is_after
+                patch, state.table.store, fuse, lambda root=state.root.parent: upkept(root), is_after=is_after
             )  # type: ignore[misc]
         check(state)
-        upkept(state.root)
+        upkept(state.root.parent)
         check(state)
         assert len(state.table.head().files) == 1
         # A copy that was overtaken may have a name of up to eight versions ahead.
         for at in range(9):
             state.publish({5: f"{at}"})
-        upkept(state.root)
+        upkept(state.root.parent)
         check(state)
-        assert data_files(state.root / "state") == {
-            file.location for file in state.table.head().files.values()
-        }
+        assert data_files(state.root) == {file.location for file in state.table.head().files.values()}
         if not is_killed:
             assert fuse > 12, "so many steps there are at least"
             return

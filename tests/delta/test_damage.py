@@ -77,7 +77,7 @@ def test_a_flipped_byte_in_a_log_entry_is_never_read_as_something_else(journal: 
 
 def test_flipped_bytes_in_a_checkpoint_are_never_read_as_something_else(journal: Path) -> None:
     writer = open_journal(journal)
-    for _ in range(10):
+    for _ in range(70):
         put_next(writer)
     checkpoint = next((journal / "_delta_log").glob("*.checkpoint.parquet"))
     assert refusals(journal, checkpoint, kind=TidemarkError) == 0, "the entries say it all"

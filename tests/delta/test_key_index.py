@@ -3,32 +3,66 @@
 from __future__ import annotations
 
 import stat
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.indexed import TABLE_ID, Indexed, key_hash, rows_of
-from tests.support.state_table import Hand
+from tests.support import keyed_log
+from tests.support.keyed_log import KeyedLog
+from tests.support.state_table import Hand, rows_of
 from tidemark.core.checksum import ENCODING
 from tidemark.core.errors import Determinate, InvariantViolation
-from tidemark.core.ledger import Committed
 from tidemark.delta import index as index_module
-from tidemark.delta.audit import Finding
+from tidemark.delta.head import LiveFile
 from tidemark.delta.index import KeyIndex, chosen_for_merge
 from tidemark.delta.overlay import overlay
-from tidemark.delta.runs import DataFile, Records, Run, RunDamaged, RunScope, sorted_records, write_run
+from tidemark.delta.runs import DataFile, Run, RunDamaged, RunScope, sorted_records, write_run
 from tidemark.delta.state_files import DIGEST, KEY, RowKeys, digest_of, keys_of
 
+TABLE_ID = "table-1"
 SCOPE = RunScope(TABLE_ID, ENCODING)
 
 
-def by_delta_rs(state: Indexed) -> dict[int, str]:
-    return Hand(state.root / "state").by_delta_rs()
+@pytest.fixture
+def state(tmp_path: Path) -> Hand:
+    made = Hand(tmp_path / "state")
+    made.create()
+    return made
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> KeyIndex:
+    return KeyIndex(tmp_path / "index", SCOPE)
+
+
+def keys_in(state: Hand, file: LiveFile) -> RowKeys:
+    rows = pq.read_table(state.root / file.location)
+    return keys_of(rows[KEY], rows[DIGEST])
+
+
+def cover(index: KeyIndex, state: Hand) -> None:
+    """Have every live file in the index."""
+    for file in index.missing(state.table.head()):
+        index.add({DataFile(file.path, file.bytes, file.rows): keys_in(state, file)})
+
+
+def check_index(index: KeyIndex, state: Hand) -> None:
+    """It says of each live file's rows what the file says, each row once."""
+    live = state.table.head().files
+    found, wanted = [], []
+    for run in index.runs:
+        for hi, lo, digest, row, file in run.all()[["hi", "lo", "digest", "row", "file"]].tolist():
+            if run.files[file].path in live:
+                found.append((run.files[file].path, row, hi, lo, digest))
+    for path, file in live.items():
+        keys = keys_in(state, file)
+        rows = zip(keys.hi.tolist(), keys.lo.tolist(), keys.digest.view(np.uint64).tolist(), strict=True)
+        wanted += [(path, row, *one) for row, one in enumerate(rows)]
+    assert sorted(found) == sorted(wanted)
 
 
 def run_of(path: Path, hi: list[int], lo: list[int] | None = None) -> Run:
@@ -110,141 +144,113 @@ def test_after_a_merge_each_run_is_larger_than_all_that_follow(sizes: list[int])
     assert all(size > sum(sizes[at + 1 :]) for at, size in enumerate(sizes))
 
 
-def test_publishes_through_the_index_are_read_right_and_keys_stay_unique(tmp_path: Path) -> None:
-    state = Indexed(tmp_path)
-    for at in range(12):
-        upserts = dict.fromkeys(range(at % 5, 300, 3), f"{at}")
-        assert isinstance(state.publish(upserts, set(range(at, 300, 11)) - upserts.keys()), Committed)
-        state.index.merge(state.table.head())
-    assert by_delta_rs(state) == state.model
-    state.cover(state.table.head())
-    assert (state.verify(), state.verify_index()) == ([], [])
-    state.index.merge(state.table.head())
-    assert state.verify_index() == []
-    sizes = [run.records for run in state.index.runs]
-    assert all(size > sum(sizes[at + 1 :]) for at, size in enumerate(sizes))
-
-
-steps = st.lists(
-    st.tuples(
-        st.dictionaries(st.integers(0, 15), st.text(max_size=2), max_size=8),
-        st.sets(st.integers(0, 15), max_size=6),
-        st.sampled_from(["", "merge", "lose", "lose one", "damage", "reopen", "old", "checkpoint"]),
-    ),
-    max_size=8,
-)
-
-
-@settings(max_examples=40, deadline=None)
-@given(steps)
-def test_whatever_becomes_of_the_index_the_state_is_the_fold(
-    tmp_path_factory: pytest.TempPathFactory,
-    steps: list[tuple[dict[int, str], set[int], str]],
-) -> None:
-    """Runs lost, damaged, brought back from before; keys unique, counts and digest right."""
-    state = Indexed(tmp_path_factory.mktemp("any"))
-    old: dict[Path, bytes] = {}
-    for upserts, deletes, accident in steps:
-        assert isinstance(state.publish(upserts, deletes - upserts.keys()), Committed)
-        runs = [run.path for run in state.index.runs]
-        match accident:
-            case "merge":
-                old |= {path: path.read_bytes() for path in runs}
-                state.index.merge(state.table.head())
-            case "checkpoint":
-                DeltaTable(str(state.root / "state")).create_checkpoint()
-            case "lose" | "lose one":
-                for path in runs[: None if accident == "lose" else 1]:
-                    path.unlink()
-            case "damage":
-                for path in runs:
-                    path.write_bytes(path.read_bytes()[:-5])
-            case "old":
-                # As if a merge had died before it deleted what it merged.
-                for path, data in old.items():
-                    path.write_bytes(data)
-        if accident not in ("", "merge", "checkpoint"):
-            state.reopen()
-    assert state.verify() == []
-    head = state.table.head()
-    assert (head.rows, state.digest.count) == (len(state.model), len(state.model))
-    state.cover(head)
-    assert state.verify_index() == []
-    assert by_delta_rs(state) == state.model
-
-
 def test_runs_of_another_table_or_encoding_are_not_used_and_go(tmp_path: Path) -> None:
-    state = Indexed(tmp_path)
-    state.publish({1: "a"})
-    state.publish({2: "a"})
-    assert len(state.index.runs) == 1
     for scope in (RunScope("other", ENCODING), RunScope(TABLE_ID, ENCODING + 1)):
-        assert KeyIndex(tmp_path / "index", scope).runs == ()
-    assert list((tmp_path / "index").iterdir()) == []
+        run_of(tmp_path / "a.run", [1, 2])
+        assert len(KeyIndex(tmp_path, SCOPE).runs) == 1
+        assert KeyIndex(tmp_path, scope).runs == ()
+        assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_is_for_its_owners_eyes_only(tmp_path: Path) -> None:
-    state = Indexed(tmp_path)
+def test_a_run_is_for_its_owners_eyes_only(tmp_path: Path, state: Hand, index: KeyIndex) -> None:
     state.publish({1: "a"})
-    state.cover(state.table.head())
+    cover(index, state)
     (file,) = (tmp_path / "index").iterdir()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
 
 
-def test_merging_leaves_out_files_that_are_gone(tmp_path: Path) -> None:
-    state = Indexed(tmp_path)
+def test_merging_leaves_out_files_that_are_gone(state: Hand, index: KeyIndex) -> None:
     for value in "abc":
         state.publish({1: value, 2: value})
-        state.cover(state.table.head())
-    state.index.merge(state.table.head())
-    assert [run.records for run in state.index.runs] == [2]
-    assert state.verify_index() == []
+        cover(index, state)
+    index.merge(state.table.head())
+    assert [run.records for run in index.runs] == [2]
+    check_index(index, state)
 
 
-def test_a_merge_in_many_parts_is_the_merge_in_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_merge_in_many_parts_is_the_merge_in_one(
+    state: Hand, index: KeyIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(index_module, "MERGE_RECORDS", 7)
-    state = Indexed(tmp_path)
     for at in range(6):
         state.publish(dict.fromkeys(range(at * 20, at * 20 + 20), "x"))
-        state.cover(state.table.head())
-    state.index.merge(state.table.head())
-    assert [run.records for run in state.index.runs] == [120]
-    assert state.verify_index() == []
+        cover(index, state)
+    index.merge(state.table.head())
+    assert [run.records for run in index.runs] == [120]
+    check_index(index, state)
 
 
-def test_a_file_that_the_index_lacks_stops_a_lookup(tmp_path: Path) -> None:
-    state = Indexed(tmp_path)
+def test_what_a_merge_that_died_left_behind_is_found_once(
+    tmp_path: Path, state: Hand, index: KeyIndex
+) -> None:
+    for at in range(2):
+        state.publish({at: "x", at + 10: "x"})
+        cover(index, state)
+    before = {run.path: run.path.read_bytes() for run in index.runs}
+    index.merge(state.table.head())
+    for path, data in before.items():
+        path.write_bytes(data)
+    again, head = KeyIndex(tmp_path / "index", SCOPE), state.table.head()
+    assert len(again.runs) == 3
+    tail = rows_of(dict.fromkeys((0, 1, 10, 11), "y"))
+    hits = again.find(keys_of(tail[KEY], tail[DIGEST]), head, lambda paths: state.table.hidden(head, paths))
+    assert sorted(hits.query.tolist()) == [0, 1, 2, 3]
+    again.merge(head)
+    check_index(again, state)
+
+
+def test_a_file_that_the_index_lacks_stops_a_lookup(state: Hand, index: KeyIndex) -> None:
     state.publish({1: "a"})
     head, tail = state.table.head(), rows_of({1: "b"})
     with pytest.raises(InvariantViolation, match="does not have"):
-        state.index.find(
-            keys_of(tail[KEY], tail[DIGEST]), head, lambda paths: state.table.hidden(head, paths)
-        )
+        index.find(keys_of(tail[KEY], tail[DIGEST]), head, lambda paths: state.table.hidden(head, paths))
 
 
-@pytest.mark.parametrize("is_merged", [False, True])
-def test_a_block_that_is_damaged_is_met_once_and_its_run_is_made_again(
-    tmp_path: Path, is_merged: bool
-) -> None:
-    state = Indexed(tmp_path)
+def test_a_file_of_another_size_is_not_the_one_that_a_run_names(state: Hand, index: KeyIndex) -> None:
+    """Path, size and rows must all agree: what the run says was true of another file."""
+    state.publish({1: "a", 2: "a"})
+    head = state.table.head()
+    (file,) = head.files.values()
+    for stale in (
+        DataFile(file.path, file.bytes + 1, file.rows),
+        DataFile(f"x{file.path}", file.bytes, file.rows),
+    ):
+        index.add({stale: keys_in(state, file)})
+    assert index.missing(head) == [file]
+
+
+def damage(run: Run) -> None:
+    with run.path.open("r+b") as file:
+        file.seek(-40 * 16 * 3, 2)
+        file.write(b"damaged")
+
+
+def test_a_damaged_run_stops_a_merge_and_is_made_again(state: Hand, index: KeyIndex) -> None:
     for at in range(2):
         state.publish(dict.fromkeys(range(at * 40, at * 40 + 40), "a"))
-        state.cover(state.table.head())
-    for run in state.index.runs:
-        with run.path.open("r+b") as file:
-            file.seek(-40 * 16 * 3, 2)
-            file.write(b"damaged")
-    if is_merged:
-        with pytest.raises(Determinate, match="made again"):
-            state.index.merge(state.table.head())
-    else:
-        # Once for each run.
-        for _ in range(2):
-            with pytest.raises(Determinate, match="made again"):
-                state.publish(dict.fromkeys(range(80), "b"))
-    assert isinstance(state.publish(dict.fromkeys(range(80), "b")), Committed)
-    assert (state.verify(), by_delta_rs(state)) == ([], dict.fromkeys(range(80), "b"))
+        cover(index, state)
+    for run in index.runs:
+        damage(run)
+    with pytest.raises(Determinate, match="made again"):
+        index.merge(state.table.head())
+    cover(index, state)
+    check_index(index, state)
+
+
+def test_a_damaged_block_stops_one_publish_and_its_run_is_made_again(tmp_path: Path) -> None:
+    log = KeyedLog(tmp_path)
+    changes = [[keyed_log.Change(("x", key), value) for key in range(80)] for value in "ab"]
+    log.append(*changes[0])
+    log.publish()
+    (path,) = (log.index / "state").glob("*.run")
+    damage(Run(path))
+    log.reopen()
+    log.append(*changes[1])
+    with pytest.raises(Determinate, match="made again"):
+        log.publish()
+    log.publish()
+    log.check()
 
 
 def test_an_older_sequence_loses_to_the_state_and_an_equal_one_wins(tmp_path: Path) -> None:
@@ -255,79 +261,7 @@ def test_an_older_sequence_loses_to_the_state_and_an_equal_one_wins(tmp_path: Pa
     tail = RowKeys(hi, hi, np.array([11, 21, 31]), np.array([4, 5, 6]))
     _, records = index.runs[0].find(hi, hi)
     hits = index_module.Hits(("f",), np.arange(3), records)
-    found = overlay(tail, np.ones(3, np.bool_), hits, base=digest_of(there.digest))
+    found = overlay(tail, np.ones(3, np.int64), np.ones(3, np.bool_), hits, base=digest_of(there.digest))
     assert found.comes.tolist() == [False, True, True]
     assert {path: set(rows) for path, rows in found.hidden.items()} == {"f": {1, 2}}
     assert found.digest == digest_of(np.array([10, 21, 31]))
-
-
-# Mistakes of the index, each made by the code that makes its records.
-
-Mutant = Callable[[Records], Records]
-
-
-def forget(records: Records) -> Records:
-    """A row is there under a key that nobody asks for."""
-    records["hi"][:1] ^= np.uint64(1)
-    return records
-
-
-def duplicate(records: Records) -> Records:
-    """A key has two rows, one of them another key's."""
-    records["hi"][1], records["lo"][1] = records["hi"][0], records["lo"][0]
-    return records
-
-
-def misplace(records: Records) -> Records:
-    """Two rows have each other's places."""
-    records["row"][[0, 1]] = records["row"][[1, 0]]
-    return records
-
-
-def wrong_digest(records: Records) -> Records:
-    records["digest"] ^= np.uint64(1 << 40)
-    return records
-
-
-KEYS = sorted(range(8), key=key_hash)
-
-
-@pytest.mark.parametrize("mutant", [forget, duplicate, misplace, wrong_digest])
-def test_a_mistake_of_the_index_is_seen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mutant: Mutant
-) -> None:
-    """By the publish itself, or by `verify` afterwards; and by comparing the index with the files."""
-    state = Indexed(tmp_path)
-    state.publish(dict.fromkeys(KEYS, "old"))
-    real = sorted_records
-    with monkeypatch.context() as patched:
-        patched.setattr(index_module, "sorted_records", lambda *given, **named: mutant(real(*given, **named)))
-        state.cover(state.table.head())
-    seen: list[Finding | str] = []
-    try:
-        # The key whose record is wrong, and no other.
-        state.publish({KEYS[0]: "new"})
-    except InvariantViolation as error:
-        seen.append(str(error))
-    seen += state.verify()
-    assert seen, "nobody noticed"
-    assert state.verify_index()
-    if mutant is forget:
-        assert [str(one) for one in seen] == ["1 rows have a key that another live row has"]
-    if mutant is duplicate:
-        assert "two live rows or more" in str(seen[0])
-
-
-def test_a_stale_file_of_the_index_is_no_hit_and_a_file_it_lacks_is_found_by_its_name(tmp_path: Path) -> None:
-    """A run that was made when another file had the place: path, size and rows must all agree."""
-    state = Indexed(tmp_path)
-    state.publish({1: "a", 2: "a"})
-    head = state.table.head()
-    (file,) = head.files.values()
-    keys = state.read(file)
-    assert keys is not None
-    state.index.add({DataFile(file.path, file.bytes + 1, file.rows): keys})
-    assert state.index.missing(head) == [file]
-    assert next(str(one) for one in state.verify_index()) == f"the index does not have {file.path}"
-    state.publish({1: "b"})
-    assert (state.verify(), by_delta_rs(state)) == ([], {1: "b", 2: "a"})

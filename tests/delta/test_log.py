@@ -65,7 +65,10 @@ def test_invariant_15_staged_parts_are_invisible_until_their_append(log: DeltaLo
     assert count() == 16
 
 
-def test_an_entry_comes_back_after_many_appends_and_through_checkpoints(log: DeltaLog, folder: Path) -> None:
+def test_an_entry_comes_back_after_many_appends_and_through_checkpoints(
+    log: DeltaLog, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidemark.delta.head.CHECKPOINT_BYTES_MIN", 0)
     entries = [stage(folder, txn, 2, parts=2) for txn in range(1, 26)]
     for entry in entries:
         append(log, entry)

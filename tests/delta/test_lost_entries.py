@@ -79,16 +79,16 @@ def test_an_emptied_checkpoint_is_passed_over_and_mended(
     tmp_path: Path, damaged: str, content: bytes
 ) -> None:
     """A checkpoint only repeats what the entries say, and they are all there."""
-    folder = filled(tmp_path / "journal", 12)
+    folder = filled(tmp_path / "journal", 70)
     log = folder / "_delta_log"
     [checkpoint] = log.glob("*.checkpoint.parquet")
     for path in (checkpoint, log / "_last_checkpoint"):
         if damaged in ("both", "checkpoint" if path == checkpoint else "pointer"):
             path.write_bytes(content)
-    assert open_journal(folder).head().upper == 13
-    filled(folder, 10)
+    assert open_journal(folder).head().upper == 71
+    filled(folder, 70)
     newest = open_journal(folder)
-    assert (newest.head().upper, len(newest.read(1, 99))) == (23, 22)
+    assert (newest.head().upper, len(newest.read(1, 999))) == (141, 140)
     assert all(path.stat().st_size > 100 for path in log.glob("*.checkpoint.parquet"))
 
 

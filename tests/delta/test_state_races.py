@@ -15,6 +15,7 @@ from tests.delta.publish_racing import changes
 from tests.support.keyed_log import SHARD, KeyedLog
 from tests.support.s3 import AtomicStore, atomic_store
 from tidemark.core.ids import WriterToken
+from tidemark.delta.head import read_history
 from tidemark.delta.probe import probe_put_if_absent
 from tidemark.delta.state import StateTable
 from tidemark.pipeline.publish import publish
@@ -53,8 +54,8 @@ def test_four_processes_lose_no_update_and_leave_no_second_row_and_no_file(tmp_p
     log = raced(str(tmp_path), 12, {})
     log.check()
     table = StateTable(log.spec.state)
-    head = table.head()
-    named = {file.location for file in head.files.values()} | {one.location for one in head.removed.values()}
+    found = read_history(table.store)
+    named = {one.location for one in (*found.head.files.values(), *found.removed)}
     there = {path for path in table.store.listed() if path.endswith(".parquet") and "_delta_log" not in path}
     assert there == named
 

@@ -14,9 +14,8 @@ from deltalake import DeltaTable, QueryBuilder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.indexed import Indexed, rows_of
 from tests.support.s3 import ObjectStore
-from tests.support.state_table import Hand, new_table
+from tests.support.state_table import Hand, new_table, rows_of
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ledger import Committed
 from tidemark.delta import state as state_module
@@ -48,28 +47,28 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def state(tmp_path: Path, clock: Clock) -> Indexed:
-    made = Indexed(tmp_path)
-    made.table = StateTable(str(tmp_path / "state"), clock_ns=clock.ns)
+def state(tmp_path: Path, clock: Clock) -> Hand:
+    made = Hand(tmp_path / "state", clock_ns=clock.ns)
+    made.create()
     return made
 
 
-def files(state: Indexed) -> set[str]:
+def files(state: Hand) -> set[str]:
     return {path for path in state.table.store.listed() if not path.startswith("_delta_log")}
 
 
-def at_version(state: Indexed, version: int) -> dict[int, str]:
-    table = DeltaTable(str(state.root / "state"), version=version)
+def at_version(state: Hand, version: int) -> dict[int, str]:
+    table = DeltaTable(str(state.root), version=version)
     found = pa.table(QueryBuilder().register("t", table).execute("select k, v from t").read_all())
     return dict(zip(found["k"].to_pylist(), found["v"].to_pylist(), strict=True))
 
 
-def cleaned(state: Indexed, clock: Clock) -> list[str]:
+def cleaned(state: Hand, clock: Clock) -> list[str]:
     return [one.path for one in vacuum(state.table.store, now_ms=clock.ms, kept_ms=KEPT_MS)]
 
 
 def test_every_version_within_the_retention_is_read_after_a_vacuum_and_no_file_is_kept_for_older_ones(
-    state: Indexed, clock: Clock
+    state: Hand, clock: Clock
 ) -> None:
     models: dict[int, tuple[int, dict[int, str]]] = {0: (clock.ms, {})}
     for at in range(12):
@@ -90,10 +89,10 @@ def test_every_version_within_the_retention_is_read_after_a_vacuum_and_no_file_i
     live |= {file.vector.path for file in head.files.values() if file.vector is not None}
     assert files(state) == live
     assert at_version(state, 12) == state.model
-    assert state.verify() == []
+    state.check()
 
 
-def test_a_vector_file_stays_while_one_of_its_vectors_is_in_use(state: Indexed, clock: Clock) -> None:
+def test_a_vector_file_stays_while_one_of_its_vectors_is_in_use(state: Hand, clock: Clock) -> None:
     state.publish({1: "a", 2: "a", 3: "a"})
     state.publish({4: "a", 5: "a", 6: "a"})
     state.publish({}, {1, 4})
@@ -107,21 +106,19 @@ def test_a_vector_file_stays_while_one_of_its_vectors_is_in_use(state: Indexed, 
     assert at_version(state, 5) == state.model == {3: "a", 6: "a"}
 
 
-def test_a_writer_that_is_slower_than_the_retention_loses_nothing(state: Indexed, clock: Clock) -> None:
+def test_a_writer_that_is_slower_than_the_retention_loses_nothing(state: Hand, clock: Clock) -> None:
     """Its files are for the next version, however old they are."""
     state.publish({1: "a", 2: "a"})
     head = state.table.head()
     slow = write_rows(state.table.store, rows_of({3: "slow"}), version=2, nonce=uuid.uuid4())
-    os.utime(state.root / "state" / slow.path, (0, 0))
+    os.utime(state.root / slow.path, (0, 0))
     clock.ms += 400 * DAY_MS
     assert cleaned(state, clock) == []
     assert state.table.commit(head, Change("WRITE", 3, added=[slow])) == Committed(2)
     assert at_version(state, 2) == {1: "a", 2: "a", 3: "slow"}
 
 
-def test_what_lost_its_race_goes_at_once(
-    state: Indexed, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_lost_its_race_goes_at_once(state: Hand, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     state.publish({1: "a", 2: "a"})
     head = state.table.head()
     ((path, _),) = head.files.items()
@@ -141,9 +138,9 @@ def test_what_lost_its_race_goes_at_once(
     assert at_version(state, 2) == state.model
 
 
-def test_files_of_others_go_by_their_age_and_files_of_another_kind_stay(state: Indexed, clock: Clock) -> None:
+def test_files_of_others_go_by_their_age_and_files_of_another_kind_stay(state: Hand, clock: Clock) -> None:
     state.publish({1: "a"})
-    folder = state.root / "state"
+    folder = state.root
     young, old = folder / "part-young.parquet", folder / "part-old.parquet"
     others = [folder / "readme.txt", folder / "_other" / "x.parquet", folder / "_change_data" / "c.txt"]
     feed = folder / "_change_data" / "cdc-old.parquet"
@@ -196,19 +193,19 @@ def test_a_vacuum_at_any_time_leaves_the_newest_version_and_its_young_history_re
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[dict[int, str], set[int], int, str]]
 ) -> None:
     clock = Clock()
-    state = Indexed(tmp_path_factory.mktemp("any"))
-    state.table = StateTable(str(state.root / "state"), clock_ns=clock.ns)
+    state = Hand(tmp_path_factory.mktemp("any") / "state", clock_ns=clock.ns)
+    state.create()
     before: dict[int, str] = {}
     for upserts, deletes, days, accident in steps:
         before, version = dict(state.model), state.table.head().version
         state.publish(upserts, deletes - upserts.keys())
         if accident == "checkpoint":
-            DeltaTable(str(state.root / "state")).create_checkpoint()
+            DeltaTable(str(state.root)).create_checkpoint()
         if accident == "leftover":
             write_rows(state.table.store, rows_of({99: "x"}), version=version + 1, nonce=uuid.uuid4())
         clock.ms += days * DAY_MS
         cleaned(state, clock)
-        assert Hand(state.root / "state").by_delta_rs() == state.model
+        assert state.by_delta_rs() == state.model
         if version >= 0 and days < 5:
             assert at_version(state, version) == before
         # Nothing is left that neither the head nor its history names.

@@ -45,7 +45,7 @@ from tidemark.core.listing import Limits
 from tidemark.core.replay import Replayable
 from tidemark.core.seal import Part, Staged
 from tidemark.core.upkeep import Leftover
-from tidemark.delta.checkpoints import CHECKPOINT_VERSIONS
+from tidemark.delta.head import CHECKPOINT_BYTES_MIN, ENTRY_BYTES_MIN
 from tidemark.delta.parts import DeltaParts
 from tidemark.pipeline import proof
 from tidemark.pipeline.compact import begin
@@ -197,7 +197,7 @@ def test_a_log_remembers_for_state_history_days_when_a_file_was_taken_out_of_it(
     assert len(replaced) == 2 * FED
     log = LightDeployment(fed).control.log(SHARD)
     # What it remembers is in the checkpoints of its table, each of which drops what is older.
-    for _ in range(CHECKPOINT_VERSIONS):
+    for _ in range(CHECKPOINT_BYTES_MIN // ENTRY_BYTES_MIN + 2):
         begin(log, SHARD)
     assert {one.path for one in log.leftovers() if one.removed_ms is not None} == replaced
     upkeep.maintain(LightDeployment(fed), T, month)

@@ -109,7 +109,7 @@ def test_verify_proves_the_rows_by_their_values_and_that_keys_are_unique(
     rig.publish()
     rig.append(("a", "2"), gone("b"), ("c", "1"))
     rig.publish()
-    assert step.verify_state(rig.control, rig.plane, SHARD).count == 2
+    assert step.verify_state(rig.control, rig.plane, SHARD).commit.digest.count == 2
     monkeypatch.setattr(KeyIndex, "find", lambda *args, **kwargs: Hits.none())
     rig.append(("a", "3"))
     rig.publish()
@@ -131,4 +131,4 @@ def test_a_file_that_spark_has_rewritten_is_indexed_by_spark_and_found(
     rig.append(("a", "3", 1), gone("1", 0), gone("2", 2))
     rig.publish()
     assert rig.state() == [("1", "x", 1), ("a", "3", 1)]
-    assert step.verify_state(rig.control, rig.plane, SHARD).count == 2
+    assert step.verify_state(rig.control, rig.plane, SHARD).commit.digest.count == 2

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import time_ns
 from typing import Any
 
 import pyarrow as pa
@@ -19,10 +21,27 @@ from tidemark.delta.entry import Change, NewFile
 from tidemark.delta.head import TableHead
 from tidemark.delta.protocol import FEED, VECTORS, metadata_action, protocol_action
 from tidemark.delta.state import StateTable
+from tidemark.delta.state_files import DIGEST, KEY, write_rows
 from tidemark.delta.statistics import statistics
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.string())])
 APP = "tidemark/p/t"
+
+
+def key_hash(key: int) -> bytes:
+    return hashlib.sha256(b"%d" % key).digest()[:16]
+
+
+def row_digest(key: int, value: str) -> int:
+    return int.from_bytes(hashlib.sha256(f"{key}/{value}".encode()).digest()[:8], "big", signed=True)
+
+
+def rows_of(values: Mapping[int, str]) -> pa.Table:
+    """Rows of `k` and `v`, with the two columns beside them."""
+    plain = pa.table({"k": list(values), "v": list(values.values())}, schema=SCHEMA)
+    hashes = pa.array([key_hash(key) for key in values], pa.binary(16))
+    digests = pa.array([row_digest(key, value) for key, value in values.items()], pa.int64())
+    return plain.append_column(KEY, hashes).append_column(DIGEST, digests)
 
 
 def schema_json(schema: pa.Schema) -> str:
@@ -52,9 +71,10 @@ class Hand:
     vectors: bool = True
     model: dict[int, str] = field(default_factory=dict)
     txn: int = 0
+    clock_ns: Callable[[], int] = time_ns
 
     def __post_init__(self) -> None:
-        self.table = StateTable(str(self.root))
+        self.table = StateTable(str(self.root), clock_ns=self.clock_ns)
 
     def create(self, *, feed: bool = False) -> None:
         change = Change("CREATE TABLE", 0, **new_table(vectors=self.vectors, feed=feed, **self.properties))
@@ -80,10 +100,11 @@ class Hand:
 
     def change(self, head: TableHead, upserts: Mapping[int, str], deletes: set[int] = frozenset()) -> Change:  # type: ignore[assignment]
         after = {k: v for k, v in self.model.items() if k not in deletes} | dict(upserts)
-        rows = pa.table({"k": list(upserts), "v": list(upserts.values())}, schema=SCHEMA)
+        version, store = head.version + 1, self.table.store
+        rows = rows_of(upserts)
         return Change(
-            "WRITE", len(after), hidden=self.places(head, {*upserts, *deletes}),
-            added=[self.write(rows)] if upserts else [], txns={APP: self.txn + 1},
+            "WRITE", len(after), hidden=self.places(head, {*upserts, *deletes}), txns={APP: self.txn + 1},
+            added=[write_rows(store, rows, version=version, nonce=uuid.uuid4())] if upserts else [],
         )  # fmt: skip
 
     def publish(self, upserts: Mapping[int, str], deletes: set[int] = frozenset()) -> CommitOutcome:  # type: ignore[assignment]
@@ -93,6 +114,25 @@ class Hand:
             self.txn += 1
             self.model = {k: v for k, v in self.model.items() if k not in deletes} | dict(upserts)
         return outcome
+
+    def rows(self, *names: str) -> list[tuple[Any, ...]]:
+        """The live rows as the files have them, in the order of files and rows; of `k` and `v`, or of the
+        named columns."""
+        head = self.table.head()
+        hidden = self.table.hidden(head, head.files)
+        found = []
+        for path, file in sorted(head.files.items()):
+            columns = list(names) or SCHEMA.names
+            table = pq.read_table(self.root / file.location, columns=columns).select(columns)
+            gone = hidden.get(path, BitMap())
+            found += [tuple(row.values()) for at, row in enumerate(table.to_pylist()) if at not in gone]
+        return found
+
+    def check(self) -> None:
+        """The rows are the model's, each key once, and what stands beside them is their own."""
+        wanted = [(k, v, key_hash(k), row_digest(k, v)) for k, v in sorted(self.model.items())]
+        assert sorted(self.rows("k", "v", KEY, DIGEST)) == wanted
+        assert self.by_delta_rs() == self.model
 
     def entry(self, version: int) -> list[dict[str, Any]]:
         text = (self.root / "_delta_log" / f"{version:020}.json").read_text()

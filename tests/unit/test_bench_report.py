@@ -35,6 +35,14 @@ def test_goals_are_reported_reached_or_missed_by_what_was_measured() -> None:
     assert "2M rows: today, load average up to 3.5" in report
 
 
+def test_what_was_not_measured_has_no_heading_and_what_was_has_a_table() -> None:
+    assert "ten thousand" not in markdown(results())
+    flat = {"words": "Some words.", "lines": [["publishes", "open s"], ["0", "0.01"]]}
+    assert "Some words.\n\n| publishes | open s |\n| ---: | ---: |\n| 0 | 0.01 |" in markdown(
+        results() | {"flat": flat}
+    )
+
+
 def test_tables_that_differ_are_not_hidden() -> None:
     assert "rows of the state: yes" in markdown(results())
     assert "rows of the state: **no**" in markdown(results(same=False))

@@ -194,7 +194,7 @@ def test_a_state_follows_its_log_and_a_second_publish_has_nothing_to_do(world: P
     assert world.publish() == UpToDate(Txn(3))
     assert simple(world.states.values(A)) == {"k": 2}
     assert len(world.states.of(A)) == 2
-    assert verify_state(*world.handles(), A).count == 1
+    assert verify_state(*world.handles(), A).commit.digest.count == 1
 
 
 @pytest.mark.parametrize("fault", [Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.FAIL, Fault.LOSE_REPLY])

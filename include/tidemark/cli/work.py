@@ -27,9 +27,13 @@ if TYPE_CHECKING:
 
     from tidemark.assemble import Deployment
     from tidemark.core.ids import ShardId, Txn
+    from tidemark.core.publish import Published
     from tidemark.core.replay import Difference, Finding
     from tidemark.core.seal import SealOutcome
     from tidemark.pipeline.run import RunReport
+
+
+ShardOption = Annotated[str | None, typer.Option(help="One shard; all by default.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -215,7 +219,7 @@ def replay(
 
 def publish(
     pipeline: PipelineArgument,
-    shard: Annotated[str | None, typer.Option(help="One shard; all by default.")] = None,
+    shard: ShardOption = None,
     environment: EnvironmentOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -232,26 +236,28 @@ def publish(
 
 def verify(
     pipeline: PipelineArgument,
-    shard: Annotated[str | None, typer.Option(help="One shard; all by default.")] = None,
+    shard: ShardOption = None,
     environment: EnvironmentOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Read the states whole, and prove that they hold what was published: every row, and each key once."""
-    from tidemark.pipeline.publish import last_published, verify_state
+    from tidemark.pipeline.publish import verify_state
 
     deployment = open_deployment(pipeline, environment)
-    control, proven = deployment.control, []
+    proven = []
     for name in chosen_shards(deployment, shard):
-        verify_state(control, deployment.state(), name)
-        last = last_published(control, name)
+        last = verify_state(deployment.control, deployment.state(), name)
         proven.append({"shard": name, "published": last})
-        if last is None and not as_json:
-            say(f"state of {name}: nothing is published yet")
-        elif last is not None and not as_json:
-            rows = f"{last.commit.digest.count:,} rows"
-            say(f"state of {name}: {rows} as published at transaction {last.txn}, each key once")
+        if not as_json:
+            say(f"state of {name}: {_proven(last)}")
     if as_json:
         print_json(proven)
+
+
+def _proven(last: Published | None) -> str:
+    if last is None:
+        return "nothing is published yet"
+    return f"{last.commit.digest.count:,} rows as published at transaction {last.txn}, each key once"
 
 
 def chosen_shards(deployment: Deployment, shard: str | None) -> tuple[ShardId, ...]:

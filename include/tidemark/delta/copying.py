@@ -9,10 +9,9 @@ The order is kept, so that the place of each row in the copy follows from its ol
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 from uuid import UUID
 
 import numpy as np
@@ -24,6 +23,7 @@ from tidemark.core.errors import Determinate, InvalidUsage, InvariantViolation
 from tidemark.delta.entry import NewFile
 from tidemark.delta.file_names import name_of
 from tidemark.delta.head import LiveFile, TableHead
+from tidemark.delta.state_files import parquet_options
 from tidemark.delta.statistics import footer_statistics
 from tidemark.delta.store import Store
 from tidemark.delta.vectors import Rows
@@ -31,9 +31,6 @@ from tidemark.delta.vectors import Rows
 BATCH_ROWS: Final = 65_536
 GROUP_ROWS: Final = 1_048_576
 GROUP_BYTES: Final = 128 * 1024 * 1024
-_OPTIONS: Final[dict[str, Any]] = {
-    "compression": "zstd", "compression_level": 1, "write_page_checksum": True,
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +86,7 @@ def copy_rows(
     row is left."""
     wanted = _copied_schema(sources, schema)
     path, rows = name_of(version, nonce), 0
-    options = {**_OPTIONS, "use_dictionary": _repeating(wanted, schema)}
+    options = parquet_options(wanted, beside=set(wanted.names) - set(schema.names))
     try:
         with store.writing(path) as file, pq.ParquetWriter(file, wanted, **options) as writer:
             for group in _groups(_live(store, sources, hidden, wanted)):
@@ -117,16 +114,6 @@ def _copied_schema(sources: Sequence[Source], schema: pa.Schema) -> pa.Schema:
         if is_in_all and field.name not in schema.names:
             beside.append(pa.field(field.name, field.type, nullable=any(one.nullable for one in found)))
     return pa.schema([*schema, *beside])
-
-
-def _repeating(wanted: pa.Schema, schema: pa.Schema) -> list[str]:
-    """The columns of a file whose values may repeat. What is beside the schema are hashes, which don't."""
-    sink = io.BytesIO()
-    pq.write_table(wanted.empty_table(), sink)
-    columns = pq.read_metadata(io.BytesIO(sink.getvalue())).schema
-    paths = [columns.column(at).path for at in range(len(columns))]
-    beside = set(wanted.names) - set(schema.names)
-    return [path for path in paths if path not in beside]
 
 
 def _groups(batches: Iterator[pa.Table]) -> Iterator[pa.Table]:

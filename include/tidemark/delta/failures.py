@@ -18,7 +18,9 @@ def housekeeping(table: str) -> Iterator[None]:
     """Work that a commit does for the next ones: the commit stands, whatever becomes of it."""
     try:
         yield
-    except (TidemarkError, DeltaError, OSError) as error:
+    except BaseException as error:
+        if not isinstance(error, Exception) and not panicked(error):
+            raise
         logger.warning("housekeeping of %s is left for the next commit: %s", table, error)
 
 

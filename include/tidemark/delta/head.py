@@ -4,6 +4,9 @@ It comes from the last checkpoint and the entries after it, and follows the log 
 By the protocol the last word on a file counts, where a file is its path *and* its deletion vector. Actions
 are kept as the log has them, because whoever commits has to say some of them again, word for word.
 
+What entries have taken out is no part of a head. A checkpoint has as many of those as there were publishes
+within the retention, and only clean-up needs them (`read_history`).
+
 An entry that is empty or can't be read is no entry that anyone wrote: a machine lost power before it was
 synced. Other readers take an empty one for a commit that did nothing; here it stops everything.
 """
@@ -11,8 +14,7 @@ synced. Other readers take an empty one for a commit that did nothing; here it s
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final
@@ -20,13 +22,14 @@ from urllib.parse import unquote
 
 from tidemark.core.errors import Determinate, InvalidUsage, InvariantViolation
 from tidemark.core.publish import VERSION_NONE
-from tidemark.delta.checkpoints import DAMAGE, Checkpoint, candidates, checkpoint_parts
-from tidemark.delta.commit import ENTRY, LOG, Action, entry_actions, entry_path, newest_version
+from tidemark.delta.checkpoint import EVERY_FIELD, HEAD_FIELDS, read_checkpoint
+from tidemark.delta.commit import Action, entry_actions, entry_path, newest_version
 from tidemark.delta.store import Store
 from tidemark.delta.vectors import Descriptor
 
-logger = logging.getLogger(__name__)
-
+ENTRY_BYTES_MIN: Final = 8 * 1024
+"""An entry costs whoever opens the table a request, as much as so many bytes."""
+CHECKPOINT_BYTES_MIN: Final = 512 * 1024
 OPENINGS_MAX: Final = 3
 
 
@@ -102,14 +105,22 @@ class RemovedFile:
 
 @dataclass(frozen=True)
 class TableHead:
-    """What a table's version has; `files` by the log's spelling of their paths."""
+    """What a table's version has; `files` by the log's spelling of their paths. `checkpoint_bytes` and
+    `entries_bytes` are what it was read from."""
 
     version: int = VERSION_NONE
     protocol: Mapping[str, Any] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
     txns: Mapping[str, int] = field(default_factory=dict)
     files: Mapping[str, LiveFile] = field(default_factory=dict)
-    removed: Mapping[tuple[str, Descriptor | None], RemovedFile] = field(default_factory=dict)
+    checkpoint_bytes: int = field(default=0, compare=False)
+    entries_bytes: int = field(default=0, compare=False)
+
+    @property
+    def checkpoint_due(self) -> bool:
+        """Whether the entries weigh more than the checkpoint before them. So what is written of checkpoints
+        is no more than what is written of entries, and neither is what has to be read to open the table."""
+        return self.entries_bytes > max(self.checkpoint_bytes, CHECKPOINT_BYTES_MIN)
 
     @property
     def configuration(self) -> Mapping[str, str]:
@@ -120,17 +131,21 @@ class TableHead:
         """How many rows a reader sees."""
         return sum(file.live for file in self.files.values())
 
-    def after(self, actions: Iterable[Action], *, version: int, table: str = "the table") -> TableHead:
-        """The head after one entry, or after a checkpoint's actions."""
+    def after(
+        self, actions: Iterable[Action], *, version: int, table: str = "the table", size: int = 0
+    ) -> TableHead:
+        """The head after one entry of so many bytes."""
         lines = list(actions)
-        files, removed, txns = dict(self.files), dict(self.removed), dict(self.txns)
+        files, txns = dict(self.files), dict(self.txns)
         protocol, metadata = self.protocol, self.metadata
         for line in lines:
             protocol, metadata = line.get("protocol", protocol), line.get("metaData", metadata)
             if "txn" in line:
                 txns[line["txn"]["appId"]] = int(line["txn"]["version"])
             if "remove" in line:
-                _take_out(line["remove"], files, removed)
+                path, vector = str(line["remove"]["path"]), Descriptor.of(line["remove"])
+                if path in files and files[path].vector == vector:
+                    del files[path]
         # A commit's removals come first: it may put a file back with another deletion vector.
         for add in (line["add"] for line in lines if "add" in line):
             file = LiveFile(add)
@@ -141,19 +156,16 @@ class TableHead:
                     hint="two writers didn't know of each other; rebuild the state from its log",
                 )
             files[file.path] = file
-            removed.pop((file.path, file.vector), None)
-        return TableHead(version, protocol, metadata, txns, files, removed)
+        weight = self.entries_bytes + max(size, ENTRY_BYTES_MIN)
+        return TableHead(version, protocol, metadata, txns, files, self.checkpoint_bytes, weight)
 
 
-def _take_out(
-    remove: Mapping[str, Any],
-    files: dict[str, LiveFile],
-    removed: dict[tuple[str, Descriptor | None], RemovedFile],
-) -> None:
-    path, vector = str(remove["path"]), Descriptor.of(remove)
-    if path in files and files[path].vector == vector:
-        del files[path]
-    removed[path, vector] = RemovedFile(path, vector, int(remove.get("deletionTimestamp") or 0))
+@dataclass(frozen=True, slots=True)
+class History:
+    """A head, and what was taken out up to it and is still remembered."""
+
+    head: TableHead
+    removed: Sequence[RemovedFile]
 
 
 def read_head(store: Store, head: TableHead | None = None) -> TableHead:
@@ -177,6 +189,27 @@ def _followed(store: Store, head: TableHead) -> TableHead:
     return head
 
 
+def read_history(store: Store) -> History:
+    """The newest head, and what entries have taken out, as far as the log remembers."""
+    version, actions, size = read_checkpoint(store, None, EVERY_FIELD)
+    head = _opened(store, version, actions, size)
+    removed: dict[tuple[str, Descriptor | None], RemovedFile] = {}
+    _take_out(actions, removed)
+    for entry, after in entries_after(store, head):
+        head = after
+        _take_out(entry, removed)
+    return History(head, tuple(removed.values()))
+
+
+def _take_out(actions: Sequence[Action], removed: dict[tuple[str, Descriptor | None], RemovedFile]) -> None:
+    """Note what an entry takes out; what it puts back is no longer out."""
+    for remove in (line["remove"] for line in actions if "remove" in line):
+        path, vector = str(remove["path"]), Descriptor.of(remove)
+        removed[path, vector] = RemovedFile(path, vector, int(remove.get("deletionTimestamp") or 0))
+    for add in (line["add"] for line in actions if "add" in line):
+        removed.pop((str(add["path"]), Descriptor.of(add)), None)
+
+
 def entries_after(store: Store, head: TableHead) -> Iterator[tuple[list[Action], TableHead]]:
     """The entries that follow a head, each with the head after it."""
     while True:
@@ -189,7 +222,7 @@ def entries_after(store: Store, head: TableHead) -> Iterator[tuple[list[Action],
             raise Determinate(f"the log of {store.uri} can't be read: {error}", hint="retry") from error
         actions = entry_actions(data, version, store.uri)
         try:
-            head = head.after(actions, version=version, table=store.uri)
+            head = head.after(actions, version=version, table=store.uri, size=len(data))
         except (KeyError, TypeError, ValueError) as error:
             raise InvariantViolation(
                 f"entry {version} of the log of {store.uri} has an action that is none: {error!r}",
@@ -200,36 +233,12 @@ def entries_after(store: Store, head: TableHead) -> Iterator[tuple[list[Action],
 
 def open_head(store: Store, *, until: int | None = None) -> TableHead:
     """The head of the newest checkpoint, or of the newest one up to a version; version -1 where there is no
-    checkpoint, and the log begins with its first entry.
+    checkpoint.
 
-    A log that does not reach back to the version any more is opened at its oldest checkpoint, after it. A
-    checkpoint only repeats what entries say: one that is damaged is passed over for an older one."""
-    damaged: list[str] = []
-    try:
-        for checkpoint in candidates(store, until):
-            try:
-                return _at_checkpoint(store, checkpoint)
-            except FileNotFoundError:
-                continue  # Cleaned away meanwhile: there is a newer one.
-            except DAMAGE as error:
-                damaged.append(f"checkpoint {checkpoint.version} is damaged: {error}")
-                logger.warning("%s: %s", store.uri, damaged[-1])
-        first = next((name for name in store.names_after(LOG, "") if ENTRY.match(name)), None)
-    except OSError as error:
-        raise Determinate(f"the checkpoints of {store.uri} can't be read: {error}", hint="retry") from error
-    if first is not None and int(first[:20]) > 0:
-        raise InvariantViolation(
-            f"the log of {store.uri} begins with {first}, and no checkpoint that can be read has what was"
-            f" before{': ' if damaged else ''}{'; '.join(damaged)}",
-            hint="restore the table's log from a backup",
-        )
-    return TableHead()
+    A log that does not reach back to the version any more is opened at its oldest checkpoint, after it."""
+    return _opened(store, *read_checkpoint(store, until, HEAD_FIELDS))
 
 
-def _at_checkpoint(store: Store, checkpoint: Checkpoint) -> TableHead:
-    found = TableHead()
-    for actions in checkpoint_parts(store, checkpoint):
-        found = found.after(actions, version=checkpoint.version, table=store.uri)
-    if not found.metadata or not found.protocol:
-        raise ValueError("it does not say what table it is of")
-    return replace(found, version=checkpoint.version)
+def _opened(store: Store, version: int, actions: Sequence[Action], size: int) -> TableHead:
+    found = TableHead().after(actions, version=version, table=store.uri)
+    return replace(found, checkpoint_bytes=size, entries_bytes=0)

@@ -260,7 +260,7 @@ class DeltaLedger(Generic[R]):
         """Housekeeping after our commit. The commit stands, whatever becomes of it."""
         if isinstance(outcome, Committed):
             with housekeeping(self.uri):
-                self._table.tidy_log(outcome.version)
+                self._table.tidy_log()
                 merge = choose_merge(files)
                 if merge is not None:
                     self._merge(merge, outcome.version)
@@ -286,7 +286,7 @@ class DeltaLedger(Generic[R]):
             self._table.store.remove_quietly(merged.path)
             raise
         if isinstance(outcome, Committed):
-            self._table.tidy_log(outcome.version)
+            self._table.tidy_log()
         else:
             self._table.store.remove_quietly(merged.path)
 

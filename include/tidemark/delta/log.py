@@ -32,7 +32,7 @@ from tidemark.core.upkeep import COMPACTION, Leftover, Replacement
 from tidemark.delta.columns import NOT_NULL, properties_of, shape_of
 from tidemark.delta.commit import Action, add_action, remove_action, remove_unlinked
 from tidemark.delta.failures import housekeeping
-from tidemark.delta.head import LiveFile, read_head
+from tidemark.delta.head import LiveFile, read_history
 from tidemark.delta.schema import log_schema
 from tidemark.delta.table import VERSION_NONE, ControlTable
 
@@ -194,7 +194,7 @@ class DeltaLog:
         outcome = self._table.commit(actions, moved=moved, marks=marks)
         if isinstance(outcome, Committed):
             with housekeeping(self.uri):
-                self._table.tidy_log(outcome.version)
+                self._table.tidy_log()
         return outcome
 
     def remember_removals(self, days: int) -> None:
@@ -207,9 +207,9 @@ class DeltaLog:
         # Listed before the table is read: what is committed meanwhile is then active, not left over.
         found = self._table.store.listed()
         self.head()
-        newest = read_head(self._table.store)
-        active = {file.location for file in newest.files.values()}
-        removed = {file.location: file.at_ms for file in newest.removed.values()}
+        newest = read_history(self._table.store)
+        active = {file.location for file in newest.head.files.values()}
+        removed = {file.location: file.at_ms for file in newest.removed}
         left = {path: size for path, size in sorted(found.items()) if path not in active}
         named = (leftover_of(path, size, removed.get(path)) for path, size in left.items())
         return [leftover for leftover in named if leftover is not None]

@@ -1,7 +1,7 @@
 """A folded tail over a state, by the key index: which rows go, which come, and the digest afterwards.
 
-The rule of who wins, on arrays: a record whose key has a live row with a higher sequence loses, and changes
-nothing; any other takes the row's place, or takes it out. Without a sequence the tail always wins.
+A record that is older than its key's live row (`is_older`) changes nothing; any other takes the row's place,
+or takes it out. Without a sequence the tail always wins.
 
 A row that is the same again stays as it is. That it is the same is for the caller to see by comparing it
 (`alike` are the rows to compare), since two rows with one 64-bit digest need not be equal.
@@ -9,17 +9,16 @@ A row that is the same again stays as it is. That it is the same is for the call
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tidemark.core.checksum import Digest
 from tidemark.core.errors import InvariantViolation
+from tidemark.core.ids import TXN_NONE
 from tidemark.core.publish import carried_forward
-from tidemark.delta.entry import Change, NewFile
 from tidemark.delta.index import Hits
 from tidemark.delta.state_files import RowKeys, digest_of
 from tidemark.delta.vectors import Rows
@@ -33,13 +32,18 @@ class Overlay:
     hidden: Mapping[str, Rows]
     digest: Digest
 
-    def change(
-        self, *, added: Sequence[NewFile], txns: Mapping[str, int], facts: Mapping[str, Any] | None = None
-    ) -> Change:
-        """The commit of it, once the rows that come are written."""
-        return Change(
-            "WRITE", self.digest.count, hidden=self.hidden, added=added, txns=txns, facts=facts or {}
-        )
+
+def is_older(
+    sequence: npt.NDArray[np.int64],
+    txns: npt.NDArray[np.int64],
+    *,
+    than: npt.NDArray[np.int64],
+    at: npt.NDArray[np.int64] | int = TXN_NONE,
+) -> npt.NDArray[np.bool_]:
+    """Which records lose to another record of their key or to its row, by (sequence, txn): `core.fold` on
+    arrays, as `spark.tail.is_older` is on columns. A state's rows stand before all transactions."""
+    found: npt.NDArray[np.bool_] = (sequence < than) | ((sequence == than) & (txns < at))
+    return found
 
 
 def alike(tail: RowKeys, upserts: npt.NDArray[np.bool_], hits: Hits) -> npt.NDArray[np.bool_]:
@@ -51,6 +55,7 @@ def alike(tail: RowKeys, upserts: npt.NDArray[np.bool_], hits: Hits) -> npt.NDAr
 
 def overlay(
     tail: RowKeys,
+    txns: npt.NDArray[np.int64],
     upserts: npt.NDArray[np.bool_],
     hits: Hits,
     *,
@@ -61,7 +66,8 @@ def overlay(
     hits that an upsert would not change."""
     goes = np.ones(len(hits.records), np.bool_)
     if tail.sequence is not None:
-        goes = hits.records["sequence"] <= tail.sequence[hits.query]
+        own, at = tail.sequence[hits.query], txns[hits.query]
+        goes = ~is_older(own, at, than=hits.records["sequence"])
     if same is not None:
         goes &= ~same
     comes = upserts.copy()

@@ -87,8 +87,18 @@ class _Followed:
     commits: Sequence[_Commit]
 
 
-def _follow(store: Store, version: int) -> _Followed:
-    opened = before = open_head(store, until=version)
+def _follow(store: Store, version: int, known: TableHead | None = None) -> _Followed:
+    """From a version on; `known` is a head that the caller has, to go on from where that is not later."""
+    usable = known if known is not None and VERSION_NONE < known.version <= version else None
+    found = _followed(store, version, usable or open_head(store, until=version))
+    if usable is not None and found.newest.version < version:
+        # The entries that follow it were cleaned away.
+        return _followed(store, version, open_head(store, until=version))
+    return found
+
+
+def _followed(store: Store, version: int, before: TableHead) -> _Followed:
+    opened = before
     commits: list[_Commit] = []
     for actions, after in entries_after(store, before):
         if after.version <= version:
@@ -147,12 +157,18 @@ def _forgotten(uri: str, version: int) -> InvalidUsage:
 
 
 def read_standing(
-    uri: str, *, app: str, since: Published | None, storage_options: Mapping[str, str] | None = None
+    uri: str,
+    *,
+    app: str,
+    since: Published | None,
+    storage_options: Mapping[str, str] | None = None,
+    known: TableHead | None = None,
 ) -> StateStanding:
-    """Where a state's table stands, and what was done to it since a recorded publish."""
+    """Where a state's table stands, and what was done to it since a recorded publish. `known` is a head that
+    the caller has read before: what led to it is not read again."""
     store = Store(uri, storage_options or {})
     recorded = since.version if since is not None else VERSION_NONE
-    followed = _follow(store, recorded)
+    followed = _follow(store, recorded, known)
     head = followed.newest
     if head.version == VERSION_NONE:
         return StateStanding()

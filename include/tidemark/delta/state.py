@@ -15,7 +15,8 @@ from typing import Final
 
 from tidemark.core.errors import Determinate
 from tidemark.core.ledger import CommitOutcome, Committed, Conflict
-from tidemark.delta.commit import put_entry
+from tidemark.delta.checkpoint import make_checkpoint
+from tidemark.delta.commit import entry_bytes, put_entry
 from tidemark.delta.entry import Change, Entry, decide_entry
 from tidemark.delta.head import TableHead, read_head
 from tidemark.delta.store import Store
@@ -47,6 +48,11 @@ class StateTable:
         """The newest version; one without a table has version -1."""
         self._head = read_head(self.store, self._head)
         self._vectors = {path: known for path, known in self._vectors.items() if path in self._head.files}
+        return self._head
+
+    @property
+    def known(self) -> TableHead:
+        """The newest version that this handle has seen."""
         return self._head
 
     def hidden(self, head: TableHead, paths: Iterable[str]) -> dict[str, Rows]:
@@ -90,8 +96,17 @@ class StateTable:
             self._head = TableHead()
             self._forget(entry)
         elif isinstance(outcome, Committed) and head is self._head:
-            self._head = head.after(entry.actions, version=entry.version, table=self.store.uri)
+            size = len(entry_bytes(entry.actions))
+            self._head = head.after(entry.actions, version=entry.version, table=self.store.uri, size=size)
         return outcome
+
+    def tidy_log(self) -> None:
+        """Make a checkpoint if one is due by what is known of the log, and let go of entries that are past
+        their retention. For after a commit, and never a part of it."""
+        if not self._head.checkpoint_due:
+            return
+        size = make_checkpoint(self.store, self.options)
+        self._head = replace(self._head, checkpoint_bytes=size, entries_bytes=0)
 
     def _put(self, entry: Entry, change: Change) -> CommitOutcome:
         named = list(change.new_paths)

@@ -8,6 +8,7 @@ row to be hashed again. A file that somebody else has written does not have them
 from __future__ import annotations
 
 import io
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
@@ -21,7 +22,6 @@ from tidemark.core.checksum import Digest
 from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.delta.entry import NewFile
 from tidemark.delta.file_names import name_of
-from tidemark.delta.head import LiveFile
 from tidemark.delta.runs import Numbers
 from tidemark.delta.statistics import footer_statistics, statistics
 from tidemark.delta.store import Store
@@ -90,14 +90,29 @@ def described(store: Store, folder: str) -> list[NewFile]:
     return found
 
 
+def parquet_options(schema: pa.Schema, *, beside: Container[str]) -> dict[str, Any]:
+    """How files of a state are written. What stands beside the rows are hashes, which don't repeat. Fractions
+    have neither bounds nor a dictionary in the file. Its bounds are made without NaNs, and Spark believes
+    that there are none; and in a dictionary it does not find 0.0 for -0.0."""
+    sink = io.BytesIO()
+    pq.write_table(schema.empty_table(), sink)
+    known = pq.read_metadata(io.BytesIO(sink.getvalue())).schema
+    columns = [known.column(at) for at in range(len(known))]
+    exact = [column.path for column in columns if column.physical_type not in ("FLOAT", "DOUBLE")]
+    return {
+        "compression": "zstd",
+        "compression_level": 1,
+        "write_page_checksum": True,
+        "use_dictionary": [path for path in exact if path not in beside],
+        "write_statistics": exact,
+    }
+
+
 def write_rows(store: Store, rows: pa.Table, *, version: int, nonce: UUID) -> NewFile:
     """Write rows to one file, and have it on disk. Statistics leave out what stands beside them."""
     out = io.BytesIO()
     plain = [name for name in BESIDE if name in rows.column_names]
-    options: dict[str, Any] = {"compression": "zstd", "compression_level": 1, "write_page_checksum": True}
-    # Hashes don't repeat.
-    options["use_dictionary"] = [name for name in rows.column_names if name not in plain]
-    pq.write_table(rows, out, **options)
+    pq.write_table(rows, out, **parquet_options(rows.schema, beside=plain))
     path, data = name_of(version, nonce), out.getvalue()
     try:
         store.put_synced(path, data)
@@ -107,22 +122,6 @@ def write_rows(store: Store, rows: pa.Table, *, version: int, nonce: UUID) -> Ne
             hint="check the room and the permissions, then retry",
         ) from error
     return NewFile(path, len(data), rows.num_rows, statistics(rows.drop_columns(plain)))
-
-
-def read_keys(store: Store, file: LiveFile, *, sequence: str | None = None) -> RowKeys | None:
-    """The keys and digests of a file's rows; None for a file that doesn't have them."""
-    try:
-        source = store.folder / file.location if store.folder is not None else None
-        with pq.ParquetFile(source or pa.BufferReader(store.get(file.location))) as opened:
-            if not {KEY, DIGEST} <= set(opened.schema_arrow.names):
-                return None
-            names = [KEY, DIGEST, *([sequence] if sequence is not None else [])]
-            rows = opened.read(columns=names)
-    except (OSError, pa.ArrowException) as error:
-        raise Determinate(
-            f"{file.location} of {store.uri} can't be read: {error}", hint="check the store, then retry"
-        ) from error
-    return keys_of(rows[KEY], rows[DIGEST], rows[sequence] if sequence is not None else None)
 
 
 def digest_of(digests: npt.NDArray[Any]) -> Digest:

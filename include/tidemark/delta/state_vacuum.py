@@ -27,7 +27,7 @@ from urllib.parse import unquote
 from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.delta import file_names, records, vectors
 from tidemark.delta.commit import entry_actions, entry_path, unlinked_version
-from tidemark.delta.head import TableHead, read_head
+from tidemark.delta.head import History, TableHead, read_history
 from tidemark.delta.store import Store
 
 RETENTION: Final = "delta.deletedFileRetentionDuration"
@@ -64,11 +64,11 @@ class Obsolete:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The files of a table with their sizes, and the head that was read after them. `modified_ms` tells the
-    age of files with another's name, `fed_ms` when the entry was made that names a file of the feed."""
+    """The files of a table with their sizes, and the history that was read after them. `modified_ms` tells
+    the age of files with another's name, `fed_ms` when the entry was made that names a file of the feed."""
 
     listed: Mapping[str, int]
-    head: TableHead
+    history: History
     modified_ms: Mapping[str, int]
     fed_ms: Mapping[str, int]
 
@@ -77,12 +77,14 @@ def read_listing(store: Store) -> Listing:
     """List a table's files, and read what its log says of them."""
     listed = store.listed()
     modified_ms = store.modified_ms(path for path in listed if _is_tables(path) and version_in(path) is None)
-    head = read_head(store)
+    history = read_history(store)
     feed = {version_in(path) for path in listed if path.startswith(_FEED)} - {None}
     fed_ms = {
-        path: at for version in feed for path, at in _named_in_feed(store, version, head.version).items()
+        path: at
+        for version in feed
+        for path, at in _named_in_feed(store, version, history.head.version).items()
     }
-    return Listing(listed, head, modified_ms, fed_ms)
+    return Listing(listed, history, modified_ms, fed_ms)
 
 
 def _named_in_feed(store: Store, version: int | None, newest: int) -> dict[str, int]:
@@ -101,12 +103,12 @@ def _named_in_feed(store: Store, version: int | None, newest: int) -> dict[str, 
 
 def decide_vacuum(found: Listing, *, now_ms: int, kept_ms: int) -> list[Obsolete]:
     """What may go of the listed files."""
-    head = found.head
+    head = found.history.head
     if head.version < 0:
         return []
-    needed = set(_needed(head, after_ms=now_ms - kept_ms))
+    needed = set(_needed(found.history, after_ms=now_ms - kept_ms))
     needed |= {path for path, at_ms in found.fed_ms.items() if now_ms - at_ms < kept_ms}
-    removed = {path for one in head.removed.values() for path in _paths(one.location, one.vector)}
+    removed = {path for one in found.history.removed for path in _paths(one.location, one.vector)}
     removed |= found.fed_ms.keys()
     obsolete = []
     for path, size in sorted(found.listed.items()):
@@ -125,8 +127,8 @@ def decide_vacuum(found: Listing, *, now_ms: int, kept_ms: int) -> list[Obsolete
 def vacuum(store: Store, *, now_ms: int, kept_ms: int, dry_run: bool = False) -> Sequence[Obsolete]:
     """Delete what may go; whoever comes second finds nothing to do."""
     found = read_listing(store)
-    if found.head.version >= 0:
-        check_remembered(found.head, kept_ms)
+    if found.history.head.version >= 0:
+        check_remembered(found.history.head, kept_ms)
     obsolete = decide_vacuum(found, now_ms=now_ms, kept_ms=kept_ms)
     if not dry_run:
         for one in obsolete:
@@ -152,10 +154,10 @@ def _is_tables(path: str) -> bool:
     return path.endswith(".parquet") and not path.removeprefix(_FEED).startswith("_")
 
 
-def _needed(head: TableHead, *, after_ms: int) -> Iterator[str]:
-    for file in head.files.values():
+def _needed(history: History, *, after_ms: int) -> Iterator[str]:
+    for file in history.head.files.values():
         yield from _paths(file.location, file.vector)
-    for gone in head.removed.values():
+    for gone in history.removed:
         if gone.at_ms > after_ms:
             yield from _paths(gone.location, gone.vector)
 

@@ -161,6 +161,9 @@ def _widened(value: Any, *, is_high: bool) -> str | None:
         case date():
             return json.dumps(value.isoformat())
         case float():
+            if value == 0:
+                # For some readers -0.0 lies below 0.0, and equals it all the same.
+                return "0.0" if is_high else "-0.0"
             return json.dumps(value) if value - value == 0 else None
         case _:
             return json.dumps(value)

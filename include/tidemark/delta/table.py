@@ -19,6 +19,7 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from deltalake import Field, Schema
@@ -26,7 +27,7 @@ from deltalake import Field, Schema
 from tidemark.core.errors import Determinate, Indeterminate, InvalidUsage, InvariantViolation
 from tidemark.core.journal import link
 from tidemark.core.ledger import CommitOutcome, Committed, Conflict, Head
-from tidemark.delta.checkpoints import tidy_log
+from tidemark.delta.checkpoint import make_checkpoint
 from tidemark.delta.columns import check_columns, check_marks_last, lacking, schema_of
 from tidemark.delta.commit import (
     COMMIT_SECONDS_MAX,
@@ -282,9 +283,11 @@ class ControlTable:
     def _now_ms(self) -> int:
         return int(self._seconds() * 1000)
 
-    def tidy_log(self, committed: int) -> None:
-        """Keep the log short, when the version that was just committed is due for it."""
-        tidy_log(self.uri, self._options, committed)
+    def tidy_log(self) -> None:
+        """Keep the log short, when it is due for it by what was loaded of it."""
+        if self._table.checkpoint_due:
+            self._table = replace(self._table, entries_bytes=0)
+            make_checkpoint(self.store, self._options)
 
     def sweep(self, *, retention_hours: int) -> int:
         """Remove the files that were replaced more than the retention ago, or can't be committed any more."""

@@ -19,7 +19,8 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from functools import partial
+from itertools import groupby, pairwise
 from typing import Final
 
 from tidemark.core.errors import Determinate, Indeterminate, InvalidUsage
@@ -27,13 +28,12 @@ from tidemark.core.ids import ShardId
 from tidemark.core.ledger import Conflict
 from tidemark.core.publish import VERSION_NONE, BeingPublished, Published, StateStanding
 from tidemark.delta.carry import Copied, carried
-from tidemark.delta.checkpoints import tidy_log
 from tidemark.delta.copying import Source, columns_beside, copy_rows, read_source, table_schema
 from tidemark.delta.entry import Change, NewFile
-from tidemark.delta.facts import SMALL_BYTES
+from tidemark.delta.facts import SMALL_BYTES, is_worn, kept_vector_bytes
 from tidemark.delta.failures import housekeeping
 from tidemark.delta.file_names import name_of, version_in
-from tidemark.delta.head import LiveFile
+from tidemark.delta.head import LiveFile, read_history
 from tidemark.delta.protocol import VECTORS, check_features, is_on
 from tidemark.delta.standing import app_id, read_standing, same_rows_version
 from tidemark.delta.state import StateTable
@@ -41,6 +41,8 @@ from tidemark.delta.state_vacuum import retention_properties, vacuum
 from tidemark.delta.vectors import Rows
 
 FILE_BYTES: Final = 2 * SMALL_BYTES
+TIDY_BYTES: Final = (128 << 10, 1 << 20, 16 << 20)
+TIDY_FILES: Final = 16
 BEGINNINGS_MAX: Final = 5
 COMMITS_MAX: Final = 100
 _AHEAD_GROWTH: Final = 8
@@ -79,18 +81,24 @@ class DeltaStateKeeper:
     def merge(self, shard: ShardId, *, tombstones: int) -> None:
         """Merge small files, those of the tombstones too."""
         for table in self._tables(shard, tombstones):
-            _compact(table, _is_small, operation="OPTIMIZE", files_min=2)
+            # Above this a file is left alone, so that a row is not rewritten for ever.
+            _compact(table, _below(SMALL_BYTES), operation="OPTIMIZE", files_min=2)
 
     def purge(self, shard: ShardId) -> None:
-        """Write the state's files anew that deletion vectors have taken rows out of."""
+        """Write the state's files anew out of which deletion vectors have taken rows enough."""
         for table in self._tables(shard, VERSION_NONE):
-            _compact(table, _has_hidden, operation="REORG", files_min=1)
+            kept = kept_vector_bytes(read_history(table.store), after_ms=self._after_ms(shard))
+            _compact(table, partial(_is_worn, kept), operation="REORG", files_min=1)
 
     def vacuum(self, shard: ShardId, *, tombstones: int) -> None:
         """Delete what no version within the retention needs."""
         kept_ms = self._of(shard).history_days * _DAY_MS
         for table in self._tables(shard, tombstones):
-            vacuum(table.store, now_ms=time.time_ns() // 1_000_000, kept_ms=kept_ms)
+            vacuum(table.store, now_ms=_now_ms(), kept_ms=kept_ms)
+
+    def _after_ms(self, shard: ShardId) -> int:
+        """What was taken out before that is kept for nobody."""
+        return _now_ms() - self._of(shard).history_days * _DAY_MS
 
     def _of(self, shard: ShardId) -> KeptState:
         if shard not in self._states:
@@ -114,6 +122,10 @@ class DeltaStateKeeper:
         return found
 
 
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
 def _keep_history(table: StateTable, wanted: Mapping[str, str]) -> None:
     """Set the retention of the pipeline file where one is missing or another."""
     for _ in range(COMMITS_MAX):
@@ -127,13 +139,34 @@ def _keep_history(table: StateTable, wanted: Mapping[str, str]) -> None:
     raise _overtaken(table)
 
 
-def _is_small(file: LiveFile) -> bool:
-    # Above this a file is left alone, so that a row is not rewritten for ever.
-    return file.bytes < SMALL_BYTES
+def tidy(table: StateTable) -> None:
+    """What a publish leaves to do, for after it: merge the smallest files where they are many, write a small
+    file anew that has hidden rows enough, make a checkpoint if one is due. A row is copied once for each of
+    the sizes that its file grows through, so the work follows what is published; larger files are left to
+    maintenance."""
+    files = table.head().files.values()
+    for least, limit in pairwise((0, *TIDY_BYTES)):
+        # Those that are smaller don't count: a file would be copied again for each few of them.
+        if sum(least <= file.bytes < limit for file in files) >= TIDY_FILES:
+            _compact(table, _below(limit), operation="OPTIMIZE", files_min=2)
+            break
+    else:
+        # Files that are smaller are merged soon.
+        if any(TIDY_BYTES[0] <= file.bytes < TIDY_BYTES[-1] and is_worn(file) for file in files):
+            _compact(table, _is_small_and_worn, operation="REORG", files_min=1)
+    table.tidy_log()
 
 
-def _has_hidden(file: LiveFile) -> bool:
-    return file.hidden > 0
+def _is_small_and_worn(file: LiveFile) -> bool:
+    return file.bytes < TIDY_BYTES[-1] and is_worn(file)
+
+
+def _is_worn(kept: Mapping[str, int], file: LiveFile) -> bool:
+    return is_worn(file, kept.get(file.path, 0))
+
+
+def _below(limit: int) -> Callable[[LiveFile], bool]:
+    return lambda file: file.bytes < limit
 
 
 def _compact(
@@ -219,7 +252,7 @@ def _put_in(table: StateTable, copied: Sequence[Copied], copy: NewFile | None, o
                 if not added:
                     _forget(table, copy)
                 with housekeeping(table.store.uri):
-                    tidy_log(table.store.uri, table.options, outcome.version)
+                    table.tidy_log()
                 return True
     except Indeterminate:
         # The entry may be there, or may still come: it needs its file.

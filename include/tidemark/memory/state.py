@@ -97,6 +97,9 @@ class MemoryStatePlane:
         version = self._commit(shard, MemoryVersion(rows, commit), there)
         return version if isinstance(version, Conflict) else (version, commit)
 
+    def tidy(self, shard: ShardId) -> None:
+        """There is nothing to tidy in memory."""
+
     def rebuild(
         self, shard: ShardId, tail: Tail, *, base: Published | None, token: WriterToken
     ) -> tuple[int, StateCommit] | Conflict:

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tidemark.core.checksum import Digest
 from tidemark.core.errors import Determinate, InvalidUsage, InvariantViolation
 from tidemark.core.ids import TXN_FIRST, ShardId, Txn, WriterToken, next_txn
 from tidemark.core.lease import since_of
@@ -163,7 +162,9 @@ def _publish(control: Control, plane: StatePlane, shard: ShardId, token: WriterT
                 tail = Tail(lower, upper, log.version, watermark_below(control, lower), log.link)
                 made = plane.publish(shard, tail, base=base, token=token)
                 if not isinstance(made, Conflict):
-                    return put_record(control, shard, version=made[0], commit=made[1])
+                    record = put_record(control, shard, version=made[0], commit=made[1])
+                    plane.tidy(shard)
+                    return record
     raise Determinate(f"the state of {shard} has moved on {STEPS_MAX} times meanwhile", hint="retry")
 
 
@@ -225,10 +226,10 @@ def _check_base(plane: StatePlane, shard: ShardId, base: Published) -> None:
         raise StateOverwritten(shard, what=f"{repeated} keys of version {base.version} have several rows")
 
 
-def verify_state(control: Control, plane: StatePlane, shard: ShardId) -> Digest:
-    """Read the whole state and compare it with the record; its digest, or `StateOverwritten`."""
+def verify_state(control: Control, plane: StatePlane, shard: ShardId) -> Published | None:
+    """Read the whole state and compare it with the record; the publish that it was found to be, None where
+    there is none yet, or `StateOverwritten`."""
     last = checked_record(control, plane, shard)
-    if last is None:
-        return Digest()
-    _check_base(plane, shard, last)
-    return last.commit.digest
+    if last is not None:
+        _check_base(plane, shard, last)
+    return last

@@ -53,6 +53,11 @@ class StatePlane(StateStandings, Protocol):
         """Bring the state from `base` to the tail's end; the version and the commit that did it."""
         ...
 
+    def tidy(self, shard: ShardId) -> None:
+        """What a publish has left to do for the next ones and for readers, once it is on record. It changes
+        no row, takes about as long as a publish, and raises nothing: what fails is left for the next time."""
+        ...
+
     def rebuild(
         self, shard: ShardId, tail: Tail, *, base: Published | None, token: WriterToken
     ) -> tuple[int, StateCommit] | Conflict:

@@ -24,7 +24,7 @@ from tidemark.spark.tail import (
     SOURCE,
     TARGET,
     folded,
-    order,
+    is_older,
     without_buried,
 )
 from tidemark.spark.tombstones import read_tombstones
@@ -132,7 +132,8 @@ def _overlaid(
     living, tail = (without_buried(frame, tombstones, spec) for frame in (rows, last))
     names = list(dict.fromkeys([*rule.keys, rule.sequence_by, TXN]))
     heads = F.broadcast(living.select([F.col(quoted(name)) for name in names]))
-    older = order(SOURCE, rule) < order(TARGET, rule, txn=F.lit(0).cast("bigint"))
+    own, row = (f"{frame}.{quoted(rule.sequence_by)}" for frame in (SOURCE, TARGET))
+    older = is_older(own, f"{SOURCE}.{TXN}", than=row)
     kept = state.alias(TARGET).join(heads.alias(SOURCE), same & ~older, "left_anti")
     lost = (
         state.alias(TARGET)

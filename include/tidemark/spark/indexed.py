@@ -22,7 +22,7 @@ from tidemark.core.publish import VERSION_NONE, Published
 from tidemark.delta.entry import NewFile
 from tidemark.delta.head import LiveFile, TableHead
 from tidemark.delta.index import Hits
-from tidemark.delta.overlay import alike, overlay
+from tidemark.delta.overlay import alike, is_older, overlay
 from tidemark.delta.protocol import VECTORS, is_on
 from tidemark.delta.runs import DataFile
 from tidemark.delta.state import StateTable
@@ -67,6 +67,10 @@ class ShardIndex:
         self._state_index = TableIndex(Store(spec.state, spec.storage_options), sequence=sequence)
         self._dead_index = TableIndex(self._dead.store, sequence=sequence, digest=TXN)
 
+    @property
+    def tombstones(self) -> StateTable:
+        return self._dead
+
     def lay(self, tail: Tail, base: Published | None, version: NextVersion) -> Laid | Conflict:
         """Work out and write what a tail changes in a state that stands at this version's head; `Unsuited`
         where that is for Spark, before anything is written."""
@@ -83,7 +87,7 @@ class ShardIndex:
             tombstones = found
         else:
             hits, same = self._met(folded, version)
-        over = overlay(folded.keys, folded.upserts, hits, base=before, same=same)
+        over = overlay(folded.keys, folded.txns, folded.upserts, hits, base=before, same=same)
         comes = folded.taken(over.comes)
         columns = [*self._columns(comes.rows), *([KEY] if self._spec.rule.keys else []), DIGEST]
         added = version.put(comes.rows.select(columns))
@@ -148,9 +152,8 @@ class ShardIndex:
             return found
         hits = self._dead_index.find(folded.keys, head, lambda _: {}, once=False)
         own, txns = sequence[hits.query], folded.txns[hits.query]
-        theirs = hits.records["sequence"]
         at = np.ascontiguousarray(hits.records["digest"]).view(np.int64)
-        found[hits.query[(own < theirs) | ((own == theirs) & (txns < at))]] = True
+        found[hits.query[is_older(own, txns, than=hits.records["sequence"], at=at)]] = True
         return found
 
     def _bury(self, folded: FoldedTail, dead: NextVersion, watermark: int | None) -> int | Conflict:

@@ -39,6 +39,7 @@ from tidemark.delta.standing import app_id, encoded, read_standing
 from tidemark.delta.state import StateTable
 from tidemark.delta.state_files import RowKeys
 from tidemark.delta.tail import Unsuited
+from tidemark.delta.upkeep import tidy
 from tidemark.ports.state import Tail
 from tidemark.spark.changes import changes_of, digest_of_rows
 from tidemark.spark.confs import confs_set
@@ -77,6 +78,7 @@ class SparkStatePlane:
         self._specs = StateSpecs(specs.pipeline, known)
         self._tables: dict[ShardId, StateTable] = {}
         self._indexes: dict[ShardId, ShardIndex] = {}
+        self._standings: dict[ShardId, tuple[Published | None, StateStanding]] = {}
 
     @property
     def _spark(self) -> SparkSession:
@@ -85,11 +87,17 @@ class SparkStatePlane:
             self._session = self._session()
         return self._session
 
+    def _table(self, shard: ShardId) -> StateTable:
+        """What is known of a state's table so far is kept."""
+        if shard not in self._tables:
+            uri = self._specs.of(shard).state
+            self._tables[shard] = StateTable(uri, storage_options=self._options)
+        return self._tables[shard]
+
     def _next(self, shard: ShardId) -> NextVersion:
-        """The version after the newest one; what is known of the table so far is kept."""
-        uri = self._specs.of(shard).state
-        table = self._tables.setdefault(shard, StateTable(uri, storage_options=self._options))
-        return NextVersion(uri, self._options, table=table)
+        """The version after the newest one."""
+        table = self._table(shard)
+        return NextVersion(table.store.uri, self._options, table=table)
 
     def _index(self, shard: ShardId) -> ShardIndex:
         spec = self._specs.of(shard)
@@ -107,7 +115,11 @@ class SparkStatePlane:
     def standing(self, shard: ShardId, since: Published | None) -> StateStanding:
         spec = self._specs.of(shard)
         app = app_id(self._specs.pipeline, shard)
-        return read_standing(spec.state, app=app, since=since, storage_options=self._options)
+        found = read_standing(
+            spec.state, app=app, since=since, storage_options=self._options, known=self._table(shard).known
+        )
+        self._standings[shard] = since, found
+        return found
 
     def digest(self, shard: ShardId, version: int) -> Digest:
         spec = self._specs.of(shard)
@@ -132,6 +144,8 @@ class SparkStatePlane:
             )
         version = self._next(shard)
         if not self._stands_at(shard, base, version.head.version):
+            # What this handle knows may be so old that entries after it were cleaned away.
+            del self._tables[shard]
             return Conflict()
         try:
             return self._by_index(shard, tail, base, version, token)
@@ -153,6 +167,15 @@ class SparkStatePlane:
             index.keep(self._next(shard).head, laid)
         return outcome.version, commit
 
+    def tidy(self, shard: ShardId) -> None:
+        tables = [self._table(shard)]
+        if self._specs.of(shard).rule.sequence_by is not None and shard in self._indexes:
+            tables.append(self._indexes[shard].tombstones)
+        for table in tables:
+            with housekeeping(table.store.uri):
+                if table.head().version != VERSION_NONE:
+                    tidy(table)
+
     def _by_scan(
         self, shard: ShardId, tail: Tail, pins: Pins, version: NextVersion, token: WriterToken
     ) -> tuple[int, StateCommit] | Conflict:
@@ -172,8 +195,11 @@ class SparkStatePlane:
         return outcome if isinstance(outcome, Conflict) else (outcome.version, commit)
 
     def _stands_at(self, shard: ShardId, base: Published | None, version: int) -> bool:
-        """Whether a version of the state has the rows that a publish has left there, and nothing since."""
-        found = self.standing(shard, base)
+        """Whether a version of the state has the rows that a publish has left there, and nothing since. The
+        look at it that decided on the publish is good for this, if it was one at the same version."""
+        since, found = self._standings.get(shard, (None, None))
+        if found is None or since != base or found.version != version:
+            found = self.standing(shard, base)
         return (found.version, found.txn) == (version, published_txn(base)) and not found.strangers
 
     def _commit(

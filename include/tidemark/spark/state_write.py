@@ -15,9 +15,7 @@ from pyspark.sql import DataFrame
 
 from tidemark.core.errors import Indeterminate
 from tidemark.core.ledger import CommitOutcome, Conflict
-from tidemark.delta.checkpoints import tidy_log
 from tidemark.delta.entry import Change, NewFile
-from tidemark.delta.failures import housekeeping
 from tidemark.delta.file_names import folder_of
 from tidemark.delta.state import StateTable
 from tidemark.delta.state_files import described, write_rows
@@ -75,9 +73,6 @@ class NextVersion:
             raise
         if isinstance(outcome, Conflict):
             self.forget()
-        else:
-            with housekeeping(self.store.uri):
-                tidy_log(self.store.uri, self._options, outcome.version)
         return outcome
 
     def forget(self) -> None:

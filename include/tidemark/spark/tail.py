@@ -23,7 +23,8 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from tidemark.spark.fold import OP, TXN, UPSERT, FoldRule, fold, quoted
+from tidemark.core.ids import TXN_NONE
+from tidemark.spark.fold import OP, TXN, UPSERT, fold, quoted
 from tidemark.spark.spec import StateSpec
 from tidemark.spark.tables import log_rows
 
@@ -63,11 +64,17 @@ def with_places(state: DataFrame) -> DataFrame:
     )
 
 
-def order(frame: str, rule: FoldRule, *, txn: Column | None = None) -> Column:
-    """What `last` means between transactions: (sequence, txn). A state's rows stand before all of them."""
-    at = F.col(f"{frame}.{TXN}") if txn is None else txn
-    sequence = [F.col(f"{frame}.{quoted(rule.sequence_by)}")] if rule.sequence_by is not None else []
-    return F.struct(*[column.alias(f"o{index}") for index, column in enumerate([*sequence, at])])
+def is_older(sequence: str, txn: str, *, than: str, at: str | None = None) -> Column:
+    """Whether a record loses to another record of its key or to its row, by (sequence, txn), where NULL is
+    the lowest: `core.fold` on columns, as `delta.overlay.is_older` is on arrays. A state's rows stand before
+    all transactions."""
+    other = F.lit(TXN_NONE).cast("bigint") if at is None else F.col(at)
+    record, rival = ((F.col(sequence), F.col(txn)), (F.col(than), other))
+    return F.struct(*_named(*record)) < F.struct(*_named(*rival))
+
+
+def _named(sequence: Column, txn: Column) -> tuple[Column, Column]:
+    return sequence.alias("sequence"), txn.alias("txn")
 
 
 def without_buried(tail: DataFrame, tombstones: DataFrame | None, spec: StateSpec) -> DataFrame:
@@ -75,7 +82,9 @@ def without_buried(tail: DataFrame, tombstones: DataFrame | None, spec: StateSpe
     rule = spec.rule
     if tombstones is None or rule.sequence_by is None:
         return tail
-    buried = F.expr(spec.same_key(SOURCE, _DEAD)) & (order(SOURCE, rule) < order(_DEAD, rule))
+    own, dead = (f"{frame}.{quoted(rule.sequence_by)}" for frame in (SOURCE, _DEAD))
+    older = is_older(own, f"{SOURCE}.{TXN}", than=dead, at=f"{_DEAD}.{TXN}")
+    buried = F.expr(spec.same_key(SOURCE, _DEAD)) & older
     return tail.alias(SOURCE).join(tombstones.alias(_DEAD), buried, "left_anti")
 
 
@@ -111,9 +120,7 @@ def met(tail: DataFrame, state: DataFrame, spec: StateSpec, *, rows: int) -> Dat
     sequence, op = spec.rule.sequence_by, F.col(_PREFIX + OP)
     newer = F.lit(False)
     if sequence is not None:
-        # Equal sequences fall back to the transaction, and the tail's is the later one.
-        theirs, mine = F.col(quoted(_PREFIX + sequence)), F.col(quoted(sequence))
-        newer = F.coalesce(theirs < mine, theirs.isNull() & mine.isNotNull())
+        newer = is_older(quoted(_PREFIX + sequence), _PREFIX + TXN, than=quoted(sequence))
     same = [
         equal_values(F.col(quoted(_PREFIX + f.name)), F.col(quoted(f.name)), f.dataType)
         for f in spec.declared.fields

@@ -1,17 +1,19 @@
-"""Checkpoints of a table's log: found, read, pointed to, and mended.
+"""The checkpoints of a table's log: found, read, made and mended.
 
-A checkpoint only repeats what entries say, so that readers need not read them all. delta-rs writes it; the
-pointer to it says its checksum, so that a damaged one is known before it is parsed.
+A checkpoint only repeats what entries say, so that nobody has to read them all; one that is wanted for a head
+is read without what was taken out: that is most of it. delta-rs writes them. The pointer to a checkpoint says
+its checksum, so that a damaged one is known before it is parsed.
 """
 
 from __future__ import annotations
 
 import io
 import json
+import logging
 import re
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -19,13 +21,14 @@ from typing import Any, Final
 from arro3.io import read_parquet
 from deltalake import DeltaTable
 
-from tidemark.core.errors import InvariantViolation
-from tidemark.delta.commit import CHECKSUM, LOG, Action, checksum_of, entry_path
+from tidemark.core.errors import Determinate, InvariantViolation
+from tidemark.core.publish import VERSION_NONE
+from tidemark.delta.commit import CHECKSUM, ENTRY, LOG, Action, checksum_of, entry_path
 from tidemark.delta.store import Store
 
-CHECKPOINT_VERSIONS: Final = 10
-CLEANUP_VERSIONS: Final = 50
-_CHECKPOINT_FIELDS: Final = {
+logger = logging.getLogger(__name__)
+
+EVERY_FIELD: Final = {
     "protocol": ("minReaderVersion", "minWriterVersion", "readerFeatures", "writerFeatures"),
     "metaData": (
         "id", "name", "description", "format", "schemaString", "partitionColumns", "configuration",
@@ -41,11 +44,12 @@ _CHECKPOINT_FIELDS: Final = {
         "deletionVector", "baseRowId", "defaultRowCommitVersion", "clusteringProvider",
     ),
 }  # fmt: skip
+HEAD_FIELDS: Final = {kind: names for kind, names in EVERY_FIELD.items() if kind != "remove"}
 _CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint\.(?:\d{10}\.(\d{10})\.)?parquet\Z")
-LAST_CHECKPOINT: Final = "_last_checkpoint"
-_PARQUET: Final = b"PAR1"
-DAMAGE: Final = (ValueError, KeyError, TypeError, InvariantViolation)
 _MAPS: Final = ("partitionValues", "tags", "configuration", "options")
+_PARQUET: Final = b"PAR1"
+_LAST: Final = "_last_checkpoint"
+_DAMAGE: Final = (ValueError, KeyError, TypeError)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -63,51 +67,87 @@ class Checkpoint:
         return list(parts) or [f"{name}.parquet"]
 
 
-def checkpoint_parts(store: Store, checkpoint: Checkpoint) -> Iterator[Iterator[Action]]:
-    """The actions of each file of a checkpoint. One of `DAMAGE` where it is not what was written."""
-    return (_in_checkpoint(store.get(name), checkpoint.checksum) for name in checkpoint.names)
+def read_checkpoint(
+    store: Store, until: int | None, fields: Mapping[str, Sequence[str]]
+) -> tuple[int, list[Action], int]:
+    """The version of a checkpoint, its actions and its bytes; -1 and none where there is no checkpoint, and
+    the log begins with its first entry.
+
+    A log that does not reach back to a version any more is opened at its oldest checkpoint, after it. One
+    that is damaged is passed over for an older one."""
+    damaged: list[str] = []
+    try:
+        for one in _candidates(store, until):
+            try:
+                return one.version, *_read(store, one, fields)
+            except FileNotFoundError:
+                continue  # Cleaned away meanwhile: there is a newer one.
+            except _DAMAGE as error:
+                damaged.append(f"checkpoint {one.version} is damaged: {error}")
+                logger.warning("%s: %s", store.uri, damaged[-1])
+        first = next((name for name in store.names_after(LOG, "") if ENTRY.match(name)), None)
+    except OSError as error:
+        raise Determinate(f"the checkpoints of {store.uri} can't be read: {error}", hint="retry") from error
+    if first is not None and int(first[:20]) > 0:
+        raise InvariantViolation(
+            f"the log of {store.uri} begins with {first}, and no checkpoint that can be read has what was"
+            f" before{': ' if damaged else ''}{'; '.join(damaged)}",
+            hint="restore the table's log from a backup",
+        )
+    return VERSION_NONE, [], 0
 
 
-def tidy_log(uri: str, options: Mapping[str, str], committed: int) -> None:
-    """Keep a table's log short, when the version that was just committed is due for it. The checkpoint is on
-    disk before the entries go that it replaces."""
-    if committed == 0 or committed % CHECKPOINT_VERSIONS != 0:
-        return
-    store = Store(uri, options)
+def _read(
+    store: Store, checkpoint: Checkpoint, fields: Mapping[str, Sequence[str]]
+) -> tuple[list[Action], int]:
+    """The actions of a checkpoint, and its bytes. One of `_DAMAGE` where it is not what was written."""
+    found: list[Action] = []
+    size = 0
+    for name in checkpoint.names:
+        data = store.get(name)
+        found += _in_checkpoint(data, checkpoint.checksum, fields)
+        size += len(data)
+    if not {"protocol", "metaData"} <= {kind for action in found for kind in action}:
+        raise ValueError("it does not say what table it is of")
+    return found, size
+
+
+def make_checkpoint(store: Store, options: Mapping[str, str]) -> int:
+    """Have the newest version in a checkpoint, and let go of entries that are past their retention; returns
+    its bytes. It is on disk before the entries go that it replaces."""
     _mend(store)
     # A table of its own: the one that reads answer from must not move on by housekeeping.
-    newest = DeltaTable(uri, storage_options=dict(options))
+    newest = DeltaTable(store.uri, storage_options=dict(options))
     newest.create_checkpoint()
     written = _point_to(store, newest.version())
-    if committed % CLEANUP_VERSIONS == 0:
-        store.sync_files(written)
-        store.sync_folders(written)
-        newest.cleanup_metadata()
+    store.sync_files(written)
+    store.sync_folders(written)
+    newest.cleanup_metadata()
+    return store.size(written[0])
 
 
 def _mend(store: Store) -> None:
     """Remove a newest checkpoint that can't be read, so that other readers don't stop at it: all that it said
     is said by what is before and after it, or nobody could have opened the table."""
-    for checkpoint in candidates(store, None):
+    for one in _candidates(store, None):
         try:
-            for actions in checkpoint_parts(store, checkpoint):
-                list(actions)
+            _read(store, one, EVERY_FIELD)
         except FileNotFoundError:
             continue
-        except DAMAGE:
-            store.remove_quietly(f"{LOG}/{LAST_CHECKPOINT}")
-            for name in checkpoint.names:
+        except _DAMAGE:
+            store.remove_quietly(f"{LOG}/{_LAST}")
+            for name in one.names:
                 store.remove_quietly(name)
             continue
         return
 
 
-def candidates(store: Store, until: int | None) -> Iterator[Checkpoint]:
+def _candidates(store: Store, until: int | None) -> Iterator[Checkpoint]:
     """Checkpoints to open a log at, the best one first. The pointer is a hint: behind it the log is looked
     through. Up to a version, where there is one; else the oldest, where the log begins with it."""
     hint: Checkpoint | None = None
     with suppress(FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
-        pointer = json.loads(store.get(f"{LOG}/{LAST_CHECKPOINT}"))
+        pointer = json.loads(store.get(f"{LOG}/{_LAST}"))
         hint = Checkpoint(
             int(pointer["version"]), int(pointer.get("parts") or 0), str(pointer.get(CHECKSUM) or "")
         )
@@ -125,7 +165,7 @@ def candidates(store: Store, until: int | None) -> Iterator[Checkpoint]:
 
 def _point_to(store: Store, version: int) -> list[str]:
     """Have the pointer say the checksum of a checkpoint that was just made; the files of both."""
-    name, pointer = f"{LOG}/{version:020}.checkpoint.parquet", f"{LOG}/{LAST_CHECKPOINT}"
+    name, pointer = f"{LOG}/{version:020}.checkpoint.parquet", f"{LOG}/{_LAST}"
     with suppress(FileNotFoundError, ValueError, KeyError):
         said = json.loads(store.get(pointer))
         if int(said["version"]) == version and not said.get("parts"):
@@ -143,26 +183,26 @@ def _listed(store: Store) -> list[Checkpoint]:
     return [Checkpoint(*one) for one, count in parts.items() if count == max(one[1], 1)]
 
 
-def _in_checkpoint(data: bytes, checksum: str) -> Iterator[Action]:
+def _in_checkpoint(data: bytes, checksum: str, fields: Mapping[str, Sequence[str]]) -> Iterator[Action]:
     """The actions of a checkpoint. pyarrow finds out what is wrong with a damaged one, but loading it takes
     longer than a run with nothing to do; arro3 may die of one, and reads what is known to be whole."""
     if len(data) < 12 or not data.startswith(_PARQUET) or not data.endswith(_PARQUET):
         raise ValueError(f"its {len(data)} bytes are no whole Parquet file")
     if checksum and checksum_of(data) != checksum:
         raise ValueError("it does not agree with its checksum")
-    columns = _columns_by_arro3(data) if checksum else _columns_by_pyarrow(data)
-    for kind, names in _CHECKPOINT_FIELDS.items():
+    columns = _columns_by_arro3(data, fields) if checksum else _columns_by_pyarrow(data, fields)
+    for kind, names in fields.items():
         for row in columns.get(kind, ()):
             if row is not None and any(value is not None for value in row.values()):
                 yield {kind: _without_nulls({name: row[name] for name in names if name in row})}
 
 
-def _columns_by_arro3(data: bytes) -> dict[str, list[Any]]:
+def _columns_by_arro3(data: bytes, fields: Mapping[str, Sequence[str]]) -> dict[str, list[Any]]:
     table = read_parquet(io.BytesIO(data)).read_all()
-    return {kind: list(table[kind].to_pylist()) for kind in _CHECKPOINT_FIELDS if kind in table.column_names}
+    return {kind: list(table[kind].to_pylist()) for kind in fields if kind in table.column_names}
 
 
-def _columns_by_pyarrow(data: bytes) -> dict[str, list[Any]]:
+def _columns_by_pyarrow(data: bytes, fields: Mapping[str, Sequence[str]]) -> dict[str, list[Any]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -172,7 +212,7 @@ def _columns_by_pyarrow(data: bytes) -> dict[str, list[Any]]:
         # The parsed statistics are large, and are in the text as well.
         columns = [
             f"{kind}.{name}"
-            for kind, names in _CHECKPOINT_FIELDS.items()
+            for kind, names in fields.items()
             if kind in schema.names
             for name in names
             if schema.field(kind).type.get_field_index(name) >= 0
