@@ -10,8 +10,9 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from tests.support.state import SHARD, StateRig, gone
+from tidemark.core.ledger import CommitOutcome, Committed
 from tidemark.delta.upkeep import DeltaStateKeeper, KeptState
-from tidemark.spark import state_write
+from tidemark.spark.state_write import NextVersion
 
 pytestmark = pytest.mark.spark
 
@@ -24,15 +25,16 @@ def test_regression_a_publish_records_the_tombstones_that_it_wrote_and_not_the_n
     rig.append(("a", "1", 1), gone("b", 10))
     first = rig.publish()
     keeper = DeltaStateKeeper("p", {SHARD: KeptState(rig.spec.uri)})
-    tidy, made = state_write.tidy_log, []
+    commit, made = NextVersion.commit, []
 
-    def late(uri: str, options: Any, version: int) -> None:
-        tidy(uri, options, version)
-        if uri == rig.spec.tombstones:
-            made.append(version)
-            keeper.merge(SHARD, tombstones=version)
+    def late(self: NextVersion, *args: Any, **known: Any) -> CommitOutcome:
+        outcome = commit(self, *args, **known)
+        if self.store.uri == rig.spec.tombstones and isinstance(outcome, Committed):
+            made.append(outcome.version)
+            keeper.merge(SHARD, tombstones=outcome.version)
+        return outcome
 
-    monkeypatch.setattr(state_write, "tidy_log", late)
+    monkeypatch.setattr(NextVersion, "commit", late)
     rig.append(gone("a", 5), ("b", "late", 9))
     second = rig.publish()
     assert made == [second.commit.tombstones] == [first.commit.tombstones + 1]
