@@ -1,4 +1,5 @@
-"""Publishing by the key index, through the publish step and without Spark: state = fold of the log."""
+"""Publishing by the key index, through the publish step and without Spark: state = fold of the log
+(Invariant 18)."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from deltalake import DeltaTable
@@ -10,10 +11,8 @@ from pyspark.sql import SparkSession
 
 from tests.support.state import SHARD, StateRig, gone
 from tidemark.core.ledger import CommitOutcome, Committed
-from tidemark.delta.entry import Change
-from tidemark.delta.head import TableHead
-from tidemark.delta.state import StateTable
 from tidemark.delta.upkeep import DeltaStateKeeper, KeptState
+from tidemark.spark.state_write import NextVersion
 
 pytestmark = pytest.mark.spark
 
@@ -26,16 +25,16 @@ def test_regression_a_publish_records_the_tombstones_that_it_wrote_and_not_the_n
     rig.append(("a", "1", 1), gone("b", 10))
     first = rig.publish()
     keeper = DeltaStateKeeper("p", {SHARD: KeptState(rig.spec.uri)})
-    commit, made = StateTable.commit, []
+    commit, made = NextVersion.commit, []
 
-    def late(table: StateTable, head: TableHead, change: Change) -> CommitOutcome:
-        outcome = commit(table, head, change)
-        if table.store.uri == rig.spec.tombstones and isinstance(outcome, Committed) and not made:
+    def late(self: NextVersion, *args: Any, **known: Any) -> CommitOutcome:
+        outcome = commit(self, *args, **known)
+        if self.store.uri == rig.spec.tombstones and isinstance(outcome, Committed):
             made.append(outcome.version)
             keeper.merge(SHARD, tombstones=outcome.version)
         return outcome
 
-    monkeypatch.setattr(StateTable, "commit", late)
+    monkeypatch.setattr(NextVersion, "commit", late)
     rig.append(gone("a", 5), ("b", "late", 9))
     second = rig.publish()
     assert made == [second.commit.tombstones] == [first.commit.tombstones + 1]

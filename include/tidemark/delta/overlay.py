@@ -1,4 +1,5 @@
-"""A folded tail over a state, by the key index: which rows go, which come, and the digest afterwards.
+"""A folded tail over a state, by the key index: which rows go, which come, and the digest afterwards, so that
+the state is the fold of its log (Invariant 18).
 
 A record that is older than its key's live row (`is_older`) changes nothing; any other takes the row's place,
 or takes it out. Without a sequence the tail always wins.
