@@ -29,6 +29,7 @@ class ShardSettings(Model):
     keys: tuple[ColumnName, ...] | None = None
     sequence_by: ColumnName | None = None
     lateness: Annotated[int, Field(ge=0, le=2**53)] | None = None
+    max_advance: Annotated[int, Field(ge=1, le=2**53)] | None = None
     apply_as_deletes: PredicateText | None = None
     on_schema_change: SchemaChange | None = None
     on_error: Literal["quarantine", "fail", "inline"] | None = None

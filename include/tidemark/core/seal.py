@@ -92,7 +92,8 @@ class Decision(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """The decided transaction. `watermark` is the highest `sequence_by` value up to and with it."""
+    """The decided transaction. `watermark` is the highest `sequence_by` value up to and with it, and `base`
+    the watermark that its records were judged by: that of the seal before it, or what a person set it to."""
 
     txn: Txn
     token: WriterToken
@@ -104,6 +105,7 @@ class Seal:
     reason: str = ""
     watermark: int | None = None
     configuration: Configuration | None = None
+    base: int | None = None
 
     def __post_init__(self) -> None:
         if self.txn < TXN_FIRST:
@@ -150,6 +152,7 @@ def seal_of(staged: Staged, *, generation: int, held: Mapping[ShardId, str], rea
         reason=reason,
         watermark=staged.watermark,
         configuration=staged.configuration,
+        base=staged.base,
     )
 
 
@@ -158,10 +161,12 @@ def skip_of(
 ) -> Seal:
     """The empty seal that passes over a transaction, for a reason that stays on record.
 
-    It hands the watermark of the seal before it on: one that went back would take late records in
-    again whose tombstones are gone."""
+    It hands the watermark below it on: one that went back would take late records in again whose
+    tombstones are gone."""
     source = Digest()
-    return Seal(txn, token, generation, Decision.SKIPPED, source, reason=reason, watermark=watermark)
+    return Seal(
+        txn, token, generation, Decision.SKIPPED, source, reason=reason, watermark=watermark, base=watermark
+    )
 
 
 @dataclass(frozen=True, slots=True)

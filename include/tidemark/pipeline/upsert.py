@@ -74,12 +74,24 @@ def put_seal(pipeline: Pipeline, seal: Seal) -> SealOutcome:
         _declare(pipeline, seal, declared)
 
     def decide(head: Head) -> Put[Seal, SealOutcome] | SealOutcome:
+        if seal.txn == head.upper:
+            _require_base(pipeline, seal)
         found = seal_at(pipeline, seal.txn) if seal.txn < head.upper else None
         shapes = {shard: pipeline.control.log(shard).shape() for shard in declared}
         recorded = {shard: shape for shard, shape in shapes.items() if shape is not None}
         return decide_seal(head=head, found=found, seal=seal, recorded=recorded, declared=declared)
 
     return cast("SealOutcome", settle(seals, decide, what=f"the seal of transaction {seal.txn}"))
+
+
+def _require_base(pipeline: Pipeline, seal: Seal) -> None:
+    """What counts as late depends on the transaction before, and is final once that one is sealed; unless a
+    person sets the watermark back, which touches the seals so that it is looked at again here."""
+    if seal.watermark is not None and seal.base != watermark_below(pipeline.control, seal.txn):
+        raise Determinate(
+            f"transaction {seal.txn} was staged above another watermark than the seals have now",
+            hint="clear the ingest task, or run the pipeline again: it is staged anew",
+        )
 
 
 def _declare(pipeline: Pipeline, seal: Seal, shapes: Shapes) -> None:
@@ -136,12 +148,6 @@ def refused(pipeline: Pipeline, staged: Staged, gated: Gated, reason: str) -> Ti
         return DataDiffers(gated.finding)
     if gated.opinion.failed and not reason:
         return ExpectationsFailed(staged.txn, gated.opinion.failed)
-    # What counts as late depends on the transaction before; it is final once that one is sealed.
-    if staged.watermark is not None and staged.base != watermark_below(pipeline.control, staged.txn):
-        return Determinate(
-            f"transaction {staged.txn} was staged above another transaction {staged.txn - 1} than was sealed",
-            hint="clear the ingest task, or run the pipeline again: it is staged anew",
-        )
     # The input is looked at once more: what changed while it was being read must not be sealed.
     gone = pipeline.source.inspect(binding_at(pipeline, staged.txn))
     return InputGone(staged.txn, what=gone) if gone else None
