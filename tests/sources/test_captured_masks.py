@@ -1,4 +1,4 @@
-"""Captured rows are for their owner's eyes, whatever the process's umask is; and a full disk leaves no half."""
+"""Captured rows are for their owner alone, whatever the umask; and a full disk leaves no half of a file."""
 
 from __future__ import annotations
 

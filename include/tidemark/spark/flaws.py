@@ -13,6 +13,7 @@ from tidemark.core.ids import Txn
 from tidemark.core.sequence import sequence_text
 from tidemark.spark import documents as doc
 from tidemark.spark.fold import lateness_number, sequence_number_sql
+from tidemark.spark.names import repeated_name
 from tidemark.spark.quoting import unclosed
 from tidemark.spark.read import KEY_DOCUMENT, NO_KEY, NO_VALUE, RAW
 from tidemark.spark.sql import case, coalesced, literal, quoted, texts
@@ -145,6 +146,9 @@ def _unreadable(rules: Rules) -> str:
 def _broken_columns(rules: Rules) -> str:
     """Which values don't fit. Reads the record once more, which only broken ones pay for."""
     said: list[str] = []
+    if rules.form.format == "json":
+        twice = repeated_name(doc.DOCUMENT)
+        said.append(case(f"isnotnull({twice})", f"concat('it has the name \\'', {twice}, '\\' twice')"))
     if rules.form.writing.debezium is not None:
         said.append(told(f"{doc.VALUES}.{CORRUPT}"))
     if rules.form.keyed and rules.shard.keys:

@@ -66,11 +66,11 @@ _CONFS: Final = {
     "spark.sql.parquet.compression.codec": "zstd",
 }
 
-RULES: Final = 3
+RULES: Final = 4
 """Which records are applied and which are set aside, and as what. Whatever gives another row or another
 quarantined record for the same input raises it: a replay of what older rules sealed is not comparable.
 2: a record whose `sequence_by` is NULL is quarantined; arrays of PostgreSQL with bounds of their own too.
-3: reasons show a text of JSON in quotes."""
+3: reasons show a text of JSON in quotes. 4: an object with one name twice is bad."""
 
 
 class SparkPlane:
