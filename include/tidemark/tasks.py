@@ -130,7 +130,9 @@ def upsert(deployment: Deployment, attempt: Attempt, *, progress: Progress = unw
     staged = {one.txn: one.token for one in found if one.staged is not None and not one.replayed}
     seals = seals_of(deployment, sorted(staged))
     own = {(one.txn, one.token) for one in found}
-    published = {shard: last_published(deployment.control, shard) for shard in deployment.shards}
+    touched = {shard for seal in seals for shard in seal.shards}
+    shards = [shard for shard in deployment.shards if shard in touched]
+    published = {shard: last_published(deployment.control, shard) for shard in shards}
     return {
         "sealed": [seal.txn for seal in seals if (seal.txn, seal.token) in own],
         "lost": {str(seal.txn): seal.token for seal in seals if (seal.txn, seal.token) not in own},
@@ -257,7 +259,7 @@ def plan_of_upkeep(deployment: Deployment) -> Told:
 
 def maintain(deployment: Deployment, attempt: Attempt, *, progress: Progress = unwatched) -> Told:
     """Publish what is due, then do the upkeep of logs, states and control tables (`tidemark.upkeep`)."""
-    published = publish_due(deployment, attempt, progress=progress)
+    published = publish_due(deployment, attempt, every=True, progress=progress)
     done = upkeep.maintain(deployment, attempt.token, upkeep.terms_of(deployment))
     return {
         "pipeline": done.pipeline,
