@@ -33,7 +33,7 @@ from tidemark.pipeline.replay import REPAIR, bound_range, merged_files, replay_p
 from tidemark.pipeline.run import Progress, replay, unwatched
 from tidemark.publishing import publish_due
 from tidemark.summary import sentence_of
-from tidemark.telling import LISTED_MAX, Told, rows_of, told_publish, told_shard
+from tidemark.telling import LISTED_MAX, Told, told_gathered, told_publish, told_shard
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -94,15 +94,7 @@ def ingest(deployment: Deployment, attempt: Attempt, *, progress: Progress = unw
     gathered = deployment.with_new_columns(
         lambda: stepwise.gather(deployment.pipeline, attempt, progress=progress)
     )
-    return {
-        "staged": [
-            {"txn": one.txn, "read": one.staged.source.count, "rows": rows_of(one.staged.shards)}
-            for one in gathered
-            if one.staged is not None and not one.replayed
-        ],
-        "replayed": [one.txn for one in gathered if one.replayed and one.staged is not None],
-        "gone": {str(one.txn): one.gone for one in gathered if one.gone},
-    }
+    return told_gathered(gathered)
 
 
 def load_gate() -> None:
