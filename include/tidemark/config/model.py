@@ -46,6 +46,7 @@ class Retention(Model):
     log_days: Days | None = None
     quarantine_days: Days | None = None
     state_history_days: Days = 7
+    data_docs_days: Days | None = 90
 
 
 class _Lookup(Derived):
