@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
@@ -209,9 +210,12 @@ def replay_range(
         done = repair(works, attempt, Txn(txn))
         findings.append(done.finding)
         restored += [(txn, str(shard), part.path) for shard, part in done.parts]
-    left = txns[len(mended) :]
-    if left:
-        findings += replay(works, attempt, txn_from=Txn(left[0]), txn_to=Txn(left[-1]), progress=progress)
+
+    def proven(txn: Txn) -> tuple[Finding, ...]:
+        return replay(deployment.pipeline, attempt, txn_from=txn, txn_to=txn, progress=progress)
+
+    for txn in txns[len(mended) :]:
+        findings += deployment.with_new_columns(partial(proven, Txn(txn)))
     return tuple(findings), restored
 
 

@@ -136,7 +136,10 @@ def _decide(
 
     deployment = open_deployment(pipeline, environment)
     bound_range(deployment.pipeline, txn_from=txn, txn_to=txn)
-    checkpoint = decision(deployment.pipeline, new_attempt(), txn, reason=reason)
+    attempt = new_attempt()
+    checkpoint = deployment.with_new_columns(
+        lambda: decision(deployment.pipeline, attempt, txn, reason=reason)
+    )
     if as_json:
         print_json({"txn": txn, "decision": what, "checkpoint": checkpoint})
     else:
