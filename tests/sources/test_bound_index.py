@@ -15,8 +15,10 @@ from tidemark.core.binding import Binding, Configuration, Owner
 from tidemark.core.errors import InvariantViolation
 from tidemark.core.frontier import Frontier
 from tidemark.core.ids import Txn
+from tidemark.memory.control import MemoryControl
 from tidemark.sources import bound_files
 from tidemark.sources.bound_files import BoundFiles
+from tidemark.sources.files import FileSource
 from tidemark.sources.manifest import PARTITION, BoundFile, Manifest
 
 
@@ -175,3 +177,19 @@ def test_of_what_was_only_touched_an_offer_reads_so_much_and_the_newest_first(
     with pytest.raises(Exception, match="was changed"):
         source.offer(landing.bindings()[-1])
     assert read == ["1.json", "3.json"]
+
+
+def test_who_only_looks_makes_no_index_and_uses_one_that_is_there(tmp_path: Path) -> None:
+    """`status` may be run by somebody whose files the pipeline can't write to."""
+    landing, index = Landing(tmp_path / "in"), tmp_path / "_index" / "1.sqlite"
+    landing.put("a.json")
+    landing.run()
+    landing.put("b.json")
+    bindings = MemoryControl(landing.warehouse).bindings
+    bindings.head()
+    last = landing.bindings()[-1]
+    for makes in (False, True):
+        source = FileSource(landing.folder, landing.rules, bindings=bindings, index=index)
+        assert source.waiting(last).pieces == 1
+        assert index.exists() == makes
+        FileSource(landing.folder, landing.rules, bindings=bindings, index=index).offer(last)

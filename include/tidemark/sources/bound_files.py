@@ -49,6 +49,11 @@ class BoundFiles:
         self._db: sqlite3.Connection | None = None
         self._last: Binding | None = None
 
+    @property
+    def is_made(self) -> bool:
+        """Whether the index is there, for who only looks and makes nothing."""
+        return self._path is None or self._path.exists()
+
     def learn(self, last: Binding | None) -> None:
         """Know the files of this binding and of all before it, and of no other."""
         self._last = last

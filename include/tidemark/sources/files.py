@@ -153,7 +153,7 @@ class FileSource:
         """The files that no transaction has yet, those that still settle among them; not those whose marker
         is missing. None is opened."""
         try:
-            listing, bound = self._look(last)
+            listing, bound = self._look(last, makes=False)
         except InvalidUsage as error:
             return Waiting(trouble=error.fact)
         now_ns = int(self._now() * 1e9)
@@ -183,9 +183,12 @@ class FileSource:
     def acknowledge(self, frontier: Frontier) -> None:
         """Nothing: files are the user's, and are never moved or removed."""
 
-    def _look(self, last: Binding | None) -> tuple[Listing, dict[str, BoundFile]]:
-        """What is in the folder, and what of it is bound up to the last binding."""
+    def _look(self, last: Binding | None, *, makes: bool = True) -> tuple[Listing, dict[str, BoundFile]]:
+        """What is in the folder, and what of it is bound up to the last binding. Who only looks at a pipeline
+        leaves no index behind, which might be another user's."""
         listing = Listing(self._folder, self._matches)
+        if not makes and not self._bound.is_made:
+            self._bound = BoundFiles(None, self._bound_between)
         self._bound.learn(last)
         return listing, self._bound.among(listing.files)
 
@@ -214,11 +217,9 @@ class FileSource:
             if known.size <= room:
                 room -= known.size
                 moved.append(known)
-        found_changes = (
-            find_change(self._folder, known, self._hash_of)
-            for known in sorted(moved, key=lambda file: file.seq)
-        )
-        return [change for change in found_changes if change is not None and not change.is_removal]
+        moved.sort(key=lambda file: file.seq)
+        changes = (find_change(self._folder, known, self._hash_of) for known in moved)
+        return [change for change in changes if change is not None and not change.is_removal]
 
     def _hash_of(self, file: Found) -> str:
         """The hash of a bound file as it is now; read once for each size and time."""
@@ -287,9 +288,8 @@ class FileSource:
             if is_full:
                 yield self._step(batch)
                 batch, size, records = [], 0, 0
-            batch.append(
-                BoundFile(seq, file.name, content.size, content.hash, content.mtime_ns, content.changed_ns)
-            )
+            times = content.mtime_ns, content.changed_ns
+            batch.append(BoundFile(seq, file.name, content.size, content.hash, *times))
             size += content.size
             records += content.records
         if batch:
