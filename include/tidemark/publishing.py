@@ -1,39 +1,110 @@
 """Publishing what is due: which shards' states follow their logs now.
 
 Spark is started only when a shard's policy asks for it, so whoever finds nothing due is through at once.
+Whether a publish is due changes only when a shard's log moves or its policy does. So who has asked all shards
+notes up to which transaction that holds, and the next one asks only those that later transactions touch. The
+note is a cache of this machine: without one, or with one of another history, all are asked, and so they are
+by maintenance.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
 from tidemark.assemble import Deployment
+from tidemark.config.caches import cache_folder
+from tidemark.config.paths import is_uri
 from tidemark.core.errors import TidemarkError
 from tidemark.core.ids import TXN_FIRST, ShardId, Txn
 from tidemark.core.publish import Published, UpToDate
-from tidemark.core.seal import SealOutcome
-from tidemark.pipeline.context import Attempt
+from tidemark.core.seal import Lost, Sealed, SealOutcome
+from tidemark.pipeline.context import Attempt, unfinished
 from tidemark.pipeline.publish import NotDue, is_due, publish
 from tidemark.pipeline.run import Decided, Progress, RunReport, run, untold, unwatched
 
+SEALS_LOOKED_AT_MAX: Final = 1_000
 BACKLOG_SECONDS: Final = 60.0
 """During a run of many transactions the states follow once in so long: each publish holds the next one up."""
 
 
 def publish_due(
-    deployment: Deployment, attempt: Attempt, *, progress: Progress = unwatched
+    deployment: Deployment, attempt: Attempt, *, every: bool = False, progress: Progress = unwatched
 ) -> dict[ShardId, Published]:
-    """Publish every shard whose policy asks for it; Spark is started only if one does."""
+    """Publish every shard whose policy asks for it; Spark is started only if one does. Without `every`, those
+    that have not moved since they were all asked are taken as they were then."""
     done: dict[ShardId, Published] = {}
-    for shard in deployment.shards:
+    asked = Asked(deployment)
+    # Read before the shards are: what others append meanwhile is asked about by the next one.
+    upper = asked.upper()
+    for shard in deployment.shards if every else asked.moved():
         outcome = publish_if_due(deployment, attempt, shard, progress=progress)
         if isinstance(outcome, Published):
             done[shard] = outcome
+    asked.note(upper)
     return done
+
+
+class Asked:
+    """Up to which transaction all shards have been asked whether they are due, by this machine's note."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self._shards = deployment.shards
+        self._pipeline = deployment.pipeline
+        place = f"{deployment.root}/publishes"
+        folder = cache_folder(None if is_uri(place) else Path(place), uri=place)
+        self._path = folder / "asked.json"
+
+    def upper(self) -> Txn:
+        """The first transaction that some log may lack: below it, a shard's log has all that touches it."""
+        behind = unfinished(self._pipeline)
+        return min(behind.lowers.values(), default=Txn(behind.done + 1))
+
+    def moved(self) -> Sequence[ShardId]:
+        """The shards to ask: those that transactions touch from the note on, or all of them."""
+        seals = self._pipeline.control.seals
+        sealed_upper, asked = seals.head().upper, self._noted()
+        if asked is None or not 0 <= sealed_upper - asked <= SEALS_LOOKED_AT_MAX:
+            return self._shards
+        touched = {shard for seal in seals.read(asked, sealed_upper) for shard in seal.shards}
+        return [shard for shard in self._shards if shard in touched]
+
+    def note(self, upper: Txn) -> None:
+        """Note that all shards have been asked up to a transaction. Without a place for that, all are asked
+        again."""
+        said = {"upper": upper, "seal": self._seal_below(upper), "settings": self._settings}
+        text = json.dumps(said)
+        aside = self._path.with_name(f".{os.getpid()}-{threading.get_ident()}.tmp")
+        with suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if not self._path.exists() or self._path.read_text() != text:
+                aside.write_text(text)
+                aside.replace(self._path)
+
+    def _noted(self) -> Txn | None:
+        try:
+            told = json.loads(self._path.read_text())
+            upper = Txn(int(told["upper"]))
+            same = (told["seal"], told["settings"]) == (self._seal_below(upper), self._settings)
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return upper if same else None
+
+    @property
+    def _settings(self) -> str:
+        return self._pipeline.configuration.fingerprint
+
+    def _seal_below(self, upper: Txn) -> str:
+        """Who sealed the transaction below, which tells one history from another."""
+        return next((seal.token for seal in self._pipeline.control.seals.read(upper - 1, upper)), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +134,7 @@ def run_and_publish(
         outcomes.append(outcome)
         decided(outcome)
         if publishes:
-            publisher.publish()
+            publisher.publish(outcome)
 
     def work(background: Executor) -> RunReport:
         left = transactions_max - len(outcomes) if transactions_max is not None else None
@@ -97,20 +168,25 @@ class BacklogPublisher:
         self._deployment, self._attempt, self._progress = deployment, attempt, progress
         self._last_seconds = time.monotonic()
         self._failed = False
+        self._touched: set[ShardId] = set()
         self.published: dict[ShardId, Published] = {}
 
-    def publish(self) -> None:
-        """Publish what is due, if it was long enough ago that this was done."""
+    def publish(self, outcome: SealOutcome) -> None:
+        """Publish what is due of what the run has touched, if it was long enough ago that this was done."""
+        match outcome:
+            case Sealed(seal) | Lost(seal):
+                self._touched.update(seal.shards)
         if self._failed or time.monotonic() - self._last_seconds < BACKLOG_SECONDS:
             return
-        for shard in self._deployment.shards:
+        for shard in [shard for shard in self._deployment.shards if shard in self._touched]:
             try:
-                outcome = publish_if_due(self._deployment, self._attempt, shard, progress=self._progress)
+                done = publish_if_due(self._deployment, self._attempt, shard, progress=self._progress)
             except TidemarkError:
                 self._failed = True
                 return
-            if isinstance(outcome, Published):
-                self.published[shard] = outcome
+            if isinstance(done, Published):
+                self.published[shard] = done
+        self._touched.clear()
         self._last_seconds = time.monotonic()
 
 

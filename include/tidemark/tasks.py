@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
@@ -33,7 +34,7 @@ from tidemark.pipeline.replay import REPAIR, bound_range, merged_files, replay_p
 from tidemark.pipeline.run import Progress, replay, unwatched
 from tidemark.publishing import publish_due
 from tidemark.summary import sentence_of
-from tidemark.telling import LISTED_MAX, Told, rows_of, told_publish, told_shard
+from tidemark.telling import LISTED_MAX, Told, told_gathered, told_publish, told_shard
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -94,15 +95,7 @@ def ingest(deployment: Deployment, attempt: Attempt, *, progress: Progress = unw
     gathered = deployment.with_new_columns(
         lambda: stepwise.gather(deployment.pipeline, attempt, progress=progress)
     )
-    return {
-        "staged": [
-            {"txn": one.txn, "read": one.staged.source.count, "rows": rows_of(one.staged.shards)}
-            for one in gathered
-            if one.staged is not None and not one.replayed
-        ],
-        "replayed": [one.txn for one in gathered if one.replayed and one.staged is not None],
-        "gone": {str(one.txn): one.gone for one in gathered if one.gone},
-    }
+    return told_gathered(gathered)
 
 
 def load_gate() -> None:
@@ -130,7 +123,9 @@ def upsert(deployment: Deployment, attempt: Attempt, *, progress: Progress = unw
     staged = {one.txn: one.token for one in found if one.staged is not None and not one.replayed}
     seals = seals_of(deployment, sorted(staged))
     own = {(one.txn, one.token) for one in found}
-    published = {shard: last_published(deployment.control, shard) for shard in deployment.shards}
+    touched = {shard for seal in seals for shard in seal.shards}
+    shards = [shard for shard in deployment.shards if shard in touched]
+    published = {shard: last_published(deployment.control, shard) for shard in shards}
     return {
         "sealed": [seal.txn for seal in seals if (seal.txn, seal.token) in own],
         "lost": {str(seal.txn): seal.token for seal in seals if (seal.txn, seal.token) not in own},
@@ -215,9 +210,12 @@ def replay_range(
         done = repair(works, attempt, Txn(txn))
         findings.append(done.finding)
         restored += [(txn, str(shard), part.path) for shard, part in done.parts]
-    left = txns[len(mended) :]
-    if left:
-        findings += replay(works, attempt, txn_from=Txn(left[0]), txn_to=Txn(left[-1]), progress=progress)
+
+    def proven(txn: Txn) -> tuple[Finding, ...]:
+        return replay(deployment.pipeline, attempt, txn_from=txn, txn_to=txn, progress=progress)
+
+    for txn in txns[len(mended) :]:
+        findings += deployment.with_new_columns(partial(proven, Txn(txn)))
     return tuple(findings), restored
 
 
@@ -257,7 +255,7 @@ def plan_of_upkeep(deployment: Deployment) -> Told:
 
 def maintain(deployment: Deployment, attempt: Attempt, *, progress: Progress = unwatched) -> Told:
     """Publish what is due, then do the upkeep of logs, states and control tables (`tidemark.upkeep`)."""
-    published = publish_due(deployment, attempt, progress=progress)
+    published = publish_due(deployment, attempt, every=True, progress=progress)
     done = upkeep.maintain(deployment, attempt.token, upkeep.terms_of(deployment))
     return {
         "pipeline": done.pipeline,

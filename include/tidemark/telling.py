@@ -13,10 +13,12 @@ from typing import Any, Final
 
 from tidemark.assemble import Deployment
 from tidemark.core.errors import Determinate
-from tidemark.core.ids import ShardId
+from tidemark.core.evidence import Evidence
+from tidemark.core.ids import QUARANTINE, ShardId
 from tidemark.core.journal import Event
 from tidemark.core.publish import Published
 from tidemark.core.replay import Verdict
+from tidemark.core.sentence import short
 from tidemark.pipeline.announce import Announcement
 from tidemark.pipeline.context import Attempt
 from tidemark.pipeline.publish import last_published
@@ -29,6 +31,35 @@ LISTED_MAX: Final = 100
 
 def rows_of(shards: Mapping[ShardId, Any]) -> dict[str, int]:
     return {str(shard): parts.digest.count for shard, parts in shards.items()}
+
+
+def told_gathered(gathered: Sequence[Evidence]) -> Told:
+    """What was staged and read again, as a task tells it: the first transactions one by one, which is enough
+    for people, and what they all come to. All of it is in the table of attempts."""
+    staged = [
+        {
+            "txn": one.txn,
+            "read": one.staged.source.count,
+            "quarantined": rows_of(one.staged.shards).get(QUARANTINE, 0),
+            "shards": len(one.staged.shards),
+        }
+        for one in gathered
+        if one.staged is not None and not one.replayed
+    ]
+    replayed = [one.txn for one in gathered if one.replayed and one.staged is not None]
+    gone = {str(one.txn): short(one.gone) for one in gathered if one.gone}
+    return {
+        "staged": staged[:LISTED_MAX],
+        "replayed": replayed[:LISTED_MAX],
+        "gone": dict(list(gone.items())[:LISTED_MAX]),
+        "total": {
+            "staged": len(staged),
+            "replayed": len(replayed),
+            "gone": len(gone),
+            "read": sum(one["read"] for one in staged),
+            "quarantined": sum(one["quarantined"] for one in staged),
+        },
+    }
 
 
 def told_verdicts(judged: Sequence[Judged]) -> Told:

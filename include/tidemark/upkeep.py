@@ -9,7 +9,7 @@ conditional commits; one that dies is finished by the next run.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -29,6 +29,7 @@ from tidemark.pipeline.leasing import Leases, expire_stale
 from tidemark.pipeline.maintain import announce, plan_floor, sweep, truncate
 from tidemark.pipeline.reclaim import Reclaim, plan_reclaim, reclaim
 from tidemark.pipeline.tend import snapshot_held, tend
+from tidemark.quality.retention import old_pages, remove_pages
 
 DAY_MS: Final = 86_400_000
 
@@ -36,12 +37,14 @@ DAY_MS: Final = 86_400_000
 @dataclass(frozen=True, slots=True)
 class Terms:
     """The time of a maintenance, and what the pipeline file wants kept: transactions from `window` on,
-    quarantined records from `quarantine_window` on, and for how long files that a version needed."""
+    quarantined records from `quarantine_window` on, for how long files that a version needed, and Data Docs
+    from a time on."""
 
     now_ms: int
     window: Txn
     quarantine_window: Txn
     kept_ms: int
+    docs_from_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,8 @@ def terms_of(deployment: Deployment, *, now_ms: int | None = None) -> Terms:
     window = first_kept(retention.log_days)
     # A quarantined record goes with the log at the earliest: `since` is one for all shards.
     quarantined = min(window, first_kept(retention.quarantine_days))
-    return Terms(at_ms, window, quarantined, retention.state_history_days * DAY_MS)
+    docs_from_ms = at_ms - retention.data_docs_days * DAY_MS if retention.data_docs_days is not None else 0
+    return Terms(at_ms, window, quarantined, retention.state_history_days * DAY_MS, docs_from_ms)
 
 
 def logs_of(deployment: Deployment) -> dict[ShardId, DeltaLog]:
@@ -114,6 +118,8 @@ def plan(deployment: Deployment, terms: Terms) -> Upkeep:
             told += _history_warnings(shard, facts, terms)
     unneeded = unneeded_input(deployment.pipeline, max(since, floor.txn))
     chores += [Chore("remove captured changes", "", *one) for one in unneeded]
+    pages = old_pages(deployment.data_docs, before_ms=terms.docs_from_ms)
+    chores += [Chore("remove old Data Docs", "", *_counted(pages))] if pages else []
     told += warnings(deployment, since, terms)
     return Upkeep(deployment.config.name, since, tuple(chores), tuple(told))
 
@@ -192,6 +198,10 @@ def _bytes(files: Iterable[Leftover]) -> int:
     return sum(file.bytes for file in files)
 
 
+def _counted(files: Sequence[tuple[object, int]]) -> tuple[int, int]:
+    return len(files), sum(size for _, size in files)
+
+
 def until_released(ttl_seconds: float) -> str:
     """For how long a lease holds something."""
     return f"it is released, or not renewed for {ttl_seconds:g} s"
@@ -250,6 +260,10 @@ def maintain(deployment: Deployment, token: WriterToken, terms: Terms, *, watch:
     for shard in deployment.shards:
         done += _tended(deployment, shard, leases, terms, told)
     done += [Chore("removed captured changes", "", *one) for one in let_go_input(pipeline, since)]
+    pages = old_pages(deployment.data_docs, before_ms=terms.docs_from_ms)
+    if pages:
+        remove_pages(deployment.data_docs, pages)
+        done.append(Chore("removed old Data Docs", "", *_counted(pages)))
     control_files = sum(table.sweep() for table in control.tables)
     if control_files:
         done.append(Chore("cleaned the control tables", "", control_files, 0))

@@ -31,8 +31,9 @@ def no_spark(*args: object, **kwargs: object) -> None:
 
 
 def tree(folder: Path) -> dict[str, int]:
+    """What is durable; locks and caches are not."""
     files = [path for path in (folder / ".tidemark").rglob("*") if path.is_file() and path.suffix != ".lock"]
-    return {str(path): path.stat().st_mtime_ns for path in files}
+    return {str(path): path.stat().st_mtime_ns for path in files if "_index" not in path.parts}
 
 
 def call(*words: str) -> Result:

@@ -49,7 +49,7 @@ class Bench:
 
         def decided(outcome: SealOutcome) -> None:
             self.clock += BACKLOG_SECONDS / 2
-            self.publisher.publish()
+            self.publisher.publish(outcome)
 
         return run(world.process(), world.attempt(), decided=decided).checkpoint
 

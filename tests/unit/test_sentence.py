@@ -119,7 +119,8 @@ STEPS: list[tuple[str, dict[str, Any], str]] = [
     (
         "ingest",
         {
-            "staged": [{"txn": 2, "read": 9, "rows": {"orders": 4, "quarantine": 2}}],
+            "staged": [{"txn": 2, "read": 9, "quarantined": 2, "shards": 2}],
+            "total": {"staged": 1, "replayed": 0, "gone": 0, "read": 9, "quarantined": 2},
             "replayed": [],
             "gone": {},
         },
@@ -127,10 +128,10 @@ STEPS: list[tuple[str, dict[str, Any], str]] = [
     ),
     (
         "ingest",
-        {"staged": [], "replayed": [1], "gone": {"3": "a.json"}},
+        {"staged": [], "replayed": [1], "gone": {"3": "a.json"}, "total": {"replayed": 1, "gone": 1}},
         "read the input of transaction 1 again, 0 bytes written; transaction 3: input gone: a.json",
     ),
-    ("ingest", {"staged": [], "replayed": [], "gone": {}}, "nothing to stage"),
+    ("ingest", {"staged": [], "replayed": [], "gone": {}, "total": {"gone": 0}}, "nothing to stage"),
     (
         "validate",
         {"verdicts": [VERDICT]},

@@ -18,7 +18,12 @@ BILLIONS = 10**12
 def deployed(world: World) -> Any:
     """A process's deployment, as far as the control plane goes."""
     pipeline = world.process()
-    return SimpleNamespace(pipeline=pipeline, control=pipeline.control, config=SimpleNamespace(name="shop"))
+    return SimpleNamespace(
+        pipeline=pipeline,
+        control=pipeline.control,
+        config=SimpleNamespace(name="shop"),
+        with_new_columns=lambda work: work(),
+    )
 
 
 def two_transactions() -> World:

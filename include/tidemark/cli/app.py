@@ -42,6 +42,7 @@ MODULES: Final = {
     "skip": "tidemark.cli.overrule",
     "accept": "tidemark.cli.overrule",
     "release": "tidemark.cli.overrule",
+    "watermark": "tidemark.cli.overrule",
     "maintain": "tidemark.cli.maintain",
     "doctor": "tidemark.cli.doctor",
     "consumers": "tidemark.cli.consumers",

@@ -19,7 +19,7 @@ from tidemark.config.tables import ShardSettings
 Settings = ShardConfig | ShardSettings
 MASK: Final = "***"
 _FOUND: Final = re.compile(r"column '(?P<name>.*?)' is .*?, found (?P<value>.*)\Z", re.DOTALL)
-_TOO_LATE: Final = "too late: "
+_OUT_OF_REACH: Final = ("too late: ", "too far ahead: ")
 _ROWS: Final = ("before", "after")
 
 
@@ -102,5 +102,6 @@ def _reason(reason: str | None, names: frozenset[str], shards: Sequence[Settings
     found = _FOUND.match(reason)
     if found is not None and found["name"].lower() in names:
         return reason[: found.start("value")] + MASK
-    by_sequence = any((shard.sequence_by or "").lower() in names for shard in shards)
-    return _TOO_LATE + MASK if by_sequence and reason.startswith(_TOO_LATE) else reason
+    if any((shard.sequence_by or "").lower() in names for shard in shards):
+        return next((kind + MASK for kind in _OUT_OF_REACH if reason.startswith(kind)), reason)
+    return reason

@@ -1,4 +1,4 @@
-"""The commands with which people decide: `skip`, `accept`, `release`. Each takes a reason."""
+"""The commands with which people decide: `skip`, `accept`, `release`, `watermark`. Each takes a reason."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from tidemark.cli.shared import (
     print_json,
     say,
 )
+from tidemark.core.errors import InvalidUsage
 
 if TYPE_CHECKING:
     from tidemark.core.ids import Txn
@@ -31,6 +32,7 @@ def register(app: typer.Typer) -> None:
     app.command(name="skip", epilog=EXIT_CODES)(skip)
     app.command(name="accept", epilog=EXIT_CODES)(accept)
     app.command(name="release", epilog=EXIT_CODES)(release)
+    app.command(name="watermark", epilog=EXIT_CODES)(watermark)
 
 
 def skip(
@@ -79,6 +81,39 @@ def release(
         say(f"shard {name} took in {len(report.appended)} transactions; {where_it_ends(report)}")
 
 
+def watermark(
+    pipeline: PipelineArgument,
+    to: Annotated[str | None, typer.Option(help="Set it back to this sequence: a number or a time.")] = None,
+    reason: Annotated[str, typer.Option("--reason", "-r", help="Why; the journal keeps it.")] = "",
+    environment: EnvironmentOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the watermark, the highest sequence so far, or set it back after a wrong record has moved it."""
+    from tidemark.core.sequence import sequence_number, sequence_text
+    from tidemark.pipeline.context import watermark_below
+    from tidemark.pipeline.overrule import set_watermark_back
+
+    deployment = open_deployment(pipeline, environment)
+    shard = next((one for one in deployment.config.shards if one.lateness is not None), None)
+    if shard is None:
+        fact = f"no shard of pipeline {deployment.config.name!r} declares a lateness"
+        raise InvalidUsage(fact, hint="without one nothing is too late, and there is no watermark")
+    txn, control = None, deployment.pipeline.control
+    if to is not None:
+        number = sequence_number(to, unit=shard.lateness_unit)
+        txn = set_watermark_back(deployment.pipeline, new_attempt(), number, reason=reason)
+    found = watermark_below(control, txn or control.seals.head().upper)
+    shown = sequence_text(found, unit=shard.lateness_unit) if found is not None else None
+    if as_json:
+        print_json({"shard": shard.name, "watermark": found, "shown": shown, "from_txn": txn})
+    elif txn is None:
+        say(f"the watermark of shard {shard.name} is {shown or 'not set: no transaction has moved it'}")
+    else:
+        say(f"the watermark of shard {shard.name} is {shown} from transaction {txn} on")
+        again = f"`tidemark rebuild {pipeline} {shard.name}`"
+        say(f"publishes may have forgotten deletions that are older; {again} finds them in the log again")
+
+
 def where_it_ends(report: LogReport) -> str:
     """Where a log stands after it was brought up, in words."""
     from tidemark.core.shard import Paused
@@ -101,7 +136,10 @@ def _decide(
 
     deployment = open_deployment(pipeline, environment)
     bound_range(deployment.pipeline, txn_from=txn, txn_to=txn)
-    checkpoint = decision(deployment.pipeline, new_attempt(), txn, reason=reason)
+    attempt = new_attempt()
+    checkpoint = deployment.with_new_columns(
+        lambda: decision(deployment.pipeline, attempt, txn, reason=reason)
+    )
     if as_json:
         print_json({"txn": txn, "decision": what, "checkpoint": checkpoint})
     else:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, model_validator
 
-from tidemark.config.base import Model, PipelineName, Schedule, checked
+from tidemark.config.base import Derived, Model, PipelineName, Schedule, checked
 from tidemark.config.debezium import Debezium
 from tidemark.config.paths import WAREHOUSE, checked_path, default_root, resolved
 from tidemark.config.problems import raise_flaws
@@ -46,6 +46,19 @@ class Retention(Model):
     log_days: Days | None = None
     quarantine_days: Days | None = None
     state_history_days: Days = 7
+    data_docs_days: Days | None = 90
+
+
+class _Lookup(Derived):
+    """Where the shard of a name is among many, and the first one of a table."""
+
+    def __init__(self, shards: tuple[ShardConfig, ...]) -> None:
+        self.shards = shards
+        self.names = {shard.name: at for at, shard in enumerate(shards)}
+        self.tables: dict[str, int] = {}
+        for at, shard in enumerate(shards):
+            if shard.route is not None and shard.route.table is not None:
+                self.tables.setdefault(shard.route.table, at)
 
 
 class PipelineConfig(Model):
@@ -64,6 +77,7 @@ class PipelineConfig(Model):
     generation: Annotated[int, Field(ge=0, le=2**31)] = 0
 
     _root: Path = PrivateAttr(default_factory=default_root)
+    _lookup: _Lookup | None = PrivateAttr(None)
 
     @model_validator(mode="after")
     def _rules(self) -> Self:
@@ -120,11 +134,18 @@ class PipelineConfig(Model):
         not_null = frozenset(column.name for column in shard.columns if not column.nullable) & {*keys}
         return Shape(columns, keys, shard.sequence_by or "", not_null, self.grows(shard))
 
+    @property
+    def _looked_up(self) -> _Lookup:
+        """Where shards are; a copy with other shards has the lookup of those that it was copied from."""
+        if self._lookup is None or self._lookup.shards is not self.shards:
+            self._lookup = _Lookup(self.shards)
+        return self._lookup
+
     def shard(self, name: str) -> ShardConfig:
         """The shard of this name."""
-        for shard in self.shards:
-            if shard.name == name:
-                return shard
+        found = self._looked_up.names.get(name)
+        if found is not None:
+            return self.shards[found]
         known = ", ".join(shard.name for shard in self.shards)
         raise InvalidUsage(f"pipeline {self.name!r} has no shard {name!r}", hint=f"it has {known}")
 
@@ -139,10 +160,10 @@ class PipelineConfig(Model):
     def shard_for_table(self, table: str) -> ShardConfig | None:
         """The shard that a table's records go to; None for one that is not taken, or that only its source
         could describe."""
-        short = table.rpartition(".")[2]
-        for shard in self.shards:
-            if shard.route is not None and shard.route.table in (table, short):
-                return shard
+        tables = self._looked_up.tables
+        found = [tables[name] for name in (table, table.rpartition(".")[2]) if name in tables]
+        if found:
+            return self.shards[min(found)]
         if self.tables is None or not self.tables.takes(table) or self.tables.asks_source(table):
             return None
         return ShardConfig.model_validate(self.table_settings(table))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import TYPE_CHECKING
 
 from tidemark.config.base import FROM_SOURCE, is_pattern, parts_of
@@ -14,6 +14,7 @@ from tidemark.config.text import shown
 if TYPE_CHECKING:
     from tidemark.config.kafka import KafkaSource
     from tidemark.config.model import PipelineConfig
+    from tidemark.config.shard import Route
 
 _NESTED = ("ARRAY", "MAP", "STRUCT")
 
@@ -77,7 +78,7 @@ def _envelope_flaws(config: PipelineConfig) -> Iterator[Flaw]:
 
 
 def _route_flaws(config: PipelineConfig) -> Iterator[Flaw]:
-    seen: dict[tuple[object, ...], int] = {}
+    seen = _Taken()
     columns: set[str] = set()
     for index, shard in enumerate(config.shards):
         path = ("shards", index, "route")
@@ -98,25 +99,33 @@ def _route_flaws(config: PipelineConfig) -> Iterator[Flaw]:
             elif len(columns) > 1:
                 hint = f"route all shards by one column, so that no record fits two: {sorted(columns)}"
                 yield Flaw((*path, "column"), f"routes use different columns: {shown(route.column)}", hint)
-        target = _route_key(route.table, route.column, route.equals)
-        other = next((at for known, at in seen.items() if _overlap(known, target)), None)
+        other = seen.take(route, index)
         if other is not None:
             yield Flaw(path, f"shards[{other}] takes the same records", "make the routes differ")
-        seen[target] = index
 
 
-def _route_key(table: str | None, column: str | None, equals: object) -> tuple[object, ...]:
-    if table is not None:
-        return ("table", *table.split("."))
-    return ("column", column, type(equals).__name__, equals)
+class _Taken:
+    """Which records are taken, by the first shard that takes them. `orders` takes those of `public.orders`
+    too, so a table is looked for by all ends of its name, and found by all ends of others'."""
 
+    def __init__(self) -> None:
+        self._whole: dict[Hashable, int] = {}
+        self._ends: dict[Hashable, int] = {}
 
-def _overlap(one: tuple[object, ...], other: tuple[object, ...]) -> bool:
-    """`orders` takes the records of `public.orders` too."""
-    if one[0] == other[0] == "table":
-        length = min(len(one), len(other)) - 1
-        return one[-length:] == other[-length:]
-    return one == other
+    def take(self, route: Route, index: int) -> int | None:
+        """Note that a shard takes these records; returns another that takes some of them, if one does."""
+        if route.table is None:
+            key = (route.column, type(route.equals).__name__, route.equals)
+            other = self._whole.setdefault(key, index)
+            return other if other != index else None
+        parts = route.table.split(".")
+        ends = [tuple(parts[at:]) for at in range(len(parts))]
+        found = [self._whole[end] for end in ends if end in self._whole]
+        found += [self._ends[ends[0]]] if ends[0] in self._ends else []
+        self._whole.setdefault(ends[0], index)
+        for end in ends:
+            self._ends.setdefault(end, index)
+        return min(found, default=None)
 
 
 def _format_flaws(config: PipelineConfig) -> Iterator[Flaw]:

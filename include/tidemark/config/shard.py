@@ -35,6 +35,8 @@ LATENESS_UNITS: Final = {
     **dict.fromkeys(TIMESTAMPS, "seconds"),
     "DATE": "days",
 }
+DAYS_AHEAD_MAX: Final = 366
+NUMBERS_AHEAD_MAX: Final = 2**31
 ERROR_COLUMN: Final = "_error"
 LITERAL_TYPES: Final = {"STRING": {"STRING"}, "BOOLEAN": {"BOOLEAN"}, "BIGINT": INTEGERS | {"DECIMAL"}}
 
@@ -126,6 +128,7 @@ class ShardConfig(Model):
     keys: tuple[ColumnName, ...] = ()
     sequence_by: ColumnName | None = None
     lateness: Annotated[int, Field(ge=0, le=2**53)] | None = None
+    max_advance: Annotated[int, Field(ge=1, le=2**53)] | None = None
     apply_as_deletes: PredicateText | None = None
     route: Route | None = None
     on_schema_change: SchemaChange = "fail"
@@ -142,6 +145,21 @@ class ShardConfig(Model):
         """The unit of `lateness`, which follows from the type of `sequence_by`; empty when it has none."""
         column = self.columns.get(self.sequence_by) if self.sequence_by else None
         return LATENESS_UNITS.get(column.type.name, "") if column else ""
+
+    @property
+    def advance_max(self) -> int:
+        """How far above the watermark a sequence may be, in the unit of `lateness`; by default further than
+        any source goes on in one transaction, unless the pipeline has paused for long."""
+        if self.max_advance is not None:
+            return self.max_advance
+        lateness = self.lateness or 0
+        match self.lateness_unit:
+            case "seconds":
+                return max(lateness, DAYS_AHEAD_MAX * 86_400)
+            case "days":
+                return max(lateness, DAYS_AHEAD_MAX)
+            case _:
+                return max(1_000 * lateness, NUMBERS_AHEAD_MAX)
 
     @model_validator(mode="before")
     @classmethod
@@ -223,6 +241,9 @@ def _key_flaws(shard: ShardConfig) -> Iterator[Flaw]:
 
 
 def _sequence_flaws(shard: ShardConfig) -> Iterator[Flaw]:
+    if shard.max_advance is not None and shard.lateness is None:
+        hint = "add lateness, or remove max_advance: without a lateness there is no watermark"
+        yield Flaw(("max_advance",), "max_advance needs lateness", hint)
     if shard.sequence_by is None:
         if shard.lateness is not None:
             yield Flaw(("lateness",), "lateness needs sequence_by", "add sequence_by, or remove lateness")

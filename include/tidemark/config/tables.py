@@ -7,17 +7,19 @@ from fnmatch import fnmatchcase
 from typing import Annotated, Any, Literal
 from unicodedata import combining, normalize
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from tidemark.config.base import (
     FROM_SOURCE,
     ColumnName,
+    Derived,
     Model,
     PredicateText,
     SchemaChange,
     ShardName,
     TablePattern,
     TableSchemaText,
+    is_pattern,
 )
 from tidemark.config.shard import Expectation, Publish
 
@@ -29,6 +31,7 @@ class ShardSettings(Model):
     keys: tuple[ColumnName, ...] | None = None
     sequence_by: ColumnName | None = None
     lateness: Annotated[int, Field(ge=0, le=2**53)] | None = None
+    max_advance: Annotated[int, Field(ge=1, le=2**53)] | None = None
     apply_as_deletes: PredicateText | None = None
     on_schema_change: SchemaChange | None = None
     on_error: Literal["quarantine", "fail", "inline"] | None = None
@@ -50,6 +53,18 @@ class TableOverride(ShardSettings):
         return matches_any(table, (self.match,))
 
 
+class _Included(Derived):
+    """Patterns of tables, of which most may be plain names."""
+
+    def __init__(self, given: tuple[str, ...]) -> None:
+        self.given = given
+        self._names = frozenset(one for one in given if not is_pattern(one))
+        self._patterns = tuple(one for one in given if is_pattern(one))
+
+    def has(self, table: str) -> bool:
+        return table in self._names or matches_any(table, self._patterns)
+
+
 class Tables(Model):
     """The tables to take. One that is both included and excluded is excluded, and its records are ignored."""
 
@@ -57,8 +72,12 @@ class Tables(Model):
     exclude: tuple[TablePattern, ...] = ()
     overrides: tuple[TableOverride, ...] = ()
 
+    _included: _Included | None = PrivateAttr(None)
+
     def takes(self, table: str) -> bool:
-        return matches_any(table, self.include) and not self.ignores(table)
+        if self._included is None or self._included.given is not self.include:
+            self._included = _Included(self.include)
+        return self._included.has(table) and not self.ignores(table)
 
     def ignores(self, table: str) -> bool:
         return matches_any(table, self.exclude)
@@ -78,6 +97,8 @@ class Tables(Model):
 
     def asks_source(self, table: str) -> bool:
         """Whether the table is taken, and the source tells its columns."""
+        if not self.asks_for_any:
+            return False
         return self.takes(table) and self.settings_of(table).get("schema") == FROM_SOURCE
 
 

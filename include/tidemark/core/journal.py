@@ -40,6 +40,7 @@ class Event(StrEnum):
     REPAIRED = "repaired"
     FROZEN = "frozen"
     PASSED_OVER = "passed over"
+    WATERMARK = "watermark"
 
 
 @dataclass(frozen=True, slots=True)

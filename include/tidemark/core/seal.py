@@ -98,7 +98,8 @@ class Decision(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """The decided transaction. `watermark` is the highest `sequence_by` value up to and with it."""
+    """The decided transaction. `watermark` is the highest `sequence_by` value up to and with it, and `base`
+    the watermark that its records were judged by: that of the seal before it, or what a person set it to."""
 
     txn: Txn
     token: WriterToken
@@ -110,6 +111,7 @@ class Seal:
     reason: str = ""
     watermark: int | None = None
     configuration: Configuration | None = None
+    base: int | None = None
     binding: int = 0
     link: int = 0
     """Says which decision this is, and after which: seals with the same link have the same past."""
@@ -180,6 +182,7 @@ def seal_of(staged: Staged, *, generation: int, held: Mapping[ShardId, str], rea
         watermark=staged.watermark,
         configuration=staged.configuration,
         binding=staged.binding,
+        base=staged.base,
     )
 
 
@@ -188,8 +191,8 @@ def skip_of(
 ) -> Seal:
     """The empty seal that passes over a transaction, for a reason that stays on record.
 
-    It hands the watermark of the seal before it on: one that went back would take late records in
-    again whose tombstones are gone."""
+    It hands the watermark below it on: one that went back would take late records in again whose
+    tombstones are gone."""
     source = Digest()
     return Seal(
         txn,
@@ -200,6 +203,7 @@ def skip_of(
         reason=reason,
         watermark=watermark,
         binding=binding,
+        base=watermark,
     )
 
 

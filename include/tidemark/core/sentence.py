@@ -151,16 +151,23 @@ def _reclocked(told: Mapping[str, Any]) -> str:
 
 
 def _ingested(told: Mapping[str, Any]) -> str:
-    clauses = []
-    staged = told["staged"]
+    clauses, total = [], told["total"]
+    staged, replayed, gone = told["staged"], told["replayed"], told["gone"]
     if staged:
-        bad = sum(one["rows"].get(QUARANTINE, 0) for one in staged)
-        total = counted(sum(one["read"] for one in staged), bad)
-        clauses.append(f"staged {named(one['txn'] for one in staged)}: {total}")
-    if told["replayed"]:
-        clauses.append(f"read the input of {named(told['replayed'])} again, 0 bytes written")
-    clauses += [f"transaction {txn}: input gone: {short(why)}" for txn, why in told["gone"].items()]
+        which = _listed([one["txn"] for one in staged], total["staged"])
+        clauses.append(f"staged {which}: {counted(total['read'], total['quarantined'])}")
+    if replayed:
+        which = _listed(replayed, total["replayed"])
+        clauses.append(f"read the input of {which} again, 0 bytes written")
+    clauses += [f"transaction {txn}: input gone: {short(why)}" for txn, why in gone.items()]
+    clauses += [f"input gone of {more:,} more"] if (more := total["gone"] - len(gone)) else []
     return "; ".join(clauses) or "nothing to stage"
+
+
+def _listed(txns: Sequence[int], count: int) -> str:
+    """The first of so many transactions by number."""
+    more = count - len(txns)
+    return named(txns) + (f" and {more:,} more" if more else "")
 
 
 def _validated(told: Mapping[str, Any]) -> str:

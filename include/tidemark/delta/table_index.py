@@ -1,16 +1,11 @@
 """The key index of one table as a publish uses it: where it lies, kept up with a head, asked for live rows.
 
-It lies beside the table on a local disk, else in a folder of this machine's temporary ones, for its owner
-alone. Memory-mapped files of a network disk could end the process, so such a disk counts as none.
+It lies where `caches` says. Memory-mapped files of a network disk could end the process.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
-import tempfile
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -19,8 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from tidemark.config.caches import cache_folder
 from tidemark.core.checksum import ENCODING
-from tidemark.core.errors import Determinate, InvalidUsage
+from tidemark.core.errors import Determinate
 from tidemark.delta.head import LiveFile, TableHead
 from tidemark.delta.index import Hits, KeyIndex
 from tidemark.delta.runs import DataFile, RunScope
@@ -31,19 +27,6 @@ from tidemark.delta.vectors import Rows
 
 ROWS_MAX: Final = 200_000_000
 """Of a larger table Spark finds the rows: the index would take more than 10 GB of the disk."""
-_ELSEWHERE: Final = (
-    "9p",
-    "afs",
-    "ceph",
-    "cifs",
-    "fuse",
-    "gluster",
-    "lustre",
-    "ncpfs",
-    "nfs",
-    "smb",
-    "vboxsf",
-)
 
 Engine = Callable[[LiveFile], RowKeys]
 Hidden = Callable[[list[str]], Mapping[str, Rows]]
@@ -96,7 +79,7 @@ class TableIndex:
     def _at(self, head: TableHead) -> KeyIndex:
         scope = RunScope(f"{head.metadata['id']}/{self._sequence}", ENCODING)
         if self._open is None or self._open[0] != scope:
-            self._open = scope, KeyIndex(index_folder(self._store), scope)
+            self._open = scope, KeyIndex(cache_folder(self._store.folder, uri=self._store.uri), scope)
         return self._open[1]
 
     def _read(self, file: LiveFile) -> RowKeys | None:
@@ -115,31 +98,6 @@ class TableIndex:
         if self._sequence is None:
             return found
         return RowKeys(found.hi, found.lo, found.digest, sequence_numbers(rows[self._sequence]))
-
-
-def index_folder(store: Store) -> Path:
-    """Where the runs of a table lie: beside it, where they go with it, if that is a disk of this machine, and
-    no other user of it has theirs there."""
-    if store.folder is not None and not _is_elsewhere(store.folder):
-        beside = store.folder.parent / "_index"
-        if not beside.exists() or beside.stat().st_uid == os.getuid():
-            return beside / store.folder.name
-    found = Path(tempfile.gettempdir()) / f"tidemark-{os.getuid()}"
-    found.mkdir(mode=0o700, exist_ok=True)
-    if found.stat().st_uid != os.getuid():
-        raise InvalidUsage(f"{found} is somebody else's", hint="remove it, or set TMPDIR")
-    return found / hashlib.sha256(store.uri.encode()).hexdigest()[:32]
-
-
-def _is_elsewhere(folder: Path) -> bool:
-    """Whether a folder lies on a disk of another machine, as far as this system tells."""
-    try:
-        mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
-    except OSError:
-        return False
-    wanted = folder.absolute()
-    kinds = {Path(mount[1]): mount[2] for mount in mounts if wanted.is_relative_to(mount[1])}
-    return bool(kinds) and kinds[max(kinds, key=lambda one: len(one.parts))].startswith(_ELSEWHERE)
 
 
 def rows_at(store: Store, file: LiveFile, places: npt.NDArray[np.integer], columns: list[str]) -> pa.Table:

@@ -141,16 +141,29 @@ def untouched(pipeline: Pipeline, shards: Sequence[ShardId]) -> set[ShardId]:
 
 
 def watermark_below(control: Control, txn: Txn) -> int | None:
-    """The highest sequence in the transactions below one: by the seal before it or, where that one is only
-    staged, by the last attempt at it, which the seal of this one will be held to."""
+    """The watermark that a transaction's records are judged by. Of a sealed one, its seal has it. Of the next
+    one it is the watermark of the seal before, or what a person has set it back to; of one above that, by the
+    last attempt at the one before, which the seal of this one will be held to."""
     if txn <= TXN_FIRST:
         return None
-    if txn <= control.seals.head().upper:
-        return next((seal.watermark for seal in control.seals.read(txn - 1, txn)), None)
+    upper = control.seals.head().upper
+    if txn <= upper:
+        before, own = ([*control.seals.read(txn - 1, txn + 1), None])[:2]
+        if own is not None and own.base is not None:
+            return own.base
+        watermark = before.watermark if before is not None else None
+        return watermark if watermark is None or txn < upper else _set_back(control, txn, watermark)
     upper = control.attempts.head().upper
     recent = control.attempts.read(max(TXN_FIRST, upper - ATTEMPTS_LOOKED_AT), upper)
     staged = [entry.staged for entry in recent if entry.txn == txn - 1 and not entry.replayed]
     return next((one.watermark for one in reversed(staged) if one is not None), None)
+
+
+def _set_back(control: Control, txn: Txn, watermark: int) -> int:
+    """What the journal says that the watermark below an open transaction was set back to."""
+    control.journal.head()
+    noted = [one for one in control.journal.find(str(txn)) if one.event is Event.WATERMARK]
+    return int(noted[-1].detail["to"]) if noted else watermark
 
 
 def note(

@@ -159,13 +159,20 @@ def _publish(control: Control, plane: StatePlane, shard: ShardId, token: WriterT
             case PutOnRecord(version, commit):
                 put_record(control, shard, version=version, commit=commit)
             case PublishTail(lower, upper, base):
-                tail = Tail(lower, upper, log.version, watermark_below(control, lower), log.link)
+                watermark = _watermark_around(control, lower, upper)
+                tail = Tail(lower, upper, log.version, watermark, log.link)
                 made = plane.publish(shard, tail, base=base, token=token)
                 if not isinstance(made, Conflict):
                     record = put_record(control, shard, version=made[0], commit=made[1])
                     plane.tidy(shard)
                     return record
     raise Determinate(f"the state of {shard} has moved on {STEPS_MAX} times meanwhile", hint="retry")
+
+
+def _watermark_around(control: Control, lower: Txn, upper: Txn) -> int | None:
+    """Below which watermark tombstones may go: one that was set back inside the tail forgets nothing."""
+    known = [watermark_below(control, txn) for txn in (lower, upper)]
+    return None if None in known else min(one for one in known if one is not None)
 
 
 def rebuild(

@@ -78,6 +78,8 @@ def put_seal(pipeline: Pipeline, seal: Seal) -> SealOutcome:
         _declare(pipeline, seal, declared)
 
     def decide(head: Head) -> Put[Seal, SealOutcome] | SealOutcome:
+        if seal.txn == head.upper:
+            _require_base(pipeline, seal)
         found = seal_at(pipeline, seal.txn) if seal.txn < head.upper else None
         past = _past(pipeline, seal) if seal.txn == head.upper else Past()
         shapes = {shard: pipeline.control.log(shard).shape() for shard in declared}
@@ -98,6 +100,16 @@ def _past(pipeline: Pipeline, seal: Seal) -> Past:
     for shard in seal.shards:
         log_head(control, shard, last)
     return Past(bound[0] if bound else 0, before.link if before is not None else 0, touched)
+
+
+def _require_base(pipeline: Pipeline, seal: Seal) -> None:
+    """What counts as late depends on the transaction before, and is final once that one is sealed; unless a
+    person sets the watermark back, which touches the seals so that it is looked at again here."""
+    if seal.watermark is not None and seal.base != watermark_below(pipeline.control, seal.txn):
+        raise Determinate(
+            f"transaction {seal.txn} was staged above another watermark than the seals have now",
+            hint="clear the ingest task, or run the pipeline again: it is staged anew",
+        )
 
 
 def _declare(pipeline: Pipeline, seal: Seal, shapes: Shapes) -> None:
@@ -154,12 +166,6 @@ def refused(pipeline: Pipeline, staged: Staged, gated: Gated, reason: str) -> Ti
         return DataDiffers(gated.finding)
     if gated.opinion.failed and not reason:
         return ExpectationsFailed(staged.txn, gated.opinion.failed)
-    # What counts as late depends on the transaction before; it is final once that one is sealed.
-    if staged.watermark is not None and staged.base != watermark_below(pipeline.control, staged.txn):
-        return Determinate(
-            f"transaction {staged.txn} was staged above another transaction {staged.txn - 1} than was sealed",
-            hint="clear the ingest task, or run the pipeline again: it is staged anew",
-        )
     # The input is looked at once more: what changed while it was being read must not be sealed.
     gone = pipeline.source.inspect(binding_at(pipeline, staged.txn))
     return InputGone(staged.txn, what=gone) if gone else None

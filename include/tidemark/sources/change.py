@@ -32,14 +32,20 @@ def listed(changes: Sequence[Change]) -> str:
     return "; ".join([*map(str, changes[:NAMED_MAX]), *more])
 
 
-def find_change(folder: str, file: BoundFile, hash_of: Callable[[Found], str]) -> Change | None:
-    """Compare a file with its binding: size and time first, the content only when one of them moved."""
+def find_change(
+    folder: str, file: BoundFile, hash_of: Callable[[Found], str], *, thorough: bool = True
+) -> Change | None:
+    """Compare a file with its binding: size and times first, the content only when one of them moved.
+
+    The time of a file's last change moves for its owner or its name, too, so who looks at many files may
+    leave it out (`thorough`). But nobody can set it: it tells of new content under the old size and time."""
     path = f"{folder}/{file.name}"
     try:
         found = os.lstat(path)
         if not stat.S_ISREG(found.st_mode) or ("/" in file.name and _is_outside(folder, path)):
             return Change(file, "was replaced by a link or a folder")
-        if (found.st_size, found.st_mtime_ns) == (file.size, file.mtime_ns):
+        is_touched = thorough and file.changed_ns not in (0, found.st_ctime_ns)
+        if (found.st_size, found.st_mtime_ns) == (file.size, file.mtime_ns) and not is_touched:
             return None
         if found.st_size < file.size:
             return Change(file, f"was truncated from {file.size} to {found.st_size} bytes")

@@ -22,6 +22,7 @@ class Content:
     size: int
     hash: str
     mtime_ns: int
+    changed_ns: int
     records: int = 0
     flaw: str = ""
 
@@ -46,7 +47,7 @@ def read_content(path: str, *, file_format: str, count_records: bool) -> Content
             tail = (tail + bytes(view[max(0, count - 4) : count]))[-4:]
             if counts_lines:
                 lines += buffer.count(b"\n", 0, count)
-        mtime_ns = os.fstat(descriptor).st_mtime_ns
+        after = os.fstat(descriptor)
     flaw = ""
     if file_format == "parquet":
         flaw = "" if tail == _PARQUET_MAGIC and size >= 12 else "it has no Parquet footer"
@@ -55,7 +56,7 @@ def read_content(path: str, *, file_format: str, count_records: bool) -> Content
         lines = _packed_lines(path)
     elif counts_lines and tail and not tail.endswith(b"\n"):
         lines += 1
-    return Content(size, digest.hexdigest(), mtime_ns, lines, flaw)
+    return Content(size, digest.hexdigest(), after.st_mtime_ns, after.st_ctime_ns, lines, flaw)
 
 
 def _is_packed(path: str) -> bool:

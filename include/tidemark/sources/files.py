@@ -11,12 +11,15 @@ Files don't change. What happens to a bound file afterwards is noticed, never ig
 - *truncated* or *changed*: `inspect` names it too, and the offer fails, because the new content under the old
   name would otherwise be lost in silence. Renaming such a file lets it be taken as a new one.
 
-A time stamp that moved while the content stayed is no change. A file that is still being written is left for
-later: by its age (`settle_seconds`), by its marker, by its missing Parquet footer, and by a size or time that
-moves while it is hashed.
+A time stamp that moved while the content stayed is no change. Size and time may stay while the content moves;
+then the system's own time of the last change has moved, and the content is hashed: before a transaction is
+sealed, for each of its files, and by the offer for those that were changed last, within `TOUCHED_BYTES_MAX`.
+A file that is still being written is left for later: by its age (`settle_seconds`), by its marker, by its
+missing Parquet footer, and by a size or time that moves while it is hashed.
 
-Known limitations: it is meant for a local or mounted folder. The names of all bound files are kept in memory,
-about 350 bytes each. `max_records` counts lines, so a CSV file with line breaks inside of quotes counts high.
+Known limitations: it is meant for a local or mounted folder. `max_records` counts lines, so a CSV file with
+line breaks inside of quotes counts high. Where times of last changes are too coarse, what is written twice
+within one tick, with the same size, is one content; `settle_seconds` waits longer than that.
 """
 
 from __future__ import annotations
@@ -24,26 +27,34 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from tidemark.config.caches import cache_folder
 from tidemark.config.model import PipelineConfig
+from tidemark.config.paths import is_uri
 from tidemark.config.source import FilesSource
 from tidemark.core.binding import Binding, BindingRecord, Step
 from tidemark.core.errors import InvalidUsage, InvariantViolation
 from tidemark.core.frontier import Frontier
+from tidemark.core.ids import Txn
 from tidemark.core.replay import Replayable
 from tidemark.ports.control import Ledger
 from tidemark.ports.source import Waiting
+from tidemark.sources.bound_files import BoundFiles
 from tidemark.sources.change import Change, find_change, listed
 from tidemark.sources.content import Content, read_content
 from tidemark.sources.listing import Found, Listing, Skipped, matcher
 from tidemark.sources.manifest import PARTITION, BoundFile, Manifest
 
 THREADS: Final = 4
+INDEX_FILE: Final = "1.sqlite"
+"""Another number for another layout: processes of two versions may work side by side."""
+TOUCHED_BYTES_MAX: Final = 256 * 1024**2
+"""How much of what has kept its size and time an offer reads again, of what was changed last."""
 _SKIPPED_LOGGED_MAX: Final = 20
 
 logger = logging.getLogger(__name__)
@@ -89,6 +100,7 @@ class FileSource:
         *,
         bindings: Ledger[BindingRecord],
         limits: FileLimits | None = None,
+        index: Path | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._folder = os.fspath(folder)
@@ -97,9 +109,8 @@ class FileSource:
         self._bindings = bindings
         self._now = now
         self._matches = matcher(rules.pattern, rules.format)
-        self._bound: dict[str, BoundFile] = {}
-        self._bound_upper = 1
-        self._contents: dict[tuple[str, int, int], Content] = {}
+        self._bound = BoundFiles(index, self._bound_between)
+        self._contents: dict[str, tuple[Found, Content]] = {}
         self.skipped: tuple[Skipped, ...] = ()
         """What the last offer left out, and why."""
 
@@ -109,21 +120,24 @@ class FileSource:
         source, limits = config.source, config.transaction
         if not isinstance(source, FilesSource):
             raise InvalidUsage(f"pipeline {config.name!r} reads a {source.type} source, not files")
+        place = f"{config.warehouse_location}/{config.name}/bound-files"
+        cache = cache_folder(None if is_uri(place) else Path(place), uri=place)
         return cls(
             config.source_location,
             FileRules(source.format, source.pattern, source.settle_seconds, source.ready_marker),
             bindings=bindings,
             limits=FileLimits(limits.max_files, limits.max_bytes, limits.max_records),
+            index=cache / INDEX_FILE,
         )
 
     def offer(self, last: Binding | None) -> Sequence[Step]:
         """Everything new, cut into transactions; `BoundFileChanged` when bound names have other content."""
-        self._learn(last)
-        listing = Listing(self._folder, self._matches)
-        changes = self._changes(listing)
+        listing, bound = self._look(last)
+        changes = self._changes(listing, bound)
         if changes:
             raise BoundFileChanged(changes)
-        fresh = list(self._fresh(listing))
+        fresh = list(self._fresh(listing, bound))
+        self._contents = {name: one for name, one in self._contents.items() if name in listing.files}
         contents = self._read(fresh)
         whole = [
             (file, content)
@@ -138,13 +152,12 @@ class FileSource:
     def waiting(self, last: Binding | None) -> Waiting:
         """The files that no transaction has yet, those that still settle among them; not those whose marker
         is missing. None is opened."""
-        self._learn(last)
         try:
-            listing = Listing(self._folder, self._matches)
+            listing, bound = self._look(last, makes=False)
         except InvalidUsage as error:
             return Waiting(trouble=error.fact)
         now_ns = int(self._now() * 1e9)
-        new = [f for f in listing.with_markers(self._rules.ready_marker) if f.name not in self._bound]
+        new = [f for f in listing.with_markers(self._rules.ready_marker) if f.name not in bound]
         oldest = min((file.settled_at(now_ns) for file in new), default=None)
         return Waiting(len(new), sum(file.size for file in new), oldest / 1e9 if oldest is not None else None)
 
@@ -156,71 +169,76 @@ class FileSource:
 
     def inspect(self, binding: Binding) -> str:
         """Which bound files are not what they were; empty when all are."""
+        return self._gone(binding, thorough=True)
+
+    def _gone(self, binding: Binding, *, thorough: bool) -> str:
         files = Manifest.from_json(binding.manifest).files
-        return listed([change for file in files if (change := self._change(file)) is not None])
+        changes = (find_change(self._folder, file, self._hash_of, thorough=thorough) for file in files)
+        return listed([change for change in changes if change is not None])
 
     def replayable(self, bindings: Sequence[Binding]) -> Sequence[Replayable]:
         """Files have no retention of their own: they can be read until someone changes or removes them."""
-        return [Replayable(gone=self.inspect(binding)) for binding in bindings]
+        return [Replayable(gone=self._gone(binding, thorough=False)) for binding in bindings]
 
     def acknowledge(self, frontier: Frontier) -> None:
         """Nothing: files are the user's, and are never moved or removed."""
 
-    def _learn(self, last: Binding | None) -> None:
-        """Bring the bound names up to the last binding; read from the ledger only what is new there."""
-        upper = last.txn + 1 if last is not None else 1
-        if upper < self._bound_upper:
-            # An older snapshot than the one before: what was learnt above it doesn't count here.
-            self._bound, self._bound_upper = {}, 1
-        if upper == self._bound_upper:
-            return
-        learnt = self._bound_between(self._bound_upper, upper)
-        if len(learnt) < upper - self._bound_upper:
+    def _look(self, last: Binding | None, *, makes: bool = True) -> tuple[Listing, dict[str, BoundFile]]:
+        """What is in the folder, and what of it is bound up to the last binding. Who only looks at a pipeline
+        leaves no index behind, which might be another user's."""
+        listing = Listing(self._folder, self._matches)
+        if not makes and not self._bound.is_made:
+            self._bound = BoundFiles(None, self._bound_between)
+        self._bound.learn(last)
+        return listing, self._bound.among(listing.files)
+
+    def _bound_between(self, lower: Txn, upper: Txn) -> list[Binding]:
+        """The bindings of these transactions, all of which a head has shown; an older snapshot is left."""
+        wanted = list(range(lower, upper))
+        for _ in range(2):
+            found = [one for one in self._bindings.read(lower, upper) if isinstance(one, Binding)]
+            if [binding.txn for binding in found] == wanted:
+                return found
             self._bindings.head()
-            learnt = self._bound_between(self._bound_upper, upper)
-        if [binding.txn for binding in learnt] != list(range(self._bound_upper, upper)):
-            raise InvariantViolation(f"bindings {self._bound_upper} to {upper - 1} are not all there")
-        for binding in learnt:
-            for file in Manifest.from_json(binding.manifest).files:
-                known = self._bound.setdefault(file.name, file)
-                if known is not file:
-                    raise InvariantViolation(
-                        f"file {file.name!r} is bound twice, as number {known.seq} and {file.seq}",
-                        hint="stop the pipeline; its records may be in two transactions",
-                    )
-        self._bound_upper = upper
+        raise InvariantViolation(f"bindings {lower} to {upper - 1} are not all there")
 
-    def _bound_between(self, lower: int, upper: int) -> list[Binding]:
-        return [record for record in self._bindings.read(lower, upper) if isinstance(record, Binding)]
-
-    def _changes(self, listing: Listing) -> list[Change]:
-        """The bound files whose size or time moved, and whose content did too."""
-        moved = [
-            known
-            for name, found in listing.files.items()
-            if (known := self._bound.get(name)) is not None
-            and (found.size, found.mtime_ns) != (known.size, known.mtime_ns)
-        ]
-        changes = (self._change(known) for known in sorted(moved, key=lambda file: file.seq))
+    def _changes(self, listing: Listing, bound: Mapping[str, BoundFile]) -> list[Change]:
+        """The bound files whose size or times moved, and whose content did too."""
+        moved: list[BoundFile] = []
+        touched: list[tuple[int, BoundFile]] = []
+        for name, known in bound.items():
+            found = listing.files[name]
+            if (found.size, found.mtime_ns) != (known.size, known.mtime_ns):
+                moved.append(known)
+            elif known.changed_ns not in (0, found.changed_ns):
+                touched.append((found.changed_ns, known))
+        room = TOUCHED_BYTES_MAX
+        for _, known in sorted(touched, key=lambda one: (-one[0], one[1].seq)):
+            if known.size <= room:
+                room -= known.size
+                moved.append(known)
+        moved.sort(key=lambda file: file.seq)
+        changes = (find_change(self._folder, known, self._hash_of) for known in moved)
         return [change for change in changes if change is not None and not change.is_removal]
-
-    def _change(self, file: BoundFile) -> Change | None:
-        return find_change(self._folder, file, self._hash_of)
 
     def _hash_of(self, file: Found) -> str:
         """The hash of a bound file as it is now; read once for each size and time."""
-        key = (file.name, file.size, file.mtime_ns)
-        if key not in self._contents:
-            path = f"{self._folder}/{file.name}"
-            self._contents[key] = read_content(path, file_format=self._rules.format, count_records=False)
-        return self._contents[key].hash
+        return self._content(file, count_records=False).hash
 
-    def _fresh(self, listing: Listing) -> Iterator[Found]:
+    def _content(self, file: Found, *, count_records: bool) -> Content:
+        known = self._contents.get(file.name)
+        if known is None or known[0] != file:
+            path = f"{self._folder}/{file.name}"
+            content = read_content(path, file_format=self._rules.format, count_records=count_records)
+            known = self._contents[file.name] = file, content
+        return known[1]
+
+    def _fresh(self, listing: Listing, bound: Mapping[str, BoundFile]) -> Iterator[Found]:
         """The files to bind, in order of their names."""
         now_ns = int(self._now() * 1e9)
         settle_ns = int(self._rules.settle_seconds * 1e9)
         for file in listing.with_markers(self._rules.ready_marker):
-            if file.name in self._bound:
+            if file.name in bound:
                 continue
             # Without a wait the clocks of this machine and of the file server don't matter.
             if settle_ns and now_ns - file.settled_at(now_ns) < settle_ns:
@@ -237,23 +255,16 @@ class FileSource:
 
     def _read_one(self, file: Found) -> Content | None:
         """The content; None when the file is gone, or can't be opened. Read once for each size and time."""
-        key = (file.name, file.size, file.mtime_ns)
-        known = self._contents.get(key)
-        if known is None:
-            counts = self._limits.records_max is not None
-            path = f"{self._folder}/{file.name}"
-            try:
-                known = read_content(path, file_format=self._rules.format, count_records=counts)
-            except OSError:
-                return None
-            self._contents[key] = known
-        return known
+        try:
+            return self._content(file, count_records=self._limits.records_max is not None)
+        except OSError:
+            return None
 
     def _is_whole(self, file: Found, content: Content | None, listing: Listing) -> bool:
         waits = False
         if content is None:
             reason = "it can't be read"
-        elif (content.size, content.mtime_ns) != (file.size, file.mtime_ns):
+        elif Found(file.name, content.size, content.mtime_ns, content.changed_ns) != file:
             reason, waits = "it is still being written", True
         else:
             reason = content.flaw
@@ -277,7 +288,8 @@ class FileSource:
             if is_full:
                 yield self._step(batch)
                 batch, size, records = [], 0, 0
-            batch.append(BoundFile(seq, file.name, content.size, content.hash, content.mtime_ns))
+            times = content.mtime_ns, content.changed_ns
+            batch.append(BoundFile(seq, file.name, content.size, content.hash, *times))
             size += content.size
             records += content.records
         if batch:

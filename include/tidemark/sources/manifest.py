@@ -1,7 +1,8 @@
 """A file source's notes in a binding: exactly which files, in which order, with what content.
 
-The text is JSON, `{"kind": "files", "format": …, "files": [{"seq", "name", "size", "hash", "mtime_ns"}, …]}`.
-A file's *sequence number* is its offset in the one partition, `files`: dense from 0 in the order of binding.
+The text is JSON, `{"kind": "files", "format": …, "files": [{"seq", "name", "size", "hash", "mtime_ns",
+"changed_ns"}, …]}`. A file's *sequence number* is its offset in the one partition, `files`: dense from 0 in
+the order of binding.
 """
 
 from __future__ import annotations
@@ -19,13 +20,15 @@ _KIND = "files"
 
 @dataclass(frozen=True, slots=True)
 class BoundFile:
-    """One file as it was when it was bound. `name` is relative to the source's folder, with `/`."""
+    """One file as it was when it was bound. `name` is relative to the source's folder, with `/`. `changed_ns`
+    is when the system says that it was last changed, which nobody can set; 0 where that is not on record."""
 
     seq: int
     name: str
     size: int
     hash: str
     mtime_ns: int
+    changed_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,7 @@ class Manifest:
     def to_json(self) -> str:
         files = [
             {"seq": f.seq, "name": f.name, "size": f.size, "hash": f.hash, "mtime_ns": f.mtime_ns}
+            | ({"changed_ns": f.changed_ns} if f.changed_ns else {})
             for f in self.files
         ]
         lsns = {table: read.lsn for table, read in self.snapshots.items()}
@@ -71,7 +75,8 @@ class Manifest:
             if found["kind"] != _KIND:
                 raise InvariantViolation(f"the manifest is of kind {found['kind']!r}, not {_KIND!r}")
             files = tuple(
-                BoundFile(f["seq"], f["name"], f["size"], f["hash"], f["mtime_ns"]) for f in found["files"]
+                BoundFile(f["seq"], f["name"], f["size"], f["hash"], f["mtime_ns"], f.get("changed_ns", 0))
+                for f in found["files"]
             )
             oids, catalogs = found.get("oids", {}), found.get("catalogs", {})
             snapshots = {

@@ -4,7 +4,8 @@ Every record goes to exactly one *slot*: a change of the shard, a bad record, or
 
 - A *bad* record has a reason, and goes where `on_error` says: quarantine, a refusal of the transaction, or
   the shard itself with NULL values and the reason in the error column, if its key could be read. One that is
-  too late is set aside in quarantine in any case: it is late, not broken.
+  too late is set aside in quarantine in any case: it is late, not broken. So is one that is too far ahead,
+  by a bound of the user's; by the default one it stops the transaction.
 - A *refusal* stops the transaction before anything is written, because the declared policy has to hold for
   all of it at once: an undeclared column, a missing one, a truncate, a changed key (scenarios E4, D7).
 
@@ -28,13 +29,14 @@ from tidemark.spark import documents as doc
 from tidemark.spark.flaws import (
     NULL_TEXT,
     SHARD,
+    TOO_FAR_AHEAD,
     Rules,
     absent_names,
     deletes,
     first_of,
     flaw_of,
     found_text,
-    too_late,
+    misplaced,
     value_of,
 )
 from tidemark.spark.fold import (
@@ -68,8 +70,9 @@ def decode(frame: DataFrame, rules: Rules, *, explain: bool) -> DataFrame:
     """The records with their slot, and the log's columns where they are changes.
 
     The frame has an open envelope and `_shard`, NULL where no shard takes the record. Added are the declared
-    columns, `_op`, `_slot` and `_sequence` (a number, or NULL); position and `_hash` stay. With
-    `explain`, `_shard`, `_key`, `_raw` and the full `_reason` come along; who only counts does without.
+    columns, `_op`, `_slot` and `_sequence` (a number, of changes and of records that are too far ahead);
+    position and `_hash` stay. With `explain`, `_shard`, `_key`, `_raw` and the full `_reason` come along; who
+    only counts does without.
     """
     parsed = doc.parse(frame, rules.form, rules.shard)
     explain = explain or rules.shard.on_error != "quarantine"
@@ -79,7 +82,7 @@ def decode(frame: DataFrame, rules: Rules, *, explain: bool) -> DataFrame:
         f"{_fatal(rules)} AS _fatal",
         f"{_dropped(rules)} AS _dropped",
         f"{flaw_of(rules, explain=explain)} AS _flaw",
-        f"{too_late(rules)} AS _late",
+        f"{misplaced(rules)} AS _late",
     )
     return judged.selectExpr(*_values(rules), *_facts(rules), *(_reasons(rules) if explain else ()))
 
@@ -136,17 +139,20 @@ def _facts(rules: Rules) -> list[str]:
     fails = (
         f" WHEN isnotnull(_flaw) AND NOT {kept} THEN {_refuse('_flaw')}" if shard.on_error == "fail" else ""
     )
+    ahead = ""
+    if rules.refuses_ahead and rules.highest is not None:
+        ahead = f" WHEN isnull(_flaw) AND startswith(_late, '{TOO_FAR_AHEAD}') THEN {_refuse('_late')}"
     slot = (
         f"CASE WHEN isnotnull(_fatal) THEN {_refuse('_fatal')}"
         f" WHEN isnotnull(_dropped) AND isnull(_flaw) THEN {_refuse('_dropped')}"
-        f" WHEN {doc.SKIP} THEN {NOTHING}"
+        f" WHEN {doc.SKIP} THEN {NOTHING}{ahead}"
         f" WHEN isnotnull(_late) THEN {BAD} WHEN isnull(_flaw) OR {kept} THEN {CHANGES}{fails} ELSE {BAD} END"
     )
     number = "cast(null as bigint)"
     if kind is not None and shard.lateness is not None and shard.sequence_by is not None:
-        number = case(
-            "isnull(_flaw) AND isnull(_late)", sequence_number_sql(value_of(shard.sequence_by), kind)
-        )
+        number = sequence_number_sql(value_of(shard.sequence_by), kind)
+        ahead_too = "" if rules.highest is None else f" OR {number} > {rules.highest}"
+        number = case(f"isnull(_flaw) AND (isnull(_late){ahead_too})", number)
     return [
         f"CASE WHEN _delete AND NOT {kept} THEN '{DELETE}' ELSE '{UPSERT}' END AS {OP}",
         *POSITION,

@@ -5,7 +5,8 @@ Whatever a record looked like, `parse` gives the same few columns, and `decode` 
 =============  ==================================================================================
 `_v`           a struct of the shard's known columns in their declared types
 `_names`       the columns that the record has; NULL when it can't be read as a record at all
-`_broken`      true when a value does not fit its column's type; that column is then NULL in `_v`
+`_broken`      true when a value does not fit its column's type, which is then NULL in `_v`, or when a
+               JSON object has one name twice
 `_gone`        true when the envelope itself says that the row is deleted
 `_skip`        true for what carries no change: a tombstone, an empty record
 `_refusal`     why the whole transaction must stop, when the envelope alone gives a reason
@@ -27,12 +28,9 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import (
     BooleanType,
     LongType,
-    MapType,
     StringType,
     StructField,
     StructType,
-    TimestampNTZType,
-    TimestampType,
 )
 
 from tidemark.config import CsvOptions, ShardConfig
@@ -40,6 +38,7 @@ from tidemark.config.schema import Schema
 from tidemark.delta.schema import declared_json
 from tidemark.spark import debezium
 from tidemark.spark.fold import POSITION
+from tidemark.spark.names import names_in, repeats
 from tidemark.spark.quoting import fields_of
 from tidemark.spark.read import DATA, HASH, KEY_DOCUMENT, NO_KEY, NO_VALUE, RAW, RECORD
 from tidemark.spark.sql import case, literal, quoted, texts
@@ -59,7 +58,6 @@ BEFORE: Final = "_before"
 ORIGIN: Final = "_origin"
 
 _KEY_VALUES: Final = "_k"
-_WITH_COLONS: Final = (MapType, StructType, TimestampNTZType, TimestampType)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +171,8 @@ def _parse_json(frame: DataFrame, form: Form, shard: ShardConfig, known: StructT
     if form.envelope == "debezium":
         ordered = [name for name in (*shard.keys, shard.sequence_by) if name in known.names]
         broken = debezium.broken(broken, GONE, [f"{VALUES}.{quoted(name)}" for name in ordered])
-    found = [f"{_json_names(known)} AS {NAMES}", f"{broken} AS {BROKEN}"]
+    found = [NAMES, f"({broken} OR {repeats(NAMES, known)}) AS {BROKEN}"]
+    parsed = parsed.selectExpr("*", f"{names_in(DOCUMENT, known, values=VALUES)} AS {NAMES}")
     if form.keyed and shard.keys and form.envelope == "upsert":
         parsed, found = _completed(parsed, shard, known, form.writing), [NAMES, BROKEN]
     if form.envelope == "debezium":
@@ -229,28 +228,11 @@ def _completed(parsed: DataFrame, shard: ShardConfig, known: StructType, writing
         f" WHEN isnotnull({_KEY_VALUES}) THEN coalesce(array_union({NAMES}, {of_key}), {NAMES})"
         f" ELSE {NAMES} END AS {NAMES}"
     )
-    broken = f"(isnotnull({VALUES}.{CORRUPT}) OR isnotnull({_KEY_VALUES}.{CORRUPT})) AS {BROKEN}"
-    rest = [name for name in parsed.columns if name != VALUES]
-    with_names = parsed.selectExpr("*", f"{_json_names(known)} AS {NAMES}")
-    with_key = _read(with_names, case(needed, KEY_DOCUMENT), keys, _KEY_VALUES, writing)
+    corrupt = f"isnotnull({VALUES}.{CORRUPT}) OR isnotnull({_KEY_VALUES}.{CORRUPT})"
+    broken = f"({corrupt} OR {repeats(NAMES, known)}) AS {BROKEN}"
+    rest = [name for name in parsed.columns if name not in (VALUES, NAMES)]
+    with_key = _read(parsed, case(needed, KEY_DOCUMENT), keys, _KEY_VALUES, writing)
     return with_key.selectExpr(*rest, f"struct({', '.join(fields)}) AS {VALUES}", named, broken)
-
-
-def _json_names(known: StructType) -> str:
-    """The names in a JSON object, which is read once more only where that can tell something new.
-
-    It can't where every known column has a value, and so is there, and the text has no more colons than that:
-    an object has at most as many names as colons. Values with colons of their own are read once more.
-    """
-    # Spark reads the first JSON value of a text and ignores the rest of it.
-    closed = f"endswith({DOCUMENT}, '}}') OR endswith(rtrim({DOCUMENT}), '}}')"
-    read_again = f"json_object_keys({DOCUMENT})"
-    if not any(isinstance(field.dataType, _WITH_COLONS) for field in known.fields):
-        filled = " AND ".join(f"isnotnull({VALUES}.{quoted(field.name)})" for field in known.fields)
-        pieces = f"array_size(split({DOCUMENT}, ':', {len(known.fields) + 2}))"
-        exact = f"isnull({VALUES}.{CORRUPT}) AND {filled} AND {pieces} = {len(known.fields) + 1}"
-        read_again = f"CASE WHEN {exact} THEN {texts(known.names)} ELSE {read_again} END"
-    return case(closed, read_again)
 
 
 def _key_change(shard: ShardConfig, known: StructType, writing: Writing) -> str:

@@ -12,7 +12,7 @@ from tidemark.core.errors import Determinate, InvalidUsage, TidemarkError
 from tidemark.core.ids import Txn
 from tidemark.core.replay import InputGone
 from tidemark.spark.decode import REFUSAL_MARK
-from tidemark.spark.flaws import FOUND
+from tidemark.spark.flaws import FOUND, TOO_FAR_AHEAD
 from tidemark.spark.inputs import Input
 from tidemark.spark.read import is_missing_path
 from tidemark.spark.session import SERVER_GONE
@@ -36,6 +36,14 @@ _PARQUET_TYPE = re.compile(r"column: \[(.+?)\], physicalType: (\w+), logicalType
 _PARQUET_FILE = re.compile(r"reading file \S*/([^/\s]+?)\.?\s")
 _CAUSE = re.compile(r"^Caused by: (.+)$", re.MULTILINE)
 _MESSAGE_CHARACTERS_MAX = 500
+_MEND = (
+    "mend the pipeline file (a column can be declared) and retry, or skip the transaction with a reason and"
+    " land its records again"
+)
+_AHEAD = (
+    "set max_advance of the shard: so high that the record is within it, if the source did go on so far; else"
+    " as far as one transaction may go on, which quarantines what is beyond it"
+)
 
 
 class Refused(InvalidUsage):
@@ -44,8 +52,7 @@ class Refused(InvalidUsage):
     def __init__(self, txn: Txn, *, place: str, record: int, fact: str) -> None:
         super().__init__(
             f"transaction {txn} is refused at {place}: {fact}",
-            hint="mend the pipeline file (a column can be declared) and retry, or skip the transaction with a"
-            " reason and land its records again",
+            hint=_AHEAD if fact.startswith(TOO_FAR_AHEAD) else _MEND,
         )
         self.kept = f"transaction {txn} is refused at {place}: {fact.partition(FOUND)[0]}"
         self.txn = txn

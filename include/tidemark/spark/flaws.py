@@ -10,8 +10,10 @@ from pyspark.sql.types import DataType
 from tidemark.config import ShardConfig
 from tidemark.config.rowwise import quarantine_rules
 from tidemark.core.ids import Txn
+from tidemark.core.sequence import sequence_text
 from tidemark.spark import documents as doc
 from tidemark.spark.fold import lateness_number, sequence_number_sql
+from tidemark.spark.names import repeated_name
 from tidemark.spark.quoting import unclosed
 from tidemark.spark.read import KEY_DOCUMENT, NO_KEY, NO_VALUE, RAW
 from tidemark.spark.sql import case, coalesced, literal, quoted, texts
@@ -22,6 +24,7 @@ SHARD: Final = doc.SHARD
 NULL_TEXT: Final = "cast(null as string)"
 FOUND: Final = ", found "
 """What a value of the record comes after, in a reason."""
+TOO_FAR_AHEAD: Final = "too far ahead: "
 _VALUE_CHARACTERS_MAX: Final = 80
 _EDGES: Final = r"(?s)\A(?:\s.*|.*\s)\z"
 _UNREADABLE: Final = {
@@ -39,6 +42,8 @@ class Rules:
     form: doc.Form
     txn: Txn
     watermark: int | None = None
+    stages: bool = True
+    """Whether the records are staged; else they are those of a transaction that may be sealed already."""
 
     @property
     def keeps_all(self) -> bool:
@@ -49,6 +54,20 @@ class Rules:
     def sequence_type(self) -> DataType | None:
         name = self.shard.sequence_by
         return None if name is None else doc.known_schema(self.shard)[name].dataType
+
+    @property
+    def refuses_ahead(self) -> bool:
+        """Whether a record that is too far ahead stops the transaction. A bound that the user has chosen sets
+        it aside; the default one asks."""
+        return self.stages and self.shard.max_advance is None
+
+    @property
+    def highest(self) -> int | None:
+        """The highest sequence that is not too far ahead, as a number; None where any may come."""
+        kind, bounded = self.sequence_type, self.stages or self.shard.max_advance is not None
+        if kind is None or self.shard.lateness is None or self.watermark is None or not bounded:
+            return None
+        return self.watermark + lateness_number(self.shard.advance_max, kind)
 
 
 def value_of(name: str) -> str:
@@ -127,6 +146,9 @@ def _unreadable(rules: Rules) -> str:
 def _broken_columns(rules: Rules) -> str:
     """Which values don't fit. Reads the record once more, which only broken ones pay for."""
     said: list[str] = []
+    if rules.form.format == "json":
+        twice = repeated_name(doc.DOCUMENT)
+        said.append(case(f"isnotnull({twice})", f"concat('it has the name \\'', {twice}, '\\' twice')"))
     if rules.form.writing.debezium is not None:
         said.append(told(f"{doc.VALUES}.{CORRUPT}"))
     if rules.form.keyed and rules.shard.keys:
@@ -183,7 +205,25 @@ def _json_value(rules: Rules, name: str, *, as_written: bool = False) -> str:
     return coalesced([f"get_json_object({one}, {path})" for one in looked_in])
 
 
-def too_late(rules: Rules) -> str:
+def misplaced(rules: Rules) -> str:
+    """Why a good record's sequence is out of reach of the watermark; NULL when it isn't."""
+    return coalesced([_too_late(rules), _too_far_ahead(rules)])
+
+
+def _too_far_ahead(rules: Rules) -> str:
+    shard, kind, highest = rules.shard, rules.sequence_type, rules.highest
+    if kind is None or shard.sequence_by is None or highest is None or rules.watermark is None:
+        return NULL_TEXT
+    value = value_of(shard.sequence_by)
+    unit = "" if shard.lateness_unit not in ("seconds", "days") else f" {shard.lateness_unit}"
+    watermark = sequence_text(rules.watermark, unit=shard.lateness_unit)
+    fact = f"'{shard.sequence_by}' is more than {shard.advance_max}{unit} above the watermark {watermark}"
+    shown = literal("***") if shard.sequence_by in shard.masked else f"cast({value} as string)"
+    told = f"concat({literal(f'{TOO_FAR_AHEAD}{fact}{FOUND}')}, {shown})"
+    return case(f"{sequence_number_sql(value, kind)} > {highest}", told)
+
+
+def _too_late(rules: Rules) -> str:
     shard, kind = rules.shard, rules.sequence_type
     if kind is None or shard.sequence_by is None or shard.lateness is None or rules.watermark is None:
         return NULL_TEXT

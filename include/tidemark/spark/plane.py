@@ -44,7 +44,7 @@ from tidemark.spark.sample import Sampler
 from tidemark.spark.session import Sessions, cores_of
 from tidemark.spark.shared_server import persisted
 from tidemark.spark.sql import literal
-from tidemark.spark.work import WRITE_CONFS, Sink, Totals, fold_shard, quarantine, rows_given
+from tidemark.spark.work import WRITE_CONFS, Sink, Totals, fold_shard, quarantine, require_reach, rows_given
 
 _CONFS: Final = {
     **READ_CONFS,
@@ -66,11 +66,11 @@ _CONFS: Final = {
     "spark.sql.parquet.compression.codec": "zstd",
 }
 
-RULES: Final = 3
+RULES: Final = 4
 """Which records are applied and which are set aside, and as what. Whatever gives another row or another
 quarantined record for the same input raises it: a replay of what older rules sealed is not comparable.
 2: a record whose `sequence_by` is NULL is quarantined; arrays of PostgreSQL with bounds of their own too.
-3: reasons show a text of JSON in quotes."""
+3: reasons show a text of JSON in quotes. 4: an object with one name twice is bad."""
 
 
 class SparkPlane:
@@ -224,7 +224,7 @@ class SparkPlane:
         return new if grown(config, new) != config else {}
 
     def _prepared(
-        self, config: PipelineConfig, read: Input, txn: Txn, watermark: int | None
+        self, config: PipelineConfig, read: Input, txn: Txn, watermark: int | None, *, stages: bool = False
     ) -> tuple[DataFrame, dict[str, Rules], int]:
         """The routed records, what decides over those of each shard, and into how many parts they go."""
         form = read.form(config)
@@ -232,10 +232,11 @@ class SparkPlane:
         spark = self._sessions.many if count else self._sessions.few
         routed = route(read.read(spark, config, form, cores=self._cores), form, config)
         parts = self._parts_fixed or count
-        return routed, {s.name: Rules(s, form, txn, watermark) for s in shards_of(config)}, parts
+        return routed, {s.name: Rules(s, form, txn, watermark, stages) for s in shards_of(config)}, parts
 
     def _work(self, config: PipelineConfig, read: Input, txn: Txn, sink: Sink, totals: Totals) -> None:
-        routed, rules, parts = self._prepared(config, read, txn, totals.watermark)
+        stages = sink.store is not None
+        routed, rules, parts = self._prepared(config, read, txn, totals.watermark, stages=stages)
         shards = shards_of(config)
         with persisted(routed) if len(shards) > 1 else nullcontext(routed) as shared:
             frames = _by_shard(shared, [shard.name for shard in shards])
@@ -243,6 +244,8 @@ class SparkPlane:
                 lambda name: fold_shard(frames[name], rules[name], sink, parts=parts), list(frames)
             )
             for name, one in zip(frames, folded, strict=True):
+                if sink.store is not None:
+                    require_reach(rules[name], one)
                 totals.take(ShardId(name), one)
             bad = {name: frames[name] for name in frames if totals.bad[name].count}
             if bad:

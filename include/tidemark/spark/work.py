@@ -16,9 +16,10 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StringType, StructField, StructType
 
 from tidemark.core.checksum import Digest
-from tidemark.core.errors import InvariantViolation
+from tidemark.core.errors import InvalidUsage, InvariantViolation
 from tidemark.core.ids import QUARANTINE, ShardId, Txn, WriterToken
 from tidemark.core.seal import Part, ShardParts
+from tidemark.core.sequence import sequence_text
 from tidemark.delta.state_files import DIGEST
 from tidemark.delta.state_files import KEY as KEY_HASH
 from tidemark.spark.decode import (
@@ -34,7 +35,17 @@ from tidemark.spark.decode import (
 from tidemark.spark.digest import digest_of, key_hash_sql, partials, row_hash, row_hash_sql
 from tidemark.spark.documents import declared_schema
 from tidemark.spark.flaws import SHARD, Rules
-from tidemark.spark.fold import DELETE, OP, ORDINAL, POSITION, TXN, FoldRule, is_last, log_schema
+from tidemark.spark.fold import (
+    DELETE,
+    OP,
+    ORDINAL,
+    POSITION,
+    TXN,
+    FoldRule,
+    is_last,
+    lateness_number,
+    log_schema,
+)
 from tidemark.spark.parts import PartStore, attempt_folder
 from tidemark.spark.read import HASH, RAW
 from tidemark.spark.shared_server import counted
@@ -111,7 +122,8 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """What one shard's records came to: those read, the bad ones, what was written, the highest sequence."""
+    """What one shard's records came to: those read, the bad ones, what was written, the highest sequence of
+    the changes, and that of the records that are too far ahead."""
 
     source: Digest
     bad: Digest
@@ -119,6 +131,7 @@ class Folded:
     digest: Digest
     deletes: int
     highest: int | None
+    ahead: int | None = None
 
 
 def fold_shard(frame: DataFrame, rules: Rules, sink: Sink, *, parts: int) -> Folded:
@@ -140,7 +153,8 @@ def fold_shard(frame: DataFrame, rules: Rules, sink: Sink, *, parts: int) -> Fol
             *partials(f"CASE WHEN {is_bad} THEN {HASH} END", prefix=_BAD_PREFIX),
             *partials(_OUT, prefix=_OUT_PREFIX),
             F.expr(f"count(CASE WHEN {OP} = '{DELETE}' THEN {_OUT} END) AS deletes"),
-            F.expr(f"max({SEQUENCE}) AS watermark"),
+            F.expr(f"max(CASE WHEN {SLOT} = {CHANGES} THEN {SEQUENCE} END) AS watermark"),
+            F.expr(f"max(CASE WHEN {is_bad} THEN {SEQUENCE} END) AS ahead"),
         ],
         lambda rows: sink.take(shard, rows.where(f"{_OUT} IS NOT NULL").selectExpr(*columns, *beside)),
     )
@@ -152,6 +166,22 @@ def fold_shard(frame: DataFrame, rules: Rules, sink: Sink, *, parts: int) -> Fol
         digest=digest,
         deletes=int(found["deletes"]),
         highest=found.get("watermark"),
+        ahead=found.get("ahead"),
+    )
+
+
+def require_reach(rules: Rules, folded: Folded) -> None:
+    """Set nothing aside as too far ahead where no record is within reach: all that follows would be, too."""
+    kind, ahead, unit = rules.sequence_type, folded.ahead, rules.shard.lateness_unit
+    if ahead is None or folded.digest.count or kind is None or rules.watermark is None:
+        return
+    least = -(-(ahead - rules.watermark) // lateness_number(1, kind))
+    raise InvalidUsage(
+        f"all records of transaction {rules.txn} for shard {rules.shard.name!r} are far above the watermark"
+        f" {sequence_text(rules.watermark, unit=unit)}: the highest is {sequence_text(ahead, unit=unit)}, and"
+        f" max_advance is {rules.shard.advance_max}",
+        hint=f"set max_advance to at least {least} if the source did go on so far, or skip the transaction"
+        " with a reason",
     )
 
 

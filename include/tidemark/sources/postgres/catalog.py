@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -117,7 +118,9 @@ def put_facts(files: ChangeFiles, facts: Facts) -> str:
     data = facts.to_json().encode()
     name = hashlib.blake2b(data, digest_size=8).hexdigest()
     path = files.folder / f"catalog-{name}.json"
-    if not path.exists():
+    try:
+        os.utime(path)  # It is young again: maintenance removes old ones that no binding names.
+    except FileNotFoundError:
         files.write(path, data)
     return name
 

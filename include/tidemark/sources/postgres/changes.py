@@ -6,6 +6,8 @@ after a crash finds its files there. What a binding doesn't name is never read.
 
 A step ends at a commit, never within one. A source transaction that doesn't fit into memory goes to several
 files (*fragments*), as they fill, and is a step of its own; it becomes visible with its binding, whole.
+
+The files have rows, so they are for their owner alone, and for the group of a folder that was made for one.
 """
 
 from __future__ import annotations
@@ -73,17 +75,24 @@ class ChangeFiles:
 
     def _aside(self, data: bytes) -> Path:
         path = self.folder / f".{secrets.token_hex(8)}.tmp"
-        with path.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        opened = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        try:
+            with os.fdopen(opened, "wb") as file:
+                os.fchmod(opened, self.folder.stat().st_mode & 0o660)
+                file.write(data)
+                file.flush()
+                os.fsync(opened)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
         return path
 
     def _make(self) -> None:
         """Have the folder, and its own name durable, with those of the folders above it that are new."""
         if not self._is_made:
             above = [folder for folder in self.folder.parents if not folder.exists()]
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.parent.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(exist_ok=True, mode=0o700)
             for folder in (self.folder, *above):
                 _sync(folder.parent)
             self._is_made = True

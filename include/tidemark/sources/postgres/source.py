@@ -170,11 +170,20 @@ class SlotSource:
 
     def unneeded(self, since: Txn) -> Unneeded:
         """The captured files below the retention that are acknowledged too."""
-        return unneeded(self.files, bound=self._bound_below(since), acknowledged=self.acknowledged)
+        bound, acknowledged = self._bound_below(since), self.acknowledged
+        return unneeded(self.files, bound=bound, acknowledged=acknowledged, catalogs=self._catalogs())
 
     def let_go(self, since: Txn) -> Unneeded:
         """Delete them; who comes second finds nothing to do."""
-        return let_go(self.files, below=min(self._bound_below(since), self.acknowledged))
+        below = min(self._bound_below(since), self.acknowledged)
+        return let_go(self.files, below=below, catalogs=self._catalogs())
+
+    def _catalogs(self) -> Set[str] | None:
+        """The records of the catalog that the newest binding names; None where nothing is bound."""
+        last = last_bound(self._bindings)
+        if last is None:
+            return None
+        return {read.catalog for read in Manifest.from_json(last.manifest).snapshots.values()}
 
     def _bound_below(self, since: Txn) -> int:
         """Where in the log the first transaction that is kept begins."""

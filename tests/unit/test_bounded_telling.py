@@ -1,0 +1,51 @@
+"""What a task hands on is a few kilobytes, however many transactions it has staged."""
+
+from __future__ import annotations
+
+import json
+
+from tidemark.core.binding import Owner
+from tidemark.core.checksum import Digest
+from tidemark.core.evidence import Evidence
+from tidemark.core.ids import QUARANTINE, ShardId, Txn, WriterToken
+from tidemark.core.seal import Part, ShardParts, Staged
+from tidemark.core.sentence import step_sentence
+from tidemark.telling import told_gathered
+
+ONE = ShardParts((Part("", 1, 1),), Digest.of([7]))
+
+
+def evidence(txn: int, *, replayed: bool = False, gone: str = "") -> Evidence:
+    shards = {QUARANTINE: ONE, **{ShardId(f"t{number}"): ONE for number in range(20)}}
+    staged = None if gone else Staged(Txn(txn), WriterToken("w"), Digest.of(range(30)), shards, "e")
+    return Evidence(txn, Txn(txn), Owner("run"), 0, WriterToken("w"), staged, replayed, gone)
+
+
+def test_regression_what_ingest_tells_does_not_grow_with_its_transactions() -> None:
+    few = told_gathered([evidence(1), evidence(2, replayed=True), evidence(3, gone="a.json")])
+    assert few == {
+        "staged": [{"txn": 1, "read": 30, "quarantined": 1, "shards": 21}],
+        "replayed": [2],
+        "gone": {"3": "a.json"},
+        "total": {"staged": 1, "replayed": 1, "gone": 1, "read": 30, "quarantined": 1},
+    }
+    kinds = [
+        *(evidence(txn) for txn in range(1, 2_001)),
+        *(evidence(txn, replayed=True) for txn in range(2_001, 3_001)),
+        *(evidence(txn, gone="x" * 10_000) for txn in range(3_001, 4_001)),
+    ]
+    many = told_gathered(kinds)
+    assert len(json.dumps(many)) < 50_000
+    assert many["total"] == {
+        "staged": 2_000,
+        "replayed": 1_000,
+        "gone": 1_000,
+        "read": 60_000,
+        "quarantined": 2_000,
+    }
+    said = step_sentence("ingest", many)
+    assert said.startswith(
+        "staged transactions 1 to 100 and 1,900 more: 60,000 read = 58,000 applied + 2,000 quarantined; "
+        "read the input of transactions 2001 to 2100 and 900 more again, 0 bytes written; transaction 3001: "
+    )
+    assert said.endswith("; input gone of 900 more")
