@@ -194,8 +194,16 @@ def test_p12_a_failed_expectation_keeps_the_rows_invisible_until_someone_accepts
         assert words in said, said[-3000:]
     assert set(project.state()) == {1}
     assert first_txns(project.seals()) == [1]
+    client.unpause("health")
+    health = client.trigger("health")
+    stack.ends("health", health, state="failed")
+    assert "blocked: transaction 2: expect_column_values_to_be_between" in stack.log("health", health, "red")
+    again = stack.go("health")
+    assert client.states("health", again) == {"red": "skipped"}, "nobody is told twice"
     project.tidemark("accept", "red", "2", "--reason", "a refund")
     stack.clear("red", run_id, tasks=["validate"])
+    well = stack.go("health")
+    assert client.states("health", well) == {"red": "success"}
     project.tidemark("publish", "red")
     project.check()
 

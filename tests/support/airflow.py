@@ -57,7 +57,7 @@ TEMPLATE: Mapping[str, Any] = {
 }
 DAGS = """\
 from pathlib import Path
-from tidemark.airflow import maintain_dag, pipeline_dags, replay_dag
+from tidemark.airflow import health_dag, maintain_dag, pipeline_dags, replay_dag
 
 folder = Path({folder!r})
 one_compiler = {{"conf": {confs!r}}}
@@ -70,6 +70,8 @@ for path in sorted(folder.iterdir()):
     if path.name == "replayed":
         globals().update(replay_dag(path / "pipelines", conn_id=conn))
         globals().update(maintain_dag(path / "pipelines", conn_id=conn, schedule=None, default_args=args))
+    if path.name == "red":
+        globals().update(health_dag(path / "pipelines", schedule=None))
     if path.name == "submitted":
         how = {{"dag_id": "replay_submitted", "default_args": one_compiler}}
         globals().update(replay_dag(path / "pipelines", conn_id=conn, **how))
@@ -124,7 +126,7 @@ if "scheduler" in sys.argv:
 """
 CANARY = "canary-7d1f0c2ab94e"
 VIEWER = "viewer"
-OTHER_DAGS = ("replay", "replay_submitted", "maintain", "consumer", "waiter")
+OTHER_DAGS = ("replay", "replay_submitted", "maintain", "health", "consumer", "waiter")
 
 
 @dataclass

@@ -40,6 +40,8 @@ class Event(StrEnum):
     REPAIRED = "repaired"
     FROZEN = "frozen"
     PASSED_OVER = "passed over"
+    ALARM = "alarm"
+    ALARM_OVER = "alarm over"
 
 
 @dataclass(frozen=True, slots=True)

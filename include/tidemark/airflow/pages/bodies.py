@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from tidemark.airflow.pages.registry import PipelineDag, environment_of
 from tidemark.assemble import Deployment
+from tidemark.core.alarms import alarms_of
 from tidemark.core.binding import Binding
 from tidemark.core.checksum import Digests
 from tidemark.core.evidence import Evidence
@@ -46,8 +47,9 @@ def pipeline_body(one: PipelineDag) -> Body:
     """How far a pipeline is."""
     deployment = opened(one)
     found = status_of(deployment, now_seconds=time.time(), asks_source=is_asked(deployment))
-    body = plain(found)
-    return {**body, "dag_id": one.dag_id, "source_type": deployment.config.source.type}
+    alarms = alarms_of(found, deployment.config.alarms.limits)
+    more = {"alarms": alarms, "dag_id": one.dag_id, "source_type": deployment.config.source.type}
+    return dict(plain({**plain(found), **more}))
 
 
 def transactions_body(one: PipelineDag, *, before: int | None, limit: int, search: str) -> Body:

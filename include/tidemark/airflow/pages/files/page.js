@@ -71,12 +71,14 @@ const here = (path = "", parameters = {}) => get(`/${encodeURIComponent(dagId)}$
 
 // All pipelines.
 
+const URGENCY = { blocked: 90, stalled: 70, behind: 60, wal: 50, replayable: 40, quarantine: 30 };
+
 function trouble(one) {
-  if (one.error) return 100;
+  if (one.error) return 1000;
   const status = one.status;
   const wrong = status.last_verdict && status.last_verdict.verdict !== "identical";
-  return (status.blocked.length ? 50 : 0) + (status.stalled.length ? 40 : 0) + (wrong ? 30 : 0)
-    + (status.shards.some((shard) => shard.paused) ? 20 : 0) + (status.open.length ? 10 : 0) + (status.waiting.pieces ? 1 : 0);
+  const ringing = status.alarms.map((alarm) => URGENCY[alarm.kind] ?? 20);
+  return Math.max(0, ...ringing) + ringing.length + (wrong ? 25 : 0) + (status.open.length ? 10 : 0) + (status.waiting.pieces ? 1 : 0);
 }
 
 function published(status) {
@@ -100,9 +102,10 @@ function replayable(status) {
   if (gone.length) return marked(`${gone[0].first} to ${gone[gone.length - 1].last} no more`, "warn");
   if (!status.replayable.length) return marked(status.bound ? "not asked here" : "", "quiet");
   const ends = status.replayable.map((one) => one.until).filter(Boolean).sort();
-  return ends.length ? `until ${ends[0]}` : "while its input stays";
+  return ends.length ? `until ${moment(ends[0])}` : "while its input stays";
 }
 
+const alarms = (status) => status.alarms.map((one) => el("div", { class: "bad", title: one.remedy }, `${one.kind}: ${one.fact}`));
 const ofStatus = (cell) => (one) => (one.status ? cell(one.status) : "");
 const PIPELINES = [
   { name: "Pipeline", cell: (one) => link("pipeline", { dag_id: one.id }, one.id) },
@@ -116,7 +119,7 @@ const PIPELINES = [
   { name: "Paused shards", cell: ofStatus((s) => s.shards.filter((one) => one.paused).map((one) => one.shard).join(", ")) },
   { name: "Last verdict", cell: ofStatus((s) => (s.last_verdict ? verdict(s.last_verdict.verdict) : "")) },
   { name: "Replayable", cell: ofStatus(replayable) },
-  { name: "Trouble", cell: (one) => (one.error ? marked(one.error, "bad") : one.status ? one.status.blocked.map((stop) => marked(`${stop.what}: ${stop.why}`, "bad")).concat(one.status.stalled.map((what) => marked(what, "bad"))) : marked("loading …", "quiet")) },
+  { name: "Trouble", cell: (one) => (one.error ? marked(one.error, "bad") : one.status ? alarms(one.status) : marked("loading …", "quiet")) },
 ];
 
 const known = new Map();
@@ -211,8 +214,7 @@ async function showPipeline(part) {
   const run = status.last_run;
   part("head").replaceChildren(
     el("h1", {}, status.pipeline),
-    ...status.blocked.map((one) => el("p", { class: "alarm" }, `${one.what}${one.since ? `, for ${age(one.since)}` : ""}: ${one.why}`)),
-    ...status.stalled.map((what) => el("p", { class: "alarm" }, what)),
+    ...status.alarms.map((one) => el("div", { class: "alarm" }, el("p", {}, `${one.kind}: ${one.fact}${one.since ? ` (since ${moment(one.since)})` : ""}`), el("p", { class: "quiet" }, one.remedy))),
     facts([
       ["bound", count(status.bound)], ["sealed", count(status.sealed)], ["checkpoint", count(status.checkpoint)],
       ["open", status.open.length ? marked(`${status.open.join(", ")}, for ${age(status.open_since)}`, "warn") : "none"],
