@@ -31,7 +31,7 @@ from tidemark.pipeline.publish import last_published
 from tidemark.pipeline.repair import repair
 from tidemark.pipeline.replay import REPAIR, bound_range, merged_files, replay_plan
 from tidemark.pipeline.run import Progress, replay, unwatched
-from tidemark.publishing import publish_due
+from tidemark.publishing import publish_due, publish_now
 from tidemark.summary import sentence_of
 from tidemark.telling import LISTED_MAX, Told, rows_of, told_publish, told_shard
 
@@ -122,10 +122,19 @@ def gate_of(deployment: Deployment) -> stepwise.Compare:
     return compare
 
 
-def upsert(deployment: Deployment, attempt: Attempt, *, progress: Progress = unwatched) -> Told:
-    """Seal what passed, bring the logs up, and publish what is due."""
+def upsert(
+    deployment: Deployment,
+    attempt: Attempt,
+    *,
+    progress: Progress = unwatched,
+    publishes_all: bool = False,
+) -> Told:
+    """Seal what passed, bring the logs up, and publish what is due, or all that has rows."""
     deployment.with_new_columns(lambda: stepwise.seal_judged(deployment.pipeline, attempt, progress=progress))
-    deployment.with_new_columns(lambda: publish_due(deployment, attempt, progress=progress))
+    if publishes_all:
+        deployment.with_new_columns(lambda: publish_now(deployment, attempt, deployment.shards))
+    else:
+        deployment.with_new_columns(lambda: publish_due(deployment, attempt, progress=progress))
     found = stepwise.found_by(deployment.pipeline, attempt)
     staged = {one.txn: one.token for one in found if one.staged is not None and not one.replayed}
     seals = seals_of(deployment, sorted(staged))

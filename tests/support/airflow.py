@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -317,11 +318,34 @@ class Stack:
     def viewer_token(self) -> str:
         """A login of a user who may look at everything and change nothing; Airflow made up the password."""
         passwords = json.loads((self.airflow.home / "secrets" / "passwords.json").read_text())
-        login = json.dumps({"username": VIEWER, "password": passwords[VIEWER]}).encode()
+        return self._token_of(VIEWER, passwords[VIEWER])
+
+    def _token_of(self, user: str, password: str) -> str:
+        login = json.dumps({"username": user, "password": password}).encode()
         request = urllib.request.Request(f"{self.airflow.url}/auth/token", data=login, method="POST")
         request.add_header("Content-Type", "application/json")
         with urllib.request.urlopen(request, timeout=SECONDS_MAX) as reply:
             return str(json.load(reply)["access_token"])
+
+    @property
+    def editor_token(self) -> str:
+        """A login of the user who may change everything."""
+        return self._token_of(ADMIN, self.airflow.password)
+
+    def act(
+        self, name: str, verb: str, token: str, *, origin: str | None = None, **body: Any
+    ) -> tuple[int, Any]:
+        """An action on the pages, as a browser with this login sends it; the status, and what was said."""
+        address = f"{self.airflow.url}/tidemark/api/pipelines/{name}/actions/{verb}"
+        request = urllib.request.Request(address, data=json.dumps(body).encode(), method="POST")
+        request.add_header("Content-Type", "application/json")
+        request.add_header("Cookie", f"_token={token}")
+        request.add_header("Origin", origin or self.airflow.url)
+        try:
+            with urllib.request.urlopen(request, timeout=SECONDS_MAX) as reply:
+                return reply.status, json.load(reply)
+        except urllib.error.HTTPError as error:
+            return error.code, json.load(error)
 
     def log(self, name: str, run_id: str, task: str) -> str:
         tries = self.client.tasks(name, run_id)[task]["try_number"]

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from airflow.sdk import DAG, chain
+from airflow.sdk import DAG, Param, chain
 from airflow.sdk.definitions._internal.contextmanager import DagContext
 
 from tidemark.airflow.operators import (
@@ -22,7 +22,7 @@ from tidemark.airflow.operators import (
     UpsertOperator,
     ValidateOperator,
 )
-from tidemark.airflow.pages.registry import TAG
+from tidemark.airflow.pages.registry import PUBLISH, TAG
 from tidemark.config import LoadedPipelines, PipelineConfig, load_pipelines
 from tidemark.core.errors import InvalidUsage
 
@@ -146,6 +146,7 @@ def _pipeline_dag(
         "description": f"Upserts changes into {shards}"[:200],
         "doc_md": _doc_of(config, file),
         **dag_kwargs,
+        "params": {PUBLISH: _publish_param(), **dag_kwargs.get("params", {})},
         "tags": sorted({TAG, *dag_kwargs.get("tags", ())}),  # The pages look for it.
     }
     if settings["schedule"] == CONTINUOUS:
@@ -165,6 +166,12 @@ def _pipeline_dag(
         chain(reclock, ingest, validate, upsert, checkpoint)
         dag.auto_register = wanted
     return dag
+
+
+def _publish_param() -> Param:
+    return Param(
+        False, type="boolean", description="Bring the states up to their logs, whatever their policies say"
+    )
 
 
 def _doc_of(config: PipelineConfig, file: Path) -> str:

@@ -12,7 +12,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from tidemark.airflow.assets import Announcing, note_events
 from tidemark.airflow.connections import provide_connection
-from tidemark.airflow.pages.registry import marked
+from tidemark.airflow.pages.registry import PUBLISH, marked
 from tidemark.airflow.runs import end_with_reason, failure, order_of
 from tidemark.airflow.steps import SparkStepOperator
 from tidemark.core.errors import TidemarkError
@@ -139,10 +139,14 @@ class ValidateOperator(SparkStepOperator):
 
 
 class UpsertOperator(SparkStepOperator):
-    """Seal what passed the gate, append it to the logs, and publish the states that are due."""
+    """Seal what passed the gate, append it to the logs, and publish the states that are due; in a run that
+    asks for it (`publish` in its conf), all."""
 
     step = "upsert"
     ui_color = "#d9e8d0"
+
+    def order(self, context: Context, **more: Any) -> Order:
+        return super().order(context, publish=bool(context.get("params", {}).get(PUBLISH)), **more)
 
 
 class CheckpointOperator(ControlOperator, Announcing):

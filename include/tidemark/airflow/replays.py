@@ -10,6 +10,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from tidemark.airflow.assets import Announcing, note_events
 from tidemark.airflow.connections import provide_connection
+from tidemark.airflow.pages.registry import marked_replays
 from tidemark.airflow.runs import end_with_reason, failure
 from tidemark.airflow.steps import SparkStepOperator
 from tidemark.core.errors import TidemarkError
@@ -41,6 +42,7 @@ class ReplayPlanOperator(BaseOperator):
     def __init__(
         self, *, pipeline_files: Mapping[str, str], environment: str | None = None, **kwargs: Any
     ) -> None:
+        kwargs.setdefault("doc_json", marked_replays(pipeline_files, environment))  # The pages look for it.
         super().__init__(**kwargs)
         self.pipeline_files = dict(pipeline_files)
         self.environment = environment

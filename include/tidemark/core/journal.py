@@ -42,6 +42,7 @@ class Event(StrEnum):
     PASSED_OVER = "passed over"
     ALARM = "alarm"
     ALARM_OVER = "alarm over"
+    REQUESTED = "requested"
 
 
 @dataclass(frozen=True, slots=True)

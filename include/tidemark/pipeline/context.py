@@ -8,6 +8,7 @@ from typing import Final
 
 from tidemark.core.binding import Binding, Configuration, Owned, Owner, settings_of
 from tidemark.core.errors import Determinate, InvariantViolation
+from tidemark.core.evidence import Evidence
 from tidemark.core.ids import TXN_FIRST, TXN_NONE, ShardId, Txn, WriterToken
 from tidemark.core.journal import Event, JournalEntry, decide_note
 from tidemark.core.ledger import Head, Put
@@ -150,6 +151,16 @@ def watermark_below(control: Control, txn: Txn) -> int | None:
     recent = control.attempts.read(max(TXN_FIRST, upper - ATTEMPTS_LOOKED_AT), upper)
     staged = [entry.staged for entry in recent if entry.txn == txn - 1 and not entry.replayed]
     return next((one.watermark for one in reversed(staged) if one is not None), None)
+
+
+def attempts_at(pipeline: Pipeline, binding: Binding) -> list[Evidence]:
+    """What was found on a transaction, in order: by its own run, and of others by the last that tried
+    anything."""
+    ledger = pipeline.control.attempts
+    upper = ledger.head().upper
+    recent = ledger.read(max(TXN_FIRST, upper - ATTEMPTS_LOOKED_AT), upper)
+    found = {one.number: one for one in (*ledger.find(binding.owner.identity), *recent)}
+    return [one for _, one in sorted(found.items()) if one.txn == binding.txn]
 
 
 def note(

@@ -17,10 +17,9 @@ from tidemark.assemble import Deployment
 from tidemark.core.alarms import alarms_of
 from tidemark.core.binding import Binding
 from tidemark.core.checksum import Digests
-from tidemark.core.evidence import Evidence
 from tidemark.core.sentence import run_sentence
 from tidemark.core.text import plain
-from tidemark.pipeline.context import Attempt
+from tidemark.pipeline.context import Attempt, attempts_at
 from tidemark.pipeline.stepwise import found_by
 from tidemark.status import status_of
 from tidemark.summary import facts_of
@@ -96,7 +95,7 @@ def transaction_body(one: PipelineDag, txn: int) -> Body:
             "digests": _digests(attempt.staged.digests) if attempt.staged is not None else {},
             "won": seal is not None and attempt.token == seal.token,
         }
-        for attempt in _attempts(deployment, binding)
+        for attempt in attempts_at(deployment.pipeline, binding)
     ]
     body = {**times, "txn": txn, "run": binding.owner.run_id, "configuration": settings.fingerprint}
     body |= {"input": _input(binding), "gone": gone, "journal": journal, "attempts": attempts}
@@ -121,14 +120,6 @@ def transaction_body(one: PipelineDag, txn: int) -> Body:
             ],
         }
     return dict(plain(body))
-
-
-def _attempts(deployment: Deployment, binding: Binding) -> list[Evidence]:
-    """What was found on a transaction: by its own run, and of others by the last that tried anything."""
-    ledger = deployment.control.attempts
-    upper = ledger.head().upper
-    found = [*ledger.find(binding.owner.identity), *ledger.read(max(1, upper - _WINDOW), upper)]
-    return [one for _, one in sorted({one.number: one for one in found}.items()) if one.txn == binding.txn]
 
 
 def _digests(digests: Digests) -> Body:

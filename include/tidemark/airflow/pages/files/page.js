@@ -1,5 +1,7 @@
 // Tidemark's pages in Airflow. Everything that is shown is set as text, never as markup.
 
+import { actionsOfPipeline, actionsOfTransaction, showActions } from "./actions.js";
+import { age, count, el, facts, link, marked, moment, span, table, verdict } from "./elements.js";
 import { frontiers } from "./frontiers.js";
 
 const REFRESH_MILLISECONDS = 15000;
@@ -8,51 +10,6 @@ const asked = new URLSearchParams(location.search);
 const dagId = asked.get("dag_id") ?? "";
 const view = document.getElementById("view");
 const fresh = document.getElementById("fresh");
-
-// Making elements.
-
-function el(name, attributes = {}, ...children) {
-  const made = document.createElement(name);
-  for (const [key, value] of Object.entries(attributes)) if (value) made.setAttribute(key, value);
-  made.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== ""));
-  return made;
-}
-
-function link(page, parameters, text) {
-  return el("a", { href: `${page}?${new URLSearchParams(parameters)}` }, String(text));
-}
-
-// A table of columns {name, cell, number}; cells are texts or elements.
-function table(label, columns, rows, empty) {
-  if (!rows.length) return el("p", { class: "quiet" }, empty);
-  const head = el("tr", {}, columns.map((one) => el("th", { scope: "col", class: one.number && "number" }, one.name)));
-  const body = rows.map((row) =>
-    el("tr", {}, columns.map((one) => el("td", { class: [one.number && "number", one.kind].filter(Boolean).join(" ") }, one.cell(row)))));
-  const whole = el("table", {}, el("caption", { class: "quiet", hidden: "hidden" }, label), el("thead", {}, head), el("tbody", {}, body));
-  return el("div", { class: "scroll", role: "region", "aria-label": label, tabindex: "0" }, whole);
-}
-
-function facts(pairs) {
-  return el("dl", { class: "facts" }, pairs.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
-}
-
-const marked = (text, kind) => el("span", { class: kind }, text);
-const count = (number) => (number === null || number === undefined ? "" : Number(number).toLocaleString("en"));
-const moment = (text) => (text ? text.replace("T", " ").replace(/(\.\d+)?Z$/, " UTC") : "");
-
-function span(seconds) {
-  if (seconds === null || seconds === undefined) return "";
-  const units = [["d", 86400], ["h", 3600], ["m", 60]];
-  const place = units.findIndex(([, size]) => seconds >= size);
-  if (place < 0) return `${Math.max(seconds, 0).toFixed(1)} s`;
-  const [unit, size] = units[place];
-  const [lower, lowerSize] = units[place + 1] ?? ["s", 1];
-  const rest = Math.floor((seconds % size) / lowerSize);
-  return `${Math.floor(seconds / size)} ${unit}${rest ? ` ${rest} ${lower}` : ""}`;
-}
-
-const age = (text) => (text ? span((Date.now() - Date.parse(text)) / 1000) : "");
-const verdict = (word) => (word ? marked(word, word === "identical" ? "good" : "bad") : "");
 
 // Asking.
 
@@ -223,6 +180,9 @@ async function showPipeline(part) {
       ["replayable", replayable(status)], ["generation", count(status.generation)],
       ["last run", run ? link("run", { dag_id: dagId, run_id: run.run_id }, run.run_id) : "none"],
     ]),
+  );
+  showActions(part("actions"), dagId, actionsOfPipeline(status), refresh);
+  part("picture").replaceChildren(
     el("h2", {}, "Frontiers"),
     status.bound ? frontiers(status) : el("p", { class: "quiet" }, "Nothing is bound yet."),
     el("h2", {}, "Shards"),
@@ -241,7 +201,7 @@ async function showTransaction(part) {
   const endpoints = [...new Set([seal ? Object.keys(seal.digests) : [], ...sides.map((side) => Object.keys(side.of))].flat())].sort();
   const digest = (found, against) => (found ? marked(`${count(found.rows)} rows, ${found.digest}`, against && against.digest !== found.digest ? "bad" : "") : "");
   const gone = one.gone === null ? "the source is not asked here" : one.gone ? marked(`no more: ${one.gone}`, "bad") : "still there";
-  part("whole").replaceChildren(
+  part("head").replaceChildren(
     el("h1", {}, `Transaction ${one.txn}`),
     seal ? "" : el("p", { class: "warn" }, "open: not sealed yet"),
     facts([
@@ -251,6 +211,9 @@ async function showTransaction(part) {
       ["by", seal ? seal.token : ""], ["generation", seal ? count(seal.generation) : ""], ["engine", seal ? seal.engine : ""],
       ["configuration", one.configuration],
     ]),
+  );
+  showActions(part("actions"), dagId, actionsOfTransaction(one), refresh);
+  part("whole").replaceChildren(
     el("h2", {}, "Input"),
     el("p", { class: "quiet" }, gone),
     one.input.files_total
