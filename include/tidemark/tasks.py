@@ -166,11 +166,16 @@ def checkpoint(deployment: Deployment, attempt: Attempt) -> tuple[Told, Sequence
     told = announcements(deployment.pipeline, attempt, seals_of(deployment, txns))
     note_overruled(deployment.pipeline, attempt, told)
     news = [one for one in told if not one.unchanged]
-    touched = {shard: [one for one in news if one.seal.touches(shard)] for shard in deployment.shards}
+    touched = {shard: [one for one in news if one.seal.touches(shard)] for shard in announced(deployment)}
     shards = {str(shard): told_shard(deployment, shard, its) for shard, its in touched.items() if its}
     unchanged = [one.seal.txn for one in told if one.unchanged][-LISTED_MAX:]
     sentence = sentence_of(deployment.pipeline, attempt)
     return {"checkpoint": reached, "sentence": sentence, "shards": shards, "unchanged": unchanged}, told
+
+
+def announced(deployment: Deployment) -> tuple[ShardId, ...]:
+    """The shards that downstream hears of: those of the pipeline, and its quarantine."""
+    return (*deployment.shards, QUARANTINE)
 
 
 def repaired(
@@ -181,7 +186,8 @@ def repaired(
     seals = seals_of(deployment, sorted({Txn(txn) for txn, _ in restored}))
     told = [one for one in announcements(deployment.pipeline, attempt, seals) if one.repaired]
     touched = {
-        shard: [one for one in told if (one.seal.txn, shard) in set(restored)] for shard in deployment.shards
+        shard: [one for one in told if (one.seal.txn, shard) in set(restored)]
+        for shard in announced(deployment)
     }
     return {str(shard): told_shard(deployment, shard, its) for shard, its in touched.items() if its}, told
 

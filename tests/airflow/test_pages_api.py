@@ -134,6 +134,7 @@ def addresses(dag_id: str = "mine") -> list[str]:
             assert route.path.startswith("/api/pipelines/{dag_id}/actions/"), "nothing else changes anything"
             continue
         path = route.path.replace("{dag_id}", dag_id).replace("{txn}", "1")
+        path = path.replace("{path:path}", "index.html")
         found.append(path.replace("{page}", "pipelines").replace("{name}", "page.js"))
     return found
 
@@ -152,7 +153,7 @@ def test_nobody_gets_anything_without_a_user(client: TestClient) -> None:
 
 def test_a_user_without_the_right_to_a_dag_gets_nothing_of_its_pipeline(client: TestClient) -> None:
     about = [address for address in addresses("theirs") if "theirs" in address]
-    assert len(about) == 4
+    assert len(about) == 5
     for user in ("ann", "bob"):
         for address in about:
             answer = client.get(address, headers=as_user(user), params={"run_id": "first"})
@@ -241,6 +242,27 @@ def test_a_run_has_its_sentence(client: TestClient) -> None:
     found = None
     answer = client.get("/api/pipelines/mine/run", headers=as_user("ann"), params={"run_id": "none"})
     assert answer.status_code == 404
+
+
+def test_data_docs_are_shown_without_any_right_to_run_something(
+    client: TestClient, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = files["mine"].parent / "home"
+    site = home / "data-docs" / "mine"
+    (site / "validations").mkdir(parents=True)
+    (site / "validations" / "1.html").write_text(f"<p>{HOSTILE}</p>")
+    (home / "data-docs" / "secret.html").write_text(SECRET)
+    (site / "other.txt").write_text(SECRET)
+    monkeypatch.setenv("TIDEMARK_HOME", str(home))
+    answer = client.get("/docs/mine/validations/1.html", headers=as_user("ann"))
+    assert (answer.status_code, answer.text) == (200, f"<p>{HOSTILE}</p>")
+    policy = answer.headers["Content-Security-Policy"]
+    assert "sandbox;" in policy, "an origin of its own"
+    assert "allow-" not in policy
+    assert "script-src" not in policy
+    for path in ("nothing.html", "..%2Fsecret.html", "%2e%2e/secret.html", "other.txt", "", "validations"):
+        answer = client.get(f"/docs/mine/{path}", headers=as_user("ann"))
+        assert (answer.status_code, SECRET in answer.text) == (404, False), path
 
 
 def test_looking_writes_nothing_and_makes_no_table(

@@ -25,6 +25,7 @@ from tidemark.airflow.operators import (
 from tidemark.airflow.pages.registry import PUBLISH, TAG
 from tidemark.config import LoadedPipelines, PipelineConfig, load_pipelines
 from tidemark.core.errors import InvalidUsage
+from tidemark.core.ids import QUARANTINE
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 REPLAY, MAINTAIN, HEALTH, BROKEN = "replay", "maintain", "health", "tidemark_broken_pipelines"
@@ -137,13 +138,13 @@ def _pipeline_dag(
     default_args: Mapping[str, Any],
     dag_kwargs: Mapping[str, Any],
 ) -> DAG:
-    shards = ", ".join(shard.name for shard in config.shards)
+    named = ", ".join(shard.name for shard in config.shards) or "the shards of its tables"
     settings: dict[str, Any] = {
         "schedule": config.schedule,
         "start_date": START,
         "catchup": False,
         "max_active_runs": 1,
-        "description": f"Upserts changes into {shards}"[:200],
+        "description": f"Upserts changes into {named}"[:200],
         "doc_md": _doc_of(config, file),
         **dag_kwargs,
         "params": {PUBLISH: _publish_param(), **dag_kwargs.get("params", {})},
@@ -162,7 +163,8 @@ def _pipeline_dag(
         upsert = UpsertOperator(
             task_id="upsert", conn_id=conn_id, pool=publisher_pool, max_active_tis_per_dag=1, **common
         )
-        checkpoint = CheckpointOperator(task_id="checkpoint", pipeline=config.name, **common)
+        shards = [*(shard.name for shard in config.shards), QUARANTINE]
+        checkpoint = CheckpointOperator(task_id="checkpoint", pipeline=config.name, shards=shards, **common)
         chain(reclock, ingest, validate, upsert, checkpoint)
         dag.auto_register = wanted
     return dag
@@ -183,6 +185,8 @@ def _doc_of(config: PipelineConfig, file: Path) -> str:
 **{config.name}** upserts the changes of its source into Delta tables. Made from `{file.name}`.
 
 {shards}
+
+Records that could not be applied are in `x-tidemark://{config.name}/quarantine`.
 
 *Retry* finishes what is missing. *Clear*, or a backfill over the same date, reads the recorded input again
 and proves that the tables hold exactly that; it writes nothing. A red **validate** says what differs, and

@@ -26,8 +26,11 @@ class HealthOperator(ControlOperator):
     record in the pipeline's journal once the task has failed; an alarm that is over and comes again is told
     again."""
 
+    step = "health"
+
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        self.pipeline_shown = self.task_id
         self.note_alarms: Callable[[], None] = _nothing
         self.on_failure_callback = [*self.on_failure_callback, note_alarms]
 

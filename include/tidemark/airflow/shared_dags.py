@@ -8,6 +8,7 @@ from typing import Any
 
 from airflow.sdk import DAG, Param, chain
 
+from tidemark.airflow.documents import of_dag
 from tidemark.airflow.factory import (
     DEFAULT_ARGS,
     HEALTH,
@@ -75,6 +76,7 @@ def replay_dag(
         "tags": [TAG],
         "description": "Read recorded input again and prove, or repair, what was written",
         "default_args": {"owner": TAG, **(default_args or {})},
+        **of_dag(REPLAY),
         **dag_kwargs,
     }
     with DAG(dag_id, params=params, **settings) as dag:
@@ -109,6 +111,7 @@ def maintain_dag(
         "tags": [TAG],
         "description": "Publish what is due, merge small files, let go and delete what nobody needs",
         "default_args": {**DEFAULT_ARGS, **(default_args or {})},
+        **of_dag(MAINTAIN),
         **dag_kwargs,
     }
     if not files:
@@ -145,6 +148,7 @@ def health_dag(
         "tags": [TAG],
         "description": "Look for what needs somebody: blocked, stalled, behind, quarantine, kept log",
         "default_args": {**DEFAULT_ARGS, **(default_args or {})},
+        **of_dag(HEALTH),
         **dag_kwargs,
     }
     if not files:

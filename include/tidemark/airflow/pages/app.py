@@ -30,8 +30,11 @@ FILES: Final = Path(__file__).with_name("files")
 PAGES: Final = ("pipelines", "pipeline", "transaction", "run")
 SCRIPTS: Final = ("page.js", "actions.js", "elements.js", "frontiers.js")
 STATIC: Final = {**dict.fromkeys(SCRIPTS, "text/javascript"), "page.css": "text/css"}
+POLICY: Final = "Content-Security-Policy"
+SANDBOXED: Final = "sandbox; default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'self'"
+"""For pages that others have made: they can't run anything, and are no part of this origin."""
 HEADERS: Final = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    POLICY: "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; frame-ancestors 'self'; base-uri 'none'; form-action 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -95,6 +98,16 @@ def _text(at: datetime | None) -> str:
     return at.isoformat() if at is not None else ""
 
 
+@router.get("/docs/{dag_id}/{path:path}", dependencies=[Depends(requires_access_dag(method="GET"))])
+def docs(one: Chosen, path: str) -> Response:
+    """A page of the pipeline's Data Docs, which is shown without any right to run something."""
+    site = bodies.opened(one).data_docs.resolve()
+    file = (site / path).resolve()
+    if not (file.is_relative_to(site) and file.suffix == ".html" and file.is_file()):
+        raise HTTPException(404, "there is no such page in the Data Docs that this server can see")
+    return FileResponse(file, media_type="text/html", headers={POLICY: SANDBOXED})
+
+
 @router.get("/{page}")
 def page(page: str) -> Response:
     """A page: the same frame for each, which its script fills."""
@@ -118,7 +131,8 @@ async def told(request: Request, error: Exception) -> Response:
 async def guarded(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
     """Say to the browser that nothing comes from elsewhere, and that nothing is kept."""
     response = await call_next(request)
-    response.headers.update(HEADERS)
+    for name, value in HEADERS.items():
+        response.headers.setdefault(name, value)
     return response
 
 
