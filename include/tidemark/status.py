@@ -3,18 +3,19 @@ pages in Airflow. It changes nothing and starts no Spark."""
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final
 
 from tidemark.assemble import Deployment
 from tidemark.core.frontier import Frontier
-from tidemark.core.ids import QUARANTINE, Txn
+from tidemark.core.ids import QUARANTINE, ShardId, Txn
 from tidemark.core.lease import since_of
 from tidemark.core.publish import published_txn
 from tidemark.core.replay import Replayable
 from tidemark.core.sentence import quarantined_in
-from tidemark.core.shard import Paused, next_append
+from tidemark.core.shard import Paused
 from tidemark.core.status import (
     Blocked,
     Input,
@@ -26,7 +27,7 @@ from tidemark.core.status import (
 )
 from tidemark.pipeline.context import Pipeline, binding_at, last_binding
 from tidemark.pipeline.fit import fit_of
-from tidemark.pipeline.flushing import holding_back, stalls
+from tidemark.pipeline.flushing import holding_back, paused_shards, stalls
 from tidemark.pipeline.proof import ASKED_AT_ONCE_MAX, replayable
 from tidemark.pipeline.publish import last_published
 from tidemark.pipeline.timeline import last_run, last_verdict, refused_since, times_of, written_at
@@ -36,31 +37,27 @@ SHARE_TXNS: Final = 100
 """Of how many transactions, the newest ones, the share of quarantined records is told."""
 
 
-def status_of(deployment: Deployment, *, now_seconds: float, asks_source: bool = True) -> Status:
-    """The pipeline's standing, from its ledgers and, unless it is not to be asked, what its source says. A
-    pipeline file that doesn't fit the warehouse is told like anything else that blocks."""
+def status_of(
+    deployment: Deployment,
+    *,
+    now_seconds: float,
+    asks_source: bool = True,
+    proofs_at_ends: int = ASKED_AT_ONCE_MAX,
+) -> Status:
+    """The pipeline's standing, from its ledgers and, unless it is not to be asked, what its source says: of
+    its oldest and its newest transactions, so many of each, also whether they can be proven again. A pipeline
+    file that doesn't fit the warehouse is told like anything else that blocks."""
     pipeline = deployment.unchecked
     control = pipeline.control
     fit = fit_of(pipeline)
     bound = control.bindings.head().upper - 1
     seals = control.seals.head()
     done = control.checkpoints.head().upper - 1
-    shards: list[ShardStatus] = []
+    held = paused_shards(pipeline)
     blocked = [Blocked("the pipeline file does not fit", None, str(one)) for one in fit.refused]
-    for shard in (*deployment.shards, *fit.left_out, QUARANTINE):
-        log = control.log(shard).head()
-        waits = next_append(
-            shard, upper=log.upper, seals=control.seals.read(max(log.upper, done), seals.upper)
-        ) if log.upper <= seals.upper and log.upper >= done else None  # fmt: skip
-        paused = f"at {waits.txn}: {waits.reason}" if isinstance(waits, Paused) else ""
-        if isinstance(waits, Paused):
-            what = f"shard {shard} at transaction {waits.txn}"
-            held_at = written_at(control.seals, waits.txn)
-            blocked.append(Blocked(what, held_at, waits.reason, waits.txn, shard))
-        published = 0 if shard == QUARANTINE else published_txn(last_published(control, shard))
-        if shard != QUARANTINE or log.upper > 1:
-            left_out = shard in fit.left_out
-            shards.append(ShardStatus(shard, log.upper, log.version, published, paused, left_out))
+    for shard, waits in held.items():
+        what = f"shard {shard} at transaction {waits.txn}"
+        blocked.append(Blocked(what, written_at(control.seals, waits.txn), waits.reason, waits.txn, shard))
     unsealed = tuple(range(seals.upper, bound + 1))
     if unsealed and (stopped := refused_since(control, Txn(unsealed[0]))) is not None:
         blocked.insert(0, stopped)
@@ -75,9 +72,9 @@ def status_of(deployment: Deployment, *, now_seconds: float, asks_source: bool =
         generation=seals.generation,
         open=unsealed,
         stalled=stalls(pipeline, now_seconds=now_seconds, grace_seconds=limits.stalled_seconds),
-        shards=tuple(shards),
+        shards=shard_statuses(pipeline, (*deployment.shards, *fit.left_out), fit.left_out, held),
         since=since,
-        replayable=proofs_of(pipeline, since) if asks_source else (),
+        replayable=proofs_of(pipeline, since, proofs_at_ends) if asks_source else (),
         source=source,
         at=datetime.fromtimestamp(now_seconds, UTC),
         last_run=last_run(control),
@@ -90,6 +87,24 @@ def status_of(deployment: Deployment, *, now_seconds: float, asks_source: bool =
         last_verdict=last_verdict(control),
         asked=asks_source,
     )
+
+
+def shard_statuses(
+    pipeline: Pipeline,
+    shards: Sequence[ShardId],
+    left_out: Container[ShardId],
+    held: Mapping[ShardId, Paused],
+) -> tuple[ShardStatus, ...]:
+    """Where each shard stands; the quarantine is one of them once it has something."""
+    found: list[ShardStatus] = []
+    for shard in (*shards, QUARANTINE):
+        log = pipeline.control.log(shard).head()
+        waits = held.get(shard)
+        paused = f"at {waits.txn}: {waits.reason}" if waits is not None else ""
+        published = 0 if shard == QUARANTINE else published_txn(last_published(pipeline.control, shard))
+        if shard != QUARANTINE or log.upper > 1:
+            found.append(ShardStatus(shard, log.upper, log.version, published, paused, shard in left_out))
+    return tuple(found)
 
 
 def waiting_input(pipeline: Pipeline) -> Input:
@@ -118,7 +133,7 @@ def quarantined_in_logs(pipeline: Pipeline) -> Quarantined:
     )
 
 
-def proofs_of(pipeline: Pipeline, since: Txn) -> tuple[Proof, ...]:
+def proofs_of(pipeline: Pipeline, since: Txn, at_ends: int) -> tuple[Proof, ...]:
     """The kept transactions, of many the oldest and the newest, by whether, and until when, their input can
     be read again. Maintenance asks for all."""
 
@@ -127,7 +142,7 @@ def proofs_of(pipeline: Pipeline, since: Txn) -> tuple[Proof, ...]:
         return Proof(txn, txn, one.gone, until, one.caveat)
 
     spans: list[Proof] = []
-    for txn, found in replayable(pipeline, since=since, at_ends=ASKED_AT_ONCE_MAX).items():
+    for txn, found in replayable(pipeline, since=since, at_ends=at_ends).items():
         one = told(txn, found)
         if spans and spans[-1].last == txn - 1 and replace(spans[-1], first=txn, last=txn) == one:
             spans[-1] = replace(spans[-1], last=txn)

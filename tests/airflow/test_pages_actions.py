@@ -27,6 +27,7 @@ from tidemark.config import load_pipeline
 from tidemark.core.binding import Owner
 from tidemark.core.ids import ShardId, WriterToken
 from tidemark.core.seal import Staged
+from tidemark.pipeline.checkpoint import checkpoint
 from tidemark.pipeline.context import Attempt
 from tidemark.pipeline.reclock import mint
 from tidemark.pipeline.stepwise import gather, judge_gathered, seal_judged
@@ -227,6 +228,21 @@ def test_a_paused_shard_is_released(rig: Rig) -> None:
     event, detail = rig.journal(1)[-1]
     assert (event, detail["user"], detail["shard"]) == ("released", "eve", "points")
     assert rig.post("release", shard="nope").status_code == 400
+
+
+def test_regression_a_shard_stays_blocked_when_the_checkpoint_has_gone_past_what_it_waits_at(
+    rig: Rig,
+) -> None:
+    rig.work(held={ShardId("points"): "too many NULLs"})
+    for sealed in (1, 2, 3):
+        checkpoint(open_pipeline(rig.file, None).pipeline)
+        told = rig.client.get("/api/pipelines/mine", headers=as_user("eve")).json()
+        assert told["checkpoint"] == sealed
+        assert [one["what"] for one in told["blocked"]] == ["shard points at transaction 1"]
+        assert [one["paused"] for one in told["shards"]] == ["at 1: too many NULLs"]
+        rig.work()
+    assert rig.post("release").status_code == 200
+    assert rig.client.get("/api/pipelines/mine", headers=as_user("eve")).json()["blocked"] == []
 
 
 @pytest.mark.parametrize(("action", "mode"), [("replay", "verify"), ("repair", "repair")])

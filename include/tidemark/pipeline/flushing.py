@@ -80,6 +80,12 @@ def is_paused(pipeline: Pipeline, shard: ShardId) -> bool:
     return lower is not None and isinstance(table_mark(pipeline, shard, lower)[1], Paused)
 
 
+def paused_shards(pipeline: Pipeline) -> dict[ShardId, Paused]:
+    """The shards whose logs wait at a transaction that their gate has held, wherever the checkpoint is."""
+    needs = flushing(pipeline).needs
+    return {shard: one for shard, one in needs.items() if isinstance(one, Paused)}
+
+
 def holding_back(pipeline: Pipeline) -> Sequence[Lag]:
     """The shards whose logs lack sealed transactions, the one that holds furthest back first."""
     return flushing(pipeline).tracker.lagging()

@@ -139,8 +139,10 @@ class FileSource:
         """The files that no transaction has yet, those that still settle among them; not those whose marker
         is missing. None is opened."""
         self._learn(last)
+        # A marker is told from a file by the file that it belongs to, so with markers all are looked at.
+        known = self._bound if self._rules.ready_marker is None else {}
         try:
-            listing = Listing(self._folder, self._matches)
+            listing = Listing(self._folder, self._matches, known=known)
         except InvalidUsage as error:
             return Waiting(trouble=error.fact)
         now_ns = int(self._now() * 1e9)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
+from tidemark.airflow.pages.looks import looking
 from tidemark.airflow.pages.registry import PipelineDag, environment_of
 from tidemark.assemble import Deployment
 from tidemark.core.alarms import alarms_of
@@ -30,11 +31,13 @@ Body = dict[str, Any]
 FILES_MAX: Final = 500
 PAGE_MAX: Final = 200
 SEARCHED_MAX: Final = 1_000
+PROOFS_AT_ENDS: Final = 50
+"""Of how many of the oldest and of the newest transactions a row tells whether they can be proven again."""
 _WINDOW: Final = 500
 
 
 def opened(one: PipelineDag) -> Deployment:
-    """The pipeline's control plane; nothing here can start a Spark."""
+    """The pipeline's control plane, opened anew, for who decides; nothing here can start a Spark."""
     return open_pipeline(one.pipeline_file, environment_of(one))
 
 
@@ -44,20 +47,28 @@ def is_asked(deployment: Deployment) -> bool:
 
 def pipeline_body(one: PipelineDag) -> Body:
     """How far a pipeline is."""
-    deployment = opened(one)
-    found = status_of(deployment, now_seconds=time.time(), asks_source=is_asked(deployment))
-    alarms = alarms_of(found, deployment.config.alarms.limits)
-    more = {"alarms": alarms, "dag_id": one.dag_id, "source_type": deployment.config.source.type}
-    return dict(plain({**plain(found), **more}))
+    with looking(one) as deployment:
+        found = status_of(
+            deployment,
+            now_seconds=time.time(),
+            asks_source=is_asked(deployment),
+            proofs_at_ends=PROOFS_AT_ENDS,
+        )
+        alarms = alarms_of(found, deployment.config.alarms.limits)
+        more = {"alarms": alarms, "dag_id": one.dag_id, "source_type": deployment.config.source.type}
+        return dict(plain({**plain(found), **more}))
 
 
 def transactions_body(one: PipelineDag, *, before: int | None, limit: int, search: str) -> Body:
     """Transactions below `before`, the newest first; `next` is where to go on, None at the end. A search
     looks at so many at a time, and says how far it has looked."""
-    deployment = opened(one)
+    with looking(one) as deployment:
+        return _transactions(deployment, before, limit, search.lower().split())
+
+
+def _transactions(deployment: Deployment, before: int | None, limit: int, words: list[str]) -> Body:
     upper = deployment.control.bindings.head().upper
     at = min(before or upper, upper)
-    words = search.lower().split()
     rows: list[Body] = []
     looked = 0
     while at > 1 and len(rows) < limit and looked < SEARCHED_MAX:
@@ -81,7 +92,11 @@ def _searched(row: Mapping[str, Any]) -> str:
 
 def transaction_body(one: PipelineDag, txn: int) -> Body:
     """One transaction whole."""
-    deployment = opened(one)
+    with looking(one) as deployment:
+        return _transaction(deployment, txn)
+
+
+def _transaction(deployment: Deployment, txn: int) -> Body:
     binding, seal, journal, times = whole(deployment, txn)
     settings = (seal.configuration if seal is not None else None) or binding.configuration
     gone = deployment.pipeline.source.inspect(binding) if is_asked(deployment) else None
@@ -142,7 +157,11 @@ def _input(binding: Binding) -> Body:
 
 def run_body(one: PipelineDag, attempt: Attempt) -> Body:
     """One run: its sentence, and its transactions."""
-    deployment = opened(one)
+    with looking(one) as deployment:
+        return _run(deployment, attempt)
+
+
+def _run(deployment: Deployment, attempt: Attempt) -> Body:
     facts = facts_of(deployment.pipeline, attempt)
     tried = {entry.txn for entry in found_by(deployment.pipeline, attempt)}
     owned = {*(seal.txn for seal in facts.sealed), *(proof.txn for proof in facts.proofs), *facts.open}
