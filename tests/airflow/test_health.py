@@ -62,7 +62,7 @@ def test_an_alarm_is_red_once_and_skipped_while_it_goes_on_and_green_when_it_is_
     waits = looks.folder / "landing" / "1.json"
     waits.write_text('{"id": 1}\n')
     red = looks.look()
-    assert red.startswith("red: 1 alarm:\nbehind: 1 files wait, for ")
+    assert red.startswith("red: 1 alarm:\nbehind: 1 file waits, for ")
     assert "tidemark journal shop" in red, "it says what to do"
     assert [looks.look() for _ in range(3)] == ["skipped: 1 alarms go on, all of them told before"] * 3
     waits.unlink()

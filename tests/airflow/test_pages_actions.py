@@ -112,6 +112,7 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
         monkeypatch.setattr(module, "get_auth_manager", lambda: logins)
     monkeypatch.setattr("airflow.models.dag.DagModel.get_team_name", lambda dag_id: None)
     monkeypatch.setattr(registry, "pipeline_of", lambda session, dag_id: known if dag_id == "mine" else None)
+    monkeypatch.setattr(registry, "known_pipelines", lambda session, ids: [known] if "mine" in ids else [])
     monkeypatch.setattr(registry, "replays_of", lambda session, one: "replay")
     app = pages_app()
     app.dependency_overrides[_get_session] = lambda: SimpleNamespace(scalar=lambda query: None)

@@ -197,7 +197,9 @@ def get(client: TestClient, path: str, **params: Any) -> Any:
 def test_a_pipeline_says_what_the_command_says(client: TestClient, files: dict[str, Path]) -> None:
     told = get(client, "")
     said = json.loads(CliRunner().invoke(command, ["status", str(files["mine"]), "--json"]).output)
-    for changes in ("at", "dag_id", "source_type", "may_act"):
+    assert [(one["txn"], one["read"], one["quarantined"]) for one in told["recent"]] == [(1, 1, 0), (2, 1, 0)]
+    assert all(one["seconds"] > 0 for one in told["recent"])
+    for changes in ("at", "dag_id", "source_type", "may_act", "recent", "consumers", "leases"):
         told.pop(changes, None)
         said.pop(changes, None)
     assert told == said
@@ -226,6 +228,9 @@ def test_a_transaction_has_its_input_digests_parts_and_journal_and_no_value(clie
     assert [file["name"] for file in told["input"]["files"]] == ["2.json"]
     assert (told["run"], told["gone"]) == (HOSTILE, "")
     assert told["seal"]["digests"].keys() == {"source", "shard:points"}
+    steps = ["bound", "staged", "judged", "sealed", "in the log of points"]
+    assert [one["step"] for one in told["steps"]] == steps
+    assert sum(one["seconds"] for one in told["steps"][1:4]) == pytest.approx(told["seconds"], abs=0.002)
     (part,) = told["seal"]["parts"]
     assert part.keys() == {"shard", "path", "rows", "bytes", "held"}
     answer = client.get("/api/pipelines/mine/transactions/9", headers=as_user("ann"))

@@ -19,6 +19,11 @@ from tests.airflow.test_pages_actions import Rig, rig  # noqa: F401
 from tests.airflow.test_pages_api import HOSTILE
 from tests.support.browser import Browser, running_browser
 from tests.support.waiting import wait_until
+from tidemark.consume import leases_of
+from tidemark.core.consumer import lease_name
+from tidemark.core.ids import ShardId, Txn
+from tidemark.core.lease import HolderToken
+from tidemark.tasks import open_pipeline
 
 pytestmark = [pytest.mark.airflow, pytest.mark.browser]
 
@@ -66,6 +71,35 @@ def button(label: str) -> str:
 def picture(browser: Browser, name: str) -> None:
     if PICTURES:
         browser.picture(Path(PICTURES) / f"airflow-{name}.png")
+
+
+def test_the_pictures_show_readers_steps_and_the_newest_transactions(rig: Rig) -> None:  # noqa: F811
+    count = 12 if PICTURES else 3
+    for _ in range(count):
+        rig.work()
+    rig.file.write_text(rig.file.read_text() + "alarms: {behind: 0s}\n")
+    (rig.folder / "landing" / "later.json").write_text('{"id": 99}\n')
+    leases = leases_of(open_pipeline(rig.file, None))
+    leases.take(lease_name("billing", ShardId("points")), HolderToken("worker-1"), start=Txn(2))
+    with running_browser() as browser, served(rig.client.app) as url:  # type: ignore[arg-type]
+        browser.resize(1280, 920)
+        browser.log_in(url, "ann")
+        browser.open(f"{url}/shown?page=pipelines")
+        small = f"{FRAMED}.querySelectorAll('svg.spark')"
+        bars = f"[...{small}].map((one) => one.querySelectorAll('rect').length)"
+        browser.wait_for(f"JSON.stringify({bars}) === '[{count},{count}]'", what="two small pictures")
+        sees(browser, "behind: 1 file waits")
+        fits = "(one) => one.scrollWidth <= one.clientWidth"
+        assert browser.value(f"[...{FRAMED}.querySelectorAll('html, .scroll')].every({fits})") is True
+        picture(browser, "pipelines")
+        browser.open(f"{url}/shown?page=pipeline%3Fdag_id%3Dmine")
+        sees(browser, "points → billing", "Readers", "worker-1")
+        picture(browser, "readers")
+        browser.open(f"{url}/shown?page=transaction%3Fdag_id%3Dmine%26txn%3D2")
+        sees(browser, "Steps", "staged", "judged", "in the log of points")
+        assert browser.value(f"{FRAMED}.querySelectorAll('svg.steps rect').length") == 3
+        picture(browser, "steps")
+        assert [one for one in browser.complaints if "favicon" not in one] == []
 
 
 def test_a_red_transaction_is_accepted_with_a_reason_and_two_clicks(rig: Rig) -> None:  # noqa: F811

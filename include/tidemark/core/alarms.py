@@ -111,7 +111,9 @@ def _behind(found: Status, seconds_max: float, now: float) -> Iterator[Alarm]:
         fact = waiting.trouble or "the source does not say since when its input waits"
         yield Alarm(BEHIND, "input", fact, "what can't be known is not on time: mend the source")
         return
-    oldest = [("input", f"{waiting.pieces:,} {waiting.unit} wait", waiting.oldest)]
+    one = waiting.pieces == 1 and " " not in waiting.unit
+    what = f"1 {waiting.unit.removesuffix('s')} waits" if one else f"{waiting.pieces:,} {waiting.unit} wait"
+    oldest = [("input", what, waiting.oldest)]
     if found.open:
         what = f"transaction {found.open[0]}"
         oldest.append((what, f"{what} is bound and not sealed", found.open_since))

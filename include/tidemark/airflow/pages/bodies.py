@@ -18,19 +18,22 @@ from tidemark.assemble import Deployment
 from tidemark.core.alarms import alarms_of
 from tidemark.core.binding import Binding
 from tidemark.core.checksum import Digests
+from tidemark.core.consumer import consumer_of
 from tidemark.core.sentence import run_sentence
 from tidemark.core.text import plain
 from tidemark.pipeline.context import Attempt, attempts_at
 from tidemark.pipeline.stepwise import found_by
+from tidemark.readers import consumers_of, held_leases
 from tidemark.status import status_of
 from tidemark.summary import facts_of
 from tidemark.tasks import open_pipeline
-from tidemark.transactions import listed, whole
+from tidemark.transactions import listed, recent, steps_of, whole
 
 Body = dict[str, Any]
 FILES_MAX: Final = 500
 PAGE_MAX: Final = 200
 SEARCHED_MAX: Final = 1_000
+RECENT: Final = 40
 PROOFS_AT_ENDS: Final = 50
 """Of how many of the oldest and of the newest transactions a row tells whether they can be proven again."""
 _WINDOW: Final = 500
@@ -56,7 +59,15 @@ def pipeline_body(one: PipelineDag) -> Body:
         )
         alarms = alarms_of(found, deployment.config.alarms.limits)
         more = {"alarms": alarms, "dag_id": one.dag_id, "source_type": deployment.config.source.type}
+        more |= {"recent": recent(deployment, limit=RECENT), **readers_of(deployment)}
         return dict(plain({**plain(found), **more}))
+
+
+def readers_of(deployment: Deployment) -> Body:
+    """Who reads how far, and who else holds transactions back."""
+    others = [one for one in held_leases(deployment) if consumer_of(one) is None]
+    leases = [{"name": one.name, "txn": one.txn, "holder": one.holder} for one in others]
+    return {"consumers": consumers_of(deployment), "leases": leases}
 
 
 def transactions_body(one: PipelineDag, *, before: int | None, limit: int, search: str) -> Body:
@@ -114,6 +125,7 @@ def _transaction(deployment: Deployment, txn: int) -> Body:
     ]
     body = {**times, "txn": txn, "run": binding.owner.run_id, "configuration": settings.fingerprint}
     body |= {"input": _input(binding), "gone": gone, "journal": journal, "attempts": attempts}
+    body["steps"] = steps_of(deployment, binding, seal)
     if seal is not None:
         body["seal"] = {
             "decision": str(seal.decision),

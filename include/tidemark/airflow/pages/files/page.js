@@ -2,7 +2,7 @@
 
 import { actionsOfPipeline, actionsOfTransaction, showActions } from "./actions.js";
 import { age, count, el, facts, link, marked, moment, span, table, verdict } from "./elements.js";
-import { frontiers } from "./frontiers.js";
+import { frontiers, sparkline, stepsBar } from "./frontiers.js";
 
 const REFRESH_MILLISECONDS = 15000;
 const AT_ONCE = 4;
@@ -63,20 +63,30 @@ function replayable(status) {
 }
 
 const alarms = (status) => status.alarms.map((one) => el("div", { class: "bad", title: one.remedy }, `${one.kind}: ${one.fact}`));
+
+// The newest transactions of a pipeline as a small picture; those with quarantined records are marked.
+function recent(status, what, value) {
+  const rows = status.recent;
+  if (!rows.length) return "";
+  const values = rows.map(value), known = values.filter((one) => one !== null);
+  const label = `${what} of transactions ${rows[0].txn} to ${rows[rows.length - 1].txn}: ${Math.min(...known).toLocaleString("en")} to ${Math.max(...known).toLocaleString("en")}`;
+  return sparkline(label, values, (index) => rows[index].quarantined > 0);
+}
+
 const ofStatus = (cell) => (one) => (one.status ? cell(one.status) : "");
 const PIPELINES = [
-  { name: "Pipeline", cell: (one) => link("pipeline", { dag_id: one.id }, one.id) },
+  { name: "Pipeline", kind: "whole", cell: (one) => link("pipeline", { dag_id: one.id }, one.id) },
   { name: "Bound", number: true, cell: ofStatus((s) => count(s.bound)) },
   { name: "Sealed", number: true, cell: ofStatus((s) => count(s.sealed)) },
   { name: "Checkpoint", number: true, cell: ofStatus((s) => count(s.checkpoint)) },
   { name: "Published", number: true, cell: ofStatus(published) },
   { name: "Open", cell: ofStatus((s) => (s.open.length ? marked(`${s.open.length}, for ${age(s.open_since)}`, "warn") : "none")) },
-  { name: "Waiting input", cell: ofStatus(waiting) },
+  { name: "Waiting", cell: ofStatus(waiting) },
   { name: "Quarantined", number: true, cell: ofStatus((s) => count(s.quarantined.records)) },
-  { name: "Paused shards", cell: ofStatus((s) => s.shards.filter((one) => one.paused).map((one) => one.shard).join(", ")) },
-  { name: "Last verdict", cell: ofStatus((s) => (s.last_verdict ? verdict(s.last_verdict.verdict) : "")) },
+  { name: "Verdict", kind: "whole", cell: ofStatus((s) => (s.last_verdict ? verdict(s.last_verdict.verdict) : "")) },
   { name: "Replayable", cell: ofStatus(replayable) },
-  { name: "Trouble", cell: (one) => (one.error ? marked(one.error, "bad") : one.status ? alarms(one.status) : marked("loading …", "quiet")) },
+  { name: "Recent", cell: ofStatus((s) => [recent(s, "records read", (row) => row.read), recent(s, "seconds open", (row) => row.seconds)]) },
+  { name: "Trouble", kind: "wide", cell: (one) => (one.error ? marked(one.error, "bad") : one.status ? alarms(one.status) : marked("loading …", "quiet")) },
 ];
 
 const known = new Map();
@@ -123,6 +133,14 @@ const SHARDS = [
   { name: "State has", number: true, cell: (one) => (one.shard === "quarantine" ? "" : count(one.published)) },
   { name: "Behind", number: true, cell: (one) => (one.shard === "quarantine" ? "" : count(one.log_upper - 1 - one.published)) },
   { name: "Waits", cell: (one) => (one.left_out ? "not in the pipeline file" : one.paused ? marked(one.paused, "bad") : "") },
+];
+const READERS = [
+  { name: "Shard", cell: (one) => one.shard },
+  { name: "Consumer", cell: (one) => one.consumer },
+  { name: "Next transaction", number: true, cell: (one) => count(one.frontier) },
+  { name: "Behind", number: true, cell: (one) => (one.lag === null ? "?" : count(one.lag)) },
+  { name: "Read by", cell: (one) => one.reading },
+  { name: "Stands still", cell: (one) => (one.frozen ? marked(one.frozen, "bad") : "") },
 ];
 const TRANSACTIONS = [
   { name: "Transaction", number: true, cell: (row) => link("transaction", { dag_id: dagId, txn: row.txn }, row.txn) },
@@ -187,6 +205,9 @@ async function showPipeline(part) {
     status.bound ? frontiers(status) : el("p", { class: "quiet" }, "Nothing is bound yet."),
     el("h2", {}, "Shards"),
     table("Shards", SHARDS, status.shards, "No shard yet."),
+    el("h2", {}, "Readers"),
+    table("Readers", READERS, status.consumers, "No consumer is known here."),
+    ...status.leases.map((one) => el("p", { class: "quiet" }, `lease ${one.name}, held by ${one.holder}: needs every transaction from ${one.txn} on`)),
   );
   await showTransactions(part);
 }
@@ -214,6 +235,11 @@ async function showTransaction(part) {
   );
   showActions(part("actions"), dagId, actionsOfTransaction(one), refresh);
   part("whole").replaceChildren(
+    el("h2", {}, "Steps"),
+    stepsBar(one.steps),
+    table("Steps", [
+      { name: "Step", cell: (of) => of.step }, { name: "At", cell: (of) => moment(of.at) }, { name: "Took", number: true, cell: (of) => span(of.seconds) },
+    ], one.steps, "No step is on record."),
     el("h2", {}, "Input"),
     el("p", { class: "quiet" }, gone),
     one.input.files_total
