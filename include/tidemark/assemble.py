@@ -150,9 +150,9 @@ class Deployment:
     def _grown(self) -> PipelineConfig:
         config = self.declared
         grows = any(map(config.grows, config.shards))
-        return grown(config, recorded_columns(self._fresh_control(), config.shapes)) if grows else config
+        return grown(config, recorded_columns(self.fresh_control(), config.shapes)) if grows else config
 
-    def _fresh_control(self) -> DeltaControl:
+    def fresh_control(self) -> DeltaControl:
         """Handles of its own, without a pipeline file's word on the logs: a ledger is for one thread."""
         config = self.declared
         return DeltaControl(config.warehouse_location, config.name, storage_options=self._options)
@@ -160,7 +160,7 @@ class Deployment:
     @cached_property
     def unchecked(self) -> Pipeline:
         """The pipeline for who only tells: its logs open whatever the pipeline file says of them."""
-        return replace(self.pipeline, control=self._fresh_control())
+        return replace(self.pipeline, control=self.fresh_control())
 
     def shapes_of(self, configuration: Configuration) -> Shapes:
         """The shapes of the shards of this configuration, or of a recorded one."""
@@ -188,7 +188,7 @@ class Deployment:
         if self._plane is None:
             from tidemark.spark.plane import SparkPlane
 
-            control = self._fresh_control()  # A transaction may be staged in a thread of its own.
+            control = self.fresh_control()  # A transaction may be staged in a thread of its own.
             self._plane = SparkPlane(
                 self.session(), self.config, watermark_before=lambda txn: watermark_below(control, txn)
             )

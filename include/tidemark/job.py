@@ -53,6 +53,7 @@ class Order:
     txn_from: int = 1
     txn_to: int = 0
     mode: str = VERIFY
+    publish: bool = False
 
     @property
     def attempt(self) -> Attempt:
@@ -106,7 +107,7 @@ def perform(
                 judge_gathered(deployment.pipeline, attempt, compare=gate, progress=progress)
             )
         case "upsert":
-            return tasks.upsert(deployment, attempt, progress=progress)
+            return tasks.upsert(deployment, attempt, progress=progress, publishes_all=order.publish)
         case "replay":
             tasks.replay_range(
                 deployment,

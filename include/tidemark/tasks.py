@@ -32,7 +32,7 @@ from tidemark.pipeline.publish import last_published
 from tidemark.pipeline.repair import repair
 from tidemark.pipeline.replay import REPAIR, bound_range, merged_files, replay_plan
 from tidemark.pipeline.run import Progress, replay, unwatched
-from tidemark.publishing import publish_due
+from tidemark.publishing import publish_due, publish_now
 from tidemark.summary import sentence_of
 from tidemark.telling import LISTED_MAX, Told, told_gathered, told_publish, told_shard
 
@@ -115,10 +115,19 @@ def gate_of(deployment: Deployment) -> stepwise.Compare:
     return compare
 
 
-def upsert(deployment: Deployment, attempt: Attempt, *, progress: Progress = unwatched) -> Told:
-    """Seal what passed, bring the logs up, and publish what is due."""
+def upsert(
+    deployment: Deployment,
+    attempt: Attempt,
+    *,
+    progress: Progress = unwatched,
+    publishes_all: bool = False,
+) -> Told:
+    """Seal what passed, bring the logs up, and publish what is due, or all that has rows."""
     deployment.with_new_columns(lambda: stepwise.seal_judged(deployment.pipeline, attempt, progress=progress))
-    deployment.with_new_columns(lambda: publish_due(deployment, attempt, progress=progress))
+    if publishes_all:
+        deployment.with_new_columns(lambda: publish_now(deployment, attempt, deployment.shards))
+    else:
+        deployment.with_new_columns(lambda: publish_due(deployment, attempt, progress=progress))
     found = stepwise.found_by(deployment.pipeline, attempt)
     staged = {one.txn: one.token for one in found if one.staged is not None and not one.replayed}
     seals = seals_of(deployment, sorted(staged))
@@ -152,11 +161,16 @@ def checkpoint(deployment: Deployment, attempt: Attempt) -> tuple[Told, Sequence
     told = announcements(deployment.pipeline, attempt, seals_of(deployment, txns))
     note_overruled(deployment.pipeline, attempt, told)
     news = [one for one in told if not one.unchanged]
-    touched = {shard: [one for one in news if one.seal.touches(shard)] for shard in deployment.shards}
+    touched = {shard: [one for one in news if one.seal.touches(shard)] for shard in announced(deployment)}
     shards = {str(shard): told_shard(deployment, shard, its) for shard, its in touched.items() if its}
     unchanged = [one.seal.txn for one in told if one.unchanged][-LISTED_MAX:]
     sentence = sentence_of(deployment.pipeline, attempt)
     return {"checkpoint": reached, "sentence": sentence, "shards": shards, "unchanged": unchanged}, told
+
+
+def announced(deployment: Deployment) -> tuple[ShardId, ...]:
+    """The shards that downstream hears of: those of the pipeline, and its quarantine."""
+    return (*deployment.shards, QUARANTINE)
 
 
 def repaired(
@@ -167,7 +181,8 @@ def repaired(
     seals = seals_of(deployment, sorted({Txn(txn) for txn, _ in restored}))
     told = [one for one in announcements(deployment.pipeline, attempt, seals) if one.repaired]
     touched = {
-        shard: [one for one in told if (one.seal.txn, shard) in set(restored)] for shard in deployment.shards
+        shard: [one for one in told if (one.seal.txn, shard) in set(restored)]
+        for shard in announced(deployment)
     }
     return {str(shard): told_shard(deployment, shard, its) for shard, its in touched.items() if its}, told
 

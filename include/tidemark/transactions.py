@@ -4,20 +4,22 @@ Changes nothing and starts no Spark."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from datetime import datetime
+from typing import Any, Final
 
 from tidemark.assemble import Deployment
 from tidemark.core.binding import Binding
-from tidemark.core.ids import Txn
+from tidemark.core.ids import ShardId, Txn
 from tidemark.core.journal import Event
 from tidemark.core.seal import Seal
 from tidemark.core.sentence import quarantined_in
 from tidemark.core.text import plain
-from tidemark.pipeline.context import binding_at
+from tidemark.pipeline.context import attempts_at, binding_at
 from tidemark.pipeline.replay import bound_range
 from tidemark.pipeline.timeline import times_of, written_at
 
 Row = dict[str, Any]
+STEPS_SHARDS_MAX: Final = 20
 
 
 def listed(deployment: Deployment, *, lower: int, upper: int) -> tuple[list[Row], dict[Txn, Seal]]:
@@ -52,6 +54,63 @@ def _row(deployment: Deployment, binding: Binding, seal: Seal | None) -> Row:
         "run": binding.owner.run_id,
         "verdict": verdicts[-1] if verdicts else "",
     }
+
+
+def recent(deployment: Deployment, *, limit: int) -> list[Row]:
+    """What the newest sealed transactions have read, and how long they were open, the oldest first."""
+    control = deployment.control
+    control.bindings.head()
+    upper = control.seals.head().upper
+    return [
+        {
+            "txn": seal.txn,
+            "read": seal.source.count,
+            "quarantined": quarantined_in(seal),
+            "seconds": times_of(control, seal.txn).seconds,
+        }
+        for seal in control.seals.read(max(1, upper - limit), upper)
+    ]
+
+
+def steps_of(deployment: Deployment, binding: Binding, seal: Seal | None) -> list[Row]:
+    """When a transaction came through each of its steps, and how long each took, by the records that they
+    left: of the try that was sealed, else of the last one. A step that left none has no time of its own."""
+    control = deployment.control
+    tries = [one for one in attempts_at(deployment.pipeline, binding) if not one.replayed]
+    mine = [one for one in tries if seal is None or one.token == seal.token][-1:]
+    control.journal.head()
+    token = mine[0].token if mine else ""
+    judged = [
+        entry
+        for entry in control.journal.find(str(binding.txn))
+        if entry.event is Event.JUDGED and entry.token == token
+    ]
+    times = times_of(control, binding.txn)
+    moments = {
+        "bound": times.bound,
+        "staged": written_at(control.attempts, mine[0].number) if mine else None,
+        "judged": written_at(control.journal, judged[-1].number) if judged else None,
+        "sealed": times.sealed,
+        **{f"in the log of {shard}": _appended(deployment, shard, binding.txn) for shard in _shards(seal)},
+    }
+    rows: list[Row] = []
+    before = times.bound
+    for step, at in moments.items():
+        if at is not None and before is not None:
+            took = max(0.0, (at - before).total_seconds())
+            rows.append({"step": step, "at": at, "seconds": took if step != "bound" else None})
+            before = before if step.startswith("in the log") else at
+    return rows
+
+
+def _shards(seal: Seal | None) -> Sequence[ShardId]:
+    return sorted(seal.shards)[:STEPS_SHARDS_MAX] if seal is not None else ()
+
+
+def _appended(deployment: Deployment, shard: ShardId, txn: Txn) -> datetime | None:
+    log = deployment.unchecked.control.log(shard)
+    log.head()
+    return written_at(log, txn)
 
 
 def whole(deployment: Deployment, txn: int) -> tuple[Binding, Seal | None, Sequence[Row], Row]:

@@ -128,8 +128,10 @@ def warnings(deployment: Deployment, since: Txn, terms: Terms) -> tuple[str, ...
     """What has not moved for too long (Invariant 14), and what can't be proven any more, or soon can't."""
     now_seconds = terms.now_ms / 1000
     found = proof.replayable(deployment.pipeline, since=since, at_ends=proof.ASKED_AT_ONCE_MAX)
-    stalled = stalls(deployment.pipeline, now_seconds=now_seconds)
-    return (*stalled, *proof.warnings(found, since=since, now_seconds=now_seconds))
+    grace = deployment.config.alarms.limits.stalled_seconds
+    stalled = stalls(deployment.pipeline, now_seconds=now_seconds, grace_seconds=grace)
+    told = [one.told(now_seconds) for one in stalled]
+    return (*told, *proof.warnings(found, since=since, now_seconds=now_seconds))
 
 
 def _log_chores(shard: ShardId, log: DeltaLog, floor: Floor, since: Txn, terms: Terms) -> Iterable[Chore]:

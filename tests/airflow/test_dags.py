@@ -83,7 +83,7 @@ def parsed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_every_pipeline_file_has_a_dag_with_exactly_these_tasks(parsed: dict[str, Any]) -> None:
-    assert set(parsed["dags"]) == {"one", "two", "replay", "maintain"}
+    assert set(parsed["dags"]) == {"one", "two", "replay", "maintain", "health"}
     assert parsed["dags"]["one"]["tasks"] == {
         "reclock": ["ReclockOperator", ["ingest"]],
         "ingest": ["IngestOperator", ["validate"]],
@@ -105,6 +105,7 @@ def test_the_replay_dag_asks_for_what_it_needs_and_no_more(parsed: dict[str, Any
     assert dag["params"]["mode"]["enum"] == ["verify", "repair"]
     assert (dag["params"]["txn_from"]["type"], dag["params"]["txn_from"]["minimum"]) == ("integer", 1)
     assert set(parsed["dags"]["maintain"]["tasks"]) == {"one", "two"}
+    assert set(parsed["dags"]["health"]["tasks"]) == {"one", "two"}
 
 
 def test_a_broken_pipeline_file_is_one_import_error_with_file_and_line_and_the_others_live(
@@ -205,7 +206,7 @@ def test_parsing_loads_no_engine_and_looks_at_no_data_however_many_pipelines_the
     for name in names:
         (pipelines / f"{name}.yaml").write_text(PIPELINE.format(name=name))
     found = parse(PROJECT / "dags", pipelines, tmp_path / "home")
-    assert set(found["dags"]) == {*names, "replay", "maintain"}
+    assert set(found["dags"]) == {*names, "replay", "maintain", "health"}
     assert (found["errors"], found["heavy"], found["looked"]) == ({}, [], [])
 
 

@@ -20,8 +20,8 @@ from fastapi.testclient import TestClient
 from typer.testing import CliRunner
 
 from tests.support.light import LightPlane
+from tidemark.airflow.pages import actions, registry
 from tidemark.airflow.pages import app as pages
-from tidemark.airflow.pages import registry
 from tidemark.airflow.pages.app import HEADERS, PAGES, STATIC, pages_app
 from tidemark.airflow.pages.registry import PipelineDag, marked, pipeline_in
 from tidemark.assemble import Deployment
@@ -72,19 +72,28 @@ def loaded(folder: Path, name: str) -> Path:
     return file
 
 
+class Person(str):
+    """A user of Airflow's."""
+
+    def get_name(self) -> str:
+        return str(self)
+
+
 @dataclass
 class Logins:
-    """Airflow's auth manager: a token is a user's name, and a user may view some DAGs."""
+    """Airflow's auth manager: a token is a user's name, and a user may view some DAGs, and edit some."""
 
     rights: dict[str, set[str]] = field(default_factory=lambda: {"ann": {"mine"}, "bob": set()})
+    edits: dict[str, set[str]] = field(default_factory=dict)
 
-    async def get_user_from_token(self, token: str) -> str:
+    async def get_user_from_token(self, token: str) -> Person:
         if token not in self.rights:
             raise HTTPException(403, "unknown")
-        return token
+        return Person(token)
 
     def is_authorized_dag(self, *, method: str, user: str, details: Any, access_entity: Any = None) -> bool:
-        return method == "GET" and details.id in self.rights[user]
+        rights = self.rights if method == "GET" else self.edits
+        return details.id in rights.get(user, set())
 
     def get_authorized_dag_ids(self, *, user: str, method: str, session: Any) -> set[str]:
         return self.rights[user]
@@ -99,7 +108,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def client(files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient]:
     logins = Logins()
     known = {name: PipelineDag(name, str(file), None) for name, file in files.items()}
-    for module in (security, pages):
+    for module in (security, pages, actions):
         monkeypatch.setattr(module, "get_auth_manager", lambda: logins)
     monkeypatch.setattr(security.DagModel, "get_team_name", lambda dag_id: None)
     monkeypatch.setattr(registry, "pipeline_of", lambda session, dag_id: known.get(dag_id))
@@ -121,8 +130,11 @@ def addresses(dag_id: str = "mine") -> list[str]:
     found = []
     for route in pages_app().routes:
         assert isinstance(route, APIRoute), f"{route} has none of the app's dependencies"
-        assert route.methods == {"GET"}, "nothing may be changed here"
+        if route.methods != {"GET"}:
+            assert route.path.startswith("/api/pipelines/{dag_id}/actions/"), "nothing else changes anything"
+            continue
         path = route.path.replace("{dag_id}", dag_id).replace("{txn}", "1")
+        path = path.replace("{path:path}", "index.html")
         found.append(path.replace("{page}", "pipelines").replace("{name}", "page.js"))
     return found
 
@@ -141,7 +153,7 @@ def test_nobody_gets_anything_without_a_user(client: TestClient) -> None:
 
 def test_a_user_without_the_right_to_a_dag_gets_nothing_of_its_pipeline(client: TestClient) -> None:
     about = [address for address in addresses("theirs") if "theirs" in address]
-    assert len(about) == 4
+    assert len(about) == 5
     for user in ("ann", "bob"):
         for address in about:
             answer = client.get(address, headers=as_user(user), params={"run_id": "first"})
@@ -185,7 +197,9 @@ def get(client: TestClient, path: str, **params: Any) -> Any:
 def test_a_pipeline_says_what_the_command_says(client: TestClient, files: dict[str, Path]) -> None:
     told = get(client, "")
     said = json.loads(CliRunner().invoke(command, ["status", str(files["mine"]), "--json"]).output)
-    for changes in ("at", "alarms", "dag_id", "source_type"):
+    assert [(one["txn"], one["read"], one["quarantined"]) for one in told["recent"]] == [(1, 1, 0), (2, 1, 0)]
+    assert all(one["seconds"] > 0 for one in told["recent"])
+    for changes in ("at", "dag_id", "source_type", "may_act", "recent", "consumers", "leases"):
         told.pop(changes, None)
         said.pop(changes, None)
     assert told == said
@@ -214,6 +228,9 @@ def test_a_transaction_has_its_input_digests_parts_and_journal_and_no_value(clie
     assert [file["name"] for file in told["input"]["files"]] == ["2.json"]
     assert (told["run"], told["gone"]) == (HOSTILE, "")
     assert told["seal"]["digests"].keys() == {"source", "shard:points"}
+    steps = ["bound", "staged", "judged", "sealed", "in the log of points"]
+    assert [one["step"] for one in told["steps"]] == steps
+    assert sum(one["seconds"] for one in told["steps"][1:4]) == pytest.approx(told["seconds"], abs=0.002)
     (part,) = told["seal"]["parts"]
     assert part.keys() == {"shard", "path", "rows", "bytes", "held"}
     answer = client.get("/api/pipelines/mine/transactions/9", headers=as_user("ann"))
@@ -230,6 +247,27 @@ def test_a_run_has_its_sentence(client: TestClient) -> None:
     found = None
     answer = client.get("/api/pipelines/mine/run", headers=as_user("ann"), params={"run_id": "none"})
     assert answer.status_code == 404
+
+
+def test_data_docs_are_shown_without_any_right_to_run_something(
+    client: TestClient, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = files["mine"].parent / "home"
+    site = home / "data-docs" / "mine"
+    (site / "validations").mkdir(parents=True)
+    (site / "validations" / "1.html").write_text(f"<p>{HOSTILE}</p>")
+    (home / "data-docs" / "secret.html").write_text(SECRET)
+    (site / "other.txt").write_text(SECRET)
+    monkeypatch.setenv("TIDEMARK_HOME", str(home))
+    answer = client.get("/docs/mine/validations/1.html", headers=as_user("ann"))
+    assert (answer.status_code, answer.text) == (200, f"<p>{HOSTILE}</p>")
+    policy = answer.headers["Content-Security-Policy"]
+    assert "sandbox;" in policy, "an origin of its own"
+    assert "allow-" not in policy
+    assert "script-src" not in policy
+    for path in ("nothing.html", "..%2Fsecret.html", "%2e%2e/secret.html", "other.txt", "", "validations"):
+        answer = client.get(f"/docs/mine/{path}", headers=as_user("ann"))
+        assert (answer.status_code, SECRET in answer.text) == (404, False), path
 
 
 def test_looking_writes_nothing_and_makes_no_table(

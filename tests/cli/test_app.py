@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 
 from tidemark.cli import app as cli
 from tidemark.cli.app import MODULES, app, commands_of
-from tidemark.cli.overrule import where_it_ends
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import Txn
 from tidemark.core.shard import CaughtUp, Paused
+from tidemark.decisions import released
 from tidemark.pipeline.upsert import LogReport
 
 PIPELINE = """\
@@ -78,8 +78,8 @@ def test_a_transaction_that_there_is_not_is_nothing_to_retry(
 
 def test_where_a_released_log_ends_is_told_in_words() -> None:
     done = LogReport(appended=(Txn(1),), dropped=(), end=CaughtUp(Txn(4)))
-    assert where_it_ends(done) == "it has everything up to 3"
-    assert where_it_ends(replace(done, end=Paused(Txn(2), "odd"))) == "it waits again, at 2: odd"
+    assert released(done).endswith("; it has everything up to 3")
+    assert released(replace(done, end=Paused(Txn(2), "odd"))).endswith("; it waits again, at 2: odd")
 
 
 def ended_with(monkeypatch: pytest.MonkeyPatch, *words: str) -> object:

@@ -20,21 +20,21 @@ import tidemark
 from tests.support.waiting import SECONDS_MAX
 from tidemark import publishing
 from tidemark.assemble import Deployment, new_token
-from tidemark.cli.alarms import alarms_in, alarms_of
 from tidemark.cli.app import app
-from tidemark.cli.shared import seconds_in
 from tidemark.config import load_pipeline
+from tidemark.core.alarms import Limits, alarms_of, limits_in
 from tidemark.core.binding import Binding, Owner
 from tidemark.core.checksum import Digest, Digests
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import QUARANTINE, ShardId, Txn, WriterToken
 from tidemark.core.journal import Event
 from tidemark.core.seal import Part, ShardParts, Staged
-from tidemark.core.text import span
+from tidemark.core.status import Input
+from tidemark.core.text import seconds_in, span
 from tidemark.delta.log import parts_folder
 from tidemark.pipeline.context import Attempt, note
 from tidemark.pipeline.run import run
-from tidemark.status import Input, status_of
+from tidemark.status import status_of
 
 PIPELINE = """\
 name: p
@@ -174,12 +174,17 @@ def test_input_that_waits_has_an_age_and_behind_is_an_alarm(shop: Shop) -> None:
     shop.land("1.json", age_seconds=7_200)
     shop.land("2.json")
     looked = shop.json("status", "p", "--fail-if", "behind=90m", code=4)
-    assert (looked["waiting"]["pieces"], looked["alarms"]) == (2, ["behind: 2 files wait, for 2 h"])
+    (alarm,) = looked["alarms"]
+    assert (looked["waiting"]["pieces"], alarm["kind"], alarm["fact"]) == (
+        2,
+        "behind",
+        "2 files wait, for 2 h",
+    )
     assert shop.json("status", "p", "--fail-if", "behind=3h")["alarms"] == []
     with pytest.raises(InvalidUsage):
         shop.work("monday", Plane(refuses="no"))
     (alarm,) = shop.json("status", "p", "--fail-if", "behind=0s", code=4)["alarms"]
-    assert alarm.startswith("behind: transaction 1 is bound and not sealed, for ")
+    assert alarm["fact"].startswith("transaction 1 is bound and not sealed, for ")
     shop.work("monday")
     assert shop.json("status", "p", "--fail-if", "behind=0s")["alarms"] == []
 
@@ -188,7 +193,7 @@ def test_a_folder_that_can_not_be_listed_is_behind(shop: Shop) -> None:
     """What can't be known is no good news."""
     (shop.folder / "in").rmdir()
     (alarm,) = shop.json("status", "p", "--fail-if", "behind=10m", code=4)["alarms"]
-    assert "is not there" in alarm
+    assert "is not there" in alarm["fact"]
     assert "is not there" in shop.tell("status", "p").output
 
 
@@ -198,7 +203,7 @@ def test_quarantined_records_are_an_alarm_for_as_long_as_is_asked(
     shop.land("1.json")
     shop.work("monday", Plane(bad=3))
     looked = shop.json("status", "p", "--fail-if", "quarantine", code=4)
-    assert looked["alarms"] == ["quarantine: 3 records are quarantined"]
+    assert [one["fact"] for one in looked["alarms"]] == ["3 records are quarantined"]
     assert shop.tell("status", "p", "--fail-if", "quarantine=1h").exit_code == 4
     later = time.time() + 3_700
     monkeypatch.setattr("tidemark.cli.status.time.time", lambda: later)
@@ -206,15 +211,18 @@ def test_quarantined_records_are_an_alarm_for_as_long_as_is_asked(
     assert shop.tell("status", "p", "--fail-if", "quarantine").exit_code == 4
 
 
-@pytest.mark.parametrize("words", ["late", "behind", "blocked=1h", "behind=soon", "behind=1"])
+@pytest.mark.parametrize(
+    "words", ["late", "blocked=1h", "behind=soon", "behind=1", "wal=5%", "quarantine=101%", "all=1"]
+)
 def test_an_alarm_that_there_is_not_is_refused(shop: Shop, words: str) -> None:
     assert isinstance(shop.tell("status", "p", "--fail-if", words).exception, InvalidUsage)
 
 
 def test_a_source_that_does_not_say_since_when_its_input_waits_is_never_on_time(shop: Shop) -> None:
     found = replace(status_of(shop.deployment, now_seconds=time.time()), waiting=Input())
-    with pytest.raises(InvalidUsage, match="does not say since when"):
-        alarms_of(found, alarms_in("behind=10m"), now_seconds=time.time())
+    (alarm,) = alarms_of(found, limits_in("behind=10m", Limits()))
+    assert "does not say since when" in alarm.fact
+    assert alarms_of(replace(found, asked=False), limits_in("behind=10m", Limits())) == ()
 
 
 def test_the_journal_tells_what_happened_since_in_order(shop: Shop) -> None:

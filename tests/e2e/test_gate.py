@@ -8,8 +8,9 @@ from urllib.parse import quote
 import pytest
 
 from tests.support import ROOT
-from tests.support.airflow import CANARY, SHARD, TASKS, Project, Stack, first_txns
+from tests.support.airflow import ADMIN, CANARY, SHARD, TASKS, Project, Stack, first_txns
 from tests.support.tables import bound_files
+from tidemark.core.journal import Event
 
 RED = r"shard:orders: recorded (\d+) rows with digest ([\w./]+), found (\d+) rows with digest ([\w./]+)"
 pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.server, pytest.mark.slow]
@@ -42,8 +43,12 @@ def test_p4_a_tampered_part_turns_a_cleared_run_red_and_the_replay_dag_repairs_i
     stack.ends("replay", verify, state="failed")
     assert client.states("replay", verify)["report"] == "failed"
     assert "1 of 1 are not identical" in stack.log("replay", verify, "report")
-    repair = client.trigger("replay", conf={**conf, "mode": "repair"})
-    stack.ends("replay", repair)
+    asked = {"txn_from": 1, "txn_to": 1, "reason": "a part was changed by hand"}
+    status, told = stack.act("replayed", "repair", stack.editor_token, **asked)
+    assert (status, told["dag_id"]) == (200, "replay"), told
+    stack.ends("replay", told["run_id"])
+    (request,) = [one for one in project.journal(1) if one.event is Event.REQUESTED]
+    assert (request.detail["user"], request.detail["reason"]) == (ADMIN, asked["reason"])
     assert project.part(1).read_bytes() == whole
     told = client.call("GET", "/assets/events", source_dag_id="replay")["asset_events"]
     assert [(one["uri"], one["extra"]["repaired"]) for one in told] == [("x-tidemark://replayed/orders", [1])]
@@ -194,8 +199,30 @@ def test_p12_a_failed_expectation_keeps_the_rows_invisible_until_someone_accepts
         assert words in said, said[-3000:]
     assert set(project.state()) == {1}
     assert first_txns(project.seals()) == [1]
-    project.tidemark("accept", "red", "2", "--reason", "a refund")
+    client.unpause("health")
+    health = client.trigger("health")
+    stack.ends("health", health, state="failed")
+    said = stack.log("health", health, "red")
+    for words in (
+        "1 alarm:",
+        "blocked: transaction 2: ",
+        "expect_column_values_to_be_between",
+        "accept red 2",
+    ):
+        assert words in said, said[-3000:]
+    again = stack.go("health")
+    assert client.states("health", again) == {"red": "skipped"}, "nobody is told twice"
+    said_why = {"txn": 2, "reason": "a refund"}
+    editor = stack.editor_token
+    assert stack.act("red", "accept", stack.viewer_token, **said_why)[0] == 403
+    assert stack.act("red", "accept", editor, origin="https://elsewhere.example", **said_why)[0] == 403
+    assert first_txns(project.seals()) == [1], "neither a viewer nor another site decides anything"
+    assert stack.act("red", "accept", editor, **said_why)[0] == 200
+    (accepted,) = [one for one in project.journal(2) if one.event is Event.ACCEPTED]
+    assert (accepted.detail["user"], accepted.detail["reason"]) == (ADMIN, "a refund")
     stack.clear("red", run_id, tasks=["validate"])
+    well = stack.go("health")
+    assert client.states("health", well) == {"red": "success"}
     project.tidemark("publish", "red")
     project.check()
 

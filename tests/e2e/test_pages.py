@@ -60,6 +60,18 @@ def test_a_viewer_sees_the_numbers_of_a_run_and_nobody_without_a_login_does(stac
     run = told(f"/shown/run?run_id={quote(run_id, safe='')}")
     assert run["sentence"] == "proved 1: identical, 0 bytes written"
 
+    way = f"/dags/shown/dagRuns/{quote(run_id, safe='')}/taskInstances/validate/links"
+    links = stack.client.call("GET", way)["extra_links"]
+    assert links["Tidemark"].endswith("/tidemark/transaction?dag_id=shown&txn=1")
+    at = links["Data Docs"].partition("/tidemark/docs/")[2]
+    assert asked(stack, f"/tidemark/docs/{at}", token)[0] == 200
+    assert asked(stack, f"/tidemark/docs/{at}")[0] == 401
+    made = stack.client.call("GET", "/assets", uri_pattern="x-tidemark://shown/")["assets"]
+    producers = {one["name"]: [task["task_id"] for task in one["producing_tasks"]] for one in made}
+    assert producers == {"shown.orders": ["checkpoint"], "shown.quarantine": ["checkpoint"]}
+    events = stack.client.call("GET", "/assets/events", source_dag_id="shown")["asset_events"]
+    assert [one["uri"] for one in events] == ["x-tidemark://shown/orders"], "one, and none for the proof"
+
     status, page = asked(stack, "/tidemark/pipelines", token)
     assert (status, "static/page.js" in page) == (200, True)
     for path in ("/tidemark/pipelines", "/tidemark/static/page.js", "/tidemark/api/pipelines/shown"):
@@ -103,7 +115,7 @@ def test_a_viewer_finds_the_pages_in_airflow_with_a_browser(stack: Stack) -> Non
         row = f"[...{FRAMED}.querySelectorAll('tbody tr')].find((row) => row.cells[0].innerText === 'shown')"
         browser.wait_for(f"{row}.cells[1].innerText === '{last}'", what="the pipeline's row")
         assert browser.value(f"{row}.cells[3].innerText") == str(last)
-        assert browser.value(f"{row}.cells[9].innerText") == "identical"
+        assert browser.value(f"{row}.cells[8].innerText") == "identical"
         assert browser.value(f"{FRAMED}.documentElement.scrollWidth <= 1280") is True
         picture(browser, "pipelines")
         browser.value(f"{row}.querySelector('a').focus(), {row}.querySelector('a').click()")

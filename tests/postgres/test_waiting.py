@@ -64,7 +64,7 @@ def test_the_first_commit_that_is_not_bound_counts_and_the_slot_stays(
     code, output = told("status", file, "--fail-if", "behind=0s", "--json")
     alarms = json.loads(output)["alarms"]
     assert (code, len(alarms)) == (4, 2), output
-    assert alarms[0].startswith("behind: 1 or more source transactions wait, for ")
+    assert alarms[0]["fact"].startswith("1 or more source transactions wait, for ")
     assert "waiting: 1 or more source transactions, the oldest of " in told("status", file)[1]
     assert told("status", file, "--fail-if", "behind=1d")[0] == 0
     found = waiting(works)

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -57,7 +58,7 @@ TEMPLATE: Mapping[str, Any] = {
 }
 DAGS = """\
 from pathlib import Path
-from tidemark.airflow import maintain_dag, pipeline_dags, replay_dag
+from tidemark.airflow import health_dag, maintain_dag, pipeline_dags, replay_dag
 
 folder = Path({folder!r})
 one_compiler = {{"conf": {confs!r}}}
@@ -70,6 +71,8 @@ for path in sorted(folder.iterdir()):
     if path.name == "replayed":
         globals().update(replay_dag(path / "pipelines", conn_id=conn))
         globals().update(maintain_dag(path / "pipelines", conn_id=conn, schedule=None, default_args=args))
+    if path.name == "red":
+        globals().update(health_dag(path / "pipelines", schedule=None))
     if path.name == "submitted":
         how = {{"dag_id": "replay_submitted", "default_args": one_compiler}}
         globals().update(replay_dag(path / "pipelines", conn_id=conn, **how))
@@ -124,7 +127,7 @@ if "scheduler" in sys.argv:
 """
 CANARY = "canary-7d1f0c2ab94e"
 VIEWER = "viewer"
-OTHER_DAGS = ("replay", "replay_submitted", "maintain", "consumer", "waiter")
+OTHER_DAGS = ("replay", "replay_submitted", "maintain", "health", "consumer", "waiter")
 
 
 @dataclass
@@ -315,11 +318,34 @@ class Stack:
     def viewer_token(self) -> str:
         """A login of a user who may look at everything and change nothing; Airflow made up the password."""
         passwords = json.loads((self.airflow.home / "secrets" / "passwords.json").read_text())
-        login = json.dumps({"username": VIEWER, "password": passwords[VIEWER]}).encode()
+        return self._token_of(VIEWER, passwords[VIEWER])
+
+    def _token_of(self, user: str, password: str) -> str:
+        login = json.dumps({"username": user, "password": password}).encode()
         request = urllib.request.Request(f"{self.airflow.url}/auth/token", data=login, method="POST")
         request.add_header("Content-Type", "application/json")
         with urllib.request.urlopen(request, timeout=SECONDS_MAX) as reply:
             return str(json.load(reply)["access_token"])
+
+    @property
+    def editor_token(self) -> str:
+        """A login of the user who may change everything."""
+        return self._token_of(ADMIN, self.airflow.password)
+
+    def act(
+        self, name: str, verb: str, token: str, *, origin: str | None = None, **body: Any
+    ) -> tuple[int, Any]:
+        """An action on the pages, as a browser with this login sends it; the status, and what was said."""
+        address = f"{self.airflow.url}/tidemark/api/pipelines/{name}/actions/{verb}"
+        request = urllib.request.Request(address, data=json.dumps(body).encode(), method="POST")
+        request.add_header("Content-Type", "application/json")
+        request.add_header("Cookie", f"_token={token}")
+        request.add_header("Origin", origin or self.airflow.url)
+        try:
+            with urllib.request.urlopen(request, timeout=SECONDS_MAX) as reply:
+                return reply.status, json.load(reply)
+        except urllib.error.HTTPError as error:
+            return error.code, json.load(error)
 
     def log(self, name: str, run_id: str, task: str) -> str:
         tries = self.client.tasks(name, run_id)[task]["try_number"]

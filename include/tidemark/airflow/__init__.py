@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from tidemark.airflow.assets import shard_asset
 from tidemark.airflow.consumers import ShardConsumerOperator, shard_task
-from tidemark.airflow.factory import maintain_dag, pipeline_dags, replay_dag
+from tidemark.airflow.factory import pipeline_dags
+from tidemark.airflow.health import HealthOperator
 from tidemark.airflow.operators import (
     CheckpointOperator,
     IngestOperator,
@@ -22,9 +23,11 @@ from tidemark.airflow.operators import (
 )
 from tidemark.airflow.replays import ReplayOperator, ReplayPlanOperator, ReplayReportOperator
 from tidemark.airflow.sensors import ShardUpperSensor
+from tidemark.airflow.shared_dags import health_dag, maintain_dag, replay_dag
 
 __all__ = [
     "CheckpointOperator",
+    "HealthOperator",
     "IngestOperator",
     "MaintainOperator",
     "ReclockOperator",
@@ -35,6 +38,7 @@ __all__ = [
     "ShardUpperSensor",
     "UpsertOperator",
     "ValidateOperator",
+    "health_dag",
     "maintain_dag",
     "pipeline_dags",
     "replay_dag",

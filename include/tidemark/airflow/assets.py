@@ -39,13 +39,25 @@ def pipeline_alias(pipeline: str) -> AssetAlias:
 class Announcing(BaseOperator):
     """A task that emits events of shards, and puts on record what it has announced.
 
+    Airflow emits an event of every asset among a task's outlets whenever the task succeeds. So the shards'
+    assets are outlets for the DAG's graph only, where they have a producer before the first run: when the
+    task runs they are taken out, and what has something new is emitted through the alias.
+
     :param pipelines: the names of the pipelines that it may speak of
+    :param shards: the shards of the pipeline, if it is one, that are known before any run
     """
 
-    def __init__(self, *, pipelines: Sequence[str], **kwargs: Any) -> None:
+    def __init__(self, *, pipelines: Sequence[str], shards: Sequence[str] = (), **kwargs: Any) -> None:
         self.aliases = {name: pipeline_alias(name) for name in pipelines}
-        super().__init__(**{**kwargs, "outlets": [*kwargs.get("outlets", ()), *self.aliases.values()]})
+        self.shown_assets = [shard_asset(name, shard) for name in pipelines for shard in shards]
+        outlets = [*kwargs.get("outlets", ()), *self.aliases.values(), *self.shown_assets]
+        super().__init__(**{**kwargs, "outlets": outlets})
         self.note_announced: Callable[[], None] = _nothing
+
+    def pre_execute(self, context: Context) -> None:
+        """Leave nothing among the outlets that would be emitted whether or not there is something new."""
+        self.outlets = [one for one in self.outlets if one not in self.shown_assets]
+        super().pre_execute(context)
 
     def announce(
         self,

@@ -1,4 +1,4 @@
-"""DAGs out of pipeline files: one per file, and one each for replays and for maintenance.
+"""DAGs out of pipeline files: one per file.
 
 A file that can't be used becomes one import error of the DAG file, with the pipeline file, the line and what
 to do; the DAGs of all other files are there as before.
@@ -18,20 +18,20 @@ from airflow.sdk.definitions._internal.contextmanager import DagContext
 from tidemark.airflow.operators import (
     CheckpointOperator,
     IngestOperator,
-    MaintainOperator,
     ReclockOperator,
     UpsertOperator,
     ValidateOperator,
 )
-from tidemark.airflow.pages.registry import TAG
-from tidemark.airflow.replays import ReplayOperator, ReplayPlanOperator, ReplayReportOperator
+from tidemark.airflow.pages.registry import PUBLISH, TAG
 from tidemark.config import LoadedPipelines, PipelineConfig, load_pipelines
 from tidemark.core.errors import InvalidUsage
-from tidemark.pipeline.replay import MODES, VERIFY
+from tidemark.core.ids import QUARANTINE
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
-REPLAY, MAINTAIN, BROKEN = "replay", "maintain", "tidemark_broken_pipelines"
-RESERVED: Mapping[str, str] = {name: f"{name!r} is the id of a DAG" for name in (REPLAY, MAINTAIN, BROKEN)}
+REPLAY, MAINTAIN, HEALTH, BROKEN = "replay", "maintain", "health", "tidemark_broken_pipelines"
+RESERVED: Mapping[str, str] = {
+    name: f"{name!r} is the id of a DAG" for name in (REPLAY, MAINTAIN, HEALTH, BROKEN)
+}
 CONTINUOUS = "@continuous"
 DEFAULT_ARGS: Mapping[str, Any] = {
     "owner": TAG,
@@ -72,11 +72,11 @@ def pipeline_dags(
     :param default_args: for all tasks, over Tidemark's own
     :param dag_kwargs: for all DAGs: `max_active_runs`, `catchup`, `start_date`, `tags` …
     """
-    loaded = _loaded(folder, environment)
-    problems = [str(error) for error in loaded.errors.values()]
-    taken = {dag.dag_id for dag in _made_by_this_file()}
+    found = loaded(folder, environment)
+    problems = [str(error) for error in found.errors.values()]
+    taken = {dag.dag_id for dag in made_by_this_file()}
     dags: dict[str, DAG] = {}
-    for file, config in loaded.pipelines.items():
+    for file, config in found.pipelines.items():
         if config.name in RESERVED:
             problems.append(f"{Path(folder) / file}: {RESERVED[config.name]}; give the pipeline another name")
             continue
@@ -104,7 +104,7 @@ def pipeline_dags(
     return dags
 
 
-def _made_by_this_file() -> list[DAG]:
+def made_by_this_file() -> list[DAG]:
     """The DAGs that the DAG file has made so far, of which Airflow keeps account while it parses it."""
     return [dag for dag, _ in DagContext.autoregistered_dags]
 
@@ -114,13 +114,13 @@ def _broken(where: str, problems: tuple[str, ...]) -> DAG:
     number = hashlib.blake2b(where.encode(), digest_size=4).hexdigest()
     with BrokenPipelines(f"{BROKEN}_{number}", schedule=None) as broken:
         broken.problems = problems
-    others = [dag for dag in _made_by_this_file() if isinstance(dag, BrokenPipelines) and dag is not broken]
+    others = [dag for dag in made_by_this_file() if isinstance(dag, BrokenPipelines) and dag is not broken]
     for one in (broken, *others):
         one.problems = tuple(dict.fromkeys(told for dag in (*others, broken) for told in dag.problems))
     return broken
 
 
-def _loaded(folder: str | Path, environment: str | None) -> LoadedPipelines:
+def loaded(folder: str | Path, environment: str | None) -> LoadedPipelines:
     """The pipelines of a folder. One that is not there is `InvalidUsage`: for Airflow, a file that makes no
     DAG and no error is one whose DAGs were deleted."""
     if not Path(folder).is_dir():
@@ -138,15 +138,16 @@ def _pipeline_dag(
     default_args: Mapping[str, Any],
     dag_kwargs: Mapping[str, Any],
 ) -> DAG:
-    shards = ", ".join(shard.name for shard in config.shards)
+    named = ", ".join(shard.name for shard in config.shards) or "the shards of its tables"
     settings: dict[str, Any] = {
         "schedule": config.schedule,
         "start_date": START,
         "catchup": False,
         "max_active_runs": 1,
-        "description": f"Upserts changes into {shards}"[:200],
+        "description": f"Upserts changes into {named}"[:200],
         "doc_md": _doc_of(config, file),
         **dag_kwargs,
+        "params": {PUBLISH: _publish_param(), **dag_kwargs.get("params", {})},
         "tags": sorted({TAG, *dag_kwargs.get("tags", ())}),  # The pages look for it.
     }
     if settings["schedule"] == CONTINUOUS:
@@ -162,10 +163,17 @@ def _pipeline_dag(
         upsert = UpsertOperator(
             task_id="upsert", conn_id=conn_id, pool=publisher_pool, max_active_tis_per_dag=1, **common
         )
-        checkpoint = CheckpointOperator(task_id="checkpoint", pipeline=config.name, **common)
+        shards = [*(shard.name for shard in config.shards), QUARANTINE]
+        checkpoint = CheckpointOperator(task_id="checkpoint", pipeline=config.name, shards=shards, **common)
         chain(reclock, ingest, validate, upsert, checkpoint)
         dag.auto_register = wanted
     return dag
+
+
+def _publish_param() -> Param:
+    return Param(
+        False, type="boolean", description="Bring the states up to their logs, whatever their policies say"
+    )
 
 
 def _doc_of(config: PipelineConfig, file: Path) -> str:
@@ -178,106 +186,9 @@ def _doc_of(config: PipelineConfig, file: Path) -> str:
 
 {shards}
 
+Records that could not be applied are in `x-tidemark://{config.name}/quarantine`.
+
 *Retry* finishes what is missing. *Clear*, or a backfill over the same date, reads the recorded input again
 and proves that the tables hold exactly that; it writes nothing. A red **validate** says what differs, and
 the ways out.
 """
-
-
-def _files(folder: str | Path, environment: str | None, dag_id: str) -> dict[str, str]:
-    """The pipelines that can be used, with their files; `pipeline_dags` reports the others. `InvalidUsage`
-    when one of them has the id of the DAG that is made for all."""
-    loaded = _loaded(folder, environment)
-    files = {
-        config.name: str(Path(folder).absolute() / file) for file, config in sorted(loaded.pipelines.items())
-    }
-    if dag_id in files and dag_id not in RESERVED:
-        raise InvalidUsage(f"{files[dag_id]}: the DAG {dag_id!r} is another one", hint="name one differently")
-    if dag_id in {dag.dag_id for dag in _made_by_this_file()}:
-        raise InvalidUsage(f"this DAG file has a DAG {dag_id!r} already", hint="give this one a dag_id")
-    return {name: file for name, file in files.items() if name not in RESERVED}
-
-
-def replay_dag(
-    folder: str | Path,
-    *,
-    environment: str | None = None,
-    conn_id: str = "spark_default",
-    dag_id: str = REPLAY,
-    default_args: Mapping[str, Any] | None = None,
-    **dag_kwargs: Any,
-) -> dict[str, DAG]:
-    """A DAG for people: choose a pipeline and a range, and have it proven again, or repaired."""
-    files = _files(folder, environment, dag_id)
-    if not files:
-        return {}
-    params = {
-        "pipeline": Param(
-            next(iter(files)), type="string", enum=list(files), description="The pipeline to replay"
-        ),
-        "txn_from": Param(1, type="integer", minimum=1, description="The first transaction"),
-        "txn_to": Param(
-            None, type=["integer", "null"], minimum=1, description="The last one; all by default"
-        ),
-        "mode": Param(
-            VERIFY,
-            type="string",
-            enum=list(MODES),
-            description="verify writes nothing; repair restores lost parts of identical input",
-        ),
-        "dry_run": Param(False, type="boolean", description="Only say what would be read"),
-    }
-    settings: dict[str, Any] = {
-        "schedule": None,
-        "catchup": False,
-        "tags": [TAG],
-        "description": "Read recorded input again and prove, or repair, what was written",
-        "default_args": {"owner": TAG, **(default_args or {})},
-        **dag_kwargs,
-    }
-    with DAG(dag_id, params=params, **settings) as dag:
-        plan = ReplayPlanOperator(task_id="plan", pipeline_files=files, environment=environment)
-        replay = ReplayOperator(
-            task_id="replay", pipeline_files=files, environment=environment, conn_id=conn_id
-        )
-        report = ReplayReportOperator(task_id="report", report=replay.output)
-        chain(plan, replay, report)
-    return {dag.dag_id: dag}
-
-
-def maintain_dag(
-    folder: str | Path,
-    *,
-    environment: str | None = None,
-    conn_id: str = "spark_default",
-    publisher_pool: str = "default_pool",
-    dag_id: str = MAINTAIN,
-    default_args: Mapping[str, Any] | None = None,
-    **dag_kwargs: Any,
-) -> dict[str, DAG]:
-    """A DAG that looks after all pipelines: publish what is due, merge, let go, delete (`tidemark.upkeep`).
-
-    Its tasks warn in their logs of what soon can't be proven any more."""
-    files = _files(folder, environment, dag_id)
-    settings: dict[str, Any] = {
-        "schedule": "@daily",
-        "start_date": START,
-        "catchup": False,
-        "max_active_runs": 1,
-        "tags": [TAG],
-        "description": "Publish what is due, merge small files, let go and delete what nobody needs",
-        "default_args": {**DEFAULT_ARGS, **(default_args or {})},
-        **dag_kwargs,
-    }
-    if not files:
-        return {}
-    with DAG(dag_id, **settings) as dag:
-        for name, file in files.items():
-            MaintainOperator(
-                task_id=name,
-                pipeline_file=file,
-                environment=environment,
-                conn_id=conn_id,
-                pool=publisher_pool,
-            )
-    return {dag.dag_id: dag}

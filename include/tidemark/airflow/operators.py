@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException
 
 from tidemark.airflow.assets import Announcing, note_events
 from tidemark.airflow.connections import provide_connection
-from tidemark.airflow.pages.registry import marked
+from tidemark.airflow.documents import of_task
+from tidemark.airflow.links import DataDocsLink, TransactionLink, txns_of
+from tidemark.airflow.pages.registry import PUBLISH, marked
 from tidemark.airflow.runs import end_with_reason, failure, order_of
 from tidemark.airflow.steps import SparkStepOperator
 from tidemark.core.errors import TidemarkError
@@ -36,11 +38,14 @@ class ControlOperator(BaseOperator):
     :param environment: which of the file's environments, `$TIDEMARK_ENVIRONMENT` by default (templated)
     """
 
+    step: ClassVar[str]
     template_fields: Sequence[str] = ("environment",)
+    operator_extra_links = (TransactionLink(),)
     ui_color = "#eef4e2"
 
     def __init__(self, *, pipeline_file: str | Path, environment: str | None = None, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+        super().__init__(**of_task(self.step, kwargs))
+        self.pipeline_shown, self.txns_shown = "", list[int]()
         self.pipeline_file = str(pipeline_file)
         self.environment = environment
         end_with_reason(self)
@@ -65,6 +70,8 @@ class ControlOperator(BaseOperator):
 class ReclockOperator(ControlOperator):
     """Find the run's transactions, or bind new input to new ones. The pages find a pipeline by this task."""
 
+    step = "reclock"
+
     def __init__(self, *, pipeline_file: str | Path, environment: str | None = None, **kwargs: Any) -> None:
         kwargs.setdefault("doc_json", marked(str(pipeline_file), environment))
         super().__init__(pipeline_file=pipeline_file, environment=environment, **kwargs)
@@ -78,6 +85,7 @@ class ReclockOperator(ControlOperator):
         from tidemark import tasks
 
         told = tasks.reclock(deployment, order.attempt)
+        self.txns_shown = txns_of(self.step, told)
         if told["recognised"]:
             self.log.warning(
                 "%s was done before, by run %s, which this Airflow does not know as a clear or a retry. "
@@ -104,6 +112,7 @@ class ValidateOperator(SparkStepOperator):
     """
 
     step = "validate"
+    operator_extra_links = (*SparkStepOperator.operator_extra_links, DataDocsLink())
     ui_color = "#f7e9c9"
 
     def without_spark(self, order: Order) -> Told:
@@ -130,6 +139,7 @@ class ValidateOperator(SparkStepOperator):
         judged = verdicts_of(deployment.pipeline, order.attempt)
         red = [one for one in judged if not one.gated.passed]
         if red:
+            self.txns_shown = [one.txn for one in red]
             # Whoever reads this has a shell of their own, without the worker's settings.
             environment = order.environment or os.environ.get("TIDEMARK_ENVIRONMENT")
             settings = {name: os.environ[name] for name in PLACES if os.environ.get(name)}
@@ -139,10 +149,14 @@ class ValidateOperator(SparkStepOperator):
 
 
 class UpsertOperator(SparkStepOperator):
-    """Seal what passed the gate, append it to the logs, and publish the states that are due."""
+    """Seal what passed the gate, append it to the logs, and publish the states that are due; in a run that
+    asks for it (`publish` in its conf), all."""
 
     step = "upsert"
     ui_color = "#d9e8d0"
+
+    def order(self, context: Context, **more: Any) -> Order:
+        return super().order(context, publish=bool(context.get("params", {}).get(PUBLISH)), **more)
 
 
 class CheckpointOperator(ControlOperator, Announcing):
@@ -152,16 +166,20 @@ class CheckpointOperator(ControlOperator, Announcing):
     is as it was wakes nobody again.
 
     :param pipeline: the pipeline's name, for its assets
+    :param shards: the shards that are known before any run, to be shown as what the task makes
     """
 
-    def __init__(self, *, pipeline: str, **kwargs: Any) -> None:
-        super().__init__(pipelines=[pipeline], **kwargs)
+    step = "checkpoint"
+
+    def __init__(self, *, pipeline: str, shards: Sequence[str] = (), **kwargs: Any) -> None:
+        super().__init__(pipelines=[pipeline], shards=shards, **kwargs)
         self.on_success_callback = [*self.on_success_callback, note_events]
 
     def work(self, context: Context, deployment: Deployment, order: Order) -> Any:
         from tidemark import tasks
 
         told, announcements = tasks.checkpoint(deployment, order.attempt)
+        self.txns_shown = [one.seal.txn for one in announcements]
         self.announce(context, deployment, order, told["shards"], announcements)
         for one in announcements:
             if one.overruled:
@@ -181,6 +199,10 @@ class MaintainOperator(SparkStepOperator):
     proven any more."""
 
     step = "maintain"
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.pipeline_shown = self.task_id
 
     def execute(self, context: Context) -> Told:  # type: ignore[override]
         told = super().execute(context)

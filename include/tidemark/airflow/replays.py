@@ -10,6 +10,8 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from tidemark.airflow.assets import Announcing, note_events
 from tidemark.airflow.connections import provide_connection
+from tidemark.airflow.documents import of_task
+from tidemark.airflow.pages.registry import marked_replays
 from tidemark.airflow.runs import end_with_reason, failure
 from tidemark.airflow.steps import SparkStepOperator
 from tidemark.core.errors import TidemarkError
@@ -41,7 +43,8 @@ class ReplayPlanOperator(BaseOperator):
     def __init__(
         self, *, pipeline_files: Mapping[str, str], environment: str | None = None, **kwargs: Any
     ) -> None:
-        super().__init__(**kwargs)
+        kwargs.setdefault("doc_json", marked_replays(pipeline_files, environment))  # The pages look for it.
+        super().__init__(**of_task("plan", kwargs))
         self.pipeline_files = dict(pipeline_files)
         self.environment = environment
         end_with_reason(self)
@@ -82,6 +85,7 @@ class ReplayOperator(SparkStepOperator, Announcing):
     def order(self, context: Context, **more: Any) -> Order:
         params = context["params"]
         self.pipeline_file = chosen_file(self.pipeline_files, params["pipeline"])
+        self.pipeline_shown = params["pipeline"]
         return super().order(
             context, txn_from=params["txn_from"], txn_to=params["txn_to"] or 0, mode=params["mode"], **more
         )
@@ -120,7 +124,7 @@ class ReplayReportOperator(BaseOperator):
     ui_color = "#f7e9c9"
 
     def __init__(self, *, report: Any, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+        super().__init__(**of_task("report", kwargs))
         self.report = report
         end_with_reason(self)
 

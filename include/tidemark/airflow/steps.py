@@ -7,16 +7,18 @@ in the worker, on a server that is warm already.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
-from airflow.sdk import BaseHook
+from airflow.sdk import BaseHook, BaseOperatorLink
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from tidemark.airflow.connections import provide_connection
+from tidemark.airflow.documents import of_task
+from tidemark.airflow.links import SparkLink, TransactionLink, txns_of
 from tidemark.airflow.masters import CONNECT_TYPE, connect_url, master_of
 from tidemark.airflow.runs import end_with_reason, failure, order_of
 from tidemark.core.errors import Determinate, TidemarkError
@@ -44,6 +46,7 @@ class SparkStepOperator(SparkSubmitOperator):
     """
 
     step: ClassVar[str]
+    operator_extra_links: Collection[BaseOperatorLink] = (TransactionLink(), SparkLink())
     template_fields: Sequence[str] = (*SparkSubmitOperator.template_fields, "environment")
     ui_color = "#d6ecf2"
 
@@ -57,8 +60,9 @@ class SparkStepOperator(SparkSubmitOperator):
     ) -> None:
         # A retry is a new try with a token of its own, and reads the verdicts of that token: it must not
         # wait for the driver that an earlier try has left on a cluster.
-        super().__init__(conn_id=conn_id, **{**kwargs, "durable": False})
+        super().__init__(conn_id=conn_id, **{**of_task(self.step, kwargs), "durable": False})
         self.pipeline_file = str(pipeline_file)
+        self.pipeline_shown, self.txns_shown = "", list[int]()
         self.environment = environment
         self._connected: Any = None
         end_with_reason(self)
@@ -69,6 +73,7 @@ class SparkStepOperator(SparkSubmitOperator):
     def execute(self, context: Context) -> Told:  # type: ignore[override]
         """Do the step, and end its log with what it has done."""
         told = self.performed(context, self.order(context))
+        self.txns_shown = txns_of(self.step, told)
         self.log.info("%s", step_sentence(self.step, told))
         return told
 

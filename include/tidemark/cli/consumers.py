@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -18,10 +17,6 @@ from tidemark.cli.shared import (
     print_table,
     say,
 )
-
-if TYPE_CHECKING:
-    from tidemark.assemble import Deployment
-    from tidemark.core.ids import ShardId
 
 ShardArgument = Annotated[str, typer.Argument(help="The shard.", metavar="SHARD")]
 ConsumerArgument = Annotated[str, typer.Argument(help="The consumer's name.", metavar="CONSUMER")]
@@ -39,26 +34,13 @@ def register(app: typer.Typer) -> None:
     app.add_typer(consumers, name="consumers")
 
 
-@dataclass(frozen=True, slots=True)
-class ConsumerStatus:
-    """Where a consumer stands: its frontier, how many transactions are waiting for it (None where that can't
-    be read), who reads for it now, and why it stands still, if it does."""
-
-    consumer: str
-    shard: str
-    frontier: int
-    lag: int | None
-    reading: str
-    frozen: str
-
-
 def leases(
     pipeline: PipelineArgument, environment: EnvironmentOption = None, as_json: JsonOption = False
 ) -> None:
     """Show who holds which transaction: maintenance removes nothing that a lease still needs."""
-    from tidemark.consume import leases_of
+    from tidemark.readers import held_leases
 
-    held = [lease for lease in leases_of(open_deployment(pipeline, environment)).standing() if lease.is_kept]
+    held = held_leases(open_deployment(pipeline, environment))
     if as_json:
         print_json(held)
     elif not held:
@@ -66,7 +48,7 @@ def leases(
     else:
         rows = [
             (one.name, one.txn, one.holder if one.is_live else "", one.state, f"{one.ttl_seconds:g}")
-            for one in sorted(held, key=lambda one: (one.txn, one.name))
+            for one in held
         ]
         print_table("", ("lease", "needs from txn", "holder", "state", "ttl seconds"), rows)
 
@@ -75,6 +57,8 @@ def list_consumers(
     pipeline: PipelineArgument, environment: EnvironmentOption = None, as_json: JsonOption = False
 ) -> None:
     """Show every consumer with its frontier and its lag, and what froze it."""
+    from tidemark.readers import consumers_of
+
     found = consumers_of(open_deployment(pipeline, environment))
     if as_json:
         print_json(found)
@@ -86,39 +70,6 @@ def list_consumers(
             for c in found
         ]
         print_table("", ("shard", "consumer", "next txn", "behind", "read by", "frozen"), rows)
-
-
-def consumers_of(deployment: Deployment) -> list[ConsumerStatus]:
-    """The pipeline's consumers, from its ledgers alone."""
-    from tidemark.consume import leases_of
-    from tidemark.core.consumer import consumer_of
-    from tidemark.core.errors import InvariantViolation
-    from tidemark.pipeline.listing import readable
-
-    found: list[ConsumerStatus] = []
-    for lease in leases_of(deployment).standing():
-        named = consumer_of(lease)
-        if named is None or not lease.is_kept:
-            continue
-        consumer, shard = named
-        reading = lease.holder if lease.is_live else ""
-        frozen = frozen_at(deployment, consumer, shard, lease.txn)
-        try:
-            lag = max(0, readable(deployment.control, shard).upper - lease.txn)
-        except InvariantViolation as error:
-            lag, frozen = None, frozen or error.fact
-        found.append(ConsumerStatus(consumer, shard, lease.txn, lag, reading, frozen))
-    return sorted(found, key=lambda one: (one.shard, one.consumer))
-
-
-def frozen_at(deployment: Deployment, consumer: str, shard: ShardId, txn: int) -> str:
-    """Why a consumer stands at a transaction, as its last note there says; empty once that is mended."""
-    from tidemark.core.freeze import open_freeze
-
-    journal = deployment.control.journal
-    journal.head()
-    found = open_freeze(journal.find(str(txn)), consumer=consumer, shard=shard)
-    return f"{found['part'] or 'its listing'}: {found['why']}" if found is not None else ""
 
 
 def skip(

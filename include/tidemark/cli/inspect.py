@@ -17,9 +17,8 @@ from tidemark.cli.shared import (
     print_table,
     rows_text,
     say,
-    seconds_in,
 )
-from tidemark.core.text import moment, span
+from tidemark.core.text import moment, seconds_in, span
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+import getpass
+from typing import Annotated
 
 import typer
 
@@ -19,10 +19,6 @@ from tidemark.cli.shared import (
     say,
 )
 from tidemark.core.errors import InvalidUsage
-
-if TYPE_CHECKING:
-    from tidemark.core.ids import Txn
-    from tidemark.pipeline.upsert import LogReport
 
 TxnArgument = Annotated[int, typer.Argument(min=1, help="The transaction's number.", metavar="TXN")]
 
@@ -43,9 +39,11 @@ def skip(
     as_json: JsonOption = False,
 ) -> None:
     """Pass over an open transaction for good: its input is never applied."""
-    from tidemark.pipeline import overrule
+    from tidemark import decisions
 
-    _decide(overrule.skip, "skipped", pipeline, environment, txn, reason, as_json)
+    by = decisions.Decider.of(getpass.getuser(), reason)
+    checkpoint = decisions.skip(open_deployment(pipeline, environment), by, txn)
+    _show(txn, "skipped", checkpoint, as_json)
 
 
 def accept(
@@ -56,9 +54,11 @@ def accept(
     as_json: JsonOption = False,
 ) -> None:
     """Commit an open transaction although its gate is red."""
-    from tidemark.pipeline import overrule
+    from tidemark import decisions
 
-    _decide(overrule.accept, "accepted", pipeline, environment, txn, reason, as_json)
+    by = decisions.Decider.of(getpass.getuser(), reason)
+    checkpoint = decisions.accept(open_deployment(pipeline, environment), by, txn)
+    _show(txn, "accepted", checkpoint, as_json)
 
 
 def release(
@@ -69,16 +69,14 @@ def release(
     as_json: JsonOption = False,
 ) -> None:
     """Let a paused shard's log pass the transaction that it waits at."""
-    from tidemark.core.ids import ShardId
-    from tidemark.pipeline.overrule import release as release_shard
+    from tidemark import decisions
 
-    deployment = open_deployment(pipeline, environment)
-    name = ShardId(deployment.config.shard(shard).name)
-    report = release_shard(deployment.pipeline, new_attempt(), name, reason=reason)
+    by = decisions.Decider.of(getpass.getuser(), reason)
+    report = decisions.release(open_deployment(pipeline, environment), by, shard)
     if as_json:
         print_json(report)
     else:
-        say(f"shard {name} took in {len(report.appended)} transactions; {where_it_ends(report)}")
+        say(f"shard {shard} {decisions.released(report)}")
 
 
 def watermark(
@@ -114,33 +112,8 @@ def watermark(
         say(f"publishes may have forgotten deletions that are older; {again} finds them in the log again")
 
 
-def where_it_ends(report: LogReport) -> str:
-    """Where a log stands after it was brought up, in words."""
-    from tidemark.core.shard import Paused
-
-    if isinstance(report.end, Paused):
-        return f"it waits again, at {report.end.txn}: {report.end.reason}"
-    return f"it has everything up to {report.end.upper - 1}"
-
-
-def _decide(
-    decision: Callable[..., Txn],
-    what: str,
-    pipeline: str,
-    environment: str | None,
-    txn: int,
-    reason: str,
-    as_json: bool,
-) -> None:
-    from tidemark.pipeline.replay import bound_range
-
-    deployment = open_deployment(pipeline, environment)
-    bound_range(deployment.pipeline, txn_from=txn, txn_to=txn)
-    attempt = new_attempt()
-    checkpoint = deployment.with_new_columns(
-        lambda: decision(deployment.pipeline, attempt, txn, reason=reason)
-    )
+def _show(txn: int, decision: str, checkpoint: int, as_json: bool) -> None:
     if as_json:
-        print_json({"txn": txn, "decision": what, "checkpoint": checkpoint})
+        print_json({"txn": txn, "decision": decision, "checkpoint": checkpoint})
     else:
-        say(f"transaction {txn} is {what}; the checkpoint is {checkpoint}")
+        say(f"transaction {txn} is {decision}; the checkpoint is {checkpoint}")

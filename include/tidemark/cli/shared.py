@@ -5,7 +5,6 @@ from __future__ import annotations
 import getpass
 import json
 import os
-import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from io import StringIO
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from tidemark.core.errors import Determinate, Indeterminate, InvalidUsage, InvariantViolation, TidemarkError
-from tidemark.core.text import UNITS, plain
+from tidemark.core.text import plain
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -232,11 +231,3 @@ def say(text: str, *, style: str = "") -> None:
     from rich.text import Text
 
     Console().print(Text(text, style=style), soft_wrap=True)
-
-
-def seconds_in(text: str) -> float:
-    """The length of time that a text such as `90s`, `10m`, `24h` or `7d` says."""
-    found = re.fullmatch(r"(\d+)([smhd])", text.strip())
-    if found is None:
-        raise InvalidUsage(f"{text!r} is no length of time", hint="write a number and s, m, h or d: 10m, 24h")
-    return int(found[1]) * dict(UNITS)[found[2]]

@@ -9,7 +9,7 @@ from tidemark.cli.shared import print_table, say
 from tidemark.core.text import moment, span
 
 if TYPE_CHECKING:
-    from tidemark.status import Input, ShardStatus, SourceStatus, Status
+    from tidemark.core.status import Input, ShardStatus, SourceStatus, Status
 
 
 def _ago(at: datetime | None, now: float) -> str:
@@ -36,8 +36,8 @@ def show_status(found: Status, *, now_seconds: float) -> None:
         _show_waiting(found.waiting, now)
     if found.quarantined.records:
         say(f"quarantined: {found.quarantined.records:,}, the last {_ago(found.quarantined.last, now)}")
-    for what in found.stalled:
-        say(what, style="red")
+    for stall in found.stalled:
+        say(f"stalled: {stall.told(now)}", style="red")
     if found.source is not None:
         _show_source(found.source)
     print_table("", ("shard", "log has", "state has", "behind", "waits"), map(_cells, found.shards))
@@ -45,7 +45,7 @@ def show_status(found: Status, *, now_seconds: float) -> None:
         say(f"single transactions are kept from {found.since} on")
     for one in found.replayable:
         txns = f"{one.first} to {one.last}" if one.last > one.first else str(one.first)
-        until = f"until {one.until}" if one.until else "as long as the input stays as it is"
+        until = f"until {moment(one.until)}" if one.until else "as long as the input stays as it is"
         until += f"; {one.caveat}" if one.caveat else ""
         say(
             f"replayable: {txns} no more: {one.gone}" if one.gone else f"replayable: {txns}, {until}",

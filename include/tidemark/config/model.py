@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, model_validator
 
+from tidemark.config.alarms import Alarms
 from tidemark.config.base import Derived, Model, PipelineName, Schedule, checked
 from tidemark.config.debezium import Debezium
 from tidemark.config.paths import WAREHOUSE, checked_path, default_root, resolved
@@ -73,6 +74,7 @@ class PipelineConfig(Model):
     tables: Tables | None = None
     transaction: Transaction = Field(default_factory=Transaction)
     retention: Retention = Field(default_factory=Retention)
+    alarms: Alarms = Field(default_factory=Alarms)
     warehouse: Annotated[str, AfterValidator(checked(checked_path))] = WAREHOUSE
     generation: Annotated[int, Field(ge=0, le=2**31)] = 0
 
@@ -174,9 +176,10 @@ class PipelineConfig(Model):
         return {"name": shard_name_of(table), "route": {"table": table}, **given}
 
     def canonical_json(self) -> str:
-        """The effective configuration as text: equal texts are equal configurations."""
+        """The effective configuration as text: equal texts are equal configurations. When somebody is to be
+        told of something says nothing about rows, so alarms are not part of it."""
         return json.dumps(
-            self.model_dump(mode="json", by_alias=True),
+            self.model_dump(mode="json", by_alias=True, exclude={"alarms"}),
             sort_keys=True,
             separators=(",", ":"),
             ensure_ascii=False,

@@ -41,6 +41,9 @@ class Event(StrEnum):
     FROZEN = "frozen"
     PASSED_OVER = "passed over"
     WATERMARK = "watermark"
+    ALARM = "alarm"
+    ALARM_OVER = "alarm over"
+    REQUESTED = "requested"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import Final
 
 from tidemark.core.binding import Binding, Configuration, Owned, Owner, settings_of
 from tidemark.core.errors import Determinate, InvariantViolation
+from tidemark.core.evidence import Evidence
 from tidemark.core.ids import TXN_FIRST, TXN_NONE, ShardId, Txn, WriterToken
 from tidemark.core.journal import Event, JournalEntry, decide_note
 from tidemark.core.ledger import Head, Put
@@ -164,6 +165,16 @@ def _set_back(control: Control, txn: Txn, watermark: int) -> int:
     control.journal.head()
     noted = [one for one in control.journal.find(str(txn)) if one.event is Event.WATERMARK]
     return int(noted[-1].detail["to"]) if noted else watermark
+
+
+def attempts_at(pipeline: Pipeline, binding: Binding) -> list[Evidence]:
+    """What was found on a transaction, in order: by its own run, and of others by the last that tried
+    anything."""
+    ledger = pipeline.control.attempts
+    upper = ledger.head().upper
+    recent = ledger.read(max(TXN_FIRST, upper - ATTEMPTS_LOOKED_AT), upper)
+    found = {one.number: one for one in (*ledger.find(binding.owner.identity), *recent)}
+    return [one for _, one in sorted(found.items()) if one.txn == binding.txn]
 
 
 def note(

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Final
 
 from tidemark.core.checkpoint import TableMark, flush_tracker
 from tidemark.core.flush import FlushTracker, Lag
 from tidemark.core.ids import TXN_NONE, ShardId, Txn
 from tidemark.core.shard import CaughtUp, NextAppend, Paused, next_append
+from tidemark.core.status import Stalled
 from tidemark.pipeline.context import Pipeline, unfinished
 from tidemark.ports.control import TellsTime
 
@@ -78,6 +80,12 @@ def is_paused(pipeline: Pipeline, shard: ShardId) -> bool:
     return lower is not None and isinstance(table_mark(pipeline, shard, lower)[1], Paused)
 
 
+def paused_shards(pipeline: Pipeline) -> dict[ShardId, Paused]:
+    """The shards whose logs wait at a transaction that their gate has held, wherever the checkpoint is."""
+    needs = flushing(pipeline).needs
+    return {shard: one for shard, one in needs.items() if isinstance(one, Paused)}
+
+
 def holding_back(pipeline: Pipeline) -> Sequence[Lag]:
     """The shards whose logs lack sealed transactions, the one that holds furthest back first."""
     return flushing(pipeline).tracker.lagging()
@@ -85,14 +93,17 @@ def holding_back(pipeline: Pipeline) -> Sequence[Lag]:
 
 def stalls(
     pipeline: Pipeline, *, now_seconds: float, grace_seconds: float = GRACE_SECONDS
-) -> tuple[str, ...]:
+) -> tuple[Stalled, ...]:
     """What has not moved for longer than the grace although there is something to do, by recorded times."""
     lags = flushing(pipeline, timed=True).tracker.stalled(
         now_seconds=now_seconds, grace_seconds=grace_seconds
     )
     told = [
-        f"shard {lag.shard} has not moved for {now_seconds - lag.since_seconds:.0f} s:"
-        f" it lacks transaction {lag.wanted.txn}, which is sealed"
+        Stalled(
+            f"shard {lag.shard}",
+            datetime.fromtimestamp(lag.since_seconds, UTC),
+            f"it lacks transaction {lag.wanted.txn}, which is sealed",
+        )
         for lag in lags
     ]
     bindings, seals = pipeline.control.bindings, pipeline.control.seals
@@ -100,7 +111,8 @@ def stalls(
     if sealed_upper < upper:
         since = max(_seconds(bindings, sealed_upper), _seconds(seals, sealed_upper - 1))
         if now_seconds - since > grace_seconds:
-            told.append(f"transaction {sealed_upper} is bound and not sealed for {now_seconds - since:.0f} s")
+            at = datetime.fromtimestamp(since, UTC)
+            told.append(Stalled(f"transaction {sealed_upper}", at, "it is bound and not sealed"))
     return tuple(told)
 
 

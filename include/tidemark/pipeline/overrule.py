@@ -8,19 +8,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import ShardId, Txn
 from tidemark.core.journal import Event
 from tidemark.core.ledger import GENERATION, Head, Put
 from tidemark.core.seal import Lost, Seal, Sealed, SealOutcome, Staged, TooEarly, skip_of
-from tidemark.core.shard import Paused
+from tidemark.core.shard import Paused, Standing
 from tidemark.pipeline.checkpoint import checkpoint
-from tidemark.pipeline.context import Attempt, Pipeline, binding_at, note, seal_at, watermark_below
-from tidemark.pipeline.ingest import ingest
+from tidemark.pipeline.context import (
+    Attempt,
+    Pipeline,
+    attempts_at,
+    binding_at,
+    note,
+    seal_at,
+    watermark_below,
+)
+from tidemark.pipeline.ingest import ingest, standing
 from tidemark.pipeline.settle import settle
+from tidemark.pipeline.stepwise import is_usable
 from tidemark.pipeline.upsert import LogReport, bring_up_log, bring_up_logs, commit_staged, put_seal
-from tidemark.pipeline.validate import validate
-from tidemark.pipeline.verdicts import Judged, record
+from tidemark.pipeline.validate import Gated, validate
+from tidemark.pipeline.verdicts import Judged, judged_in, record
 
 
 def checked_reason(reason: str) -> str:
@@ -30,8 +41,9 @@ def checked_reason(reason: str) -> str:
     return reason.strip()
 
 
-def skip(pipeline: Pipeline, attempt: Attempt, txn: Txn, *, reason: str) -> Txn:
-    """Pass over an open transaction for good; returns the checkpoint."""
+def skip(pipeline: Pipeline, attempt: Attempt, txn: Txn, *, reason: str, user: str = "") -> Txn:
+    """Pass over an open transaction for good; returns the checkpoint. `user` is who decides, for the
+    journal."""
     binding = binding_at(pipeline, txn)
     upper = pipeline.control.seals.head().upper
     if txn > upper:
@@ -45,28 +57,50 @@ def skip(pipeline: Pipeline, attempt: Attempt, txn: Txn, *, reason: str) -> Txn:
         watermark=watermark_below(pipeline.control, txn),
     )
     _refuse_unless_ours(put_seal(pipeline, seal), txn)
-    return _finished(pipeline, attempt, txn, Event.SKIPPED, reason)
+    return _finished(pipeline, attempt, txn, Event.SKIPPED, _said(attempt, reason, user))
 
 
-def accept(pipeline: Pipeline, attempt: Attempt, txn: Txn, *, reason: str) -> Txn:
-    """Seal an open transaction as it is, whatever its gate says; returns the checkpoint."""
+def accept(pipeline: Pipeline, attempt: Attempt, txn: Txn, *, reason: str, user: str = "") -> Txn:
+    """Seal an open transaction as it is, whatever its gate says; returns the checkpoint.
+
+    What the gate has judged is sealed as it was judged, without an engine. Where nothing of it is left, or
+    its parts are not what was written, it is staged and judged anew."""
     checked_reason(reason)
-    outcome: Staged | SealOutcome = ingest(pipeline, attempt, txn)
+    before = judged_before(pipeline, txn)
+    outcome: Staged | SealOutcome = ingest(pipeline, attempt, txn) if before is None else before[0]
     if isinstance(outcome, Staged):
-        gated = validate(pipeline, outcome)
-        # What the gate said outlasts the decision to overrule it.
-        record(pipeline, attempt, Judged(gated, replayed=False), token_of=outcome)
+        gated = before[1] if before is not None else validate(pipeline, outcome)
+        if before is None:  # What the gate said outlasts the decision to overrule it.
+            record(pipeline, attempt, Judged(gated, replayed=False), token_of=outcome)
         outcome = commit_staged(pipeline, attempt, outcome, gated, reason=reason.strip())
     _refuse_unless_ours(outcome, txn)
-    return _finished(pipeline, attempt, txn, Event.ACCEPTED, reason)
+    return _finished(pipeline, attempt, txn, Event.ACCEPTED, _said(attempt, reason, user))
 
 
-def release(pipeline: Pipeline, attempt: Attempt, shard: ShardId, *, reason: str) -> LogReport:
+def judged_before(pipeline: Pipeline, txn: Txn) -> tuple[Staged, Gated] | None:
+    """The try at an open transaction that the gate saw last, if its parts are there and were found to be
+    what was written: the user's expectations may have failed. None where it has to be staged anew."""
+    if standing(pipeline, txn) is not Standing.AT:
+        return None
+    binding = binding_at(pipeline, txn)
+    tries = {one.token: one for one in attempts_at(pipeline, binding) if not one.replayed}
+    pipeline.control.journal.head()
+    judged = [one for one in pipeline.control.journal.find(str(txn)) if one.event is Event.JUDGED]
+    last = tries.get(judged[-1].token) if judged else None
+    if last is None or last.staged is None or not is_usable(pipeline, binding, last):
+        return None
+    gated = judged_in(judged[-1]).gated
+    return (last.staged, gated) if gated.finding.passed else None
+
+
+def release(
+    pipeline: Pipeline, attempt: Attempt, shard: ShardId, *, reason: str, user: str = ""
+) -> LogReport:
     """Let a paused shard go on; returns what its log has taken in."""
     end = bring_up_log(pipeline, shard).end
     if not isinstance(end, Paused):
         raise InvalidUsage(f"shard {shard!r} is not paused", hint="its log has everything that is sealed")
-    detail = {"shard": shard, "reason": checked_reason(reason), "run": attempt.owner.run_id}
+    detail = {"shard": shard, **_said(attempt, checked_reason(reason), user)}
     # The reason is on record before its effect: who finds the rows can always find out why.
     note(pipeline, Event.RELEASED, txn=end.txn, token=attempt.token, detail=detail)
     report = bring_up_log(pipeline, shard, release=end.txn)
@@ -126,8 +160,12 @@ def _refuse_unless_ours(outcome: SealOutcome, txn: Txn) -> None:
             return
 
 
-def _finished(pipeline: Pipeline, attempt: Attempt, txn: Txn, event: Event, reason: str) -> Txn:
-    detail = {"reason": reason.strip(), "run": attempt.owner.run_id}
+def _said(attempt: Attempt, reason: str, user: str) -> Mapping[str, str]:
+    by = {"user": user} if user else {}
+    return {"reason": reason.strip(), "run": attempt.owner.run_id, **by}
+
+
+def _finished(pipeline: Pipeline, attempt: Attempt, txn: Txn, event: Event, detail: Mapping[str, str]) -> Txn:
     note(pipeline, event, txn=txn, token=attempt.token, detail=detail)
     bring_up_logs(pipeline)
     return checkpoint(pipeline)

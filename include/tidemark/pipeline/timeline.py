@@ -16,52 +16,11 @@ from tidemark.core.binding import Binding
 from tidemark.core.ids import Txn
 from tidemark.core.journal import Event
 from tidemark.core.seal import Seal
+from tidemark.core.status import Blocked, LastRun, LastVerdict, Times
 from tidemark.pipeline.verdicts import judged_in
 from tidemark.ports.control import Control, TellsTime
 
 _ENTRIES_LOOKED_AT: Final = 1_000
-
-
-@dataclass(frozen=True, slots=True)
-class Times:
-    """When a transaction was bound and when it was sealed; None for what has not happened yet."""
-
-    bound: datetime | None
-    sealed: datetime | None
-
-    @property
-    def seconds(self) -> float | None:
-        """How long it was open."""
-        if self.bound is None or self.sealed is None:
-            return None
-        return (self.sealed - self.bound).total_seconds()
-
-
-@dataclass(frozen=True, slots=True)
-class LastRun:
-    """The run that asked for input last, whether or not there was any."""
-
-    run_id: str
-    at: datetime | None
-
-
-@dataclass(frozen=True, slots=True)
-class LastVerdict:
-    """What the gate said last, of which transaction, and whether that was a replay."""
-
-    txn: Txn
-    verdict: str
-    replayed: bool
-    at: datetime | None
-
-
-@dataclass(frozen=True, slots=True)
-class Blocked:
-    """What does not go on by itself, since when, and why."""
-
-    what: str
-    since: datetime | None
-    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +77,8 @@ def refused_since(control: Control, txn: Txn) -> Blocked | None:
             why = "; ".join(gated.opinion.failed) or gated.finding.why
         elif entry.event is not Event.JUDGED:
             continue
-        what = f"transaction {txn}"
-        return Blocked(what, written_at(control.journal, entry.number), why) if why else None
+        since = written_at(control.journal, entry.number)
+        return Blocked(f"transaction {txn}", since, why, txn) if why else None
     return None
 
 

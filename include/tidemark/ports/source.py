@@ -39,12 +39,14 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where a source stands by its own account. `cost` is what it keeps for us meanwhile; `trouble` says
-    what is wrong and what to do, and is empty when nothing is."""
+    """Where a source stands by its own account. `cost` is what it keeps for us meanwhile, `kept_bytes` how
+    much that is, None where it isn't counted; `trouble` says what is wrong and what to do, and is empty when
+    nothing is."""
 
     acknowledged: str
     cost: str = ""
     trouble: str = ""
+    kept_bytes: int | None = None
 
 
 class PassedOver(Protocol):

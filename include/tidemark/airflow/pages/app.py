@@ -1,4 +1,5 @@
-"""The app that Airflow mounts at `/tidemark`: pages, and the API that they read. Nothing here writes.
+"""The app that Airflow mounts at `/tidemark`: pages, and the API that they read. What changes something is in
+`tidemark.airflow.pages.actions`.
 
 Airflow mounts a plugin's app without any authentication. So every route asks for a user, by a dependency of
 the app itself: a route that is added later can't be forgotten. What belongs to one pipeline also asks for the
@@ -19,6 +20,7 @@ from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request, 
 from fastapi.responses import FileResponse, JSONResponse
 
 from tidemark.airflow.pages import bodies, registry
+from tidemark.airflow.pages.actions import Chosen, acting, may
 from tidemark.core.binding import Owner
 from tidemark.core.errors import InvalidUsage, TidemarkError
 from tidemark.core.ids import WriterToken
@@ -26,9 +28,13 @@ from tidemark.pipeline.context import Attempt
 
 FILES: Final = Path(__file__).with_name("files")
 PAGES: Final = ("pipelines", "pipeline", "transaction", "run")
-STATIC: Final = {"page.js": "text/javascript", "frontiers.js": "text/javascript", "page.css": "text/css"}
+SCRIPTS: Final = ("page.js", "actions.js", "elements.js", "frontiers.js")
+STATIC: Final = {**dict.fromkeys(SCRIPTS, "text/javascript"), "page.css": "text/css"}
+POLICY: Final = "Content-Security-Policy"
+SANDBOXED: Final = "sandbox; default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'self'"
+"""For pages that others have made: they can't run anything, and are no part of this origin."""
 HEADERS: Final = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    POLICY: "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; frame-ancestors 'self'; base-uri 'none'; form-action 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -41,17 +47,6 @@ of_pipeline = APIRouter(
 )
 
 
-def chosen(dag_id: str, session: SessionDep) -> registry.PipelineDag:
-    """The pipeline that a path names."""
-    found = registry.pipeline_of(session, dag_id)
-    if found is None:
-        raise HTTPException(404, f"DAG {dag_id!r} is not a pipeline's")
-    return found
-
-
-Chosen = Annotated[registry.PipelineDag, Depends(chosen)]
-
-
 @router.get("/api/pipelines")
 def pipelines(user: GetUserDep, session: SessionDep) -> dict[str, Any]:
     """The pipelines whose DAG the user may view."""
@@ -60,8 +55,8 @@ def pipelines(user: GetUserDep, session: SessionDep) -> dict[str, Any]:
 
 
 @of_pipeline.get("")
-def pipeline(one: Chosen) -> dict[str, Any]:
-    return bodies.pipeline_body(one)
+def pipeline(one: Chosen, user: GetUserDep) -> dict[str, Any]:
+    return {**bodies.pipeline_body(one), "may_act": may(user, one.dag_id)}
 
 
 @of_pipeline.get("/transactions")
@@ -75,8 +70,8 @@ def transactions(
 
 
 @of_pipeline.get("/transactions/{txn}")
-def transaction(one: Chosen, txn: int) -> dict[str, Any]:
-    return bodies.transaction_body(one, txn)
+def transaction(one: Chosen, txn: int, user: GetUserDep) -> dict[str, Any]:
+    return {**bodies.transaction_body(one, txn), "may_act": may(user, one.dag_id)}
 
 
 @of_pipeline.get("/run")
@@ -103,6 +98,16 @@ def _text(at: datetime | None) -> str:
     return at.isoformat() if at is not None else ""
 
 
+@router.get("/docs/{dag_id}/{path:path}", dependencies=[Depends(requires_access_dag(method="GET"))])
+def docs(one: Chosen, path: str) -> Response:
+    """A page of the pipeline's Data Docs, which is shown without any right to run something."""
+    site = bodies.opened(one).data_docs.resolve()
+    file = (site / path).resolve()
+    if not (file.is_relative_to(site) and file.suffix == ".html" and file.is_file()):
+        raise HTTPException(404, "there is no such page in the Data Docs that this server can see")
+    return FileResponse(file, media_type="text/html", headers={POLICY: SANDBOXED})
+
+
 @router.get("/{page}")
 def page(page: str) -> Response:
     """A page: the same frame for each, which its script fills."""
@@ -126,7 +131,8 @@ async def told(request: Request, error: Exception) -> Response:
 async def guarded(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
     """Say to the browser that nothing comes from elsewhere, and that nothing is kept."""
     response = await call_next(request)
-    response.headers.update(HEADERS)
+    for name, value in HEADERS.items():
+        response.headers.setdefault(name, value)
     return response
 
 
@@ -141,6 +147,7 @@ def pages_app() -> FastAPI:
         exception_handlers={TidemarkError: told},
     )
     app.middleware("http")(guarded)
+    app.include_router(acting)
     app.include_router(of_pipeline)
     app.include_router(router)
     return app

@@ -12,29 +12,35 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
+from tidemark.airflow.pages.looks import looking
 from tidemark.airflow.pages.registry import PipelineDag, environment_of
 from tidemark.assemble import Deployment
+from tidemark.core.alarms import alarms_of
 from tidemark.core.binding import Binding
 from tidemark.core.checksum import Digests
-from tidemark.core.evidence import Evidence
+from tidemark.core.consumer import consumer_of
 from tidemark.core.sentence import run_sentence
 from tidemark.core.text import plain
-from tidemark.pipeline.context import Attempt
+from tidemark.pipeline.context import Attempt, attempts_at
 from tidemark.pipeline.stepwise import found_by
+from tidemark.readers import consumers_of, held_leases
 from tidemark.status import status_of
 from tidemark.summary import facts_of
 from tidemark.tasks import open_pipeline
-from tidemark.transactions import listed, whole
+from tidemark.transactions import listed, recent, steps_of, whole
 
 Body = dict[str, Any]
 FILES_MAX: Final = 500
 PAGE_MAX: Final = 200
 SEARCHED_MAX: Final = 1_000
+RECENT: Final = 40
+PROOFS_AT_ENDS: Final = 50
+"""Of how many of the oldest and of the newest transactions a row tells whether they can be proven again."""
 _WINDOW: Final = 500
 
 
 def opened(one: PipelineDag) -> Deployment:
-    """The pipeline's control plane; nothing here can start a Spark."""
+    """The pipeline's control plane, opened anew, for who decides; nothing here can start a Spark."""
     return open_pipeline(one.pipeline_file, environment_of(one))
 
 
@@ -44,19 +50,36 @@ def is_asked(deployment: Deployment) -> bool:
 
 def pipeline_body(one: PipelineDag) -> Body:
     """How far a pipeline is."""
-    deployment = opened(one)
-    found = status_of(deployment, now_seconds=time.time(), asks_source=is_asked(deployment))
-    body = plain(found)
-    return {**body, "dag_id": one.dag_id, "source_type": deployment.config.source.type}
+    with looking(one) as deployment:
+        found = status_of(
+            deployment,
+            now_seconds=time.time(),
+            asks_source=is_asked(deployment),
+            proofs_at_ends=PROOFS_AT_ENDS,
+        )
+        alarms = alarms_of(found, deployment.config.alarms.limits)
+        more = {"alarms": alarms, "dag_id": one.dag_id, "source_type": deployment.config.source.type}
+        more |= {"recent": recent(deployment, limit=RECENT), **readers_of(deployment)}
+        return dict(plain({**plain(found), **more}))
+
+
+def readers_of(deployment: Deployment) -> Body:
+    """Who reads how far, and who else holds transactions back."""
+    others = [one for one in held_leases(deployment) if consumer_of(one) is None]
+    leases = [{"name": one.name, "txn": one.txn, "holder": one.holder} for one in others]
+    return {"consumers": consumers_of(deployment), "leases": leases}
 
 
 def transactions_body(one: PipelineDag, *, before: int | None, limit: int, search: str) -> Body:
     """Transactions below `before`, the newest first; `next` is where to go on, None at the end. A search
     looks at so many at a time, and says how far it has looked."""
-    deployment = opened(one)
+    with looking(one) as deployment:
+        return _transactions(deployment, before, limit, search.lower().split())
+
+
+def _transactions(deployment: Deployment, before: int | None, limit: int, words: list[str]) -> Body:
     upper = deployment.control.bindings.head().upper
     at = min(before or upper, upper)
-    words = search.lower().split()
     rows: list[Body] = []
     looked = 0
     while at > 1 and len(rows) < limit and looked < SEARCHED_MAX:
@@ -80,7 +103,11 @@ def _searched(row: Mapping[str, Any]) -> str:
 
 def transaction_body(one: PipelineDag, txn: int) -> Body:
     """One transaction whole."""
-    deployment = opened(one)
+    with looking(one) as deployment:
+        return _transaction(deployment, txn)
+
+
+def _transaction(deployment: Deployment, txn: int) -> Body:
     binding, seal, journal, times = whole(deployment, txn)
     settings = (seal.configuration if seal is not None else None) or binding.configuration
     gone = deployment.pipeline.source.inspect(binding) if is_asked(deployment) else None
@@ -94,10 +121,11 @@ def transaction_body(one: PipelineDag, txn: int) -> Body:
             "digests": _digests(attempt.staged.digests) if attempt.staged is not None else {},
             "won": seal is not None and attempt.token == seal.token,
         }
-        for attempt in _attempts(deployment, binding)
+        for attempt in attempts_at(deployment.pipeline, binding)
     ]
     body = {**times, "txn": txn, "run": binding.owner.run_id, "configuration": settings.fingerprint}
     body |= {"input": _input(binding), "gone": gone, "journal": journal, "attempts": attempts}
+    body["steps"] = steps_of(deployment, binding, seal)
     if seal is not None:
         body["seal"] = {
             "decision": str(seal.decision),
@@ -121,14 +149,6 @@ def transaction_body(one: PipelineDag, txn: int) -> Body:
     return dict(plain(body))
 
 
-def _attempts(deployment: Deployment, binding: Binding) -> list[Evidence]:
-    """What was found on a transaction: by its own run, and of others by the last that tried anything."""
-    ledger = deployment.control.attempts
-    upper = ledger.head().upper
-    found = [*ledger.find(binding.owner.identity), *ledger.read(max(1, upper - _WINDOW), upper)]
-    return [one for _, one in sorted({one.number: one for one in found}.items()) if one.txn == binding.txn]
-
-
 def _digests(digests: Digests) -> Body:
     return {endpoint: {"rows": digest.count, "digest": str(digest)} for endpoint, digest in digests.items()}
 
@@ -149,7 +169,11 @@ def _input(binding: Binding) -> Body:
 
 def run_body(one: PipelineDag, attempt: Attempt) -> Body:
     """One run: its sentence, and its transactions."""
-    deployment = opened(one)
+    with looking(one) as deployment:
+        return _run(deployment, attempt)
+
+
+def _run(deployment: Deployment, attempt: Attempt) -> Body:
     facts = facts_of(deployment.pipeline, attempt)
     tried = {entry.txn for entry in found_by(deployment.pipeline, attempt)}
     owned = {*(seal.txn for seal in facts.sealed), *(proof.txn for proof in facts.proofs), *facts.open}

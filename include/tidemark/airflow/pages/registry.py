@@ -7,7 +7,7 @@ form (`marked`); whoever may view the DAG may view what that file describes.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
 TAG: Final = "tidemark"
+PUBLISH: Final = "publish"
+"""The param of a pipeline's DAG that asks for publishing now."""
 _MARK: Final = "tidemark"
 
 
@@ -34,8 +36,13 @@ def marked(pipeline_file: str, environment: str | None) -> str:
     return json.dumps({_MARK: {"pipeline_file": pipeline_file, "environment": environment}})
 
 
-def pipeline_in(dag_id: str, serialized: Mapping[str, Any]) -> PipelineDag | None:
-    """The pipeline of a serialized DAG; None for a DAG of another kind."""
+def marked_replays(pipeline_files: Mapping[str, str], environment: str | None) -> str:
+    """What the `doc_json` of a task of a replay DAG says, for `replays_in`."""
+    files = sorted(pipeline_files.values())
+    return json.dumps({_MARK: {"replays": files, "environment": environment}})
+
+
+def _marks_in(serialized: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     for task in serialized.get("dag", {}).get("tasks", ()):
         fields = task.get("__var", task)
         try:
@@ -43,25 +50,47 @@ def pipeline_in(dag_id: str, serialized: Mapping[str, Any]) -> PipelineDag | Non
         except (TypeError, ValueError):
             continue
         if isinstance(mark, dict) and isinstance(mark.get(_MARK), dict):
-            found = mark[_MARK]
-            return PipelineDag(dag_id, str(found["pipeline_file"]), found.get("environment"))
+            yield mark[_MARK]
+
+
+def pipeline_in(dag_id: str, serialized: Mapping[str, Any]) -> PipelineDag | None:
+    """The pipeline of a serialized DAG; None for a DAG of another kind."""
+    for mark in _marks_in(serialized):
+        if "pipeline_file" in mark:
+            return PipelineDag(dag_id, str(mark["pipeline_file"]), mark.get("environment"))
     return None
+
+
+def replays_in(serialized: Mapping[str, Any], one: PipelineDag) -> bool:
+    """Whether a serialized DAG replays this very pipeline: its file, in its environment."""
+    return any(
+        one.pipeline_file in mark.get("replays", ()) and mark.get("environment") == one.environment
+        for mark in _marks_in(serialized)
+    )
 
 
 def known_pipelines(session: Session, dag_ids: Collection[str]) -> list[PipelineDag]:
     """The pipelines among these DAGs, in order of their names."""
+    found = [pipeline_in(name, data) for name, data in _tagged(session) if name in dag_ids]
+    return sorted((one for one in found if one is not None), key=lambda one: one.dag_id)
+
+
+def replays_of(session: Session, one: PipelineDag) -> str | None:
+    """The DAG that replays a pipeline, the first by name; None where there is none."""
+    return min((name for name, data in _tagged(session) if replays_in(data, one)), default=None)
+
+
+def _tagged(session: Session) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Tidemark's DAGs that are there now, as they were serialized last."""
     from airflow.models.dag import DagModel, DagTag
     from airflow.models.serialized_dag import SerializedDagModel
     from sqlalchemy import select
 
     tagged = select(DagTag.dag_id).join(DagModel, DagModel.dag_id == DagTag.dag_id)
     named = session.scalars(tagged.where(DagTag.name == TAG, DagModel.is_stale.is_(False))).all()
-    wanted = sorted(set(named) & set(dag_ids))
-    if not wanted:
-        return []
-    rows = SerializedDagModel.get_latest_serialized_dags(dag_ids=wanted, session=session)
-    found = [pipeline_in(row.dag_id, row.data or {}) for row in rows]
-    return sorted((one for one in found if one is not None), key=lambda one: one.dag_id)
+    if named:
+        for row in SerializedDagModel.get_latest_serialized_dags(dag_ids=sorted(set(named)), session=session):
+            yield row.dag_id, row.data or {}
 
 
 def pipeline_of(session: Session, dag_id: str) -> PipelineDag | None:

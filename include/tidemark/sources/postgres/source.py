@@ -214,7 +214,8 @@ class SlotSource:
                     slots.check_continues(found, bound=bound.upper[WAL], acknowledged=self.acknowledged)
         except TidemarkError as error:
             return Standing(position, trouble=str(error))
-        return Standing(position, cost=f"{found.retained_bytes:,} bytes of log kept by the server")
+        kept = found.retained_bytes
+        return Standing(position, cost=f"{kept:,} bytes of log kept by the server", kept_bytes=kept)
 
     def waiting(self, last: Binding | None) -> Waiting:
         """The first source transaction in the slot that is not bound and touches a table of the pipeline, by

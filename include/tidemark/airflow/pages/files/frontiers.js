@@ -1,4 +1,5 @@
-// The frontiers of a pipeline as a picture, to scale: how far each has come, in transactions.
+// Pictures: the frontiers of a pipeline to scale, how far each has come in transactions; and small ones of what its
+// newest transactions were like.
 
 const SVG = "http://www.w3.org/2000/svg";
 const WIDTH = 1200, LABEL = 190, VALUE = 70, ROW = 22, AXIS = 24;
@@ -20,7 +21,9 @@ export function rowsOf(status) {
   for (const one of status.shards) {
     rows.push({ name: `${one.shard} log`, at: one.log_upper - 1, kind: one.paused ? "held" : "log" });
     if (one.shard !== "quarantine") rows.push({ name: `${one.shard} state`, at: one.published, kind: "state" });
+    for (const reader of status.consumers) if (reader.shard === one.shard) rows.push({ name: `${one.shard} → ${reader.consumer}`, at: reader.frontier - 1, kind: reader.frozen ? "held" : "reader" });
   }
+  for (const lease of status.leases) rows.push({ name: `lease ${lease.name}`, at: lease.txn - 1, kind: "reader" });
   return rows;
 }
 
@@ -55,6 +58,38 @@ export function frontiers(status) {
       drawn("line", { class: "grid", x1: x(at), x2: x(at), y1: 0, y2: height - AXIS + 4 }),
       drawn("text", { class: "axis", x: x(at), y: height - 6, "text-anchor": end }, `transaction ${at}`),
     );
+  }
+  return picture;
+}
+
+// A bar for each value, the newest at the right. What is not known leaves a gap, and `marked` ones are drawn as trouble.
+export function sparkline(label, values, marked = () => false) {
+  const bar = 3, gap = 1, height = 20, width = Math.max(1, values.length) * (bar + gap);
+  const most = Math.max(1e-9, ...values.map((one) => one ?? 0));
+  const picture = drawn("svg", { class: "spark", viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": label });
+  picture.append(drawn("title", {}, label));
+  values.forEach((value, index) => {
+    if (value === null || value === undefined) return;
+    const tall = Math.max(1, (value / most) * height);
+    picture.append(drawn("rect", { class: marked(index) ? "held" : "bar", x: index * (bar + gap), y: height - tall, width: bar, height: tall }));
+  });
+  return picture;
+}
+
+// Steps one after the other, each as wide as it took long.
+export function stepsBar(steps) {
+  const timed = steps.filter((one) => one.seconds !== null && !one.step.startsWith("in the log"));
+  const total = timed.reduce((sum, one) => sum + one.seconds, 0);
+  if (!total) return "";
+  const picture = drawn("svg", { class: "steps", viewBox: "0 0 1200 18", role: "img", "aria-label": timed.map((one) => `${one.step} ${one.seconds.toFixed(1)} s`).join(", ") });
+  const kinds = { staged: "bar", judged: "state", sealed: "log" };
+  let x = 0;
+  for (const one of timed) {
+    const width = (1200 * one.seconds) / total;
+    const part = drawn("rect", { class: kinds[one.step] ?? "bar", x, y: 0, width, height: 18 });
+    part.append(drawn("title", {}, `${one.step}: ${one.seconds.toFixed(1)} s`));
+    picture.append(part);
+    x += width;
   }
   return picture;
 }

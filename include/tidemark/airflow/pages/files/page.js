@@ -1,6 +1,8 @@
 // Tidemark's pages in Airflow. Everything that is shown is set as text, never as markup.
 
-import { frontiers } from "./frontiers.js";
+import { actionsOfPipeline, actionsOfTransaction, showActions } from "./actions.js";
+import { age, count, el, facts, link, marked, moment, span, table, verdict } from "./elements.js";
+import { frontiers, sparkline, stepsBar } from "./frontiers.js";
 
 const REFRESH_MILLISECONDS = 15000;
 const AT_ONCE = 4;
@@ -8,51 +10,6 @@ const asked = new URLSearchParams(location.search);
 const dagId = asked.get("dag_id") ?? "";
 const view = document.getElementById("view");
 const fresh = document.getElementById("fresh");
-
-// Making elements.
-
-function el(name, attributes = {}, ...children) {
-  const made = document.createElement(name);
-  for (const [key, value] of Object.entries(attributes)) if (value) made.setAttribute(key, value);
-  made.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== ""));
-  return made;
-}
-
-function link(page, parameters, text) {
-  return el("a", { href: `${page}?${new URLSearchParams(parameters)}` }, String(text));
-}
-
-// A table of columns {name, cell, number}; cells are texts or elements.
-function table(label, columns, rows, empty) {
-  if (!rows.length) return el("p", { class: "quiet" }, empty);
-  const head = el("tr", {}, columns.map((one) => el("th", { scope: "col", class: one.number && "number" }, one.name)));
-  const body = rows.map((row) =>
-    el("tr", {}, columns.map((one) => el("td", { class: [one.number && "number", one.kind].filter(Boolean).join(" ") }, one.cell(row)))));
-  const whole = el("table", {}, el("caption", { class: "quiet", hidden: "hidden" }, label), el("thead", {}, head), el("tbody", {}, body));
-  return el("div", { class: "scroll", role: "region", "aria-label": label, tabindex: "0" }, whole);
-}
-
-function facts(pairs) {
-  return el("dl", { class: "facts" }, pairs.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
-}
-
-const marked = (text, kind) => el("span", { class: kind }, text);
-const count = (number) => (number === null || number === undefined ? "" : Number(number).toLocaleString("en"));
-const moment = (text) => (text ? text.replace("T", " ").replace(/(\.\d+)?Z$/, " UTC") : "");
-
-function span(seconds) {
-  if (seconds === null || seconds === undefined) return "";
-  const units = [["d", 86400], ["h", 3600], ["m", 60]];
-  const place = units.findIndex(([, size]) => seconds >= size);
-  if (place < 0) return `${Math.max(seconds, 0).toFixed(1)} s`;
-  const [unit, size] = units[place];
-  const [lower, lowerSize] = units[place + 1] ?? ["s", 1];
-  const rest = Math.floor((seconds % size) / lowerSize);
-  return `${Math.floor(seconds / size)} ${unit}${rest ? ` ${rest} ${lower}` : ""}`;
-}
-
-const age = (text) => (text ? span((Date.now() - Date.parse(text)) / 1000) : "");
-const verdict = (word) => (word ? marked(word, word === "identical" ? "good" : "bad") : "");
 
 // Asking.
 
@@ -71,12 +28,14 @@ const here = (path = "", parameters = {}) => get(`/${encodeURIComponent(dagId)}$
 
 // All pipelines.
 
+const URGENCY = { blocked: 90, stalled: 70, behind: 60, wal: 50, replayable: 40, quarantine: 30 };
+
 function trouble(one) {
-  if (one.error) return 100;
+  if (one.error) return 1000;
   const status = one.status;
   const wrong = status.last_verdict && status.last_verdict.verdict !== "identical";
-  return (status.blocked.length ? 50 : 0) + (status.stalled.length ? 40 : 0) + (wrong ? 30 : 0)
-    + (status.shards.some((shard) => shard.paused) ? 20 : 0) + (status.open.length ? 10 : 0) + (status.waiting.pieces ? 1 : 0);
+  const ringing = status.alarms.map((alarm) => URGENCY[alarm.kind] ?? 20);
+  return Math.max(0, ...ringing) + ringing.length + (wrong ? 25 : 0) + (status.open.length ? 10 : 0) + (status.waiting.pieces ? 1 : 0);
 }
 
 function published(status) {
@@ -100,23 +59,34 @@ function replayable(status) {
   if (gone.length) return marked(`${gone[0].first} to ${gone[gone.length - 1].last} no more`, "warn");
   if (!status.replayable.length) return marked(status.bound ? "not asked here" : "", "quiet");
   const ends = status.replayable.map((one) => one.until).filter(Boolean).sort();
-  return ends.length ? `until ${ends[0]}` : "while its input stays";
+  return ends.length ? `until ${moment(ends[0])}` : "while its input stays";
+}
+
+const alarms = (status) => status.alarms.map((one) => el("div", { class: "bad", title: one.remedy }, `${one.kind}: ${one.fact}`));
+
+// The newest transactions of a pipeline as a small picture; those with quarantined records are marked.
+function recent(status, what, value) {
+  const rows = status.recent;
+  if (!rows.length) return "";
+  const values = rows.map(value), known = values.filter((one) => one !== null);
+  const label = `${what} of transactions ${rows[0].txn} to ${rows[rows.length - 1].txn}: ${Math.min(...known).toLocaleString("en")} to ${Math.max(...known).toLocaleString("en")}`;
+  return sparkline(label, values, (index) => rows[index].quarantined > 0);
 }
 
 const ofStatus = (cell) => (one) => (one.status ? cell(one.status) : "");
 const PIPELINES = [
-  { name: "Pipeline", cell: (one) => link("pipeline", { dag_id: one.id }, one.id) },
+  { name: "Pipeline", kind: "whole", cell: (one) => link("pipeline", { dag_id: one.id }, one.id) },
   { name: "Bound", number: true, cell: ofStatus((s) => count(s.bound)) },
   { name: "Sealed", number: true, cell: ofStatus((s) => count(s.sealed)) },
   { name: "Checkpoint", number: true, cell: ofStatus((s) => count(s.checkpoint)) },
   { name: "Published", number: true, cell: ofStatus(published) },
   { name: "Open", cell: ofStatus((s) => (s.open.length ? marked(`${s.open.length}, for ${age(s.open_since)}`, "warn") : "none")) },
-  { name: "Waiting input", cell: ofStatus(waiting) },
+  { name: "Waiting", cell: ofStatus(waiting) },
   { name: "Quarantined", number: true, cell: ofStatus((s) => count(s.quarantined.records)) },
-  { name: "Paused shards", cell: ofStatus((s) => s.shards.filter((one) => one.paused).map((one) => one.shard).join(", ")) },
-  { name: "Last verdict", cell: ofStatus((s) => (s.last_verdict ? verdict(s.last_verdict.verdict) : "")) },
+  { name: "Verdict", kind: "whole", cell: ofStatus((s) => (s.last_verdict ? verdict(s.last_verdict.verdict) : "")) },
   { name: "Replayable", cell: ofStatus(replayable) },
-  { name: "Trouble", cell: (one) => (one.error ? marked(one.error, "bad") : one.status ? one.status.blocked.map((stop) => marked(`${stop.what}: ${stop.why}`, "bad")).concat(one.status.stalled.map((what) => marked(what, "bad"))) : marked("loading …", "quiet")) },
+  { name: "Recent", cell: ofStatus((s) => [recent(s, "records read", (row) => row.read), recent(s, "seconds open", (row) => row.seconds)]) },
+  { name: "Trouble", kind: "wide", cell: (one) => (one.error ? marked(one.error, "bad") : one.status ? alarms(one.status) : marked("loading …", "quiet")) },
 ];
 
 const known = new Map();
@@ -163,6 +133,14 @@ const SHARDS = [
   { name: "State has", number: true, cell: (one) => (one.shard === "quarantine" ? "" : count(one.published)) },
   { name: "Behind", number: true, cell: (one) => (one.shard === "quarantine" ? "" : count(one.log_upper - 1 - one.published)) },
   { name: "Waits", cell: (one) => (one.left_out ? "not in the pipeline file" : one.paused ? marked(one.paused, "bad") : "") },
+];
+const READERS = [
+  { name: "Shard", cell: (one) => one.shard },
+  { name: "Consumer", cell: (one) => one.consumer },
+  { name: "Next transaction", number: true, cell: (one) => count(one.frontier) },
+  { name: "Behind", number: true, cell: (one) => (one.lag === null ? "?" : count(one.lag)) },
+  { name: "Read by", cell: (one) => one.reading },
+  { name: "Stands still", cell: (one) => (one.frozen ? marked(one.frozen, "bad") : "") },
 ];
 const TRANSACTIONS = [
   { name: "Transaction", number: true, cell: (row) => link("transaction", { dag_id: dagId, txn: row.txn }, row.txn) },
@@ -211,8 +189,7 @@ async function showPipeline(part) {
   const run = status.last_run;
   part("head").replaceChildren(
     el("h1", {}, status.pipeline),
-    ...status.blocked.map((one) => el("p", { class: "alarm" }, `${one.what}${one.since ? `, for ${age(one.since)}` : ""}: ${one.why}`)),
-    ...status.stalled.map((what) => el("p", { class: "alarm" }, what)),
+    ...status.alarms.map((one) => el("div", { class: "alarm" }, el("p", {}, `${one.kind}: ${one.fact}${one.since ? ` (since ${moment(one.since)})` : ""}`), el("p", { class: "quiet" }, one.remedy))),
     facts([
       ["bound", count(status.bound)], ["sealed", count(status.sealed)], ["checkpoint", count(status.checkpoint)],
       ["open", status.open.length ? marked(`${status.open.join(", ")}, for ${age(status.open_since)}`, "warn") : "none"],
@@ -221,10 +198,16 @@ async function showPipeline(part) {
       ["replayable", replayable(status)], ["generation", count(status.generation)],
       ["last run", run ? link("run", { dag_id: dagId, run_id: run.run_id }, run.run_id) : "none"],
     ]),
+  );
+  showActions(part("actions"), dagId, actionsOfPipeline(status), refresh);
+  part("picture").replaceChildren(
     el("h2", {}, "Frontiers"),
     status.bound ? frontiers(status) : el("p", { class: "quiet" }, "Nothing is bound yet."),
     el("h2", {}, "Shards"),
     table("Shards", SHARDS, status.shards, "No shard yet."),
+    el("h2", {}, "Readers"),
+    table("Readers", READERS, status.consumers, "No consumer is known here."),
+    ...status.leases.map((one) => el("p", { class: "quiet" }, `lease ${one.name}, held by ${one.holder}: needs every transaction from ${one.txn} on`)),
   );
   await showTransactions(part);
 }
@@ -239,7 +222,7 @@ async function showTransaction(part) {
   const endpoints = [...new Set([seal ? Object.keys(seal.digests) : [], ...sides.map((side) => Object.keys(side.of))].flat())].sort();
   const digest = (found, against) => (found ? marked(`${count(found.rows)} rows, ${found.digest}`, against && against.digest !== found.digest ? "bad" : "") : "");
   const gone = one.gone === null ? "the source is not asked here" : one.gone ? marked(`no more: ${one.gone}`, "bad") : "still there";
-  part("whole").replaceChildren(
+  part("head").replaceChildren(
     el("h1", {}, `Transaction ${one.txn}`),
     seal ? "" : el("p", { class: "warn" }, "open: not sealed yet"),
     facts([
@@ -249,6 +232,14 @@ async function showTransaction(part) {
       ["by", seal ? seal.token : ""], ["generation", seal ? count(seal.generation) : ""], ["engine", seal ? seal.engine : ""],
       ["configuration", one.configuration],
     ]),
+  );
+  showActions(part("actions"), dagId, actionsOfTransaction(one), refresh);
+  part("whole").replaceChildren(
+    el("h2", {}, "Steps"),
+    stepsBar(one.steps),
+    table("Steps", [
+      { name: "Step", cell: (of) => of.step }, { name: "At", cell: (of) => moment(of.at) }, { name: "Took", number: true, cell: (of) => span(of.seconds) },
+    ], one.steps, "No step is on record."),
     el("h2", {}, "Input"),
     el("p", { class: "quiet" }, gone),
     one.input.files_total

@@ -1,0 +1,69 @@
+"""The task of the `health` DAG: red once for every alarm, skipped while one that was told goes on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
+
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+
+from tidemark.airflow.operators import ControlOperator
+from tidemark.core.alarms import Alarm
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from tidemark.assemble import Deployment
+    from tidemark.job import Order
+
+
+class HealthOperator(ControlOperator):
+    """Look for alarms (`tidemark.core.alarms`): fail with those that nobody was told of yet, and what to do
+    about each. While told ones go on the task is skipped, and green means that there is none.
+
+    A failure is what Airflow tells people of: give `on_failure_callback` a notifier. What was told goes on
+    record in the pipeline's journal once the task has failed; an alarm that is over and comes again is told
+    again."""
+
+    step = "health"
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.pipeline_shown = self.task_id
+        self.note_alarms: Callable[[], None] = _nothing
+        self.on_failure_callback = [*self.on_failure_callback, note_alarms]
+
+    def work(self, context: Context, deployment: Deployment, order: Order) -> Any:
+        from tidemark import health
+
+        found = health.look(deployment, now_seconds=time.time())
+        for name in found.over:
+            self.log.info("over: %s", name)
+            health.note_over(deployment, order.attempt, name)
+        for alarm in found.still:
+            self.log.warning("told before: %s", alarm)
+        if found.new:
+            self.note_alarms = lambda: _note(deployment, order, found.new)
+            counted = "1 alarm" if len(found.new) == 1 else f"{len(found.new)} alarms"
+            raise AirflowFailException("\n".join([f"{counted}:", *map(str, found.new)]))
+        if found.still:
+            raise AirflowSkipException(f"{len(found.still)} alarms go on, all of them told before")
+        self.log.info("no alarm")
+        return {"alarms": 0}
+
+
+def _note(deployment: Deployment, order: Order, alarms: tuple[Alarm, ...]) -> None:
+    from tidemark import health
+
+    for alarm in alarms:
+        health.note_told(deployment, order.attempt, alarm)
+
+
+def _nothing() -> None:
+    """There is nothing to put on record."""
+
+
+def note_alarms(context: Context) -> None:
+    """Put on record what a task has told by failing."""
+    cast("HealthOperator", context["ti"].task).note_alarms()

@@ -1,0 +1,192 @@
+"""What a person may do on the pages: decide, which is a commit here and now, or ask for work, which a run of
+a DAG does. All of it with a reason, and on record in the pipeline's journal with the user's name.
+
+Acting needs the right to edit the pipeline's DAG, and starting a run the right to start one of that DAG. The
+login is a cookie, which a browser sends along whoever made the page: so a request must say that it comes from
+these pages, and one that says nothing must bring a token instead (`from_here`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+from urllib.parse import urlsplit
+
+from airflow.api_fastapi.app import get_auth_manager
+from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity, DagDetails
+from airflow.api_fastapi.common.db.common import SessionDep
+from airflow.api_fastapi.core_api.security import GetUserDep, requires_access_dag
+from airflow.configuration import conf
+from fastapi import APIRouter, Depends, HTTPException, Request
+from pydantic import BaseModel, ConfigDict, Field
+
+from tidemark import decisions
+from tidemark.airflow.pages import registry, triggers
+from tidemark.airflow.pages.bodies import opened
+from tidemark.airflow.pages.registry import PUBLISH
+from tidemark.core.errors import InvalidUsage
+from tidemark.core.ids import TXN_NONE
+from tidemark.decisions import REASON_CHARACTERS_MAX, Decider
+from tidemark.pipeline.replay import REPAIR, VERIFY, bound_range
+from tidemark.tasks import SparkNeeded
+
+TXN_MAX: Final = 2**53
+JSON: Final = "application/json"
+
+
+def from_here(request: Request) -> None:
+    """Refuse what another site's page has sent. A browser says where a request comes from, by one of two
+    headers that no page can set; what is no browser has no cookie of ours either."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
+        raise HTTPException(415, f"an action is {JSON}")
+    site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
+    if site is not None and site != "same-origin":
+        raise HTTPException(403, "this request comes from another site")
+    if origin is not None and origin_of(origin) not in own_origins(request):
+        raise HTTPException(403, "this request comes from another origin; is [api] base_url set right?")
+    if site is None and origin is None and not request.headers.get("authorization"):
+        raise HTTPException(403, "this request does not say where it comes from")
+
+
+def own_origins(request: Request) -> set[tuple[str, str]]:
+    """Where these pages are: as the request was addressed, and as Airflow was told."""
+    addressed = {(scheme, request.headers.get("host", "")) for scheme in ("http", "https")}
+    told = origin_of(conf.get("api", "base_url", fallback="") or "")
+    return {one for one in (*addressed, told) if all(one)}
+
+
+def origin_of(url: str) -> tuple[str, str]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.netloc
+
+
+acting = APIRouter(
+    prefix="/api/pipelines/{dag_id}/actions",
+    dependencies=[Depends(from_here), Depends(requires_access_dag(method="PUT"))],
+)
+
+
+class Said(BaseModel):
+    """Why; nothing is done without a reason."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    reason: str = Field(min_length=1, max_length=REASON_CHARACTERS_MAX)
+
+
+Number = Annotated[int, Field(ge=1, le=TXN_MAX)]
+
+
+class OfTransaction(Said):
+    txn: Number
+
+
+class OfShard(Said):
+    shard: str = Field(min_length=1, max_length=200)
+
+
+class OfRange(Said):
+    txn_from: Number
+    txn_to: Number
+
+
+def chosen(dag_id: str, session: SessionDep) -> registry.PipelineDag:
+    """The pipeline that a path names."""
+    found = registry.pipeline_of(session, dag_id)
+    if found is None:
+        raise HTTPException(404, f"DAG {dag_id!r} is not a pipeline's")
+    return found
+
+
+Chosen = Annotated[registry.PipelineDag, Depends(chosen)]
+
+
+def may(user: Any, dag_id: str, *, runs: bool = False) -> bool:
+    """Whether a user may edit a DAG, or start its runs."""
+    from airflow.models.dag import DagModel
+
+    entity = {"method": "POST", "access_entity": DagAccessEntity.RUN} if runs else {"method": "PUT"}
+    details = DagDetails(id=dag_id, team_name=DagModel.get_team_name(dag_id))
+    return bool(get_auth_manager().is_authorized_dag(user=user, details=details, **entity))
+
+
+@dataclass
+class Actor:
+    """Who acts, on which pipeline."""
+
+    one: Chosen
+    user: GetUserDep
+    session: SessionDep
+    request: Request
+
+    def by(self, said: Said) -> Decider:
+        return Decider.of(self.user.get_name(), said.reason)
+
+    def start(self, said: Said, what: str, dag_id: str, asked: dict[str, Any], *, txn: int) -> dict[str, Any]:
+        """Put the request on record, then start the run; one that could not be started leaves the request."""
+        if not may(self.user, dag_id, runs=True):
+            raise HTTPException(403, f"you may not start runs of DAG {dag_id!r}")
+        by = self.by(said)
+        detail = {"dag": dag_id, **{name: str(value) for name, value in asked.items()}}
+        decisions.request(opened(self.one), by, what, detail, txn=txn)
+        run_id = triggers.start(
+            dag_id, asked, note=by.reason, user=self.user, session=self.session, request=self.request
+        )
+        return {"done": f"{what}: run {run_id} of DAG {dag_id} does it", "dag_id": dag_id, "run_id": run_id}
+
+
+Acting = Annotated[Actor, Depends()]
+
+
+@acting.post("/skip")
+def skip(actor: Acting, said: OfTransaction) -> dict[str, Any]:
+    checkpoint = decisions.skip(opened(actor.one), actor.by(said), said.txn)
+    return {"done": f"transaction {said.txn} is skipped; the checkpoint is {checkpoint}"}
+
+
+@acting.post("/accept")
+def accept(actor: Acting, said: OfTransaction) -> dict[str, Any]:
+    try:
+        checkpoint = decisions.accept(opened(actor.one), actor.by(said), said.txn)
+    except SparkNeeded:
+        raise InvalidUsage(
+            f"nothing of transaction {said.txn} is staged that the gate has found whole",
+            hint="clear the run's tasks from ingest on, and accept what the gate says then",
+        ) from None
+    return {"done": f"transaction {said.txn} is accepted; the checkpoint is {checkpoint}"}
+
+
+@acting.post("/release")
+def release(actor: Acting, said: OfShard) -> dict[str, Any]:
+    report = decisions.release(opened(actor.one), actor.by(said), said.shard)
+    return {"done": f"shard {said.shard} {decisions.released(report)}"}
+
+
+@acting.post("/replay")
+def replay(actor: Acting, said: OfRange) -> dict[str, Any]:
+    return _replayed(actor, said, VERIFY)
+
+
+@acting.post("/repair")
+def repair(actor: Acting, said: OfRange) -> dict[str, Any]:
+    return _replayed(actor, said, REPAIR)
+
+
+def _replayed(actor: Actor, said: OfRange, mode: str) -> dict[str, Any]:
+    """Start a run of the DAG that replays this pipeline."""
+    found = registry.replays_of(actor.session, actor.one)
+    if found is None:
+        fact = f"no DAG replays the pipeline of {actor.one.dag_id!r}"
+        raise InvalidUsage(fact, hint="make one with `replay_dag`, see airflow.md")
+    deployment = opened(actor.one)
+    bound_range(deployment.pipeline, txn_from=said.txn_from, txn_to=said.txn_to)
+    txns = {"txn_from": said.txn_from, "txn_to": said.txn_to}
+    asked = {"pipeline": deployment.config.name, **txns, "mode": mode, "dry_run": False}
+    what = "repair" if mode == REPAIR else "replay"
+    return actor.start(said, what, found, asked, txn=said.txn_from)
+
+
+@acting.post("/publish")
+def publish(actor: Acting, said: Said) -> dict[str, Any]:
+    """Start a run of the pipeline's DAG that publishes whatever the policies say."""
+    return actor.start(said, "publish", actor.one.dag_id, {PUBLISH: True}, txn=TXN_NONE)

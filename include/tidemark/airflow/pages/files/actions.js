@@ -1,0 +1,111 @@
+// What a person may do: a reason, then two clicks. The frame that Airflow shows pages in has no confirm().
+
+import { el } from "./elements.js";
+
+const SURE_MILLISECONDS = 10000;
+
+async function post(dagId, verb, body) {
+  const answer = await fetch(`api/pipelines/${encodeURIComponent(dagId)}/actions/${verb}`, {
+    method: "POST",
+    credentials: "same-origin",
+    headers: { "Content-Type": "application/json" },
+    body: JSON.stringify(body),
+  });
+  const told = await answer.json().catch(() => ({}));
+  if (answer.ok) return told.done;
+  if (answer.status === 401) throw new Error("you are not logged in; reload Airflow's page");
+  throw new Error(typeof told.detail === "string" ? told.detail : `the server answered ${answer.status}`);
+}
+
+// One action {key, verb, label, effect, body}, as a button that opens a line for the reason.
+function made(dagId, one, done) {
+  const opener = el("button", { type: "button", "aria-expanded": "false" }, one.label);
+  const reason = el("input", { type: "text", placeholder: "Why? The journal keeps it, with your name", "aria-label": `Reason: ${one.label}`, maxlength: "1000" });
+  const doer = el("button", { type: "button", class: "danger", disabled: "disabled" }, one.label);
+  const said = el("span", { role: "status" });
+  const line = el("span", { class: "reason", hidden: "hidden" }, reason, doer, el("span", { class: "quiet" }, one.effect));
+  const whole = el("div", { class: "action" }, opener, line, said);
+  whole.dataset.key = one.key;
+  let sure = 0;
+  const unsure = () => {
+    sure = 0;
+    doer.textContent = one.label;
+  };
+  const open = (shown) => {
+    line.hidden = !shown;
+    opener.setAttribute("aria-expanded", String(shown));
+    whole.dataset.open = shown ? "yes" : "";
+    unsure();
+  };
+  opener.addEventListener("click", () => {
+    open(line.hidden);
+    said.textContent = "";
+    if (!line.hidden) reason.focus();
+  });
+  reason.addEventListener("input", () => {
+    doer.disabled = !reason.value.trim();
+    unsure();
+  });
+  doer.addEventListener("click", async () => {
+    if (Date.now() > sure) {
+      sure = Date.now() + SURE_MILLISECONDS;
+      doer.textContent = `Sure? ${one.label}`;
+      setTimeout(() => Date.now() > sure && unsure(), SURE_MILLISECONDS + 100);
+      return;
+    }
+    doer.disabled = true;
+    said.className = "quiet";
+    said.textContent = "…";
+    try {
+      said.textContent = await post(dagId, one.verb, { ...one.body, reason: reason.value.trim() });
+      said.className = "good";
+      reason.value = "";
+      open(false);
+      done();
+    } catch (error) {
+      said.className = "bad";
+      said.textContent = error.message;
+      doer.disabled = false;
+      unsure();
+    }
+  });
+  return whole;
+}
+
+// Show these actions; one that somebody is at, or that has just been done, stays as it is.
+export function showActions(section, dagId, wanted, done) {
+  const kept = new Map([...section.querySelectorAll(".action")].map((one) => [one.dataset.key, one]));
+  const keys = new Set(wanted.map((one) => one.key));
+  for (const [key, one] of kept) if (!keys.has(key) && !one.dataset.open && !one.querySelector("[role=status]").textContent) one.remove();
+  if (wanted.length && !section.querySelector("h2")) section.prepend(el("h2", {}, "Actions"));
+  for (const one of wanted) if (!kept.has(one.key)) section.append(made(dagId, one, done));
+}
+
+export function actionsOfPipeline(status) {
+  if (!status.may_act) return [];
+  const found = [];
+  for (const stop of status.blocked) {
+    if (stop.shard) found.push({ key: `release ${stop.shard} ${stop.txn}`, verb: "release", label: `Release ${stop.shard}`, effect: `its log passes transaction ${stop.txn}, which was held`, body: { shard: stop.shard } });
+    else if (stop.txn !== null) found.push(...actionsOfOpen(stop.txn));
+  }
+  const behind = status.shards.some((one) => one.shard !== "quarantine" && !one.left_out && one.log_upper - 1 > one.published);
+  if (behind) found.push({ key: "publish", verb: "publish", label: "Publish now", effect: "a run of this DAG brings the states up to their logs", body: {} });
+  return found;
+}
+
+export function actionsOfOpen(txn) {
+  return [
+    { key: `accept ${txn}`, verb: "accept", label: `Accept transaction ${txn}`, effect: "seals it as the gate has seen it, although it is red", body: { txn } },
+    { key: `skip ${txn}`, verb: "skip", label: `Skip transaction ${txn}`, effect: "passes over it for good: its input is never applied", body: { txn } },
+  ];
+}
+
+export function actionsOfTransaction(one) {
+  if (!one.may_act) return [];
+  if (!one.seal) return actionsOfOpen(one.txn);
+  const body = { txn_from: one.txn, txn_to: one.txn };
+  const found = [{ key: "replay", verb: "replay", label: "Replay", effect: "reads its input again and proves it; writes nothing", body }];
+  const verdicts = one.journal.filter((entry) => entry.event === "verified").map((entry) => entry.detail.verdict);
+  if (verdicts.length && verdicts[verdicts.length - 1] === "differs") found.push({ key: "repair", verb: "repair", label: "Repair", effect: "restores its parts from input that is as it was", body });
+  return found;
+}

@@ -1,0 +1,232 @@
+"""Alarms: which of the things that a pipeline's status shows need somebody, and what to do about each.
+
+One function for `tidemark status --fail-if`, the health task in Airflow and the pages. It decides by the
+status and by limits. What is not known because the source was not asked is no alarm; what could not be found
+out is one.
+
+An alarm is named by its kind and its subject, not by its words: while the same thing is wrong it stays the
+same alarm, however its age and counts change. `decide_told` compares with the journal's account of those that
+were told (`Event.ALARM`, `Event.ALARM_OVER`), so that nobody is told twice of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from tidemark.core.errors import InvalidUsage
+from tidemark.core.journal import Event, JournalEntry
+from tidemark.core.status import Blocked, Proof, Status
+from tidemark.core.text import bytes_in, seconds_in, share_in, span
+
+BLOCKED: Final = "blocked"
+STALLED: Final = "stalled"
+BEHIND: Final = "behind"
+QUARANTINE: Final = "quarantine"
+WAL: Final = "wal"
+REPLAYABLE: Final = "replayable"
+KINDS: Final = (BLOCKED, STALLED, BEHIND, WAL, REPLAYABLE, QUARANTINE)
+"""In the order of their urgency."""
+ALL: Final = "all"
+HINT: Final = (
+    "there are: all, blocked, stalled, behind=10m, quarantine, quarantine=24h, quarantine=5%, wal=10GB, "
+    "replayable=2d"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """Something that needs somebody: its kind, what it is about, the fact, what to do, and since when."""
+
+    kind: str
+    subject: str
+    fact: str
+    remedy: str
+    since: datetime | None = None
+
+    @property
+    def identity(self) -> str:
+        return f"{self.kind}: {self.subject}"
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.fact}; {self.remedy}"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """From where on something is an alarm; None for what never is. `quarantine_within_seconds` and
+    `quarantine_share` are two ways to ask for the same."""
+
+    blocked: bool = True
+    stalled: bool = True
+    stalled_seconds: float = 900.0
+    behind_seconds: float | None = None
+    quarantine: bool = False
+    quarantine_within_seconds: float | None = None
+    quarantine_share: float | None = None
+    wal_bytes: int | None = None
+    replayable_seconds: float | None = None
+
+
+def alarms_of(found: Status, limits: Limits) -> tuple[Alarm, ...]:
+    """The alarms that ring, the most urgent first."""
+    now = found.at.timestamp() if found.at is not None else 0.0
+    return tuple(_alarms(found, limits, now))
+
+
+def _alarms(found: Status, limits: Limits, now: float) -> Iterator[Alarm]:
+    if limits.blocked:
+        for stop in found.blocked:
+            fact = f"{stop.what}: {stop.why}"
+            yield Alarm(BLOCKED, stop.what, fact, _way_out(found.pipeline, stop), stop.since)
+    if limits.stalled:
+        remedy = "see whether a run works at it and start one; one that takes this long: raise alarms.stalled"
+        for one in found.stalled:
+            yield Alarm(STALLED, one.what, one.told(now), remedy, one.since)
+    if limits.behind_seconds is not None:
+        yield from _behind(found, limits.behind_seconds, now)
+    if limits.wal_bytes is not None:
+        yield from _kept(found, limits.wal_bytes)
+    if limits.replayable_seconds is not None:
+        yield from _replayable(found, limits.replayable_seconds, now)
+    if limits.quarantine:
+        yield from _quarantine(found, limits, now)
+
+
+def _way_out(pipeline: str, stop: Blocked) -> str:
+    if stop.shard:
+        return f'look at its rows, then `tidemark release {pipeline} {stop.shard} --reason "..."`'
+    if stop.txn is not None:
+        decided = f"`tidemark accept {pipeline} {stop.txn}` or `tidemark skip {pipeline} {stop.txn}`"
+        return f"mend the cause and run again, or decide with a reason: {decided}"
+    return f"mend the pipeline file: `tidemark check {pipeline}`"
+
+
+def _behind(found: Status, seconds_max: float, now: float) -> Iterator[Alarm]:
+    remedy = f"start a run, or see why none does it: `tidemark journal {found.pipeline} --since 24h`"
+    waiting = found.waiting
+    if found.asked and not waiting.known:
+        fact = waiting.trouble or "the source does not say since when its input waits"
+        yield Alarm(BEHIND, "input", fact, "what can't be known is not on time: mend the source")
+        return
+    one = waiting.pieces == 1 and " " not in waiting.unit
+    what = f"1 {waiting.unit.removesuffix('s')} waits" if one else f"{waiting.pieces:,} {waiting.unit} wait"
+    oldest = [("input", what, waiting.oldest)]
+    if found.open:
+        what = f"transaction {found.open[0]}"
+        oldest.append((what, f"{what} is bound and not sealed", found.open_since))
+    for subject, fact, at in oldest:
+        if at is not None and now - at.timestamp() > seconds_max:
+            yield Alarm(BEHIND, subject, f"{fact}, for {span(now - at.timestamp())}", remedy, at)
+
+
+def _kept(found: Status, bytes_max: int) -> Iterator[Alarm]:
+    kept = found.source.kept_bytes if found.source is not None else None
+    if found.source is None or kept is None or kept <= bytes_max:
+        return
+    held = f", held back by {', '.join(found.source.held_back_by)}" if found.source.held_back_by else ""
+    fact = f"the source keeps {kept:,} bytes for this pipeline{held}"
+    yield Alarm(WAL, "source", fact, "finish what holds it back, or run: its disk fills until then")
+
+
+def _replayable(found: Status, seconds_min: float, now: float) -> Iterator[Alarm]:
+    """What has to be sealed yet counts from now on, and the newest that is sealed from its seal on: that an
+    idle pipeline's input goes in time is no alarm."""
+    remedy = "keep the input longer at its source, or replay what matters before it goes"
+    sealed_at = found.last_sealed.sealed
+    for one in found.replayable:
+        if one.last > found.sealed:
+            yield from _ending(one, seconds_min, now, "run before it goes: what is not sealed is lost then")
+        elif one.first <= found.sealed <= one.last and sealed_at is not None:
+            yield from _ending(one, seconds_min, sealed_at.timestamp(), remedy)
+
+
+def _ending(one: Proof, seconds_min: float, begin: float, remedy: str) -> Iterator[Alarm]:
+    what = f"transaction {one.last}"
+    if one.gone:
+        yield Alarm(REPLAYABLE, what, f"the input of {what} is gone: {one.gone}", remedy)
+    elif one.until is not None and one.until.timestamp() - begin < seconds_min:
+        left = span(max(0.0, one.until.timestamp() - begin))
+        yield Alarm(REPLAYABLE, what, f"the input of {what} can be read again for {left} only", remedy)
+
+
+def _quarantine(found: Status, limits: Limits, now: float) -> Iterator[Alarm]:
+    bad = found.quarantined
+    remedy = f"`tidemark quarantine {found.pipeline}` shows the records and how to correct them"
+    if limits.quarantine_share is not None:
+        if bad.share > limits.quarantine_share:
+            fact = f"{bad.newest_records:,} of {bad.newest_read:,} records of the newest transactions"
+            yield Alarm(QUARANTINE, "records", f"{fact} are quarantined", remedy, bad.last)
+        return
+    within = limits.quarantine_within_seconds
+    recent = within is None or bad.last is None or now - bad.last.timestamp() <= within
+    if bad.records and recent:
+        yield Alarm(QUARANTINE, "records", f"{bad.records:,} records are quarantined", remedy, bad.last)
+
+
+def limits_in(asked: str, defaults: Limits) -> Limits:
+    """The alarms that a text such as `blocked,behind=10m` asks for, those without a limit of their own with
+    the defaults; `all` asks for all that the defaults have."""
+    given: dict[str, object] = {
+        "blocked": False,
+        "stalled": False,
+        "stalled_seconds": defaults.stalled_seconds,
+    }
+    for one in filter(None, (word.strip() for word in asked.split(","))):
+        kind, has_value, value = one.partition("=")
+        if kind == ALL and not has_value:
+            return defaults
+        if kind not in KINDS or (has_value and kind in (BLOCKED, STALLED)):
+            raise InvalidUsage(f"{one!r} is no alarm", hint=HINT)
+        given |= limit(kind, value) if has_value else _default_of(kind, defaults)
+    return Limits(**given)  # type: ignore[arg-type]
+
+
+def limit(kind: str, value: str) -> dict[str, object]:
+    """A limit as it is written, as fields of `Limits`."""
+    if kind == QUARANTINE:
+        of_time = not value.endswith("%")
+        within = {"quarantine_within_seconds": seconds_in(value)} if of_time else {}
+        return {"quarantine": True, **(within or {"quarantine_share": share_in(value)})}
+    if kind == WAL:
+        return {"wal_bytes": bytes_in(value)}
+    return {f"{kind}_seconds": seconds_in(value)}
+
+
+def _default_of(kind: str, defaults: Limits) -> dict[str, object]:
+    match kind:
+        case "blocked" | "stalled":
+            return {kind: True}
+        case "quarantine":
+            return {kind: True}
+    name = "wal_bytes" if kind == WAL else f"{kind}_seconds"
+    default = getattr(defaults, name)
+    if default is None:
+        raise InvalidUsage(f"the pipeline file sets no limit for {kind!r}", hint=f"give one; {HINT}")
+    return {name: default}
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Alarms against what was told before: new ones, those that were told and still ring, and the identities
+    of those that are over."""
+
+    new: tuple[Alarm, ...]
+    still: tuple[Alarm, ...]
+    over: tuple[str, ...]
+
+
+def decide_told(alarms: Iterable[Alarm], entries: Iterable[JournalEntry]) -> Told:
+    """Compare the alarms that ring with the journal's account of those that were told."""
+    told: dict[str, bool] = {}
+    for entry in entries:
+        if entry.event in (Event.ALARM, Event.ALARM_OVER):
+            told[entry.detail["alarm"]] = entry.event is Event.ALARM
+    ringing = {alarm.identity: alarm for alarm in alarms}
+    return Told(
+        new=tuple(one for name, one in ringing.items() if not told.get(name)),
+        still=tuple(one for name, one in ringing.items() if told.get(name)),
+        over=tuple(name for name, on in told.items() if on and name not in ringing),
+    )

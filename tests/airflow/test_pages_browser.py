@@ -1,0 +1,137 @@
+"""The pages in a real browser, over a real control plane, in a frame with the sandbox that Airflow's have:
+what a person clicks is done, and what hostile people have written is shown as text."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import uvicorn
+from fastapi import FastAPI
+from fastapi.responses import HTMLResponse
+
+from tests.airflow.test_pages_actions import Rig, rig  # noqa: F401
+from tests.airflow.test_pages_api import HOSTILE
+from tests.support.browser import Browser, running_browser
+from tests.support.waiting import wait_until
+from tidemark.consume import leases_of
+from tidemark.core.consumer import lease_name
+from tidemark.core.ids import ShardId, Txn
+from tidemark.core.lease import HolderToken
+from tidemark.tasks import open_pipeline
+
+pytestmark = [pytest.mark.airflow, pytest.mark.browser]
+
+PICTURES = os.environ.get("TIDEMARK_TEST_PICTURES")
+"""Where pictures go, if any are asked for; then with words that one would read."""
+BROKEN = "expect_column_values_to_be_between(amount, min_value=0) does not hold: 1 of 1 rows"
+SANDBOX = "allow-scripts allow-same-origin allow-forms"
+FRAMED = "document.querySelector('iframe').contentDocument"
+
+
+@contextmanager
+def served(app: FastAPI) -> Iterator[str]:
+    """Airflow's page with a frame, and the pages below it, at an address of their own."""
+    outer = FastAPI()
+
+    @outer.get("/shown")
+    def shown(page: str) -> HTMLResponse:
+        return HTMLResponse(
+            f'<iframe sandbox="{SANDBOX}" src="tidemark/{page}" width="1260" height="900" style="border: 0">'
+        )
+
+    outer.mount("/tidemark", app)
+    server = uvicorn.Server(uvicorn.Config(outer, port=0, log_level="error"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    wait_until(lambda: server.started, what="the server", pause_seconds=0.02)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def sees(browser: Browser, *texts: str) -> None:
+    for text in texts:
+        said = f"{FRAMED}.body.innerText.includes({json.dumps(text)})"
+        browser.wait_for(said, what=f"{text!r} on the page")
+
+
+def button(label: str) -> str:
+    return f"[...{FRAMED}.querySelectorAll('button')].find((one) => one.innerText === {json.dumps(label)})"
+
+
+def picture(browser: Browser, name: str) -> None:
+    if PICTURES:
+        browser.picture(Path(PICTURES) / f"airflow-{name}.png")
+
+
+def test_the_pictures_show_readers_steps_and_the_newest_transactions(rig: Rig) -> None:  # noqa: F811
+    count = 12 if PICTURES else 3
+    for _ in range(count):
+        rig.work()
+    rig.file.write_text(rig.file.read_text() + "alarms: {behind: 0s}\n")
+    (rig.folder / "landing" / "later.json").write_text('{"id": 99}\n')
+    leases = leases_of(open_pipeline(rig.file, None))
+    leases.take(lease_name("billing", ShardId("points")), HolderToken("worker-1"), start=Txn(2))
+    with running_browser() as browser, served(rig.client.app) as url:  # type: ignore[arg-type]
+        browser.resize(1280, 920)
+        browser.log_in(url, "ann")
+        browser.open(f"{url}/shown?page=pipelines")
+        small = f"{FRAMED}.querySelectorAll('svg.spark')"
+        bars = f"[...{small}].map((one) => one.querySelectorAll('rect').length)"
+        browser.wait_for(f"JSON.stringify({bars}) === '[{count},{count}]'", what="two small pictures")
+        sees(browser, "behind: 1 file waits")
+        fits = "(one) => one.scrollWidth <= one.clientWidth"
+        assert browser.value(f"[...{FRAMED}.querySelectorAll('html, .scroll')].every({fits})") is True
+        picture(browser, "pipelines")
+        browser.open(f"{url}/shown?page=pipeline%3Fdag_id%3Dmine")
+        sees(browser, "points → billing", "Readers", "worker-1")
+        picture(browser, "readers")
+        browser.open(f"{url}/shown?page=transaction%3Fdag_id%3Dmine%26txn%3D2")
+        sees(browser, "Steps", "staged", "judged", "in the log of points")
+        assert browser.value(f"{FRAMED}.querySelectorAll('svg.steps rect').length") == 3
+        picture(browser, "steps")
+        assert [one for one in browser.complaints if "favicon" not in one] == []
+
+
+def test_a_red_transaction_is_accepted_with_a_reason_and_two_clicks(rig: Rig) -> None:  # noqa: F811
+    rig.work()
+    why, reason = (
+        (f"{HOSTILE} is no amount", HOSTILE) if not PICTURES else (BROKEN, "a refund, as billing says")
+    )
+    rig.work(failed=(why,))
+    with running_browser() as browser, served(rig.client.app) as url:  # type: ignore[arg-type]
+        browser.resize(1280, 920)
+        browser.log_in(url, "ann")
+        browser.open(f"{url}/shown?page=pipeline%3Fdag_id%3Dmine")
+        sees(browser, "blocked: transaction 2", why, "Frontiers")
+        assert browser.value(f"{FRAMED}.querySelectorAll('.action, img').length") == 0, "a viewer can't act"
+        browser.log_in(url, "eve")
+        browser.open(f"{url}/shown?page=pipeline%3Fdag_id%3Dmine")
+        accept = "Accept transaction 2"
+        browser.wait_for(f"!!{button(accept)}", what="the action")
+        browser.value(f"{button(accept)}.click()")
+        doer = f"{FRAMED}.querySelector('.action[data-open=yes] button.danger')"
+        assert browser.value(f"{doer}.disabled") is True, "not without a reason"
+        browser.value(f"{FRAMED}.activeElement.value = {json.dumps(reason)}")
+        browser.value(f"{FRAMED}.activeElement.dispatchEvent(new Event('input'))")
+        browser.value(f"{doer}.click()")
+        assert browser.value(f"{doer}.innerText") == f"Sure? {accept}"
+        assert [str(seal.decision) for seal in rig.seals] == ["committed"], "one click decides nothing"
+        picture(browser, "action")
+        browser.value(f"{doer}.click()")
+        sees(browser, "transaction 2 is accepted; the checkpoint is 2")
+        assert (str(rig.seals[-1].decision), rig.seals[-1].reason) == ("accepted", reason)
+        browser.open(f"{url}/shown?page=transaction%3Fdag_id%3Dmine%26txn%3D2")
+        sees(browser, "user: eve", f"reason: {reason}", "Replay")
+        assert browser.value(f"{FRAMED}.querySelectorAll('img').length") == 0
+        picture(browser, "decided")
+        assert [one for one in browser.complaints if "favicon" not in one] == []
