@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -113,13 +113,9 @@ def _starred(first: str, others: Sequence[str], one: str) -> str:
 
 
 class Listing:
-    """One look at a folder: `files` by name, all `names` seen, and what was `skipped`. Files that are `known`
-    are not looked at, and are not among `files`."""
+    """One look at a folder: `files` by name, all `names` seen, and what was `skipped`."""
 
-    def __init__(
-        self, folder: str, matches: Callable[[str], bool], *, known: Container[str] = frozenset()
-    ) -> None:
-        self._known = known
+    def __init__(self, folder: str, matches: Callable[[str], bool]) -> None:
         self.files: dict[str, Found] = {}
         self.names: set[str] = set()
         self.skipped: list[Skipped] = []
@@ -154,7 +150,7 @@ class Listing:
         for entry in entries:
             name = before + entry.name
             self.names.add(name)
-            if name in self._known or is_temporary(entry.name):
+            if is_temporary(entry.name):
                 continue
             if entry.is_symlink():
                 self.skipped.append(Skipped(name, "it is a symlink"))
