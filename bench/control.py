@@ -21,15 +21,15 @@ from typing import Any
 
 from deltalake import DeltaTable
 
-from tidemark.core.binding import Binding, Configuration, Owner, Step, decide_mint
+from tidemark.core.binding import Binding, BindingRecord, Configuration, Owner, Step, decide_mint
 from tidemark.core.checkpoint import Checkpoint, TableMark, decide_checkpoint
 from tidemark.core.checksum import Digest
 from tidemark.core.frontier import Frontier
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.ledger import UPPER, Committed, Put
-from tidemark.core.seal import Decision, Part, Seal, ShardParts, decide_seal
+from tidemark.core.seal import Decision, Part, Past, Seal, ShardParts, decide_seal
 from tidemark.delta.control import DeltaControl
-from tidemark.delta.ledger import DeltaLedger
+from tidemark.ports.control import Ledger
 
 SIZES = (100, 1_000, 10_000)
 SIZE_LARGE = 100_000
@@ -57,13 +57,12 @@ def checkpoint_of(txn: int) -> Checkpoint:
     return Checkpoint(Txn(txn), {ORDERS: TableMark(Txn(txn + 1))})
 
 
-def fill(ledger: DeltaLedger[Any], make: Callable[[int], Any], records: int) -> None:
+def fill(ledger: Any, make: Callable[[int], Any], records: int) -> None:
     for first in range(1, records + 1, BATCH):
         batch = [make(number) for number in range(first, min(first + BATCH, records + 1))]
         outcome = ledger.commit(ledger.head(), Put({UPPER: first + len(batch)}, batch, None))
         if not isinstance(outcome, Committed):
             raise SystemExit("somebody else is writing to the bench's table")
-    age(Path(ledger.uri) / "_delta_log")
 
 
 def age(log: Path) -> None:
@@ -103,7 +102,7 @@ def mint(control: DeltaControl) -> None:
 
 def seal(control: DeltaControl) -> None:
     head = control.seals.head()
-    put = decide_seal(head=head, found=None, seal=seal_of(head.upper))
+    put = decide_seal(head=head, found=None, seal=seal_of(head.upper), past=Past())
     if isinstance(put, Put):
         control.seals.commit(head, put)
 
@@ -122,9 +121,11 @@ def measure(folder: str, records: int, repeats: int) -> Iterator[tuple[str, floa
     fill(control.bindings, binding_of, records)
     fill(control.seals, seal_of, records)
     fill(control.checkpoints, checkpoint_of, records)
+    for table in (control.history, control.checkpoints):
+        age(Path(table.uri) / "_delta_log")
     dice = random.Random(records)
 
-    def fresh() -> DeltaLedger[Any]:
+    def fresh() -> Ledger[BindingRecord]:
         return DeltaControl(folder, "bench").bindings
 
     def cold_read() -> None:

@@ -6,6 +6,7 @@ import shutil
 from typing import TYPE_CHECKING
 
 import pytest
+from deltalake import DeltaTable
 
 from tests.contract.helpers import put_next
 from tests.delta.helpers import log_entries, open_journal
@@ -97,3 +98,15 @@ def test_a_log_without_its_beginning_is_not_taken_for_no_table(tmp_path: Path) -
     log_entries(folder)[0].unlink()
     with pytest.raises(InvariantViolation, match=r"begins with 0+1\.json"):
         open_journal(folder).head()
+
+
+def test_an_entry_that_a_checkpoint_has_may_go(tmp_path: Path) -> None:
+    folder = filled(tmp_path / "journal", 3)
+    live = open_journal(folder)
+    live.head()
+    DeltaTable(str(folder)).create_checkpoint()
+    for entry in log_entries(folder):
+        entry.unlink()
+    put_next(live)
+    newest = open_journal(folder)
+    assert (newest.head().upper, len(newest.read(1, 9))) == (5, 4)

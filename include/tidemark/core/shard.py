@@ -144,7 +144,7 @@ def decide_append(
         case _ if entry.before >= head.upper:
             raise InvariantViolation(
                 f"transaction {entry.txn} follows {entry.before} in its shard, and the log ends before that",
-                hint="commits of the log are lost; `tidemark doctor` tells how many",
+                hint="commits of the log are lost; `tidemark status` names them",
             )
         case _:
             marks = {UPPER: next_txn(entry.txn), LINK: entry.link}

@@ -113,9 +113,9 @@ class ControlTable:
         table = self._table
         if table.version != VERSION_NONE and not 0 <= now - self._head_at < COMMIT_SECONDS_MAX:
             opened = open_head(self.store)
-            table = opened if opened.version > table.version else table
-            if table is self._table and self._entry(table.version) != self._base:
+            if opened.version < table.version and self._entry(table.version) != self._base:
                 raise self._set_back(self.version)
+            table = opened if opened.version > table.version else table
         return read_head(self.store, table)
 
     def _entry(self, version: int) -> bytes:
@@ -131,7 +131,7 @@ class ControlTable:
         return InvariantViolation(
             f"version {version} of {self.uri} is not the one that this process has seen: the table was"
             " set back or replaced",
-            hint="stop whatever restores files there; `tidemark doctor` tells what is lost",
+            hint="stop whatever restores files there; `tidemark status` tells what is lost",
         )
 
     def mark(self, name: str) -> int | None:
@@ -260,10 +260,13 @@ class ControlTable:
         if self.version == VERSION_NONE:
             raise InvalidUsage(f"{self.uri} is not loaded", hint="ask for its head first")
         if (found := self._entry(self.version)) != self._base:
-            if found or newest_version(self.store, self.version) <= self.version:
+            # It may have been cleaned away: then a checkpoint has it, or others have gone on.
+            newest = newest_version(self.store, self.version)
+            if found or newest < self.version:
                 raise self._set_back(self.version)
-            self._head_at = NEVER
-            return Conflict()  # Others have gone on, and cleaned it away.
+            if newest > self.version:
+                self._head_at = NEVER
+                return Conflict()
         declared = {name: value for name, value in marks.items() if not name.startswith(FREE)}
         stamps = {**moved, CHECK: marks_check(declared)} if moved else {}
         txns = txn_actions({APP_PREFIX + name: value for name, value in stamps.items()}, at_ms=self._now_ms())

@@ -9,7 +9,7 @@ back, by a hand. Each of them names transactions by number and link, so two of t
   last: the log has lost commits (`LogLost`).
 
 Checkpoints are derived, so one that was set back is simply written again. Runs, publishes, maintenance and
-readers ask here first; `doctor` asks for every log.
+readers ask here first; `status` asks for every log.
 """
 
 from __future__ import annotations
