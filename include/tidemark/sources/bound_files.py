@@ -1,8 +1,8 @@
 """Which files are bound: an index on disk of what the bindings say, so that a run reads only the newest ones.
 
-It is a cache. Each transaction in it has a mark of its binding; one that is not that of the ledger, or a file
-that can't be used, and all of it is made again from the bindings. Several processes may use it at once. One
-that has an older snapshot of the ledger than others sees only the transactions of its own.
+It is a cache. Each transaction in it has a mark of its binding; one that is not that of the ledger, a copy of
+an index, or a file that can't be used, and all of it is made again from the bindings. Several processes may
+use it at once; one that has an older snapshot of the ledger than others sees only its own transactions.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ NAMES_AT_ONCE: Final = 500
 LOOKS_MAX: Final = 5
 WAIT_SECONDS: Final = 10.0
 _TABLES: Final = """
+    CREATE TABLE IF NOT EXISTS origin (file TEXT NOT NULL);
     CREATE TABLE IF NOT EXISTS bindings (txn INTEGER PRIMARY KEY, mark BLOB NOT NULL);
     CREATE TABLE IF NOT EXISTS files (
         name TEXT PRIMARY KEY, txn INTEGER NOT NULL, seq INTEGER NOT NULL, size INTEGER NOT NULL,
@@ -69,7 +70,7 @@ class BoundFiles:
         """Do the work with the shared index, or with one of this object's own where that can't be used."""
         try:
             return work()
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             if self._path is None:
                 raise
             logger.info("the index of bound files %s can't be used: %s", self._path, error)
@@ -154,7 +155,21 @@ class BoundFiles:
                 name, timeout=WAIT_SECONDS, isolation_level=None, check_same_thread=False
             )
             self._db.executescript(_TABLES)
+            self._require_original()
         return self._db
+
+    def _require_original(self) -> None:
+        """Empty a copy: one that was made while others wrote may lack pages, and nothing would tell."""
+        db, origin = self._connected(), "SELECT file FROM origin"
+        found = self._path.stat() if self._path is not None else None
+        here = f"{found.st_dev}:{found.st_ino}" if found is not None else ""
+        if db.execute(origin).fetchall() == [(here,)]:
+            return
+        with self._locked("BEGIN IMMEDIATE"):
+            if db.execute(origin).fetchall() != [(here,)]:
+                for table in ("files", "bindings", "origin"):
+                    db.execute(f"DELETE FROM {table}")
+                db.execute("INSERT INTO origin VALUES (?)", (here,))
 
     def _give_up(self) -> None:
         """Go on with an index of this object's own. One that is no index is removed, for the next process."""
