@@ -130,6 +130,19 @@ def test_a_copy_of_an_index_is_made_again(path: Path) -> None:
     assert again.read == list(range(1, 11))
 
 
+def test_an_index_of_a_machine_that_went_down_since_is_made_again(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not synced, so a power cut may have torn it."""
+    for boot, expected in (("one", 10), ("one", 0), ("two", 10), (None, 10), (None, 0)):
+        file = tmp_path / "boot"
+        file.write_text(f"{boot}\n") if boot is not None else file.unlink(missing_ok=True)
+        monkeypatch.setattr(bound_files, "BOOT", file)
+        ledger = Ledger(10)
+        index_of(path, ledger)
+        assert len(ledger.read) == expected
+
+
 def test_an_index_that_cant_be_written_is_done_without(path: Path, tmp_path: Path) -> None:
     path.parent.parent.joinpath("_index").write_text("a file")
     assert len(names(index_of(path, Ledger(10)))) == 20

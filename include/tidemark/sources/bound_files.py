@@ -25,6 +25,7 @@ BINDINGS_AT_ONCE: Final = 500
 NAMES_AT_ONCE: Final = 500
 LOOKS_MAX: Final = 5
 WAIT_SECONDS: Final = 10.0
+BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 _TABLES: Final = """
     CREATE TABLE IF NOT EXISTS origin (file TEXT NOT NULL);
     CREATE TABLE IF NOT EXISTS bindings (txn INTEGER PRIMARY KEY, mark BLOB NOT NULL);
@@ -154,15 +155,19 @@ class BoundFiles:
             self._db = sqlite3.connect(
                 name, timeout=WAIT_SECONDS, isolation_level=None, check_same_thread=False
             )
+            if _boot():
+                # Only a machine that goes down could lose what isn't synced, and that is noticed.
+                self._db.execute("PRAGMA synchronous=OFF")
             self._db.executescript(_TABLES)
             self._require_original()
         return self._db
 
     def _require_original(self) -> None:
-        """Empty a copy: one that was made while others wrote may lack pages, and nothing would tell."""
+        """Empty a copy, which may have been made while others wrote, and the index of a machine that has gone
+        down since: either may lack pages, and nothing would tell."""
         db, origin = self._connected(), "SELECT file FROM origin"
         found = self._path.stat() if self._path is not None else None
-        here = f"{found.st_dev}:{found.st_ino}" if found is not None else ""
+        here = f"{found.st_dev}:{found.st_ino}:{_boot()}" if found is not None else ""
         if db.execute(origin).fetchall() == [(here,)]:
             return
         with self._locked("BEGIN IMMEDIATE"):
@@ -193,6 +198,14 @@ def _found(db: sqlite3.Connection, names: Sequence[str], *, upper: int) -> dict[
             file = BoundFile(*row)
             found[file.name] = file
     return found
+
+
+def _boot() -> str:
+    """What tells one life of the machine from the next; empty where the system doesn't."""
+    try:
+        return BOOT.read_text().strip()
+    except OSError:
+        return ""
 
 
 def _is_sound(path: Path) -> bool:
