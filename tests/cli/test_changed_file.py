@@ -53,7 +53,9 @@ class Shop:
         return error.fact
 
     def tree(self) -> set[str]:
-        return {str(path) for path in (self.folder / "wh").rglob("*") if path.is_file()}
+        """What is durable; caches are not."""
+        files = [path for path in (self.folder / "wh").rglob("*") if path.is_file()]
+        return {str(path) for path in files if "_index" not in path.parts}
 
     def rows(self) -> list[tuple[int, int]]:
         return sorted((row["id"], row["age"]) for row in self.json("read", "--view", "fresh"))

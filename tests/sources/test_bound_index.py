@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 from collections.abc import Sequence
 from dataclasses import replace
@@ -110,6 +111,36 @@ def test_an_index_that_is_lost_or_damaged_is_made_again(path: Path, content: byt
         path.write_bytes(content)
     for _ in range(2):
         assert len(names(index_of(path, Ledger(10)))) == 20
+
+
+def test_a_copy_of_an_index_is_made_again(path: Path) -> None:
+    """One that came with a backup may have been copied while it was written."""
+    index_of(path, Ledger(10))
+    path.write_bytes(path.read_bytes())
+    same = Ledger(10)
+    index_of(path, same)
+    assert same.read == []
+    copy = path.with_name("copy")
+    shutil.copy2(path, copy)
+    with sqlite3.connect(copy) as db:
+        db.execute("DELETE FROM files WHERE seq = 3")
+    copy.replace(path)
+    again = Ledger(10)
+    assert len(names(index_of(path, again))) == 20
+    assert again.read == list(range(1, 11))
+
+
+def test_an_index_of_a_machine_that_went_down_since_is_made_again(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not synced, so a power cut may have torn it."""
+    for boot, expected in (("one", 10), ("one", 0), ("two", 10), (None, 10), (None, 0)):
+        file = tmp_path / "boot"
+        file.write_text(f"{boot}\n") if boot is not None else file.unlink(missing_ok=True)
+        monkeypatch.setattr(bound_files, "BOOT", file)
+        ledger = Ledger(10)
+        index_of(path, ledger)
+        assert len(ledger.read) == expected
 
 
 def test_an_index_that_cant_be_written_is_done_without(path: Path, tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """Which files are bound: an index on disk of what the bindings say, so that a run reads only the newest ones.
 
-It is a cache. Each transaction in it has a mark of its binding; one that is not that of the ledger, or a file
-that can't be used, and all of it is made again from the bindings. Several processes may use it at once. One
-that has an older snapshot of the ledger than others sees only the transactions of its own.
+It is a cache. Each transaction in it has a mark of its binding; one that is not that of the ledger, a copy of
+an index, or a file that can't be used, and all of it is made again from the bindings. Several processes may
+use it at once; one that has an older snapshot of the ledger than others sees only its own transactions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ BINDINGS_AT_ONCE: Final = 500
 NAMES_AT_ONCE: Final = 500
 LOOKS_MAX: Final = 5
 WAIT_SECONDS: Final = 10.0
+BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 _TABLES: Final = """
+    CREATE TABLE IF NOT EXISTS origin (file TEXT NOT NULL);
     CREATE TABLE IF NOT EXISTS bindings (txn INTEGER PRIMARY KEY, mark BLOB NOT NULL);
     CREATE TABLE IF NOT EXISTS files (
         name TEXT PRIMARY KEY, txn INTEGER NOT NULL, seq INTEGER NOT NULL, size INTEGER NOT NULL,
@@ -69,7 +71,7 @@ class BoundFiles:
         """Do the work with the shared index, or with one of this object's own where that can't be used."""
         try:
             return work()
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             if self._path is None:
                 raise
             logger.info("the index of bound files %s can't be used: %s", self._path, error)
@@ -153,8 +155,26 @@ class BoundFiles:
             self._db = sqlite3.connect(
                 name, timeout=WAIT_SECONDS, isolation_level=None, check_same_thread=False
             )
+            if _boot():
+                # Only a machine that goes down could lose what isn't synced, and that is noticed.
+                self._db.execute("PRAGMA synchronous=OFF")
             self._db.executescript(_TABLES)
+            self._require_original()
         return self._db
+
+    def _require_original(self) -> None:
+        """Empty a copy, which may have been made while others wrote, and the index of a machine that has gone
+        down since: either may lack pages, and nothing would tell."""
+        db, origin = self._connected(), "SELECT file FROM origin"
+        found = self._path.stat() if self._path is not None else None
+        here = f"{found.st_dev}:{found.st_ino}:{_boot()}" if found is not None else ""
+        if db.execute(origin).fetchall() == [(here,)]:
+            return
+        with self._locked("BEGIN IMMEDIATE"):
+            if db.execute(origin).fetchall() != [(here,)]:
+                for table in ("files", "bindings", "origin"):
+                    db.execute(f"DELETE FROM {table}")
+                db.execute("INSERT INTO origin VALUES (?)", (here,))
 
     def _give_up(self) -> None:
         """Go on with an index of this object's own. One that is no index is removed, for the next process."""
@@ -178,6 +198,14 @@ def _found(db: sqlite3.Connection, names: Sequence[str], *, upper: int) -> dict[
             file = BoundFile(*row)
             found[file.name] = file
     return found
+
+
+def _boot() -> str:
+    """What tells one life of the machine from the next; empty where the system doesn't."""
+    try:
+        return BOOT.read_text().strip()
+    except OSError:
+        return ""
 
 
 def _is_sound(path: Path) -> bool:
