@@ -4,6 +4,7 @@ it. Decisions are commits; what takes long is only requested here, and done by w
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from tidemark.assemble import Deployment, new_token
@@ -11,10 +12,13 @@ from tidemark.core.binding import Owner
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import TXN_NONE, ShardId, Txn
 from tidemark.core.journal import Event
-from tidemark.core.shard import Paused
+from tidemark.core.replay import DataDiffers, ExpectationsFailed
+from tidemark.core.shard import Paused, Standing
 from tidemark.pipeline import overrule
 from tidemark.pipeline.context import Attempt, note
+from tidemark.pipeline.ingest import standing
 from tidemark.pipeline.replay import bound_range
+from tidemark.pipeline.stepwise import seal_judged
 from tidemark.pipeline.upsert import LogReport
 
 REASON_CHARACTERS_MAX = 1_000
@@ -72,3 +76,35 @@ def request(deployment: Deployment, by: Decider, what: str, detail: Mapping[str,
         bound_range(deployment.pipeline, txn_from=txn, txn_to=txn)
     said = {"what": what, "reason": by.reason, "user": by.user, **detail}
     note(deployment.pipeline, Event.REQUESTED, txn=Txn(txn), token=by.attempt.token, detail=said)
+
+
+def verdict_number(deployment: Deployment, txn: int) -> int:
+    """The number of the gate's last verdict on an open transaction, in the journal; 0 without one."""
+    journal = deployment.control.journal
+    journal.head()
+    judged = [entry.number for entry in journal.find(str(txn)) if entry.event is Event.JUDGED]
+    return judged[-1] if judged else 0
+
+
+def decide_red(
+    deployment: Deployment, attempt: Attempt, by: Decider, asked: Mapping[str, int], *, accepts: bool
+) -> list[Txn]:
+    """Decide about red transactions of a run, given with the verdicts that the person has seen; returns those
+    that were decided by it. What lies below them and has passed is sealed first. One that others have decided
+    meanwhile stays as it is; one that was judged again is refused."""
+    pipeline = deployment.pipeline
+    decided: list[Txn] = []
+    for txn in sorted(Txn(int(one)) for one in asked):
+        if standing(pipeline, txn) is Standing.ABOVE:
+            with suppress(ExpectationsFailed, DataDiffers):
+                seal_judged(pipeline, attempt)
+        if standing(pipeline, txn) is Standing.BELOW:
+            continue
+        if verdict_number(deployment, txn) != asked[str(txn)]:
+            raise InvalidUsage(
+                f"transaction {txn} was judged again since it was asked about",
+                hint="clear this task to be asked about what there is now",
+            )
+        (accept if accepts else skip)(deployment, by, txn)
+        decided.append(txn)
+    return decided

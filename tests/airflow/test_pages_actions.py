@@ -231,7 +231,7 @@ def test_a_paused_shard_is_released(rig: Rig) -> None:
     assert rig.post("release", shard="nope").status_code == 400
 
 
-def test_regression_a_shard_stays_blocked_when_the_checkpoint_has_gone_past_what_it_waits_at(
+def test_regression_a_shard_stays_blocked_when_the_checkpoint_has_gone_past_it(
     rig: Rig,
 ) -> None:
     rig.work(held={ShardId("points"): "too many NULLs"})

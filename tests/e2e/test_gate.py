@@ -10,6 +10,7 @@ import pytest
 from tests.support import ROOT
 from tests.support.airflow import ADMIN, CANARY, SHARD, TASKS, Project, Stack, first_txns
 from tests.support.tables import bound_files
+from tests.support.waiting import wait_until
 from tidemark.core.journal import Event
 
 RED = r"shard:orders: recorded (\d+) rows with digest ([\w./]+), found (\d+) rows with digest ([\w./]+)"
@@ -224,6 +225,35 @@ def test_p12_a_failed_expectation_keeps_the_rows_invisible_until_someone_accepts
     well = stack.go("health")
     assert client.states("health", well) == {"red": "success"}
     project.tidemark("publish", "red")
+    project.check()
+
+
+def test_a_red_gate_that_asks_waits_for_a_person_and_does_what_they_choose(stack: Stack) -> None:
+    project, client = stack.projects["asked"], stack.client
+    client.unpause("asked")
+    project.land([{"id": 1, "status": "new", "amount": -5.0, "op": "U"}])
+    run_id = client.trigger("asked")
+
+    def waits() -> bool:
+        """Airflow takes a task that goes on before its scheduler has heard that it waits for one that died,
+        and asks again: a person is slower than that."""
+        heard = "TaskInstance Finished: dag_id=asked, task_id=validate"
+        said = (stack.airflow.home / "logs" / "scheduler.log").read_text(errors="replace")
+        return bool(client.states("asked", run_id).get("validate") == "awaiting_input" and heard in said)
+
+    wait_until(waits, what="the question", pause_seconds=0.5)
+    way = f"/dags/asked/dagRuns/{quote(run_id, safe='')}/taskInstances/validate/-1/hitlDetails"
+    question = client.call("GET", way)
+    assert (question["subject"], question["options"]) == (
+        "The gate is red: transaction 1",
+        ["Accept", "Skip", "Fail"],
+    )
+    assert "expect_column_values_to_be_between(amount" in question["body"]
+    assert project.seals() == []
+    client.call("PATCH", way, {"chosen_options": ["Accept"], "params_input": {"reason": "a refund"}})
+    stack.ends("asked", run_id)
+    (accepted,) = [one for one in project.journal(1) if one.event is Event.ACCEPTED]
+    assert (accepted.detail["user"], accepted.detail["reason"]) == (ADMIN, "a refund")
     project.check()
 
 

@@ -385,11 +385,12 @@ def make_projects(root: Path) -> dict[str, Project]:
     projects = {name: Project.make(root, name, schedule=schedules.get(name)) for name in names}
     topic = {"type": "kafka", "kafka_config_id": "kafka_e2e", "topics": ["orders"]}
     projects["streamed"] = Project.make(root, "streamed", source=topic)
-    red = Project.make(root, "red")
-    config = yaml.safe_load(red.file.read_text())
-    config["shards"][0]["expectations"] = EXPECTATIONS
-    red.file.write_text(yaml.safe_dump(config))
-    return {**projects, "red": red}
+    for name in ("red", "asked"):
+        projects[name] = Project.make(root, name, **({"on_red": "ask"} if name == "asked" else {}))
+        config = yaml.safe_load(projects[name].file.read_text())
+        config["shards"][0]["expectations"] = EXPECTATIONS
+        projects[name].file.write_text(yaml.safe_dump(config))
+    return projects
 
 
 def wait_for_dags(client: AirflowClient, names: set[str]) -> None:

@@ -158,7 +158,7 @@ def _pipeline_dag(
         wanted, dag.auto_register = dag.auto_register, False
         reclock = ReclockOperator(task_id="reclock", **common)
         ingest = IngestOperator(task_id="ingest", conn_id=conn_id, **common)
-        validate = ValidateOperator(task_id="validate", conn_id=conn_id, **common)
+        validate = ValidateOperator(task_id="validate", conn_id=conn_id, on_red=config.on_red, **common)
         # One publisher at a time: a second run's upsert waits in the scheduler, not in a slot.
         upsert = UpsertOperator(
             task_id="upsert", conn_id=conn_id, pool=publisher_pool, max_active_tis_per_dag=1, **common

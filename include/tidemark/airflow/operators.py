@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException
 
+from tidemark.airflow.asking import ACCEPT, ANSWER_WITHIN, ASK, FAIL, RAISE, answer_in, ask, can_ask, wait
 from tidemark.airflow.assets import Announcing, note_events
 from tidemark.airflow.connections import provide_connection
 from tidemark.airflow.documents import of_task
@@ -18,7 +20,7 @@ from tidemark.airflow.pages.registry import PUBLISH, marked
 from tidemark.airflow.runs import end_with_reason, failure, order_of
 from tidemark.airflow.steps import SparkStepOperator
 from tidemark.core.errors import TidemarkError
-from tidemark.core.sentence import step_sentence
+from tidemark.core.sentence import named, short, step_sentence
 from tidemark.job import Order
 
 if TYPE_CHECKING:
@@ -109,7 +111,18 @@ class ValidateOperator(SparkStepOperator):
 
     Red when a verdict is not `identical` or an expectation with action `fail` does not hold. The message says
     which transaction and endpoint, both counts and digests, and the ways out.
+
+    :param on_red: `fail`, or `ask`: the task waits for a person, who accepts, skips or lets it fail, in
+        Airflow's own way. A proof that is red always fails: what is committed can't be decided again
+    :param answer_within: for how long it waits; then it fails
     """
+
+    def __init__(
+        self, *, on_red: str = RAISE, answer_within: timedelta = ANSWER_WITHIN, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self.on_red = on_red
+        self.answer_within = answer_within
 
     step = "validate"
     operator_extra_links = (*SparkStepOperator.operator_extra_links, DataDocsLink())
@@ -143,9 +156,46 @@ class ValidateOperator(SparkStepOperator):
             # Whoever reads this has a shell of their own, without the worker's settings.
             environment = order.environment or os.environ.get("TIDEMARK_ENVIRONMENT")
             settings = {name: os.environ[name] for name in PLACES if os.environ.get(name)}
-            raise AirflowFailException(telling.explained(red, order.pipeline_file, environment, settings))
+            why = telling.explained(red, order.pipeline_file, environment, settings)
+            if self.on_red == ASK and can_ask(red):
+                from tidemark.decisions import verdict_number
+
+                self.log.error("%s", why)
+                seen = {str(one.txn): verdict_number(deployment, one.txn) for one in red}
+                ask(context, red, why, seen, self.answer_within)
+            raise AirflowFailException(why)
         telling.require_verdicts(asked, {one.txn for one in judged if one.replayed})
         return telling.told_verdicts(judged)
+
+    def answered(
+        self, context: Context, asked: dict[str, int], options: list[str], event: dict[str, Any]
+    ) -> Told:
+        """Go on with what a person has answered; without a reason, ask again."""
+        from tidemark import decisions, tasks, telling
+
+        self.txns_shown = [int(txn) for txn in asked]
+        try:
+            choice, user, reason = answer_in(event, options)
+            if choice == FAIL:
+                raise AirflowFailException(f"{user} lets the gate be red: {reason or 'no reason given'}")
+            if not reason:
+                self.log.warning("%s has chosen %s without a reason, and is asked again", user, choice)
+                wait(context, options, "", "", asked, self.answer_within)
+            order = self.order(context)
+            provide_connection(order.pipeline_file, order.environment)
+            deployment = tasks.open_pipeline(order.pipeline_file, order.environment or None)
+            by, accepts = decisions.Decider.of(user, reason), choice == ACCEPT
+            done = decisions.decide_red(deployment, order.attempt, by, asked, accepts=accepts)
+        except tasks.SparkNeeded:
+            raise AirflowFailException(
+                "what was judged is not there any more; clear from ingest on"
+            ) from None
+        except TidemarkError as error:
+            raise failure(error) from error
+        word = "accepted" if accepts else "skipped"
+        told = f"{named(done)} {word} by {user}: {short(reason)}" if done else "decided by somebody else"
+        self.log.info("%s", told)
+        return telling.told_verdicts(())
 
 
 class UpsertOperator(SparkStepOperator):

@@ -75,6 +75,7 @@ class PipelineConfig(Model):
     transaction: Transaction = Field(default_factory=Transaction)
     retention: Retention = Field(default_factory=Retention)
     alarms: Alarms = Field(default_factory=Alarms)
+    on_red: Literal["ask", "fail"] = "fail"
     warehouse: Annotated[str, AfterValidator(checked(checked_path))] = WAREHOUSE
     generation: Annotated[int, Field(ge=0, le=2**31)] = 0
 
@@ -176,10 +177,10 @@ class PipelineConfig(Model):
         return {"name": shard_name_of(table), "route": {"table": table}, **given}
 
     def canonical_json(self) -> str:
-        """The effective configuration as text: equal texts are equal configurations. When somebody is to be
-        told of something says nothing about rows, so alarms are not part of it."""
+        """The effective configuration as text: equal texts are equal configurations. When somebody is told
+        or asked says nothing about rows, so that is not part of it."""
         return json.dumps(
-            self.model_dump(mode="json", by_alias=True, exclude={"alarms"}),
+            self.model_dump(mode="json", by_alias=True, exclude={"alarms", "on_red"}),
             sort_keys=True,
             separators=(",", ":"),
             ensure_ascii=False,

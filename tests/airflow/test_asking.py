@@ -1,0 +1,190 @@
+"""A red gate that asks a person: what may be chosen, what becomes of the answer, and what never does.
+
+The operators' own methods, on a warehouse in memory; a function stands where Spark would be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowFailException, TaskAwaitingInput
+
+from tests.airflow.test_operators import no_spark
+from tests.airflow.test_truth import Airflow, airflow  # noqa: F401
+from tests.support.memory import World, rec
+from tidemark.airflow.asking import options_of
+from tidemark.airflow.operators import UpsertOperator, ValidateOperator
+from tidemark.config import load_pipeline
+from tidemark.core.ids import Txn
+from tidemark.core.journal import Event
+from tidemark.core.replay import Finding, Verdict
+from tidemark.job import perform
+from tidemark.pipeline.overrule import skip
+from tidemark.pipeline.validate import Gated
+from tidemark.pipeline.verdicts import Judged
+from tidemark.ports.gate import Opinion
+
+pytestmark = pytest.mark.airflow
+ANN = {"id": "7", "name": "ann"}
+
+
+class Desk:
+    """The validate task of a run that asks, and the person who answers."""
+
+    def __init__(self, airflow: Airflow, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+        self.airflow = airflow
+        self.questions: list[dict[str, Any]] = []
+        send = "airflow.sdk.execution_time.hitl.upsert_hitl_detail"
+        monkeypatch.setattr(send, lambda **question: self.questions.append(question))
+
+    def context(self, clear_number: int = 0) -> Any:
+        found = self.airflow.context("r", clear_number=clear_number)
+        found["ti"] = SimpleNamespace(id="ti-1")
+        return found
+
+    def judge(self, **opinion: Any) -> TaskAwaitingInput:
+        """Come to a red gate, and wait."""
+        self.airflow.opinion = Opinion(**opinion)
+        self.airflow.task("reclock")
+        self.airflow.task("ingest")
+        self.airflow.job = lambda order: perform("validate", self.airflow.deployment(), order) and None
+        with pytest.raises(TaskAwaitingInput) as waiting:
+            self.task().execute(self.context())
+        return waiting.value
+
+    def task(self) -> ValidateOperator:
+        return ValidateOperator(task_id="validate", pipeline_file="shop.yaml", on_red="ask")
+
+    def answer(self, waiting: TaskAwaitingInput, choice: str, reason: str = "a refund", **event: Any) -> Any:
+        told = {"chosen_options": [choice], "params_input": {"reason": reason}, "responded_by_user": ANN}
+        assert waiting.kwargs is not None
+        method = getattr(self.task(), waiting.method_name)
+        return method(self.context(), event={**told, **event}, **waiting.kwargs)
+
+    @property
+    def decisions(self) -> list[tuple[int, str]]:
+        return [(seal.txn, str(seal.decision)) for seal in self.airflow.world.seals]
+
+
+@pytest.fixture
+def desk(airflow: Airflow, monkeypatch: pytest.MonkeyPatch) -> Desk:  # noqa: F811
+    return Desk(airflow, monkeypatch)
+
+
+@pytest.mark.parametrize(("choice", "event"), [("Accept", Event.ACCEPTED), ("Skip", Event.SKIPPED)])
+def test_what_a_person_chooses_is_done_without_spark_and_is_in_the_journal_with_the_name(
+    desk: Desk, choice: str, event: Event
+) -> None:
+    waiting = desk.judge(failed=("the amount is negative",))
+    (question,) = desk.questions
+    assert (question["ti_id"], question["options"]) == ("ti-1", ["Accept", "Skip", "Fail"])
+    assert question["subject"] == "The gate is red: transaction 1"
+    assert "the amount is negative" in question["body"]
+    assert waiting.timeout.days == 7, "every wait has an end"
+    assert desk.decisions == [], "nothing is sealed meanwhile"
+    desk.airflow.job = no_spark
+    desk.answer(waiting, choice)
+    assert desk.decisions == [(1, str(event))]
+    (entry,) = desk.airflow.journal(event)
+    assert (entry["user"], entry["reason"]) == ("ann", "a refund")
+    desk.airflow.task("upsert")
+    desk.airflow.task("checkpoint")
+    assert len(desk.airflow.world.seals) == 1
+
+
+def test_who_chooses_to_fail_or_never_answers_lets_the_run_fail_and_seals_nothing(desk: Desk) -> None:
+    waiting = desk.judge(failed=("red",))
+    with pytest.raises(AirflowFailException, match="ann lets the gate be red: no thanks"):
+        desk.answer(waiting, "Fail", "no thanks")
+    with pytest.raises(AirflowFailException, match="nobody has decided in time: too late"):
+        desk.answer(waiting, "Accept", error="too late", error_type="timeout")
+    with pytest.raises(AirflowFailException, match="'Destroy' is none of Accept, Skip, Fail"):
+        desk.answer(waiting, "Destroy")
+    with pytest.raises(AirflowFailException, match="the answer has no user"):
+        desk.answer(waiting, "Accept", responded_by_user=None)
+    assert desk.decisions == []
+
+
+def test_an_answer_without_a_reason_is_asked_for_again(desk: Desk) -> None:
+    waiting = desk.judge(failed=("red",))
+    with pytest.raises(TaskAwaitingInput) as again:
+        desk.answer(waiting, "Accept", "  ")
+    assert (len(desk.questions), desk.decisions) == (2, [])
+    desk.answer(again.value, "Accept")
+    assert desk.decisions == [(1, "accepted")]
+
+
+def test_an_answer_is_not_used_for_what_was_judged_again_since(desk: Desk) -> None:
+    waiting = desk.judge(failed=("red",))
+    desk.judge(failed=("red for another reason",))
+    with pytest.raises(AirflowFailException, match="transaction 1 was judged again since it was asked about"):
+        desk.answer(waiting, "Accept")
+    assert desk.decisions == []
+
+
+def test_what_somebody_else_has_decided_meanwhile_stays(desk: Desk) -> None:
+    waiting = desk.judge(failed=("red",))
+    world = desk.airflow.world
+    skip(world.process(), world.attempt("bob"), world.bindings[0].txn, reason="poisoned")
+    desk.answer(waiting, "Accept")
+    assert desk.decisions == [(1, "skipped")]
+
+
+def test_what_passed_below_a_red_transaction_is_sealed_before_it_is_decided(desk: Desk) -> None:
+    world = desk.airflow.world = World(records_max=1)
+    world.feed(rec("k", 1), rec("k", 2))
+    verdicts = iter((Opinion(), Opinion(failed=("red",))))
+    desk.airflow.task("reclock")
+    desk.airflow.task("ingest")
+    assert len(world.bindings) == 2
+    desk.airflow.opinion = SimpleNamespace()  # type: ignore[assignment]
+
+    def judge(order: Any) -> None:
+        deployment = desk.airflow.deployment()
+        object.__setattr__(deployment.pipeline, "gate", SimpleNamespace(opinion=lambda _: next(verdicts)))
+        perform("validate", deployment, order)
+
+    desk.airflow.job = judge
+    with pytest.raises(TaskAwaitingInput) as waiting:
+        desk.task().execute(desk.context())
+    desk.answer(waiting.value, "Accept")
+    assert desk.decisions == [(1, "committed"), (2, "accepted")]
+
+
+def test_input_that_is_gone_can_not_be_accepted() -> None:
+    gone = Judged(Gated(Finding(Txn(1), Verdict.INPUT_GONE, why="no file")), replayed=False)
+    assert options_of([gone]) == ["Skip", "Fail"]
+
+
+def test_a_red_proof_is_never_asked_about(desk: Desk) -> None:
+    desk.airflow.run()
+    (part,) = desk.airflow.world.log()[0].parts
+    del desk.airflow.world.files[part.path]
+    for name in ("reclock", "ingest"):
+        desk.airflow.task(name, clear_number=1)
+    desk.airflow.job = lambda order: perform("validate", desk.airflow.deployment(), order) and None
+    with pytest.raises(AirflowFailException, match="the gate is red: transaction 1: differs"):
+        desk.task().execute(desk.context(clear_number=1))
+    assert desk.questions == []
+
+
+def test_a_gate_that_is_marked_as_success_while_it_waits_lets_nothing_through(desk: Desk) -> None:
+    desk.judge(failed=("red",))
+    desk.airflow.job = lambda order: perform("upsert", desk.airflow.deployment(), order) and None
+    with pytest.raises(AirflowFailException, match="red"):
+        UpsertOperator(task_id="upsert", pipeline_file="shop.yaml").execute(desk.context())
+    assert desk.decisions == []
+
+
+def test_a_pipeline_file_says_whether_to_ask(tmp_path: Path) -> None:
+    file = tmp_path / "p.yaml"
+    shards = "shards: [{name: t, schema: 'a INT', keys: [a]}]"
+    text = f"name: p\nsource: {{type: files, path: in, format: json}}\n{shards}\n"
+    file.write_text(text)
+    plain = load_pipeline(file)
+    file.write_text(f"{text}on_red: ask\n")
+    asks = load_pipeline(file)
+    assert (plain.on_red, asks.on_red) == ("fail", "ask")
+    assert plain.canonical_json() == asks.canonical_json()
