@@ -17,6 +17,7 @@ from tidemark.core.replay import Replayable
 from tidemark.core.sentence import quarantined_in
 from tidemark.core.shard import Paused
 from tidemark.core.status import (
+    LOST,
     Blocked,
     Input,
     Proof,
@@ -57,7 +58,7 @@ def status_of(
     held = paused_shards(pipeline)
     blocked = [Blocked("the pipeline file does not fit", None, str(one)) for one in fit.refused]
     if lost := losses(control, (*deployment.shards, QUARANTINE)):
-        blocked = [*(Blocked("commits are lost", None, one) for one in lost), *blocked]
+        blocked = [*(Blocked(LOST, None, one) for one in lost), *blocked]
     for shard, waits in held.items():
         what = f"shard {shard} at transaction {waits.txn}"
         blocked.append(Blocked(what, written_at(control.seals, waits.txn), waits.reason, waits.txn, shard))

@@ -169,6 +169,19 @@ def test_status_says_what_is_blocked_since_when_and_why(shop: Shop) -> None:
     assert shop.json("status", "p", "--fail-if", "blocked")["blocked"] == []
 
 
+@pytest.mark.parametrize("table", ["_control/history", "t/log"])
+def test_w1_status_names_the_table_that_lost_commits_and_what_to_do(shop: Shop, table: str) -> None:
+    for day in ("1", "2"):
+        shop.land(f"{day}.json")
+        shop.work(day)
+    max((Path(shop.deployment.root) / table / "_delta_log").glob("*.json")).unlink()
+    looked = shop.json("status", "p", "--fail-if", "blocked", code=4)
+    assert looked["blocked"][0]["what"] == "commits are lost"
+    named = "the history ends with 1" if "history" in table else "the log of shard t ends with"
+    assert named in looked["blocked"][0]["why"]
+    assert "bring that table back" in looked["alarms"][0]["remedy"]
+
+
 def test_input_that_waits_has_an_age_and_behind_is_an_alarm(shop: Shop) -> None:
     assert shop.json("status", "p", "--fail-if", "behind=0s")["waiting"]["pieces"] == 0
     shop.land("1.json", age_seconds=7_200)

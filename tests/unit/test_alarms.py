@@ -13,7 +13,17 @@ from tidemark.core.alarms import KINDS, Alarm, Limits, alarms_of, decide_told, l
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import TXN_NONE, WriterToken
 from tidemark.core.journal import Event, JournalEntry
-from tidemark.core.status import Blocked, Input, Proof, Quarantined, SourceStatus, Stalled, Status, Times
+from tidemark.core.status import (
+    LOST,
+    Blocked,
+    Input,
+    Proof,
+    Quarantined,
+    SourceStatus,
+    Stalled,
+    Status,
+    Times,
+)
 
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -79,6 +89,7 @@ def test_the_most_urgent_alarm_comes_first() -> None:
         (Blocked("shard a at transaction 3", None, "w", 3, "a"), "tidemark release p a --reason"),
         (Blocked("transaction 3", None, "w", 3), "tidemark accept p 3` or `tidemark skip p 3"),
         (Blocked("the pipeline file does not fit", None, "w"), "tidemark check p"),
+        (Blocked(LOST, None, "the history ends with 2"), "bring that table back"),
     ],
 )
 def test_what_is_blocked_has_a_way_out_of_its_own(stop: Blocked, words: str) -> None:

@@ -18,7 +18,7 @@ from typing import Final
 
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.journal import Event, JournalEntry
-from tidemark.core.status import Blocked, Proof, Status
+from tidemark.core.status import LOST, Blocked, Proof, Status
 from tidemark.core.text import bytes_in, seconds_in, share_in, span
 
 BLOCKED: Final = "blocked"
@@ -101,6 +101,8 @@ def _way_out(pipeline: str, stop: Blocked) -> str:
     if stop.txn is not None:
         decided = f"`tidemark accept {pipeline} {stop.txn}` or `tidemark skip {pipeline} {stop.txn}`"
         return f"mend the cause and run again, or decide with a reason: {decided}"
+    if stop.what == LOST:
+        return "bring that table back from the newest copy there is, or all tables from one moment"
     return f"mend the pipeline file: `tidemark check {pipeline}`"
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Final
 
 from tidemark.core.ids import ShardId, Txn
 from tidemark.core.text import span
@@ -44,6 +45,10 @@ class LastVerdict:
     verdict: str
     replayed: bool
     at: datetime | None
+
+
+LOST: Final = "commits are lost"
+"""What stops a pipeline whose tables do not agree any more."""
 
 
 @dataclass(frozen=True, slots=True)
