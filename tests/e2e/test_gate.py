@@ -269,7 +269,7 @@ def test_no_secret_gets_into_logs_journal_xcom_or_data_docs(stack: Stack) -> Non
         ("arrow-spark", {"airflow.rendered_task_instance_fields"}),  # What the provider calls a job.
         ("recorded_digest", {"docs"}),
         ("Running Spark version", {"spark"}),
-        (project.name, {"control.bindings", "project"}),
+        (project.name, {"control.history", "project"}),
     ):
         assert places <= stack.places_of(project, text), text
     assert stack.places_of(project, CANARY) == set()

@@ -174,6 +174,30 @@ def test_r1_a_table_that_has_lost_commits_freezes_at_the_first_lost_txn_after_wh
     assert told["frozen"].startswith("its listing: ")
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_w1_a_consumer_that_has_had_more_than_the_history_stops_instead_of_waiting(
+    tmp_path: Path, again: bool
+) -> None:
+    """All tables were restored from one moment; once the number is there again, its rows are others."""
+    shelf = Shelf(tmp_path)
+    for number in (1, 2):
+        shelf.append([("a", number)])
+    with reading(shelf) as reader:
+        given = reader.next_range()
+        assert given is not None
+        reader.delivered(given)
+    for table in ("_control/history", "_control/checkpoints", "t/log"):
+        lose_last_commit(Path(shelf.works.root) / table)
+    told = "consumer 'billing' has transaction 2, and the history ends with 1"
+    if again:
+        other = Shelf.__new__(Shelf)
+        other.__dict__ = {**shelf.__dict__, "works": shelf.again(), "fork": 100}
+        other.append([("b", 9)], [("c", 9)])
+        told = "consumer 'billing' has another transaction 2 than the history"
+    with reading(shelf) as reader, pytest.raises(Frozen, match=told):
+        reader.next_range()
+
+
 def listed_consumers(shelf: Shelf) -> Any:
     shown = CliRunner().invoke(app, ["consumers", "list", str(shelf.root / "p.yaml"), "--json"])
     assert shown.exit_code == 0, shown.output

@@ -15,7 +15,7 @@ from tidemark.config import load_pipeline
 from tidemark.core.checkpoint import Checkpoint
 from tidemark.core.checksum import Digest
 from tidemark.core.ids import ShardId, Txn, WriterToken
-from tidemark.core.ledger import UPPER, Committed, Put
+from tidemark.core.ledger import LINK, UPPER, Committed, Put
 from tidemark.core.seal import Decision, Part, Seal, ShardParts, touch_mark
 from tidemark.core.shard import entry_of
 from tidemark.delta.log import parts_folder
@@ -45,6 +45,9 @@ Change = tuple[str, int | None]
 class Shelf:
     """One pipeline `p` with one shard `t (k STRING, v BIGINT)` below a folder."""
 
+    fork = 0
+    """Another one makes other links of the same numbers, as another history has."""
+
     def __init__(self, root: Path, session: SessionMaker | None = None) -> None:
         self.root = root
         self.works = deployed(root, session)
@@ -64,15 +67,20 @@ class Shelf:
         touched = {touch_mark(SHARD): int(entries[-1].txn)} if entries else {}
         _commit(control.seals, Put({UPPER: upper, **touched}, seals, None))
         if entries:
-            _commit(control.log(SHARD), Put({UPPER: entries[-1].txn + 1}, entries, None))
-        _commit(control.checkpoints, Put({UPPER: upper}, [Checkpoint(Txn(upper - 1))], None))
+            _commit(
+                control.log(SHARD),
+                Put({UPPER: entries[-1].txn + 1, LINK: int(entries[-1].txn)}, entries, None),
+            )
+        _commit(control.checkpoints, Put({UPPER: upper}, [Checkpoint(Txn(upper - 1), link=upper - 1)], None))
         self.written |= {seal.txn: list(changes) for seal, changes in zip(seals, txns, strict=True)}
 
     def _seal(self, txn: Txn, changes: Sequence[Change], parts: int) -> Seal:
         token = WriterToken(f"w{txn}")
         found = [self._part(txn, token, number, changes[number::parts]) for number in range(parts)]
         shards = {SHARD: ShardParts(tuple(found), Digest(count=len(changes)))} if changes else {}
-        return Seal(txn, token, 0, Decision.COMMITTED, Digest(count=len(changes)), shards)
+        return Seal(
+            txn, token, 0, Decision.COMMITTED, Digest(count=len(changes)), shards, link=int(txn) + self.fork
+        )
 
     def _part(self, txn: Txn, token: WriterToken, number: int, changes: Sequence[Change]) -> Part:
         path = f"{parts_folder(txn, token)}/part-{number:05}.parquet"

@@ -53,7 +53,8 @@ class LeaseState(StrEnum):
 class Lease:
     """`name` is the reader's and outlives its processes; `holder` is the token of one process.
 
-    `planned` is the upper of the batch that a consumer was given last and may have done; 0 for none."""
+    `planned` is the upper of the batch that a consumer was given last and may have done; 0 for none. `link`
+    is that of the transaction before `txn`, which a consumer has had; 0 for one that has had none."""
 
     name: str
     holder: HolderToken
@@ -62,6 +63,7 @@ class Lease:
     ttl_seconds: float
     state: LeaseState = LeaseState.LIVE
     planned: Txn = TXN_NONE
+    link: int = 0
 
     def __post_init__(self) -> None:
         for name in self.name.split("/", 1):
@@ -184,7 +186,7 @@ def decide_acquire(
 
     A kept lease keeps its `txn`, so the next reader goes on exactly there; `current` is the last
     record of the name at this head."""
-    planned, taken_from, since = TXN_NONE, None, since_of(head)
+    planned, link, taken_from, since = TXN_NONE, 0, None, since_of(head)
     if current is not None and current.is_kept:
         expired = observation is not None and observation.expires(current)
         if current.is_live and current.holder != holder and not expired:
@@ -194,22 +196,23 @@ def decide_acquire(
                 f"lease {name!r} holds txn {current.txn}, but {since} is the first that was kept",
                 hint="maintenance never passes a lease; was the table of leases restored? take another name",
             )
-        start, planned = current.txn, current.planned
+        start, planned, link = current.txn, current.planned, current.link
         taken_from = current if current.is_live and current.holder != holder else None
     elif start < since:
         raise InvalidUsage(
             f"lease {name!r} can't hold txn {start}: {since} is the first that was kept",
             hint="start from a snapshot, and hold the txn after it",
         )
-    lease = Lease(name, holder, start, head.upper, ttl_seconds, planned=planned)
+    lease = Lease(name, holder, start, head.upper, ttl_seconds, planned=planned, link=link)
     return Put(marks={UPPER: lease.epoch + 1}, records=(lease,), result=Acquired(lease, taken_from))
 
 
 def decide_renew(
     *, head: Head, tenure: Tenure, current: Lease | None, now_seconds: float,
-    txn: Txn | None = None, planned: Txn | None = None,
+    txn: Txn | None = None, planned: Txn | None = None, link: int = 0,
 ) -> Put[Lease, Lease]:  # fmt: skip
-    """A new epoch, or `LeaseLost`. With `txn`, advance: let go of what is below. A hold never goes back."""
+    """A new epoch, or `LeaseLost`. With `txn`, advance: let go of what is below, whose last transaction has
+    the link. A hold never goes back."""
     mine = tenure.lease
     tenure.check(now_seconds=now_seconds)
     if current is None or not current.is_live:
@@ -224,7 +227,8 @@ def decide_renew(
             hint="what was let go may be gone; acquire another name for an earlier txn",
         )
     plan = current.planned if planned is None else planned
-    lease = replace(mine, txn=wanted, epoch=int(head.upper), planned=plan)
+    known = current.link if txn is None else link
+    lease = replace(mine, txn=wanted, epoch=int(head.upper), planned=plan, link=known)
     return Put(marks={UPPER: lease.epoch + 1}, records=(lease,), result=lease)
 
 

@@ -32,6 +32,7 @@ from tidemark.core.snapshot import NotYet, plan_read
 from tidemark.pipeline.context import Pipeline
 from tidemark.pipeline.fetching import fetch_all
 from tidemark.pipeline.freezing import Freezer
+from tidemark.pipeline.history import require_known
 from tidemark.pipeline.holding import Hold
 from tidemark.pipeline.listing import Listed, listing, readable_upper
 from tidemark.ports.reading import PartFiles
@@ -101,6 +102,7 @@ class ShardReader:
         while not self._stop.is_set():
             self._hold.check()
             try:
+                self._require_known()
                 listed = self._list()
                 found = self._fetched(listed) if self.frontier < listed.upper else None
             except Frozen:
@@ -113,7 +115,7 @@ class ShardReader:
                 continue
             if not found.parts and not found.skipped:
                 # Nothing in it is for this consumer, so there is nothing to wait for.
-                self._hold.advance(found.upper)
+                self._advance(found.upper)
                 continue
             self._hold.plan(found.upper)
             return found
@@ -126,6 +128,7 @@ class ShardReader:
         control, shard = self._pipeline.control, self._reading.shard
         fence = batch_fence(self._hold.lease)
         try:
+            self._require_known()
             upper = readable_upper(control, shard)
         except InvariantViolation as error:
             raise self._freezer.frozen(self.frontier, str(error)) from error
@@ -167,7 +170,19 @@ class ShardReader:
                 f"the batch [{given.lower}, {given.upper}) was not given, or not last",
                 hint="confirm the batch that was given last",
             )
-        self._hold.advance(given.upper)
+        self._advance(given.upper)
+
+    def _advance(self, upper: Txn) -> None:
+        seals = self._pipeline.control.seals
+        self._hold.advance(upper, link=next((one.link for one in seals.read(upper - 1, upper)), 0))
+
+    def _require_known(self) -> None:
+        """`HistoryLost` where the history has not, or not so, what this consumer has had: what comes next
+        there is not what follows it."""
+        lease = self._hold.lease
+        if lease.link:
+            what = f"consumer {self._reading.consumer!r}"
+            require_known(self._pipeline.control, what, txn=Txn(lease.txn - 1), link=lease.link)
 
     def examine(self, given: Range) -> None:
         """After a batch has failed: raise what the reader is to blame for, `LeaseLost` or `Frozen`, if it

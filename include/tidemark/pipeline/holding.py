@@ -56,10 +56,11 @@ class Hold:
         with self._lock:
             self._check()
 
-    def advance(self, txn: Txn) -> None:
-        """Everything below `txn` is delivered, durably: it is never delivered again."""
+    def advance(self, txn: Txn, *, link: int) -> None:
+        """Everything below `txn` is delivered, durably: it is never delivered again. `link` is that of the
+        last transaction."""
         # A batch that was cut short was given up to its planned end before, and may have been done.
-        self._renew(txn=txn, planned=max(txn, self.lease.planned))
+        self._renew(txn=txn, planned=max(txn, self.lease.planned), link=link)
 
     def plan(self, upper: Txn) -> None:
         """Note the end of the batch that is about to be given."""
@@ -83,10 +84,10 @@ class Hold:
             raise self._lost
         self._tenure.check(now_seconds=self._clock())
 
-    def _renew(self, *, txn: Txn | None = None, planned: Txn | None = None) -> None:
+    def _renew(self, *, txn: Txn | None = None, planned: Txn | None = None, link: int = 0) -> None:
         with self._lock:
             self._check()
-            self._tenure = self._leases.renew(self._tenure, txn=txn, planned=planned)
+            self._tenure = self._leases.renew(self._tenure, txn=txn, planned=planned, link=link)
 
     def _keep(self) -> None:
         pause = self.lease.ttl_seconds / RENEWALS_PER_TTL

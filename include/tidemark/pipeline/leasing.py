@@ -113,8 +113,11 @@ class Leases:
             case _:
                 return HeldByOther(outcome.current)
 
-    def renew(self, tenure: Tenure, *, txn: Txn | None = None, planned: Txn | None = None) -> Tenure:
-        """A new deadline, or `LeaseLost`. `txn` lets go of what lies below, `planned` notes a batch."""
+    def renew(
+        self, tenure: Tenure, *, txn: Txn | None = None, planned: Txn | None = None, link: int = 0
+    ) -> Tenure:
+        """A new deadline, or `LeaseLost`. `txn` lets go of what lies below, whose last transaction has the
+        `link`; `planned` notes a batch."""
         began = self._clock()
 
         def decide(head: Head) -> Put[Lease, Lease] | Lease:
@@ -128,6 +131,7 @@ class Leases:
                 now_seconds=began,
                 txn=txn,
                 planned=planned,
+                link=link,
             )
 
         return Tenure(settle(self._ledger, decide, what=f"lease {tenure.lease.name!r}"), began)
