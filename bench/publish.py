@@ -85,7 +85,7 @@ class Bench:
         self.spec = StateSpec(SHARD, f"{folder}/p/{SHARD}", declared, FoldRule(("k",)), deletion_vectors=True)
         self.log(1, first.repartition(8))
         version, commit = self.plane(self.spec).publish(
-            SHARD, Tail(Txn(1), Txn(2), self.log_version), base=None, token=WriterToken("first")
+            SHARD, Tail(Txn(1), Txn(2), self.log_version, link=1), base=None, token=WriterToken("first")
         )
         self.base = Published(1, version, commit)
 
@@ -152,7 +152,7 @@ def contenders(bench: Bench, txn: int) -> dict[str, Callable[[StateSpec], object
             spark.conf.set("spark.sql.shuffle.partitions", "2")
 
     def whole(spec: StateSpec) -> None:
-        bounds = Tail(Txn(2), Txn(txn + 1), bench.log_version)
+        bounds = Tail(Txn(2), Txn(txn + 1), bench.log_version, link=txn)
         bench.plane(spec).publish(SHARD, bounds, base=bench.base, token=WriterToken("bench"))
 
     return {

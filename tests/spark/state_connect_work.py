@@ -55,9 +55,9 @@ def late(spark: SparkSession, folder: Path) -> dict[str, Any]:
     rig.append(("a", "1"), ("b", "1"))
     base = rig.publish()
     rig.append(("a", "2"))
-    first = Tail(Txn(2), Txn(3), rig.control.log(SHARD).head().version)
+    first = Tail(Txn(2), Txn(3), rig.control.log(SHARD).head().version, link=2)
     rig.append(("a", "1"), gone("b"), ("c", "1"))
-    longer = Tail(Txn(2), Txn(4), rig.control.log(SHARD).head().version)
+    longer = Tail(Txn(2), Txn(4), rig.control.log(SHARD).head().version, link=3)
     commit = SparkStatePlane._commit
 
     def overtaken(self: SparkStatePlane, *args: Any, **change: Any) -> Any:

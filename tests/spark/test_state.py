@@ -373,12 +373,12 @@ def test_m13_a_commit_on_a_base_that_another_was_made_on_never_counts(
     rig.append(("a", "1"), ("b", "1"))
     base = rig.publish()
     rig.append(("a", "2"))
-    first = Tail(Txn(2), Txn(3), rig.control.log(SHARD).head().version)
+    first = Tail(Txn(2), Txn(3), rig.control.log(SHARD).head().version, link=2)
     changes: dict[str, list[Row]] = {
         "upserts": [("a", "3")], "deletes": [("a", "1"), gone("b")], "new keys": [("a", "1"), ("c", "3")],
     }  # fmt: skip
     rig.append(*changes[late])
-    longer = Tail(Txn(2), Txn(4), rig.control.log(SHARD).head().version)
+    longer = Tail(Txn(2), Txn(4), rig.control.log(SHARD).head().version, link=3)
     overtake(monkeypatch, first, base)
     assert rig.plane.publish(SHARD, longer, base=base, token=WriterToken("late")) == Conflict()
     assert rig.state() == [("a", "2"), ("b", "1")]
@@ -412,7 +412,7 @@ def test_m13_a_publisher_that_is_overtaken_decides_again_and_both_are_on_record(
     rig.append(("a", "1"), ("b", "1"))
     base = rig.publish()
     rig.append(("a", "2"))
-    first = Tail(Txn(2), Txn(3), rig.control.log(SHARD).head().version)
+    first = Tail(Txn(2), Txn(3), rig.control.log(SHARD).head().version, link=2)
     rig.append(("c", "3"), gone("b"))
     overtake(monkeypatch, first, base)
     assert rig.publish("late").txn == 3

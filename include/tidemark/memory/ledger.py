@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
-from tidemark.core.errors import Determinate, Indeterminate
+from tidemark.core.errors import Determinate, Indeterminate, InvariantViolation
 from tidemark.core.ledger import CommitOutcome, Committed, Conflict, Head, Put, Record
 from tidemark.memory.chaos import Calm, Chaos, Crash, Fault
 
@@ -21,6 +21,7 @@ class MemoryLedger(Generic[R]):
         self._counts: list[int] = [0]
         self._records: list[R] = []
         self.delayed: list[Callable[[], object]] = []
+        self.restored: list[int] = []
 
     @property
     def version(self) -> int:
@@ -43,7 +44,9 @@ class MemoryLedger(Generic[R]):
 
     def restore(self, version: int) -> None:
         """Go back to a version, as a table does whose newest commits are lost, or that a copy took the place
-        of."""
+        of. What was under way is lost with the machine."""
+        self.restored.append(version)
+        self.delayed.clear()
         del self._marks[version + 1 :]
         del self._counts[version + 1 :]
         del self._records[self._counts[version] :]
@@ -58,6 +61,7 @@ class MemoryLedgerView(Generic[R]):
         self._name = name
         self._version = 0
         self._lagged = False
+        self._restores = len(truth.restored)
 
     @contextmanager
     def called(self, name: str) -> Iterator[None]:
@@ -68,10 +72,17 @@ class MemoryLedgerView(Generic[R]):
         finally:
             self._name = own
 
+    def _require_same(self) -> None:
+        """A table that was set back below what this process has seen is not the one that it knows."""
+        if any(version < self._version for version in self._truth.restored[self._restores :]):
+            raise InvariantViolation(f"{self._name} was set back under a living process")
+        self._restores = len(self._truth.restored)
+
     def head(self) -> Head:
         fault = self._chaos.meet(f"{self._name}.head")
         if fault in (Fault.CRASH_BEFORE, Fault.CRASH_AFTER):
             raise Crash
+        self._require_same()
         newest = self._truth.version
         # A stale read never goes back behind what this process has seen itself, and a second look is fresh.
         self._lagged = fault is Fault.STALE and not self._lagged
@@ -89,10 +100,12 @@ class MemoryLedgerView(Generic[R]):
         return sorted((r for r in self._of(kinds) if r.key == key), key=lambda r: r.number)
 
     def _of(self, kinds: tuple[type, ...]) -> Iterator[R]:
+        self._require_same()
         return (r for r in self._truth.records(self._version) if not kinds or isinstance(r, kinds))
 
     def commit(self, head: Head, put: Put[R, Any]) -> CommitOutcome:
         fault = self._chaos.meet(f"{self._name}.commit")
+        self._require_same()
         match fault:
             case Fault.FAIL:
                 raise Determinate(f"{self._name} did not take the commit")
