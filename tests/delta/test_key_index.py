@@ -265,3 +265,21 @@ def test_an_older_sequence_loses_to_the_state_and_an_equal_one_wins(tmp_path: Pa
     assert found.comes.tolist() == [False, True, True]
     assert {path: set(rows) for path, rows in found.hidden.items()} == {"f": {1, 2}}
     assert found.digest == digest_of(np.array([10, 21, 31]))
+
+
+def test_regression_a_run_that_another_process_merges_and_removes_at_once_can_be_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace = Path.replace
+
+    def and_gone(self: Path, target: Path) -> Path:
+        made = replace(self, target)
+        made.unlink()
+        return made
+
+    monkeypatch.setattr(Path, "replace", and_gone)
+    hi = np.array([1, 2], np.uint64)
+    records = sorted_records(hi, hi, hi)
+    run = write_run(tmp_path / "a.run", SCOPE, [DataFile("f", 1, 2)], [records])
+    assert run.path == tmp_path / "a.run"
+    assert run.all()["hi"].tolist() == [1, 2]

@@ -177,11 +177,14 @@ def write_run(path: Path, scope: RunScope, files: Sequence[DataFile], chunks: It
             file.seek(0)
             body = described + firsts.tobytes() + sums.tobytes()
             file.write(_HEAD.pack(_MAGIC, len(described), blocks, zlib.crc32(body)) + body)
+        # Opened before others can see it, merge it with theirs and remove it.
+        run = Run(attempt)
         attempt.replace(path)
+        run.path = path
     except BaseException:
         attempt.unlink(missing_ok=True)
         raise
-    return Run(path)
+    return run
 
 
 def remove_leftovers(folder: Path) -> None:

@@ -65,10 +65,23 @@ def require_logs(control: Control) -> None:
 def log_head(control: Control, shard: ShardId, last: Checkpoint | None = None) -> Head:
     """Where a shard's log stands, when it and the history have the same transactions; with the newest
     checkpoint, also when the log has what that has seen."""
-    head = control.log(shard).head()
-    require_known(control, f"the log of shard {shard}", txn=Txn(head.upper - 1), link=head.link)
+    for look in range(LOOKS_MAX):
+        head = control.log(shard).head()
+        try:
+            require_known(control, f"the log of shard {shard}", txn=Txn(head.upper - 1), link=head.link)
+            _require_whole(control, shard, head, last)
+            return head
+        except LogLost:
+            # The snapshot may be an old one; a loss stays.
+            if look + 1 == LOOKS_MAX:
+                raise
+    raise AssertionError  # The last look has returned or raised.
+
+
+def _require_whole(control: Control, shard: ShardId, head: Head, last: Checkpoint | None) -> None:
+    """`LogLost` where a log lacks what the newest checkpoint has seen in it, or what the history says."""
     if last is None:
-        return head
+        return
     mark = last.tables.get(shard)
     touched = Txn(control.seals.mark(touch_mark(shard)))
     waits = mark is not None and mark.waits_at != TXN_NONE
@@ -76,7 +89,6 @@ def log_head(control: Control, shard: ShardId, last: Checkpoint | None = None) -
         raise LogLost(shard, ends=Txn(head.upper - 1), wanted=Txn(mark.upper - 1))
     if head.upper <= touched <= last.txn and not waits:
         raise LogLost(shard, ends=Txn(head.upper - 1), wanted=touched)
-    return head
 
 
 def losses(control: Control, shards: Sequence[ShardId]) -> list[str]:
