@@ -32,7 +32,7 @@ def reached(pipeline: Pipeline) -> Checkpoint:
     found = flushing(pipeline)
     txn = Txn(found.tracker.acknowledged.txn)
     tables = {shard: kept(mark, found.needs[shard], txn=txn) for shard, mark in found.marks.items()}
-    return Checkpoint(txn, tables, seal_at(pipeline, txn).link if txn > TXN_NONE else 0)
+    return Checkpoint(txn, tables)
 
 
 def checkpoint(pipeline: Pipeline) -> Txn:
@@ -41,7 +41,10 @@ def checkpoint(pipeline: Pipeline) -> Txn:
     candidate = reached(pipeline)
 
     def decide(head: Head) -> Put[Checkpoint, Txn] | Txn:
-        return decide_checkpoint(head=head, checkpoint=candidate)
+        if candidate.txn < head.upper:
+            return decide_checkpoint(head=head, checkpoint=candidate)
+        link = seal_at(pipeline, candidate.txn).link
+        return decide_checkpoint(head=head, checkpoint=replace(candidate, link=link))
 
     txn = settle(pipeline.control.checkpoints, decide, what="the checkpoint")
     if txn > TXN_NONE:
