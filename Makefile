@@ -21,13 +21,13 @@ setup: ## Set up, checking every piece again: environment, Java, jars
 	@sh scripts/setup/setup.sh --full
 
 demo: ready ## The main job: a small shop through real DAG runs and all that can go wrong
-	@$(PYTHON) scripts/demo.py
+	@$(PYTHON) -m scripts.demo
 
 ui: ready ## Start Airflow with the project's DAGs and a warm Spark; prints address and login
-	@$(PYTHON) -m tidemark.airflow.project start
+	@$(PYTHON) -m scripts.local_airflow.project start
 
 stop: ready ## Stop what `make ui` started
-	@$(PYTHON) -m tidemark.airflow.project stop
+	@$(PYTHON) -m scripts.local_airflow.project stop
 
 doctor: ready ## Check versions, Java, jars, Spark and the store
 	@.venv/bin/tidemark doctor
@@ -81,7 +81,7 @@ lock: ready ## Resolve requirements.txt again into requirements.lock
 	@$(PYTHON) scripts/setup/setup.py lock
 
 jars-lock: ready ## Resolve Spark's extra jars again into jars.lock
-	@$(PYTHON) -m tidemark.spark.jars lock
+	@$(PYTHON) -m tidemark.runtime.jars lock
 
 clean: ## Remove what tests, checks and builds left behind
 	@rm -rf build dist .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

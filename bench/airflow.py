@@ -28,8 +28,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tidemark.airflow.embedded import EmbeddedAirflow
-from tidemark.airflow.processes import free_port
+from scripts.local_airflow.embedded import EmbeddedAirflow
+from scripts.local_airflow.processes import free_port
 
 WARMING = 2
 """Runs of each way that aren't counted: the first ones make the tables, and find a server that has just
@@ -137,8 +137,8 @@ def print_table(middle: dict[str, list[float]], runs: dict[str, list[float]], pa
 
 def body(step: str, file: str, url: str, run_id: str) -> None:
     """One step in this process, with the time that is Spark's, and Great Expectations' import."""
-    from tidemark import tasks  # noqa: F401  What the project's plugin has loaded before a task is forked.
     from tidemark.airflow import pipeline_dags
+    from tidemark.app import tasks  # noqa: F401  What the project's plugin has loaded before a task is forked.
 
     # Airflow parses the DAG before it calls a task's body.
     pipeline_dags(Path(file).parent, conn_id="spark_connect_default")
@@ -170,8 +170,8 @@ def body(step: str, file: str, url: str, run_id: str) -> None:
         return session
 
     began = now()
-    from tidemark.job import Order, connected, perform
-    from tidemark.tasks import checkpoint, open_pipeline, reclock
+    from tidemark.app.job import Order, connected, perform
+    from tidemark.app.tasks import checkpoint, open_pipeline, reclock
 
     if step == "validate":
         from tidemark.quality import engine

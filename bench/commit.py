@@ -34,7 +34,8 @@ from deltalake import DeltaTable
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from tidemark.assemble import Deployment, new_token
+from tidemark.app.deployment import Deployment, new_token
+from tidemark.app.views import View, read
 from tidemark.config import load_pipeline
 from tidemark.core.binding import Owner
 from tidemark.core.ids import Txn
@@ -42,7 +43,6 @@ from tidemark.pipeline.context import Attempt
 from tidemark.pipeline.run import replay, run
 from tidemark.spark import digest
 from tidemark.spark.session import build_session
-from tidemark.views import View, read
 
 BATCH = 50_000
 FILES = 5
@@ -211,8 +211,8 @@ def without_digests() -> Iterator[None]:
         return [F.expr(f"count({value}) AS {prefix}{digest.COUNT}"), *rest]
 
     with (
-        mock.patch("tidemark.spark.work.partials", counts),
-        mock.patch("tidemark.spark.work.row_hash_sql", return_value="1L"),
+        mock.patch("tidemark.spark.fold_shard.partials", counts),
+        mock.patch("tidemark.spark.fold_shard.row_hash_sql", return_value="1L"),
         mock.patch("tidemark.spark.read.row_hash_sql", return_value="1L"),
     ):
         yield

@@ -26,13 +26,12 @@ from pathlib import Path
 from bench.report import RESULTS, write_report
 from bench.state import SHARD, Bench
 from tidemark.core.ids import Txn
-from tidemark.delta.facts import facts_of
 from tidemark.delta.head import open_head
 from tidemark.delta.state import StateTable
-from tidemark.delta.state_vacuum import vacuum
-from tidemark.delta.upkeep import DeltaStateKeeper, KeptState
-from tidemark.pipeline.maintain import truncate
-from tidemark.pipeline.tend import tend
+from tidemark.delta.state_maintenance import DeltaStateKeeper, MaintainedState
+from tidemark.delta.table_stats import table_stats
+from tidemark.delta.vacuum import vacuum
+from tidemark.pipeline.maintain import maintain_state, truncate
 
 DAY_MS = 86_400_000
 HISTORY_DAYS = 7
@@ -104,9 +103,9 @@ def line(bench: Bench, publishes: str, seconds: list[float]) -> tuple[str, ...]:
 def maintain(bench: Bench, keeper: DeltaStateKeeper) -> None:
     """As `tidemark maintain` does it."""
     now_ms = time.time_ns() // 1_000_000
-    facts = facts_of(bench.spec.state, now_ms=now_ms, kept_ms=HISTORY_DAYS * DAY_MS)
+    facts = table_stats(bench.spec.state, now_ms=now_ms, kept_ms=HISTORY_DAYS * DAY_MS)
     assert facts is not None
-    tend(
+    maintain_state(
         bench.control,
         keeper,
         SHARD,
@@ -141,7 +140,7 @@ def main() -> None:
 def measured(folder: Path, given: argparse.Namespace) -> tuple[list[tuple[str, ...]], str]:
     """The lines of the table, and what else there is to say."""
     bench = Bench(folder, given.rows)
-    keeper = DeltaStateKeeper("p", {SHARD: KeptState(bench.spec.uri, HISTORY_DAYS)})
+    keeper = DeltaStateKeeper("p", {SHARD: MaintainedState(bench.spec.uri, HISTORY_DAYS)})
     print("| " + " | ".join(HEADER) + " |\n|" + " ---: |" * len(HEADER))
     lines: list[tuple[str, ...]] = []
 

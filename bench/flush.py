@@ -12,7 +12,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 
-from tidemark.core.flush import FlushPosition, FlushTracker, SourceTxn
+from tidemark.core.checkpoint import FlushPosition, FlushTracker, SourceTxn
 from tidemark.core.ids import ShardId
 
 SHARD_COUNTS = (10, 100, 1_000, 10_000, 100_000)

@@ -28,7 +28,7 @@ import fastavro
 from pyspark.sql import DataFrame, SparkSession
 
 from tests.support.kafka import Broker, running_broker
-from tidemark.assemble import Deployment, new_token
+from tidemark.app.deployment import Deployment, new_token
 from tidemark.config import PipelineConfig
 from tidemark.core.binding import Owner
 from tidemark.pipeline.context import Attempt

@@ -22,18 +22,18 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from tidemark import upkeep
-from tidemark.assemble import Deployment, new_token
+from tidemark.app import maintenance
+from tidemark.app.deployment import Deployment, new_token
+from tidemark.app.views import View, read
 from tidemark.config import load_pipeline
 from tidemark.core.binding import Owner
 from tidemark.core.ids import ShardId, Txn
 from tidemark.core.publish import VERSION_NONE
-from tidemark.pipeline.compact import compact
 from tidemark.pipeline.context import Attempt
+from tidemark.pipeline.maintain import compact
 from tidemark.pipeline.publish import publish
 from tidemark.pipeline.run import run
 from tidemark.spark.session import build_session
-from tidemark.views import View, read
 
 SHARD = ShardId("rows")
 CHANGES = 200
@@ -106,11 +106,11 @@ def measure(spark: SparkSession, folder: Path, *, rows: int, transactions: int) 
     found["fresh read after, seconds"] = seconds(fresh)
     found["log scan after, seconds"] = seconds(log)
     publish_all()
-    terms = upkeep.Terms(time.time_ns() // 1_000_000, Txn(1), Txn(1), 10**15)
-    facts = upkeep.state_facts(deployment, SHARD, terms)
+    terms = maintenance.Terms(time.time_ns() // 1_000_000, Txn(1), Txn(1), 10**15)
+    facts = maintenance.state_facts(deployment, SHARD, terms)
     deployment.keeper().merge(SHARD, tombstones=VERSION_NONE)
     deployment.keeper().purge(SHARD)
-    after = upkeep.state_facts(deployment, SHARD, terms)
+    after = maintenance.state_facts(deployment, SHARD, terms)
     if facts is None or after is None or fresh() != count:
         raise SystemExit("the state has changed")
     found["hidden rows before"], found["hidden rows after"] = facts.hidden, after.hidden

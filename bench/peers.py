@@ -37,14 +37,14 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from bench.commit import BATCH, FILES, Bench, records, timed
 from bench.report import RESULTS, write_report
-from tidemark.assemble import new_token
+from tidemark.app.deployment import new_token
+from tidemark.app.views import View, read
 from tidemark.core.ids import ShardId
-from tidemark.home import home
 from tidemark.pipeline.publish import publish, verify_state
-from tidemark.spark import ivy
-from tidemark.spark.jars import fetch, jar_paths, read_lock
+from tidemark.runtime import jars as ivy
+from tidemark.runtime.home import home
+from tidemark.runtime.jars import fetch, jar_paths, read_lock
 from tidemark.spark.session import build_session
-from tidemark.views import View, read
 
 LOCK = Path(__file__).with_name("jars.lock")
 ROWS = ShardId("rows")
@@ -59,7 +59,7 @@ its compiler."""
 def bench_session(folder: Path, memory: str) -> SparkSession:
     """A session with the product's jars and the peers', and a catalog for Iceberg in the folder."""
     peers, jars = home() / "bench-jars", read_lock(LOCK)
-    fetch(peers, jars, ivy.download)
+    fetch(peers, jars, ivy.download_jars)
     paths = [*jar_paths(), *(peers / jar.coordinate.filename for jar in jars)]
     confs = {
         "spark.jars": ",".join(map(str, paths)),

@@ -30,15 +30,15 @@ from pyspark.sql import SparkSession
 
 from bench.peers import LOCK
 from tests.support.postgres import PASSWORD, Postgres, start
-from tidemark.assemble import Deployment, discovered, new_token
+from tidemark.app.deployment import Deployment, discovered, new_token
 from tidemark.config import load_pipeline
 from tidemark.core.binding import Owner
-from tidemark.home import home
 from tidemark.pipeline.context import Attempt
 from tidemark.pipeline.reclock import mint
 from tidemark.pipeline.run import run
-from tidemark.spark import ivy
-from tidemark.spark.jars import fetch, jar_paths, read_lock
+from tidemark.runtime import jars as ivy
+from tidemark.runtime.home import home
+from tidemark.runtime.jars import fetch, jar_paths, read_lock
 from tidemark.spark.session import build_session
 
 ROWS_PER_COMMIT = 1_000
@@ -51,7 +51,7 @@ def bench_session(folder: Path, memory: str) -> SparkSession:
         home() / "bench-jars",
         [jar for jar in read_lock(LOCK) if "postgresql" in str(jar.coordinate)],
     )
-    fetch(drivers, jars, ivy.download)
+    fetch(drivers, jars, ivy.download_jars)
     paths = [*jar_paths(), *(drivers / jar.coordinate.filename for jar in jars)]
     confs = {"spark.jars": ",".join(map(str, paths)), "spark.driver.memory": memory}
     return build_session("bench", master="local[2]", scratch_folder=folder / "scratch", confs=confs)

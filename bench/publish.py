@@ -37,11 +37,12 @@ from tidemark.delta.state_files import DIGEST, KEY
 from tidemark.ports.state import Tail
 from tidemark.spark.digest import key_hash_sql, row_hash_sql
 from tidemark.spark.fold import UPSERT, FoldRule, log_hashed, log_schema
-from tidemark.spark.fresh import Pins, fresh
+from tidemark.spark.publish import digest_of_rows
 from tidemark.spark.session import build_session
-from tidemark.spark.spec import StateSpec, StateSpecs
-from tidemark.spark.state import SparkStatePlane, digest_of_rows
+from tidemark.spark.state import SparkStatePlane
+from tidemark.spark.state_table import StateSpec, StateSpecs
 from tidemark.spark.tail import folded_tail
+from tidemark.spark.views import Pins, fresh
 
 SHARD = ShardId("t")
 DDL = "k STRING, v BIGINT, a STRING, b STRING, c DOUBLE"

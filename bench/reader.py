@@ -24,9 +24,9 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from tidemark.assemble import Deployment
+from tidemark.app.consume import Consumer
+from tidemark.app.deployment import Deployment
 from tidemark.config import load_pipeline
-from tidemark.consume import Consumer
 from tidemark.core.checkpoint import Checkpoint
 from tidemark.core.checksum import Digest
 from tidemark.core.ids import ShardId, Txn, WriterToken

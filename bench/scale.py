@@ -18,6 +18,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from tests.support.memory.control import MemoryControl, MemoryWarehouse
+from tidemark.app.publish import publish_due
 from tidemark.config import PipelineConfig
 from tidemark.core.binding import Binding, Configuration, Owner
 from tidemark.core.checkpoint import Checkpoint, decide_checkpoint
@@ -26,13 +28,10 @@ from tidemark.core.frontier import Frontier
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.publish import Policy
 from tidemark.core.seal import Decision, Part, Seal, ShardParts, decide_seal
-from tidemark.memory.control import MemoryControl, MemoryWarehouse
-from tidemark.pipeline.context import Pipeline
-from tidemark.pipeline.settle import settle
+from tidemark.pipeline.context import Pipeline, settle
 from tidemark.pipeline.upsert import bring_up_logs
-from tidemark.publishing import publish_due
-from tidemark.sources.files import FileRules, FileSource
-from tidemark.sources.manifest import PARTITION, BoundFile, Manifest
+from tidemark.sources.files.manifest import PARTITION, BoundFile, Manifest
+from tidemark.sources.files.source import FileRules, FileSource
 
 FILES_PER_BINDING = 1_000
 ROUNDS = 5

@@ -39,7 +39,7 @@ def land(folder: Path, number: int) -> None:
 
 def measure(way: str, folder: Path, rounds: int) -> dict[str, float]:
     """In a process of its own: the JVM's processor time until the first publish, and per transaction."""
-    from tidemark.assemble import Deployment, new_token
+    from tidemark.app.deployment import Deployment, new_token
     from tidemark.config import load_pipeline
     from tidemark.core.binding import Owner
     from tidemark.core.ids import ShardId

@@ -45,7 +45,7 @@ def begun(folder: Path, name: str, *, files: int) -> Path:
 
 def done(folder: Path) -> Path:
     """The file of a pipeline whose transactions are committed, verified and published; no Spark did it."""
-    from tidemark.assemble import Deployment, new_token
+    from tidemark.app.deployment import Deployment, new_token
     from tidemark.config import load_pipeline
     from tidemark.core.binding import Binding, Owner
     from tidemark.core.checksum import Digest, Digests
@@ -99,7 +99,7 @@ def main() -> None:
         commands = {
             "an empty Python": [*python, "pass"],
             "import tidemark.config": [*python, "import tidemark.config"],
-            "import tidemark.assemble": [*python, "import tidemark.assemble"],
+            "import tidemark.app.deployment": [*python, "import tidemark.app.deployment"],
             f"offer {FILES:,} new files": [*python, BIND],
             "tidemark --help": [*tidemark, "--help"],
             "tidemark run, nothing to do": [*tidemark, "run", "idle.yaml"],

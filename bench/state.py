@@ -45,8 +45,8 @@ from tidemark.delta.state_files import DIGEST, KEY
 from tidemark.pipeline.publish import publish
 from tidemark.spark.fold import FoldRule
 from tidemark.spark.parts import stats_of
-from tidemark.spark.spec import StateSpec, StateSpecs
 from tidemark.spark.state import SparkStatePlane
+from tidemark.spark.state_table import StateSpec, StateSpecs
 
 SHARD = ShardId("t")
 PART_ROWS = 250_000
@@ -184,7 +184,7 @@ def measured(rows: int, *, batch: int, rounds: int) -> dict[str, tuple[float, fl
 
 def small(rounds: int) -> None:
     """Read, commit and publish 100 changes of 10,000 rows."""
-    from tidemark.assemble import Deployment, new_token
+    from tidemark.app.deployment import Deployment, new_token
     from tidemark.config import load_pipeline
     from tidemark.core.binding import Owner
     from tidemark.pipeline.context import Attempt

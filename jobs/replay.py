@@ -1,10 +1,10 @@
-"""The `replay` step as a Spark application; see `tidemark.job`."""
+"""The `replay` step as a Spark application; see `tidemark.app.job`."""
 
 from __future__ import annotations
 
 import sys
 
-from tidemark.job import main
+from tidemark.app.job import main
 
 if __name__ == "__main__":
     sys.exit(main("replay"))

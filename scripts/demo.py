@@ -29,14 +29,14 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from tidemark.airflow.client import FINAL_STATES, AirflowClient
-from tidemark.airflow.embedded import SPARK, EmbeddedAirflow
-from tidemark.airflow.processes import free_port
-from tidemark.airflow.project import project_airflow
+from scripts.local_airflow.client import FINAL_STATES, AirflowClient
+from scripts.local_airflow.embedded import SPARK, EmbeddedAirflow
+from scripts.local_airflow.processes import free_port
+from scripts.local_airflow.project import project_airflow
+from tidemark.app.tasks import open_pipeline
 from tidemark.config import load_pipeline
-from tidemark.spark.connect import TOKEN_VARIABLE
+from tidemark.spark.connect_server import TOKEN_VARIABLE
 from tidemark.spark.session import SHORT_JOBS
-from tidemark.tasks import open_pipeline
 
 PROJECT = Path(__file__).resolve().parents[1]
 PIPELINE = PROJECT / "include" / "pipelines" / "demo.yaml"

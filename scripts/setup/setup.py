@@ -23,7 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 HERE = ROOT / "scripts" / "setup"
 STATE = ROOT / ".tidemark"
-# Where the package looks for what is fetched for it (`tidemark.home`).
+# Where the package looks for what is fetched for it (`tidemark.runtime.home`).
 HOME = ROOT / (os.environ.get("TIDEMARK_HOME") or STATE)
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
@@ -59,7 +59,7 @@ def install(stamp: bytes) -> None:
     compile_package()
     ensure_java(uv)
     say("checking Spark's jars")
-    run([str(PYTHON), "-m", "tidemark.spark.jars", "fetch"], "Spark's jars could not be fetched")
+    run([str(PYTHON), "-m", "tidemark.runtime.jars", "fetch"], "Spark's jars could not be fetched")
     make_archive()
     write_atomically(STAMP, stamp)
 
@@ -70,7 +70,7 @@ def make_archive() -> None:
     if archive.is_file() and archive.stat().st_mtime > (VENV / ".complete").stat().st_mtime:
         return
     say("rehearsing Spark once, so that it starts sooner from now on")
-    make = [str(PYTHON), "-m", "tidemark.spark.archive"]
+    make = [str(PYTHON), "-m", "tidemark.spark.class_archive"]
     made = subprocess.run(
         make,
         cwd=ROOT,
@@ -169,7 +169,7 @@ def compile_package() -> None:
 
 def ensure_java(uv: str) -> None:
     """Fetch a Java runtime where this machine has none that Spark runs on."""
-    ask = [str(PYTHON), "-m", "tidemark.spark.java"]
+    ask = [str(PYTHON), "-m", "tidemark.runtime.java"]
     if subprocess.run(ask, cwd=ROOT, env=environment(), capture_output=True, check=False).returncode == 0:
         return
     say("no Java that Spark runs on was found; fetching one")

@@ -23,7 +23,7 @@ inputs() {
     pwd
     "$python" -VV
     echo "java: ${JAVA_HOME:-} $(command -v java || true) home: ${TIDEMARK_HOME:-}"
-    cat requirements.lock pyproject.toml include/tidemark/spark/jars.lock scripts/setup/*
+    cat requirements.lock pyproject.toml include/tidemark/runtime/jars.lock scripts/setup/*
 }
 
 if [ "${1:-}" != --full ] && [ -x .venv/bin/tidemark ] && inputs | cmp -s - .tidemark/setup.stamp; then

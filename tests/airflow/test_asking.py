@@ -13,18 +13,16 @@ from airflow.sdk.exceptions import AirflowFailException, TaskAwaitingInput
 
 from tests.airflow.test_operators import no_spark
 from tests.airflow.test_truth import Airflow, airflow  # noqa: F401
-from tests.support.memory import World, rec
-from tidemark.airflow.asking import options_of
-from tidemark.airflow.operators import UpsertOperator, ValidateOperator
+from tests.support.memory.world import World, rec
+from tidemark.airflow.operators import UpsertOperator, ValidateOperator, options_of
+from tidemark.app.job import perform
 from tidemark.config import load_pipeline
 from tidemark.core.ids import Txn
 from tidemark.core.journal import Event
 from tidemark.core.replay import Finding, Verdict
-from tidemark.job import perform
-from tidemark.pipeline.overrule import skip
-from tidemark.pipeline.validate import Gated
-from tidemark.pipeline.verdicts import Judged
-from tidemark.ports.gate import Opinion
+from tidemark.pipeline.decide import skip
+from tidemark.pipeline.validate import Gated, Judged
+from tidemark.ports.plane import Opinion
 
 pytestmark = pytest.mark.airflow
 ANN = {"id": "7", "name": "ann"}

@@ -12,7 +12,7 @@ from airflow.sdk.definitions._internal.contextmanager import DagContext
 
 from tests.airflow.conftest import PIPELINE
 from tidemark.airflow import maintain_dag, pipeline_dags, replay_dag
-from tidemark.airflow.factory import BROKEN
+from tidemark.airflow.dags import BROKEN
 from tidemark.core.errors import InvalidUsage
 
 pytestmark = pytest.mark.airflow

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from tidemark.airflow.client import AirflowClient, Busy
+from scripts.local_airflow.client import AirflowClient, Busy
 from tidemark.core.errors import Determinate, InvalidUsage
 
 

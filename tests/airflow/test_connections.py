@@ -9,7 +9,7 @@ import pytest
 
 from tidemark.config import KafkaSource, load_pipeline
 from tidemark.core.errors import InvalidUsage
-from tidemark.sources.kafka_settings import settings_of
+from tidemark.sources.kafka.connection import settings_of
 from tidemark.sources.postgres.connection import parameters_of
 
 pytestmark = pytest.mark.airflow
@@ -34,7 +34,7 @@ def test_a_source_finds_the_connection_that_airflow_has(
     from airflow.sdk import BaseHook, Connection
     from airflow.sdk.exceptions import AirflowNotFoundException
 
-    from tidemark.airflow.connections import provide_connection
+    from tidemark.airflow.steps import provide_connection
 
     extra = '{"bootstrap.servers": "b:9092", "sasl.password": "hidden-word"}'
     kept = {
@@ -83,7 +83,7 @@ def test_a_source_finds_the_connection_that_airflow_has(
 def test_a_source_of_files_asks_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from airflow.sdk import BaseHook
 
-    from tidemark.airflow.connections import provide_connection
+    from tidemark.airflow.steps import provide_connection
 
     asked: list[str] = []
     monkeypatch.setattr(BaseHook, "get_connection", asked.append)

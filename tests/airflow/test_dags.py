@@ -17,7 +17,7 @@ from tests.airflow.conftest import PIPELINE, PROJECT
 from tests.support.waiting import SECONDS_MAX
 from tidemark.airflow import ShardUpperSensor, maintain_dag, pipeline_dags, replay_dag
 from tidemark.airflow.assets import pipeline_alias
-from tidemark.airflow.factory import BROKEN
+from tidemark.airflow.dags import BROKEN
 from tidemark.core.errors import InvalidUsage
 
 pytestmark = [pytest.mark.airflow, pytest.mark.slow]
@@ -237,7 +237,7 @@ def test_the_plugin_loads_what_tasks_need_and_the_gates_library_where_they_are_f
     code = (
         "import sys; from tidemark import plugin\n"
         "assert plugin.TidemarkPlugin.name == 'tidemark'\n"
-        "assert {'deltalake', 'tidemark.tasks'} <= sys.modules.keys()\n"
+        "assert {'deltalake', 'tidemark.app.tasks'} <= sys.modules.keys()\n"
         "print([name for name in ('pyspark', 'pandas', 'great_expectations') if name in sys.modules])"
     )
     command = [sys.executable, "-c", code, component]

@@ -9,8 +9,8 @@ import sys
 import pytest
 from airflow.cli.cli_parser import get_parser
 
+from scripts.local_airflow.settings import read_settings
 from tests.airflow.conftest import PROJECT
-from tidemark.airflow.settings import read_settings
 
 pytestmark = pytest.mark.airflow
 TEXT = (PROJECT / "docs" / "airflow.md").read_text(encoding="utf-8")

@@ -16,11 +16,11 @@ from sqlalchemy import create_engine, select, text
 from sqlalchemy.orm import sessionmaker
 from sqlalchemy.pool import StaticPool
 
-from tidemark.airflow import project
-from tidemark.airflow.database import LocalPostgres
-from tidemark.airflow.embedded import SPARK, STARTED, EmbeddedAirflow
+from scripts.local_airflow import project
+from scripts.local_airflow.embedded import SPARK, STARTED, EmbeddedAirflow
+from scripts.local_airflow.postgres import LocalPostgres
+from tidemark.app.job import started_at
 from tidemark.core.errors import Determinate
-from tidemark.submitter import started_at
 
 pytestmark = pytest.mark.airflow
 

@@ -12,9 +12,9 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from tests.airflow.conftest import PIPELINE
 from tidemark.airflow import HealthOperator, health_dag
+from tidemark.app.tasks import open_pipeline
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import TXN_NONE
-from tidemark.tasks import open_pipeline
 
 pytestmark = pytest.mark.airflow
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from tests.airflow.test_operators import Bench, bench  # noqa: F401
-from tests.support.memory import rec
+from tests.support.memory.world import rec
 from tidemark.airflow.operators import IngestOperator, ReclockOperator, UpsertOperator, ValidateOperator
-from tidemark.job import Order, perform
+from tidemark.app.job import Order, perform
 
 pytestmark = pytest.mark.airflow
 
@@ -39,8 +39,10 @@ def test_each_task_ends_its_log_with_what_it_has_done(
     monkeypatch: pytest.MonkeyPatch,
     round_: int,
 ) -> None:
-    monkeypatch.setattr("tidemark.tasks.publish_due", lambda *args, **kwargs: {})
-    monkeypatch.setattr("tidemark.tasks.open_to_bind", lambda file, environment, attempt: bench.deployment())
+    monkeypatch.setattr("tidemark.app.tasks.publish_due", lambda *args, **kwargs: {})
+    monkeypatch.setattr(
+        "tidemark.app.tasks.open_to_bind", lambda file, environment, attempt: bench.deployment()
+    )
     bench.world.feed(rec("k", 1), rec("j", 2))
 
     def does(step: str) -> None:

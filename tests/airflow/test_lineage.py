@@ -12,12 +12,12 @@ from airflow.sdk import Asset
 
 from tests.airflow.conftest import PIPELINE
 from tests.cli.test_daily import Plane, Shop
-from tidemark.airflow import health_dag, links, maintain_dag, pipeline_dags, replay_dag, shard_asset
-from tidemark.airflow.links import DataDocsLink, SparkLink, TransactionLink, txns_of
+from tidemark.airflow import display, health_dag, maintain_dag, pipeline_dags, replay_dag, shard_asset
+from tidemark.airflow.display import DataDocsLink, SparkLink, TransactionLink, txns_of
+from tidemark.app.tasks import checkpoint
 from tidemark.core.binding import Owner
 from tidemark.core.ids import WriterToken
 from tidemark.pipeline.context import Attempt
-from tidemark.tasks import checkpoint
 
 pytestmark = pytest.mark.airflow
 
@@ -112,7 +112,7 @@ def test_a_gate_leads_to_its_data_docs_and_a_spark_task_to_the_address_that_its_
         ({}, ""),
     ):
         found = SimpleNamespace(extra_dejson=extra)
-        monkeypatch.setattr(links.BaseHook, "get_connection", lambda name, found=found: found)
+        monkeypatch.setattr(display.BaseHook, "get_connection", lambda name, found=found: found)
         assert SparkLink().get_link(gate, ti_key=KEY) == address
 
 

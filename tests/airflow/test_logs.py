@@ -9,13 +9,13 @@ import pytest
 
 from tests.airflow.conftest import PIPELINE
 from tests.airflow.test_truth import Airflow
-from tests.support.memory import rec
+from tests.support.memory.world import rec
 from tidemark.airflow import pipeline_dags
 from tidemark.airflow.steps import SparkStepOperator
+from tidemark.app.job import perform, progress_once
+from tidemark.app.tasks import SparkNeeded
 from tidemark.core.ids import Txn
-from tidemark.job import perform, told_once
 from tidemark.spark import session
-from tidemark.tasks import SparkNeeded
 
 pytestmark = pytest.mark.airflow
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.airflow
 @pytest.fixture
 def airflow(monkeypatch: pytest.MonkeyPatch) -> Airflow:
     found = Airflow(monkeypatch)
-    monkeypatch.setattr("tidemark.tasks.publish_due", lambda *args, **kwargs: {})
+    monkeypatch.setattr("tidemark.app.tasks.publish_due", lambda *args, **kwargs: {})
     found.world.feed(rec("k", 1))
     return found
 
@@ -44,7 +44,7 @@ def test_regression_a_line_of_progress_is_in_the_log_once(
         if not needed:
             return without(operator, order)  # type: ignore[arg-type]
         needed.clear()
-        with told_once() as progress:
+        with progress_once() as progress:
             progress(Txn(1), "ingest")
             raise SparkNeeded
         return None
@@ -66,7 +66,7 @@ def test_what_was_done_without_spark_is_told_and_so_is_where_it_failed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     def attempt(error: Exception | None) -> list[str]:
-        with told_once() as progress:
+        with progress_once() as progress:
             progress(Txn(1), "seal")
             progress(Txn(2), "seal")
             if error is not None:

@@ -10,10 +10,10 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 from airflow.sdk import BaseHook, Connection
 from pyspark.sql.connect.client import DefaultChannelBuilder
 
-from tidemark.airflow.masters import connect_url, master_of
 from tidemark.airflow.operators import IngestOperator
+from tidemark.airflow.steps import connect_url, master_of
+from tidemark.app.job import Order
 from tidemark.core.errors import InvalidUsage
-from tidemark.job import Order
 from tidemark.spark.session import connect_address
 
 pytestmark = pytest.mark.airflow
@@ -50,8 +50,8 @@ def test_a_standalone_cluster_gets_no_driver_in_python(
         sent.append(step._get_hook()._build_spark_submit_command(step.application))
 
     monkeypatch.setattr(BaseHook, "get_connection", classmethod(lambda cls, name: found))
-    monkeypatch.setattr("tidemark.spark.jars.jar_paths", lambda: [Path("delta.jar")])
-    monkeypatch.setattr("tidemark.spark.java.use_java", lambda: None)
+    monkeypatch.setattr("tidemark.runtime.jars.jar_paths", lambda: [Path("delta.jar")])
+    monkeypatch.setattr("tidemark.runtime.java.use_java", lambda: None)
     monkeypatch.setattr(SparkSubmitOperator, "execute", send)
     step = IngestOperator(task_id="ingest", pipeline_file="shop.yaml")
     if deploy_mode == "cluster":

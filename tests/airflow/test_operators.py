@@ -14,20 +14,20 @@ from airflow.providers.apache.spark.hooks.spark_submit import _mask_sensitive_va
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from tests.support.memory import World, rec
+from tests.support.memory.world import World, rec
 from tidemark.airflow.operators import (
     IngestOperator,
     ReclockOperator,
     UpsertOperator,
     ValidateOperator,
 )
-from tidemark.airflow.replays import ReplayOperator, ReplayReportOperator
+from tidemark.airflow.replay import ReplayOperator, ReplayReportOperator
 from tidemark.airflow.steps import SparkStepOperator
+from tidemark.app.job import Order, error_line, failure_in, perform
+from tidemark.app.tasks import SparkNeeded
 from tidemark.core.errors import InvalidUsage
-from tidemark.job import Order, error_line, failure_in, perform
 from tidemark.pipeline.run import run
 from tidemark.pipeline.stepwise import compare_plainly
-from tidemark.tasks import SparkNeeded
 
 pytestmark = pytest.mark.airflow
 
@@ -40,12 +40,12 @@ class Bench:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.world = World()
         self.job: Job = lambda order: None
-        monkeypatch.setattr("tidemark.tasks.open_pipeline", lambda *args, **kwargs: self.deployment())
+        monkeypatch.setattr("tidemark.app.tasks.open_pipeline", lambda *args, **kwargs: self.deployment())
         for user in ("steps", "operators"):
             monkeypatch.setattr(f"tidemark.airflow.{user}.provide_connection", lambda *args: None)
         monkeypatch.setattr(SparkStepOperator, "connects", False)
         monkeypatch.setattr(SparkStepOperator, "submit", lambda _, context, order: self.job(order))
-        monkeypatch.setattr("tidemark.tasks.gate_of", lambda deployment: compare_plainly)
+        monkeypatch.setattr("tidemark.app.tasks.gate_of", lambda deployment: compare_plainly)
 
     def deployment(self) -> Any:
         pipeline = self.world.process()
@@ -171,7 +171,7 @@ def test_regression_a_cleared_run_that_never_bound_anything_asks_for_the_sources
         asked.append(binds)
         return bench.deployment()
 
-    monkeypatch.setattr("tidemark.tasks.open_pipeline", opened)
+    monkeypatch.setattr("tidemark.app.tasks.open_pipeline", opened)
     bench.world.feed(rec("k", 1))
     reclock = ReclockOperator(task_id="reclock", pipeline_file="shop.yaml")
     assert reclock.execute(bench.context(clear_number=1))["owned"] == [1]

@@ -18,11 +18,13 @@ from fastapi.testclient import TestClient
 
 from tests.airflow.test_pages_api import HOSTILE, PIPELINE, Logins, as_user
 from tests.support.light import LightPlane
-from tidemark.airflow.pages import actions, registry, triggers
+from tidemark.airflow.pages import actions, registry
+from tidemark.airflow.pages import actions as triggers
 from tidemark.airflow.pages import app as pages
 from tidemark.airflow.pages.app import pages_app
 from tidemark.airflow.pages.registry import PipelineDag, marked, marked_replays, pipeline_in, replays_in
-from tidemark.assemble import Deployment
+from tidemark.app.deployment import Deployment
+from tidemark.app.tasks import open_pipeline
 from tidemark.config import load_pipeline
 from tidemark.core.binding import Owner
 from tidemark.core.ids import ShardId, WriterToken
@@ -31,8 +33,7 @@ from tidemark.pipeline.checkpoint import checkpoint
 from tidemark.pipeline.context import Attempt
 from tidemark.pipeline.reclock import mint
 from tidemark.pipeline.stepwise import gather, judge_gathered, seal_judged
-from tidemark.ports.gate import Opinion
-from tidemark.tasks import open_pipeline
+from tidemark.ports.plane import Opinion
 
 pytestmark = pytest.mark.airflow
 

@@ -24,7 +24,7 @@ from tidemark.airflow.pages import actions, registry
 from tidemark.airflow.pages import app as pages
 from tidemark.airflow.pages.app import HEADERS, PAGES, STATIC, pages_app
 from tidemark.airflow.pages.registry import PipelineDag, marked, pipeline_in
-from tidemark.assemble import Deployment
+from tidemark.app.deployment import Deployment
 from tidemark.cli.app import app as command
 from tidemark.config import load_pipeline
 from tidemark.core.binding import Owner

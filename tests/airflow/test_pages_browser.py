@@ -19,11 +19,11 @@ from tests.airflow.test_pages_actions import Rig, rig  # noqa: F401
 from tests.airflow.test_pages_api import HOSTILE
 from tests.support.browser import Browser, running_browser
 from tests.support.waiting import wait_until
-from tidemark.consume import leases_of
-from tidemark.core.consumer import lease_name
+from tidemark.app.consume import leases_of
+from tidemark.app.tasks import open_pipeline
 from tidemark.core.ids import ShardId, Txn
 from tidemark.core.lease import HolderToken
-from tidemark.tasks import open_pipeline
+from tidemark.core.reading import lease_name
 
 pytestmark = [pytest.mark.airflow, pytest.mark.browser]
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from tests.airflow.test_pages_api import loaded
-from tidemark.airflow.pages import looks
-from tidemark.airflow.pages.bodies import pipeline_body, transaction_body
+from tidemark.airflow.pages import answers
+from tidemark.airflow.pages.answers import pipeline_body, transaction_body
 from tidemark.airflow.pages.registry import PipelineDag
+from tidemark.app.tasks import open_pipeline
 from tidemark.core.errors import InvalidUsage
 from tidemark.delta import ledger
-from tidemark.tasks import open_pipeline
 
 pytestmark = pytest.mark.airflow
 
@@ -87,9 +87,9 @@ def test_a_pipeline_file_that_has_changed_is_read_again_and_a_broken_one_says_so
 
 
 def test_no_more_pipelines_are_kept_than_is_said(one: PipelineDag, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(looks, "KEPT_MAX", 1)
+    monkeypatch.setattr(answers, "KEPT_MAX", 1)
     pipeline_body(one)
     other = PipelineDag("other", one.pipeline_file, "nowhere")
     pipeline_body(other)
-    assert len(looks._kept) == 1
+    assert len(answers._open) == 1
     assert pipeline_body(one)["sealed"] == 2

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from tests.airflow.test_pages_api import loaded
-from tidemark.airflow.pages.bodies import pipeline_body
+from tidemark.airflow.pages.answers import pipeline_body
 from tidemark.airflow.pages.registry import PipelineDag
-from tidemark.consume import leases_of
-from tidemark.core.consumer import lease_name
+from tidemark.app.consume import leases_of
+from tidemark.app.tasks import open_pipeline
 from tidemark.core.ids import ShardId, Txn
 from tidemark.core.lease import HolderToken
-from tidemark.tasks import open_pipeline
+from tidemark.core.reading import lease_name
 
 pytestmark = pytest.mark.airflow
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tidemark.airflow import processes
-from tidemark.airflow.processes import free_port
+from scripts.local_airflow import processes
+from scripts.local_airflow.processes import free_port
 
 
 def test_no_port_is_given_twice_nor_one_that_the_system_hands_out() -> None:

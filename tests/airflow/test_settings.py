@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from scripts.local_airflow.settings import read_settings
 from tests.airflow.conftest import PROJECT
-from tidemark.airflow.settings import read_settings
 from tidemark.config import load_pipelines
 from tidemark.core.errors import InvalidUsage
 

@@ -13,7 +13,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
 from tests.airflow.test_operators import Bench, no_spark
-from tests.support.memory import A, B, rec
+from tests.support.memory.world import A, B, rec
 from tidemark.airflow.operators import (
     CheckpointOperator,
     IngestOperator,
@@ -21,13 +21,13 @@ from tidemark.airflow.operators import (
     UpsertOperator,
     ValidateOperator,
 )
-from tidemark.airflow.replays import ReplayOperator
+from tidemark.airflow.replay import ReplayOperator
+from tidemark.app.job import perform
 from tidemark.core.ids import Txn
 from tidemark.core.journal import Event
-from tidemark.job import perform
-from tidemark.pipeline.overrule import accept
+from tidemark.pipeline.decide import accept
 from tidemark.pipeline.repair import repair
-from tidemark.ports.gate import Opinion
+from tidemark.ports.plane import Opinion
 
 pytestmark = pytest.mark.airflow
 STEPS = {"ingest": IngestOperator, "validate": ValidateOperator, "upsert": UpsertOperator}
@@ -90,7 +90,7 @@ class Airflow(Bench):
 @pytest.fixture
 def airflow(monkeypatch: pytest.MonkeyPatch) -> Airflow:
     found = Airflow(monkeypatch)
-    monkeypatch.setattr("tidemark.tasks.publish_due", lambda *args, **kwargs: {})
+    monkeypatch.setattr("tidemark.app.tasks.publish_due", lambda *args, **kwargs: {})
     found.world.feed(rec("k", 1))
     return found
 

@@ -18,7 +18,7 @@ from deltalake import DeltaTable, QueryBuilder
 from tests.airflow.conftest import PIPELINE, PROJECT
 from tests.airflow.test_dags import BAG, HEAVY
 from tests.support.waiting import SECONDS_MAX
-from tidemark.home import archive_file, jars_folder
+from tidemark.runtime.home import archive_file, jars_folder
 
 pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.slow]
 
@@ -88,7 +88,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
 
 
 def test_the_wheel_has_all_that_a_users_airflow_needs(installed: Installed, tmp_path: Path) -> None:
-    where = "import tidemark, tidemark.job as job; print(tidemark.__file__, job.job_file('ingest'))"
+    where = "import tidemark, tidemark.app.job as job; print(tidemark.__file__, job.job_file('ingest'))"
     package, job = map(Path, installed.run("-c", where, cwd=tmp_path).split())
     for path in (package, job, package.with_name("airflow") / "pages" / "files" / "page.html"):
         assert path.is_relative_to(installed.python.parents[1])

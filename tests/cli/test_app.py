@@ -11,12 +11,12 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from tidemark.app.decisions import released
 from tidemark.cli import app as cli
 from tidemark.cli.app import MODULES, app, commands_of
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import Txn
 from tidemark.core.shard import CaughtUp, Paused
-from tidemark.decisions import released
 from tidemark.pipeline.upsert import LogReport
 
 PIPELINE = """\

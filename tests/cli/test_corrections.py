@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from tidemark.cli import corrections, rows
+from tidemark.cli import rows
+from tidemark.cli import rows as corrections
 from tidemark.cli.app import app
 from tidemark.config import load_pipeline
 from tidemark.core.errors import InvalidUsage

@@ -18,8 +18,9 @@ from typer.testing import CliRunner, Result
 
 import tidemark
 from tests.support.waiting import SECONDS_MAX
-from tidemark import publishing
-from tidemark.assemble import Deployment, new_token
+from tidemark.app import publish
+from tidemark.app.deployment import Deployment, new_token
+from tidemark.app.status import status_of
 from tidemark.cli.app import app
 from tidemark.config import load_pipeline
 from tidemark.core.alarms import Limits, alarms_of, limits_in
@@ -34,7 +35,6 @@ from tidemark.core.text import seconds_in, span
 from tidemark.delta.log import parts_folder
 from tidemark.pipeline.context import Attempt, note
 from tidemark.pipeline.run import run
-from tidemark.status import status_of
 
 PIPELINE = """\
 name: p
@@ -316,9 +316,7 @@ def test_one_import_is_enough_to_run_publish_and_look_from_python(
     asked: list[tuple[object, ...]] = []
     monkeypatch.setattr(Deployment, "plane", lambda deployment: Plane())
     monkeypatch.setattr(Deployment, "state", lambda deployment: "states")
-    monkeypatch.setattr(
-        publishing, "publish", lambda control, state, shard, token: asked.append((state, shard))
-    )
+    monkeypatch.setattr(publish, "publish", lambda control, state, shard, token: asked.append((state, shard)))
     shop.land("1.json")
     done = tidemark.run("p.yaml", run_id="monday", publishes=False)
     assert (done.run_id, done.report.checkpoint, done.published) == ("monday", 1, {})

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tidemark import __version__
-from tidemark.cli import checks
+from tidemark.cli import doctor
 from tidemark.cli.app import app
 from tidemark.core.errors import InvalidUsage
 
@@ -48,12 +48,12 @@ def test_regression_a_warehouse_in_an_object_store_is_no_folder(
 ) -> None:
     asked: list[object] = []
 
-    def probed(warehouse: object) -> checks.Check:
+    def probed(warehouse: object) -> doctor.Check:
         asked.append(warehouse)
-        return checks.Check("put-if-absent", ok=True, found="")
+        return doctor.Check("put-if-absent", ok=True, found="")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(checks, "check_put_if_absent", probed)
+    monkeypatch.setattr(doctor, "check_put_if_absent", probed)
     monkeypatch.setenv("TIDEMARK_WAREHOUSE", "/elsewhere" if given else "s3://lake/x")
     result = CliRunner().invoke(app, ["doctor", "--json", "--no-spark", *given])
     assert asked == ["s3a://lake/x"]
@@ -74,8 +74,8 @@ def test_a_warehouse_that_no_pipeline_could_have_is_refused(
 def test_a_failed_check_fails_the_command_and_shows_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    failing = checks.Check("jars", ok=False, found="[bold] is not markup", remedy="run `make setup`")
-    monkeypatch.setattr(checks, "all_checks", lambda **_: iter([failing]))
+    failing = doctor.Check("jars", ok=False, found="[bold] is not markup", remedy="run `make setup`")
+    monkeypatch.setattr(doctor, "all_checks", lambda **_: iter([failing]))
     result = CliRunner().invoke(app, ["doctor"])
     assert result.exit_code == 1
     assert "not ok" in result.stdout
@@ -86,34 +86,34 @@ def test_a_failed_check_fails_the_command_and_shows_the_remedy(
 
 def test_unequal_pyspark_and_client_are_refused() -> None:
     versions = {"pyspark": "4.1.3", "pyspark-client": "4.1.2"}
-    check = checks.check_same_version("pyspark", "pyspark-client", versions.__getitem__)
+    check = doctor.check_same_version("pyspark", "pyspark-client", versions.__getitem__)
     assert not check.ok
     assert check.found == "4.1.3 and 4.1.2"
 
 
 def test_a_package_of_another_version_or_none_is_refused() -> None:
-    assert not checks.check_package("delta-spark", "==4.4.0", lambda _: "4.4.1").ok
+    assert not doctor.check_package("delta-spark", "==4.4.0", lambda _: "4.4.1").ok
 
     def absent(name: str) -> str:
         raise metadata.PackageNotFoundError(name)
 
-    assert checks.check_package("delta-spark", "==4.4.0", absent).found == "not installed"
+    assert doctor.check_package("delta-spark", "==4.4.0", absent).found == "not installed"
 
 
 def test_a_warehouse_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    check = checks.check_writable(tmp_path / "file" / "warehouse")
+    check = doctor.check_writable(tmp_path / "file" / "warehouse")
     assert not check.ok
     assert str(tmp_path) in check.found
 
 
 def test_missing_jars_are_reported_not_raised(tmp_path: Path) -> None:
-    check = checks.check_jars(tmp_path)
+    check = doctor.check_jars(tmp_path)
     assert (check.ok, check.remedy) == (False, "run `make setup`")
 
 
 @pytest.mark.spark
 @pytest.mark.slow
 def test_spark_starts_offline_with_the_cached_jars_and_works_on_delta() -> None:
-    check = checks.check_spark()
+    check = doctor.check_spark()
     assert check.ok, check.found

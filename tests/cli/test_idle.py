@@ -54,7 +54,9 @@ def test_regression_a_run_to_be_proven_that_never_bound_anything_asks_for_the_so
     pipeline: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    monkeypatch.setattr("tidemark.assemble.discovered", lambda config: asked.append(config.name) or config)
+    monkeypatch.setattr(
+        "tidemark.app.deployment.discovered", lambda config: asked.append(config.name) or config
+    )
     words = ["run", str(pipeline), "--run-id", "monday", "--prove"]
     for _ in range(2):
         assert CliRunner().invoke(app, words).exit_code == 0

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tidemark.core.errors import InvalidUsage
-from tidemark.spark.jars import Coordinate, LockedJar, WrongSum, fetch, jar_paths, read_lock, verify
+from tidemark.runtime.jars import Coordinate, LockedJar, WrongSum, fetch, jar_paths, read_lock, verify
 
 ALPHA = Coordinate("org.example", "alpha", "1.0")
 BETA = Coordinate("org.example", "beta_2.13", "2.0")

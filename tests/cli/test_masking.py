@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tidemark.cli.app import app
-from tidemark.cli.masking import masked_record
+from tidemark.cli.rows import masked_record
 from tidemark.config import KafkaSource, PipelineConfig
 
 CANARY = "canary-4711"

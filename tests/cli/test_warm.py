@@ -15,8 +15,8 @@ from typer.testing import CliRunner, Result
 from tidemark.cli.app import app
 from tidemark.cli.shared import open_deployment
 from tidemark.core.errors import InvalidUsage
-from tidemark.spark import session, warm
-from tidemark.spark.connect import Server
+from tidemark.spark import connect_server, session
+from tidemark.spark.connect_server import Server
 
 PIPELINE = """\
 name: p
@@ -42,7 +42,7 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[subprocess.
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TIDEMARK_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("TIDEMARK_SPARK_MASTER", raising=False)
-    monkeypatch.setattr(warm, "start_server", start)
+    monkeypatch.setattr(connect_server, "start_server", start)
     (tmp_path / "p.yaml").write_text(PIPELINE)
     yield processes  # type: ignore[misc]
     for process in processes:
@@ -54,7 +54,7 @@ def test_a_warm_spark_is_started_once_and_ended(started: list[Any]) -> None:
     assert tell("status").exit_code == 1
     assert tell("start").exit_code == 0
     assert tell("status").exit_code == 0
-    note = warm.folder() / "server.json"
+    note = connect_server.folder() / "server.json"
     assert stat.S_IMODE(note.stat().st_mode) == 0o600
     assert (
         json.loads(note.read_text())["token"] not in tell("status").output + tell("status", "--json").output
@@ -74,7 +74,7 @@ def test_every_command_uses_it_with_its_token(
     used: list[tuple[str, object]] = []
     monkeypatch.setattr(session, "connect_session", lambda url, token=None: used.append((url, token)))
     monkeypatch.setattr(session, "build_session", lambda name, master, log_file: used.append((master, None)))
-    server = warm.start(memory="1g")
+    server = connect_server.start(memory="1g")
     open_deployment("p", None).session()
     monkeypatch.setenv("TIDEMARK_SPARK_MASTER", "local[3]")
     open_deployment("p", None).session()
@@ -88,8 +88,8 @@ def test_every_command_uses_it_with_its_token(
 
 
 def test_a_process_that_only_has_its_number_is_not_ended(started: list[Any]) -> None:
-    warm.start(memory="1g")
-    note = warm.folder() / "server.json"
+    connect_server.start(memory="1g")
+    note = connect_server.folder() / "server.json"
     note.write_text(json.dumps({**json.loads(note.read_text()), "began": "12"}))
     assert tell("status").exit_code == 1
     assert tell("stop").exit_code == 0

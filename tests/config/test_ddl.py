@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemark.config.ddl import SchemaInvalid, parse_schema
 from tidemark.config.schema import (
     RESERVED,
     SCALARS,
@@ -15,7 +14,9 @@ from tidemark.config.schema import (
     Map,
     Scalar,
     Schema,
+    SchemaInvalid,
     Struct,
+    parse_schema,
 )
 
 names = st.from_regex(r"[a-z][a-z0-9_]{0,8}", fullmatch=True)

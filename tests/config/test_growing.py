@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tidemark.config import PipelineConfig
-from tidemark.config.growing import added, grown
+from tidemark.config.discovered_tables import new_columns, with_new_columns
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import ShardId
 
@@ -23,17 +23,17 @@ def config(**shard: Any) -> PipelineConfig:
 
 
 def test_new_columns_are_nullable_and_stand_at_the_end() -> None:
-    wider = grown(config(), {T: {"id": "BIGINT", "age": "INT", "at": "ARRAY<DATE>"}})
+    wider = with_new_columns(config(), {T: {"id": "BIGINT", "age": "INT", "at": "ARRAY<DATE>"}})
     assert wider.shards[0].columns.ddl == "`id` INT, `age` INT, `at` ARRAY<DATE>"
-    assert added(config(), wider) == {T: {"age": "INT", "at": "ARRAY<DATE>"}}
+    assert new_columns(config(), wider) == {T: {"age": "INT", "at": "ARRAY<DATE>"}}
     assert PipelineConfig.from_canonical_json(wider.canonical_json()) == wider
-    assert grown(wider, {T: {"age": "STRING"}}) is wider, "a column keeps its type"
+    assert with_new_columns(wider, {T: {"age": "STRING"}}) is wider, "a column keeps its type"
 
 
 def test_only_growing_shards_get_columns_and_none_gets_its_error_column_twice() -> None:
     for unchanged in (config(on_schema_change="missing_as_null"), config(on_error="inline")):
-        assert grown(unchanged, {T: {"id": "INT", "_error": "STRING"}}) is unchanged
-    assert grown(config(), {ShardId("other"): {"age": "INT"}}) == config()
+        assert with_new_columns(unchanged, {T: {"id": "INT", "_error": "STRING"}}) is unchanged
+    assert with_new_columns(config(), {ShardId("other"): {"age": "INT"}}) == config()
 
 
 @pytest.mark.parametrize(
@@ -51,6 +51,6 @@ def test_only_growing_shards_get_columns_and_none_gets_its_error_column_twice() 
 )
 def test_what_no_column_can_be_is_refused_by_name(columns: dict[str, str], fact: str) -> None:
     with pytest.raises(InvalidUsage) as refused:
-        grown(config(), {T: columns})
+        with_new_columns(config(), {T: columns})
     assert refused.value.fact.startswith(f"new columns of the records can't be added, {fact}")
     assert "rename the column where the records are made" in refused.value.hint

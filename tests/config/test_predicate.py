@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemark.config.predicate import Predicate, parse_predicate
+from tidemark.config.base import Predicate, parse_predicate
 from tidemark.core.errors import InvalidUsage
 
 values = (

@@ -6,10 +6,10 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from tidemark.config.base import TablePattern, parts_of
-from tidemark.config.ddl import parse_schema
+from tidemark.config.schema import parse_schema
 from tidemark.config.tables import matches_any, shard_name_of
 from tidemark.core.ids import checked_name
-from tidemark.sources.pgoutput import Relation, RelationColumn, plain_name
+from tidemark.sources.postgres.pgoutput import Relation, RelationColumn, plain_name
 
 
 class Named(BaseModel):

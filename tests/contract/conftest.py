@@ -10,14 +10,13 @@ from uuid import uuid4
 import pytest
 
 from tests.contract.helpers import Scripted
+from tests.support.memory.control import MemoryControl, MemoryWarehouse
+from tests.support.memory.ledger import Fault, MemoryLedger, MemoryLedgerView
 from tests.support.s3 import ObjectStore
 from tidemark.core.journal import JournalEntry
-from tidemark.delta.codec import journal_codec
 from tidemark.delta.control import DeltaControl
 from tidemark.delta.ledger import DeltaLedger
-from tidemark.memory.chaos import Fault
-from tidemark.memory.control import MemoryControl, MemoryWarehouse
-from tidemark.memory.ledger import MemoryLedger, MemoryLedgerView
+from tidemark.delta.records import journal_codec
 from tidemark.ports.control import Control, Ledger
 
 MEMORY = pytest.param("memory", id="memory")

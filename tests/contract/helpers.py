@@ -8,13 +8,13 @@ from typing import Any
 from deltalake import Field, Schema
 from deltalake.schema import PrimitiveType
 
+from tests.support.memory.ledger import Fault
 from tidemark.core.binding import Binding, Configuration, Owner
 from tidemark.core.errors import Indeterminate
 from tidemark.core.frontier import Frontier
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.journal import Event, JournalEntry
 from tidemark.core.ledger import UPPER, CommitOutcome, Committed, Head, Put
-from tidemark.memory.chaos import Fault
 from tidemark.ports.control import Ledger
 
 SHARDS = (ShardId("orders"), ShardId("parties"))

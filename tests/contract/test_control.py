@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tests.contract.helpers import SHARDS
+from tests.support.memory.plane import Files, MemoryPlane
+from tests.support.memory.source import MemorySource, SourceRecord
 from tidemark.core.binding import Configuration, Owner
 from tidemark.core.checksum import Digest
 from tidemark.core.ids import ShardId, Txn, WriterToken
@@ -14,8 +16,6 @@ from tidemark.core.publish import Published, StateCommit
 from tidemark.core.replay import Verdict
 from tidemark.core.seal import Part
 from tidemark.core.shard import LogEntry
-from tidemark.memory.plane import Files, MemoryPlane
-from tidemark.memory.source import MemorySource, SourceRecord
 from tidemark.pipeline.context import Attempt, Pipeline
 from tidemark.pipeline.run import run
 from tidemark.ports.control import Control

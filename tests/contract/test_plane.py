@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import pytest
 
 from tests.contract.helpers import SHARDS, Scripted, binding
+from tests.support.memory.ledger import Fault
+from tests.support.memory.plane import Files, MemoryPlane
+from tests.support.memory.source import MemorySource, SourceRecord
 from tidemark.core.checksum import SOURCE, shard_endpoint
 from tidemark.core.errors import Determinate
 from tidemark.core.ids import ShardId, Txn, WriterToken
-from tidemark.memory.chaos import Fault
-from tidemark.memory.plane import Files, MemoryPlane
-from tidemark.memory.source import MemorySource, SourceRecord
 from tidemark.ports.plane import DataPlane
 
 A, B = WriterToken("a"), WriterToken("b")

@@ -9,9 +9,9 @@ from itertools import pairwise
 import pytest
 
 from tests.contract.helpers import SHARDS, Scripted, binding
+from tests.support.memory.ledger import Fault
+from tests.support.memory.source import MemorySource, MemorySourceView, SourceRecord
 from tidemark.core.frontier import Frontier
-from tidemark.memory.chaos import Fault
-from tidemark.memory.source import MemorySource, MemorySourceView, SourceRecord
 from tidemark.ports.source import Source
 
 

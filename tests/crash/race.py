@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from tests.support.light import SHARD, LightPlane
-from tidemark.assemble import new_token
+from tidemark.app.deployment import new_token
 from tidemark.config import PipelineConfig
 from tidemark.core.binding import Binding, Configuration, Owner
 from tidemark.core.ids import WriterToken
@@ -24,7 +24,7 @@ from tidemark.delta.schema import log_schema
 from tidemark.pipeline.context import Attempt, Pipeline
 from tidemark.pipeline.run import run
 from tidemark.ports.plane import DataPlane
-from tidemark.sources.files import FileSource
+from tidemark.sources.files.source import FileSource
 
 SECONDS_MAX = 300
 MEET_EVERY = 2

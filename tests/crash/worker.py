@@ -21,7 +21,7 @@ from tests.support.steps import Fuse, Steps, wrap_control, wrap_planes, wrap_sou
 from tests.support.workers import BROKEN
 
 if TYPE_CHECKING:
-    from tidemark.assemble import Deployment
+    from tidemark.app.deployment import Deployment
     from tidemark.pipeline.context import Attempt
 
 DONE, RETRY = 0, 1
@@ -82,7 +82,7 @@ def preload() -> None:
     import pyarrow.parquet  # noqa: F401
     import pyspark.sql  # noqa: F401
 
-    import tidemark.assemble
+    import tidemark.app.deployment
     import tidemark.pipeline.maintain
     import tidemark.pipeline.publish
     import tidemark.pipeline.run
@@ -119,7 +119,7 @@ def report_of(job: Job) -> Report:
 
 
 def do(job: Job, root: Path, report: Report) -> None:
-    from tidemark.assemble import Deployment, new_token
+    from tidemark.app.deployment import Deployment, new_token
     from tidemark.core.binding import Owner
     from tidemark.pipeline.context import Attempt
     from tidemark.pipeline.maintain import sweep

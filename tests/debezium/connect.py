@@ -13,12 +13,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from scripts.local_airflow.processes import free_port
 from tests.support.kafka import Broker, class_path
-from tidemark.airflow.processes import free_port
-from tidemark.home import home
-from tidemark.spark import ivy
-from tidemark.spark.jars import fetch, read_lock
-from tidemark.spark.java import use_java
+from tidemark.runtime import jars
+from tidemark.runtime.home import home
+from tidemark.runtime.jars import fetch, read_lock
+from tidemark.runtime.java import use_java
 
 LOCK = Path(__file__).with_name("connect.lock")
 STOP_SECONDS_MAX = 60
@@ -83,4 +83,4 @@ def _jars_folder() -> Path:
 
 
 if __name__ == "__main__":
-    fetch(_jars_folder(), read_lock(LOCK), ivy.download)
+    fetch(_jars_folder(), read_lock(LOCK), jars.download_jars)

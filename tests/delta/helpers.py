@@ -6,8 +6,8 @@ from pathlib import Path
 
 from tests.contract.helpers import entry, put_next
 from tidemark.core.journal import JournalEntry
-from tidemark.delta.codec import journal_codec
 from tidemark.delta.ledger import DeltaLedger
+from tidemark.delta.records import journal_codec
 
 __all__ = ["entry", "log_entries", "open_journal", "put_next", "record_files"]
 

@@ -14,9 +14,9 @@ from pyroaring import BitMap
 
 from tests.delta.test_state_entry import HEAD, OLD, file_of
 from tidemark.core.errors import Determinate, InvalidUsage, InvariantViolation
-from tidemark.delta.carry import Copied, carried, stranger
-from tidemark.delta.entry import Change, Entry, NewFile, decide_entry
-from tidemark.delta.vectors import Descriptor, unpack
+from tidemark.delta.compaction import Copied, carried, foreign_write
+from tidemark.delta.deletion_vectors import Descriptor, unpack
+from tidemark.delta.state import Change, Entry, NewFile, decide_entry
 
 files = st.lists(
     st.integers(0, 12).flatmap(
@@ -54,7 +54,7 @@ def test_rows_that_came_back_end_the_compaction() -> None:
 
 def commit(operation: str, *actions: dict[str, Any]) -> str:
     lines = [{"commitInfo": {"operation": operation}}, *actions]
-    return stranger(HEAD, lines, HEAD.after(lines, version=7))
+    return foreign_write(HEAD, lines, HEAD.after(lines, version=7))
 
 
 def test_a_foreign_commit_is_harmless_by_what_it_did_and_not_by_its_name() -> None:

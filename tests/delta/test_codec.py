@@ -19,7 +19,7 @@ from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.journal import FORMAT, Event, JournalEntry
 from tidemark.core.seal import Decision, Part, Seal, ShardParts
 from tidemark.delta import ledger as ledger_module
-from tidemark.delta.codec import Codec, Row, checkpoints_codec, history_codec, journal_codec
+from tidemark.delta.records import Codec, Row, checkpoints_codec, history_codec, journal_codec
 
 BIG = Digest.of([2**64 - 1, 2**63, 5])
 SEAL = Seal(

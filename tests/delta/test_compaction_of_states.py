@@ -22,22 +22,20 @@ from tidemark.core.errors import Determinate, InvalidUsage, InvariantViolation
 from tidemark.core.ids import ShardId
 from tidemark.core.ledger import Committed
 from tidemark.core.publish import VERSION_NONE, BeingPublished
-from tidemark.delta import upkeep
-from tidemark.delta.entry import Change, NewFile
-from tidemark.delta.file_names import version_in
-from tidemark.delta.state import StateTable
-from tidemark.delta.state_files import DIGEST, KEY
-from tidemark.delta.state_vacuum import vacuum
-from tidemark.delta.statistics import statistics
+from tidemark.delta import state_maintenance
+from tidemark.delta.commit import file_version
+from tidemark.delta.state import Change, NewFile, StateTable
+from tidemark.delta.state_files import DIGEST, KEY, statistics
+from tidemark.delta.state_maintenance import DeltaStateKeeper, MaintainedState
 from tidemark.delta.store import Store
-from tidemark.delta.upkeep import DeltaStateKeeper, KeptState
+from tidemark.delta.vacuum import vacuum
 
 SHARD = ShardId("t")
 
 
 def keeper_of(root: Path, days: int = 7) -> DeltaStateKeeper:
     """For the state in `root/state`."""
-    return DeltaStateKeeper("p", {SHARD: KeptState(str(root), days)})
+    return DeltaStateKeeper("p", {SHARD: MaintainedState(str(root), days)})
 
 
 def merge(root: Path) -> None:
@@ -93,7 +91,7 @@ def test_a_merge_keeps_rows_order_digests_and_says_that_nothing_changes(state: H
 
 def overtaken(monkeypatch: pytest.MonkeyPatch, *moments: Callable[[], object]) -> None:
     """Each of these happens between a look at the head and the commit that is made on it."""
-    left, look = list(moments), upkeep.carried
+    left, look = list(moments), state_maintenance.carried
 
     def late(*args: Any) -> Any:
         found = look(*args)
@@ -101,7 +99,7 @@ def overtaken(monkeypatch: pytest.MonkeyPatch, *moments: Callable[[], object]) -
             left.pop(0)()
         return found
 
-    monkeypatch.setattr(upkeep, "carried", late)
+    monkeypatch.setattr(state_maintenance, "carried", late)
 
 
 def test_a_compaction_wins_against_a_publisher_that_touches_every_file(
@@ -109,7 +107,7 @@ def test_a_compaction_wins_against_a_publisher_that_touches_every_file(
 ) -> None:
     """Between its copy and its commit, again and again; one file is emptied altogether."""
     files = set(state.table.head().files)
-    copy = upkeep.copy_rows
+    copy = state_maintenance.copy_rows
 
     def touch(at: int) -> None:
         # A row of every file, and the last one's all.
@@ -122,7 +120,7 @@ def test_a_compaction_wins_against_a_publisher_that_touches_every_file(
             touch(at)
         return made
 
-    monkeypatch.setattr(upkeep, "copy_rows", copied)
+    monkeypatch.setattr(state_maintenance, "copy_rows", copied)
     overtaken(monkeypatch, *[lambda at=at: touch(at) for at in range(10, 14)])  # type: ignore[misc]
     version = state.table.head().version
     merge(state.root.parent)
@@ -132,7 +130,7 @@ def test_a_compaction_wins_against_a_publisher_that_touches_every_file(
     check(state)
     (merged,) = [file for file in head.files.values() if file.rows > 40]
     assert merged.hidden > 5
-    assert (version_in(merged.path) or 0) >= head.version
+    assert (file_version(merged.path) or 0) >= head.version
     monkeypatch.undo()
     keeper_of(state.root.parent).purge(SHARD)
     assert all(file.hidden == 0 for file in state.table.head().files.values())
@@ -172,9 +170,9 @@ def merge_quietly(state: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another maintenance does the same at the same time."""
     with monkeypatch.context() as patch:
         patch.undo()
-        from tidemark.delta.carry import carried
+        from tidemark.delta.compaction import carried
 
-        patch.setattr(upkeep, "carried", carried)
+        patch.setattr(state_maintenance, "carried", carried)
         merge(state.root.parent)
 
 
@@ -197,8 +195,8 @@ def test_a_copy_that_is_deleted_before_it_goes_in_is_made_again(
 def test_a_state_that_is_changed_again_and_again_is_left_whole_and_without_leftovers(
     state: Hand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upkeep, "COMMITS_MAX", 3)
-    monkeypatch.setattr(upkeep, "BEGINNINGS_MAX", 2)
+    monkeypatch.setattr(state_maintenance, "COMMITS_MAX", 3)
+    monkeypatch.setattr(state_maintenance, "BEGINNINGS_MAX", 2)
     before = data_files(state.root)
     overtaken(monkeypatch, *[lambda at=at: state.publish({at: "x"}) for at in range(6)])  # type: ignore[misc]
     with pytest.raises(BeingPublished, match="again and again"):
@@ -237,8 +235,8 @@ def test_without_vectors_a_compaction_begins_again_when_a_file_was_rewritten(
     for at in range(4):
         hand.publish({at: "a", at + 10: "b"})
     copies = []
-    copy = upkeep.copy_rows
-    monkeypatch.setattr(upkeep, "copy_rows", lambda *a, **k: copies.append(1) or copy(*a, **k))
+    copy = state_maintenance.copy_rows
+    monkeypatch.setattr(state_maintenance, "copy_rows", lambda *a, **k: copies.append(1) or copy(*a, **k))
 
     def rewrite() -> None:
         head = hand.table.head()
@@ -404,21 +402,21 @@ def test_a_state_on_an_object_store_is_merged_and_purged(s3: ObjectStore, tmp_pa
         rows = rows.append_column(DIGEST, pa.array([at, at + 10], pa.int64()))
         new = write_rows(table.store, rows, version=head.version + 1, nonce=uuid.uuid4())
         assert isinstance(table.commit(head, Change("WRITE", head.rows + 2, added=[new])), Committed)
-    keeper = DeltaStateKeeper("p", {SHARD: KeptState(uri, storage_options=s3.options)})
-    original = upkeep.carried
+    keeper = DeltaStateKeeper("p", {SHARD: MaintainedState(uri, storage_options=s3.options)})
+    original = state_maintenance.carried
     try:
         # It is overtaken once, and its file gets another name.
         def late(*args: Any) -> Any:
-            upkeep.carried = original
+            state_maintenance.carried = original
             head = table.head()
             change = Change("WRITE", head.rows - 2, removed=[next(iter(head.files))])
             assert isinstance(table.commit(head, change), Committed)
             return original(*args)
 
-        upkeep.carried = late
+        state_maintenance.carried = late
         keeper.merge(SHARD, tombstones=VERSION_NONE)
     finally:
-        upkeep.carried = original
+        state_maintenance.carried = original
     head = table.head()
     assert (len(head.files), head.rows, sum(file.hidden for file in head.files.values())) == (1, 4, 2)
     keeper.purge(SHARD)

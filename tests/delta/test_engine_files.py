@@ -16,12 +16,11 @@ import pytest
 from tests.support.state_table import Hand
 from tidemark.core.errors import Determinate
 from tidemark.core.ledger import Committed
-from tidemark.delta.entry import Change
-from tidemark.delta.file_names import folder_of, version_in
-from tidemark.delta.state_files import described
-from tidemark.delta.state_vacuum import vacuum
-from tidemark.delta.statistics import footer_statistics, statistics
+from tidemark.delta.commit import file_folder, file_version
+from tidemark.delta.state import Change
+from tidemark.delta.state_files import described, footer_statistics, statistics
 from tidemark.delta.store import Store
+from tidemark.delta.vacuum import vacuum
 
 ROWS = pa.table(
     {
@@ -71,7 +70,7 @@ def test_columns_beyond_the_limit_have_no_statistics(tmp_path: Path) -> None:
 
 
 def test_only_files_with_rows_are_described_and_nothing_else_stays(tmp_path: Path) -> None:
-    folder = folder_of(3, uuid.uuid4())
+    folder = file_folder(3, uuid.uuid4())
     (tmp_path / folder).mkdir()
     rows = pa.table({"k": [1, 2]})
     pq.write_table(rows, tmp_path / folder / "part-1.parquet")
@@ -85,19 +84,19 @@ def test_only_files_with_rows_are_described_and_nothing_else_stays(tmp_path: Pat
     (tmp_path / file.path).write_bytes(b"PAR1")
     with pytest.raises(Determinate, match="can't be read back"):
         described(store, folder)
-    assert described(store, folder_of(4, uuid.uuid4())) == []
+    assert described(store, file_folder(4, uuid.uuid4())) == []
 
 
 def test_what_an_engine_left_behind_goes_when_its_version_is_there_without_it(tmp_path: Path) -> None:
     hand = Hand(tmp_path / "state")
     hand.create()
-    used, lost, early = (folder_of(version, uuid.uuid4()) for version in (1, 1, 2))
+    used, lost, early = (file_folder(version, uuid.uuid4()) for version in (1, 1, 2))
     for folder in (used, lost, early):
         (hand.root / folder / "_temporary").mkdir(parents=True)
         (hand.root / folder / "_temporary" / "part-0.parquet").write_bytes(b"half")
         (hand.root / folder / ".part-0.parquet.crc").write_bytes(b"x")
     pq.write_table(pa.table({"k": [1], "v": ["a"]}), hand.root / used / "part-0.parquet")
-    assert version_in(f"{used}/part-0.parquet") == 1
+    assert file_version(f"{used}/part-0.parquet") == 1
     (hand.root / used / "_temporary" / "part-0.parquet").unlink()
     (hand.root / used / "_temporary").rmdir()
     files = described(hand.table.store, used)

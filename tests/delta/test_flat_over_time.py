@@ -17,12 +17,12 @@ from tests.support.keyed_log import SHARD, Change, Key, KeyedLog
 from tests.support.state_table import Hand
 from tidemark.core.ids import ShardId
 from tidemark.core.publish import VERSION_NONE
-from tidemark.delta import checkpoint, facts, head, standing, upkeep
+from tidemark.delta import checkpoint, head, state_maintenance, state_status, table_stats
 from tidemark.delta.head import TableHead, open_head, read_head, read_history
-from tidemark.delta.standing import app_id, read_standing
 from tidemark.delta.state import StateTable
+from tidemark.delta.state_maintenance import TIDY_FILES, DeltaStateKeeper, MaintainedState, tidy
+from tidemark.delta.state_status import app_id, read_state_status
 from tidemark.delta.store import Store
-from tidemark.delta.upkeep import TIDY_FILES, DeltaStateKeeper, KeptState, tidy
 from tidemark.pipeline import publish as step
 
 Rows = list[tuple[Key, str]]
@@ -106,7 +106,7 @@ def test_a_publish_stands_whatever_becomes_of_what_it_leaves_to_do(
     monkeypatch.setattr(head, "CHECKPOINT_BYTES_MIN", 0)
     with monkeypatch.context() as patched:
         if broken == "copy_rows":
-            patched.setattr(upkeep, broken, full)
+            patched.setattr(state_maintenance, broken, full)
         else:
             # The class can't be changed itself.
             patched.setattr(checkpoint, "DeltaTable", lambda *a, **k: Mock(DeltaTable(*a, **k), broken, full))
@@ -135,7 +135,7 @@ def test_a_publish_opens_the_table_once_in_a_process_and_follows_it_then(
         opened.append(args[0].uri)
         return real(*args, **known)
 
-    for module in (head, standing):
+    for module in (head, state_status):
         monkeypatch.setattr(module, "open_head", counted)
     list(publishes(log, 3))
     opened.clear()
@@ -157,8 +157,8 @@ def test_a_state_whose_log_was_cleaned_past_what_is_known_is_opened_again(tmp_pa
     app = app_id("p", SHARD)
     known = StateTable(log.spec.state)
     known._head = log.plane._table(SHARD).known
-    found = read_standing(log.spec.state, app=app, since=since, known=known.known)
-    assert found == read_standing(log.spec.state, app=app, since=since)
+    found = read_state_status(log.spec.state, app=app, since=since, known=known.known)
+    assert found == read_state_status(log.spec.state, app=app, since=since)
     log.txn = other.txn
     list(publishes(log, 1))
     log.check()
@@ -174,8 +174,8 @@ def test_only_files_that_are_worn_are_written_anew_and_their_history_stays(
     hand.publish({}, {0, *range(100, 120)})
     older, before = dict(hand.model), hand.table.head()
     whole, worn = sorted(before.files.values(), key=lambda file: file.hidden)
-    keeper = DeltaStateKeeper("p", {ShardId("t"): KeptState(str(tmp_path))})
-    found = facts.facts_of(str(hand.root), now_ms=10 * DAY_MS, kept_ms=7 * DAY_MS)
+    keeper = DeltaStateKeeper("p", {ShardId("t"): MaintainedState(str(tmp_path))})
+    found = table_stats.table_stats(str(hand.root), now_ms=10 * DAY_MS, kept_ms=7 * DAY_MS)
     assert found is not None
     assert (found.purge_due, found.worn, found.worn_bytes) == (True, 1, worn.bytes)
     keeper.purge(ShardId("t"))
@@ -187,15 +187,15 @@ def test_only_files_that_are_worn_are_written_anew_and_their_history_stays(
     assert dict(pl.read_delta(str(hand.root), version=before.version).iter_rows()) == older
     # The vectors that are kept of a file have their budget too: as many bytes as the file has.
     size = after[whole.path].bytes
-    kept = facts.kept_vector_bytes(read_history(hand.table.store), after_ms=0)
+    kept = table_stats.retained_vector_bytes(read_history(hand.table.store), after_ms=0)
     for key in range(1, 9):
         hand.publish({}, {key})
-    kept = facts.kept_vector_bytes(read_history(hand.table.store), after_ms=0)
+    kept = table_stats.retained_vector_bytes(read_history(hand.table.store), after_ms=0)
     assert kept[whole.path] > 8 * 30
     file = hand.table.head().files[whole.path]
-    assert not facts.is_worn(file, size)
-    assert facts.is_worn(file, size + 1)
-    assert facts.kept_vector_bytes(read_history(hand.table.store), after_ms=2**60)[whole.path] == (
+    assert not table_stats.is_due_for_rewrite(file, size)
+    assert table_stats.is_due_for_rewrite(file, size + 1)
+    assert table_stats.retained_vector_bytes(read_history(hand.table.store), after_ms=2**60)[whole.path] == (
         file.vector.size if file.vector else 0
     )
 
@@ -203,7 +203,7 @@ def test_only_files_that_are_worn_are_written_anew_and_their_history_stays(
 def test_a_small_file_with_many_hidden_rows_is_written_anew_after_a_publish(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upkeep, "TIDY_BYTES", (1, 1 << 20))
+    monkeypatch.setattr(state_maintenance, "TIDY_BYTES", (1, 1 << 20))
     hand = Hand(tmp_path / "state")
     hand.create()
     hand.publish(dict.fromkeys(range(50), "a"))
@@ -220,17 +220,17 @@ def test_a_row_is_copied_once_for_each_size_that_its_file_grows_through(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(head.LiveFile, "bytes", property(lambda file: file.rows))
-    monkeypatch.setattr(upkeep, "TIDY_BYTES", (4, 16, 64))
-    monkeypatch.setattr(upkeep, "TIDY_FILES", 4)
+    monkeypatch.setattr(state_maintenance, "TIDY_BYTES", (4, 16, 64))
+    monkeypatch.setattr(state_maintenance, "TIDY_FILES", 4)
     copied: list[int] = []
-    copy = upkeep.copy_rows
+    copy = state_maintenance.copy_rows
 
     def counted(*args: Any, **known: Any) -> Any:
         made = copy(*args, **known)
         copied.append(made.rows)
         return made
 
-    monkeypatch.setattr(upkeep, "copy_rows", counted)
+    monkeypatch.setattr(state_maintenance, "copy_rows", counted)
     hand = Hand(tmp_path / "state")
     hand.create()
     for key in range(128):

@@ -10,7 +10,7 @@ import pytest
 from tests.support.deployed import attempt
 from tests.support.growing import COLUMNS, INT, LONG, TEXT, Typed, land
 from tests.support.light import SHARD
-from tidemark import tasks
+from tidemark.app import tasks
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import Txn
 from tidemark.core.replay import Verdict
@@ -18,8 +18,8 @@ from tidemark.core.seal import Fenced
 from tidemark.core.shape import Misfit, NewColumns, Outgrown
 from tidemark.pipeline import reclock as minting
 from tidemark.pipeline import stepwise
-from tidemark.pipeline.growth import put_on_record
 from tidemark.pipeline.run import replay
+from tidemark.pipeline.schema_change import put_on_record
 from tidemark.pipeline.upsert import announce_generation
 
 
@@ -57,7 +57,7 @@ def test_who_dies_at_any_step_leaves_what_the_next_one_goes_on_with(
         if step == "reopen":
             patched.setattr(Typed, "reopen", dies)
         else:
-            patched.setattr("tidemark.pipeline.growth.put_on_record", dies)
+            patched.setattr("tidemark.pipeline.schema_change.put_on_record", dies)
         with pytest.raises(KeyboardInterrupt):
             Typed(root).run()
     assert ("age" in Typed(root).recorded()) == (step == "reopen")

@@ -19,8 +19,8 @@ from tidemark.core.errors import Determinate, InvariantViolation
 from tidemark.delta import index as index_module
 from tidemark.delta.head import LiveFile
 from tidemark.delta.index import KeyIndex, chosen_for_merge
+from tidemark.delta.index_runs import DataFile, Run, RunDamaged, RunScope, sorted_records, write_run
 from tidemark.delta.overlay import overlay
-from tidemark.delta.runs import DataFile, Run, RunDamaged, RunScope, sorted_records, write_run
 from tidemark.delta.state_files import DIGEST, KEY, RowKeys, digest_of, keys_of
 
 TABLE_ID = "table-1"

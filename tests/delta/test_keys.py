@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from tidemark.delta.keys import keys_in
+from tidemark.delta.parts import keys_in
 
 
 def put(table: Path, *keys: int, mode: str = "append") -> None:

@@ -17,11 +17,9 @@ from tidemark.core.errors import Determinate, Indeterminate, InvalidUsage, Invar
 from tidemark.core.journal import CHAIN
 from tidemark.core.ledger import UPPER, Committed, Conflict, Put
 from tidemark.delta import table
-from tidemark.delta.codec import journal_codec
 from tidemark.delta.commit import COMMIT_SECONDS_MAX
-from tidemark.delta.compaction import FILES_MAX, choose_merge
 from tidemark.delta.ledger import DeltaLedger
-from tidemark.delta.records import RecordFile
+from tidemark.delta.records import FILES_MAX, RecordFile, choose_merge, journal_codec
 from tidemark.delta.store import Store
 
 

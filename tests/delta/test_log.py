@@ -17,8 +17,8 @@ from tidemark.core.ledger import UPPER, Committed, Conflict, Put
 from tidemark.core.seal import Part
 from tidemark.core.shape import Shape
 from tidemark.core.shard import LogEntry, UpperMismatch, decide_append
-from tidemark.delta.columns import properties_of
 from tidemark.delta.log import DeltaLog, parts_folder
+from tidemark.delta.schema import properties_of
 
 W = WriterToken("w-1.a_b")
 

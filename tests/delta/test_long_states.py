@@ -12,8 +12,8 @@ from deltalake import DeltaTable, QueryBuilder
 
 from tests.support.keyed_log import SHARD, Change, Key, KeyedLog
 from tidemark.delta.state import StateTable
-from tidemark.delta.state_vacuum import vacuum
-from tidemark.delta.upkeep import DeltaStateKeeper, KeptState
+from tidemark.delta.state_maintenance import DeltaStateKeeper, MaintainedState
+from tidemark.delta.vacuum import vacuum
 
 pytestmark = pytest.mark.slow
 PUBLISHES = 200
@@ -23,7 +23,7 @@ Rows = list[tuple[Key, str]]
 
 def test_two_hundred_publishes_read_the_same_in_every_engine_and_at_every_version(tmp_path: Path) -> None:
     dice, log = random.Random(7), KeyedLog(tmp_path)
-    keeper = DeltaStateKeeper("p", {SHARD: KeptState(log.spec.uri)})
+    keeper = DeltaStateKeeper("p", {SHARD: MaintainedState(log.spec.uri)})
     published: dict[int, Rows] = {}
     for number in range(1, PUBLISHES + 1):
         keys = dice.sample(range(KEYS), dice.randint(1, 12))

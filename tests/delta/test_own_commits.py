@@ -23,12 +23,11 @@ from tests.support.waiting import SECONDS_MAX
 from tidemark.core.errors import Indeterminate, InvalidUsage
 from tidemark.core.ledger import UPPER, Conflict, Put
 from tidemark.delta.commit import COMMIT_SECONDS_MAX, put_entry
-from tidemark.delta.entry import Change
 from tidemark.delta.head import read_head
 from tidemark.delta.log import DeltaLog
 from tidemark.delta.probe import probe_put_if_absent
 from tidemark.delta.protocol import protocol_action, widened_protocol
-from tidemark.delta.state import StateTable
+from tidemark.delta.state import Change, StateTable
 from tidemark.delta.store import Store
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests.crash.race import pipeline_at, write_round
 from tests.support.light import SHARD
 from tests.support.tables import rows_of
-from tidemark.assemble import new_token
+from tidemark.app.deployment import new_token
 from tidemark.core.binding import Owner
 from tidemark.core.errors import InvariantViolation
 from tidemark.pipeline.context import Attempt

@@ -30,7 +30,7 @@ from tidemark.delta import index as index_module
 from tidemark.delta.index import KeyIndex
 from tidemark.delta.store import Store
 from tidemark.pipeline import publish as step
-from tidemark.spark import indexed
+from tidemark.spark import publish
 
 
 class Killed(BaseException):
@@ -222,7 +222,7 @@ def test_what_the_index_is_not_for_is_left_to_spark_and_nothing_is_written_befor
 
     bounds = {"TAIL_ROWS_MAX": 1, "TAIL_BYTES_MAX": 1, "ALIKE_BYTES_MAX": 1}
     for name, bound in bounds.items():
-        monkeypatch.setattr(indexed, name, bound)
+        monkeypatch.setattr(publish, name, bound)
         with pytest.raises(AssertionError, match="Spark was started"):
             log.publish()
         monkeypatch.undo()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tidemark.config.ddl import parse_schema
+from tidemark.config.schema import parse_schema
 from tidemark.core.shape import Shape
 from tidemark.delta.log import DeltaLog
 from tidemark.delta.schema import SCALARS

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from tests.support.memory import World, rec
+from tests.support.memory.world import World, rec
 from tidemark.delta.control import DeltaControl
-from tidemark.pipeline.flushing import stalls
+from tidemark.pipeline.checkpoint import stalls
 from tidemark.pipeline.reclock import reclock
 
 HOUR_SECONDS = 3_600.0

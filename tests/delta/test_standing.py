@@ -15,12 +15,11 @@ from tidemark.core.checksum import Digest
 from tidemark.core.errors import InvalidUsage, InvariantViolation
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.ledger import Committed
-from tidemark.core.publish import Published, StateCommit, StateOverwritten, StateStanding, check_standing
+from tidemark.core.publish import Published, StateCommit, StateOverwritten, StateStatus, check_state_status
 from tidemark.delta.commit import entry_bytes, entry_path
-from tidemark.delta.entry import Change
 from tidemark.delta.head import LiveFile
-from tidemark.delta.standing import encoded, lost_files, read_standing, same_rows_version
-from tidemark.delta.state import ROWS
+from tidemark.delta.state import ROWS, Change
+from tidemark.delta.state_status import encoded, lost_files, read_state_status, same_rows_version
 
 SHARD = ShardId("t")
 
@@ -60,9 +59,9 @@ class Standing:
         (self.hand.root / copy).write_bytes((self.hand.root / file.location).read_bytes())
         return [removed(file), {"add": {**file.add, "path": copy, "dataChange": False, **said}}]
 
-    def look(self, since: Published | None = None) -> StateStanding:
+    def look(self, since: Published | None = None) -> StateStatus:
         last = since or (self.records[-1] if self.records else None)
-        return read_standing(str(self.hand.root), app=APP, since=last)
+        return read_state_status(str(self.hand.root), app=APP, since=last)
 
     def forget(self, below: int) -> None:
         """What log clean-up does: a checkpoint, and nothing before it."""
@@ -88,13 +87,13 @@ def newest_file(state: Standing) -> LiveFile:
 
 
 def test_a_state_is_where_its_last_publish_left_it(state: Standing) -> None:
-    assert read_standing(str(state.hand.root / "absent"), app=APP, since=None) == StateStanding()
+    assert read_state_status(str(state.hand.root / "absent"), app=APP, since=None) == StateStatus()
     first = state.publish({1: "a", 2: "b"})
-    assert state.look() == StateStanding(1, Txn(1), first.commit, 1, "w1", ())
+    assert state.look() == StateStatus(1, Txn(1), first.commit, 1, "w1", ())
     second = state.publish({1: "c"}, {2})
-    assert state.look() == StateStanding(2, Txn(2), second.commit, 2, "w2", ())
+    assert state.look() == StateStatus(2, Txn(2), second.commit, 2, "w2", ())
     # One that is ahead of its record is told with its facts; a second one was made without knowing of it.
-    assert state.look(first) == StateStanding(2, Txn(2), second.commit, 2, "w1", ())
+    assert state.look(first) == StateStatus(2, Txn(2), second.commit, 2, "w1", ())
     state.publish({3: "d"})
     assert state.look(first).strangers == ("3 a second publish",)
 
@@ -105,7 +104,7 @@ def test_a_foreign_commit_that_changes_no_row_is_harmless_whatever_it_is_called(
     state.foreign({"metaData": dict(state.hand.table.head().metadata)}, operation=None)
     found = state.look()
     assert (found.version, found.newest_version, found.strangers) == (3, 1, ())
-    check_standing(SHARD, last=last, standing=found)
+    check_state_status(SHARD, last=last, standing=found)
     assert same_rows_version(str(state.hand.root), 1) == 3
     again = state.publish({2: "c"})
     assert (again.version, state.look().strangers) == (4, ())
@@ -117,7 +116,7 @@ def strange(state: Standing, *actions: dict[str, Any], operation: str | None) ->
     found = state.look()
     assert same_rows_version(str(state.hand.root), version - 1) == version - 1
     with pytest.raises(StateOverwritten, match="others have written to it"):
-        check_standing(SHARD, last=state.records[-1], standing=found)
+        check_state_status(SHARD, last=state.records[-1], standing=found)
     (one,) = found.strangers
     return one.removeprefix(f"{version} ")
 
@@ -196,7 +195,7 @@ def test_entries_that_were_cleaned_away_are_judged_by_what_lasts(state: Standing
     state.foreign(operation="VACUUM START")
     found = state.look()
     assert (found.version, found.txn, found.at_record, found.strangers) == (6, 1, "", ())
-    check_standing(SHARD, last=last, standing=found)
+    check_state_status(SHARD, last=last, standing=found)
     root = str(state.hand.root)
     assert same_rows_version(root, last.version) == 6
     assert state.hand.table.head().txns[ROWS] == last.version

@@ -15,9 +15,9 @@ from pyroaring import BitMap
 
 from tests.support.state_table import new_table, schema_json
 from tidemark.core.errors import InvalidUsage, InvariantViolation
-from tidemark.delta.entry import Change, Entry, NewFile, decide_entry, loosened
+from tidemark.delta.deletion_vectors import Descriptor, inline, unpack
 from tidemark.delta.head import TableHead
-from tidemark.delta.vectors import Descriptor, inline, unpack
+from tidemark.delta.state import Change, Entry, NewFile, decide_entry, loosened
 
 STATS = (
     '{"numRecords": 10, "minValues": {"d": 1.10, "n": 12345678901234567890.123450}, "nullCount": {"d": 0}}'

@@ -19,10 +19,9 @@ from tests.support.state_table import Hand, new_table
 from tidemark.core.errors import Determinate, Indeterminate, InvalidUsage, InvariantViolation
 from tidemark.core.ledger import Committed, Conflict
 from tidemark.delta import commit as commit_module
-from tidemark.delta.commit import put_entry
-from tidemark.delta.entry import Change
-from tidemark.delta.head import TableHead, entry_path, read_head, read_history
-from tidemark.delta.state import StateTable
+from tidemark.delta.commit import entry_path, put_entry
+from tidemark.delta.head import TableHead, read_head, read_history
+from tidemark.delta.state import Change, StateTable
 from tidemark.delta.store import Store
 
 

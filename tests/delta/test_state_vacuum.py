@@ -19,13 +19,12 @@ from tests.support.state_table import Hand, new_table, rows_of
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ledger import Committed
 from tidemark.delta import state as state_module
-from tidemark.delta.entry import Change
+from tidemark.delta.deletion_vectors import BitMap
 from tidemark.delta.head import TableHead
-from tidemark.delta.state import StateTable
+from tidemark.delta.state import Change, StateTable
 from tidemark.delta.state_files import write_rows
-from tidemark.delta.state_vacuum import RETENTION, check_remembered, vacuum
 from tidemark.delta.store import Store
-from tidemark.delta.vectors import BitMap
+from tidemark.delta.vacuum import RETENTION, check_remembered, vacuum
 
 DAY_MS = 86_400_000
 KEPT_MS = 7 * DAY_MS

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemark.delta.statistics import statistics
+from tidemark.delta.state_files import statistics
 
 LAST = "\U0010ffff"
 

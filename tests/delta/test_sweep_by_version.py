@@ -16,16 +16,14 @@ from tests.support.state_table import SCHEMA, Hand
 from tidemark.core.journal import JournalEntry
 from tidemark.core.ledger import Committed
 from tidemark.delta import table as table_module
-from tidemark.delta.codec import journal_codec
-from tidemark.delta.commit import entry_path
-from tidemark.delta.compaction import FILES_MAX
-from tidemark.delta.entry import Change, NewFile
-from tidemark.delta.facts import facts_of
-from tidemark.delta.file_names import folder_of
+from tidemark.delta.commit import entry_path, file_folder
 from tidemark.delta.ledger import DeltaLedger
 from tidemark.delta.log import DeltaLog
-from tidemark.delta.state_vacuum import vacuum
+from tidemark.delta.records import FILES_MAX, journal_codec
+from tidemark.delta.state import Change, NewFile
 from tidemark.delta.store import Store
+from tidemark.delta.table_stats import table_stats
+from tidemark.delta.vacuum import vacuum
 
 HOUR_NS = 3_600_000_000_000
 DAY_MS = 86_400_000
@@ -179,7 +177,7 @@ def feed_file(hand: Hand, version: int, rows: int = 3) -> NewFile:
     import uuid
 
     changes = pa.table({"k": [2, 2, 3], "v": ["a", "b", "c"]}, schema=SCHEMA).slice(0, rows)
-    return hand.write(changes, folder=f"_change_data/{folder_of(version, uuid.uuid4())}/")
+    return hand.write(changes, folder=f"_change_data/{file_folder(version, uuid.uuid4())}/")
 
 
 def rewritten(hand: Hand) -> NewFile:
@@ -204,7 +202,7 @@ def test_files_of_the_feed_go_when_the_entry_that_names_them_is_older_than_the_r
     def there() -> list[bool]:
         return [(fed.root / file.path).exists() for file in (named, lost, coming)]
 
-    facts = facts_of(str(fed.root), now_ms=now, kept_ms=7 * DAY_MS)
+    facts = table_stats(str(fed.root), now_ms=now, kept_ms=7 * DAY_MS)
     assert facts is not None
     assert facts.old == 1, "the one that its version is there without"
     vacuum(fed.table.store, now_ms=now, kept_ms=7 * DAY_MS)

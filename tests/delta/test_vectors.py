@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from pyroaring import BitMap, BitMap64
 
 from tidemark.core.errors import Determinate, InvalidUsage, InvariantViolation
-from tidemark.delta.store import Store
-from tidemark.delta.vectors import (
+from tidemark.delta.deletion_vectors import (
     Descriptor,
     decoded,
     decoded85,
@@ -27,6 +26,7 @@ from tidemark.delta.vectors import (
     vector_path,
     version_in,
 )
+from tidemark.delta.store import Store
 
 NAME = name_for(7, uuid.UUID(int=1))
 rows = st.sets(st.integers(0, (1 << 32) - 1), max_size=50) | st.builds(

@@ -7,8 +7,9 @@ from urllib.parse import quote
 
 import pytest
 
+from scripts.local_airflow.embedded import USER
 from tests.support import ROOT
-from tests.support.airflow import ADMIN, CANARY, SHARD, TASKS, Project, Stack, first_txns
+from tests.support.airflow import CANARY, SHARD, TASKS, Project, Stack, first_txns
 from tests.support.tables import bound_files
 from tests.support.waiting import wait_until
 from tidemark.core.journal import Event
@@ -49,7 +50,7 @@ def test_p4_a_tampered_part_turns_a_cleared_run_red_and_the_replay_dag_repairs_i
     assert (status, told["dag_id"]) == (200, "replay"), told
     stack.ends("replay", told["run_id"])
     (request,) = [one for one in project.journal(1) if one.event is Event.REQUESTED]
-    assert (request.detail["user"], request.detail["reason"]) == (ADMIN, asked["reason"])
+    assert (request.detail["user"], request.detail["reason"]) == (USER, asked["reason"])
     assert project.part(1).read_bytes() == whole
     told = client.call("GET", "/assets/events", source_dag_id="replay")["asset_events"]
     assert [(one["uri"], one["extra"]["repaired"]) for one in told] == [("x-tidemark://replayed/orders", [1])]
@@ -220,7 +221,7 @@ def test_p12_a_failed_expectation_keeps_the_rows_invisible_until_someone_accepts
     assert first_txns(project.seals()) == [1], "neither a viewer nor another site decides anything"
     assert stack.act("red", "accept", editor, **said_why)[0] == 200
     (accepted,) = [one for one in project.journal(2) if one.event is Event.ACCEPTED]
-    assert (accepted.detail["user"], accepted.detail["reason"]) == (ADMIN, "a refund")
+    assert (accepted.detail["user"], accepted.detail["reason"]) == (USER, "a refund")
     stack.clear("red", run_id, tasks=["validate"])
     well = stack.go("health")
     assert client.states("health", well) == {"red": "success"}
@@ -253,7 +254,7 @@ def test_a_red_gate_that_asks_waits_for_a_person_and_does_what_they_choose(stack
     client.call("PATCH", way, {"chosen_options": ["Accept"], "params_input": {"reason": "a refund"}})
     stack.ends("asked", run_id)
     (accepted,) = [one for one in project.journal(1) if one.event is Event.ACCEPTED]
-    assert (accepted.detail["user"], accepted.detail["reason"]) == (ADMIN, "a refund")
+    assert (accepted.detail["user"], accepted.detail["reason"]) == (USER, "a refund")
     project.check()
 
 

@@ -19,11 +19,11 @@ from urllib.parse import quote
 
 import pytest
 
+from scripts.local_airflow.client import FINAL_STATES
 from tests.support.airflow import CANARY, SHARD, TASKS, Project, Stack, files_with, first_txns
 from tests.support.kafka import PASSWORD, Broker
 from tests.support.tables import rows_of
 from tests.support.waiting import wait_until
-from tidemark.airflow.client import FINAL_STATES
 
 pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.server, pytest.mark.slow]
 

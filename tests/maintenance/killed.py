@@ -12,7 +12,7 @@ from typing import Any
 import deltalake  # noqa: F401
 import pandas  # noqa: F401
 
-import tidemark.upkeep
+import tidemark.app.maintenance
 from tests.maintenance.rig import LightDeployment, terms
 from tests.support.steps import BEFORE, Fuse, Steps, table_name, versions_in, wrap
 from tests.support.workers import KILLED, Workers
@@ -65,7 +65,7 @@ def maintain(root: Path) -> None:
 
     deployment = LightDeployment(root)
     token = WriterToken(f"maintainer-{os.getpid()}")
-    tidemark.upkeep.maintain(deployment, token, terms(window=WINDOW), watch=False)
+    tidemark.app.maintenance.maintain(deployment, token, terms(window=WINDOW), watch=False)
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.maintenance.rig import LightDeployment, feed, terms
-from tidemark import upkeep
-from tidemark.assemble import new_token
+from tidemark.app import maintenance
+from tidemark.app.deployment import new_token
 
 
 def keep_house(root: str, until: float, reports: Any) -> None:
@@ -16,7 +16,7 @@ def keep_house(root: str, until: float, reports: Any) -> None:
     errors, rounds = [], 0
     while not (rounds or errors) or time.monotonic() < until:
         try:
-            upkeep.maintain(
+            maintenance.maintain(
                 LightDeployment(Path(root)), new_token(), terms(window=1, kept_ms=10**18), watch=False
             )
             rounds += 1

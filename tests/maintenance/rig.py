@@ -14,7 +14,8 @@ from typing import Any
 from tests.crash.race import config_at, write_round
 from tests.support.light import SHARD, LightPlane
 from tests.support.tables import rows_of
-from tidemark.assemble import Deployment, new_token
+from tidemark.app.deployment import Deployment, new_token
+from tidemark.app.maintenance import Terms
 from tidemark.core.binding import Configuration, Owner
 from tidemark.core.checksum import Digest
 from tidemark.core.ids import Txn, WriterToken
@@ -22,7 +23,6 @@ from tidemark.core.publish import StateCommit
 from tidemark.pipeline.context import Attempt, Pipeline
 from tidemark.pipeline.publish import put_record
 from tidemark.pipeline.run import run
-from tidemark.upkeep import Terms
 
 ROW = ("id", "value", "_txn", "_offset", "_ordinal")
 Row = tuple[Any, ...]

@@ -12,20 +12,19 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from tidemark import upkeep
-from tidemark.assemble import Deployment, new_token
+from tidemark.app import maintenance
+from tidemark.app.deployment import Deployment, new_token
+from tidemark.app.maintenance import Terms
+from tidemark.app.views import View, read
 from tidemark.config import PipelineConfig
 from tidemark.core.binding import Owner
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.publish import Published
-from tidemark.pipeline.compact import compact
 from tidemark.pipeline.context import Attempt
-from tidemark.pipeline.leasing import Leases
+from tidemark.pipeline.leases import Leases
+from tidemark.pipeline.maintain import compact, reclaim
 from tidemark.pipeline.publish import publish
-from tidemark.pipeline.reclaim import reclaim
 from tidemark.pipeline.run import replay, run
-from tidemark.upkeep import Terms
-from tidemark.views import View, read
 
 SHARD = ShardId("items")
 FED = 5
@@ -101,9 +100,9 @@ class Shop:
         (found,) = replay(pipeline, self.attempt(), txn_from=Txn(txn), txn_to=Txn(txn))
         return str(found.verdict)
 
-    def maintain(self, *, window: int = 1, kept_ms: int = 10**18) -> upkeep.Upkeep:
+    def maintain(self, *, window: int = 1, kept_ms: int = 10**18) -> maintenance.MaintenanceReport:
         terms = Terms(time.time_ns() // 1_000_000, Txn(window), Txn(window), kept_ms)
-        return upkeep.maintain(self.deployment, WriterToken(new_token()), terms)
+        return maintenance.maintain(self.deployment, WriterToken(new_token()), terms)
 
     def compact(self) -> None:
         control = self.deployment.control

@@ -29,18 +29,17 @@ from deltalake import DeltaTable
 
 from tests.maintenance.rig import LightDeployment, files_on_disk, log_folder, published, terms
 from tests.support.light import SHARD
-from tidemark import upkeep
-from tidemark.assemble import new_token
+from tidemark.app import maintenance
+from tidemark.app.deployment import new_token
 from tidemark.core.binding import Owner
-from tidemark.core.consumer import lease_name
 from tidemark.core.ids import WriterToken
 from tidemark.core.lease import HolderToken, LeaseLost
 from tidemark.core.listing import Limits
+from tidemark.core.reading import lease_name
 from tidemark.delta.parts import DeltaParts
 from tidemark.pipeline.consume import Range, Reading, ShardReader
 from tidemark.pipeline.context import Attempt
-from tidemark.pipeline.holding import Hold, take_hold
-from tidemark.pipeline.leasing import Leases
+from tidemark.pipeline.leases import Hold, Leases, take_hold
 from tidemark.pipeline.publish import last_published
 from tidemark.pipeline.run import run
 
@@ -95,7 +94,7 @@ def keep_house(root: Path, name: str) -> None:
         last = last_published(deployment.control, SHARD)
         if name == PUBLISHER and upper > 1 and (last is None or last.txn < upper - 1):
             published(deployment, upper - 1)
-        done = upkeep.maintain(deployment, new_token(), terms(window=upper), watch=False)
+        done = maintenance.maintain(deployment, new_token(), terms(window=upper), watch=False)
         with tally.open("a", encoding="utf-8") as lines:
             lines.writelines(f"{chore.files} {chore.what}\n" for chore in done.chores)
         round_done(root, name)
@@ -283,7 +282,7 @@ def soak(
     told.records = sum(landed(root).values())
     told.txns = last.control.seals.head().upper - 1
     published(last, told.txns)
-    upkeep.maintain(LightDeployment(root), new_token(), terms(window=told.txns + 1), watch=False)
+    maintenance.maintain(LightDeployment(root), new_token(), terms(window=told.txns + 1), watch=False)
     left = files_on_disk(root)
     told.files_left, told.bytes_left = set(left), sum(left.values())
     uris = DeltaTable(str(log_folder(root))).file_uris()

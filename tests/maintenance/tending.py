@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 from tests.maintenance.shop import SHARD, config_at
-from tidemark.assemble import Deployment
-from tidemark.delta.upkeep import DeltaStateKeeper, KeptState
-from tidemark.pipeline.tend import tend
+from tidemark.app.deployment import Deployment
+from tidemark.delta.state_maintenance import DeltaStateKeeper, MaintainedState
+from tidemark.pipeline.maintain import maintain_state
 
 
 def no_spark() -> None:
@@ -18,9 +18,9 @@ def no_spark() -> None:
 def keep_in_shape(root: Path) -> None:
     """Merge, purge and vacuum, with no history to keep."""
     deployment = Deployment(config_at(root), no_spark)  # type: ignore[arg-type]
-    kept = KeptState(deployment.shard_uri(SHARD), history_days=0)
+    kept = MaintainedState(deployment.shard_uri(SHARD), history_days=0)
     keeper = DeltaStateKeeper("shop", {SHARD: kept})
-    tend(deployment.control, keeper, SHARD, merge=True, purge=True, vacuum=True)
+    maintain_state(deployment.control, keeper, SHARD, merge=True, purge=True, vacuum=True)
 
 
 if __name__ == "__main__":

@@ -31,29 +31,27 @@ from tests.maintenance.rig import (
 )
 from tests.support.light import SHARD
 from tests.support.workers import KILLED
-from tidemark import upkeep
-from tidemark.assemble import Deployment, new_token
+from tidemark.app import maintenance
+from tidemark.app.deployment import Deployment, new_token
 from tidemark.cli.app import app
 from tidemark.config import load_pipeline
 from tidemark.core.binding import Binding, Owner
 from tidemark.core.checksum import Digest
-from tidemark.core.consumer import lease_name
 from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.lease import HolderToken, Tenure
 from tidemark.core.listing import Limits
+from tidemark.core.maintenance import Leftover
+from tidemark.core.reading import lease_name
 from tidemark.core.replay import Replayable
 from tidemark.core.seal import Part, Staged
-from tidemark.core.upkeep import Leftover
 from tidemark.delta.head import CHECKPOINT_BYTES_MIN, ENTRY_BYTES_MIN
 from tidemark.delta.parts import DeltaParts
-from tidemark.pipeline import proof
-from tidemark.pipeline.compact import begin
+from tidemark.pipeline import replay as proof
 from tidemark.pipeline.consume import Reading, ShardReader
 from tidemark.pipeline.context import Attempt
-from tidemark.pipeline.holding import take_hold
-from tidemark.pipeline.leasing import Leases
-from tidemark.pipeline.reclaim import plan_reclaim
+from tidemark.pipeline.leases import Leases, take_hold
+from tidemark.pipeline.maintain import begin, plan_reclaim
 from tidemark.pipeline.repair import repair
 from tidemark.pipeline.run import replay, run
 
@@ -84,13 +82,13 @@ def verdicts(root: Path) -> set[str]:
 
 def test_compaction_keeps_every_row_with_its_transaction_and_every_proof(fed: Path) -> None:
     """Invariant 7: what was merged gives, transaction by transaction, what was sealed."""
-    done = upkeep.maintain(LightDeployment(fed), T, terms(kept_ms=10**18))
+    done = maintenance.maintain(LightDeployment(fed), T, terms(kept_ms=10**18))
     assert ("merged small files", 28) in [(chore.what, chore.files) for chore in done.chores]
     assert len(DeltaTable(str(log_folder(fed))).file_uris()) == 1
     assert log_rows(fed) == wanted_rows(fed)
     assert len([path for path in files_on_disk(fed) if path.startswith("_txn-")]) == 28, "kept for who looked"
     assert verdicts(fed) == {"identical"}
-    upkeep.maintain(LightDeployment(fed), T, terms())
+    maintenance.maintain(LightDeployment(fed), T, terms())
     assert [path for path in files_on_disk(fed) if path.startswith("_txn-")] == []
     assert log_rows(fed) == wanted_rows(fed)
     assert verdicts(fed) == {"identical"}, "the rows are proven where they lie now"
@@ -105,7 +103,7 @@ def test_a_log_that_is_not_what_was_sealed_is_left_alone_and_told(fed: Path) -> 
     table = pq.ParquetFile(part).read()
     values = pa.array(["changed"] * table.num_rows)
     pq.write_table(table.set_column(table.schema.get_field_index("value"), "value", values), part)
-    done = upkeep.maintain(LightDeployment(fed), T, terms())
+    done = maintenance.maintain(LightDeployment(fed), T, terms())
     assert any("transaction 5" in warning and "sealed" in warning for warning in done.warnings)
     assert len(DeltaTable(str(log_folder(fed))).file_uris()) == 28
     assert [path for path in files_on_disk(fed) if path.startswith("_txns-")] == [], "it is gone"
@@ -113,12 +111,12 @@ def test_a_log_that_is_not_what_was_sealed_is_left_alone_and_told(fed: Path) -> 
 
 def test_truncation_advances_since_and_never_passes_what_is_published(fed: Path) -> None:
     deployment = LightDeployment(fed)
-    planned = upkeep.plan(deployment, terms(window=20))
+    planned = maintenance.plan(deployment, terms(window=20))
     assert planned.since == 1
     held = [chore for chore in planned.chores if chore.what == "truncate the log" and chore.held_by]
     assert held[0].held_by == "consumer state of points needs txn 13"
     assert held[0].files == 4
-    done = upkeep.maintain(deployment, T, terms(window=20))
+    done = maintenance.maintain(deployment, T, terms(window=20))
     assert done.since == 13
     assert log_rows(fed) == wanted_rows(fed, since=13)
     with pytest.raises(InvalidUsage, match="13 is the first that was kept"):
@@ -134,7 +132,7 @@ def test_r4_what_a_live_lease_needs_stays_and_the_dry_run_names_the_holder(fed: 
     assert isinstance(tenure, Tenure)
     before = files_on_disk(fed)
 
-    planned = upkeep.plan(deployment, terms(window=10))
+    planned = maintenance.plan(deployment, terms(window=10))
     assert files_on_disk(fed) == before, "a dry run changes nothing"
     (held,) = [chore for chore in planned.chores if chore.what == "truncate the log" and chore.held_by]
     assert held.held_by == "lease report of host-7 needs txn 5"
@@ -146,19 +144,19 @@ def test_r4_what_a_live_lease_needs_stays_and_the_dry_run_names_the_holder(fed: 
     lost = [chore.files for chore in planned.chores if chore.what == "remove lost attempts"]
     assert lost == [2]
 
-    done = upkeep.maintain(deployment, T, terms(window=10), watch=False)
+    done = maintenance.maintain(deployment, T, terms(window=10), watch=False)
     assert done.since == 5
     kept = [path for path in files_on_disk(fed) if path.startswith("_txn-") and int(path[5:25]) >= 5]
     assert len(kept) == 20, "the parts that the holder may have looked up are merged, and still on disk"
     assert log_rows(fed) == wanted_rows(fed, since=5)
     replaced = [
-        chore for chore in upkeep.plan(deployment, terms(window=10)).chores if "replaced" in chore.what
+        chore for chore in maintenance.plan(deployment, terms(window=10)).chores if "replaced" in chore.what
     ]
     assert [chore.held_by for chore in replaced] == ["lease report of host-7 at 5"]
     assert [chore.until for chore in replaced] == ["it is released, or not renewed for 120 s"]
 
     leases.release(tenure.lease)
-    upkeep.maintain(deployment, T, terms(window=10))
+    maintenance.maintain(deployment, T, terms(window=10))
     after = files_on_disk(fed)
     assert sum(after.values()) < sum(before.values()) / 3, (sum(before.values()), sum(after.values()))
     assert log_rows(fed, since=10) == wanted_rows(fed, since=10)
@@ -170,7 +168,7 @@ def test_r4_a_holder_that_is_gone_is_seen_to_be_and_holds_nothing_any_more(fed: 
         Leases(deployment.control.leases).take("dead", HolderToken("h"), start=Txn(2), ttl_seconds=0.4),
         Tenure,
     )
-    done = upkeep.maintain(deployment, T, terms(window=10), watch=True)
+    done = maintenance.maintain(deployment, T, terms(window=10), watch=True)
     assert done.since == 10
 
 
@@ -180,7 +178,7 @@ def test_r4_a_dead_lease_that_holds_no_transaction_back_does_not_keep_files_for_
         "dead/points", HolderToken("h"), start=Txn(9), ttl_seconds=0.4
     )
     assert isinstance(taken, Tenure)
-    done = upkeep.maintain(deployment, T, terms(window=5))
+    done = maintenance.maintain(deployment, T, terms(window=5))
     assert done.since == 5, "the lease is above the floor"
     (standing,) = Leases(deployment.control.leases).standing()
     assert (standing.state, standing.txn) == ("expired", 9)
@@ -190,9 +188,9 @@ def test_r4_a_dead_lease_that_holds_no_transaction_back_does_not_keep_files_for_
 def test_a_log_remembers_for_state_history_days_when_a_file_was_taken_out_of_it(fed: Path) -> None:
     now_ns = time.time_ns()
     deployment = LightDeployment(fed)
-    deployment.control._clock_ns = lambda: now_ns - 10 * upkeep.DAY_MS * 1_000_000
-    month = terms(now_ms=now_ns // 1_000_000, kept_ms=30 * upkeep.DAY_MS)
-    upkeep.maintain(deployment, T, month)
+    deployment.control._clock_ns = lambda: now_ns - 10 * maintenance.DAY_MS * 1_000_000
+    month = terms(now_ms=now_ns // 1_000_000, kept_ms=30 * maintenance.DAY_MS)
+    maintenance.maintain(deployment, T, month)
     replaced = {path for path in files_on_disk(fed) if path.startswith("_txn-")}
     assert len(replaced) == 2 * FED
     log = LightDeployment(fed).control.log(SHARD)
@@ -200,7 +198,7 @@ def test_a_log_remembers_for_state_history_days_when_a_file_was_taken_out_of_it(
     for _ in range(CHECKPOINT_BYTES_MIN // ENTRY_BYTES_MIN + 2):
         begin(log, SHARD)
     assert {one.path for one in log.leftovers() if one.removed_ms is not None} == replaced
-    upkeep.maintain(LightDeployment(fed), T, month)
+    maintenance.maintain(LightDeployment(fed), T, month)
     assert replaced <= set(files_on_disk(fed)), "ten days are less than a month"
 
 
@@ -211,7 +209,7 @@ def test_the_record_of_publishes_is_cleaned_like_the_other_control_tables(fed: P
         published(deployment, txn)
     table = fed / "wh" / "race" / SHARD / "publishes"
     assert len(list(table.glob("*.parquet"))) > len(DeltaTable(str(table)).file_uris())
-    upkeep.maintain(LightDeployment(fed), T, terms())
+    maintenance.maintain(LightDeployment(fed), T, terms())
     assert len(list(table.glob("*.parquet"))) == len(DeltaTable(str(table)).file_uris())
 
 
@@ -278,7 +276,7 @@ def test_two_maintenances_at_once_beside_a_writer_and_a_reader_lose_and_break_no
     assert [error for errors, _ in told for error in errors] == []
     assert all(rounds > 0 for _, rounds in told)
     assert log_rows(fed) == wanted_rows(fed)
-    upkeep.maintain(LightDeployment(fed), T, terms())
+    maintenance.maintain(LightDeployment(fed), T, terms())
     assert log_rows(fed) == wanted_rows(fed)
     assert len(files_on_disk(fed)) < 40
 
@@ -287,7 +285,7 @@ def test_a_repair_that_maintenance_outruns_changes_nothing_and_the_next_one_repa
     fed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A clean-up between the staging of lost rows and their commit may take them: then they never go in."""
-    upkeep.maintain(LightDeployment(fed), T, terms())
+    maintenance.maintain(LightDeployment(fed), T, terms())
     (merged,) = log_folder(fed).glob("_txns-*/*/*.parquet")
     merged.unlink()
     deployment = LightDeployment(fed)
@@ -295,7 +293,7 @@ def test_a_repair_that_maintenance_outruns_changes_nothing_and_the_next_one_repa
 
     def compare_then_maintain(shard: ShardId, parts: Sequence[Part]) -> Mapping[Txn, Digest]:
         found = compare(shard, parts)
-        upkeep.maintain(LightDeployment(fed), WriterToken("other"), terms())
+        maintenance.maintain(LightDeployment(fed), WriterToken("other"), terms())
         assert not [part for part in parts if (log_folder(fed) / part.path).exists()]
         return found
 
@@ -341,7 +339,7 @@ def test_invariant_12_a_lease_taken_while_leftovers_are_listed_holds_them(
     fed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deployment = LightDeployment(fed)
-    upkeep.maintain(deployment, T, terms(kept_ms=10**18))
+    maintenance.maintain(deployment, T, terms(kept_ms=10**18))
     log, leases = deployment.control.log(SHARD), Leases(deployment.control.leases)
     look = log.leftovers
 
@@ -394,7 +392,7 @@ def test_what_can_not_be_proven_any_more_is_shown_by_status_and_warned_of(fed: P
     assert [(one["first"], one["last"], bool(one["gone"])) for one in found] == [
         (1, 3, False), (4, 4, True), (5, FED, False),
     ]  # fmt: skip
-    (warning,) = upkeep.plan(LightDeployment(fed), terms()).warnings
+    (warning,) = maintenance.plan(LightDeployment(fed), terms()).warnings
     assert warning.startswith(
         "transaction 4 can't be proven again: file '000003.json' (number 3) was removed"
     )
@@ -412,12 +410,12 @@ def test_log_days_keep_what_was_sealed_within_them(fed: Path) -> None:
     file.write_text(PIPELINE_FILE)
     deployment = Deployment(load_pipeline(file), LightDeployment._no_session)
     now_ms = time.time_ns() // 1_000_000
-    assert upkeep.terms_of(deployment).window == 1
-    assert upkeep.terms_of(deployment, now_ms=now_ms + 2 * upkeep.DAY_MS).window == FED + 1
+    assert maintenance.terms_of(deployment).window == 1
+    assert maintenance.terms_of(deployment, now_ms=now_ms + 2 * maintenance.DAY_MS).window == FED + 1
     eighth = deployment.control.seals.written_at(8)
     assert eighth is not None
-    then_ms = int(eighth.timestamp() * 1000) + upkeep.DAY_MS
-    assert upkeep.terms_of(deployment, now_ms=then_ms).window in (7, 8)
+    then_ms = int(eighth.timestamp() * 1000) + maintenance.DAY_MS
+    assert maintenance.terms_of(deployment, now_ms=then_ms).window in (7, 8)
 
 
 def test_r5_a_consumer_has_every_change_once_while_maintenance_works_around_it(
@@ -434,16 +432,16 @@ def test_r5_a_consumer_has_every_change_once_while_maintenance_works_around_it(
     batches = 0
     try:
         while (given := reader.next_range()) is not None:
-            upkeep.maintain(rivals, T, terms(window=20), watch=False)
+            maintenance.maintain(rivals, T, terms(window=20), watch=False)
             for part in given.parts:
                 rows = pq.ParquetFile(log_folder(fed) / part.path).read(columns=list(ROW)).to_pylist()
                 asked = [row for row in rows if given.lower <= row["_txn"] < given.upper]
                 had.update(tuple(row[name] for name in ROW) for row in asked)
             reader.delivered(given)
             batches += 1
-            upkeep.maintain(rivals, T, terms(window=20), watch=False)
+            maintenance.maintain(rivals, T, terms(window=20), watch=False)
     finally:
         hold.release()
     assert had == wanted_rows(fed)
     assert batches >= 1
-    assert upkeep.maintain(rivals, T, terms(window=20)).since == 13, "up to what is published"
+    assert maintenance.maintain(rivals, T, terms(window=20)).since == 13, "up to what is published"

@@ -13,22 +13,19 @@ import pytest
 
 from tests.maintenance.rig import ROW, LightDeployment, Row, feed, log_folder, terms, wanted_rows
 from tests.support.light import SHARD
-from tidemark import upkeep
-from tidemark.assemble import new_token
+from tidemark.app import maintenance
+from tidemark.app.deployment import new_token
 from tidemark.core.binding import Owner
-from tidemark.core.consumer import lease_name
 from tidemark.core.errors import InvalidUsage
-from tidemark.core.freeze import Frozen
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.journal import Event
 from tidemark.core.lease import HolderToken
+from tidemark.core.reading import Frozen, lease_name
 from tidemark.core.seal import Part
 from tidemark.delta.parts import DeltaParts
-from tidemark.pipeline.consume import Range, Reading, ShardReader
+from tidemark.pipeline.consume import Range, Reading, ShardReader, skip_for_consumer
 from tidemark.pipeline.context import Attempt
-from tidemark.pipeline.holding import take_hold
-from tidemark.pipeline.leasing import Leases
-from tidemark.pipeline.passing import pass_over
+from tidemark.pipeline.leases import Leases, take_hold
 from tidemark.pipeline.repair import repair
 
 MERGED, FED = 12, 14
@@ -38,7 +35,7 @@ MERGED, FED = 12, 14
 def merged(tmp_path: Path) -> Path:
     """Fourteen transactions, of which the first twelve are in one file."""
     feed(tmp_path, first=0, files=MERGED)
-    upkeep.maintain(LightDeployment(tmp_path), WriterToken("maintainer"), terms())
+    maintenance.maintain(LightDeployment(tmp_path), WriterToken("maintainer"), terms())
     feed(tmp_path, first=MERGED, files=FED - MERGED)
     return tmp_path
 
@@ -85,7 +82,7 @@ def frozen(root: Path, *, start: int = 1) -> Frozen:
 
 def give_up(root: Path, txn: int, last: int | None = None) -> tuple[Txn, ...]:
     deployment = LightDeployment(root)
-    return pass_over(
+    return skip_for_consumer(
         deployment.pipeline,
         Leases(deployment.control.leases),
         "billing",
@@ -134,7 +131,7 @@ def test_r1_giving_up_one_transaction_gives_up_none_that_it_is_merged_with_later
     assert frozen(tmp_path, start=5).freeze.last == 5
     assert give_up(tmp_path, 5) == (5,)
     part.write_bytes(whole)
-    upkeep.maintain(LightDeployment(tmp_path), WriterToken("maintainer"), terms())
+    maintenance.maintain(LightDeployment(tmp_path), WriterToken("maintainer"), terms())
     merged_file(tmp_path).unlink()
     freeze = frozen(tmp_path).freeze
     assert (freeze.txn, freeze.last) == (5, MERGED)
@@ -169,7 +166,7 @@ def test_what_was_merged_between_listing_and_looking_is_read_where_it_is_now(tmp
         def fault(self, shard: ShardId, part: Part, *, whole: bool) -> str:
             with self.once:
                 if not self.merged and part.path.startswith(f"_txn-{1:020}"):
-                    upkeep.maintain(LightDeployment(tmp_path), WriterToken("m"), terms(), watch=False)
+                    maintenance.maintain(LightDeployment(tmp_path), WriterToken("m"), terms(), watch=False)
                     for old in log_folder(tmp_path).glob("_txn-*/*/*.parquet"):
                         old.unlink(missing_ok=True)
                     self.merged = True

@@ -17,18 +17,18 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from tests.maintenance.shop import FED, PUBLISHED, SHARD, Shop, expected
-from tidemark.assemble import new_token
+from tidemark.app.deployment import new_token
+from tidemark.app.views import View
 from tidemark.core.checksum import Digest
 from tidemark.core.ids import ShardId, Txn, WriterToken
+from tidemark.core.listing import Truncated
 from tidemark.core.publish import VERSION_NONE, HistoryGone, Published
 from tidemark.core.seal import Part
-from tidemark.core.snapshot import Truncated
-from tidemark.delta.upkeep import DeltaStateKeeper, KeptState
-from tidemark.pipeline.compact import compact
+from tidemark.delta.state_maintenance import DeltaStateKeeper, MaintainedState
 from tidemark.pipeline.context import binding_at
+from tidemark.pipeline.maintain import compact
 from tidemark.pipeline.publish import rebuild, verify_state
 from tidemark.pipeline.repair import repair
-from tidemark.views import View
 
 pytestmark = pytest.mark.spark
 
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.spark
 @pytest.fixture
 def shop(fed_shop: Path, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:
     """A copy to work on, in which a few small files are enough to be merged."""
-    monkeypatch.setattr("tidemark.core.upkeep.FILES_MIN", 4)
+    monkeypatch.setattr("tidemark.core.maintenance.FILES_MIN", 4)
     shutil.copytree(fed_shop, tmp_path / "shop")
     return Shop(spark, tmp_path / "shop")
 
@@ -90,7 +90,7 @@ def test_merging_log_and_state_changes_nothing_that_is_read_or_proven(shop: Shop
     assert DeltaTable(str(shop.folder / "state")).history(1)[0]["operation"] == "REORG"
     shop.deployment.keeper().merge(SHARD, tombstones=VERSION_NONE)
     state_before = data_bytes(shop.folder / "state")
-    kept = KeptState(shop.deployment.shard_uri(SHARD), history_days=0)
+    kept = MaintainedState(shop.deployment.shard_uri(SHARD), history_days=0)
     DeltaStateKeeper("shop", {SHARD: kept}).vacuum(SHARD, tombstones=VERSION_NONE)
     assert data_bytes(shop.folder / "state") < 0.6 * state_before
     active = {Path(uri).name for uri in DeltaTable(str(shop.folder / "state")).file_uris()}

@@ -19,9 +19,9 @@ from pyspark.sql import SparkSession
 from tests.maintenance.shop import FED, PUBLISHED, SHARD, Shop, expected
 from tests.maintenance.tending import keep_in_shape
 from tests.support import ROOT
+from tidemark.app.views import View
 from tidemark.core.publish import Published
 from tidemark.pipeline.publish import verify_state
-from tidemark.views import View
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 SECONDS_MAX = 600

@@ -19,8 +19,8 @@ from tests.maintenance.rig import (
     wanted_rows,
 )
 from tests.maintenance.test_reader import reading, rows_in
-from tidemark import upkeep
-from tidemark.assemble import new_token
+from tidemark.app import maintenance
+from tidemark.app.deployment import new_token
 from tidemark.core.binding import Owner
 from tidemark.core.ids import Txn, WriterToken
 from tidemark.core.seal import Sealed, Staged
@@ -41,7 +41,7 @@ def test_a_vacuum_by_others_takes_nothing_from_a_lease_or_a_writer(tmp_path: Pat
         given = reader.next_range()
         assert given is not None
         # What the consumer has been given is replaced by a merged file, and only its lease keeps it.
-        upkeep.maintain(LightDeployment(tmp_path), WriterToken("m"), terms(), watch=False)
+        maintenance.maintain(LightDeployment(tmp_path), WriterToken("m"), terms(), watch=False)
         write_round(tmp_path, FED)
         reclock(writer, attempt)
         staged = ingest(writer, attempt, Txn(FED + 1))

@@ -12,9 +12,18 @@ from typing import Any, Final
 
 import numpy as np
 
-from tidemark.sources.pgoutput import Relation
-from tidemark.sources.pgrows import BINARY, DELETE, INSERT, NEW, NULL, OLD, Messages, Spans
-from tidemark.sources.pgrows import UNCHANGED as NOT_SENT
+from tidemark.sources.postgres.pgoutput import (
+    BINARY,
+    DELETE,
+    INSERT,
+    NEW,
+    NULL,
+    OLD,
+    Messages,
+    Relation,
+    Spans,
+)
+from tidemark.sources.postgres.pgoutput import UNCHANGED as NOT_SENT
 from tidemark.sources.postgres.values import to_json
 
 

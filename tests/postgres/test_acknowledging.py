@@ -25,18 +25,18 @@ from tests.support.postgres_pipeline import (
     workers,
 )
 from tests.support.steps import BEFORE
-from tidemark import upkeep
+from tidemark.app import maintenance
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import ShardId
 from tidemark.core.seal import Staged
-from tidemark.pipeline.flushing import GRACE_SECONDS
-from tidemark.pipeline.overrule import release
+from tidemark.pipeline.checkpoint import GRACE_SECONDS
+from tidemark.pipeline.decide import release
 from tidemark.pipeline.run import run
-from tidemark.ports.gate import Opinion
-from tidemark.sources.manifest import Manifest
-from tidemark.sources.pgoutput import Commit, parse
-from tidemark.sources.postgres import changes
-from tidemark.sources.postgres.changes import WAL
+from tidemark.ports.plane import Opinion
+from tidemark.sources.files.manifest import Manifest
+from tidemark.sources.postgres import change_files
+from tidemark.sources.postgres.change_files import WAL
+from tidemark.sources.postgres.pgoutput import Commit, parse
 
 pytestmark = pytest.mark.server
 MakeRig = Callable[..., Rig]
@@ -101,8 +101,8 @@ def test_f12_the_shard_that_holds_back_is_named_and_is_an_alarm_when_it_does_so_
     deployment = works.begun()
     now_ms = time.time_ns() // 1_000_000
     for later_seconds, alarms in ((GRACE_SECONDS - 60, 0), (GRACE_SECONDS + 60, 1)):
-        terms = upkeep.terms_of(deployment, now_ms=now_ms + int(later_seconds * 1000))
-        told_of = [one for one in upkeep.plan(deployment, terms).warnings if "has not moved" in one]
+        terms = maintenance.terms_of(deployment, now_ms=now_ms + int(later_seconds * 1000))
+        told_of = [one for one in maintenance.plan(deployment, terms).warnings if "has not moved" in one]
         assert len(told_of) == alarms
     assert told_of[0].startswith("shard pairs has not moved for ")
     kept.run()
@@ -127,7 +127,7 @@ def test_f11_rows_before_their_commit_are_neither_bound_nor_let_go_and_the_commi
     """A 70 KB row, many times what a file may have, a row of another table, a run while the commit is still
     to come. The server counts a position as confirmed for commits below it, so what must not be let go is
     the commit; and the log from the first row on, which it keeps as `restart_lsn`."""
-    monkeypatch.setattr(changes, "FRAGMENT_BYTES", 10_000)
+    monkeypatch.setattr(change_files, "FRAGMENT_BYTES", 10_000)
     works = with_notes(kept)
     bound = len(kept.bound())
     first = works.log_end()

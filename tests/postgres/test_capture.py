@@ -18,10 +18,10 @@ from tidemark.core.binding import Binding
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.frontier import Frontier
 from tidemark.pipeline.reclock import mint
-from tidemark.sources.manifest import PARTITION
-from tidemark.sources.postgres import changes, readings
+from tidemark.sources.files.manifest import PARTITION
+from tidemark.sources.postgres import change_files, copy
 from tidemark.sources.postgres import slot as slots
-from tidemark.sources.postgres.changes import WAL
+from tidemark.sources.postgres.change_files import WAL
 from tidemark.sources.postgres.connection import connect
 
 pytestmark = pytest.mark.server
@@ -105,7 +105,7 @@ def test_steps_end_at_commits_and_keep_to_max_records_unless_one_transaction_is_
 def test_a_big_transaction_goes_to_files_of_bounded_size_and_is_one_step(
     items: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(changes, "FRAGMENT_BYTES", 20_000)
+    monkeypatch.setattr(change_files, "FRAGMENT_BYTES", 20_000)
     items.sql("INSERT INTO items VALUES (0, 'before', 0)")
     items.sql("INSERT INTO items SELECT n, repeat('x', 100), n FROM generate_series(1, 1000) n")
     items.sql("INSERT INTO items VALUES (1001, 'after', 0)")
@@ -121,7 +121,7 @@ def test_a_big_transaction_goes_to_files_of_bounded_size_and_is_one_step(
 def test_what_a_big_transaction_takes_of_memory_does_not_grow_with_it(
     items: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(changes, "FRAGMENT_BYTES", 200_000)
+    monkeypatch.setattr(change_files, "FRAGMENT_BYTES", 200_000)
     peaks = []
     for rows in (20_000, 200_000):
         items.sql(f"INSERT INTO items SELECT n, 'name ' || n FROM generate_series({rows}, {2 * rows - 1}) n")
@@ -294,7 +294,7 @@ def test_a_first_reading_is_not_done_again_for_tables_that_were_read_before_the_
     works = rig(items=(ITEMS_SCHEMA, ["id"]), notes=(NOTES_SCHEMA, ["id"]))
     works.ready(ITEMS, NOTES, "INSERT INTO items VALUES (1)", "INSERT INTO notes VALUES (1)")
     taken: list[str] = []
-    original = readings.read_range
+    original = copy.read_range
 
     def crashing(published, *more):  # type: ignore[no-untyped-def]
         if published.name == "public.notes" and "public.notes" not in taken:
@@ -303,7 +303,7 @@ def test_a_first_reading_is_not_done_again_for_tables_that_were_read_before_the_
         taken.append(published.name)
         return original(published, *more)
 
-    monkeypatch.setattr(readings, "read_range", crashing)
+    monkeypatch.setattr(copy, "read_range", crashing)
     with pytest.raises(KeyboardInterrupt):
         works.bind()
     works.sql("INSERT INTO items VALUES (2)")

@@ -10,12 +10,12 @@ import yaml
 from pyspark.sql import SparkSession
 
 from tests.support.postgres_pipeline import CONN_ID, Rig, attempt
-from tidemark.assemble import Deployment, discovered
+from tidemark.app.deployment import Deployment, discovered
+from tidemark.app.views import View, open_errors, read
 from tidemark.config import load_pipeline
 from tidemark.core.errors import InvalidUsage
 from tidemark.pipeline.run import run
 from tidemark.sources.postgres.source import SlotSource
-from tidemark.views import View, open_errors, read
 
 pytestmark = [pytest.mark.server, pytest.mark.spark]
 TABLES = (

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.postgres_pipeline import Rig
 from tidemark.core.errors import InvalidUsage
-from tidemark.sources.postgres.deferred import Deferred, RowEvent
+from tidemark.sources.postgres.records import Deferred, RowEvent
 
 MakeRig = Callable[..., Rig]
 SHAPE = ("id INT NOT NULL, v INT, body STRING", ["id"])

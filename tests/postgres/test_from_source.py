@@ -14,15 +14,15 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from tests.support.postgres_pipeline import CONN_ID, Rig, attempt
-from tidemark.assemble import Deployment, discovered
+from tidemark.app.deployment import Deployment, discovered
+from tidemark.app.tasks import no_session, open_pipeline
+from tidemark.app.views import View, read
 from tidemark.cli.app import app
 from tidemark.config import ConfigInvalid, PipelineConfig, load_pipeline
 from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.pipeline.context import binding_at
 from tidemark.pipeline.reclock import mint
 from tidemark.pipeline.run import run
-from tidemark.tasks import no_session, open_pipeline
-from tidemark.views import View, read
 
 pytestmark = pytest.mark.server
 MakeRig = Callable[..., Rig]

@@ -22,7 +22,7 @@ from tests.support.steps import AFTER, BEFORE
 from tests.support.waiting import wait_until
 from tidemark.core.ids import Txn
 from tidemark.pipeline.context import binding_at
-from tidemark.sources.postgres.changes import WAL
+from tidemark.sources.postgres.change_files import WAL
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 TABLES = ("left", "right")

@@ -17,7 +17,7 @@ from tidemark.core.ids import ShardId
 from tidemark.core.seal import Lost
 from tidemark.pipeline.reclock import mint
 from tidemark.pipeline.run import run
-from tidemark.sources.postgres.changes import WAL
+from tidemark.sources.postgres.change_files import WAL
 
 pytestmark = pytest.mark.server
 SHARD = ShardId("pairs")

@@ -21,9 +21,9 @@ from tests.postgres.rowmessages import (
 )
 from tests.support.postgres import Postgres
 from tidemark.core.errors import InvalidUsage
-from tidemark.sources.lsn import lsn_text, parsed_lsn
-from tidemark.sources.pgoutput import (
+from tidemark.sources.postgres.pgoutput import (
     Begin,
+    Broken,
     Commit,
     LogicalMessage,
     Message,
@@ -32,9 +32,10 @@ from tidemark.sources.pgoutput import (
     RelationColumn,
     Truncate,
     TypeName,
+    lsn_text,
     parse,
+    parsed_lsn,
 )
-from tidemark.sources.pgrows import Broken
 
 oids = st.integers(0, 2**32 - 1)
 lsns = st.integers(0, 2**64 - 1)

@@ -25,10 +25,12 @@ from tests.support.postgres_pipeline import (
     table_of,
 )
 from tests.support.waiting import SECONDS_MAX
-from tidemark import upkeep
-from tidemark.assemble import Deployment
+from tidemark.app import maintenance
+from tidemark.app.deployment import Deployment
+from tidemark.app.maintenance import Terms
+from tidemark.app.tasks import no_session
 from tidemark.cli.app import app
-from tidemark.cli.watching import told_by_sources
+from tidemark.cli.shared import source_messages
 from tidemark.core.checksum import Digest
 from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.core.ids import ShardId, Txn, WriterToken
@@ -37,11 +39,9 @@ from tidemark.core.replay import Verdict
 from tidemark.pipeline.context import binding_at
 from tidemark.pipeline.publish import put_record
 from tidemark.pipeline.run import replay, run
-from tidemark.sources.manifest import Manifest
-from tidemark.sources.postgres import readings
-from tidemark.sources.postgres.readings import Progress, ranges_of
-from tidemark.tasks import no_session
-from tidemark.upkeep import Terms
+from tidemark.sources.files.manifest import Manifest
+from tidemark.sources.postgres import copy
+from tidemark.sources.postgres.copy import Progress, ranges_of
 
 pytestmark = pytest.mark.server
 MakeRig = Callable[..., Rig]
@@ -97,7 +97,7 @@ def test_big_tables_are_read_in_ranges_side_by_side_all_at_one_position_each_row
     rig: MakeRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows come and move between pages all the while: a range that saw another snapshot would show."""
-    monkeypatch.setattr(readings, "PAGES_PER_RANGE", 2)
+    monkeypatch.setattr(copy, "PAGES_PER_RANGE", 2)
     works = rig(**dict.fromkeys(("left", "right"), (PAIRS_SCHEMA, ["id"])))
     works.schemas = {f'"{name}"': shape for name, shape in works.schemas.items()}
     works.ready(
@@ -142,11 +142,11 @@ def test_big_tables_are_read_in_ranges_side_by_side_all_at_one_position_each_row
 def test_regression_a_table_that_is_to_be_rewritten_while_it_waits_to_be_read_is_read_first(
     rig: MakeRig, monkeypatch: pytest.MonkeyPatch, rewriting: str
 ) -> None:
-    monkeypatch.setattr(readings, "PAGES_PER_RANGE", 1)
+    monkeypatch.setattr(copy, "PAGES_PER_RANGE", 1)
     works = rig(pairs=(PAIRS_SCHEMA, ["id"]))
     works.ready(PAIRS.format("pairs"), "INSERT INTO pairs SELECT n, 'x' FROM generate_series(1, 900) n")
     waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'pairs'::regclass"
-    exported = readings._exported
+    exported = copy._exported
 
     with ThreadPoolExecutor(1) as pool:
         rewritten: list[Future[Any]] = []
@@ -158,7 +158,7 @@ def test_regression_a_table_that_is_to_be_rewritten_while_it_waits_to_be_read_is
                 pass
             return found
 
-        monkeypatch.setattr(readings, "_exported", late)
+        monkeypatch.setattr(copy, "_exported", late)
         # The truncate may be done in time to be bound behind the rows.
         [bound, *_] = works.bind()
         assert [row for _, _, row in works.changes(bound)] == [(n, "x") for n in range(1, 901)]
@@ -170,14 +170,14 @@ def test_a_table_that_is_changed_when_it_is_about_to_be_read_is_looked_at_again(
 ) -> None:
     works = rig(pairs=(PAIRS_SCHEMA, ["id"]))
     works.ready(PAIRS.format("pairs"), "INSERT INTO pairs VALUES (1, 'a')")
-    lock = readings.Sessions.lock
+    lock = copy.Sessions.lock
 
     def late(*arguments: Any) -> None:
         works.sql("ALTER TABLE pairs ALTER value TYPE varchar(9)")
         lock(*arguments)
 
     with monkeypatch.context() as once:
-        once.setattr(readings.Sessions, "lock", late)
+        once.setattr(copy.Sessions, "lock", late)
         with pytest.raises(
             Determinate, match=r"table public\.pairs was changed when it was about to be read"
         ):
@@ -191,14 +191,14 @@ def test_a_table_that_is_truncated_when_it_is_about_to_be_read_is_read(
     """And its new file is the one on record: the next run does not take it for a rewritten table."""
     works = rig(pairs=(PAIRS_SCHEMA, ["id"]))
     works.ready(PAIRS.format("pairs"), "INSERT INTO pairs VALUES (1, 'a')")
-    lock = readings.Sessions.lock
+    lock = copy.Sessions.lock
 
     def late(*arguments: Any) -> None:
         works.sql("TRUNCATE pairs; INSERT INTO pairs VALUES (2, 'b')")
         lock(*arguments)
 
     with monkeypatch.context() as once:
-        once.setattr(readings.Sessions, "lock", late)
+        once.setattr(copy.Sessions, "lock", late)
         assert works.changes(*works.bind()) == [("pairs", "c", (2, "b"))]
     works.sql("INSERT INTO pairs VALUES (3, 'c')")
     assert works.changes(*works.bind()) == [("pairs", "c", (3, "c"))]
@@ -235,10 +235,10 @@ def test_ranges_have_every_page_and_progress_tells_what_is_left() -> None:
 
 def test_a_terminal_shows_how_far_a_source_is(capsys: pytest.CaptureFixture[str]) -> None:
     shown: list[str] = []
-    with told_by_sources(shown.append):
-        logging.getLogger(readings.__name__).info("first rows of %d tables", 3)
-        logging.getLogger(readings.__name__).warning("the slot is in use")
-    logging.getLogger(readings.__name__).info("nobody looks any more")
+    with source_messages(shown.append):
+        logging.getLogger(copy.__name__).info("first rows of %d tables", 3)
+        logging.getLogger(copy.__name__).warning("the slot is in use")
+    logging.getLogger(copy.__name__).info("nobody looks any more")
     assert shown == ["first rows of 3 tables"]
     assert capsys.readouterr().err == "the slot is in use\n"
 
@@ -460,10 +460,10 @@ def test_captured_files_below_the_retention_go_once_they_are_acknowledged_and_th
         commit=StateCommit(Txn(len(bound)), WriterToken("t"), Digest()),
     )  # fmt: skip
     terms = Terms(10**15, Txn(len(bound)), Txn(len(bound)), 0)
-    [planned] = [one for one in upkeep.plan(deployment, terms).chores if "captured" in one.what]
+    [planned] = [one for one in maintenance.plan(deployment, terms).chores if "captured" in one.what]
     before = captured_files(works)
     assert names[0] <= before
-    done = upkeep.maintain(deployment, WriterToken("keeper"), terms)
+    done = maintenance.maintain(deployment, WriterToken("keeper"), terms)
     [chore] = [one for one in done.chores if "captured" in one.what]
     assert (chore.files, chore.bytes) == (planned.files, planned.bytes)
     gone = before - captured_files(works)

@@ -18,10 +18,10 @@ from tests.support.postgres import PASSWORD, Postgres
 from tests.support.postgres_pipeline import CONN_ID, ITEMS, ITEMS_SCHEMA, Rig, file_of, told
 from tidemark.config import load_pipeline
 from tidemark.core.errors import Determinate, InvalidUsage
-from tidemark.sources.lsn import lsn_text
 from tidemark.sources.postgres import slot as slots
-from tidemark.sources.postgres.changes import WAL
+from tidemark.sources.postgres.change_files import WAL
 from tidemark.sources.postgres.connection import SETTINGS, connect, parameters_of
+from tidemark.sources.postgres.pgoutput import lsn_text
 
 pytestmark = pytest.mark.server
 MakeRig = Callable[..., Rig]

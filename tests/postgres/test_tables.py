@@ -17,13 +17,13 @@ from pyspark.sql import SparkSession
 
 from tests.postgres.kinds import FULL_ROW, TYPES, TYPES_SCHEMA
 from tests.support.postgres_pipeline import ITEMS, ITEMS_SCHEMA, Rig, attempt
+from tidemark.app.publish import publish_due
+from tidemark.app.views import read_together
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import Txn
 from tidemark.core.replay import Verdict
-from tidemark.pipeline.overrule import skip
+from tidemark.pipeline.decide import skip
 from tidemark.pipeline.run import replay
-from tidemark.publishing import publish_due
-from tidemark.views import read_together
 
 pytestmark = [pytest.mark.server, pytest.mark.spark, pytest.mark.slow]
 MakeRig = Callable[..., Rig]

@@ -15,7 +15,7 @@ from tidemark.core.errors import InvalidUsage
 from tidemark.pipeline.context import binding_at
 from tidemark.pipeline.run import run
 from tidemark.sources.postgres import slot as slots
-from tidemark.sources.postgres.catalog import Facts, is_rewritten
+from tidemark.sources.postgres.catalog import CatalogFacts, is_rewritten
 from tidemark.sources.postgres.connection import connect
 from tidemark.sources.postgres.tables import published_tables
 
@@ -215,7 +215,7 @@ def test_what_the_document_says_is_known_by_the_catalog_is(rig: MakeRig) -> None
         "CREATE TABLE t (id int PRIMARY KEY, list feeling[], two pair)", "INSERT INTO t VALUES (1)",
     )  # fmt: skip
 
-    def facts() -> Facts:
+    def facts() -> CatalogFacts:
         with closing(connect(CONN_ID)) as db:
             return published_tables(db, "p")["public.t"].facts
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from psycopg.postgres import types
 
 from tests.support.postgres import Postgres
-from tidemark.config.ddl import parse_schema
+from tidemark.config.schema import parse_schema
 from tidemark.core.errors import InvalidUsage
 from tidemark.sources.postgres.values import declared_for, lossless, numeric_limits, to_json
 

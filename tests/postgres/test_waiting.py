@@ -12,8 +12,8 @@ from tests.support.postgres_pipeline import PAIRS, PAIRS_SCHEMA, Kept, Rig, file
 from tests.support.waiting import SECONDS_MAX
 from tidemark.pipeline.context import last_binding
 from tidemark.ports.source import Waiting
-from tidemark.sources.postgres import looks
 from tidemark.sources.postgres import slot as slots
+from tidemark.sources.postgres import source
 
 pytestmark = pytest.mark.server
 MakeRig = Callable[..., Rig]
@@ -21,7 +21,7 @@ MakeRig = Callable[..., Rig]
 
 @pytest.fixture
 def kept(rig: MakeRig, monkeypatch: pytest.MonkeyPatch) -> Kept:
-    monkeypatch.setattr(looks, "LOOK_SECONDS_MAX", int(SECONDS_MAX))
+    monkeypatch.setattr(source, "LOOK_SECONDS_MAX", int(SECONDS_MAX))
     return Kept(rig(pairs=(PAIRS_SCHEMA, ["id"])))
 
 
@@ -83,9 +83,9 @@ def test_what_can_not_be_told_is_trouble(kept: Kept, monkeypatch: pytest.MonkeyP
     committed(works, "INSERT INTO pairs VALUES (20, 'x')")
     assert waiting(works).pieces == 1
     with monkeypatch.context() as patched:
-        patched.setattr(looks, "LOOK_CHANGES_MAX", 3)
+        patched.setattr(source, "LOOK_CHANGES_MAX", 3)
         assert waiting(works).trouble == "the first 3 changes in the slot are bound, or of other tables"
-        patched.setattr(looks, "LOOK_SECONDS_MAX", 1)
+        patched.setattr(source, "LOOK_SECONDS_MAX", 1)
         with psycopg.connect(works.postgres.conninfo(works.database)) as db:
             slots.lock(db, works.database)
             assert "could not be looked into in 1 s" in waiting(works).trouble

@@ -31,12 +31,12 @@ from tidemark.config import PipelineConfig
 from tidemark.core.binding import Step
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.frontier import Frontier
-from tidemark.sources.manifest import PARTITION, Manifest
-from tidemark.sources.pgoutput import Begin, Commit, Relation, RelationColumn
-from tidemark.sources.postgres import changes
+from tidemark.sources.files.manifest import PARTITION, Manifest
+from tidemark.sources.postgres import change_files
 from tidemark.sources.postgres.capture import Capture, Start
-from tidemark.sources.postgres.changes import WAL, ChangeFiles
-from tidemark.sources.postgres.copying import copied
+from tidemark.sources.postgres.change_files import WAL, ChangeFiles
+from tidemark.sources.postgres.copy import copied
+from tidemark.sources.postgres.pgoutput import Begin, Commit, Relation, RelationColumn
 from tidemark.sources.postgres.records import Table, place_of
 from tidemark.sources.postgres.tables import taken_shards
 from tidemark.sources.postgres.values import declared_for
@@ -179,7 +179,7 @@ def test_what_is_captured_is_what_each_row_says_however_the_messages_come(
     messages = messages_of(found)
     cuts = sorted(data.draw(st.sets(st.integers(0, len(messages)), max_size=4)))
     batches = [messages[a:b] for a, b in zip([0, *cuts], [*cuts, len(messages)], strict=True) if a < b]
-    with tempfile.TemporaryDirectory() as folder, patch.object(changes, "FRAGMENT_BYTES", 1_500):
+    with tempfile.TemporaryDirectory() as folder, patch.object(change_files, "FRAGMENT_BYTES", 1_500):
         root = Path(folder)
         steps = captured(root, batches)
         assert records_of(root, steps) == expected

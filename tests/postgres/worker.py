@@ -15,14 +15,14 @@ from typing import Any
 from tests.support.jvm import Gateway, attach
 from tests.support.light import LightPlane, captured_records
 from tests.support.steps import Fuse, Steps, wrap, wrap_control, wrap_planes
-from tidemark.assemble import Deployment, new_token
+from tidemark.app.deployment import Deployment, new_token
+from tidemark.app.tasks import no_session
 from tidemark.config import PipelineConfig
 from tidemark.core.binding import Owner
 from tidemark.pipeline.context import Attempt, Pipeline
 from tidemark.pipeline.run import run
-from tidemark.sources.postgres import changes, slot
-from tidemark.sources.postgres.changes import ChangeFiles
-from tidemark.tasks import no_session
+from tidemark.sources.postgres import change_files, slot
+from tidemark.sources.postgres.change_files import ChangeFiles
 
 CONFIG, TRACE = "config.json", "trace"
 FRAGMENT_BYTES = 2_000
@@ -71,7 +71,7 @@ def preload() -> None:
 
 def work(job: Mapping[str, Any]) -> None:
     root, fuse = Path(job["root"]), KindFuse(job["when"], job["kind"])
-    changes.FRAGMENT_BYTES = FRAGMENT_BYTES
+    change_files.FRAGMENT_BYTES = FRAGMENT_BYTES
     steps = Steps(root / TRACE, fuse)
     wrap_control(steps)
     wrap(ChangeFiles, "write", write_name, steps)

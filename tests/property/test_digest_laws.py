@@ -9,9 +9,9 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.memory.plane import hash_of
 from tidemark.core.checksum import Digest, compare
 from tidemark.core.ids import Txn
-from tidemark.memory.plane import hash_of
 
 # Rows from a small world, so that duplicates, swaps and near misses are common.
 rows = st.lists(st.tuples(st.integers(0, 3), st.sampled_from([None, "", "a", 0])), max_size=8)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidemark.core.flush import Acknowledged, FlushPosition, FlushTracker, SourceTxn
+from tidemark.core.checkpoint import Acknowledged, FlushPosition, FlushTracker, SourceTxn
 from tidemark.core.ids import ShardId
 
 SHARDS = [ShardId(name) for name in "abcd"]

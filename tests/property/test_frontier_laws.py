@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.memory import Script, World, rec
+from tests.support.memory.ledger import Fault
+from tests.support.memory.world import Script, World, rec
 from tidemark.core.binding import Configuration, Owner, Step, decide_mint, txn_of
 from tidemark.core.frontier import Frontier, FrontierRegressed, Position, checked_successor
 from tidemark.core.ledger import UPPER, Head, Put
-from tidemark.memory.chaos import Fault
 from tidemark.pipeline.reclock import mint
 
 PARTITIONS = ("p0", "p1", "p2")

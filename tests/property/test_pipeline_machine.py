@@ -14,7 +14,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from tests.support.memory import World, head_of, newest, rec
+from tests.support.memory.ledger import Crash, Fault
+from tests.support.memory.world import World, head_of, newest, rec
 from tidemark.core.errors import Determinate
 from tidemark.core.frontier import Frontier
 from tidemark.core.ids import ShardId, Txn
@@ -22,14 +23,13 @@ from tidemark.core.journal import Event
 from tidemark.core.replay import Verdict
 from tidemark.core.seal import Decision, Seal, Staged, skip_of
 from tidemark.core.shard import LogEntry, Paused
-from tidemark.memory.chaos import Crash, Fault
 from tidemark.pipeline.checkpoint import checkpoint
 from tidemark.pipeline.ingest import ingest
 from tidemark.pipeline.maintain import sweep
 from tidemark.pipeline.run import run
 from tidemark.pipeline.upsert import bring_up_log, commit_staged, put_seal
 from tidemark.pipeline.validate import Gated, validate
-from tidemark.ports.gate import Opinion
+from tidemark.ports.plane import Opinion
 
 SHARDS = (ShardId("a"), ShardId("b"))
 RUNS = ("one", "two", "three")

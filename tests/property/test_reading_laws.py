@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidemark.core.ids import Txn
+from tidemark.core.listing import ReadPlan, plan_read
 from tidemark.core.reading import ReadAccount, ReadTxn
 from tidemark.core.seal import Part
-from tidemark.core.snapshot import ReadPlan, plan_read
 
 WORKERS = ["w1", "w2", "w3"]
 

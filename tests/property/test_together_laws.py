@@ -7,12 +7,12 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.memory.control import MemoryControl, MemoryWarehouse
 from tidemark.core.checksum import Digest
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.ledger import UPPER, Committed, Put
 from tidemark.core.publish import Published, StateCommit
 from tidemark.core.seal import Decision, Part, Seal, ShardParts
-from tidemark.memory.control import MemoryControl, MemoryWarehouse
 from tidemark.pipeline.publish import published_together
 
 SHARDS = tuple(map(ShardId, ("a", "b", "c")))

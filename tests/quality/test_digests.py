@@ -13,7 +13,7 @@ from tidemark.core.errors import InvariantViolation
 from tidemark.core.ids import Txn
 from tidemark.core.replay import Verdict, judge
 from tidemark.quality import digests
-from tidemark.quality.gate import check_digests
+from tidemark.quality.digests import check_digests
 
 pytestmark = pytest.mark.slow
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tests.maintenance.rig import LightDeployment
+from tidemark.app.maintenance import DAY_MS, maintain, plan, terms_of
 from tidemark.core.ids import WriterToken
-from tidemark.quality.retention import old_pages, remove_pages
-from tidemark.upkeep import DAY_MS, maintain, plan, terms_of
+from tidemark.quality.engine import old_pages, remove_pages
 
 ROW = (
     '<tr><td class="identical">Success</td><td><a href="{link}">txn-{txn}</a></td>'

@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tidemark.config.expectations import ROW_WISE as ROW_WISE_IN_FILES
-from tidemark.config.rowwise import ROW_WISE, broken_when, quarantine_rules
+from tidemark.config.row_rules import ROW_WISE, broken_when, quarantine_rules
 from tidemark.config.shard import Expectation, ShardConfig
 from tidemark.core.errors import InvalidUsage
 from tidemark.quality import engine

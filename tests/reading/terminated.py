@@ -14,9 +14,9 @@ from typing import Any
 
 from tests.reading.campaign import WAIT_SECONDS_MAX
 from tests.support.shelf import SHARD, deployed
-from tidemark.consume import Batch, Consumer
+from tidemark.app.consume import Batch, Consumer
 from tidemark.core.listing import Limits
-from tidemark.spark import consume
+from tidemark.spark import views
 
 STOPS, RAISES = "stops", "raises"
 MARK = "in the middle"
@@ -36,7 +36,7 @@ def main(root: str, how: str) -> None:
     out = Path(root) / "out"
     out.mkdir(exist_ok=True)
     told = threading.Event()
-    consume.changes_of = lambda *given, **more: None  # type: ignore[assignment]
+    views.log_changes = lambda *given, **more: None  # type: ignore[assignment]
     Consumer._spec = None  # type: ignore[assignment]
     works = deployed(Path(root), lambda: None)  # type: ignore[arg-type, return-value]
     with Consumer(works, SHARD, "billing", limits=Limits(txns_max=1), ttl_seconds=60) as billing:

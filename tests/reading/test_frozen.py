@@ -12,23 +12,22 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.support.shelf import SHARD, Shelf, flip_bit
-from tidemark.assemble import new_token
+from tidemark.app.consume import Consumer, leases_of
+from tidemark.app.deployment import new_token
 from tidemark.cli.app import app
-from tidemark.consume import Consumer, leases_of
 from tidemark.core.checksum import Digest
-from tidemark.core.consumer import lease_name
 from tidemark.core.errors import InvalidUsage
-from tidemark.core.freeze import Frozen
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.lease import HolderToken
 from tidemark.core.listing import Limits
 from tidemark.core.publish import StateCommit
+from tidemark.core.reading import Frozen, lease_name
 from tidemark.delta.parts import DeltaParts
 from tidemark.pipeline import listing
 from tidemark.pipeline.consume import Reading, ShardReader
-from tidemark.pipeline.holding import take_hold
+from tidemark.pipeline.leases import take_hold
 from tidemark.pipeline.publish import put_record
-from tidemark.ports.reading import LogListing
+from tidemark.ports.control import LogListing
 
 
 class BusyParts(DeltaParts):

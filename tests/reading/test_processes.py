@@ -13,7 +13,7 @@ from tests.reading.campaign import WAIT_SECONDS_MAX, campaign, delivered, ended,
 from tests.reading.terminated import MARK, RAISES, STOPS
 from tests.reading.worker import AFTER_EFFECT, DONE, LOST, STOP_BEFORE_EFFECT
 from tests.support.shelf import SHARD, Shelf
-from tidemark.consume import Consumer, leases_of
+from tidemark.app.consume import Consumer, leases_of
 from tidemark.core.ids import Txn
 from tidemark.core.lease import HolderToken, LeaseState, Tenure
 

@@ -19,15 +19,15 @@ from tests.support.shelf import (
     expected,
     flip_bit,
 )
-from tidemark.assemble import new_token
-from tidemark.consume import Batch, Consumer, leases_of
+from tidemark.app.consume import Batch, Consumer, leases_of
+from tidemark.app.deployment import new_token
 from tidemark.core.errors import Determinate, InvalidUsage
-from tidemark.core.freeze import Frozen
 from tidemark.core.ids import Txn
 from tidemark.core.journal import Event
 from tidemark.core.lease import LeaseLost
 from tidemark.core.listing import Limits
-from tidemark.pipeline.passing import pass_over
+from tidemark.core.reading import Frozen
+from tidemark.pipeline.consume import skip_for_consumer
 from tidemark.pipeline.publish import publish
 
 pytestmark = pytest.mark.spark
@@ -111,7 +111,7 @@ def journal(shelf: Shelf, txn: int) -> Any:
 
 def give_up(shelf: Shelf, txn: int, reason: str) -> None:
     works = shelf.works
-    pass_over(
+    skip_for_consumer(
         works.pipeline, leases_of(works), "billing", SHARD, txn=Txn(txn), reason=reason, token=new_token()
     )
 

@@ -15,10 +15,12 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from tests.support.deployed import attempt
-from tidemark import views
-from tidemark.assemble import Deployment
+from tidemark.app import views
+from tidemark.app.consume import leases_of
+from tidemark.app.deployment import Deployment
+from tidemark.app.publish import publish_due
+from tidemark.app.views import View, read, read_together
 from tidemark.config import PipelineConfig
-from tidemark.consume import leases_of
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import ShardId, Txn
 from tidemark.pipeline.checkpoint import checkpoint
@@ -28,8 +30,6 @@ from tidemark.pipeline.reclock import reclock
 from tidemark.pipeline.run import run
 from tidemark.pipeline.upsert import bring_up_log, commit_staged
 from tidemark.pipeline.validate import validate
-from tidemark.publishing import publish_due
-from tidemark.views import View, read, read_together
 
 pytestmark = pytest.mark.spark
 

@@ -15,12 +15,12 @@ from typer.testing import CliRunner
 from tests.support.deployed import attempt
 from tests.support.shelf import SHARD, Shelf, changes_in, expected
 from tidemark.airflow import ShardConsumerOperator, shard_task
+from tidemark.app.consume import Batch, Consumer, leases_of
+from tidemark.app.tasks import replay_range
 from tidemark.cli.app import app
-from tidemark.consume import Batch, Consumer, leases_of
-from tidemark.core.freeze import Frozen
 from tidemark.core.ids import Txn
+from tidemark.core.reading import Frozen
 from tidemark.pipeline.run import run
-from tidemark.tasks import replay_range
 
 pytestmark = [pytest.mark.spark, pytest.mark.airflow]
 

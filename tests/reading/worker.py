@@ -17,16 +17,16 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from tests.support.shelf import SHARD, Shelf
-from tidemark.assemble import new_token
-from tidemark.consume import leases_of
-from tidemark.core.consumer import lease_name
+from tidemark.app.consume import leases_of
+from tidemark.app.deployment import new_token
 from tidemark.core.errors import Determinate
 from tidemark.core.ids import Txn
 from tidemark.core.lease import HolderToken, LeaseLost
 from tidemark.core.listing import Limits
+from tidemark.core.reading import lease_name
 from tidemark.delta.parts import DeltaParts
 from tidemark.pipeline.consume import Range, Reading, ShardReader
-from tidemark.pipeline.holding import take_hold
+from tidemark.pipeline.leases import take_hold
 
 TTL_SECONDS = 2.0
 DONE, RETRY, LOST = 0, 1, 4

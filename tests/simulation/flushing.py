@@ -9,8 +9,8 @@ from __future__ import annotations
 import random
 
 from tests.simulation.checker import ensure
-from tidemark.core import flush
-from tidemark.core.flush import Acknowledged, FlushPosition, SourceTxn
+from tidemark.core import checkpoint
+from tidemark.core.checkpoint import Acknowledged, FlushPosition, SourceTxn
 from tidemark.core.ids import ShardId
 
 SHARDS = tuple(ShardId(name) for name in "abc")
@@ -27,7 +27,7 @@ class FlushWorld:
         self.durable: set[tuple[ShardId, FlushPosition]] = set()
         self.flushed: dict[ShardId, FlushPosition] = {}
         self.committed = 0
-        self.tracker = flush.FlushTracker()
+        self.tracker = checkpoint.FlushTracker()
         self.now_seconds = 0.0
 
     def _transaction(self, number: int) -> list[tuple[ShardId, FlushPosition]]:
@@ -54,7 +54,7 @@ class FlushWorld:
     def restart(self) -> int:
         """A crash: the tracker comes back from what is durable, the source sends the rest again."""
         acknowledged = self.tracker.acknowledged.txn
-        self.tracker = flush.FlushTracker(acknowledged=acknowledged, flushed=self.flushed)
+        self.tracker = checkpoint.FlushTracker(acknowledged=acknowledged, flushed=self.flushed)
         return acknowledged
 
     def simulate(self) -> None:

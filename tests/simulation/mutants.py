@@ -14,9 +14,9 @@ from unittest.mock import patch
 
 import greenlet
 
-from tidemark.core import flush, reading, shard
+from tidemark.core import checkpoint, reading, shard
 from tidemark.core.binding import Binding
-from tidemark.core.flush import Acknowledged, FlushPosition
+from tidemark.core.checkpoint import Acknowledged, FlushPosition
 from tidemark.core.ids import ShardId
 from tidemark.core.ledger import Committed, Put
 from tidemark.core.reading import Fetch
@@ -113,14 +113,14 @@ def first_in_first_out_accounting() -> Iterator[None]:
 def flushes_reported_before_the_commit_fragment() -> Iterator[None]:
     """Take a shard's flush for the flush of the whole source transaction it stands in."""
 
-    class Eager(flush.FlushTracker):
+    class Eager(checkpoint.FlushTracker):
         def flushed(
             self, shard: ShardId, position: FlushPosition, *, now_seconds: float
         ) -> Acknowledged | None:
             report = super().flushed(shard, position, now_seconds=now_seconds)
             return report if self.lagging() else Acknowledged(position.txn, position)
 
-    with patch.object(flush, "FlushTracker", Eager):
+    with patch.object(checkpoint, "FlushTracker", Eager):
         yield
 
 

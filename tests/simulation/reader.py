@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tests.support.memory.control import MemoryControl
+from tests.support.memory.ledger import Chaos, Crash
 from tidemark.core import reading
 from tidemark.core.errors import Determinate
 from tidemark.core.ids import ShardId, Txn
@@ -28,9 +30,7 @@ from tidemark.core.lease import (
 )
 from tidemark.core.ledger import Head, Put
 from tidemark.core.reading import ReadTxn
-from tidemark.memory.chaos import Chaos, Crash
-from tidemark.memory.control import MemoryControl
-from tidemark.pipeline.settle import settle
+from tidemark.pipeline.context import settle
 from tidemark.ports.control import Ledger
 
 if TYPE_CHECKING:

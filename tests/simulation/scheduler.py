@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import greenlet
 
-from tidemark.memory.chaos import Fault
+from tests.support.memory.ledger import Fault
 
 STEPS_MAX = 30_000
 

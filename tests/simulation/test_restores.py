@@ -14,9 +14,9 @@ import pytest
 
 from tests.simulation.checker import Broken, Checker
 from tests.simulation.world import SHARDS, World
+from tests.support.memory.control import MemoryControl
 from tidemark.core.errors import InvariantViolation
 from tidemark.core.seal import decide_seal
-from tidemark.memory.control import MemoryControl
 from tidemark.pipeline.history import losses
 
 SEEDS = 3_000

@@ -7,16 +7,16 @@ from dataclasses import dataclass, field, replace
 
 from tests.simulation.reader import Reader, truncate
 from tests.simulation.scheduler import Scheduler
-from tests.support.memory import AtOnce
+from tests.support.memory.control import MemoryControl, MemoryWarehouse
+from tests.support.memory.ledger import Chaos, Crash
+from tests.support.memory.plane import Files, MemoryPlane
+from tests.support.memory.source import MemorySource, MemorySourceView, SourceRecord
+from tests.support.memory.world import AtOnce
 from tidemark.core.binding import Binding, Configuration, Owner
 from tidemark.core.errors import Determinate
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.replay import DataDiffers, Finding, InputGone
 from tidemark.core.seal import Fenced, Staged, skip_of
-from tidemark.memory.chaos import Chaos, Crash
-from tidemark.memory.control import MemoryControl, MemoryWarehouse
-from tidemark.memory.plane import Files, MemoryPlane
-from tidemark.memory.source import MemorySource, MemorySourceView, SourceRecord
 from tidemark.pipeline.checkpoint import checkpoint
 from tidemark.pipeline.context import Attempt, Pipeline, binding_at
 from tidemark.pipeline.maintain import sweep

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.support.memory.control import MemoryControl, MemoryWarehouse
 from tidemark.core.binding import Binding, Configuration, Owner, decide_mint
 from tidemark.core.ledger import Put
-from tidemark.memory.control import MemoryControl, MemoryWarehouse
-from tidemark.sources.files import FileLimits, FileRules, FileSource
-from tidemark.sources.manifest import BoundFile, Manifest
+from tidemark.sources.files.manifest import BoundFile, Manifest
+from tidemark.sources.files.source import FileLimits, FileRules, FileSource
 
 
 @dataclass

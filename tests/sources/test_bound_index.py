@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 
 from tests.sources.harness import Landing
+from tests.support.memory.control import MemoryControl
 from tidemark.core.binding import Binding, Configuration, Owner
 from tidemark.core.errors import InvariantViolation
 from tidemark.core.frontier import Frontier
 from tidemark.core.ids import Txn
-from tidemark.memory.control import MemoryControl
-from tidemark.sources import bound_files
-from tidemark.sources.bound_files import BoundFiles
-from tidemark.sources.files import FileSource
-from tidemark.sources.manifest import PARTITION, BoundFile, Manifest
+from tidemark.sources.files import bound_files
+from tidemark.sources.files.bound_files import BoundFiles
+from tidemark.sources.files.manifest import PARTITION, BoundFile, Manifest
+from tidemark.sources.files.source import FileSource
 
 
 class Ledger:
@@ -198,7 +198,7 @@ def test_of_what_was_only_touched_an_offer_reads_so_much_and_the_newest_first(
     landing = Landing(tmp_path)
     files = [landing.put(f"{number}.json", "x" * 40) for number in range(4)]
     landing.run()
-    monkeypatch.setattr("tidemark.sources.files.TOUCHED_BYTES_MAX", 80)
+    monkeypatch.setattr("tidemark.sources.files.source.TOUCHED_BYTES_MAX", 80)
     last = max(file.stat().st_ctime_ns for file in files)
     for file in (files[2], files[0], files[3], files[1]):
         last = touch(file, after_ns=last)

@@ -6,11 +6,10 @@ import os
 import time
 from pathlib import Path
 
-from tidemark.sources.postgres.catalog import Facts, put_facts
-from tidemark.sources.postgres.changes import ChangeFiles
-from tidemark.sources.postgres.kept import TEMPORARY_SECONDS_MAX, let_go, unneeded
+from tidemark.sources.postgres.catalog import CatalogFacts, put_facts
+from tidemark.sources.postgres.change_files import TEMPORARY_SECONDS_MAX, ChangeFiles, let_go, unneeded
 
-FACTS = Facts("p", (1,), 2, {"id": 1}, {}, {3: 4})
+FACTS = CatalogFacts("p", (1,), 2, {"id": 1}, {}, {3: 4})
 NAMES = {kind: f"{number:016x}" for number, kind in enumerate(("bound", "noted", "old", "young"))}
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tidemark.sources.postgres.changes import ChangeFiles
+from tidemark.sources.postgres.change_files import ChangeFiles
 
 
 @pytest.fixture

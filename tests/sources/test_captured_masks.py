@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tidemark.sources.postgres.changes import ChangeFiles
+from tidemark.sources.postgres.change_files import ChangeFiles
 
 
 def mode_of(path: Path) -> int:

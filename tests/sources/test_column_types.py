@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.debezium.recorded import FOLDER, read
-from tidemark.config.ddl import parse_schema
-from tidemark.config.debezium import Debezium
+from tidemark.config.schema import parse_schema
+from tidemark.config.source import Debezium
 from tidemark.core.errors import InvalidUsage
 from tidemark.sources.column_types import (
     avro_columns,

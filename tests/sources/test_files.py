@@ -17,14 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.sources.harness import Landing, files_of
+from tests.support.memory.control import MemoryControl
 from tidemark.config import PipelineConfig
 from tidemark.core.errors import InvalidUsage, InvariantViolation
 from tidemark.core.frontier import Frontier
-from tidemark.memory.control import MemoryControl
-from tidemark.sources.content import packing_flaw, read_content
-from tidemark.sources.files import BoundFileChanged, FileLimits, FileRules, FileSource
-from tidemark.sources.listing import is_temporary, matcher
-from tidemark.sources.manifest import Manifest
+from tidemark.sources.files.content import packing_flaw, read_content
+from tidemark.sources.files.listing import is_temporary, matcher
+from tidemark.sources.files.manifest import Manifest
+from tidemark.sources.files.source import BoundFileChanged, FileLimits, FileRules, FileSource
 
 NOW = 1_700_000_000.0
 
@@ -98,7 +98,7 @@ def test_a_file_that_grows_while_it_is_hashed_waits(
         return read_content(*args, **kwargs)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patched:
-        patched.setattr("tidemark.sources.files.read_content", grows)
+        patched.setattr("tidemark.sources.files.source.read_content", grows)
         source = landing.source()
         assert source.offer(None) == []
     assert [s.reason for s in source.skipped] == ["it is still being written"]
@@ -375,7 +375,7 @@ def test_an_unreadable_file_is_told_and_the_others_go_on(
             raise PermissionError(13, "Permission denied")
         return read_content(path, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("tidemark.sources.files.read_content", denied)
+    monkeypatch.setattr("tidemark.sources.files.source.read_content", denied)
     source = landing.source()
     assert [f.name for b in landing.bind(source) for f in files_of(b)] == ["b.json"]
     assert [(s.name, s.reason) for s in source.skipped] == [("a.json", "it can't be read")]

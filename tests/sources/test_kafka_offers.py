@@ -16,9 +16,9 @@ from tidemark.core.binding import Step
 from tidemark.core.errors import Determinate, InvariantViolation
 from tidemark.core.frontier import Frontier, FrontierRegressed, checked_successor
 from tidemark.core.ledger import UPPER, Head
-from tidemark.sources.kafka import TopicSource
-from tidemark.sources.kafka_cluster import Topic
-from tidemark.sources.kafka_manifest import KafkaManifest
+from tidemark.sources.kafka.cluster import Topic
+from tidemark.sources.kafka.manifest import KafkaManifest
+from tidemark.sources.kafka.source import TopicSource
 
 
 @dataclass

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.kafka_registry import USER_INFO, GivenRegistry, running_registry
 from tidemark.core.errors import Determinate, InvalidUsage, TidemarkError
-from tidemark.sources.kafka_registry import URL, USER, Registry
+from tidemark.sources.kafka.connection import URL, USER, Registry
 
 RECORD = {"type": "record", "name": "R", "fields": [{"name": "a", "type": "int"}]}
 

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemark.core.replay import Replayable
-from tidemark.sources.kafka_manifest import Range
-from tidemark.sources.kafka_retention import LEFT_HOURS, Mark, Retention, lifetimes
+from tidemark.sources.kafka.manifest import LEFT_HOURS, Mark, Range, Retention, lifetimes
 
 HOUR_MS = 3_600_000
 NOW_MS = 1_000 * HOUR_MS

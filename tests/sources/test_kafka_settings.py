@@ -10,7 +10,7 @@ import pytest
 
 from tidemark.config import KafkaSource
 from tidemark.core.errors import InvalidUsage
-from tidemark.sources.kafka_settings import java_settings, settings_of
+from tidemark.sources.kafka.connection import java_settings, settings_of
 
 SECRET = 'p"a\\ss'
 EXTRA = {

@@ -13,7 +13,7 @@ from tests.sources.test_kafka_offers import GivenCluster, bound, source_on
 from tests.support.kafka import Broker
 from tidemark.core.errors import Determinate
 from tidemark.ports.source import Waiting
-from tidemark.sources.kafka_cluster import Cluster
+from tidemark.sources.kafka.cluster import Cluster
 
 CLIENT_SECONDS_MAX = 240
 """What the client takes at most."""

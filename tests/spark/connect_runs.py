@@ -10,11 +10,11 @@ from collections import Counter
 from pathlib import Path
 
 from tests.support.deployed import attempt
-from tidemark.assemble import Deployment
+from tidemark.app.deployment import Deployment
+from tidemark.app.publish import publish_due
 from tidemark.config import PipelineConfig
 from tidemark.core.ids import Txn
 from tidemark.pipeline.run import replay, run
-from tidemark.publishing import publish_due
 from tidemark.spark.session import connect_session
 
 SHARDS = ("a", "b", "c")

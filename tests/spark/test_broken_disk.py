@@ -16,7 +16,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.support.deployed import arrive, attempt, begun
-from tidemark.assemble import Deployment
+from tidemark.app.deployment import Deployment
+from tidemark.app.views import View, read
 from tidemark.config import PipelineConfig
 from tidemark.core.errors import Determinate, InvalidUsage, TidemarkError
 from tidemark.core.ids import ShardId, Txn
@@ -25,7 +26,6 @@ from tidemark.core.replay import Verdict
 from tidemark.pipeline.publish import last_published, publish
 from tidemark.pipeline.repair import repair
 from tidemark.pipeline.run import replay, run
-from tidemark.views import View, read
 
 pytestmark = pytest.mark.spark
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from scripts.local_airflow.processes import free_port
 from tests.spark.connect_client import outcome, scenarios
 from tests.support.spark import TOKEN, connect_client
-from tidemark.airflow.processes import free_port
 from tidemark.core.errors import Determinate, InvalidUsage
-from tidemark.spark.connect import Server, start_server
+from tidemark.spark.connect_server import Server, start_server
 
 pytestmark = [pytest.mark.spark, pytest.mark.server, pytest.mark.slow]
 

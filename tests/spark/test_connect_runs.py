@@ -10,7 +10,7 @@ import pytest
 
 from tests.spark.connect_runs import SHARDS
 from tests.support.spark import connect_client
-from tidemark.spark.connect import Server
+from tidemark.spark.connect_server import Server
 
 pytestmark = [pytest.mark.spark, pytest.mark.server, pytest.mark.slow, pytest.mark.sweep]
 

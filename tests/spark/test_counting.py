@@ -12,7 +12,7 @@ from pyspark.sql import Observation, SparkSession
 from tests.spark.connect_client import TWO_SHARDS
 from tests.support.ingest import Rig, make_rig
 from tidemark.core.ids import WriterToken
-from tidemark.spark import shared_server
+from tidemark.spark import session
 
 pytestmark = pytest.mark.spark
 
@@ -73,13 +73,13 @@ def test_regression_what_is_late_or_can_not_be_collected_has_not_come(
 ) -> None:
     """A busy listener bus takes longer than a tenth of a second, at which Spark's own look fails; an empty
     row is what Spark gives where the node that counts was optimised away."""
-    monkeypatch.setattr(shared_server, "OBSERVED_SECONDS_MAX", 0.05)
+    monkeypatch.setattr(session, "OBSERVED_SECONDS_MAX", 0.05)
     seen = Observation()
     seen._jo = new_observation(spark)
-    assert not shared_server.has_come(seen)
+    assert not session.has_arrived(seen)
     empty = spark.sparkContext._jvm.org.apache.spark.sql.Row.empty()  # type: ignore[union-attr]
     seen._jo.setMetricsAndNotify(empty)
-    assert not shared_server.has_come(seen)
+    assert not session.has_arrived(seen)
 
 
 def test_counts_that_a_classic_session_never_gets_are_not_waited_for_for_ever(
@@ -96,6 +96,6 @@ def test_counts_that_a_classic_session_never_gets_are_not_waited_for_for_ever(
     binding = rig.bind_records(RECORDS)
     plane = rig.plane()
     counted = plane.replay(binding)
-    monkeypatch.setattr(shared_server, "Observation", Dropped)
-    monkeypatch.setattr(shared_server, "OBSERVED_SECONDS_MAX", 0.05)
+    monkeypatch.setattr(session, "Observation", Dropped)
+    monkeypatch.setattr(session, "OBSERVED_SECONDS_MAX", 0.05)
     assert plane.replay(binding).digests == counted.digests

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from tests.spark.every_cut import CASES, FILES, Case, played
 from tests.support.spark import connect_client
-from tidemark.spark.connect import Server
+from tidemark.spark.connect_server import Server
 
 pytestmark = pytest.mark.spark
 

@@ -12,8 +12,8 @@ from tidemark.config import KafkaSource
 from tidemark.core.errors import Determinate, TidemarkError
 from tidemark.core.ids import Txn
 from tidemark.core.replay import InputGone
-from tidemark.sources.kafka_manifest import Range
-from tidemark.sources.manifest import BoundFile, Manifest
+from tidemark.sources.files.manifest import BoundFile, Manifest
+from tidemark.sources.kafka.manifest import Range
 from tidemark.spark.failures import translated
 from tidemark.spark.inputs import FilesInput, Input, TopicsInput
 from tidemark.spark.sql import literal

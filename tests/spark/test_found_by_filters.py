@@ -16,9 +16,8 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from tests.support.every_value import ROWS, VALUES, by_index, fill
-from tidemark.delta.entry import NewFile
-from tidemark.delta.file_names import folder_of
-from tidemark.delta.state import StateTable
+from tidemark.delta.commit import file_folder
+from tidemark.delta.state import NewFile, StateTable
 from tidemark.delta.state_files import described
 
 pytestmark = pytest.mark.spark
@@ -28,7 +27,7 @@ WAYS = 3
 
 def test_spark_finds_every_value(spark: SparkSession, tmp_path: Path) -> None:
     def by_spark(table: StateTable, rows: pa.Table) -> list[NewFile]:
-        folder = folder_of(table.head().version + 1, uuid4())
+        folder = file_folder(table.head().version + 1, uuid4())
         spark.createDataFrame(rows).coalesce(1).write.parquet(f"{table.store.uri}/{folder}")
         return described(table.store, folder)
 

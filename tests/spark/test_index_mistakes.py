@@ -15,7 +15,7 @@ from tests.support.state import SHARD, StateRig
 from tidemark.core.errors import InvariantViolation
 from tidemark.core.publish import StateOverwritten
 from tidemark.delta import index as index_module
-from tidemark.delta.runs import Records, sorted_records
+from tidemark.delta.index_runs import Records, sorted_records
 from tidemark.pipeline import publish as step
 
 pytestmark = pytest.mark.spark

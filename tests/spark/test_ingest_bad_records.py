@@ -20,7 +20,7 @@ from tidemark.core.checksum import SOURCE, shard_endpoint
 from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.core.ids import ShardId, WriterToken
 from tidemark.spark.failures import Refused
-from tidemark.spark.kept import KeptRows
+from tidemark.spark.tables import LogRows
 
 pytestmark = pytest.mark.spark
 
@@ -400,7 +400,7 @@ def test_regression_invariant_5_a_read_back_that_fails_says_nothing_of_whole_par
     """Invariant 5: a Spark that went away in between is no part that differs."""
     rig = make_rig(spark, tmp_path)
     staged = rig.stage([kv("a", "1")])
-    monkeypatch.setattr(KeptRows, "_counted", Mock(side_effect=PySparkException("UNAVAILABLE: it is gone")))
+    monkeypatch.setattr(LogRows, "_counted", Mock(side_effect=PySparkException("UNAVAILABLE: it is gone")))
     with pytest.raises(Determinate, match="the rows of t can't be read back: UNAVAILABLE"):
         rig.plane().read_back(staged)
 

@@ -19,8 +19,8 @@ from tidemark.core.fold import Change
 from tidemark.core.fold import fold as core_fold
 from tidemark.core.frontier import Position
 from tidemark.core.ids import Txn, WriterToken
-from tidemark.sources.manifest import BoundFile
-from tidemark.sources.places import BLOCK_BYTES, line_place
+from tidemark.sources.files.content import BLOCK_BYTES, line_place
+from tidemark.sources.files.manifest import BoundFile
 from tidemark.spark.digest import digest_of, partials, row_hash
 from tidemark.spark.fold import FoldRule, fold, is_last
 from tidemark.spark.read import READ_CONFS, parts_for, read_lines

@@ -19,7 +19,7 @@ from tests.support.kafka import Broker
 from tests.support.kafka_pipeline import QUARANTINE, Rig
 from tests.support.kafka_registry import USER_INFO, running_registry
 from tidemark.core.replay import Verdict
-from tidemark.sources.kafka_manifest import KafkaManifest
+from tidemark.sources.kafka.manifest import KafkaManifest
 
 pytestmark = [pytest.mark.spark, pytest.mark.server]
 

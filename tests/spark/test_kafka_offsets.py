@@ -12,23 +12,23 @@ from pyspark.sql import SparkSession
 
 from tests.support.kafka import Broker
 from tests.support.kafka_pipeline import Rig, kv
-from tidemark import upkeep
+from tidemark.app import maintenance
+from tidemark.app.maintenance import Terms
+from tidemark.app.status import proofs_of
+from tidemark.app.views import View
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import Txn, WriterToken
 from tidemark.core.replay import InputGone, Replayable, Verdict
 from tidemark.core.seal import Decision, Lost
-from tidemark.pipeline import proof
+from tidemark.pipeline import replay
 from tidemark.pipeline.checkpoint import checkpoint
+from tidemark.pipeline.decide import skip
 from tidemark.pipeline.ingest import ingest
-from tidemark.pipeline.overrule import skip
 from tidemark.pipeline.reclock import reclock
 from tidemark.pipeline.run import run
 from tidemark.pipeline.upsert import commit_staged
 from tidemark.pipeline.validate import validate
-from tidemark.sources.kafka import TopicLost
-from tidemark.status import proofs_of
-from tidemark.upkeep import Terms
-from tidemark.views import View
+from tidemark.sources.kafka.source import TopicLost
 
 pytestmark = [pytest.mark.spark, pytest.mark.server]
 WAIT_SECONDS_MAX = 180
@@ -221,12 +221,12 @@ def test_a_transaction_is_replayable_until_the_retention_reaches_its_first_recor
     works = rig.opened()
 
     def left_hours() -> list[float | None]:
-        found = proof.replayable(works.pipeline).values()
+        found = replay.replayable(works.pipeline).values()
         return [one.until_seconds and (one.until_seconds * 1_000 - now_ms) / hour_ms for one in found]
 
     assert left_hours() == [18, 68, 166]
     terms = Terms(now_ms, Txn(1), Txn(1), 0)
-    assert upkeep.warnings(works, Txn(1), terms) == (
+    assert maintenance.warnings(works, Txn(1), terms) == (
         "transaction 1 can be proven for 18 more hours: its source lets the input go",
     )
     broker.configure(topic, cleanup_policy="compact")
@@ -236,7 +236,7 @@ def test_a_transaction_is_replayable_until_the_retention_reaches_its_first_recor
     assert shown.caveat.startswith("topic 'kept' is compacted")
     broker.configure(topic, cleanup_policy="delete", retention_bytes="1000000")
     broker.expire(topic, 0, 1)
-    gone, *others = proof.replayable(works.pipeline).values()
+    gone, *others = replay.replayable(works.pipeline).values()
     assert gone == Replayable("offset 0 of kept-0 has expired: the partition begins at 1")
     assert [one.caveat for one in others] == [
         "topic 'kept' keeps 1000000 bytes of a partition, however new they are"

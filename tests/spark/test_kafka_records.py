@@ -14,11 +14,11 @@ from pyspark.sql import SparkSession
 
 from tests.support.kafka import Broker, Record
 from tests.support.kafka_pipeline import QUARANTINE, TABLE, Rig, kv
+from tidemark.app.views import open_errors
 from tidemark.config import KafkaSource, load_pipeline
 from tidemark.core.ids import ShardId
 from tidemark.core.replay import Verdict
 from tidemark.spark.failures import Refused
-from tidemark.views import open_errors
 
 pytestmark = [pytest.mark.spark, pytest.mark.server]
 

@@ -14,9 +14,9 @@ from pyspark.sql import SparkSession
 from tests.support.certificates import Authority
 from tests.support.kafka import PASSWORD, USER, Broker
 from tests.support.kafka_pipeline import Rig, kv
-from tidemark.assemble import new_token
+from tidemark.app.deployment import new_token
 from tidemark.core.errors import InvalidUsage
-from tidemark.sources.kafka_cluster import Cluster
+from tidemark.sources.kafka.cluster import Cluster
 from tidemark.spark.inputs import input_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.server]

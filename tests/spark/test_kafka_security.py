@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from tests.support.kafka import PASSWORD, USER, Broker
 from tests.support.kafka_pipeline import Rig, kv
 from tidemark.core.errors import Determinate, InvalidUsage
-from tidemark.sources.kafka_cluster import Cluster
+from tidemark.sources.kafka.cluster import Cluster
 from tidemark.spark.inputs import input_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.server]

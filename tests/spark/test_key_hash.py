@@ -25,8 +25,8 @@ from tidemark.core.publish import StateOverwritten
 from tidemark.delta.index import Hits, KeyIndex
 from tidemark.delta.state_files import DIGEST, KEY, digest_of
 from tidemark.pipeline import publish as step
-from tidemark.spark.confs import confs_set
 from tidemark.spark.digest import key_hash_sql
+from tidemark.spark.session import confs_set
 
 pytestmark = pytest.mark.spark
 

@@ -16,14 +16,14 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.support.deployed import attempt
-from tidemark.assemble import Deployment
+from tidemark.app.deployment import Deployment
+from tidemark.app.publish import run_and_publish
+from tidemark.app.views import View, read
 from tidemark.config import PipelineConfig
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import ShardId, Txn
 from tidemark.core.replay import Verdict
 from tidemark.pipeline.run import replay
-from tidemark.publishing import run_and_publish
-from tidemark.views import View, read
 
 pytestmark = pytest.mark.spark
 

@@ -10,8 +10,8 @@ from pyspark.sql import SparkSession
 
 from tests.support.deployed import arrive, begun
 from tests.support.ingest import QUARANTINE, make_rig
-from tidemark.assemble import Deployment
-from tidemark.views import open_errors, read
+from tidemark.app.deployment import Deployment
+from tidemark.app.views import open_errors, read
 
 pytestmark = pytest.mark.spark
 

@@ -14,11 +14,11 @@ from pyspark.sql import SparkSession
 
 from tests.support.deployed import arrive, attempt, begun
 from tests.support.ingest import KV, TABLE, Rig, make_rig
-from tidemark.assemble import Deployment
+from tidemark.app.deployment import Deployment
+from tidemark.app.tasks import differing_rows, replay_range
 from tidemark.core.replay import Difference, Verdict
 from tidemark.core.seal import Part
-from tidemark.sources.files import FileSource
-from tidemark.tasks import differing_rows, replay_range
+from tidemark.sources.files.source import FileSource
 
 pytestmark = pytest.mark.spark
 

@@ -8,8 +8,8 @@ import pytest
 
 from tidemark.config import PipelineConfig
 from tidemark.core.errors import Determinate, InvalidUsage
-from tidemark.sources.manifest import BoundFile
-from tidemark.spark.shape import form_of
+from tidemark.sources.files.manifest import BoundFile
+from tidemark.spark.inputs import form_of
 
 
 def header_of(folder: Path, name: str, **csv: str) -> tuple[str, ...]:

@@ -20,15 +20,15 @@ from tests.support.state import SHARD, Row, StateRig, gone, ordered, rows_of
 from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.ledger import Conflict
-from tidemark.core.publish import VERSION_NONE, Published, StateOverwritten, StateStanding, UpToDate
+from tidemark.core.publish import VERSION_NONE, Published, StateOverwritten, StateStatus, UpToDate
 from tidemark.delta.head import read_head
+from tidemark.delta.state_maintenance import DeltaStateKeeper, MaintainedState
 from tidemark.delta.store import Store
-from tidemark.delta.upkeep import DeltaStateKeeper, KeptState
 from tidemark.pipeline import publish as step
 from tidemark.ports.state import Tail
 from tidemark.spark.session import ROWS_FEW
-from tidemark.spark.spec import StateSpecs
 from tidemark.spark.state import SparkStatePlane
+from tidemark.spark.state_table import StateSpecs
 
 pytestmark = pytest.mark.spark
 
@@ -315,7 +315,7 @@ def test_regression_a_publish_that_died_after_its_tombstones_is_done_again_long_
             rig.publish()
     assert rig.fresh() == []
     # What the state on record needs is not the newest now, and maintenance leaves it alone.
-    left, keeper = rig.last, DeltaStateKeeper("p", {SHARD: KeptState(rig.spec.uri)})
+    left, keeper = rig.last, DeltaStateKeeper("p", {SHARD: MaintainedState(rig.spec.uri)})
     assert left is not None
     newest = DeltaTable(rig.spec.tombstones).version()
     assert newest > left.commit.tombstones
@@ -482,7 +482,7 @@ def test_regression_m13_publishes_between_a_readers_two_looks_are_no_strangers(
     rig.publish()
     look, looks = rig.plane.standing, []
 
-    def late(shard: ShardId, since: Published | None) -> StateStanding:
+    def late(shard: ShardId, since: Published | None) -> StateStatus:
         looks.append(since)
         if len(looks) == 1:
             for value in ("2", "3"):
@@ -506,7 +506,7 @@ def test_regression_a_state_keeps_its_history_for_longer_than_delta_keeps_a_log_
     rig.append(("a", "1"))
     rig.publish()
     specs = StateSpecs("p", {SHARD: replace(rig.spec, history_days=60)})
-    DeltaStateKeeper("p", {SHARD: KeptState(rig.spec.uri, 60)}).vacuum(SHARD, tombstones=VERSION_NONE)
+    DeltaStateKeeper("p", {SHARD: MaintainedState(rig.spec.uri, 60)}).vacuum(SHARD, tombstones=VERSION_NONE)
     kept = {f"delta.{name}RetentionDuration": "interval 60 days" for name in ("deletedFile", "log")}
     assert kept.items() <= read_head(Store(rig.spec.state, {})).configuration.items()
     rig.plane = SparkStatePlane(rig.spark, specs)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.spark.test_state import LATE_RESULT
 from tests.support.spark import connect_client
-from tidemark.spark.connect import Server
+from tidemark.spark.connect_server import Server
 
 pytestmark = [pytest.mark.spark, pytest.mark.server, pytest.mark.slow]
 

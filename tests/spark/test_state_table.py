@@ -9,10 +9,10 @@ from pyspark.sql import SparkSession
 
 from tests.support.state_table import APP, Hand
 from tidemark.core.ledger import Committed
+from tidemark.delta.deletion_vectors import read_vectors
 from tidemark.delta.head import read_head
-from tidemark.delta.standing import read_standing
-from tidemark.delta.vectors import read_vectors
-from tidemark.spark.confs import confs_set
+from tidemark.delta.state_status import read_state_status
+from tidemark.spark.session import confs_set
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -57,7 +57,7 @@ def test_spark_reads_every_version_and_its_vectors_are_read_and_its_own_work_is_
     # Its compaction is in `test_state.py`.
     spark.sql(f"REORG TABLE delta.`{hand.root}` APPLY (PURGE)")
     hand.publish({3: "x", 4: "y"}, {2, 6})
-    done = read_standing(str(hand.root), app=APP, since=None).strangers
+    done = read_state_status(str(hand.root), app=APP, since=None).strangers
     assert {one.split()[-1] for one in done} == {"DELETE", "WRITE"}, "the publishes have no facts here"
     confs = {
         "spark.databricks.delta.retentionDurationCheck.enabled": "false",

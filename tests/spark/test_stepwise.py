@@ -10,19 +10,19 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from tidemark import assemble
-from tidemark.assemble import Deployment, new_token
+from tidemark.app import deployment as assemble
+from tidemark.app.deployment import Deployment, new_token
+from tidemark.app.views import View, read
 from tidemark.config import PipelineConfig
 from tidemark.core.binding import Owner
 from tidemark.core.errors import Determinate
 from tidemark.core.ids import Txn
 from tidemark.pipeline.context import Attempt, watermark_below
-from tidemark.pipeline.overrule import skip
+from tidemark.pipeline.decide import skip
 from tidemark.pipeline.reclock import reclock
 from tidemark.pipeline.run import run
 from tidemark.pipeline.stepwise import gather, judge_gathered, seal_judged
 from tidemark.ports.control import Control
-from tidemark.views import View, read
 
 pytestmark = pytest.mark.spark
 

@@ -11,8 +11,8 @@ from pyspark.sql import SparkSession
 
 from tests.support.state import SHARD, StateRig, gone
 from tidemark.core.ledger import CommitOutcome, Committed
-from tidemark.delta.upkeep import DeltaStateKeeper, KeptState
-from tidemark.spark.state_write import NextVersion
+from tidemark.delta.state_maintenance import DeltaStateKeeper, MaintainedState
+from tidemark.spark.state_table import NextVersion
 
 pytestmark = pytest.mark.spark
 
@@ -24,7 +24,7 @@ def test_regression_a_publish_records_the_tombstones_that_it_wrote_and_not_the_n
     rig = StateRig(spark, tmp_path, ddl="k STRING, v STRING, s BIGINT", sequence_by="s")
     rig.append(("a", "1", 1), gone("b", 10))
     first = rig.publish()
-    keeper = DeltaStateKeeper("p", {SHARD: KeptState(rig.spec.uri)})
+    keeper = DeltaStateKeeper("p", {SHARD: MaintainedState(rig.spec.uri)})
     commit, made = NextVersion.commit, []
 
     def late(self: NextVersion, *args: Any, **known: Any) -> CommitOutcome:

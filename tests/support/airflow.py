@@ -26,20 +26,20 @@ import psycopg
 import yaml
 from deltalake import DeltaTable, QueryBuilder
 
+from scripts.local_airflow.client import AirflowClient
+from scripts.local_airflow.embedded import USER as ADMIN
+from scripts.local_airflow.embedded import EmbeddedAirflow
+from scripts.local_airflow.processes import free_port
 from tests.support import ROOT
 from tests.support.kafka import PASSWORD, USER, Broker
 from tests.support.tables import Row, bodies_of, bound_files, rows_of
 from tests.support.waiting import SECONDS_MAX, wait_until
-from tidemark.airflow.client import AirflowClient
-from tidemark.airflow.embedded import USER as ADMIN
-from tidemark.airflow.embedded import EmbeddedAirflow
-from tidemark.airflow.processes import free_port
+from tidemark.app.tasks import open_pipeline
 from tidemark.core.ids import ShardId, Txn
 from tidemark.core.journal import JournalEntry
 from tidemark.core.seal import Seal
-from tidemark.home import jars_folder
+from tidemark.runtime.home import jars_folder
 from tidemark.spark.session import SHORT_JOBS
-from tidemark.tasks import open_pipeline
 
 SHARD = ShardId("orders")
 TASKS = ("reclock", "ingest", "validate", "upsert", "checkpoint")

@@ -8,7 +8,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from tidemark.assemble import Deployment, new_token
+from tidemark.app.deployment import Deployment, new_token
 from tidemark.config import PipelineConfig
 from tidemark.core.binding import Owner
 from tidemark.pipeline.context import Attempt

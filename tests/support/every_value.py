@@ -16,13 +16,11 @@ import pyarrow.parquet as pq
 
 from tests.support.state_table import new_table
 from tidemark.core.ledger import Committed
-from tidemark.delta import upkeep
-from tidemark.delta.commit import entry_bytes
-from tidemark.delta.entry import Change, NewFile
-from tidemark.delta.file_names import folder_of
-from tidemark.delta.state import StateTable
+from tidemark.delta import state_maintenance
+from tidemark.delta.commit import entry_bytes, file_folder
+from tidemark.delta.deletion_vectors import Rows
+from tidemark.delta.state import Change, NewFile, StateTable
 from tidemark.delta.state_files import described, write_rows
-from tidemark.delta.vectors import Rows
 
 NAN, INF = float("nan"), float("inf")
 TIMES = [
@@ -63,7 +61,7 @@ def by_index(table: StateTable, rows: pa.Table) -> list[NewFile]:
 
 def by_engine(table: StateTable, rows: pa.Table) -> list[NewFile]:
     """As an engine writes them, and Python describes them from their footers."""
-    folder = folder_of(table.head().version + 1, uuid.uuid4())
+    folder = file_folder(table.head().version + 1, uuid.uuid4())
     path = Path(str(table.store.folder)) / folder / "part-0.parquet"
     path.parent.mkdir(parents=True)
     pq.write_table(rows, path)
@@ -114,7 +112,7 @@ def _commit(table: StateTable, files: list[NewFile]) -> None:
 def _compact(table: StateTable) -> None:
     """File by file, so that their bounds leave something out."""
     for path in list(table.head().files):
-        upkeep._replace(table, [path], lambda _: True, "REORG", 1)
+        state_maintenance._replace(table, [path], lambda _: True, "REORG", 1)
     assert {file.rows for file in table.head().files.values()} == {1}
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.support.kafka import Broker
     from tests.support.postgres import Postgres
     from tests.support.s3 import AtomicStore, ObjectStore
-    from tidemark.spark.connect import Server
+    from tidemark.spark.connect_server import Server
 
 END_MILLISECONDS_MAX = 120_000
 _databases = count(1)

@@ -10,13 +10,13 @@ import pytest
 
 from tests.support.deployed import attempt
 from tests.support.light import SHARD, LightPlane
-from tidemark.assemble import Deployment
+from tidemark.app.deployment import Deployment
+from tidemark.app.publish import run_and_publish
 from tidemark.config import PipelineConfig
 from tidemark.core.binding import Binding
 from tidemark.core.ids import WriterToken
 from tidemark.core.seal import Sealed, Staged
 from tidemark.core.shape import NewColumns
-from tidemark.publishing import run_and_publish
 
 COLUMNS = {"id": "BIGINT", "value": "STRING"}
 INT, LONG, TEXT = 7, 3_000_000_000, "old"

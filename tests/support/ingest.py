@@ -16,7 +16,7 @@ from tidemark.core.binding import Binding, Configuration, Owner
 from tidemark.core.frontier import Frontier
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.seal import Staged
-from tidemark.sources.manifest import PARTITION, BoundFile, Manifest
+from tidemark.sources.files.manifest import PARTITION, BoundFile, Manifest
 from tidemark.spark.plane import SparkPlane
 
 Row = dict[str, Any]

@@ -29,13 +29,13 @@ from confluent_kafka.admin import (
     NewTopic,
 )
 
+from scripts.local_airflow.processes import free_port
 from tests.support import ROOT
 from tests.support.certificates import Authority
-from tidemark.airflow.processes import free_port
-from tidemark.home import home
-from tidemark.spark import ivy
-from tidemark.spark.jars import fetch, read_lock
-from tidemark.spark.java import use_java
+from tidemark.runtime import jars as ivy
+from tidemark.runtime.home import home
+from tidemark.runtime.jars import fetch, read_lock
+from tidemark.runtime.java import use_java
 
 LOCK = Path(__file__).with_suffix(".lock")
 USER, PASSWORD = "reader", "s3cret-of-the-broker"
@@ -270,4 +270,4 @@ def _line(text: str) -> str:
 
 
 if __name__ == "__main__":
-    fetch(jars_folder(), read_lock(LOCK), ivy.download)
+    fetch(jars_folder(), read_lock(LOCK), ivy.download_jars)

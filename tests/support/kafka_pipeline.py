@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from tests.support.kafka import Broker, Record
-from tidemark.assemble import Deployment, new_token
+from tidemark.app.deployment import Deployment, new_token
+from tidemark.app.views import View, read
 from tidemark.config import PipelineConfig
 from tidemark.core.binding import Binding, Owner
 from tidemark.core.ids import ShardId, Txn
@@ -21,9 +22,8 @@ from tidemark.core.seal import Seal
 from tidemark.pipeline.context import Attempt
 from tidemark.pipeline.publish import publish
 from tidemark.pipeline.run import RunReport, replay, run
-from tidemark.sources.kafka_cluster import Cluster
-from tidemark.sources.kafka_manifest import KafkaManifest
-from tidemark.views import View, read
+from tidemark.sources.kafka.cluster import Cluster
+from tidemark.sources.kafka.manifest import KafkaManifest
 
 TABLE = ShardId("t")
 QUARANTINE = ShardId("quarantine")

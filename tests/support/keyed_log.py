@@ -32,8 +32,8 @@ from tidemark.delta.store import Store
 from tidemark.pipeline import publish as step
 from tidemark.spark.fold import FoldRule
 from tidemark.spark.parts import stats_of
-from tidemark.spark.spec import StateSpec, StateSpecs
 from tidemark.spark.state import SparkStatePlane
+from tidemark.spark.state_table import StateSpec, StateSpecs
 
 SHARD = ShardId("t")
 DECLARED = StructType(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psycopg
 
-from tidemark.airflow.database import LocalPostgres
+from scripts.local_airflow.postgres import LocalPostgres
 
 PASSWORD = "swordfish-4711"
 SETTINGS = {

@@ -20,17 +20,17 @@ from tests.postgres.worker import CONFIG, pipeline_at
 from tests.support.light import unpacked
 from tests.support.postgres import Postgres
 from tests.support.workers import Workers
-from tidemark.assemble import Deployment, new_token
+from tidemark.app.deployment import Deployment, new_token
+from tidemark.app.tasks import no_session
+from tidemark.app.views import View, read
 from tidemark.cli.app import app
 from tidemark.config import PipelineConfig
 from tidemark.core.binding import Binding, Owner
 from tidemark.pipeline.context import Attempt, binding_at
 from tidemark.pipeline.reclock import mint
 from tidemark.pipeline.run import RunReport, run
-from tidemark.sources.lsn import parsed_lsn
+from tidemark.sources.postgres.pgoutput import parsed_lsn
 from tidemark.sources.postgres.source import SlotSource
-from tidemark.tasks import no_session
-from tidemark.views import View, read
 
 CONN_ID = "test_db"
 ITEMS = "CREATE TABLE items (id int PRIMARY KEY, name text, price numeric(10,2))"

@@ -21,8 +21,8 @@ from pathlib import Path
 
 import pytest
 
+from scripts.local_airflow.processes import free_port
 from tests.support import ROOT
-from tidemark.airflow.processes import free_port
 
 BUCKET = "warehouse"
 GATEWAY_VERSION = "v1.8.0"

@@ -7,7 +7,7 @@ from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.ledger import LINK, UPPER, Head, Put
 from tidemark.core.seal import Decision, Seal, touch_mark
 from tidemark.core.shard import LogEntry
-from tidemark.pipeline.settle import settle
+from tidemark.pipeline.context import settle
 from tidemark.ports.control import Control
 
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
-from tidemark.assemble import Deployment, SessionMaker
+from tidemark.app.deployment import Deployment, SessionMaker
 from tidemark.config import load_pipeline
 from tidemark.core.checkpoint import Checkpoint
 from tidemark.core.checksum import Digest

@@ -15,7 +15,7 @@ from tests.support import ROOT
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tidemark.spark.connect import Server
+    from tidemark.spark.connect_server import Server
 
 TOKEN = secrets.token_hex(16)
 """Of every Connect server of this process."""
@@ -36,8 +36,8 @@ def session(folder: Path, *, cores: int = 2, confs: Mapping[str, str] | None = N
 
 def connect_server_at(folder: Path, *, cores: int = 1) -> Server:
     """A Spark Connect server in a process of its own, which asks for `TOKEN`."""
-    from tidemark.airflow.processes import free_port
-    from tidemark.spark.connect import start_server
+    from scripts.local_airflow.processes import free_port
+    from tidemark.spark.connect_server import start_server
     from tidemark.spark.session import SHORT_JOBS
 
     master = f"local[{cores}]"
@@ -48,7 +48,7 @@ def connect_client(
     *words: str, folder: Path, token: str = TOKEN, **more: str
 ) -> subprocess.CompletedProcess[str]:
     """`python -m …` as a client of a Connect server: a process has classic sessions or such, never both."""
-    from tidemark.spark.connect import TOKEN_VARIABLE
+    from tidemark.spark.connect_server import TOKEN_VARIABLE
 
     found = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     return subprocess.run(

@@ -25,10 +25,10 @@ from tidemark.delta.state_files import DIGEST, KEY
 from tidemark.pipeline import publish as step
 from tidemark.spark.digest import key_hash_sql, row_hash_sql
 from tidemark.spark.fold import FoldRule, log_hashed
-from tidemark.spark.fresh import Pins, fresh
 from tidemark.spark.parts import stats_of
-from tidemark.spark.spec import StateSpec, StateSpecs
 from tidemark.spark.state import SparkStatePlane
+from tidemark.spark.state_table import StateSpec, StateSpecs
+from tidemark.spark.views import Pins, fresh
 
 SHARD = ShardId("t")
 PIPELINE = "p"

@@ -17,12 +17,10 @@ from deltalake import DeltaTable, QueryBuilder, Schema
 from pyroaring import BitMap
 
 from tidemark.core.ledger import CommitOutcome, Committed
-from tidemark.delta.entry import Change, NewFile
 from tidemark.delta.head import TableHead
 from tidemark.delta.protocol import FEED, VECTORS, metadata_action, protocol_action
-from tidemark.delta.state import StateTable
-from tidemark.delta.state_files import DIGEST, KEY, write_rows
-from tidemark.delta.statistics import statistics
+from tidemark.delta.state import Change, NewFile, StateTable
+from tidemark.delta.state_files import DIGEST, KEY, statistics, write_rows
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.string())])
 APP = "tidemark/p/t"

@@ -111,9 +111,9 @@ def wrap_control(steps: Steps) -> None:
 def wrap_planes(steps: Steps) -> None:
     """Every shard's parts, the whole staging, the gate, tombstones, state commits, discards."""
     from tidemark.spark import state
+    from tidemark.spark.fold_shard import Sink
     from tidemark.spark.parts import PartStore
     from tidemark.spark.plane import SparkPlane
-    from tidemark.spark.work import Sink
 
     wrap(Sink, "take", lambda sink, shard, frame: f"parts {shard} {sink.txn}", steps)
     wrap(SparkPlane, "stage", lambda plane, binding, token: f"stage {binding.txn}", steps)
@@ -131,7 +131,7 @@ def wrap_planes(steps: Steps) -> None:
 
 def wrap_source(steps: Steps, acknowledged: Path) -> None:
     """Acknowledgements; each is also written down, for the recompute to look at."""
-    from tidemark.sources.files import FileSource
+    from tidemark.sources.files.source import FileSource
 
     original = FileSource.acknowledge
 

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from tests.support.waiting import SECONDS_MAX
-from tidemark.spark.abreast import abreast
+from tidemark.spark.session import in_parallel
 
 
 def test_results_come_in_the_order_of_the_items_whoever_is_first() -> None:
@@ -21,7 +21,7 @@ def test_results_come_in_the_order_of_the_items_whoever_is_first() -> None:
             second_done.set()
         return item * 10
 
-    assert abreast(work, [1, 2, 3]) == [10, 20, 30]
+    assert in_parallel(work, [1, 2, 3]) == [10, 20, 30]
 
 
 def test_an_error_is_raised_when_all_that_began_has_ended_and_nothing_begins_after_it() -> None:
@@ -39,12 +39,12 @@ def test_an_error_is_raised_when_all_that_began_has_ended_and_nothing_begins_aft
         ended.append(item)
 
     with pytest.raises(ValueError, match="the first one"):
-        abreast(work, list(range(40)))
+        in_parallel(work, list(range(40)))
     assert sorted(ended) == [item for item in sorted(begun) if item != 0]
     assert len(begun) < 40
 
 
 def test_one_item_needs_no_thread() -> None:
-    assert abreast(lambda item: (item, threading.current_thread()), ["a"]) == [
+    assert in_parallel(lambda item: (item, threading.current_thread()), ["a"]) == [
         ("a", threading.current_thread())
     ]

@@ -7,14 +7,14 @@ from typing import NoReturn
 
 import pytest
 
-from tests.support.memory import World, rec, simple
+from tests.support.memory.plane import MemoryPlane
+from tests.support.memory.world import World, rec, simple
 from tests.unit.test_overrule import Forgetful
 from tests.unit.test_stepwise import Run, Scripted
 from tidemark.core.ids import Txn
 from tidemark.core.journal import Event
 from tidemark.core.seal import Decision
-from tidemark.memory.plane import MemoryPlane
-from tidemark.pipeline.overrule import accept
+from tidemark.pipeline.decide import accept
 from tidemark.pipeline.reclock import reclock
 from tidemark.pipeline.stepwise import gather, judge_gathered
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tidemark.config import load_pipeline
-from tidemark.core.alarms import KINDS, Alarm, Limits, alarms_of, decide_told, limits_in
+from tidemark.core.alarms import KINDS, Alarm, Limits, alarms_of, decide_notices, limits_in
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import TXN_NONE, WriterToken
 from tidemark.core.journal import Event, JournalEntry
@@ -127,15 +127,15 @@ def entry(number: int, event: Event, alarm: str) -> JournalEntry:
 def test_an_alarm_is_new_once_and_again_when_it_was_over() -> None:
     one, other = Alarm("blocked", "shard a", "f", "r"), Alarm("behind", "input", "f", "r")
     entries: list[JournalEntry] = []
-    assert decide_told((one, other), entries).new == (one, other)
+    assert decide_notices((one, other), entries).new == (one, other)
     entries.append(entry(1, Event.ALARM, one.identity))
-    found = decide_told((one, other), entries)
+    found = decide_notices((one, other), entries)
     assert (found.new, found.still, found.over) == ((other,), (one,), ())
-    found = decide_told((), entries)
+    found = decide_notices((), entries)
     assert (found.new, found.still, found.over) == ((), (), (one.identity,))
     entries.append(entry(2, Event.ALARM_OVER, one.identity))
-    assert decide_told((), entries).over == ()
-    assert decide_told((one,), entries).new == (one,)
+    assert decide_notices((), entries).over == ()
+    assert decide_notices((one,), entries).new == (one,)
 
 
 def test_words_ask_for_alarms_by_their_own_limits_or_those_of_the_file() -> None:

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from tests.support.memory import World, rec
-from tidemark import publishing
+from tests.support.memory.world import World, rec
+from tidemark.app import publish
+from tidemark.app.publish import BACKLOG_SECONDS, BacklogPublisher
 from tidemark.core.errors import InvariantViolation, TidemarkError
 from tidemark.core.ids import ShardId
 from tidemark.core.publish import Published
 from tidemark.core.seal import SealOutcome
 from tidemark.pipeline.run import run
-from tidemark.publishing import BACKLOG_SECONDS, BacklogPublisher
 
 SHARD = ShardId("a")
 
@@ -24,9 +24,9 @@ class Bench:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, error: TidemarkError | None = None) -> None:
         self.clock, self.tries, self.error = 0.0, 0, error
-        monkeypatch.setattr(publishing, "is_due", lambda *args: True)
-        monkeypatch.setattr(publishing, "publish", self.publish)
-        monkeypatch.setattr(publishing.time, "monotonic", lambda: self.clock)
+        monkeypatch.setattr(publish, "is_due", lambda *args: True)
+        monkeypatch.setattr(publish, "publish", self.publish)
+        monkeypatch.setattr(publish.time, "monotonic", lambda: self.clock)
         head = SimpleNamespace(head=lambda: SimpleNamespace(upper=2))
         deployment: Any = SimpleNamespace(
             shards=(SHARD,),

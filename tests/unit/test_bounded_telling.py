@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 
+from tidemark.app.reports import gathered_report
 from tidemark.core.binding import Owner
 from tidemark.core.checksum import Digest
-from tidemark.core.evidence import Evidence
 from tidemark.core.ids import QUARANTINE, ShardId, Txn, WriterToken
-from tidemark.core.seal import Part, ShardParts, Staged
-from tidemark.core.sentence import step_sentence
-from tidemark.telling import told_gathered
+from tidemark.core.seal import Evidence, Part, ShardParts, Staged
+from tidemark.core.summary import step_sentence
 
 ONE = ShardParts((Part("", 1, 1),), Digest.of([7]))
 
@@ -22,7 +21,7 @@ def evidence(txn: int, *, replayed: bool = False, gone: str = "") -> Evidence:
 
 
 def test_regression_what_ingest_tells_does_not_grow_with_its_transactions() -> None:
-    few = told_gathered([evidence(1), evidence(2, replayed=True), evidence(3, gone="a.json")])
+    few = gathered_report([evidence(1), evidence(2, replayed=True), evidence(3, gone="a.json")])
     assert few == {
         "staged": [{"txn": 1, "read": 30, "quarantined": 1, "shards": 21}],
         "replayed": [2],
@@ -34,7 +33,7 @@ def test_regression_what_ingest_tells_does_not_grow_with_its_transactions() -> N
         *(evidence(txn, replayed=True) for txn in range(2_001, 3_001)),
         *(evidence(txn, gone="x" * 10_000) for txn in range(3_001, 4_001)),
     ]
-    many = told_gathered(kinds)
+    many = gathered_report(kinds)
     assert len(json.dumps(many)) < 50_000
     assert many["total"] == {
         "staged": 2_000,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from tests.support.memory import Script, World, rec
+from tests.support.memory.ledger import Fault
+from tests.support.memory.world import Script, World, rec
 from tidemark.core.checkpoint import Checkpoint, TableMark, decide_checkpoint, flush_tracker
 from tidemark.core.checksum import Digest
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.ledger import UPPER, Head, Put
 from tidemark.core.seal import Decision, Part, Seal, ShardParts, Staged
-from tidemark.memory.chaos import Fault
 from tidemark.pipeline.checkpoint import checkpoint
 from tidemark.pipeline.ingest import ingest
 from tidemark.pipeline.reclock import reclock

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.memory import Script, World, rec
+from tests.support.memory.ledger import Crash, Fault
+from tests.support.memory.world import Script, World, rec
 from tidemark.core.errors import Determinate, InvariantViolation
 from tidemark.core.ids import Txn, WriterToken
 from tidemark.core.journal import Event
-from tidemark.memory.chaos import Crash, Fault
 from tidemark.pipeline.checkpoint import checkpoint
 from tidemark.pipeline.context import Pipeline, binding_at, note, seal_at
 

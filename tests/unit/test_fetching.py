@@ -10,7 +10,7 @@ from tidemark.core.errors import Determinate
 from tidemark.core.ids import Txn
 from tidemark.core.reading import ReadAccount
 from tidemark.core.seal import Part
-from tidemark.pipeline.fetching import fetch_all
+from tidemark.pipeline.listing import fetch_all
 
 WAIT_SECONDS_MAX = 600
 

@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.memory import Script, World, rec
+from tests.support.memory.ledger import Chaos, Crash, Fault
+from tests.support.memory.plane import MemoryPlane, hash_of
+from tests.support.memory.world import Script, World, rec
 from tidemark.core.binding import Binding, Configuration
 from tidemark.core.checksum import Digest
 from tidemark.core.errors import Determinate
@@ -22,12 +24,10 @@ from tidemark.core.ids import ShardId, Txn
 from tidemark.core.ledger import UPPER, Head, Put
 from tidemark.core.seal import Fenced, Part, Past, ShardParts, Staged, decide_seal, seal_of
 from tidemark.core.shape import Misfit, Shape, differences
-from tidemark.memory.chaos import Chaos, Crash, Fault
-from tidemark.memory.plane import MemoryPlane, hash_of
 from tidemark.pipeline.context import Attempt, Pipeline
-from tidemark.pipeline.fit import fit_of
 from tidemark.pipeline.reclock import reclock
 from tidemark.pipeline.run import run
+from tidemark.pipeline.schema_change import fit_of
 from tidemark.pipeline.stepwise import gather, judge_gathered, seal_judged
 from tidemark.pipeline.upsert import announce_generation
 

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
+from tidemark.core.checkpoint import Acknowledged, FlushPosition, FlushTracker, Lag, SourceTxn
 from tidemark.core.errors import InvalidUsage, InvariantViolation
-from tidemark.core.flush import Acknowledged, FlushPosition, FlushTracker, Lag, SourceTxn
 from tidemark.core.ids import ShardId
 
 A, B, D = ShardId("a"), ShardId("b"), ShardId("d")

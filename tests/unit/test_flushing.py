@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.memory import A, B, Script, World, rec
+from tests.support.memory.ledger import Crash, Fault
+from tests.support.memory.world import A, B, Script, World, rec
 from tests.unit.test_scenarios_replay import paused_world
-from tidemark.core.flush import FlushPosition, SourceTxn
-from tidemark.memory.chaos import Crash, Fault
-from tidemark.pipeline.flushing import holding_back
+from tidemark.core.checkpoint import FlushPosition, SourceTxn
+from tidemark.pipeline.checkpoint import holding_back
 
 
 def test_nothing_holds_back_what_is_in_every_log() -> None:

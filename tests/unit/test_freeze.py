@@ -6,9 +6,9 @@ import copy
 
 import pytest
 
-from tidemark.core.freeze import Freeze, Frozen, open_freeze
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.journal import Event, JournalEntry
+from tidemark.core.reading import Freeze, Frozen, open_freeze
 
 ORDERS = ShardId("orders")
 MINE = {"consumer": "billing", "shard": "orders"}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tidemark.app.maintenance import DAY_MS, Terms, _history_warnings
 from tidemark.core.ids import ShardId, Txn
-from tidemark.delta.facts import HISTORY_BYTES_MIN, HISTORY_TIMES_MAX, TableFacts
-from tidemark.upkeep import DAY_MS, Terms, _history_warnings
+from tidemark.delta.table_stats import HISTORY_BYTES_MIN, HISTORY_TIMES_MAX, TableStats
 
-FACTS = TableFacts(
+FACTS = TableStats(
     files=1, bytes=HISTORY_BYTES_MIN, rows=1, hidden=0, small=0, small_bytes=0, worn=0, worn_bytes=0, old=0,
     old_bytes=0, waiting=9, waiting_bytes=0, configuration={},
 )  # fmt: skip

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tidemark.app.job import ERROR_MARK, Order, error_line, failure_in, job_file, submit_environment
 from tidemark.core.errors import Determinate, InvalidUsage
-from tidemark.job import ERROR_MARK, Order, error_line, failure_in, job_file, submit_environment
 from tidemark.spark.session import _log_confs
 
 TEXT = st.text(st.characters(blacklist_characters="\0", blacklist_categories=("Cs",)), min_size=1)

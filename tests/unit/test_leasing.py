@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.memory import Script
-from tidemark.core.consumer import batch_fence, consumer_of, lease_name
+from tests.support.memory.control import MemoryControl, MemoryWarehouse
+from tests.support.memory.ledger import Fault
+from tests.support.memory.world import Script
 from tidemark.core.errors import InvalidUsage, InvariantViolation
 from tidemark.core.ids import ShardId, Txn
 from tidemark.core.lease import SINCE, HeldByOther, HolderToken, LeaseLost, LeaseState, Tenure
 from tidemark.core.ledger import Put
-from tidemark.memory.chaos import Fault
-from tidemark.memory.control import MemoryControl, MemoryWarehouse
-from tidemark.pipeline.leasing import Leases
+from tidemark.core.reading import batch_fence, consumer_of, lease_name
+from tidemark.pipeline.leases import Leases
 
 ME, RIVAL = HolderToken("me"), HolderToken("rival")
 TTL = 60.0

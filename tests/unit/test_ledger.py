@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.memory import Script
+from tests.support.memory.ledger import Crash, Fault, MemoryLedger, MemoryLedgerView
+from tests.support.memory.world import Script
 from tidemark.core.errors import Determinate, Indeterminate, InvariantViolation
 from tidemark.core.ids import Txn, WriterToken
 from tidemark.core.ledger import GENERATION, UPPER, Committed, Conflict, Head, Put
 from tidemark.core.shard import LogEntry
-from tidemark.memory.chaos import Crash, Fault
-from tidemark.memory.ledger import MemoryLedger, MemoryLedgerView
 
 
 def put(number: int, *, upper: int | None = None, token: str = "t") -> Put[LogEntry, None]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.memory import A, Script, World, rec
+from tests.support.memory.ledger import Crash, Fault
+from tests.support.memory.world import A, Script, World, rec
 from tidemark.core.ids import Txn
-from tidemark.memory.chaos import Crash, Fault
 from tidemark.pipeline.ingest import ingest
 from tidemark.pipeline.maintain import sweep
 from tidemark.pipeline.reclock import reclock

@@ -6,23 +6,23 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.memory import A, B, Script, World, rec
+from tests.support.memory.ledger import Crash, Fault
+from tests.support.memory.plane import MemoryPlane
+from tests.support.memory.world import A, B, Script, World, rec
 from tidemark.core.checksum import Digests
 from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.core.ids import Txn
 from tidemark.core.journal import Event
 from tidemark.core.replay import DataDiffers
 from tidemark.core.seal import Decision, Staged
-from tidemark.memory.chaos import Crash, Fault
-from tidemark.memory.plane import MemoryPlane
 from tidemark.pipeline.context import Pipeline
+from tidemark.pipeline.decide import accept, release, skip
 from tidemark.pipeline.ingest import ingest
-from tidemark.pipeline.overrule import accept, release, skip
 from tidemark.pipeline.reclock import reclock
 from tidemark.pipeline.run import run
 from tidemark.pipeline.upsert import commit_staged
 from tidemark.pipeline.validate import Gated, validate
-from tidemark.ports.gate import Opinion
+from tidemark.ports.plane import Opinion
 
 T1 = Txn(1)
 

@@ -6,7 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.memory import A, Script, World, rec, simple
+from tests.support.memory.control import MemoryControl
+from tests.support.memory.ledger import Crash, Fault
+from tests.support.memory.state import MemoryStatePlane, MemoryStates, MemoryVersion
+from tests.support.memory.world import A, Script, World, rec, simple
 from tidemark.core.checksum import Digest
 from tidemark.core.errors import Determinate, Indeterminate, InvalidUsage, InvariantViolation
 from tidemark.core.fold import fold
@@ -19,7 +22,7 @@ from tidemark.core.publish import (
     PutOnRecord,
     StateCommit,
     StateOverwritten,
-    StateStanding,
+    StateStatus,
     UpToDate,
     carried_forward,
     decide_publish,
@@ -28,9 +31,6 @@ from tidemark.core.publish import (
     published_txn,
     state_as_of,
 )
-from tidemark.memory.chaos import Crash, Fault
-from tidemark.memory.control import MemoryControl
-from tidemark.memory.state import MemoryStatePlane, MemoryStates, MemoryVersion
 from tidemark.pipeline.publish import (
     NotDue,
     checked_record,
@@ -52,20 +52,20 @@ def record(txn: int, version: int, token: WriterToken = W, number: int = 1) -> P
     return Published(number, version, commit(txn, token))
 
 
-def standing(txn: int, version: int, token: WriterToken = W, at_record: str | None = None) -> StateStanding:
+def standing(txn: int, version: int, token: WriterToken = W, at_record: str | None = None) -> StateStatus:
     newest = commit(txn, token) if txn else None
-    return StateStanding(
+    return StateStatus(
         version, Txn(txn), newest, version if txn else -1, token if at_record is None else at_record
     )
 
 
 class TestDecidePublish:
-    def decide(self, last: Published | None, found: StateStanding, upper: int) -> object:
+    def decide(self, last: Published | None, found: StateStatus, upper: int) -> object:
         return decide_publish(A, last=last, standing=found, log_upper=Txn(upper))
 
     def test_a_new_state_starts_at_the_first_transaction(self) -> None:
-        assert self.decide(None, StateStanding(), 4) == PublishTail(Txn(1), Txn(4), None)
-        assert self.decide(None, StateStanding(), 1) == UpToDate(TXN_NONE)
+        assert self.decide(None, StateStatus(), 4) == PublishTail(Txn(1), Txn(4), None)
+        assert self.decide(None, StateStatus(), 1) == UpToDate(TXN_NONE)
 
     def test_the_tail_follows_the_last_publish(self) -> None:
         last = record(3, 0)
@@ -85,7 +85,7 @@ class TestDecidePublish:
     @pytest.mark.parametrize(
         ("found", "said"),
         [
-            (StateStanding(), "stands at transaction 0"),
+            (StateStatus(), "stands at transaction 0"),
             (standing(2, 1), "stands at transaction 2, version 1; recorded are 3 and 1"),
             (standing(3, 0), "version 0; recorded are 3 and 1"),
             (standing(3, 1, X), "written by x, recorded is w"),
@@ -95,7 +95,7 @@ class TestDecidePublish:
         ],
     )
     def test_m13_a_state_that_is_not_as_recorded_stops_the_publisher(
-        self, found: StateStanding, said: str
+        self, found: StateStatus, said: str
     ) -> None:
         with pytest.raises(StateOverwritten, match=said):
             self.decide(record(3, 1), found, 6)

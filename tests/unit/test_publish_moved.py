@@ -8,20 +8,20 @@ from typing import Any
 
 import pytest
 
-from tests.support.memory import A, B, World, rec
-from tidemark import publishing
+from tests.support.memory.world import A, B, World, rec
+from tidemark.app import publish
+from tidemark.app.publish import publish_due
 from tidemark.core.binding import Configuration
 from tidemark.core.errors import Determinate
 from tidemark.core.ids import ShardId
 from tidemark.core.seal import Staged
 from tidemark.pipeline.context import Pipeline
+from tidemark.pipeline.decide import release
 from tidemark.pipeline.ingest import ingest
-from tidemark.pipeline.overrule import release
 from tidemark.pipeline.reclock import reclock
 from tidemark.pipeline.upsert import commit_staged
 from tidemark.pipeline.validate import Gated, validate
-from tidemark.ports.gate import Opinion
-from tidemark.publishing import publish_due
+from tidemark.ports.plane import Opinion
 
 SHARDS = (A, B, ShardId("c"))
 
@@ -33,7 +33,7 @@ class Works:
         self.world, self.root = World(), root
         self.asked: list[str] = []
         self.fails_at: str | None = None
-        monkeypatch.setattr(publishing, "publish_if_due", self.ask)
+        monkeypatch.setattr(publish, "publish_if_due", self.ask)
 
     def ask(self, deployment: Any, attempt: Any, shard: ShardId, **_: object) -> None:
         self.asked.append(shard)
@@ -150,7 +150,7 @@ def test_a_note_that_cant_be_written_fails_nothing(works: Works) -> None:
 
 
 def test_a_long_way_behind_all_are_asked(works: Works, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publishing, "SEALS_LOOKED_AT_MAX", 2)
+    monkeypatch.setattr(publish, "SEALS_LOOKED_AT_MAX", 2)
     for value in range(2):
         works.world.commit(rec("k", value))
     assert works.publish() == ["a"]

@@ -6,9 +6,9 @@ import pytest
 
 from tidemark.core.errors import InvalidUsage, InvariantViolation
 from tidemark.core.ids import Txn
+from tidemark.core.listing import NotYet, ReadPlan, plan_read
 from tidemark.core.reading import Deliverable, Fetch, MissingPart, ReadAccount, ReadTxn
 from tidemark.core.seal import Part
-from tidemark.core.snapshot import NotYet, ReadPlan, plan_read
 
 
 def part(txn: int, name: str = "x") -> Part:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.memory.control import MemoryControl, MemoryWarehouse
+from tests.support.memory.plane import Files, MemoryPlane
+from tests.support.memory.source import MemorySource, MemorySourceView, SourceRecord
 from tidemark.core.binding import Configuration, Owner
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.replay import Verdict
-from tidemark.memory.control import MemoryControl, MemoryWarehouse
-from tidemark.memory.plane import Files, MemoryPlane
-from tidemark.memory.source import MemorySource, MemorySourceView, SourceRecord
 from tidemark.pipeline.context import Attempt, Pipeline
 from tidemark.pipeline.repair import repair
 from tidemark.pipeline.run import run

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.memory import A, B, Script, World, head_of, rec
+from tests.support.memory.ledger import Crash, Fault
+from tests.support.memory.world import A, B, Script, World, head_of, rec
 from tidemark.core.binding import Binding
 from tidemark.core.frontier import Frontier
 from tidemark.core.ids import Txn, WriterToken
@@ -16,7 +17,6 @@ from tidemark.core.journal import Event
 from tidemark.core.replay import Verdict
 from tidemark.core.seal import Fenced, Lost, Sealed, SealOutcome, Staged
 from tidemark.core.shard import Appended, CaughtUp, UpperMismatch, entry_of
-from tidemark.memory.chaos import Crash, Fault
 from tidemark.pipeline.checkpoint import checkpoint
 from tidemark.pipeline.context import Attempt, Pipeline
 from tidemark.pipeline.ingest import ingest

@@ -7,7 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.memory import A, B, Script, World, newest, rec
+from tests.support.memory import plane
+from tests.support.memory.ledger import Crash, Fault
+from tests.support.memory.plane import MemoryPlane
+from tests.support.memory.source import MemorySource, SourceRecord
+from tests.support.memory.world import A, B, Script, World, newest, rec
 from tidemark.core.binding import Binding, Configuration
 from tidemark.core.checksum import SOURCE
 from tidemark.core.errors import Determinate, InvalidUsage
@@ -17,18 +21,13 @@ from tidemark.core.journal import Event
 from tidemark.core.replay import DataDiffers, Finding, InputGone, Verdict
 from tidemark.core.seal import Decision, Lost, Past, Sealed, Staged, skip_of
 from tidemark.core.shard import Paused
-from tidemark.memory import plane
-from tidemark.memory.chaos import Crash, Fault
-from tidemark.memory.plane import MemoryPlane
-from tidemark.memory.source import MemorySource, SourceRecord
-from tidemark.pipeline.checkpoint import checkpoint
-from tidemark.pipeline.flushing import table_mark
+from tidemark.pipeline.checkpoint import checkpoint, table_mark
 from tidemark.pipeline.ingest import ingest
 from tidemark.pipeline.reclock import reclock
 from tidemark.pipeline.run import replay, run
 from tidemark.pipeline.upsert import bring_up_log, bring_up_logs, commit_staged, put_seal
 from tidemark.pipeline.validate import Gated, validate
-from tidemark.ports.gate import Opinion
+from tidemark.ports.plane import Opinion
 
 T1 = Txn(1)
 

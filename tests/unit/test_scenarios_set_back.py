@@ -10,12 +10,12 @@ from itertools import product
 
 import pytest
 
-from tests.support.memory import A, B, World, rec
+from tests.support.memory.ledger import MemoryLedger
+from tests.support.memory.state import MemoryStatePlane, MemoryStates
+from tests.support.memory.world import A, B, World, rec
 from tidemark.core.errors import InvariantViolation
 from tidemark.core.ids import Txn, WriterToken
 from tidemark.core.seal import Rebound, Staged
-from tidemark.memory.ledger import MemoryLedger
-from tidemark.memory.state import MemoryStatePlane, MemoryStates
 from tidemark.pipeline.checkpoint import checkpoint
 from tidemark.pipeline.ingest import ingest
 from tidemark.pipeline.listing import readable_upper

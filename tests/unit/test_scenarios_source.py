@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.memory import A, Script, World, rec
+from tests.support.memory.ledger import Crash, Fault
+from tests.support.memory.source import MemorySource, MemorySourceView, SourceRecord
+from tests.support.memory.world import A, Script, World, rec
 from tidemark.core.binding import Binding
 from tidemark.core.errors import Determinate
 from tidemark.core.frontier import Frontier, FrontierRegressed, Position
 from tidemark.core.ids import Txn
 from tidemark.core.replay import InputGone, Replayable, Verdict
-from tidemark.memory.chaos import Crash, Fault
-from tidemark.memory.source import MemorySource, MemorySourceView, SourceRecord
-from tidemark.pipeline import proof
+from tidemark.pipeline import replay
 from tidemark.pipeline.reclock import reclock
 from tidemark.pipeline.run import run
 
@@ -165,12 +165,12 @@ def test_the_oldest_kept_transactions_are_asked_about_however_many_there_are(
     for number in range(9):
         world.commit(rec("k", number))
     pipeline = replace(world.process(), source=Asked(world.source))
-    monkeypatch.setattr(proof, "ASKED_AT_ONCE_MAX", 3)
-    assert list(proof.replayable(pipeline, since=Txn(3))) == [3, 4, 5, 6, 7, 8, 9]
+    monkeypatch.setattr(replay, "ASKED_AT_ONCE_MAX", 3)
+    assert list(replay.replayable(pipeline, since=Txn(3))) == [3, 4, 5, 6, 7, 8, 9]
     assert asked == [[3, 4, 5], [6, 7, 8], [9]]
-    assert list(proof.replayable(pipeline, since=Txn(3), at_ends=2)) == [3, 4, 8, 9]
-    assert list(proof.replayable(pipeline, since=Txn(8), at_ends=5)) == [8, 9]
-    assert proof.replayable(pipeline, since=Txn(10)) == {}
+    assert list(replay.replayable(pipeline, since=Txn(3), at_ends=2)) == [3, 4, 8, 9]
+    assert list(replay.replayable(pipeline, since=Txn(8), at_ends=5)) == [8, 9]
+    assert replay.replayable(pipeline, since=Txn(10)) == {}
 
 
 def test_a_source_that_cant_be_asked_is_told_as_such_and_warned_of_by_nobody() -> None:
@@ -181,6 +181,6 @@ def test_a_source_that_cant_be_asked_is_told_as_such_and_warned_of_by_nobody() -
     world = World()
     world.commit(rec("k", 1))
     pipeline = replace(world.process(), source=Away(world.source))
-    found = proof.replayable(pipeline)
+    found = replay.replayable(pipeline)
     assert found == {Txn(1): Replayable(caveat="the source can't be asked: the source is away")}
-    assert proof.warnings(found, since=Txn(1), now_seconds=0.0) == ()
+    assert replay.warnings(found, since=Txn(1), now_seconds=0.0) == ()

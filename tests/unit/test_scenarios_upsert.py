@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.memory import A, World, rec, simple
+from tests.support.memory.source import SourceRecord
+from tests.support.memory.world import A, World, rec, simple
 from tidemark.core.ids import Txn
 from tidemark.core.replay import Verdict
-from tidemark.memory.source import SourceRecord
 from tidemark.pipeline.run import replay
 
 cuts = pytest.mark.parametrize("records_max", [1, 2, 1_000_000], ids=["one", "two", "all"])

@@ -6,19 +6,19 @@ from typing import Any
 
 import pytest
 
-from tests.support.memory import World, rec
+from tests.support.memory.world import World, rec
+from tidemark.app.transactions import run_facts, sentence_of
 from tidemark.core.binding import Owner
 from tidemark.core.checksum import Digest
 from tidemark.core.errors import Determinate
 from tidemark.core.ids import QUARANTINE, ShardId, Txn, WriterToken
 from tidemark.core.seal import Decision, Part, Seal, ShardParts
-from tidemark.core.sentence import Proof, RunFacts, counted, named, run_sentence, step_sentence, waiting_text
+from tidemark.core.summary import Proof, RunFacts, counted, named, run_sentence, step_sentence, waiting_text
 from tidemark.pipeline.context import Attempt, Pipeline
-from tidemark.pipeline.overrule import skip
+from tidemark.pipeline.decide import skip
 from tidemark.pipeline.reclock import mint
 from tidemark.pipeline.stepwise import gather, judge_gathered, seal_judged
 from tidemark.ports.source import Waiting
-from tidemark.summary import facts_of, sentence_of
 
 ORDERS = ShardId("orders")
 
@@ -234,7 +234,7 @@ def test_a_run_that_found_nothing_asks_what_waits_and_outlives_a_source_that_fai
     world = World()
     pipeline = world.process()
     mint(pipeline, a_try("w1"))
-    assert facts_of(pipeline, a_try("w1")) == RunFacts()
+    assert run_facts(pipeline, a_try("w1")) == RunFacts()
     assert sentence_of(pipeline, a_try("w1"), asks_source=False) == "nothing to do"
     kind = type(pipeline.source)
     monkeypatch.setattr(kind, "waiting", lambda source, last: Waiting(1), raising=False)

@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.memory import AtOnce, World, rec
+from tests.support.memory.plane import MemoryPlane
+from tests.support.memory.world import AtOnce, World, rec
 from tidemark.core.binding import Binding, Configuration
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import Txn, WriterToken
 from tidemark.core.seal import Staged
-from tidemark.memory.plane import MemoryPlane
 from tidemark.pipeline.context import Attempt, Pipeline
 from tidemark.pipeline.reclock import reclock
 from tidemark.pipeline.repair import repair

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.memory import Script
+from tests.support.memory.ledger import Fault, MemoryLedger, MemoryLedgerView
+from tests.support.memory.world import Script
 from tidemark.core.errors import Determinate, InvariantViolation
 from tidemark.core.ids import Txn, WriterToken
 from tidemark.core.ledger import UPPER, Head, Put
 from tidemark.core.shard import LogEntry
-from tidemark.memory.chaos import Fault
-from tidemark.memory.ledger import MemoryLedger, MemoryLedgerView
-from tidemark.pipeline.settle import ATTEMPTS_MAX, settle
+from tidemark.pipeline.context import ATTEMPTS_MAX, settle
 
 Ledger = MemoryLedger[LogEntry]
 

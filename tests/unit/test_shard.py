@@ -17,8 +17,8 @@ from tidemark.core.shard import (
     CaughtUp,
     LogEntry,
     Paused,
-    Standing,
     UpperMismatch,
+    UpperRelation,
     classify,
     decide_append,
     entry_of,
@@ -43,7 +43,7 @@ def append(
 
 def test_a_transaction_stands_below_at_or_above_an_upper() -> None:
     found = [classify(Txn(txn), Txn(5)) for txn in (4, 5, 6)]
-    assert found == [Standing.BELOW, Standing.AT, Standing.ABOVE]
+    assert found == [UpperRelation.BELOW, UpperRelation.AT, UpperRelation.ABOVE]
 
 
 def test_the_next_append_is_the_first_seal_that_touches_the_shard() -> None:

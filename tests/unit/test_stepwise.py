@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.memory import A, B, Script, World, rec, simple
+from tests.support.memory.world import A, B, Script, World, rec, simple
 from tidemark.core.binding import Binding
 from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.core.ids import ShardId, Txn, WriterToken
@@ -16,8 +16,8 @@ from tidemark.core.replay import ExpectationsFailed, Finding, InputGone, Verdict
 from tidemark.core.seal import Decision, Lost, Sealed, Staged
 from tidemark.pipeline.checkpoint import checkpoint
 from tidemark.pipeline.context import Attempt, Pipeline
+from tidemark.pipeline.decide import accept, skip
 from tidemark.pipeline.maintain import sweep
-from tidemark.pipeline.overrule import accept, skip
 from tidemark.pipeline.reclock import reclock
 from tidemark.pipeline.run import replay, run
 from tidemark.pipeline.stepwise import (
@@ -28,8 +28,8 @@ from tidemark.pipeline.stepwise import (
     seal_judged,
     verdicts_of,
 )
-from tidemark.pipeline.verdicts import Judged, judged_in
-from tidemark.ports.gate import Opinion
+from tidemark.pipeline.validate import Judged, judged_in
+from tidemark.ports.plane import Opinion
 
 T1 = Txn(1)
 

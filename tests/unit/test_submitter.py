@@ -10,8 +10,15 @@ import sys
 import pytest
 
 from tests.support.waiting import SECONDS_MAX
-from tidemark.job import submission, submit_environment
-from tidemark.submitter import GONE, SUBMITTER, is_gone, started_at, this_submitter
+from tidemark.app.job import (
+    GONE,
+    SUBMITTER,
+    is_gone,
+    started_at,
+    submission,
+    submit_environment,
+    this_submitter,
+)
 
 WAITER = "import time; print('up', flush=True); time.sleep(600)"
 JOB = """

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.memory import World, rec
-from tidemark import tasks, telling
+from tests.support.memory.world import World, rec
+from tidemark.app import reports, tasks
+from tidemark.app.job import Order
 from tidemark.core.errors import InvalidUsage
-from tidemark.job import Order
 
 BILLIONS = 10**12
 
@@ -48,17 +48,17 @@ def test_a_range_that_is_not_all_bound_is_refused_before_anything_is_read(
     world = two_transactions()
     deployment = deployed(world)
     with pytest.raises(InvalidUsage, match=fact):
-        tasks.plan_of_replay(deployment, txn_from=txn_from, txn_to=txn_to)
+        tasks.replay_preview(deployment, txn_from=txn_from, txn_to=txn_to)
     for mode in ("verify", "repair"):
         with pytest.raises(InvalidUsage, match=fact):
             tasks.replay_range(deployment, world.attempt(), txn_from=txn_from, txn_to=txn_to, mode=mode)
     with pytest.raises(InvalidUsage, match=fact):
-        telling.told_replay(deployment, world.attempt(), txn_from=txn_from, txn_to=txn_to or 0)
+        reports.replay_report(deployment, world.attempt(), txn_from=txn_from, txn_to=txn_to or 0)
 
 
 def test_nothing_bound_is_nothing_to_replay() -> None:
     with pytest.raises(InvalidUsage, match="nothing is bound yet"):
-        tasks.plan_of_replay(deployed(World()), txn_from=1, txn_to=None)
+        tasks.replay_preview(deployed(World()), txn_from=1, txn_to=None)
 
 
 @pytest.mark.parametrize("mode", ["verify", "repair"])

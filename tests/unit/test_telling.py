@@ -7,16 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from tidemark.app.reports import explained, gate_report
 from tidemark.core.checksum import Digest
 from tidemark.core.ids import Txn, WriterToken
 from tidemark.core.replay import Finding, Verdict
 from tidemark.core.seal import Decision, Seal
 from tidemark.pipeline.announce import Announcement
 from tidemark.pipeline.replay import PARTS_DIFFER
-from tidemark.pipeline.validate import Gated
-from tidemark.pipeline.verdicts import Judged
-from tidemark.ports.gate import Opinion
-from tidemark.telling import explained, told_gate
+from tidemark.pipeline.validate import Gated, Judged
+from tidemark.ports.plane import Opinion
 
 
 def told(txn: int, gate: str, overruled: str = "") -> Announcement:
@@ -26,9 +25,9 @@ def told(txn: int, gate: str, overruled: str = "") -> Announcement:
 
 def test_only_what_the_gate_found_identical_throughout_is_told_as_identical() -> None:
     first, second = told(1, "identical"), told(2, "differs", "a person did it")
-    assert told_gate([first])["verdict"] == "identical"
-    assert told_gate([first, second])["verdict"] == "differs"
-    assert told_gate([first, second])["overruled"] == {"2": "a person did it"}
+    assert gate_report([first])["verdict"] == "identical"
+    assert gate_report([first, second])["verdict"] == "differs"
+    assert gate_report([first, second])["overruled"] == {"2": "a person did it"}
 
 
 FILE = "/opt/my pipelines/shop.yaml"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.memory.control import MemoryControl, MemoryWarehouse
+from tests.support.memory.state import MemoryStatePlane, MemoryStates
 from tidemark.core.checksum import Digest
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.lease import HolderToken, Lease, LeaseState
-from tidemark.core.publish import BeingPublished, Published, StateCommit, StateStanding
-from tidemark.memory.control import MemoryControl, MemoryWarehouse
-from tidemark.memory.state import MemoryStatePlane, MemoryStates
-from tidemark.pipeline.tend import snapshot_held, tend
+from tidemark.core.publish import BeingPublished, Published, StateCommit, StateStatus
+from tidemark.pipeline.maintain import maintain_state, snapshot_held
 
 A = ShardId("a")
 RECORDS = [
@@ -47,7 +47,7 @@ class Keeper:
         self.plane = plane
         self.asked: list[str] = []
 
-    def standing(self, shard: ShardId, since: Published | None) -> StateStanding:
+    def standing(self, shard: ShardId, since: Published | None) -> StateStatus:
         return self.plane.standing(shard, since)
 
     def merge(self, shard: ShardId, *, tombstones: int) -> None:
@@ -72,7 +72,7 @@ def test_a_state_that_is_published_meanwhile_is_left_for_the_next_time() -> None
     control, plane = MemoryControl(warehouse), MemoryStatePlane(warehouse, {}, MemoryStates())
     keeper, overtaken = Keeper(plane), Overtaken(plane)
     with pytest.raises(BeingPublished):
-        tend(control, overtaken, A, merge=True, purge=True, vacuum=True)
+        maintain_state(control, overtaken, A, merge=True, purge=True, vacuum=True)
     assert overtaken.asked == []
-    tend(control, keeper, A, merge=True, purge=False, vacuum=True)
+    maintain_state(control, keeper, A, merge=True, purge=False, vacuum=True)
     assert keeper.asked == ["merge", "vacuum"]

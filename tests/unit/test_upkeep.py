@@ -7,8 +7,7 @@ import pytest
 from tidemark.core.ids import Txn
 from tidemark.core.ledger import Head, Put
 from tidemark.core.listing import LogFile
-from tidemark.core.seal import Part
-from tidemark.core.upkeep import (
+from tidemark.core.maintenance import (
     BYTES_FULL,
     COMPACTION,
     Leftover,
@@ -22,6 +21,7 @@ from tidemark.core.upkeep import (
     decide_truncate,
     held_back,
 )
+from tidemark.core.seal import Part
 
 KB, MB = 1024, 1024 * 1024
 

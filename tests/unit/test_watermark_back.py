@@ -7,19 +7,19 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.memory import Script, World, rec
+from tests.support.memory.control import MemoryControl
+from tests.support.memory.ledger import Chaos, Fault
+from tests.support.memory.plane import MemoryPlane
+from tests.support.memory.world import Script, World, rec
 from tidemark.core.binding import Binding
 from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.core.ids import Txn, WriterToken
 from tidemark.core.journal import Event
 from tidemark.core.seal import Staged
-from tidemark.core.sequence import sequence_number, sequence_text
-from tidemark.memory.chaos import Chaos, Fault
-from tidemark.memory.control import MemoryControl
-from tidemark.memory.plane import MemoryPlane
+from tidemark.core.text import sequence_number, sequence_text
 from tidemark.pipeline.context import Pipeline, watermark_below
+from tidemark.pipeline.decide import set_watermark_back, skip
 from tidemark.pipeline.ingest import ingest
-from tidemark.pipeline.overrule import set_watermark_back, skip
 from tidemark.pipeline.reclock import reclock
 from tidemark.pipeline.run import run
 from tidemark.pipeline.upsert import commit_staged

@@ -10,8 +10,8 @@ Importing this, and so parsing a DAG, loads neither Spark nor a warehouse.
 from __future__ import annotations
 
 from tidemark.airflow.assets import shard_asset
-from tidemark.airflow.consumers import ShardConsumerOperator, shard_task
-from tidemark.airflow.factory import pipeline_dags
+from tidemark.airflow.consumers import ShardConsumerOperator, ShardUpperSensor, shard_task
+from tidemark.airflow.dags import health_dag, maintain_dag, pipeline_dags, replay_dag
 from tidemark.airflow.health import HealthOperator
 from tidemark.airflow.operators import (
     CheckpointOperator,
@@ -21,9 +21,7 @@ from tidemark.airflow.operators import (
     UpsertOperator,
     ValidateOperator,
 )
-from tidemark.airflow.replays import ReplayOperator, ReplayPlanOperator, ReplayReportOperator
-from tidemark.airflow.sensors import ShardUpperSensor
-from tidemark.airflow.shared_dags import health_dag, maintain_dag, replay_dag
+from tidemark.airflow.replay import ReplayOperator, ReplayPlanOperator, ReplayReportOperator
 
 __all__ = [
     "CheckpointOperator",

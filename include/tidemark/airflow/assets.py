@@ -19,10 +19,10 @@ from tidemark.core.ids import checked_name
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from tidemark.assemble import Deployment
-    from tidemark.job import Order
+    from tidemark.app.deployment import Deployment
+    from tidemark.app.job import Order
+    from tidemark.app.reports import Report
     from tidemark.pipeline.announce import Announcement
-    from tidemark.telling import Told
 
 
 def shard_asset(pipeline: str, shard: str) -> Asset:
@@ -64,7 +64,7 @@ class Announcing(BaseOperator):
         context: Context,
         deployment: Deployment,
         order: Order,
-        shards: Mapping[str, Told],
+        shards: Mapping[str, Report],
         announcements: Sequence[Announcement],
     ) -> None:
         """Emit what is told of each shard."""

@@ -1,4 +1,6 @@
-"""Tasks of downstream DAGs that read a shard: an operator, and a decorator around it.
+"""Waiting for a shard: a sensor that gives its worker slot back while it waits.
+
+Tasks of downstream DAGs that read a shard: an operator, and a decorator around it.
 
     @dag(schedule=[shard_asset("shop", "orders")])
     def billing():
@@ -14,23 +16,139 @@ events were merged into it, and a run that finds nothing starts no Spark.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from airflow.sdk import BaseHook, BaseOperator
+from airflow.sdk import BaseHook, BaseOperator, BaseSensorOperator
 from airflow.sdk.bases.decorator import DecoratedOperator, TaskDecorator, task_decorator_factory
+from airflow.sdk.exceptions import AirflowFailException
+from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from tidemark.airflow.masters import CONNECT_TYPE, connect_url, master_of
-from tidemark.airflow.runs import failure
-from tidemark.core.errors import TidemarkError
-from tidemark.job import connected, driven
+from tidemark.airflow.steps import CONNECT_TYPE, connect_url, failure, master_of
+from tidemark.app.job import connected, driven
+from tidemark.core.errors import Determinate, Indeterminate, TidemarkError
+from tidemark.core.ids import ShardId
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from tidemark.consume import Consumer
+    from tidemark.app.consume import Consumer
+
+
+POKE_SECONDS = 10.0
+
+
+def upper_of(pipeline_file: str, environment: str | None, shard: str) -> int:
+    """The first transaction that can't be read in the shard yet; one that doesn't touch it is stepped over.
+    Reads a few kilobytes."""
+    from tidemark.app.tasks import open_pipeline
+    from tidemark.pipeline.listing import readable_upper
+
+    deployment = open_pipeline(pipeline_file, environment)
+    name = ShardId(deployment.config.shard(shard).name)
+    return int(readable_upper(deployment.control, name))
+
+
+class ShardUpperTrigger(BaseTrigger):
+    """Fires when a shard has passed a transaction, or when it can't be known however long one waits."""
+
+    def __init__(
+        self, *, pipeline_file: str, environment: str | None, shard: str, txn: int, poke_seconds: float
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.pipeline_file = pipeline_file
+        self.environment = environment
+        self.shard = shard
+        self.txn = txn
+        self.poke_seconds = poke_seconds
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        names = ("pipeline_file", "environment", "shard", "txn", "poke_seconds")
+        return f"{__name__}.ShardUpperTrigger", {name: getattr(self, name) for name in names}
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        while True:
+            upper = 0
+            try:
+                upper = await asyncio.to_thread(upper_of, self.pipeline_file, self.environment, self.shard)
+            except (Determinate, Indeterminate) as error:
+                self.log.warning("looking again: %s", error)
+            except TidemarkError as error:
+                yield TriggerEvent({"error": str(error)})  # type: ignore[no-untyped-call]
+                return
+            if upper > self.txn:
+                yield TriggerEvent({"upper": upper})  # type: ignore[no-untyped-call]
+                return
+            await asyncio.sleep(self.poke_seconds)
+
+
+class ShardUpperSensor(BaseSensorOperator):
+    """Wait until a shard has passed a transaction; deferrable. Returns the shard's upper.
+
+    :param pipeline_file: the pipeline file; not a template
+    :param shard: the shard (templated)
+    :param txn: the transaction to wait for (templated)
+    :param environment: which of the file's environments (templated)
+    :param timeout: seconds after which it fails; like every wait, this one has an end
+    """
+
+    template_fields: Sequence[str] = ("shard", "txn", "environment")
+    ui_color = "#eef4e2"
+
+    def __init__(
+        self,
+        *,
+        pipeline_file: str | Path,
+        shard: str,
+        txn: int | str,
+        environment: str | None = None,
+        poke_interval: float = POKE_SECONDS,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(poke_interval=poke_interval, **kwargs)
+        self.pipeline_file = str(pipeline_file)
+        self.shard = shard
+        self.txn = txn
+        self.environment = environment
+
+    def poke(self, context: Context) -> bool:
+        return self._upper() > int(self.txn)
+
+    def _upper(self) -> int:
+        """The shard's upper; 0 while it can't be read, since the next look may be able to."""
+        try:
+            return upper_of(self.pipeline_file, self.environment, self.shard)
+        except (Determinate, Indeterminate) as error:
+            self.log.warning("looking again: %s", error)
+            return 0
+        except TidemarkError as error:
+            raise failure(error) from error
+
+    def execute(self, context: Context) -> Any:
+        upper = self._upper()
+        if upper > int(self.txn):
+            return upper
+        trigger = ShardUpperTrigger(
+            pipeline_file=self.pipeline_file,
+            environment=self.environment,
+            shard=self.shard,
+            txn=int(self.txn),
+            poke_seconds=self.poke_interval,
+        )
+        self.defer(trigger=trigger, method_name="reached", timeout=timedelta(seconds=self.timeout))
+        return None
+
+    def reached(self, context: Context, event: dict[str, Any]) -> int:
+        """Resume after the trigger has fired."""
+        if "error" in event:
+            raise AirflowFailException(event["error"])
+        self.log.info("shard %s has passed transaction %s: upper %s", self.shard, self.txn, event["upper"])
+        return int(event["upper"])
+
 
 BATCH: Final = "batch"
 TTL_SECONDS: Final = 60.0
@@ -43,13 +161,13 @@ class ShardConsumerOperator(BaseOperator):
     next try gets the same batch, with the same end. What is done with `batch.once` is done exactly once, all
     else at least once.
 
-    :param python_callable: takes the batch (`tidemark.consume.Batch`), and `op_kwargs` (templated)
+    :param python_callable: takes the batch (`tidemark.app.consume.Batch`), and `op_kwargs` (templated)
     :param pipeline_file: the pipeline file of the shard; not a template
     :param shard: the shard (templated)
     :param consumer: the name that the frontier is kept under (templated)
     :param environment: which of the file's environments, `$TIDEMARK_ENVIRONMENT` by default (templated)
     :param snapshot: begin a new consumer with the shard's rows as they are, as one batch
-    :param reading: more parameters of `tidemark.consume.Consumer`: `where`, `limits`, `start`, `ttl_seconds`
+    :param reading: more parameters of `tidemark.app.consume.Consumer`: `where`, `limits`, `start`, `ttl_seconds`
     :param conn_id: a Spark Connect connection, or a Spark one whose master this worker may drive itself
 
     Known limitation: the function runs in the worker, so a Spark connection means a driver in the worker.
@@ -86,8 +204,8 @@ class ShardConsumerOperator(BaseOperator):
 
     def execute(self, context: Context) -> Any:
         """Deliver what there is; tells how far the consumer is."""
-        from tidemark.consume import Consumer
-        from tidemark.tasks import open_pipeline
+        from tidemark.app.consume import Consumer
+        from tidemark.app.tasks import open_pipeline
 
         try:
             deployment = open_pipeline(self.pipeline_file, self.environment, self._spark)

@@ -14,8 +14,8 @@ from tidemark.core.alarms import Alarm
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from tidemark.assemble import Deployment
-    from tidemark.job import Order
+    from tidemark.app.deployment import Deployment
+    from tidemark.app.job import Order
 
 
 class HealthOperator(ControlOperator):
@@ -35,12 +35,12 @@ class HealthOperator(ControlOperator):
         self.on_failure_callback = [*self.on_failure_callback, note_alarms]
 
     def work(self, context: Context, deployment: Deployment, order: Order) -> Any:
-        from tidemark import health
+        from tidemark.app import status
 
-        found = health.look(deployment, now_seconds=time.time())
+        found = status.check_alarms(deployment, now_seconds=time.time())
         for name in found.over:
             self.log.info("over: %s", name)
-            health.note_over(deployment, order.attempt, name)
+            status.note_alarm_over(deployment, order.attempt, name)
         for alarm in found.still:
             self.log.warning("told before: %s", alarm)
         if found.new:
@@ -54,10 +54,10 @@ class HealthOperator(ControlOperator):
 
 
 def _note(deployment: Deployment, order: Order, alarms: tuple[Alarm, ...]) -> None:
-    from tidemark import health
+    from tidemark.app import status
 
     for alarm in alarms:
-        health.note_told(deployment, order.attempt, alarm)
+        status.note_alarm(deployment, order.attempt, alarm)
 
 
 def _nothing() -> None:

@@ -1,33 +1,104 @@
-"""The operators: one per step of a run, and maintenance; thin, each around a function of `tidemark.tasks`."""
+"""A red gate that waits for a person, in Airflow's own way: the question, and what is done with the answer.
+
+What is asked for is what the gate has judged: each transaction with the number of its verdict in the journal.
+One that was judged again meanwhile is not what the person has seen, and is not decided by the answer.
+
+The operators: one per step of a run, and maintenance; thin, each around a function of `tidemark.app.tasks`.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn
 
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException
 
-from tidemark.airflow.asking import ACCEPT, ANSWER_WITHIN, ASK, FAIL, RAISE, answer_in, ask, can_ask, wait
 from tidemark.airflow.assets import Announcing, note_events
-from tidemark.airflow.connections import provide_connection
-from tidemark.airflow.documents import of_task
-from tidemark.airflow.links import DataDocsLink, TransactionLink, txns_of
+from tidemark.airflow.display import DataDocsLink, TransactionLink, of_task, txns_of
 from tidemark.airflow.pages.registry import PUBLISH, marked
-from tidemark.airflow.runs import end_with_reason, failure, order_of
-from tidemark.airflow.steps import SparkStepOperator
-from tidemark.core.errors import TidemarkError
-from tidemark.core.sentence import named, short, step_sentence
-from tidemark.job import Order
+from tidemark.airflow.steps import SparkStepOperator, end_with_reason, failure, order_of, provide_connection
+from tidemark.app.job import Order
+from tidemark.core.errors import InvalidUsage, TidemarkError
+from tidemark.core.summary import named, short, step_sentence
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from tidemark.assemble import Deployment
-    from tidemark.telling import Told
+    from tidemark.app.deployment import Deployment
+    from tidemark.app.reports import Report
+    from tidemark.pipeline.validate import Judged
+
+
+ASK, RAISE = "ask", "fail"
+"""What a pipeline file may say of a red gate."""
+ACCEPT, SKIP, FAIL = "Accept", "Skip", "Fail"
+REASON: Final = "reason"
+ANSWER_WITHIN: Final = timedelta(days=7)
+METHOD: Final = "answered"
+
+
+def can_ask(red: Sequence[Judged]) -> bool:
+    """Whether a person could decide: what is committed can be neither accepted nor skipped."""
+    return bool(red) and not any(one.replayed for one in red)
+
+
+def options_of(red: Sequence[Judged]) -> list[str]:
+    """The ways out; only what the gate has found whole can be accepted as it is."""
+    whole = all(one.gated.finding.passed for one in red)
+    return [*([ACCEPT] if whole else []), SKIP, FAIL]
+
+
+def ask(
+    context: Context, red: Sequence[Judged], why: str, asked: Mapping[str, int], within: timedelta
+) -> NoReturn:
+    """Put the question, and let the task wait for its answer without a worker."""
+    subject = f"The gate is red: {named(one.txn for one in red)}"
+    wait(context, options_of(red), subject, f"```\n{why}\n```", asked, within)
+
+
+def wait(
+    context: Context,
+    options: Sequence[str],
+    subject: str,
+    body: str,
+    asked: Mapping[str, int],
+    within: timedelta,
+) -> NoReturn:
+    """Airflow keeps the first question of a try: asked again, its subject and body stay."""
+    from airflow.sdk import Param
+    from airflow.sdk.exceptions import TaskAwaitingInput
+    from airflow.sdk.execution_time.hitl import upsert_hitl_detail
+
+    reason = Param("", type="string", title="Reason", description="Why; the journal keeps it, with your name")
+    upsert_hitl_detail(
+        ti_id=context["ti"].id,
+        options=list(options),
+        subject=subject,
+        body=body,
+        params={REASON: reason.serialize()},
+    )
+    kwargs = {"asked": dict(asked), "options": list(options)}
+    raise TaskAwaitingInput(method_name=METHOD, kwargs=kwargs, timeout=within)
+
+
+def answer_in(event: Mapping[str, Any], options: Sequence[str]) -> tuple[str, str, str]:
+    """The choice, the user's name and the reason; `AirflowFailException` where nobody answered."""
+    if "error" in event:
+        raise AirflowFailException(
+            f"nobody has decided in time: {event['error']}; clear this task to be asked"
+        )
+    choice = (event.get("chosen_options") or [""])[0]
+    if choice not in options:
+        raise AirflowFailException(f"{choice!r} is none of {', '.join(options)}; clear this task to be asked")
+    user = (event.get("responded_by_user") or {}).get("name") or ""
+    if not user:
+        raise InvalidUsage("the answer has no user", hint="clear this task to be asked again")
+    return choice, user, str((event.get("params_input") or {}).get(REASON) or "").strip()
+
 
 PLACES = ("TIDEMARK_ROOT", "TIDEMARK_WAREHOUSE")
 """The settings of a worker's environment that say where a pipeline's tables are."""
@@ -61,7 +132,7 @@ class ControlOperator(BaseOperator):
             raise failure(error) from error
 
     def opened(self, order: Order) -> Deployment:
-        from tidemark import tasks
+        from tidemark.app import tasks
 
         return tasks.open_pipeline(self.pipeline_file, self.environment)
 
@@ -79,12 +150,12 @@ class ReclockOperator(ControlOperator):
         super().__init__(pipeline_file=pipeline_file, environment=environment, **kwargs)
 
     def opened(self, order: Order) -> Deployment:
-        from tidemark import tasks
+        from tidemark.app import tasks
 
         return tasks.open_to_bind(self.pipeline_file, self.environment, order.attempt)
 
     def work(self, context: Context, deployment: Deployment, order: Order) -> Any:
-        from tidemark import tasks
+        from tidemark.app import tasks
 
         told = tasks.reclock(deployment, order.attempt)
         self.txns_shown = txns_of(self.step, told)
@@ -128,19 +199,19 @@ class ValidateOperator(SparkStepOperator):
     operator_extra_links = (*SparkStepOperator.operator_extra_links, DataDocsLink())
     ui_color = "#f7e9c9"
 
-    def without_spark(self, order: Order) -> Told:
-        from tidemark import tasks, telling
+    def without_spark(self, order: Order) -> Report:
+        from tidemark.app import reports, tasks
         from tidemark.pipeline.stepwise import known_plan
 
         deployment = tasks.open_pipeline(order.pipeline_file, order.environment or None)
         plan = known_plan(deployment.pipeline, order.attempt)
         if plan.finish or plan.prove:
             raise tasks.SparkNeeded
-        return telling.told_verdicts(())
+        return reports.verdicts_report(())
 
-    def with_spark(self, context: Context, order: Order) -> Told:
+    def with_spark(self, context: Context, order: Order) -> Report:
         """Judge; red, too, when a transaction that was to be proven has no verdict of this try."""
-        from tidemark import tasks, telling
+        from tidemark.app import reports, tasks
         from tidemark.pipeline.stepwise import known_plan, verdicts_of
 
         deployment = tasks.open_pipeline(order.pipeline_file, order.environment or None)
@@ -156,22 +227,22 @@ class ValidateOperator(SparkStepOperator):
             # Whoever reads this has a shell of their own, without the worker's settings.
             environment = order.environment or os.environ.get("TIDEMARK_ENVIRONMENT")
             settings = {name: os.environ[name] for name in PLACES if os.environ.get(name)}
-            why = telling.explained(red, order.pipeline_file, environment, settings)
+            why = reports.explained(red, order.pipeline_file, environment, settings)
             if self.on_red == ASK and can_ask(red):
-                from tidemark.decisions import verdict_number
+                from tidemark.app.decisions import verdict_number
 
                 self.log.error("%s", why)
                 seen = {str(one.txn): verdict_number(deployment, one.txn) for one in red}
                 ask(context, red, why, seen, self.answer_within)
             raise AirflowFailException(why)
-        telling.require_verdicts(asked, {one.txn for one in judged if one.replayed})
-        return telling.told_verdicts(judged)
+        reports.require_verdicts(asked, {one.txn for one in judged if one.replayed})
+        return reports.verdicts_report(judged)
 
     def answered(
         self, context: Context, asked: dict[str, int], options: list[str], event: dict[str, Any]
-    ) -> Told:
+    ) -> Report:
         """Go on with what a person has answered; without a reason, ask again."""
-        from tidemark import decisions, tasks, telling
+        from tidemark.app import decisions, reports, tasks
 
         self.txns_shown = [int(txn) for txn in asked]
         try:
@@ -195,7 +266,7 @@ class ValidateOperator(SparkStepOperator):
         word = "accepted" if accepts else "skipped"
         told = f"{named(done)} {word} by {user}: {short(reason)}" if done else "decided by somebody else"
         self.log.info("%s", told)
-        return telling.told_verdicts(())
+        return reports.verdicts_report(())
 
 
 class UpsertOperator(SparkStepOperator):
@@ -226,7 +297,7 @@ class CheckpointOperator(ControlOperator, Announcing):
         self.on_success_callback = [*self.on_success_callback, note_events]
 
     def work(self, context: Context, deployment: Deployment, order: Order) -> Any:
-        from tidemark import tasks
+        from tidemark.app import tasks
 
         told, announcements = tasks.checkpoint(deployment, order.attempt)
         self.txns_shown = [one.seal.txn for one in announcements]
@@ -254,14 +325,14 @@ class MaintainOperator(SparkStepOperator):
         super().__init__(**kwargs)
         self.pipeline_shown = self.task_id
 
-    def execute(self, context: Context) -> Told:  # type: ignore[override]
+    def execute(self, context: Context) -> Report:  # type: ignore[override]
         told = super().execute(context)
         for warning in told["warnings"]:
             self.log.warning("%s", warning)
         return told
 
-    def after_submit(self, order: Order) -> Told:
+    def after_submit(self, order: Order) -> Report:
         """What the job has left to do, and why; what it did is in its own log."""
-        from tidemark import tasks
+        from tidemark.app import tasks
 
-        return tasks.plan_of_upkeep(tasks.open_pipeline(order.pipeline_file, order.environment or None))
+        return tasks.maintenance_plan(tasks.open_pipeline(order.pipeline_file, order.environment or None))

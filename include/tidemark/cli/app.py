@@ -1,4 +1,6 @@
-"""The command's root: options that belong to no command, and where each command is.
+"""Standard output whose reader may leave: `tidemark txns p | head -1`.
+
+The command's root: options that belong to no command, and where each command is.
 
 A command's module is imported, and its options are read, when that command is asked for: a run with nothing
 to do spends most of its time on imports.
@@ -13,36 +15,68 @@ import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import import_module
-from typing import Annotated, Any, Final, NoReturn
+from typing import Annotated, Any, Final, NoReturn, TextIO
 
 import typer
 from typer.core import TyperGroup
 from typer.main import get_group
 
 from tidemark import __version__
-from tidemark.cli.output import LeavingReader
 from tidemark.cli.shared import EXIT_RETRY, exit_code_of
 from tidemark.core.errors import TidemarkError
+
+
+class LeavingReader:
+    """A stream for text that goes on when its reader has closed the pipe; what is written then goes nowhere.
+
+    So a command ends as it would have, with the exit code that it would have had: a reader that has seen
+    enough is no error, and no reason to break off work either."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except BrokenPipeError:
+            self._forget()
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except BrokenPipeError:
+            self._forget()
+
+    def _forget(self) -> None:
+        """Let the descriptor itself lead nowhere: what is buffered is flushed to it at the end."""
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self._stream.fileno())
+        os.close(nowhere)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
 
 MODULES: Final = {
     "init": "tidemark.cli.init",
     "check": "tidemark.cli.check",
-    "run": "tidemark.cli.work",
-    "replay": "tidemark.cli.work",
-    "publish": "tidemark.cli.work",
-    "verify": "tidemark.cli.work",
-    "rebuild": "tidemark.cli.work",
+    "run": "tidemark.cli.run",
+    "replay": "tidemark.cli.run",
+    "publish": "tidemark.cli.run",
+    "verify": "tidemark.cli.run",
+    "rebuild": "tidemark.cli.run",
     "status": "tidemark.cli.status",
-    "txns": "tidemark.cli.inspect",
-    "show": "tidemark.cli.inspect",
-    "journal": "tidemark.cli.inspect",
+    "txns": "tidemark.cli.transactions",
+    "show": "tidemark.cli.transactions",
+    "journal": "tidemark.cli.transactions",
     "read": "tidemark.cli.rows",
     "quarantine": "tidemark.cli.rows",
     "leases": "tidemark.cli.consumers",
-    "skip": "tidemark.cli.overrule",
-    "accept": "tidemark.cli.overrule",
-    "release": "tidemark.cli.overrule",
-    "watermark": "tidemark.cli.overrule",
+    "skip": "tidemark.cli.decide",
+    "accept": "tidemark.cli.decide",
+    "release": "tidemark.cli.decide",
+    "watermark": "tidemark.cli.decide",
     "maintain": "tidemark.cli.maintain",
     "doctor": "tidemark.cli.doctor",
     "consumers": "tidemark.cli.consumers",

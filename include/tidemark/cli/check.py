@@ -110,12 +110,12 @@ def _check_file(file: Path, environment: str | None) -> Iterator[Checked]:
 
 def _compared(file: str, environment: str, config: PipelineConfig) -> Checked:
     """The file against what its warehouse has on record; that it can't be reached is no fault of the file."""
-    from tidemark.assemble import Deployment
+    from tidemark.app.deployment import Deployment
+    from tidemark.app.tasks import no_session
     from tidemark.config import Problem
     from tidemark.config.paths import is_uri
     from tidemark.core.errors import TidemarkError
-    from tidemark.pipeline.fit import fit_of
-    from tidemark.tasks import no_session
+    from tidemark.pipeline.schema_change import fit_of
 
     options = ASKED_ONCE if is_uri(config.warehouse_location) else None
     try:

@@ -38,7 +38,7 @@ def leases(
     pipeline: PipelineArgument, environment: EnvironmentOption = None, as_json: JsonOption = False
 ) -> None:
     """Show who holds which transaction: maintenance removes nothing that a lease still needs."""
-    from tidemark.readers import held_leases
+    from tidemark.app.consume import held_leases
 
     held = held_leases(open_deployment(pipeline, environment))
     if as_json:
@@ -57,7 +57,7 @@ def list_consumers(
     pipeline: PipelineArgument, environment: EnvironmentOption = None, as_json: JsonOption = False
 ) -> None:
     """Show every consumer with its frontier and its lag, and what froze it."""
-    from tidemark.readers import consumers_of
+    from tidemark.app.consume import consumers_of
 
     found = consumers_of(open_deployment(pipeline, environment))
     if as_json:
@@ -85,14 +85,14 @@ def skip(
     as_json: JsonOption = False,
 ) -> None:
     """Let a frozen consumer pass over what it can't read, as its freeze names it. Others are not touched."""
-    from tidemark.assemble import new_token
-    from tidemark.consume import leases_of
+    from tidemark.app.consume import leases_of
+    from tidemark.app.deployment import new_token
     from tidemark.core.ids import ShardId, Txn
-    from tidemark.pipeline.passing import pass_over
+    from tidemark.pipeline.consume import skip_for_consumer
 
     deployment = open_deployment(pipeline, environment)
     name = ShardId(deployment.config.shard(shard).name)
-    lost = pass_over(
+    lost = skip_for_consumer(
         deployment.pipeline,
         leases_of(deployment),
         consumer,
@@ -119,10 +119,10 @@ def forget(
     """Forget a consumer that will not come back, so that maintenance no longer waits for it.
 
     One whose process seems to live is watched first, for a little longer than its lease lasts."""
-    from tidemark.consume import leases_of
-    from tidemark.core.consumer import lease_name
+    from tidemark.app.consume import leases_of
     from tidemark.core.ids import ShardId
-    from tidemark.pipeline.leasing import expire_stale
+    from tidemark.core.reading import lease_name
+    from tidemark.pipeline.leases import expire_stale
 
     name = lease_name(consumer, ShardId(shard))
     leases = leases_of(open_deployment(pipeline, environment))

@@ -1,16 +1,204 @@
-"""`tidemark doctor`: does this machine have what Tidemark needs, and does the store keep its promise?"""
+"""The doctor's checks. Each returns what it found and, where that isn't enough, what to do about it.
+
+`tidemark doctor`: does this machine have what Tidemark needs, and does the store keep its promise?
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import os
-from typing import TYPE_CHECKING, Annotated
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from tidemark.cli.checks import Check
+from tidemark.config.paths import is_uri
+from tidemark.core.errors import TidemarkError
+
+_SPARK_SECONDS_MAX = 300
+
+PACKAGES = (
+    "apache-airflow",
+    "apache-airflow-providers-apache-spark",
+    "pyspark",
+    "pyspark-client",
+    "delta-spark",
+    "deltalake",
+    "great-expectations",
+)
+"""Whose versions matter enough to be shown: what the rest of the tree stands on."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the doctor's report. `remedy` is empty where `ok`."""
+
+    name: str
+    ok: bool
+    found: str
+    remedy: str = ""
+
+
+def all_checks(*, warehouse: str, with_spark: bool) -> Iterator[Check]:
+    """Every check, each made only when it is asked for: a caller can show them as they come. `warehouse` is
+    an absolute path or a URI; an object store has no folders, so only its put-if-absent is looked at."""
+    yield check_python()
+    required = required_versions()
+    for package in PACKAGES:
+        yield check_package(package, required.get(package, ""))
+    yield check_same_version("pyspark", "pyspark-client")
+    yield check_java()
+    yield check_jars()
+    if with_spark:
+        yield check_spark()
+    if not is_uri(warehouse):
+        yield check_writable(Path(warehouse))
+    yield check_put_if_absent(warehouse)
+
+
+def check_python(version: tuple[int, int] = sys.version_info[:2]) -> Check:
+    """Python 3.11 or later."""
+    return Check(
+        "python",
+        ok=version >= (3, 11),
+        found=platform.python_version() if version == sys.version_info[:2] else f"{version[0]}.{version[1]}",
+        remedy="" if version >= (3, 11) else "install Python 3.11 or later, then run `make setup`",
+    )
+
+
+def required_versions() -> dict[str, str]:
+    """package -> version specifier, as the installed tidemark declares them."""
+    from packaging.requirements import Requirement
+
+    declared = [Requirement(line) for line in metadata.requires("tidemark") or []]
+    return {requirement.name: str(requirement.specifier) for requirement in declared}
+
+
+def check_package(name: str, specifier: str, installed: Callable[[str], str] = metadata.version) -> Check:
+    """The package is installed in a version that tidemark declares it works with."""
+    from packaging.specifiers import SpecifierSet
+
+    try:
+        version = installed(name)
+    except metadata.PackageNotFoundError:
+        return Check(name, ok=False, found="not installed", remedy="run `make setup`")
+    if not SpecifierSet(specifier).contains(version, prereleases=True):
+        return Check(name, ok=False, found=f"{version}, needs {specifier}", remedy="run `make setup`")
+    return Check(name, ok=True, found=version)
+
+
+def check_same_version(left: str, right: str, installed: Callable[[str], str] = metadata.version) -> Check:
+    """Two packages that install into one folder have one version, or they overwrite each other."""
+    name = f"{left} = {right}"
+    try:
+        versions = installed(left), installed(right)
+    except metadata.PackageNotFoundError as error:
+        return Check(name, ok=False, found=f"{error.name} is not installed", remedy="run `make setup`")
+    if versions[0] != versions[1]:
+        return Check(
+            name,
+            ok=False,
+            found=f"{versions[0]} and {versions[1]}",
+            remedy="pin both to one version: remove .venv and run `make setup`",
+        )
+    return Check(name, ok=True, found=versions[0])
+
+
+def check_java() -> Check:
+    """A Java that Spark runs on."""
+    from tidemark.runtime.java import find_java
+
+    try:
+        java = find_java()
+    except TidemarkError as error:
+        return _failed("java", error)
+    return Check("java", ok=True, found=f"{java.version} in {java.home}")
+
+
+def check_jars(folder: Path | None = None) -> Check:
+    """Every jar of jars.lock, with its sum."""
+    from tidemark.runtime import home, jars
+
+    folder = folder or home.jars_folder()
+    try:
+        locked = jars.read_lock()
+        jars.verify(folder, locked)
+    except TidemarkError as error:
+        return _failed("jars", error)
+    return Check("jars", ok=True, found=f"{len(locked)} with the right sums in {folder}")
+
+
+def check_spark() -> Check:
+    """Spark starts and works on a Delta table, in a process with a deadline."""
+    with tempfile.TemporaryDirectory(prefix="tidemark-doctor-") as scratch:
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", "tidemark.spark.self_test", scratch],
+                capture_output=True,
+                text=True,
+                timeout=_SPARK_SECONDS_MAX,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            found = f"no answer within {_SPARK_SECONDS_MAX} s"
+            return Check(
+                "spark and delta", ok=False, found=found, remedy="look for a machine short of memory"
+            )
+    if done.returncode != 0:
+        said = [line for line in done.stderr.strip().splitlines() if line.strip()]
+        return Check(
+            "spark and delta",
+            ok=False,
+            found=said[-1] if said else f"exit code {done.returncode}",
+            remedy="run `python -m tidemark.spark.self_test FOLDER` to see all that Spark says",
+        )
+    return Check("spark and delta", ok=True, found=done.stdout.strip())
+
+
+def check_writable(warehouse: Path) -> Check:
+    """Files can be made, made durable, and removed in the warehouse."""
+    try:
+        warehouse.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(prefix="_tidemark_write_", dir=warehouse) as file:
+            file.write(b"tidemark")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        found = f"{warehouse}: {error.strerror or error}"
+        return Check(
+            "warehouse", ok=False, found=found, remedy="make it writable, or give another --warehouse"
+        )
+    return Check("warehouse", ok=True, found=f"{warehouse} is writable")
+
+
+def check_put_if_absent(warehouse: str) -> Check:
+    """Of several processes that create one Delta commit, exactly one succeeds, every time."""
+    from tidemark.delta.probe import probe_put_if_absent
+
+    try:
+        result = probe_put_if_absent(warehouse)
+    except TidemarkError as error:
+        return _failed("put-if-absent", error)
+    if not result.holds:
+        return Check(
+            "put-if-absent",
+            ok=False,
+            found=result.describe(),
+            remedy="use a local disk or an object store with conditional puts for the warehouse",
+        )
+    return Check("put-if-absent", ok=True, found=result.describe())
+
+
+def _failed(name: str, error: TidemarkError) -> Check:
+    return Check(name, ok=False, found=error.fact, remedy=error.hint)
 
 
 def register(app: typer.Typer) -> None:
@@ -34,7 +222,6 @@ def doctor(
     ] = True,
 ) -> None:
     """Check versions, Java, jars, Spark and the warehouse's put-if-absent; fail if one of them fails."""
-    from tidemark.cli.checks import all_checks
 
     checks = list(all_checks(warehouse=warehouse_to_check(warehouse), with_spark=spark))
     failed = sum(not check.ok for check in checks)

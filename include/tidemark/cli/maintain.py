@@ -19,8 +19,8 @@ from tidemark.cli.shared import (
 )
 
 if TYPE_CHECKING:
-    from tidemark.telling import Told
-    from tidemark.upkeep import Upkeep
+    from tidemark.app.maintenance import MaintenanceReport
+    from tidemark.app.reports import Report
 
 COLUMNS = ("what", "shard", "files", "bytes", "held by", "until")
 
@@ -45,14 +45,14 @@ def maintain(
 
     Nothing goes that a lease, a consumer, a state or the pipeline file's `retention` still needs.
     """
-    from tidemark import tasks, upkeep
+    from tidemark.app import maintenance, tasks
 
     names = [pipeline] if pipeline is not None else find_names(environment)
-    told: list[Told | Upkeep] = []
+    told: list[Report | MaintenanceReport] = []
     for name in names:
         deployment = open_deployment(name, environment)
         if dry_run:
-            found = upkeep.plan(deployment, upkeep.terms_of(deployment))
+            found = maintenance.plan(deployment, maintenance.terms_of(deployment))
             told.append(found)
             if not as_json:
                 _print_plan(found)
@@ -65,7 +65,7 @@ def maintain(
         print_json(told[0] if pipeline is not None else told)
 
 
-def _print_plan(found: Upkeep) -> None:
+def _print_plan(found: MaintenanceReport) -> None:
     say(f"pipeline {found.pipeline}: single transactions are kept from {found.since} on", style="bold")
     if found.chores:
         rows = [
@@ -79,7 +79,7 @@ def _print_plan(found: Upkeep) -> None:
         say(warning, style="yellow")
 
 
-def _print_done(done: Told) -> None:
+def _print_done(done: Report) -> None:
     say(f"pipeline {done['pipeline']}: single transactions are kept from {done['since']} on", style="bold")
     for shard, published in done["published"].items():
         say(f"published {shard} up to transaction {published['txn']}")

@@ -1,14 +1,27 @@
-"""The commands that show rows: `read` and `quarantine`."""
+"""Quarantined records as a command may show them: without a value of a masked column.
+
+A bad record is kept as it came, so it has to be masked when it is shown. What can be taken apart, a JSON
+object, loses the values of fields with a masked column's name, wherever they are in it; of anything else
+nobody can say where the masked value is, so all of it goes. A record that no shard took, or whose shard is
+not there any more, loses what any shard masks.
+
+Quarantined records as they came, so that they can be corrected and given back through the source.
+
+The commands that show rows: `read` and `quarantine`.
+"""
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from functools import reduce
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from tidemark.app.views import View
 from tidemark.cli.shared import (
     EXIT_CODES,
     EnvironmentOption,
@@ -19,13 +32,150 @@ from tidemark.cli.shared import (
     print_table,
     say,
 )
+from tidemark.cli.transactions import with_places
+from tidemark.config import PipelineConfig, ShardConfig
+from tidemark.config.tables import ShardSettings
 from tidemark.core.errors import InvalidUsage
-from tidemark.views import View
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
-    from tidemark.assemble import Deployment
+    from tidemark.app.deployment import Deployment
+    from tidemark.config import PipelineConfig
+
+
+Settings = ShardConfig | ShardSettings
+MASK: Final = "***"
+_FOUND: Final = re.compile(r"column '(?P<name>.*?)' is .*?, found (?P<value>.*)\Z", re.DOTALL)
+_OUT_OF_REACH: Final = ("too late: ", "too far ahead: ")
+_ROWS: Final = ("before", "after")
+
+
+def masks(record: Mapping[str, Any], config: PipelineConfig) -> bool:
+    """Whether a quarantined record may have values of masked columns."""
+    return bool(_masked_names(_shards_of(record, config)))
+
+
+def masked_record(record: Mapping[str, Any], config: PipelineConfig) -> dict[str, Any]:
+    """A quarantined record, as its log has it, without what its shard masks."""
+    shards = _shards_of(record, config)
+    names = _masked_names(shards)
+    if not names:
+        return dict(record)
+    # A line of CSV may look like JSON, and then names nothing.
+    raw = record["_raw"] if config.source.format != "csv" or record["_raw"] is None else ""
+    shown = {"_raw": _raw(raw, names, config), "_key": _text(record["_key"], names, "")}
+    return {**record, **shown, "_reason": _reason(record["_reason"], names, shards)}
+
+
+def _shards_of(record: Mapping[str, Any], config: PipelineConfig) -> Sequence[Settings]:
+    named = [shard for shard in config.shards if shard.name == record["_shard"]]
+    others = config.tables.overrides if config.tables is not None else ()
+    return named or [*config.shards, *others]
+
+
+def _masked_names(shards: Sequence[Settings]) -> frozenset[str]:
+    return frozenset(name.lower() for shard in shards for name in shard.masked or ())
+
+
+def _raw(raw: str | None, names: frozenset[str], config: PipelineConfig) -> str | None:
+    """A record as it came. One of a topic is an object of texts: its key, its value and its headers."""
+    if config.source.type != "kafka" or raw is None:
+        return _text(raw, names, config.envelope)
+    try:
+        record = json.loads(raw)
+        if not isinstance(record, dict):
+            return MASK
+    except (ValueError, RecursionError):
+        return MASK  # It came from another source, when the pipeline had one.
+    shown: dict[str, Any] = {"key": _text(record.get("key"), names, "")}
+    shown["value"] = _text(record.get("value"), names, config.envelope)
+    shown["headers"] = [
+        {**one, "value": MASK} if str(one.get("key")).lower() in names else one
+        for one in record.get("headers") or ()
+    ]
+    given = {part: value for part, value in shown.items() if part in record}
+    return json.dumps(given, ensure_ascii=False, separators=(",", ":"))
+
+
+def _text(text: str | None, names: frozenset[str], envelope: str) -> str | None:
+    if text is None:
+        return None
+    try:
+        parsed = json.loads(text)
+        if isinstance(parsed, dict):
+            return json.dumps(_value(parsed, names, envelope), ensure_ascii=False, separators=(",", ":"))
+    except (ValueError, RecursionError):
+        pass
+    return MASK
+
+
+def _value(value: Any, names: frozenset[str], envelope: str) -> Any:
+    if isinstance(value, list):
+        return [_value(item, names, envelope) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        name: MASK
+        if name.lower() in names or (envelope == "debezium" and name in _ROWS and isinstance(item, str))
+        else _value(item, names, envelope)
+        for name, item in value.items()
+    }
+
+
+def _reason(reason: str | None, names: frozenset[str], shards: Sequence[Settings]) -> str | None:
+    """Reasons are masked when they are written, but a column may be masked later than that."""
+    if reason is None:
+        return None
+    found = _FOUND.match(reason)
+    if found is not None and found["name"].lower() in names:
+        return reason[: found.start("value")] + MASK
+    if any((shard.sequence_by or "").lower() in names for shard in shards):
+        return next((kind + MASK for kind in _OUT_OF_REACH if reason.startswith(kind)), reason)
+    return reason
+
+
+_PLACES_SHOWN_MAX: Final = 5
+
+
+def print_raw(deployment: Deployment, records: Sequence[Mapping[str, Any]]) -> None:
+    """One record per line on standard output, in the order of the source, so that the last one of a key stays
+    the last one.
+
+    A record of a shard with masked columns is never shown, not even masked: given back, it would put the mask
+    into the table. Raises an `InvalidUsage` that says where such records stand, after the others."""
+    hidden: list[Mapping[str, Any]] = []
+    for record in records:
+        if masks(record, deployment.config) or record["_raw"] is None:
+            hidden.append(record)
+        else:
+            typer.echo(record["_raw"])
+    if hidden:
+        raise InvalidUsage(
+            f"{len(hidden):,} of {len(records):,} records are not shown: masked columns, or no readable text",
+            hint=f"take them from the source: {_places(deployment, hidden)}",
+        )
+
+
+def _places(deployment: Deployment, records: Iterable[Mapping[str, Any]]) -> str:
+    places = [f"{one['place']} (transaction {one['_txn']})" for one in with_places(deployment, records)]
+    more = len(places) - _PLACES_SHOWN_MAX
+    return "; ".join([*places[:_PLACES_SHOWN_MAX], *([f"and {more:,} more"] if more > 0 else [])])
+
+
+def how_to_correct(config: PipelineConfig) -> str:
+    """How the records of this kind of source are corrected, as one line."""
+    raw = f"`tidemark quarantine {config.name} --open --raw`"
+    match config.source.type:
+        case "kafka":
+            how = f"{raw} prints them with keys and headers; correct them, and produce them again"
+        case "postgres":
+            reread = f"`tidemark source reread {config.name} TABLE`"
+            how = f"mend the rows in the database, which sends them again, or read a table anew: {reread}"
+        case _:
+            how = f"{raw} prints them; correct them, and put them into the source's folder as a new file"
+    return f"to correct them: {how} (docs/operations.md)"
+
 
 ROWS_SHOWN: Final = 20
 ROWS_MAX: Final = 10_000
@@ -56,16 +206,15 @@ def read(
     as_json: JsonOption = False,
 ) -> None:
     """Show a shard's rows, in the order of its keys. Masked columns are shown as ***."""
-    from tidemark.cli.masking import MASK
-    from tidemark.spark.failures import rows_of
-    from tidemark.views import read as read_rows
+    from tidemark.app.views import read as read_rows
+    from tidemark.spark.failures import shard_job_errors
 
     deployment = open_deployment(pipeline, environment)
     config = deployment.config.shard(shard) if shard else deployment.config.only_shard
     frame = read_rows(deployment, config.name, view=view, as_of=as_of)
     order = ["_txn", *config.keys] if view is View.LOG else list(config.keys)
     shown = frame.orderBy(*(f"`{name}`" for name in order)) if order else frame
-    with rows_of(config.name):
+    with shard_job_errors(config.name):
         texts = shown.limit(limit).selectExpr(f"to_json(struct({_exact(frame.schema)})) AS text").collect()
     records = [row_of(row.text, frame.schema) for row in texts]
     masked = [
@@ -144,7 +293,6 @@ def quarantine(
     With --raw, records are printed to be corrected and given back through the source; of those of shards with
     masked columns only the places are told.
     """
-    from tidemark.cli.corrections import how_to_correct
 
     deployment = open_deployment(pipeline, environment)
     if raw:
@@ -166,7 +314,6 @@ def quarantine(
 
 
 def _print_raw(deployment: Deployment, *, txn: int | None, only_open: bool, limit: int) -> None:
-    from tidemark.cli.corrections import print_raw
 
     found = _newest(deployment, txn=txn, only_open=only_open, limit=limit + 1)
     if len(found) > limit:
@@ -178,8 +325,7 @@ def quarantined_records(
     deployment: Deployment, *, txn: int | None, only_open: bool, limit: int
 ) -> list[dict[str, Any]]:
     """The records, the newest first, with their places and without the values of masked columns."""
-    from tidemark.cli.masking import masked_record
-    from tidemark.cli.places import with_places
+    from tidemark.cli.transactions import with_places
 
     found = _newest(deployment, txn=txn, only_open=only_open, limit=limit)
     return with_places(deployment, (masked_record(record, deployment.config) for record in found))
@@ -196,7 +342,7 @@ def _newest(deployment: Deployment, *, txn: int | None, only_open: bool, limit: 
 
 def still_open(deployment: Deployment, *, txn: int | None, limit: int) -> list[dict[str, Any]]:
     """The open errors of all shards, in the same order and shape as `quarantined`."""
-    from tidemark.views import open_errors
+    from tidemark.app.views import open_errors
 
     frames = [open_errors(deployment, shard) for shard in deployment.shards]
     found = reduce(lambda all_, one: all_.unionAll(one), frames)

@@ -1,12 +1,19 @@
-"""What the commands share: finding a pipeline, opening it, printing for people and for machines."""
+"""What the commands share: finding a pipeline, opening it, printing for people and for machines.
+
+What a command that works says while it does: to a terminal, or to a log.
+"""
 
 from __future__ import annotations
 
 import getpass
 import json
+import logging
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -14,16 +21,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from tidemark.core.errors import Determinate, Indeterminate, InvalidUsage, InvariantViolation, TidemarkError
-from tidemark.core.text import plain
+from tidemark.core.text import moment, plain, span
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tidemark.assemble import Deployment
+    from tidemark.app.deployment import Deployment
     from tidemark.config import LoadedPipelines, PipelineConfig
     from tidemark.core.ids import ShardId
-    from tidemark.core.seal import ShardParts
+    from tidemark.core.seal import SealOutcome, ShardParts
     from tidemark.pipeline.context import Attempt
+    from tidemark.pipeline.run import Decided, Progress
+
 
 PIPELINES_FOLDERS: Final = ("include/pipelines", "pipelines", ".")
 
@@ -132,19 +141,19 @@ def open_deployment(
 ) -> Deployment:
     """A pipeline ready to work. Spark starts when a step asks for it. Who `binds` asks the source for its
     tables first, where the pipeline file leaves them to it."""
-    from tidemark.assemble import Deployment, discovered
+    from tidemark.app.deployment import Deployment, discovered
 
     config = find_config(pipeline, environment)
     if binds:
         config = discovered(config)
 
     def session() -> SparkSession:
-        from tidemark.home import home
-        from tidemark.spark import warm
+        from tidemark.runtime.home import home
+        from tidemark.spark import connect_server
         from tidemark.spark.session import build_session, connect_session
 
         chosen = os.environ.get("TIDEMARK_SPARK_MASTER")
-        server = warm.find() if not chosen else None
+        server = connect_server.find() if not chosen else None
         if server is not None and server.is_alive:
             return connect_session(server.url, token=server.token)
         if server is not None:
@@ -161,7 +170,7 @@ def open_deployment(
 
 def new_attempt(run_id: str | None = None, *, cleared: bool = False, logical_date: str = "") -> Attempt:
     """An attempt of a run started by hand. Without a run id, the run is a new one."""
-    from tidemark.assemble import new_token
+    from tidemark.app.deployment import new_token
     from tidemark.core.binding import Owner
     from tidemark.pipeline.context import Attempt
 
@@ -231,3 +240,67 @@ def say(text: str, *, style: str = "") -> None:
     from rich.text import Text
 
     Console().print(Text(text, style=style), soft_wrap=True)
+
+
+@contextmanager
+def progress_line(quiet: bool) -> Iterator[Progress]:
+    """A line that shows which transaction is in which phase, on a terminal only."""
+    from tidemark.pipeline.run import no_progress
+
+    if quiet or not sys.stderr.isatty():
+        with source_messages(lambda text: None):
+            yield no_progress
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("looking for new input") as status, source_messages(status.update):
+        yield lambda txn, phase: status.update(f"transaction {txn}: {phase}")
+
+
+@contextmanager
+def source_messages(show: Callable[[str], None]) -> Iterator[None]:
+    """Show what a source says while it reads: how far it is, and how long that may still take. What it warns
+    of stays to be read."""
+
+    class Shown(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.name == "tidemark.sources.files.source":
+                return  # The run lists at its end what it did not take.
+            if record.levelno >= logging.WARNING:
+                typer.echo(record.getMessage(), err=True)
+            else:
+                show(record.getMessage())
+
+    logger, handler = logging.getLogger("tidemark.sources"), Shown(logging.INFO)
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
+def line_per_transaction(quiet: bool) -> Decided:
+    """Tells each transaction by a line, with the time and how long it took, where no terminal shows it."""
+    from tidemark.core.seal import Lost, Sealed
+    from tidemark.pipeline.run import no_callback
+
+    if quiet or sys.stderr.isatty():
+        return no_callback
+    began = time.monotonic()
+
+    def line(outcome: SealOutcome) -> None:
+        nonlocal began
+        took, began = time.monotonic() - began, time.monotonic()
+        if not isinstance(outcome, Sealed | Lost):
+            return
+        seal = outcome.seal if isinstance(outcome, Sealed) else outcome.winner
+        counts = filter(None, (f"{seal.source.count:,} read", rows_text(seal.shards)))
+        by = "" if isinstance(outcome, Sealed) else f" by {seal.token}"
+        now = moment(datetime.now(UTC))
+        told = f"{now} UTC transaction {seal.txn}: {seal.decision}{by}, {', '.join(counts)}; {span(took)}"
+        typer.echo(told, err=True)
+
+    return line

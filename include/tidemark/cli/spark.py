@@ -29,21 +29,23 @@ def start(
     Every command with the same TIDEMARK_HOME uses it from then on, unless TIDEMARK_SPARK_MASTER names another
     Spark. It listens on the loopback interface only, and asks for a token.
     """
-    from tidemark.spark import warm
+    from tidemark.spark import connect_server
 
-    server = warm.start(memory=memory)
+    server = connect_server.start(memory=memory)
     if as_json:
         print_json({"url": server.url, "pid": server.pid})
     else:
-        say(f"a warm Spark listens at {server.url}, process {server.pid}; its log is in {warm.folder()}")
+        say(
+            f"a warm Spark listens at {server.url}, process {server.pid}; its log is in {connect_server.folder()}"
+        )
 
 
 @spark.command(name="stop", epilog=EXIT_CODES)
 def stop(as_json: JsonOption = False) -> None:
     """Stop the warm Spark; jobs that run on it fail, and a retry finishes them."""
-    from tidemark.spark import warm
+    from tidemark.spark import connect_server
 
-    found = warm.stop()
+    found = connect_server.stop()
     if as_json:
         print_json({"stopped": found.pid if found is not None else None})
     else:
@@ -53,9 +55,9 @@ def stop(as_json: JsonOption = False) -> None:
 @spark.command(name="status", epilog=EXIT_CODES)
 def status(as_json: JsonOption = False) -> None:
     """Say whether a warm Spark runs. Exits with 1 if none does."""
-    from tidemark.spark import warm
+    from tidemark.spark import connect_server
 
-    found = warm.find()
+    found = connect_server.find()
     alive = found is not None and found.is_alive
     if as_json:
         print_json({"running": alive, "url": found.url if found is not None and alive else None})
@@ -64,6 +66,9 @@ def status(as_json: JsonOption = False) -> None:
     elif alive:
         say(f"a warm Spark listens at {found.url}, process {found.pid}")
     else:
-        say(f"the warm Spark, process {found.pid}, has ended; its log is in {warm.folder()}", style="red")
+        say(
+            f"the warm Spark, process {found.pid}, has ended; its log is in {connect_server.folder()}",
+            style="red",
+        )
     if not alive:
         raise typer.Exit(code=1)

@@ -1,9 +1,13 @@
-"""`tidemark status`: how far a pipeline is, and what holds it up. It changes nothing and starts no Spark."""
+"""How `tidemark status` is shown to people.
+
+`tidemark status`: how far a pipeline is, and what holds it up. It changes nothing and starts no Spark.
+"""
 
 from __future__ import annotations
 
 import time
-from typing import Annotated, Final
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -15,10 +19,84 @@ from tidemark.cli.shared import (
     PipelineArgument,
     open_deployment,
     print_json,
+    print_table,
     say,
 )
-from tidemark.cli.status_view import show_status
 from tidemark.core.alarms import alarms_of, limits_in
+from tidemark.core.text import moment, span
+
+if TYPE_CHECKING:
+    from tidemark.core.status import Input, ShardStatus, SourceStatus, Status
+
+
+def _ago(at: datetime | None, now: float) -> str:
+    return f"{moment(at)} UTC, {span(now - at.timestamp())} ago" if at is not None else "at an unknown time"
+
+
+def show_status(found: Status, *, now_seconds: float) -> None:
+    """Print all of it, what needs somebody in red."""
+    now = now_seconds
+    say(f"pipeline {found.pipeline}", style="bold")
+    say(f"bound {found.bound}, sealed {found.sealed}, checkpoint {found.checkpoint}")
+    if found.last_run is not None:
+        say(f"last run: {found.last_run.run_id}, {_ago(found.last_run.at, now)}")
+    if found.sealed:
+        took = span(found.last_sealed.seconds)
+        say(f"last sealed: {found.sealed}, {_ago(found.last_sealed.sealed, now)}; it took {took}")
+    if found.open:
+        say(f"open: {', '.join(map(str, found.open))}; the next run takes them up first", style="yellow")
+        say(f"open since {_ago(found.open_since, now)}", style="yellow")
+    for stop in found.blocked:
+        since = f", since {_ago(stop.since, now)}" if stop.since is not None else ""
+        say(f"blocked: {stop.what}{since}: {stop.why}", style="red")
+    if found.source is None or not found.source.trouble:
+        _show_waiting(found.waiting, now)
+    if found.quarantined.records:
+        say(f"quarantined: {found.quarantined.records:,}, the last {_ago(found.quarantined.last, now)}")
+    for stall in found.stalled:
+        say(f"stalled: {stall.told(now)}", style="red")
+    if found.source is not None:
+        _show_source(found.source)
+    print_table("", ("shard", "log has", "state has", "behind", "waits"), map(_cells, found.shards))
+    if found.since > 1:
+        say(f"single transactions are kept from {found.since} on")
+    for one in found.replayable:
+        txns = f"{one.first} to {one.last}" if one.last > one.first else str(one.first)
+        until = f"until {moment(one.until)}" if one.until else "as long as the input stays as it is"
+        until += f"; {one.caveat}" if one.caveat else ""
+        say(
+            f"replayable: {txns} no more: {one.gone}" if one.gone else f"replayable: {txns}, {until}",
+            style="yellow" if one.gone else "",
+        )
+
+
+def _show_waiting(waiting: Input, now: float) -> None:
+    if waiting.trouble:
+        say(f"waiting: {waiting.trouble}", style="red")
+    elif waiting.pieces:
+        size = f", {waiting.bytes:,} bytes" if waiting.bytes else ""
+        say(f"waiting: {waiting.pieces:,} {waiting.unit}{size}, the oldest of {_ago(waiting.oldest, now)}")
+
+
+def _cells(one: ShardStatus) -> tuple[object, ...]:
+    """A shard's line. What is quarantined has a log only, and no state that could be behind."""
+    from tidemark.core.ids import QUARANTINE
+
+    has = one.log_upper - 1
+    behind = "" if one.shard == QUARANTINE else has - one.published
+    waits = "not in the pipeline file" if one.left_out else one.paused
+    return one.shard, has or "-", one.published or "-", behind, waits
+
+
+def _show_source(source: SourceStatus) -> None:
+    say(f"source: received {source.received}, flushed {source.flushed}, acknowledged {source.acknowledged}")
+    if source.trouble:
+        say(f"source: {source.trouble}", style="red")
+    else:
+        say(f"source: {source.cost}")
+    for what in source.held_back_by:
+        say(f"source: held back by {what}", style="yellow")
+
 
 EXIT_ALARM_TEXT: Final = "4 what --fail-if names is so."
 
@@ -50,7 +128,7 @@ def status(
     Quarantine asks for quarantined records at all, for some that were sealed within a time, or for their
     share of the newest 100 transactions. An alarm without a limit takes the one of the pipeline file.
     """
-    from tidemark.status import status_of
+    from tidemark.app.status import status_of
 
     deployment = open_deployment(pipeline, environment)
     limits = limits_in(fail_if, deployment.config.alarms.limits)

@@ -14,17 +14,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tidemark.config.avro import SchemaReader
 from tidemark.config.base import FROM_SOURCE, is_pattern
-from tidemark.config.described import completed, recorded_shapes
-from tidemark.config.document import DocumentReader, Node
-from tidemark.config.explain import problem_at, validated
+from tidemark.config.discovered_tables import recorded_shapes, with_discovered_shards
+from tidemark.config.document import DocumentReader, Node, problem_at, validated
+from tidemark.config.expectations import SuiteReader
+from tidemark.config.kafka import SchemaReader
 from tidemark.config.model import PipelineConfig
 from tidemark.config.paths import default_root, is_relative, resolved, shown_place
-from tidemark.config.problems import ConfigInvalid, Problem
-from tidemark.config.suites import SuiteReader
+from tidemark.config.problems import ConfigInvalid, Problem, nearest, shown
 from tidemark.config.tables import ShardSettings, matches_any, shard_name_of
-from tidemark.config.text import nearest, shown
 from tidemark.core.errors import InvalidUsage, TidemarkError
 
 _FILE_NAME = re.compile(r"\w[\w .-]*")
@@ -80,7 +78,7 @@ def load_pipeline(
     if problems:
         raise ConfigInvalid(problems)
     try:
-        return completed(config, recorded_shapes(config))
+        return with_discovered_shards(config, recorded_shapes(config))
     except TidemarkError as error:
         raise ConfigInvalid([Problem(str(path), 0, 0, "tables", error.fact, error.hint)]) from None
 

@@ -1,4 +1,6 @@
-"""The effective configuration of a pipeline: what its file says, with defaults and environment applied.
+"""The `alarms` section of a pipeline file: from where on something needs somebody.
+
+The effective configuration of a pipeline: what its file says, with defaults and environment applied.
 
 A `PipelineConfig` is valid from birth: every rule is checked when it is made, from a file or from the
 copy that a binding recorded. `canonical_json` is that copy: stable, complete, without secrets; relative
@@ -8,23 +10,50 @@ paths stay as they were written, so a project that moves keeps its fingerprint.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, model_validator
 
-from tidemark.config.alarms import Alarms
-from tidemark.config.base import Derived, Model, PipelineName, Schedule, checked
-from tidemark.config.debezium import Debezium
+from tidemark.config.base import Model, ModelCache, PipelineName, Schedule, checked
 from tidemark.config.paths import WAREHOUSE, checked_path, default_root, resolved
 from tidemark.config.problems import raise_flaws
 from tidemark.config.rules import pipeline_flaws
 from tidemark.config.shard import ShardConfig
-from tidemark.config.source import PostgresSource, SourceConfig
+from tidemark.config.source import Debezium, PostgresSource, SourceConfig
 from tidemark.config.tables import Tables, shard_name_of
+from tidemark.core.alarms import BEHIND, QUARANTINE, REPLAYABLE, STALLED, WAL, Limits, limit
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import ShardId
 from tidemark.core.shape import Shape
+
+
+def _limit(kind: str) -> Callable[[str], str]:
+    def check(value: str) -> str:
+        limit(kind, value)
+        return value
+
+    return checked(check)
+
+
+class Alarms(Model):
+    """Limits as they are written: lengths of time, a size, a share of records. null for what is no alarm."""
+
+    stalled: Annotated[str, AfterValidator(_limit(STALLED))] = "15m"
+    behind: Annotated[str, AfterValidator(_limit(BEHIND))] | None = "2d"
+    wal: Annotated[str, AfterValidator(_limit(WAL))] | None = "10GB"
+    replayable: Annotated[str, AfterValidator(_limit(REPLAYABLE))] | None = "2d"
+    quarantine: Annotated[str, AfterValidator(_limit(QUARANTINE))] | None = "5%"
+
+    @property
+    def limits(self) -> Limits:
+        given: dict[str, Any] = {}
+        for kind in type(self).model_fields:
+            value = getattr(self, kind)
+            given |= limit(kind, value) if value is not None else {}
+        return Limits(**given)
+
 
 CAPTURED = "_captured"
 """Where a pipeline keeps the changes that its source can't be asked for again; no shard has such a name."""
@@ -50,7 +79,7 @@ class Retention(Model):
     data_docs_days: Days | None = 90
 
 
-class _Lookup(Derived):
+class _Lookup(ModelCache):
     """Where the shard of a name is among many, and the first one of a table."""
 
     def __init__(self, shards: tuple[ShardConfig, ...]) -> None:

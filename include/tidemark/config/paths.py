@@ -8,18 +8,25 @@ refused anywhere.
 
 A URI may not carry a user, a password or a query: secrets come from the environment, so a configuration that
 is copied into every binding never holds one.
+
+Where caches lie that can be made again: beside what they are of, or in a temporary folder of this machine.
+
+A disk of another machine counts as none: files there can't be mapped into memory safely, and locks on them
+don't always hold. A temporary folder is for its owner alone, as is a folder beside a table.
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import re
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from tidemark.config.text import shown
+from tidemark.config.problems import shown
 from tidemark.core.errors import InvalidUsage
 
 WAREHOUSE: Final = ".tidemark/warehouse"
@@ -88,8 +95,8 @@ def resolved(text: str, *, root: Path) -> str:
         return re.sub(r"\As3://", "s3a://", text.rstrip("/"))
     if Path(text).is_absolute():
         return str(Path(text))
-    base = _followed(root)
-    target = _followed(base / text)
+    base = _resolved_link(root)
+    target = _resolved_link(base / text)
     if target != base and base not in target.parents:
         raise InvalidUsage(
             f"{shown(text)} leads out of the root",
@@ -98,12 +105,12 @@ def resolved(text: str, *, root: Path) -> str:
     return str(target)
 
 
-def _followed(path: Path) -> Path:
+def _resolved_link(path: Path) -> Path:
     """The path without symlinks, which need not exist; `InvalidUsage` where they lead round in a circle."""
     try:
         target = path.resolve()
         # Only Python up to 3.12 looks for a circle itself, and then it raises a RuntimeError.
-        is_circle = _leads_nowhere(target)
+        is_circle = _is_symlink_loop(target)
     except RuntimeError:
         is_circle = True
     if is_circle:
@@ -112,7 +119,7 @@ def _followed(path: Path) -> Path:
     return target
 
 
-def _leads_nowhere(path: Path) -> bool:
+def _is_symlink_loop(path: Path) -> bool:
     try:
         path.stat()
     except OSError as error:
@@ -131,3 +138,33 @@ def read_named(text: str, *, root: Path, hint: str) -> tuple[str, bytes]:
     except OSError as error:
         said = (error.strerror or str(error)).lower()
         raise InvalidUsage(f"{shown_place(text)} can't be read, {said}", hint=hint) from None
+
+
+_ELSEWHERE: Final = (
+    "9p", "afs", "ceph", "cifs", "fuse", "gluster", "lustre", "ncpfs", "nfs", "smb", "vboxsf",
+)  # fmt: skip
+
+
+def cache_folder(folder: Path | None, *, uri: str) -> Path:
+    """Where the cache of a folder lies: beside it, where it goes with it, if that is a disk of this machine,
+    and no other user of it has theirs there. The URI names what is in no folder."""
+    if folder is not None and not _is_remote(folder):
+        beside = folder.parent / "_index"
+        if not beside.exists() or beside.stat().st_uid == os.getuid():
+            return beside / folder.name
+    found = Path(tempfile.gettempdir()) / f"tidemark-{os.getuid()}"
+    found.mkdir(mode=0o700, exist_ok=True)
+    if found.stat().st_uid != os.getuid():
+        raise InvalidUsage(f"{found} is somebody else's", hint="remove it, or set TMPDIR")
+    return found / hashlib.sha256(uri.encode()).hexdigest()[:32]
+
+
+def _is_remote(folder: Path) -> bool:
+    """Whether a folder lies on a disk of another machine, as far as this system tells."""
+    try:
+        mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
+    except OSError:
+        return False
+    wanted = folder.absolute()
+    kinds = {Path(mount[1]): mount[2] for mount in mounts if wanted.is_relative_to(mount[1])}
+    return bool(kinds) and kinds[max(kinds, key=lambda one: len(one.parts))].startswith(_ELSEWHERE)

@@ -1,13 +1,35 @@
-"""What is wrong with a pipeline file: each problem with its place, and all of them in one error."""
+"""What messages and name checks share: values cut short, near names, what a column may be called.
+
+What is wrong with a pipeline file: each problem with its place, and all of them in one error.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Final
 
 from pydantic_core import PydanticCustomError
 
 from tidemark.core.errors import InvalidUsage
+
+COLUMN_NAME: Final = re.compile(r"[^\W\d]\w{0,127}\Z")
+"""Letters of any script; what else a name may have needs more than a plain Delta table."""
+
+
+def shown(value: object, characters_max: int = 60) -> str:
+    """The value for a message: quoted, and cut when it is long."""
+    text = repr(value[: characters_max + 1] if isinstance(value, str) else value)
+    return text if len(text) <= characters_max + 2 else f"{text[:characters_max]}…"
+
+
+def nearest(value: str, known: Iterable[str], *, otherwise: str, cutoff: float = 0.6) -> str:
+    """A hint that names the nearest known word, or else says what there is."""
+    near = get_close_matches(value[:60], list(known), n=1, cutoff=cutoff)
+    return f"did you mean {near[0]!r}?" if near else otherwise
+
 
 Path = tuple[str | int, ...]
 PROBLEMS_SHOWN_MAX = 50

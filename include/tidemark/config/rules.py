@@ -6,10 +6,9 @@ from collections.abc import Hashable, Iterator
 from typing import TYPE_CHECKING
 
 from tidemark.config.base import FROM_SOURCE, is_pattern, parts_of
-from tidemark.config.debezium import debezium_flaws
 from tidemark.config.paths import is_uri
-from tidemark.config.problems import Flaw
-from tidemark.config.text import shown
+from tidemark.config.problems import Flaw, shown
+from tidemark.config.source import debezium_flaws
 
 if TYPE_CHECKING:
     from tidemark.config.kafka import KafkaSource

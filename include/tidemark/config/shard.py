@@ -20,9 +20,8 @@ from tidemark.config.base import (
     checked,
     is_pattern,
 )
-from tidemark.config.problems import Flaw, raise_flaws, refused
+from tidemark.config.problems import Flaw, nearest, raise_flaws, refused, shown
 from tidemark.config.schema import FLOATS, INTEGERS, RESERVED, TIMESTAMPS, Column, Schema
-from tidemark.config.text import nearest, shown
 from tidemark.core.errors import InvalidUsage
 
 KEY_TYPES_REFUSED: Final = {
@@ -206,7 +205,7 @@ def _expectation_flaws(expectation: Expectation, columns: Schema) -> Iterator[Fl
     yield from found
     if not quarantines or found:
         return
-    from tidemark.config.rowwise import broken_when
+    from tidemark.config.row_rules import broken_when
 
     try:
         condition = broken_when(expectation)

@@ -12,8 +12,8 @@ from pydantic import Field, PrivateAttr
 from tidemark.config.base import (
     FROM_SOURCE,
     ColumnName,
-    Derived,
     Model,
+    ModelCache,
     PredicateText,
     SchemaChange,
     ShardName,
@@ -53,7 +53,7 @@ class TableOverride(ShardSettings):
         return matches_any(table, (self.match,))
 
 
-class _Included(Derived):
+class _Included(ModelCache):
     """Patterns of tables, of which most may be plain names."""
 
     def __init__(self, given: tuple[str, ...]) -> None:

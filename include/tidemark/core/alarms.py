@@ -88,7 +88,7 @@ def _alarms(found: Status, limits: Limits, now: float) -> Iterator[Alarm]:
     if limits.behind_seconds is not None:
         yield from _behind(found, limits.behind_seconds, now)
     if limits.wal_bytes is not None:
-        yield from _kept(found, limits.wal_bytes)
+        yield from _retained_bytes(found, limits.wal_bytes)
     if limits.replayable_seconds is not None:
         yield from _replayable(found, limits.replayable_seconds, now)
     if limits.quarantine:
@@ -124,7 +124,7 @@ def _behind(found: Status, seconds_max: float, now: float) -> Iterator[Alarm]:
             yield Alarm(BEHIND, subject, f"{fact}, for {span(now - at.timestamp())}", remedy, at)
 
 
-def _kept(found: Status, bytes_max: int) -> Iterator[Alarm]:
+def _retained_bytes(found: Status, bytes_max: int) -> Iterator[Alarm]:
     kept = found.source.kept_bytes if found.source is not None else None
     if found.source is None or kept is None or kept <= bytes_max:
         return
@@ -211,7 +211,7 @@ def _default_of(kind: str, defaults: Limits) -> dict[str, object]:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Notices:
     """Alarms against what was told before: new ones, those that were told and still ring, and the identities
     of those that are over."""
 
@@ -220,14 +220,14 @@ class Told:
     over: tuple[str, ...]
 
 
-def decide_told(alarms: Iterable[Alarm], entries: Iterable[JournalEntry]) -> Told:
+def decide_notices(alarms: Iterable[Alarm], entries: Iterable[JournalEntry]) -> Notices:
     """Compare the alarms that ring with the journal's account of those that were told."""
     told: dict[str, bool] = {}
     for entry in entries:
         if entry.event in (Event.ALARM, Event.ALARM_OVER):
             told[entry.detail["alarm"]] = entry.event is Event.ALARM
     ringing = {alarm.identity: alarm for alarm in alarms}
-    return Told(
+    return Notices(
         new=tuple(one for name, one in ringing.items() if not told.get(name)),
         still=tuple(one for name, one in ringing.items() if told.get(name)),
         over=tuple(name for name, on in told.items() if on and name not in ringing),

@@ -1,4 +1,45 @@
-"""Checkpoints: how far everything is done, as one number.
+"""Which source transaction may be acknowledged: the lowest that is durable for every shard it touches.
+
+A source (a Postgres slot, say) forgets what is acknowledged, so an acknowledgement is a promise that
+can't be taken back. `FlushTracker` hears what the source committed and what each shard made durable,
+and says when the acknowledged source transaction advances.
+
+Promise (Invariant 10): the acknowledged transaction is a whole one, never past what is durable for every
+shard, never regresses. A flush before the commit fragment, by size or by timer, is kept and aligned
+at the commit. `>=` completes. A transaction that doesn't touch a shard never blocks it.
+
+Words:
+
+- *position*: (source transaction, op). An op says where in its transaction a row stands; the
+  commit's op is the highest.
+- A shard *lags* from a commit that touches it until its flushed position covers the last op it
+  received of that transaction. Who never calls `received` gets the commit's own op instead: that can
+  only delay.
+- *floor* of a lagging shard: the source transaction it counts as having flushed *into*. That is its
+  flushed position's, or the one before the commit at which it began to lag, whichever is higher.
+
+The rule: while nothing lags, the acknowledged transaction is the last committed one. While something
+lags, it is the lowest floor minus one, and it is reported at a flush or a removal, never at a commit.
+
+Why it is safe: a flushed position names an op, and only a commit says where a transaction ends. A
+shard that flushed into n has everything before n behind it, and perhaps not all of n: so n - 1. A
+shard that began to lag at n was caught up before, so n - 1 is whole for it; it counts as flushed
+*into* n - 1 all the same, one less than could be known. That is deliberate: what is acknowledged
+late is sent twice after a crash and dropped by the uppers; what is acknowledged early is lost.
+
+Restrictions: source transactions arrive one after the other, in the order of their number, each ended
+by its commit; two that are open at once are refused. One that arrives again (a reconnect) changes
+nothing. Nothing here is durable: rebuild the tracker from the acknowledged transaction and the
+shards' flushed positions, and tell it the commits after that one again. Calls are not synchronized.
+
+In a pipeline a commit is a seal and a flush is a log's upper, so transactions come whole: the tracker is
+built anew from these facts, and its answer is the checkpoint (`core/checkpoint.py`). `received` and `removed`
+are for who hears of rows before their commit, and of shards that go; a sealed transaction has neither.
+
+Cost: a notification is logarithmic in the number of lagging shards; memory is one position for each
+shard that ever flushed and was not removed.
+
+Checkpoints: how far everything is done, as one number.
 
 A checkpoint `n` says that every `txn <= n` is sealed and in the log of each shard it touches (or
 recorded as skipped, or waiting in a shard that its gate has paused, which is named). It is the
@@ -9,14 +50,254 @@ the flush tracker acknowledges, so that there is one answer to both questions (I
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NewType
 
-from tidemark.core.flush import FlushPosition, FlushTracker, SourceTxn
+from tidemark.core.errors import InvalidUsage, InvariantViolation
 from tidemark.core.ids import TXN_FIRST, TXN_NONE, ShardId, Txn, next_txn
 from tidemark.core.ledger import UPPER, Head, Put
 from tidemark.core.seal import Seal
+
+SourceTxn = NewType("SourceTxn", int)
+
+SOURCE_TXN_NONE: Final = SourceTxn(0)
+
+# Below this much garbage, rebuilding the heap costs more than it saves.
+_GARBAGE_ENTRIES_MIN: Final = 64
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class FlushPosition:
+    """A place in the source's stream; ordered by transaction, then by op."""
+
+    txn: SourceTxn
+    op: int
+
+    def __post_init__(self) -> None:
+        if self.txn <= SOURCE_TXN_NONE or self.op < 0:
+            raise InvalidUsage(
+                f"({self.txn}, {self.op}) is not a source position", hint="transactions start at 1, ops at 0"
+            )
+
+    def __str__(self) -> str:
+        return f"{self.txn}.{self.op}"
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """Every source transaction up to and with `txn` is durable for every shard it touches.
+
+    `position` is the last commit's own position when everything committed is durable, and None while
+    a shard lags: `txn` is then a bound between whole transactions, perhaps without a commit of its own.
+    """
+
+    txn: SourceTxn
+    position: FlushPosition | None
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """A shard that holds the acknowledgement back: what it flushed, and what it must reach."""
+
+    shard: ShardId
+    flushed: FlushPosition | None
+    wanted: FlushPosition
+    since_seconds: float
+
+
+@dataclass(slots=True)
+class _Lagging:
+    wanted: FlushPosition
+    reach: FlushPosition
+    floor: SourceTxn
+    since_seconds: float
+
+
+class FlushTracker:
+    """Hears commits, rows and flushes; answers each with the new acknowledgement, or None.
+
+    Built from durable facts: the last acknowledged source transaction, and each shard's flushed
+    position, with the time it was reached where that is known. Whatever was committed after that
+    transaction is told again.
+    """
+
+    def __init__(
+        self,
+        *,
+        acknowledged: SourceTxn = SOURCE_TXN_NONE,
+        flushed: Mapping[ShardId, FlushPosition] | None = None,
+        flushed_seconds: Mapping[ShardId, float] | None = None,
+    ) -> None:
+        if acknowledged < SOURCE_TXN_NONE:
+            raise InvalidUsage(f"acknowledged transaction {acknowledged} is negative", hint="0 is none")
+        self._acknowledged = Acknowledged(acknowledged, None)
+        self._flushed = dict(flushed or {})
+        self._flushed_seconds = flushed_seconds or {}
+        self._lagging: dict[ShardId, _Lagging] = {}
+        # (floor, shard), with lazy deletion: an entry counts while it equals the shard's floor now.
+        self._heap: list[tuple[SourceTxn, ShardId]] = []
+        self._last: FlushPosition | None = None
+        self._last_shards: AbstractSet[ShardId] = frozenset()
+        self._open_txn = SOURCE_TXN_NONE
+        self._open: dict[ShardId, FlushPosition] = {}
+
+    @property
+    def acknowledged(self) -> Acknowledged:
+        """What the last report said, or what the tracker was built from."""
+        return self._acknowledged
+
+    def received(self, shard: ShardId, position: FlushPosition) -> None:
+        """A row of the open source transaction arrived for the shard; its flush may come any time.
+
+        Call it for every row of a transaction or for none: the highest op is taken for the shard's last.
+        """
+        if position.txn <= self._committed_txn:
+            return
+        self._check_in_order(position.txn)
+        if position.txn > self._open_txn:
+            self._open_txn = position.txn
+            self._open = {}
+        known = self._open.get(shard)
+        if known is None or position > known:
+            self._open[shard] = position
+
+    def committed(
+        self, position: FlushPosition, shards: Iterable[ShardId] = (), *, now_seconds: float
+    ) -> Acknowledged | None:
+        """The commit fragment of a source transaction and the shards it touches; none is a keep-alive.
+
+        A shard with received rows counts as touched even if it isn't listed. Reports only when
+        nothing lags afterwards, so idle keep-alives never pass an unflushed transaction.
+        """
+        listed = frozenset(shards)
+        if position.txn <= self._committed_txn:
+            self._check_resent(position, listed)
+            return None
+        self._check_in_order(position.txn)
+        reaches = self._open if self._open_txn == position.txn else {}
+        for shard, reach in reaches.items():
+            if reach > position:
+                raise InvalidUsage(
+                    f"commit at {position} is before the row at {reach} of shard {shard}",
+                    hint="a commit's op is the highest of its transaction",
+                )
+        touched = listed | reaches.keys()
+        for shard in touched:
+            self._want(shard, position, reaches.get(shard, position), now_seconds)
+        self._last, self._last_shards = position, touched
+        return None if self._lagging else self._advanced()
+
+    def flushed(self, shard: ShardId, position: FlushPosition, *, now_seconds: float) -> Acknowledged | None:
+        """Everything the shard received up to `position` is durable.
+
+        A repeat, a late lower one, or one for a shard that doesn't lag reports nothing.
+        """
+        known = self._flushed.get(shard)
+        if known is not None and position <= known:
+            return None
+        self._flushed[shard] = position
+        lagging = self._lagging.get(shard)
+        if lagging is None:
+            return None
+        if position >= lagging.reach:
+            self._flushed[shard] = max(position, lagging.wanted)
+            del self._lagging[shard]
+        else:
+            lagging.since_seconds = now_seconds
+            if position.txn > lagging.floor:
+                lagging.floor = position.txn
+                heapq.heappush(self._heap, (lagging.floor, shard))
+        return self._advanced()
+
+    def removed(self, shard: ShardId) -> Acknowledged | None:
+        """The shard is gone from the pipeline: nothing waits for it any more."""
+        self._flushed.pop(shard, None)
+        self._open.pop(shard, None)
+        if self._lagging.pop(shard, None) is None:
+            return None
+        return self._advanced()
+
+    def lagging(self) -> tuple[Lag, ...]:
+        """Every shard that holds the acknowledgement back, the one that holds it furthest back first."""
+        order = sorted(self._lagging.items(), key=lambda item: (item[1].floor, item[0]))
+        return tuple(
+            Lag(shard, self._flushed.get(shard), lagging.wanted, lagging.since_seconds)
+            for shard, lagging in order
+        )
+
+    def stalled(self, *, now_seconds: float, grace_seconds: float) -> tuple[Lag, ...]:
+        """The lagging shards with no progress for longer than the grace.
+
+        The time runs from when a shard began to lag, or from its last flush that moved; new traffic
+        doesn't reset it, or a busy source would hide a dead shard.
+        """
+        return tuple(lag for lag in self.lagging() if now_seconds - lag.since_seconds > grace_seconds)
+
+    @property
+    def _committed_txn(self) -> SourceTxn:
+        return self._acknowledged.txn if self._last is None else self._last.txn
+
+    def _check_in_order(self, txn: SourceTxn) -> None:
+        if txn < self._open_txn:
+            raise InvalidUsage(
+                f"source transaction {txn} arrived while {self._open_txn} is open",
+                hint="hand over one source transaction after the other, in the order of their numbers",
+            )
+
+    def _check_resent(self, position: FlushPosition, shards: frozenset[ShardId]) -> None:
+        # Only the last commit is remembered, so only there can a changed transaction be noticed.
+        if self._last is None or position.txn != self._last.txn:
+            return
+        if position != self._last or not shards <= self._last_shards:
+            raise InvariantViolation(
+                f"source transaction {position.txn} was committed at {self._last} for"
+                f" {sorted(self._last_shards)}, and again at {position} for {sorted(shards)}",
+                hint="the same number must be the same data; look at the source before acknowledging more",
+            )
+
+    def _want(self, shard: ShardId, commit: FlushPosition, reach: FlushPosition, now_seconds: float) -> None:
+        flushed = self._flushed.get(shard)
+        if flushed is not None and flushed >= reach:
+            self._flushed[shard] = max(flushed, commit)
+            # The shard isn't on the list: a flush this high has already ended every earlier lag.
+            return
+        lagging = self._lagging.get(shard)
+        if lagging is not None:
+            lagging.wanted, lagging.reach = commit, reach
+            return
+        before = SourceTxn(commit.txn - 1)
+        floor = before if flushed is None else max(before, flushed.txn)
+        # A tracker that is built anew may hear of a commit after the flush that came later.
+        since_seconds = max(now_seconds, self._flushed_seconds.get(shard, now_seconds))
+        self._lagging[shard] = _Lagging(commit, reach, floor, since_seconds)
+        heapq.heappush(self._heap, (floor, shard))
+
+    def _advanced(self) -> Acknowledged | None:
+        if self._lagging:
+            now = Acknowledged(SourceTxn(self._floor_lowest() - 1), None)
+        else:
+            self._heap.clear()
+            now = Acknowledged(self._committed_txn, self._last)
+        if now.txn <= self._acknowledged.txn:
+            return None
+        self._acknowledged = now
+        return now
+
+    def _floor_lowest(self) -> SourceTxn:
+        """The lowest floor. Leaves a live entry on top, and garbage at most as much as live entries."""
+        if len(self._heap) > 2 * len(self._lagging) + _GARBAGE_ENTRIES_MIN:
+            self._heap = [(lagging.floor, shard) for shard, lagging in self._lagging.items()]
+            heapq.heapify(self._heap)
+        while True:
+            floor, shard = self._heap[0]
+            lagging = self._lagging.get(shard)
+            if lagging is not None and lagging.floor == floor:
+                return floor
+            heapq.heappop(self._heap)
+
 
 _COMMIT_OP: Final = 0
 

@@ -74,7 +74,7 @@ class Published:
 
 
 @dataclass(frozen=True, slots=True)
-class StateStanding:
+class StateStatus:
     """What the state's table says of itself, at one moment.
 
     `txn` is its last application transaction. `newest` and `newest_version` are the last commit that
@@ -161,7 +161,7 @@ def due(*, published: Txn, log_upper: Txn, policy: Policy) -> bool:
     return every is not None and log_upper - 1 - published >= every
 
 
-def check_standing(shard: ShardId, *, last: Published | None, standing: StateStanding) -> None:
+def check_state_status(shard: ShardId, *, last: Published | None, standing: StateStatus) -> None:
     """Raise `StateOverwritten` unless the table still holds what is on record."""
     if last is not None:
         if standing.txn < last.txn or standing.version < last.version:
@@ -178,10 +178,10 @@ def check_standing(shard: ShardId, *, last: Published | None, standing: StateSta
 
 
 def decide_publish(
-    shard: ShardId, *, last: Published | None, standing: StateStanding, log_upper: Txn
+    shard: ShardId, *, last: Published | None, standing: StateStatus, log_upper: Txn
 ) -> NextPublish:
     """What the state needs next, from the last record, the table itself and the log's upper."""
-    check_standing(shard, last=last, standing=standing)
+    check_state_status(shard, last=last, standing=standing)
     published = published_txn(last)
     if standing.txn > published:
         newest = standing.newest

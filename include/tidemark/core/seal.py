@@ -10,16 +10,23 @@ The seal is also the fence (Invariant 13): a writer of an older generation than 
 seen is refused here, and nowhere else. And it is the mark that a sweep needs: an attempt whose
 transaction is sealed under another token can never be committed, so its parts may go; an attempt
 of an open transaction may still be sealed, so they may not.
+
+Evidence: what an attempt has found, kept for the steps that come after it in other processes.
+
+When the steps of a run are tasks of their own, the parts that one task staged are judged by a second
+and sealed by a third. What they hand on is a record here, not a message: any process can pick it up,
+and none depends on a scheduler's memory. Evidence decides nothing. It can be made again at any time,
+and what is sealed is decided by the seal alone.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from tidemark.core.binding import Configuration
+from tidemark.core.binding import Configuration, Owner
 from tidemark.core.checksum import SOURCE, Digest, Digests, shard_endpoint
 from tidemark.core.errors import Determinate, InvalidUsage, InvariantViolation
 from tidemark.core.ids import TXN_FIRST, TXN_NONE, ShardId, Txn, WriterToken
@@ -297,3 +304,48 @@ def decide_generation(*, head: Head, generation: int) -> Put[Seal, int] | int:
     if generation <= head.generation:
         return head.generation
     return Put(marks={GENERATION: generation}, records=(), result=generation)
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What one attempt of one run found: parts it staged, digests of a replay, or why it can't read.
+
+    `round` counts how often the run was cleared. A replay's `staged` has no files."""
+
+    number: int
+    txn: Txn
+    owner: Owner
+    round: int
+    token: WriterToken
+    staged: Staged | None = None
+    replayed: bool = False
+    gone: str = ""
+
+    def __post_init__(self) -> None:
+        if (self.staged is None) is not bool(self.gone):
+            raise InvalidUsage(f"evidence on transaction {self.txn} is either something or says why not")
+
+    @property
+    def key(self) -> str:
+        return self.owner.identity
+
+
+def decide_evidence(*, head: Head, found: Sequence[Evidence], new: Evidence) -> Put[Evidence, None] | None:
+    """Keep the evidence under the next number, unless it is there already after a lost reply."""
+    known = {(entry.txn, entry.token, entry.replayed) for entry in found}
+    if (new.txn, new.token, new.replayed) in known:
+        return None
+    entry = Evidence(head.upper, new.txn, new.owner, new.round, new.token, new.staged, new.replayed, new.gone)
+    return Put(marks={UPPER: head.upper + 1}, records=(entry,), result=None)
+
+
+def newest_of(
+    found: Sequence[Evidence], txn: Txn, *, replayed: bool = False, round_min: int = 0
+) -> Evidence | None:
+    """The last that a run has found on a transaction, from a round on."""
+    on_it = [
+        entry
+        for entry in found
+        if entry.txn == txn and entry.replayed is replayed and entry.round >= round_min
+    ]
+    return on_it[-1] if on_it else None

@@ -23,7 +23,7 @@ from tidemark.core.ledger import LINK, UPPER, Head, Put
 from tidemark.core.seal import Part, Seal
 
 
-class Standing(Enum):
+class UpperRelation(Enum):
     """Where a transaction stands against an upper."""
 
     BELOW = "drop"
@@ -31,10 +31,10 @@ class Standing(Enum):
     ABOVE = "hold"
 
 
-def classify(txn: Txn, upper: Txn) -> Standing:
+def classify(txn: Txn, upper: Txn) -> UpperRelation:
     if txn < upper:
-        return Standing.BELOW
-    return Standing.AT if txn == upper else Standing.ABOVE
+        return UpperRelation.BELOW
+    return UpperRelation.AT if txn == upper else UpperRelation.ABOVE
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ def decide_append(
     version conflict with an unchanged upper comes back here with a new head, and puts again.
     """
     match classify(entry.txn, head.upper):
-        case Standing.BELOW:
+        case UpperRelation.BELOW:
             if found is not None and set(found.parts) != set(entry.parts):
                 raise InvariantViolation(
                     f"transaction {entry.txn} is in the log with parts of {found.token},"

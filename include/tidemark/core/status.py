@@ -1,6 +1,6 @@
 """Where a pipeline stands, as values: how far it is, what is open, what is blocked, what waits.
 
-`tidemark.status` gathers them; the command and the pages in Airflow show them, and `core.alarms` says which
+`tidemark.app.status` gathers them; the command and the pages in Airflow show them, and `core.alarms` says which
 of them are an alarm.
 """
 

@@ -1,4 +1,7 @@
-"""One commit of a Delta table: its files made durable, then one log entry put if absent.
+"""The names of a state's data files. A file's name, or that of its folder, says for which version of the
+table it was written: it goes in with that version or never.
+
+One commit of a Delta table: its files made durable, then one log entry put if absent.
 
 The order is what makes a commit safe against a lost machine: the files that the entry names, their folders,
 the entry's own bytes, the entry's name, its folder. Whoever can read the entry can read what it names.
@@ -22,10 +25,30 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
+from uuid import UUID
 
 from tidemark.core.errors import Determinate, Indeterminate, InvalidUsage, InvariantViolation
 from tidemark.core.ledger import CommitOutcome, Committed, Conflict
 from tidemark.delta.store import Store
+
+_NAME: Final = re.compile(r"v(\d{20})-[0-9a-f]{32}(?:\.parquet|/.+)\Z")
+
+
+def file_name(version: int, nonce: UUID) -> str:
+    """The name of a data file that is written for a version."""
+    return f"v{version:020}-{nonce.hex}.parquet"
+
+
+def file_folder(version: int, nonce: UUID) -> str:
+    """The folder of data files that an engine writes for a version."""
+    return f"v{version:020}-{nonce.hex}"
+
+
+def file_version(path: str) -> int | None:
+    """The version that a data file was written for; None for one that is not ours."""
+    found = _NAME.match(path)
+    return int(found[1]) if found else None
+
 
 LOG: Final = "_delta_log"
 ENGINE: Final = "tidemark"

@@ -15,7 +15,9 @@ from tidemark.core.lease import SINCE
 from tidemark.core.ledger import UPPER
 from tidemark.core.publish import Published
 from tidemark.core.seal import Seal
-from tidemark.delta.codec import (
+from tidemark.delta.ledger import MARKS, DeltaLedger
+from tidemark.delta.log import DeltaLog
+from tidemark.delta.records import (
     Codec,
     R,
     attempts_codec,
@@ -25,10 +27,7 @@ from tidemark.delta.codec import (
     leases_codec,
     publishes_codec,
 )
-from tidemark.delta.failures import reading
-from tidemark.delta.ledger import MARKS, DeltaLedger
-from tidemark.delta.log import DeltaLog
-from tidemark.delta.store import Store
+from tidemark.delta.store import Store, reading
 
 
 class DeltaControl:

@@ -24,8 +24,8 @@ from tidemark.core.errors import Determinate, InvalidUsage, InvariantViolation
 from tidemark.core.publish import VERSION_NONE
 from tidemark.delta.checkpoint import EVERY_FIELD, HEAD_FIELDS, read_checkpoint
 from tidemark.delta.commit import Action, entry_actions, entry_path, newest_version
+from tidemark.delta.deletion_vectors import Descriptor
 from tidemark.delta.store import Store
-from tidemark.delta.vectors import Descriptor
 
 ENTRY_BYTES_MIN: Final = 8 * 1024
 """An entry costs whoever opens the table a request, as much as so many bytes."""

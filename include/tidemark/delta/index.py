@@ -22,8 +22,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tidemark.core.errors import Determinate, InvariantViolation
+from tidemark.delta.deletion_vectors import Rows
 from tidemark.delta.head import LiveFile, TableHead
-from tidemark.delta.runs import (
+from tidemark.delta.index_runs import (
     DataFile,
     Numbers,
     Records,
@@ -36,7 +37,6 @@ from tidemark.delta.runs import (
     write_run,
 )
 from tidemark.delta.state_files import RowKeys
-from tidemark.delta.vectors import Rows
 
 MERGE_RECORDS: Final = 1_000_000
 """So many records are in memory at once while runs are merged."""

@@ -25,24 +25,29 @@ from arro3.core import Table
 from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.core.journal import CHAIN, FORMAT, link
 from tidemark.core.ledger import GENERATION, UPPER, CommitOutcome, Committed, Conflict, Head, Put, Record
-from tidemark.delta.codec import Codec, Row, run_column, token_column, txn_column
-from tidemark.delta.compaction import Merge, choose_merge
-from tidemark.delta.failures import housekeeping
 from tidemark.delta.records import (
     ARROW_SCHEMA,
     SCHEMA,
+    Codec,
     Contents,
     FileGone,
+    Merge,
     RecordFile,
+    Row,
     checked_order,
+    choose_merge,
     file_of,
     joined,
     read_file,
     read_keys,
     rows_of,
+    run_column,
     table_of,
+    token_column,
+    txn_column,
     write_file,
 )
+from tidemark.delta.store import housekeeping
 from tidemark.delta.table import VERSION_NONE, ControlTable
 
 R = TypeVar("R", bound=Record)
@@ -55,12 +60,12 @@ CONFIGURATION: Final = {
     "delta.dataSkippingStatsColumns": "number,key",
 }
 MARKS: Final = (UPPER, GENERATION, CHAIN)
-ROWS_KEPT_MAX: Final = 20_000
+ROWS_CACHED_MAX: Final = 20_000
 RETENTION_HOURS: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class LedgerView:
     """What `head` loaded: reads answer from here until it is called again."""
 
     head: Head
@@ -89,7 +94,7 @@ class DeltaLedger(Generic[R]):
             marks=tuple(dict.fromkeys((*marks, CHAIN))),
             seconds=lambda: clock_ns() / 1e9,
         )
-        self._snapshot = Snapshot(Head(VERSION_NONE), ())
+        self._snapshot = LedgerView(Head(VERSION_NONE), ())
         self._contents: OrderedDict[str, Contents] = OrderedDict()
         self._keys: dict[str, frozenset[str]] = {}
 
@@ -102,14 +107,14 @@ class DeltaLedger(Generic[R]):
         self._snapshot = self._loaded(self._table.refresh())
         return self._snapshot.head
 
-    def _loaded(self, head: Head) -> Snapshot:
+    def _loaded(self, head: Head) -> LedgerView:
         if head.version == self._snapshot.head.version:
             return self._snapshot
         found = (file_of(file, table=self.uri) for file in self._table.files())
         files = checked_order(found, chain=head.marks.get(CHAIN, 0), table=self.uri)
         active = {file.path for file in files}
         self._keys = {path: keys for path, keys in self._keys.items() if path in active}
-        return Snapshot(head, files)
+        return LedgerView(head, files)
 
     def mark(self, name: str) -> int:
         """A mark by its name, declared or not."""
@@ -190,7 +195,7 @@ class DeltaLedger(Generic[R]):
 
     def _keep(self, file: RecordFile, contents: Contents) -> None:
         self._contents[file.path] = contents
-        while len(self._contents) > 1 and sum(len(c.rows) for c in self._contents.values()) > ROWS_KEPT_MAX:
+        while len(self._contents) > 1 and sum(len(c.rows) for c in self._contents.values()) > ROWS_CACHED_MAX:
             self._contents.popitem(last=False)
 
     def commit(self, head: Head, put: Put[R, Any]) -> CommitOutcome:

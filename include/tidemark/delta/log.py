@@ -25,15 +25,14 @@ from tidemark.core.errors import InvalidUsage, InvariantViolation
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.ledger import LINK, UPPER, CommitOutcome, Committed, Conflict, Head, Put
 from tidemark.core.listing import LogFile
+from tidemark.core.maintenance import COMPACTION, Leftover, Replacement
 from tidemark.core.seal import Part
 from tidemark.core.shape import Shape, check_known, misfit
 from tidemark.core.shard import LogEntry
-from tidemark.core.upkeep import COMPACTION, Leftover, Replacement
-from tidemark.delta.columns import NOT_NULL, properties_of, shape_of
 from tidemark.delta.commit import Action, add_action, remove_action, remove_unlinked
-from tidemark.delta.failures import housekeeping
 from tidemark.delta.head import LiveFile, read_history
-from tidemark.delta.schema import log_schema
+from tidemark.delta.schema import NOT_NULL, log_schema, properties_of, shape_of
+from tidemark.delta.store import housekeeping
 from tidemark.delta.table import VERSION_NONE, ControlTable
 
 REMEMBERED: Final = "delta.deletedFileRetentionDuration"

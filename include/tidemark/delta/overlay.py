@@ -1,4 +1,8 @@
-"""A folded tail over a state, by the key index: which rows go, which come, and the digest afterwards, so that
+"""The key index of one table as a publish uses it: where it lies, kept up with a head, asked for live rows.
+
+It lies where `caches` says. Memory-mapped files of a network disk could end the process.
+
+A folded tail over a state, by the key index: which rows go, which come, and the digest afterwards, so that
 the state is the fold of its log (Invariant 18).
 
 A record that is older than its key's live row (`is_older`) changes nothing; any other takes the row's place,
@@ -10,19 +14,146 @@ A row that is the same again stays as it is. That it is the same is for the call
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
-from tidemark.core.checksum import Digest
-from tidemark.core.errors import InvariantViolation
+from tidemark.config.paths import cache_folder
+from tidemark.core.checksum import ENCODING, Digest
+from tidemark.core.errors import Determinate, InvariantViolation
 from tidemark.core.ids import TXN_NONE
 from tidemark.core.publish import carried_forward
-from tidemark.delta.index import Hits
-from tidemark.delta.state_files import RowKeys, digest_of
-from tidemark.delta.vectors import Rows
+from tidemark.delta.deletion_vectors import Rows
+from tidemark.delta.head import LiveFile, TableHead
+from tidemark.delta.index import Hits, KeyIndex
+from tidemark.delta.index_runs import DataFile, RunScope
+from tidemark.delta.state_files import DIGEST, KEY, RowKeys, digest_of, keys_of
+from tidemark.delta.store import Store
+from tidemark.delta.tail import Unsuited, sequence_numbers
+
+ROWS_MAX: Final = 200_000_000
+"""Of a larger table Spark finds the rows: the index would take more than 10 GB of the disk."""
+
+Engine = Callable[[LiveFile], RowKeys]
+Hidden = Callable[[list[str]], Mapping[str, Rows]]
+
+
+class TableIndex:
+    """The index of one table. `digest` names the column of numbers that is kept for each row."""
+
+    def __init__(self, store: Store, *, sequence: str | None, digest: str = DIGEST) -> None:
+        self._store, self._sequence, self._digest = store, sequence, digest
+        self._open: tuple[RunScope, KeyIndex] | None = None
+
+    def find(
+        self,
+        keys: RowKeys,
+        head: TableHead,
+        hidden: Hidden,
+        *,
+        engine: Engine | None = None,
+        once: bool = True,
+    ) -> Hits:
+        """The live rows of these keys; `engine` reads files that don't say their keys."""
+        index = self._covering(head, engine)
+        return index.find(keys, head, hidden, once=once)
+
+    def add(self, head: TableHead, file: DataFile, keys: RowKeys) -> None:
+        """Take a file in that was just committed, while its keys are at hand."""
+        index = self._at(head)
+        index.add({file: keys})
+        index.merge(head)
+
+    def _covering(self, head: TableHead, engine: Engine | None) -> KeyIndex:
+        if head.rows > ROWS_MAX:
+            raise Unsuited(f"{head.rows} rows are too many for an index")
+        try:
+            index = self._at(head)
+            for file in index.missing(head):
+                keys = self._read(file)
+                if keys is None and engine is not None:
+                    keys = engine(file)
+                if keys is None:
+                    raise Unsuited(f"{file.path} doesn't say its rows' keys")
+                index.add({DataFile(file.path, file.bytes, file.rows): keys})
+            index.merge(head)
+        except OSError as error:
+            # A cache for which there is no room holds nobody up.
+            raise Unsuited(f"the key index can't be written: {error}") from error
+        return index
+
+    def _at(self, head: TableHead) -> KeyIndex:
+        scope = RunScope(f"{head.metadata['id']}/{self._sequence}", ENCODING)
+        if self._open is None or self._open[0] != scope:
+            self._open = scope, KeyIndex(cache_folder(self._store.folder, uri=self._store.uri), scope)
+        return self._open[1]
+
+    def _read(self, file: LiveFile) -> RowKeys | None:
+        names = [KEY, self._digest, *([self._sequence] if self._sequence is not None else [])]
+        try:
+            with pq.ParquetFile(self._store.opened(file.location)) as opened:
+                if not set(names) <= set(opened.schema_arrow.names):
+                    return None
+                rows = opened.read(columns=names)
+        except (OSError, pa.ArrowException) as error:
+            raise Determinate(
+                f"{file.location} of {self._store.uri} can't be read: {error}",
+                hint="check the store, then retry",
+            ) from error
+        found = keys_of(rows[KEY], rows[self._digest])
+        if self._sequence is None:
+            return found
+        return RowKeys(found.hi, found.lo, found.digest, sequence_numbers(rows[self._sequence]))
+
+
+def rows_at(store: Store, file: LiveFile, places: npt.NDArray[np.integer], columns: list[str]) -> pa.Table:
+    """The rows of a file at these places, in their order; only the row groups that have them are read."""
+    try:
+        with pq.ParquetFile(store.opened(file.location)) as opened:
+            starts = np.cumsum(
+                [0, *(opened.metadata.row_group(at).num_rows for at in range(opened.num_row_groups))]
+            )
+            groups = np.unique(np.searchsorted(starts, places, "right") - 1)
+            there = [name for name in columns if name in opened.schema_arrow.names]
+            rows = opened.read_row_groups(groups.tolist(), columns=there)
+    except (OSError, pa.ArrowException) as error:
+        raise Determinate(
+            f"{file.location} of {store.uri} can't be read: {error}", hint="check the store, then retry"
+        ) from error
+    sizes = np.diff(starts)[groups]
+    shift = starts[groups] - np.concatenate([[0], np.cumsum(sizes)[:-1]])
+    within = places - shift[np.searchsorted(starts[groups], places, "right") - 1]
+    return rows.take(pa.array(within))
+
+
+def are_equal(one: pa.Table, other: pa.Table, columns: list[str]) -> npt.NDArray[np.bool_]:
+    """Which rows of two tables are the same, value by value; a column that is lacking is NULL."""
+    same = np.ones(one.num_rows, np.bool_)
+    for name in columns:
+        left, right = (rows[name] if name in rows.column_names else None for rows in (one, other))
+        if left is None or right is None:
+            there = left if left is not None else right
+            same &= True if there is None else pc.is_null(there).to_numpy()
+        elif pa.types.is_nested(left.type):
+            same &= np.array(
+                [a == b for a, b in zip(left.to_pylist(), right.to_pylist(), strict=True)], np.bool_
+            )
+        else:
+            equal = pc.or_(
+                pc.fill_null(pc.equal(left, right.cast(left.type)), False),
+                pc.and_(pc.is_null(left), pc.is_null(right)),
+            )
+            if pa.types.is_floating(left.type):
+                nan = pc.and_(pc.is_nan(left), pc.is_nan(right.cast(left.type)))
+                equal = pc.or_(equal, pc.fill_null(nan, False))
+            same &= equal.to_numpy()
+    return same
 
 
 @dataclass(frozen=True, slots=True)

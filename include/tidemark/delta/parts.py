@@ -2,19 +2,23 @@
 
 A file is what was sealed when it is there, has its size, and has as many rows by its footer. Pages carry
 checksums, which Spark checks as it reads; `fault(whole=True)` checks them here, page by page.
+
+The keys that a shard may have, without an engine.
 """
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
+from urllib.parse import unquote, urlparse
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from arro3.core import Table
 from deltalake import DeltaTable
+from deltalake.exceptions import TableNotFoundError
 from pyarrow import fs
 
 from tidemark.core.errors import Determinate
@@ -22,10 +26,10 @@ from tidemark.core.ids import ShardId, Txn
 from tidemark.core.ledger import Head
 from tidemark.core.listing import OP_COLUMN, LogFile
 from tidemark.core.seal import Part
-from tidemark.delta.failures import reading
 from tidemark.delta.log import LOG_MARKS, span_of
+from tidemark.delta.store import reading
 from tidemark.delta.table import VERSION_NONE, ControlTable
-from tidemark.ports.reading import LogListing
+from tidemark.ports.control import LogListing
 
 _TXN: Final = "_txn"
 _READ_ROWS: Final = 65_536
@@ -143,3 +147,36 @@ def _file_of(add: Mapping[str, Any], *, lower: Txn, upper: Txn) -> LogFile:
 
 def _bounds(add: Mapping[str, Any], end: str) -> dict[str, Any]:
     return {name.removeprefix(end): value for name, value in add.items() if name.startswith(end)}
+
+
+ROWS_PER_BATCH: Final = 10_000
+
+
+def keys_in(shard_uri: str, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """The key of every row that lies in a file of the shard's log or state, on a local disk.
+
+    Every key that a reader sees is among them. So are keys that were deleted, and the same one many times:
+    whether a row still counts is not asked."""
+    # All files are listed before the first is read, the log's first: what leaves the log is published before,
+    # so a state that is listed later has it.
+    for path in [path for table in ("log", "state") for path in _files_of(f"{shard_uri}/{table}")]:
+        yield from _keys_of(path, columns)
+
+
+def _files_of(table: str) -> list[str]:
+    try:
+        uris = DeltaTable(table).file_uris()
+    except TableNotFoundError:
+        return []
+    return [unquote(urlparse(uri).path if uri.startswith("file:") else uri) for uri in uris]
+
+
+def _keys_of(path: str, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+    try:
+        # Spark's own kind of timestamp has nanoseconds, and Python's has none.
+        file = pq.ParquetFile(path, coerce_int96_timestamp_unit="us")
+        for batch in file.iter_batches(ROWS_PER_BATCH, columns=list(columns)):
+            yield from batch.to_pylist()
+    except OSError as error:
+        # Maintenance may have replaced it since the table was listed.
+        raise Determinate(f"keys can't be read from {path}: {error}", hint="run again") from None

@@ -1,4 +1,15 @@
-"""A state's table: its checked head, and the one way to change it.
+"""The log entry of a state's commit, decided purely: a checked head and a change give the actions.
+
+Nothing is read and nothing is written here; time and names come from outside. What the change says is
+compared with the head first. A wrong place would hide a row of another key, so whatever does not add up is
+refused: rows that a file does not have, rows that are hidden already, and a total that is not the carried
+one.
+
+The order of actions is: `commitInfo`, `protocol` and `metaData` where they change, `txn`, removes, adds,
+`cdc`. A file whose vector changes is removed with its exact previous vector, and added again as the log has
+it, but for the vector and `tightBounds`. One of which no row is left is only removed.
+
+A state's table: its checked head, and the one way to change it.
 
 `commit` is for a change that was worked out on the head that it is given: it reads the vectors of the touched
 files at that head, decides the entry, makes the vector file durable and puts the entry. A lost race is a
@@ -7,20 +18,263 @@ value, and leaves no vector file behind; the caller removes its own data files, 
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+from uuid import UUID
 
-from tidemark.core.errors import Determinate
+from tidemark.core.errors import Determinate, InvalidUsage, InvariantViolation
 from tidemark.core.ledger import CommitOutcome, Committed, Conflict
+from tidemark.core.publish import VERSION_NONE
 from tidemark.delta.checkpoint import make_checkpoint
-from tidemark.delta.commit import entry_bytes, put_entry
-from tidemark.delta.entry import Change, Entry, decide_entry
-from tidemark.delta.head import TableHead, read_head
+from tidemark.delta.commit import Action, add_action, commit_info, entry_bytes, put_entry, txn_actions
+from tidemark.delta.deletion_vectors import Descriptor, Rows, name_for, pack, read_vectors, vector_path
+from tidemark.delta.head import LiveFile, TableHead, read_head
+from tidemark.delta.protocol import FEED, VECTORS, check_features, is_on
 from tidemark.delta.store import Store
-from tidemark.delta.vectors import Rows, read_vectors
+
+
+@dataclass(frozen=True, slots=True)
+class NewFile:
+    """A file that was written for this commit; `path` as the log is to spell it, `stats` as JSON. `hidden`
+    rows of it have gone since it was written; it comes with a vector of its own then."""
+
+    path: str
+    bytes: int
+    rows: int
+    stats: str
+    hidden: Rows = field(default_factory=Rows, hash=False)
+
+    @property
+    def live(self) -> int:
+        """How many rows a reader sees."""
+        return self.rows - len(self.hidden)
+
+    def __post_init__(self) -> None:
+        if self.hidden and (self.live < 1 or self.hidden.max() >= self.rows):
+            raise InvariantViolation(
+                f"{len(self.hidden)} rows up to {self.hidden.max()} are hidden in {self.path}, "
+                f"which has {self.rows}",
+                hint="a file without a row left is not committed",
+            )
+        if self.rows < 1 or json.loads(self.stats).get("numRecords") != self.rows:
+            raise InvariantViolation(
+                f"{self.path} has {self.rows} rows, and its statistics say {self.stats[:80]}",
+                hint="a file without rows is not committed",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a commit does to a table.
+
+    `hidden` are rows that go, by their files; `removed` are files that go as a whole. `carried` rows of those
+    are among the added ones again, for tables that have no vectors. `rows_after` is how many rows a reader
+    must see then. `feed` are the files of the change data feed, which list every change. `facts` go into the
+    commit's own information. A change that is not `of_rows` rearranges files."""
+
+    operation: str
+    rows_after: int
+    hidden: Mapping[str, Rows] = field(default_factory=dict)
+    added: Sequence[NewFile] = ()
+    removed: Sequence[str] = ()
+    carried: int = 0
+    feed: Sequence[NewFile] = ()
+    txns: Mapping[str, int] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    protocol: Mapping[str, Any] | None = None
+    metadata: Mapping[str, Any] | None = None
+    of_rows: bool = True
+
+    @property
+    def new_paths(self) -> list[str]:
+        """The files that the commit names for the first time, vectors aside."""
+        return [file.path for file in (*self.added, *self.feed)]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """The actions of one version, and the vector file that they name, to be written first."""
+
+    version: int
+    actions: tuple[Action, ...]
+    vector_path: str = ""
+    vector_bytes: bytes = b""
+
+
+def decide_entry(
+    head: TableHead,
+    change: Change,
+    *,
+    table: str,
+    attempt: str,
+    now_ms: int,
+    random: UUID,
+    previous: Mapping[str, Rows] | None = None,
+) -> Entry:
+    """The entry that makes the change on this head. `previous` are the rows that the head's vectors hide in
+    the files of `hidden`, as they were read."""
+    version = head.version + 1
+    protocol, metadata = change.protocol or head.protocol, change.metadata or head.metadata
+    check_features(table, protocol, metadata)
+    if head.version == VERSION_NONE and (change.protocol is None or change.metadata is None):
+        raise InvalidUsage(f"{table} is not there, and the commit does not say how to make it")
+    vectors = {
+        path: _united(head, path, rows, (previous or {}).get(path)) for path, rows in change.hidden.items()
+    }
+    _check_rows(head, change, vectors, metadata, table=table)
+    kept = {path: rows for path, rows in vectors.items() if len(rows) < head.files[path].rows}
+    # Paths in order: the same change gives the same entry.
+    order = sorted(kept)
+    hiding = [file for file in change.added if file.hidden]
+    packed = [*(kept[path] for path in order), *(file.hidden for file in hiding)]
+    data, found = pack(packed, name_for(version, random)) if packed else (b"", ())
+    added = dict(zip((file.path for file in hiding), found[len(order) :], strict=True))
+    gone = sorted({*vectors, *change.removed})
+    actions: list[Action] = [
+        commit_info(change.operation, attempt=attempt, at_ms=now_ms, **change.facts),
+        *({"protocol": dict(one)} for one in (change.protocol,) if one is not None),
+        *({"metaData": dict(one)} for one in (change.metadata,) if one is not None),
+        *txn_actions(change.txns, at_ms=now_ms),
+        *({"remove": _remove(head.files[path], change, now_ms)} for path in gone),
+        *({"add": _hiding(head.files[path], one)} for path, one in zip(order, found, strict=False)),
+        *(_add(one, added.get(one.path), change, now_ms) for one in change.added),
+        *({"cdc": _cdc(one)} for one in change.feed),
+    ]
+    path = vector_path(name_for(version, random)) if packed else ""
+    return Entry(version, tuple(actions), path, data)
+
+
+def _united(head: TableHead, path: str, rows: Rows, before: Rows | None) -> Rows:
+    """All hidden rows of a file after the commit."""
+    file = head.files.get(path)
+    if file is None:
+        raise InvariantViolation(
+            f"rows of {path} are to go, and version {head.version} does not have the file",
+            hint="make the key index again",
+        )
+    if file.hidden != (len(before) if before is not None else 0):
+        raise InvariantViolation(
+            f"{path} has a vector of {file.hidden} rows, and the commit was worked out without it",
+            hint="read the vector of this version",
+        )
+    if not rows or rows.max() >= file.rows:
+        raise InvariantViolation(
+            f"row {rows.max() if rows else 'none'} of {path} is to go, and it has {file.rows}",
+            hint="make the key index again",
+        )
+    if before is None:
+        return rows
+    twice = rows.intersection_cardinality(before)
+    if twice:
+        raise InvariantViolation(
+            f"{twice} rows of {path} are to go that are hidden already", hint="make the key index again"
+        )
+    return rows | before
+
+
+def _check_rows(
+    head: TableHead, change: Change, vectors: Mapping[str, Rows], metadata: Mapping[str, Any], *, table: str
+) -> None:
+    """What a reader will see must be what the change says."""
+    configuration: Mapping[str, str] = metadata.get("configuration") or {}
+    hiding = vectors or any(file.hidden for file in change.added)
+    if hiding and not is_on(configuration, VECTORS):
+        raise InvalidUsage(
+            f"{table} does not take deletion vectors: {VECTORS} is not true",
+            hint="write the touched files anew, without the rows that go",
+        )
+    for path in change.removed:
+        if path not in head.files or path in vectors:
+            raise InvariantViolation(f"{path} is to go, and is not a file of version {head.version}")
+    hidden = sum(len(rows) for rows in change.hidden.values())
+    whole = set(change.removed)
+    # Files that go need no statistics, so that a rebuild mends a table whose rows can't be counted.
+    kept = sum(file.live for path, file in head.files.items() if path not in whole)
+    added = sum(file.live for file in change.added)
+    after = kept - hidden + added
+    if after != change.rows_after or (not change.of_rows and after != head.rows):
+        wanted = change.rows_after if change.of_rows else head.rows
+        raise InvariantViolation(
+            f"{table} would have {after} rows ({kept} - {hidden} + {added}) instead of {wanted}",
+            hint="make the key index again, and verify the state",
+        )
+    _check_feed(head, change, hidden + added, is_fed=is_on(configuration, FEED), table=table)
+
+
+def _check_feed(head: TableHead, change: Change, moved: int, *, is_fed: bool, table: str) -> None:
+    """A feed lists all changes or nothing. Without one, readers take the changes from files and vectors; rows
+    that are carried from file to file would be among those too."""
+    listed = sum(file.rows for file in change.feed)
+    if not listed and not (change.carried and is_fed):
+        return
+    gone = sum(head.files[path].live for path in change.removed)
+    needed = moved + gone - 2 * change.carried if change.of_rows and is_fed else 0
+    if listed != needed:
+        raise InvariantViolation(
+            f"the change data feed of {table} lists {listed} changes instead of {needed}",
+            hint="a commit that has a feed lists all of its changes, rows that only come too",
+        )
+
+
+def _remove(file: LiveFile, change: Change, now_ms: int) -> Action:
+    found: Action = {
+        "path": file.path,
+        "deletionTimestamp": now_ms,
+        "dataChange": change.of_rows,
+        "extendedFileMetadata": True,
+        "partitionValues": dict(file.add.get("partitionValues") or {}),
+        "size": file.bytes,
+    }
+    for name in ("tags", "deletionVector"):
+        if file.add.get(name):
+            found[name] = file.add[name]
+    return found
+
+
+def _hiding(file: LiveFile, vector: Descriptor) -> Action:
+    """A file that is there, with another vector; all else is as the log has it."""
+    stats = loosened(str(file.add["stats"]))
+    return {**file.add, "dataChange": True, "stats": stats, "deletionVector": vector.action}
+
+
+def _add(file: NewFile, vector: Descriptor | None, change: Change, now_ms: int) -> Action:
+    stats = file.stats if vector is None else loosened(file.stats)
+    found = add_action(file.path, size=file.bytes, at_ms=now_ms, data_change=change.of_rows, stats=stats)
+    if vector is not None:
+        found["add"]["deletionVector"] = vector.action
+    return found
+
+
+def _cdc(file: NewFile) -> Action:
+    return {"path": file.path, "partitionValues": {}, "size": file.bytes, "dataChange": False}
+
+
+def loosened(stats: str) -> str:
+    """Statistics that say of themselves that their bounds may be wider than the rows; all else, digit by
+    digit, as it was: a number that is read and written again may not be the same."""
+    parse, at = json.JSONDecoder().raw_decode, stats.index("{") + 1
+    while (start := _skip(stats, at)) < len(stats) and stats[start] == '"':
+        name, at = parse(stats, start)
+        begin = _skip(stats, _skip(stats, at) + 1)
+        value, at = parse(stats, begin)
+        if name == "tightBounds":
+            return stats if value is False else stats[:begin] + "false" + stats[at:]
+        at = _skip(stats, at)
+        at += stats[at] == ","
+    body = stats.rstrip()[:-1].rstrip()
+    return body + ("" if body.endswith("{") else ",") + '"tightBounds":false}'
+
+
+def _skip(text: str, at: int) -> int:
+    """The next character that is no white space."""
+    while at < len(text) and text[at] in " \t\r\n":
+        at += 1
+    return at
+
 
 ROWS: Final = "tidemark.rows"
 """An application transaction: the last version whose commit was of rows. Unlike log entries it is not cleaned

@@ -28,7 +28,6 @@ from tidemark.core.errors import Determinate, Indeterminate, InvalidUsage, Invar
 from tidemark.core.journal import link
 from tidemark.core.ledger import CommitOutcome, Committed, Conflict, Head
 from tidemark.delta.checkpoint import make_checkpoint
-from tidemark.delta.columns import check_columns, check_marks_last, lacking, schema_of
 from tidemark.delta.commit import (
     COMMIT_SECONDS_MAX,
     Action,
@@ -45,6 +44,7 @@ from tidemark.delta.head import (
     read_head,
 )
 from tidemark.delta.protocol import metadata_action, protocol_action, widened_protocol
+from tidemark.delta.schema import check_columns, check_marks_last, lacking, schema_of
 from tidemark.delta.store import Store
 
 VERSION_NONE: Final = -1
@@ -294,6 +294,6 @@ class ControlTable:
 
     def sweep(self, *, retention_hours: int) -> int:
         """Remove the files that were replaced more than the retention ago, or can't be committed any more."""
-        from tidemark.delta.state_vacuum import vacuum
+        from tidemark.delta.vacuum import vacuum
 
         return len(vacuum(self.store, now_ms=self._now_ms(), kept_ms=retention_hours * 3_600_000))

@@ -12,14 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tidemark.core.evidence import Evidence
 from tidemark.core.ids import Txn
 from tidemark.core.journal import Event, JournalEntry
 from tidemark.core.replay import Verdict
-from tidemark.core.seal import Decision, Seal
+from tidemark.core.seal import Decision, Evidence, Seal
 from tidemark.pipeline.context import Attempt, Pipeline, note_all
 from tidemark.pipeline.stepwise import found_by
-from tidemark.pipeline.verdicts import judged_in
+from tidemark.pipeline.validate import judged_in
 
 NOT_PROVEN: Final = "not proven"
 """What is said of a transaction whose proof was begun and has no verdict."""

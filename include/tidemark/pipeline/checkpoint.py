@@ -1,4 +1,13 @@
-"""Checkpoint: record how far everything is done, then let the source forget what is below.
+"""How far a pipeline is flushed: the flush tracker of the core, fed with durable facts.
+
+A shard has flushed a transaction when the transaction is sealed and in the shard's log, or waits there
+because its gate has paused it: its parts are durable either way. What is not sealed is not flushed for
+anybody, and is told by its number instead of by every shard (Invariant 10).
+
+The checkpoint is what this tracker acknowledges. The same tracker says who holds the rest back, and who does
+so for too long (Invariant 14).
+
+Checkpoint: record how far everything is done, then let the source forget what is below.
 
 The order matters: the checkpoint is durable before the source is acknowledged, so a crash between
 the two leaves the source remembering too much, never too little (Invariant 10).
@@ -6,19 +15,127 @@ the two leaves the source remembering too much, never too little (Invariant 10).
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Final
 
-from tidemark.core.checkpoint import Checkpoint, TableMark, decide_checkpoint
-from tidemark.core.ids import TXN_NONE, Txn
+from tidemark.core.checkpoint import (
+    Checkpoint,
+    FlushTracker,
+    Lag,
+    TableMark,
+    decide_checkpoint,
+    flush_tracker,
+)
+from tidemark.core.ids import TXN_NONE, ShardId, Txn
 from tidemark.core.ledger import Head, Put
-from tidemark.core.shard import LogEntry, NextAppend
-from tidemark.pipeline.context import Pipeline, binding_at, seal_at
-from tidemark.pipeline.flushing import flushing
+from tidemark.core.shard import CaughtUp, LogEntry, NextAppend, Paused, next_append
+from tidemark.core.status import Stalled
+from tidemark.pipeline.context import Pipeline, binding_at, seal_at, settle, unfinished
 from tidemark.pipeline.history import require_history
-from tidemark.pipeline.settle import settle
+from tidemark.ports.control import ReportsCommitTime
+
+GRACE_SECONDS: Final = 900.0
+"""A sealed transaction is in its logs a moment later, unless whoever should append it is gone."""
 
 
-def kept(mark: TableMark, needs: NextAppend, *, txn: Txn) -> TableMark:
+@dataclass(frozen=True, slots=True)
+class Flushing:
+    """The tracker as of now; of the shards that may be behind, where their logs stand and what they need."""
+
+    tracker: FlushTracker
+    marks: Mapping[ShardId, TableMark]
+    needs: Mapping[ShardId, NextAppend]
+
+
+def table_mark(pipeline: Pipeline, shard: ShardId, lower: Txn) -> tuple[TableMark, NextAppend]:
+    """Where a shard's log stands, whether it waits at a held transaction, and what it needs next."""
+    head = pipeline.control.log(shard).head()
+    first = max(head.upper, lower)
+    seals = pipeline.control.seals.read(first, pipeline.control.seals.head().upper)
+    needs = next_append(shard, upper=first, seals=seals)
+    waits_at = needs.txn if isinstance(needs, Paused) else TXN_NONE
+    return TableMark(head.upper, waits_at), needs
+
+
+def flushing(pipeline: Pipeline, *, timed: bool = False) -> Flushing:
+    """The tracker, by the seals and logs of now; with `timed`, it knows since when shards lag."""
+    behind = unfinished(pipeline)
+    found = {shard: table_mark(pipeline, shard, lower) for shard, lower in behind.lowers.items()}
+    marks = {shard: mark for shard, (mark, _) in found.items()}
+    sealed: dict[Txn, float] = {}
+    flushed: dict[ShardId, float] = {}
+    if timed:
+        control = pipeline.control
+        sealed = {seal.txn: _seconds(control.seals, seal.txn) for seal in behind.seals}
+        flushed = {shard: _seconds(control.log(shard), mark.upper - 1) for shard, mark in marks.items()}
+    tracker = flush_tracker(
+        done=behind.done, seals=behind.seals, tables=marks, sealed_seconds=sealed, flushed_seconds=flushed
+    )
+    return Flushing(tracker, marks, {shard: needs for shard, (_, needs) in found.items()})
+
+
+def is_settled(pipeline: Pipeline, shard: ShardId) -> bool:
+    """Whether everything that is bound is decided, and the shard's log has all of it.
+
+    The log itself is asked: a checkpoint says where it waited then, and no other is written before something
+    is bound, which may in turn wait for this."""
+    if pipeline.control.bindings.head().upper != pipeline.control.seals.head().upper:
+        return False
+    lower = unfinished(pipeline).lowers.get(shard)
+    return lower is None or isinstance(table_mark(pipeline, shard, lower)[1], CaughtUp)
+
+
+def is_paused(pipeline: Pipeline, shard: ShardId) -> bool:
+    """Whether the shard's log waits at a transaction that its gate has held."""
+    lower = unfinished(pipeline).lowers.get(shard)
+    return lower is not None and isinstance(table_mark(pipeline, shard, lower)[1], Paused)
+
+
+def paused_shards(pipeline: Pipeline) -> dict[ShardId, Paused]:
+    """The shards whose logs wait at a transaction that their gate has held, wherever the checkpoint is."""
+    needs = flushing(pipeline).needs
+    return {shard: one for shard, one in needs.items() if isinstance(one, Paused)}
+
+
+def holding_back(pipeline: Pipeline) -> Sequence[Lag]:
+    """The shards whose logs lack sealed transactions, the one that holds furthest back first."""
+    return flushing(pipeline).tracker.lagging()
+
+
+def stalls(
+    pipeline: Pipeline, *, now_seconds: float, grace_seconds: float = GRACE_SECONDS
+) -> tuple[Stalled, ...]:
+    """What has not moved for longer than the grace although there is something to do, by recorded times."""
+    lags = flushing(pipeline, timed=True).tracker.stalled(
+        now_seconds=now_seconds, grace_seconds=grace_seconds
+    )
+    told = [
+        Stalled(
+            f"shard {lag.shard}",
+            datetime.fromtimestamp(lag.since_seconds, UTC),
+            f"it lacks transaction {lag.wanted.txn}, which is sealed",
+        )
+        for lag in lags
+    ]
+    bindings, seals = pipeline.control.bindings, pipeline.control.seals
+    upper, sealed_upper = bindings.head().upper, seals.head().upper
+    if sealed_upper < upper:
+        since = max(_seconds(bindings, sealed_upper), _seconds(seals, sealed_upper - 1))
+        if now_seconds - since > grace_seconds:
+            at = datetime.fromtimestamp(since, UTC)
+            told.append(Stalled(f"transaction {sealed_upper}", at, "it is bound and not sealed"))
+    return tuple(told)
+
+
+def _seconds(ledger: object, number: int) -> float:
+    """When a record was committed, 0 where nobody knows."""
+    at = ledger.written_at(number) if isinstance(ledger, ReportsCommitTime) else None
+    return at.timestamp() if at is not None else 0.0
+
+
+def recorded_mark(mark: TableMark, needs: NextAppend, *, txn: Txn) -> TableMark:
     """The mark for the record. A log that was released and is not brought up yet still counts as
     waiting there: a release that dies halfway would else leave a log that nobody looks at again.
     Only the record says so; the checkpoint itself was worked out without it."""
@@ -31,7 +148,7 @@ def reached(pipeline: Pipeline) -> Checkpoint:
     """The checkpoint that the seals and logs allow now."""
     found = flushing(pipeline)
     txn = Txn(found.tracker.acknowledged.txn)
-    tables = {shard: kept(mark, found.needs[shard], txn=txn) for shard, mark in found.marks.items()}
+    tables = {shard: recorded_mark(mark, found.needs[shard], txn=txn) for shard, mark in found.marks.items()}
     return Checkpoint(txn, tables)
 
 

@@ -1,4 +1,6 @@
-"""Consume: a shard's transactions in order, each exactly once, in batches, under a lease.
+"""What a frozen consumer tells, and what its journal says about going on without what is lost.
+
+Consume: a shard's transactions in order, each exactly once, in batches, under a lease.
 
 One round of a reader, always under its lease:
 
@@ -11,31 +13,93 @@ One round of a reader, always under its lease:
 A part that is gone, cut or damaged freezes the frontier at its `txn`: everything before it is delivered, and
 nothing from it on, until it is repaired or the consumer passes over it with a reason (Invariant 11). A batch
 that is given again is looked at whole, because something went wrong with it before.
+
+Pass over: what people may decide about a consumer that is frozen, with a reason that stays on record.
+
+What is given up is said by number, and is exactly what the consumer is frozen at: one transaction, or all
+that are lost with a file that was merged of several. Each of them has the reason in its journal.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-from tidemark.core.consumer import batch_fence
-from tidemark.core.errors import InvalidUsage, InvariantViolation
-from tidemark.core.freeze import Frozen
+from tidemark.core.errors import InvalidUsage, InvariantViolation, TidemarkError
 from tidemark.core.ids import ShardId, Txn, WriterToken, next_txn
-from tidemark.core.listing import Condition, Limits, ListedTxn, cut_batch, list_txns
+from tidemark.core.journal import Event
+from tidemark.core.listing import Condition, Limits, ListedTxn, NotYet, cut_batch, list_txns, plan_read
 from tidemark.core.publish import published_txn, state_as_of
-from tidemark.core.reading import MissingPart, ReadAccount
+from tidemark.core.reading import (
+    Freeze,
+    Frozen,
+    MissingPart,
+    ReadAccount,
+    batch_fence,
+    lease_name,
+    open_freeze,
+)
 from tidemark.core.seal import Part
-from tidemark.core.snapshot import NotYet, plan_read
-from tidemark.pipeline.context import Pipeline
-from tidemark.pipeline.fetching import fetch_all
-from tidemark.pipeline.freezing import Freezer
+from tidemark.pipeline.context import Pipeline, note, note_all
+from tidemark.pipeline.decide import checked_reason
 from tidemark.pipeline.history import require_known
-from tidemark.pipeline.holding import Hold
-from tidemark.pipeline.listing import Listed, listing, readable_upper
-from tidemark.ports.reading import PartFiles
+from tidemark.pipeline.leases import Hold, Leases
+from tidemark.pipeline.listing import Listed, fetch_all, listing, readable_upper
+from tidemark.ports.control import PartFiles
+
+
+@dataclass(frozen=True, slots=True)
+class Freezer:
+    """The freezes of one consumer in one shard; `name` is the pipeline's, as commands take it."""
+
+    pipeline: Pipeline
+    hold: Hold
+    consumer: str
+    shard: ShardId
+    token: WriterToken
+    name: str
+
+    def passed_over(self, txn: Txn) -> str:
+        """Why this consumer passes over a transaction that it can't read; empty when it doesn't."""
+        journal = self.pipeline.control.journal
+        journal.head()
+        mine = {"consumer": self.consumer, "shard": str(self.shard)}
+        for entry in journal.find(str(txn)):
+            if entry.event is Event.PASSED_OVER and mine.items() <= entry.detail.items():
+                return entry.detail["reason"]
+        return ""
+
+    def frozen(
+        self,
+        txn: Txn,
+        why: str,
+        part: Part | None = None,
+        *,
+        last: Txn | None = None,
+        is_named: bool = True,
+        in_snapshot: bool = False,
+    ) -> Frozen:
+        """The report, which the journal keeps once per part."""
+        last = txn if last is None else last
+        since, holders = self.hold.standing()
+        path, size = (part.path, part.bytes) if part is not None else ("", 0)
+        freeze = Freeze(
+            self.consumer, self.shard, txn, last, why, since, path, size, holders, is_named, in_snapshot
+        )
+        mine = {"consumer": self.consumer, "shard": str(self.shard)}
+        detail = {**mine, "part": path, "why": why, "last": str(last)}
+        # What is lost may be the journal itself; that must not hide the report.
+        with suppress(TidemarkError):
+            journal = self.pipeline.control.journal
+            journal.head()
+            known = open_freeze(journal.find(str(txn)), consumer=self.consumer, shard=self.shard)
+            if known != detail:
+                note(self.pipeline, Event.FROZEN, txn=txn, token=self.token, detail=detail)
+        return Frozen(freeze, pipeline=self.name)
+
 
 FETCH_WORKERS: Final = 8
 
@@ -305,3 +369,51 @@ class ShardReader:
             is_named=not listed.lost,
             in_snapshot=in_snapshot,
         )
+
+
+def skip_for_consumer(
+    pipeline: Pipeline,
+    leases: Leases,
+    consumer: str,
+    shard: ShardId,
+    *,
+    txn: Txn,
+    last: Txn | None = None,
+    reason: str,
+    token: WriterToken,
+) -> tuple[Txn, ...]:
+    """Give up the transactions from `txn` to `last` that a consumer can't read, for this consumer only, and
+    whole; returns those of them that touch the shard.
+
+    The reason is on record before its effect: the consumer passes over when it reads next. A transaction
+    that can be read is delivered all the same."""
+    last = txn if last is None else last
+    lease = leases.current(lease_name(consumer, shard))
+    if lease is None or not lease.is_kept:
+        raise InvalidUsage(
+            f"shard {shard!r} has no consumer {consumer!r}", hint="see `tidemark consumers list`"
+        )
+    if lease.txn != txn:
+        raise InvalidUsage(
+            f"consumer {consumer!r} is at transaction {lease.txn}, not {txn}",
+            hint="only the transaction that it is frozen at can be passed over",
+        )
+    control = pipeline.control
+    control.journal.head()
+    frozen = open_freeze(control.journal.find(str(txn)), consumer=consumer, shard=shard)
+    if frozen is None or not frozen["part"]:
+        raise InvalidUsage(
+            f"consumer {consumer!r} is not known to be frozen at a file of transaction {txn}",
+            hint="let it read once more; if it can't, it says what to do",
+        )
+    if frozen["last"] != str(last):
+        raise InvalidUsage(
+            f"consumer {consumer!r} can't pass over {txn} to {last}:"
+            f" {txn} to {frozen['last']} are lost together",
+            hint=f"give all of them up with `--to {frozen['last']}`, or repair transaction {txn}",
+        )
+    control.seals.head()
+    lost = tuple(seal.txn for seal in control.seals.read(txn, last + 1) if seal.touches(shard))
+    detail = {"consumer": consumer, "shard": str(shard), "reason": checked_reason(reason)}
+    note_all(pipeline, Event.PASSED_OVER, txns=lost, token=token, detail=detail)
+    return lost

@@ -1,4 +1,6 @@
-"""Maintain: remove what can never be needed again.
+"""Input that a source keeps for replays, and lets go below the retention.
+
+Maintain: remove what can never be needed again.
 
 A sweep asks the seals, not the clock. An attempt of a transaction that is sealed under another
 token has lost for good: its parts may go, even while its writer still works on them, because that
@@ -8,25 +10,92 @@ A truncation first announces `since` on the ledger of leases, by one commit on t
 worked out on, so that nobody takes a hold on what is about to go (Invariant 12); then each log's files below
 it are taken out. It never passes what a state has yet to take in, what a lease or a consumer holds, or what
 the pipeline file wants kept.
+
+Reclaim: delete the files that a log does not name any more, once nobody can need them.
+
+What has to stay is decided by `core.upkeep.held_back`: by seals, marks, leases and the time since the commit
+that took a file out of the log. The parts of attempts that lost their seal are left to `maintain.sweep`.
+
+Compact a log: merge neighbouring small files, so that readers open few.
+
+Each row keeps its `_txn`. What was written is read back and must give, for every transaction, the digest that
+its seal has, before it takes the place of what it was made of (Invariant 7); else the files are left alone,
+and what is wrong is told. Who comes second, or dies anywhere in between, leaves files that no log names;
+`pipeline.reclaim` deletes them.
+
+Tend a state: keep its table in shape, and never under a reader's feet.
+
+Publishes that come in between are no hindrance: what they do to the files that are being merged is done to
+the merged one too. The state is checked against its record first; one that is not as it was published is left
+as it is, for people to look at.
+
+A VACUUM goes by the table's retention. A lease whose snapshot was superseded longer ago than that holds it
+back: the snapshot's files would be among those that go.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, cast
 
+from tidemark.core.errors import Determinate
 from tidemark.core.ids import ShardId, Txn, WriterToken, next_txn
-from tidemark.core.lease import Floor
-from tidemark.core.ledger import Head, Put
+from tidemark.core.lease import Floor, Lease
+from tidemark.core.ledger import CommitOutcome, Head, Put
 from tidemark.core.listing import LogFile
-from tidemark.core.publish import published_txn
-from tidemark.core.upkeep import Replacement, decide_truncate
-from tidemark.pipeline.compact import Replacing
-from tidemark.pipeline.context import Pipeline, seal_at, unfinished
-from tidemark.pipeline.history import require_logs
-from tidemark.pipeline.leasing import Leases
-from tidemark.pipeline.publish import last_published
-from tidemark.pipeline.settle import settle
-from tidemark.ports.control import KeptLog
+from tidemark.core.maintenance import (
+    HeldBack,
+    Leftover,
+    Outrun,
+    Replaced,
+    Replacement,
+    Run,
+    choose_runs,
+    compaction_of,
+    decide_begin,
+    decide_replace,
+    decide_truncate,
+    held_back,
+    merged_folder,
+)
+from tidemark.core.publish import VERSION_NONE, Published, published_txn, state_as_of
+from tidemark.core.seal import Part
+from tidemark.pipeline.context import Pipeline, seal_at, settle, unfinished
+from tidemark.pipeline.history import log_head, require_history, require_logs
+from tidemark.pipeline.leases import Leases
+from tidemark.pipeline.publish import checked_record, last_published
+from tidemark.ports.control import Control, MaintainedLog
+from tidemark.ports.source import RetainsInput
+from tidemark.ports.state import Merger, StateKeeper
+
+
+class RetainedInput(NamedTuple):
+    """Files that may go, or that someone holds."""
+
+    files: int
+    bytes: int
+    held_by: str = ""
+    until: str = ""
+
+
+def unneeded_input(pipeline: Pipeline, since: Txn) -> list[RetainedInput]:
+    """What no transaction from `since` on reads: what may go, and what the source still holds."""
+    if not isinstance(pipeline.source, RetainsInput):
+        return []
+    found = pipeline.source.unneeded(since)
+    free = RetainedInput(found.files, found.bytes)
+    held = RetainedInput(found.waiting, found.waiting_bytes, found.held_by, "it is acknowledged further")
+    return [one for one in (free, held) if one.files]
+
+
+def let_go_input(pipeline: Pipeline, since: Txn) -> list[RetainedInput]:
+    """Remove what may go; returns it."""
+    if not isinstance(pipeline.source, RetainsInput):
+        return []
+    gone = pipeline.source.let_go(since)
+    return [RetainedInput(gone.files, gone.bytes)] if gone.files else []
 
 
 def sweep(pipeline: Pipeline) -> tuple[tuple[Txn, WriterToken], ...]:
@@ -69,7 +138,7 @@ def announce(pipeline: Pipeline, leases: Leases, shards: Sequence[ShardId], *, w
     return leases.announce(consumers=publishers(pipeline, shards), window=window)
 
 
-def truncate(log: KeptLog, shard: ShardId, since: Txn) -> Sequence[LogFile]:
+def truncate(log: MaintainedLog, shard: ShardId, since: Txn) -> Sequence[LogFile]:
     """Take out of a log the files that have nothing from `since` on, which was announced before; returns
     them, whoever took them out."""
     taken: dict[str, LogFile] = {}
@@ -83,3 +152,211 @@ def truncate(log: KeptLog, shard: ShardId, since: Txn) -> Sequence[LogFile]:
 
     settle(Replacing(log), decide, what=f"the truncation of {shard} below {since}")
     return tuple(taken.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Reclaim:
+    """The leftovers of one log: which may go, which stay and why; `lease` is the lowest live one."""
+
+    free: tuple[Leftover, ...] = ()
+    held: Mapping[HeldBack, tuple[Leftover, ...]] = field(default_factory=dict)
+    lease: Lease | None = None
+
+
+def plan_reclaim(
+    control: Control, log: MaintainedLog, leases: Leases, *, now_ms: int, kept_ms: int
+) -> Reclaim:
+    """Sort a log's leftovers, and change nothing."""
+    # Read before the files are listed: what goes into the log from here on is above this upper. By a later
+    # one, a part that was staged when it was listed and is in the log now would look taken out of it.
+    head = log.head()
+    found = log.leftovers()
+    if not found:
+        return Reclaim()
+    sealed_upper = control.seals.head().upper
+    parts = [one.first for one in found if not one.number]
+    seals = control.seals.read(min(parts), min(max(parts) + 1, sealed_upper)) if parts else ()
+    tokens = {seal.txn: str(seal.token) for seal in seals}
+    # Read after the files are listed: who has looked up one of them while it was active has its lease by now.
+    live = [lease for lease in leases.standing() if lease.is_live]
+    lowest = min(live, key=lambda lease: lease.txn, default=None)
+    held_by = f"lease {lowest.name} of {lowest.holder} at {lowest.txn}" if lowest is not None else ""
+    free: list[Leftover] = []
+    held: defaultdict[HeldBack, list[Leftover]] = defaultdict(list)
+    for leftover in found:
+        hold = held_back(
+            leftover,
+            begun=compaction_of(head),
+            sealed_token=tokens.get(leftover.first),
+            log_upper=head.upper,
+            held_from=lowest.txn if lowest is not None else None,
+            held_by=held_by,
+            now_ms=now_ms,
+            kept_ms=kept_ms,
+        )
+        if hold is None:
+            free.append(leftover)
+        else:
+            held[hold].append(leftover)
+    return Reclaim(tuple(free), {hold: tuple(files) for hold, files in held.items()}, lowest)
+
+
+def reclaim(
+    control: Control, log: MaintainedLog, shard: ShardId, leases: Leases, *, now_ms: int, kept_ms: int
+) -> Reclaim:
+    """Delete what may go; returns it, and what stays.
+
+    Files of a compaction that died carry the number of the last one begun: to be sure that they never go
+    in, another is begun, with nothing to merge. One that is still at work is shut out by that, and loses
+    its work, never a row."""
+    log_head(control, shard, require_history(control))
+    head = log.head()
+    if any(one.number and one.number >= compaction_of(head) for one in log.leftovers()):
+        begin(log, shard)
+    plan = plan_reclaim(control, log, leases, now_ms=now_ms, kept_ms=kept_ms)
+    log.delete(plan.free)
+    return plan
+
+
+@dataclass(frozen=True, slots=True)
+class Replacing:
+    """A log that is settled by changing its files."""
+
+    log: MaintainedLog
+
+    def head(self) -> Head:
+        return self.log.head()
+
+    def commit(self, head: Head, put: Put[Replacement, Any]) -> CommitOutcome:
+        return self.log.replace(head, put)
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """What became of the runs that were due: merged, or left alone for a reason."""
+
+    files_before: int = 0
+    files_after: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
+    left: tuple[str, ...] = ()
+
+
+def compact(
+    control: Control, log: MaintainedLog, merger: Merger, shard: ShardId, *, token: WriterToken
+) -> Compacted:
+    """Merge what is due in one log. Needs no lock: a second compaction shuts out the first."""
+    log_head(control, shard, require_history(control))
+    log.head()
+    runs = choose_runs(log.files())
+    if not runs:
+        return Compacted()
+    number = begin(log, shard)
+    done: list[tuple[Run, tuple[Part, ...]]] = []
+    left: list[str] = []
+    for run in runs:
+        # Whoever is shut out stops before it writes more.
+        if compaction_of(log.head()) != number:
+            left.append("another compaction has begun")
+            break
+        try:
+            merged = merge_run(control, merger, shard, run, number=number, token=token)
+        except Determinate as error:
+            left.append(f"transactions {run.first} to {run.last}: {error.fact}")
+            continue
+        match put(log, shard, Replacement(run.files, merged), number=number):
+            case Replaced():
+                done.append((run, merged))
+            case Outrun():
+                left.append(f"transactions {run.first} to {run.last}: others have changed these files")
+    return Compacted(
+        files_before=sum(len(run.files) for run, _ in done),
+        files_after=sum(len(merged) for _, merged in done),
+        bytes_before=sum(run.bytes for run, _ in done),
+        bytes_after=sum(part.bytes for _, merged in done for part in merged),
+        left=tuple(left),
+    )
+
+
+def begin(log: MaintainedLog, shard: ShardId) -> int:
+    """Raise the log's compaction mark, and so shut out what was begun before; returns the number."""
+
+    def decide(head: Head) -> Put[Replacement, int] | int:
+        return decide_begin(head=head)
+
+    return settle(Replacing(log), decide, what=f"the beginning of a compaction of {shard}")
+
+
+def merge_run(
+    control: Control, merger: Merger, shard: ShardId, run: Run, *, number: int, token: WriterToken
+) -> tuple[Part, ...]:
+    """The merged files, once they have been read back and have what was sealed."""
+    folder = merged_folder(run.first, run.last, number=number, token=token)
+    merged = merger.merge(shard, [file.part for file in run.files], folder=folder)
+    control.seals.head()
+    sealed = {
+        seal.txn: seal.shards[shard].digest
+        for seal in control.seals.read(run.first, run.last + 1)
+        if seal.touches(shard)
+    }
+    found = merger.digests_by_txn(shard, merged)
+    wrong = sorted(txn for txn in sealed.keys() | found.keys() if sealed.get(txn) != found.get(Txn(txn)))
+    if wrong:
+        raise Determinate(
+            f"transaction {wrong[0]} of {shard} is not what was sealed: {found.get(Txn(wrong[0]))} was read, "
+            f"{sealed.get(wrong[0])} is sealed",
+            hint=f"replay transaction {wrong[0]}, and repair it",
+        )
+    return merged
+
+
+def put(log: MaintainedLog, shard: ShardId, replacement: Replacement, *, number: int) -> Replaced | Outrun:
+    """Put what was merged in the place of other files, unless others came first."""
+
+    def decide(head: Head) -> Put[Replacement, Replaced | Outrun] | Replaced | Outrun:
+        return decide_replace(head=head, active=log.files(), number=number, replacement=replacement)
+
+    return cast("Replaced | Outrun", settle(Replacing(log), decide, what=f"a change of the files of {shard}"))
+
+
+def snapshot_held(
+    records: Sequence[Published],
+    leases: Sequence[Lease],
+    *,
+    superseded_ms: Callable[[int], int | None],
+    now_ms: int,
+    kept_ms: int,
+) -> Lease | None:
+    """A live lease whose snapshot a VACUUM would break, if there is one. `superseded_ms` tells when the
+    publish of a number was put on record."""
+    for lease in leases:
+        if not lease.is_live or not records:
+            continue
+        # One that stands below the first publish may have its snapshot there.
+        base = state_as_of(records, as_of=Txn(lease.txn - 1)) or records[0]
+        if base.number == records[-1].number:
+            continue
+        at_ms = superseded_ms(base.number + 1)
+        if at_ms is not None and now_ms - at_ms >= kept_ms:
+            return lease
+    return None
+
+
+def maintain_state(
+    control: Control,
+    keeper: StateKeeper,
+    shard: ShardId,
+    *,
+    merge: bool,
+    purge: bool,
+    vacuum: bool,
+) -> None:
+    """Merge and clean what is due. `BeingPublished` when other processes have left it no chance."""
+    last = checked_record(control, keeper, shard)
+    tombstones = last.commit.tombstones if last is not None else VERSION_NONE
+    if merge:
+        keeper.merge(shard, tombstones=tombstones)
+    if purge:
+        keeper.purge(shard)
+    if vacuum:
+        keeper.vacuum(shard, tombstones=tombstones)

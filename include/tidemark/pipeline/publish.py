@@ -20,6 +20,7 @@ from tidemark.core.errors import Determinate, InvalidUsage, InvariantViolation
 from tidemark.core.ids import TXN_FIRST, ShardId, Txn, WriterToken, next_txn
 from tidemark.core.lease import since_of
 from tidemark.core.ledger import Conflict, Head, Put
+from tidemark.core.listing import Truncated, agreed
 from tidemark.core.publish import (
     Policy,
     Published,
@@ -28,19 +29,17 @@ from tidemark.core.publish import (
     StateCommit,
     StateOverwritten,
     UpToDate,
-    check_standing,
+    check_state_status,
     decide_publish,
     decide_record,
     due,
     published_txn,
     state_as_of,
 )
-from tidemark.core.snapshot import Truncated, agreed
-from tidemark.pipeline.context import watermark_below
+from tidemark.pipeline.context import settle, watermark_below
 from tidemark.pipeline.history import log_head, require_history, require_known
-from tidemark.pipeline.settle import settle
 from tidemark.ports.control import Control
-from tidemark.ports.state import StatePlane, StateStandings, Tail
+from tidemark.ports.state import StatePlane, StateStatusReader, Tail
 
 STEPS_MAX: Final = 50
 """Each time that somebody else was first, a publish has gone in."""
@@ -65,7 +64,7 @@ def last_published(control: Control, shard: ShardId) -> Published | None:
     return None
 
 
-def checked_record(control: Control, plane: StateStandings, shard: ShardId) -> Published | None:
+def checked_record(control: Control, plane: StateStatusReader, shard: ShardId) -> Published | None:
     """The newest publish on record, if the state still holds it; readers start here (scenario M13).
 
     Publishers may be at work between its look at the record and the one at the table.
@@ -74,7 +73,7 @@ def checked_record(control: Control, plane: StateStandings, shard: ShardId) -> P
     for _ in range(STEPS_MAX):
         standing, before = plane.standing(shard, last), last
         try:
-            check_standing(shard, last=last, standing=standing)
+            check_state_status(shard, last=last, standing=standing)
             return last
         except StateOverwritten:
             last = last_published(control, shard)

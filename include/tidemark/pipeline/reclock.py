@@ -14,10 +14,9 @@ from tidemark.core.binding import BindingRecord, Owned, Step, decide_mint, owned
 from tidemark.core.ids import Txn
 from tidemark.core.ledger import Head, Put
 from tidemark.core.replay import RunPlan, plan_run
-from tidemark.pipeline.context import Attempt, Pipeline, last_binding
-from tidemark.pipeline.fit import require_named, require_shapes
+from tidemark.pipeline.context import Attempt, Pipeline, last_binding, settle
 from tidemark.pipeline.history import require_logs
-from tidemark.pipeline.settle import settle
+from tidemark.pipeline.schema_change import require_named, require_shapes
 
 
 def mint(pipeline: Pipeline, attempt: Attempt) -> Owned:

@@ -22,14 +22,14 @@ from tidemark.core.ids import ShardId, Txn
 from tidemark.core.journal import Event
 from tidemark.core.lease import since_of
 from tidemark.core.listing import LogFile
+from tidemark.core.maintenance import Outrun, Replacement, Run
 from tidemark.core.replay import DataDiffers, Finding, judge, judge_replay
 from tidemark.core.seal import Part, Seal, ShardParts, Staged
-from tidemark.core.upkeep import Outrun, Replacement, Run
-from tidemark.pipeline.compact import begin, merge_run, put
 from tidemark.pipeline.context import Attempt, Pipeline, note, seal_at, sealed_binding
+from tidemark.pipeline.maintain import begin, merge_run, put
 from tidemark.pipeline.replay import merged_files, note_finding, read_sealed, replay_input
-from tidemark.ports.control import KeptLog
-from tidemark.ports.plane import KeptPlane
+from tidemark.ports.control import MaintainedLog
+from tidemark.ports.plane import MaintainedPlane
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,10 @@ def _merged_anew(
 ) -> list[tuple[ShardId, Part]]:
     """Stage the transactions of merged files again, and put what they merge to in the files' place."""
     # Only a log that can be compacted has merged files.
-    log, merger = cast("KeptLog", pipeline.control.log(shard)), cast("KeptPlane", pipeline.plane).kept
+    log, merger = (
+        cast("MaintainedLog", pipeline.control.log(shard)),
+        cast("MaintainedPlane", pipeline.plane).kept,
+    )
     # First of all, so that no other compaction takes these files meanwhile.
     number = begin(log, shard)
     since = since_of(pipeline.control.leases.head())

@@ -13,18 +13,15 @@ from tidemark.core.errors import Determinate, TidemarkError
 from tidemark.core.ids import TXN_NONE, Txn
 from tidemark.core.replay import Finding, Verdict
 from tidemark.core.seal import Lost, SealOutcome, Staged, TooEarly
-from tidemark.core.shard import Standing
-from tidemark.pipeline.ahead import Ahead
+from tidemark.core.shard import UpperRelation
 from tidemark.pipeline.checkpoint import checkpoint
 from tidemark.pipeline.context import Attempt, Pipeline, seal_at
-from tidemark.pipeline.ingest import ingest, standing
+from tidemark.pipeline.ingest import Prefetch, ingest, note_rejection, upper_relation
 from tidemark.pipeline.reclock import reclock
-from tidemark.pipeline.refusal import note_refusal
 from tidemark.pipeline.replay import note_finding, replay_plan, verify
 from tidemark.pipeline.upsert import bring_up_logs, commit_staged
-from tidemark.pipeline.validate import validate
-from tidemark.pipeline.verdicts import Judged, record
-from tidemark.ports.gate import Opinion
+from tidemark.pipeline.validate import Judged, record, validate
+from tidemark.ports.plane import Opinion
 
 Progress = Callable[[Txn, str], None]
 """Told which transaction is in which phase, for people who watch."""
@@ -34,11 +31,11 @@ Decided = Callable[[SealOutcome], None]
 """Told of each transaction when it is through, before the next one begins."""
 
 
-def unwatched(txn: Txn, phase: str) -> None:
+def no_progress(txn: Txn, phase: str) -> None:
     """Nobody watches."""
 
 
-def untold(outcome: SealOutcome) -> None:
+def no_callback(outcome: SealOutcome) -> None:
     """Nobody asks."""
 
 
@@ -61,8 +58,8 @@ def finish(
     attempt: Attempt,
     txn: Txn,
     *,
-    progress: Progress = unwatched,
-    ahead: Ahead | None = None,
+    progress: Progress = no_progress,
+    ahead: Prefetch | None = None,
     following: Txn | None = None,
 ) -> SealOutcome:
     """Take one open transaction through to its logs, or find that someone has.
@@ -89,15 +86,17 @@ def finish(
     return outcome
 
 
-def _staged(pipeline: Pipeline, attempt: Attempt, txn: Txn, ahead: Ahead | None) -> Staged | Lost | TooEarly:
+def _staged(
+    pipeline: Pipeline, attempt: Attempt, txn: Txn, ahead: Prefetch | None
+) -> Staged | Lost | TooEarly:
     """What staging came to. Whoever has lost may find its parts swept while it writes them: that is a lost
     race, not an error (Invariant 4)."""
     try:
         staged = ahead.take(txn) if ahead is not None else None
         return staged or ingest(pipeline, attempt, txn)
     except (TidemarkError, OSError) as error:
-        if standing(pipeline, txn) is not Standing.BELOW:
-            note_refusal(pipeline, attempt, txn, error)
+        if upper_relation(pipeline, txn) is not UpperRelation.BELOW:
+            note_rejection(pipeline, attempt, txn, error)
             raise
         return Lost(seal_at(pipeline, txn))
 
@@ -107,8 +106,8 @@ def run(
     attempt: Attempt,
     *,
     transactions_max: int | None = None,
-    progress: Progress = unwatched,
-    decided: Decided = untold,
+    progress: Progress = no_progress,
+    decided: Decided = no_callback,
     background: Executor | None = None,
 ) -> RunReport:
     """One run of a pipeline; any number of them may work at once.
@@ -119,7 +118,7 @@ def run(
     todo = plan.finish[:transactions_max]
     outcomes: list[SealOutcome] = []
     reached = TXN_NONE
-    with Ahead(pipeline, attempt, background) as ahead:
+    with Prefetch(pipeline, attempt, background) as ahead:
         for txn, following in zip_longest(todo, todo[1:]):
             outcome = finish(pipeline, attempt, txn, progress=progress, ahead=ahead, following=following)
             outcomes.append(outcome)
@@ -143,7 +142,7 @@ def replay(
     *,
     txn_from: Txn,
     txn_to: Txn,
-    progress: Progress = unwatched,
+    progress: Progress = no_progress,
 ) -> tuple[Finding, ...]:
     """Prove every sealed transaction of a range, one by one; a last one without a seal is finished.
 

@@ -14,25 +14,20 @@ from collections.abc import Callable, Mapping, Sequence
 from tidemark.core.binding import Binding, Owned, owned_in
 from tidemark.core.checksum import SOURCE, Digests
 from tidemark.core.errors import Determinate, TidemarkError
-from tidemark.core.evidence import Evidence, decide_evidence, newest_of
 from tidemark.core.ids import Txn, WriterToken
 from tidemark.core.journal import Event
 from tidemark.core.ledger import Head, Put
 from tidemark.core.replay import Finding, RunPlan, Verdict, judge, judge_replay, judge_skipped, plan_run
-from tidemark.core.seal import Lost, Seal, SealOutcome, Staged, TooEarly
-from tidemark.core.shard import Standing
-from tidemark.pipeline.context import Attempt, Pipeline, binding_at, seal_at, sealed_binding
-from tidemark.pipeline.fit import configuration_of, fits, require_shapes
-from tidemark.pipeline.growth import stage_growing
-from tidemark.pipeline.ingest import standing
-from tidemark.pipeline.refusal import note_refusal
+from tidemark.core.seal import Evidence, Lost, Seal, SealOutcome, Staged, TooEarly, decide_evidence, newest_of
+from tidemark.core.shard import UpperRelation
+from tidemark.pipeline.context import Attempt, Pipeline, binding_at, seal_at, sealed_binding, settle
+from tidemark.pipeline.ingest import note_rejection, upper_relation
 from tidemark.pipeline.replay import judge_parts, read_sealed
-from tidemark.pipeline.run import Progress, unwatched
-from tidemark.pipeline.settle import settle
+from tidemark.pipeline.run import Progress, no_progress
+from tidemark.pipeline.schema_change import configuration_of, fits, require_shapes, stage_growing
 from tidemark.pipeline.upsert import bring_up_logs, commit_staged, drop_lost
-from tidemark.pipeline.validate import Gated, rows_in
-from tidemark.pipeline.verdicts import Judged, judged_in, last_judged, record
-from tidemark.ports.gate import Opinion
+from tidemark.pipeline.validate import Gated, Judged, judged_in, last_judged, record, rows_in
+from tidemark.ports.plane import Opinion
 
 Pair = tuple[Txn, Digests, Digests]
 Compare = Callable[[Sequence[Pair]], Sequence[Finding]]
@@ -89,7 +84,7 @@ def is_usable(pipeline: Pipeline, binding: Binding, evidence: Evidence | None) -
 
 
 def gather_one(
-    pipeline: Pipeline, attempt: Attempt, txn: Txn, *, replayed: bool, progress: Progress = unwatched
+    pipeline: Pipeline, attempt: Attempt, txn: Txn, *, replayed: bool, progress: Progress = no_progress
 ) -> Evidence:
     """The evidence on one transaction: found from an earlier try, or made now, which is told."""
     own = [one for one in found_by(pipeline, attempt) if one.owner.is_run_of(attempt.owner)]
@@ -117,13 +112,13 @@ def gather_open(pipeline: Pipeline, attempt: Attempt, txn: Txn, progress: Progre
     try:
         return gather_one(pipeline, attempt, txn, replayed=False, progress=progress)
     except (TidemarkError, OSError) as error:
-        if standing(pipeline, txn) is Standing.BELOW:
+        if upper_relation(pipeline, txn) is UpperRelation.BELOW:
             return None
-        note_refusal(pipeline, attempt, txn, error)
+        note_rejection(pipeline, attempt, txn, error)
         raise
 
 
-def gather(pipeline: Pipeline, attempt: Attempt, *, progress: Progress = unwatched) -> tuple[Evidence, ...]:
+def gather(pipeline: Pipeline, attempt: Attempt, *, progress: Progress = no_progress) -> tuple[Evidence, ...]:
     """Stage every open transaction of the run's plan, and replay those that it has to prove.
 
     Input that is gone is evidence too: the gate says so. What comes after it in order is left alone. A
@@ -152,7 +147,7 @@ def judge_gathered(
     attempt: Attempt,
     *,
     compare: Compare = compare_plainly,
-    progress: Progress = unwatched,
+    progress: Progress = no_progress,
 ) -> tuple[Judged, ...]:
     """Put what was gathered before the gate: every staged transaction of the plan, and every replay.
 
@@ -236,7 +231,7 @@ def verdicts_of(pipeline: Pipeline, attempt: Attempt) -> tuple[Judged, ...]:
 
 
 def seal_judged(
-    pipeline: Pipeline, attempt: Attempt, *, progress: Progress = unwatched
+    pipeline: Pipeline, attempt: Attempt, *, progress: Progress = no_progress
 ) -> tuple[SealOutcome, ...]:
     """Seal in order what this run staged and the gate let through, and bring the logs up.
 
@@ -247,7 +242,7 @@ def seal_judged(
             attempts.setdefault(entry.txn, {})[entry.token] = entry.staged
     outcomes: list[SealOutcome] = []
     for txn, tries in sorted(attempts.items()):
-        if standing(pipeline, txn) is Standing.BELOW:
+        if upper_relation(pipeline, txn) is UpperRelation.BELOW:
             outcomes += drop_overtaken(pipeline, attempt, seal_at(pipeline, txn), tries)
             continue
         progress(txn, "seal")

@@ -17,8 +17,8 @@ from tidemark.core.ids import Txn
 from tidemark.core.journal import Event
 from tidemark.core.seal import Seal
 from tidemark.core.status import Blocked, LastRun, LastVerdict, Times
-from tidemark.pipeline.verdicts import judged_in
-from tidemark.ports.control import Control, TellsTime
+from tidemark.pipeline.validate import judged_in
+from tidemark.ports.control import Control, ReportsCommitTime
 
 _ENTRIES_LOOKED_AT: Final = 1_000
 
@@ -36,7 +36,7 @@ class Happening:
 
 def written_at(ledger: object, number: int) -> datetime | None:
     """When a record was committed, at the ledger's last snapshot; None where that is not known."""
-    return ledger.written_at(number) if isinstance(ledger, TellsTime) else None
+    return ledger.written_at(number) if isinstance(ledger, ReportsCommitTime) else None
 
 
 def times_of(control: Control, txn: Txn) -> Times:

@@ -37,8 +37,8 @@ from tidemark.core.shard import (
     CaughtUp,
     LogEntry,
     Paused,
-    Standing,
     UpperMismatch,
+    UpperRelation,
     decide_append,
     next_append,
 )
@@ -49,12 +49,12 @@ from tidemark.pipeline.context import (
     note,
     seal_at,
     sealed_binding,
+    settle,
     unfinished,
     watermark_below,
 )
 from tidemark.pipeline.history import log_head, require_history
-from tidemark.pipeline.ingest import standing
-from tidemark.pipeline.settle import settle
+from tidemark.pipeline.ingest import upper_relation
 from tidemark.pipeline.validate import Gated
 
 
@@ -148,7 +148,7 @@ def commit_staged(
     """Seal what passed the gate (or what someone accepted for a reason); drop what came second."""
     refusal = refused(pipeline, staged, gated, reason)
     # Whoever comes second may find its parts swept away; that is a lost race, not a red gate.
-    if refusal is not None and standing(pipeline, staged.txn) is not Standing.BELOW:
+    if refusal is not None and upper_relation(pipeline, staged.txn) is not UpperRelation.BELOW:
         raise refusal
     seal = seal_of(staged, generation=pipeline.generation, held=gated.opinion.held, reason=reason)
     outcome = put_seal(pipeline, seal)

@@ -8,27 +8,33 @@ Promise of a `Ledger`, for every implementation (`tests/contract` checks it agai
   knows: read back, never guess (Invariant 5).
 - `read` and `find` answer from the snapshot that this object's last `head` loaded, so that a
   decision sees one moment. An old snapshot is allowed at any time; a commit on it conflicts.
+
+The reader's port: which files a shard's log has, and whether a file is what it was sealed as.
+
+Promise: `listed` is one snapshot of a log, whole. `fault` looks at one file and changes nothing; it may be
+called by several threads at once. Where the store doesn't answer, both raise `Determinate`: a file that
+can't be asked for is not a file that is gone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from tidemark.core.binding import BindingRecord
 from tidemark.core.checkpoint import Checkpoint
-from tidemark.core.evidence import Evidence
-from tidemark.core.ids import ShardId
+from tidemark.core.ids import ShardId, Txn
 from tidemark.core.journal import JournalEntry
 from tidemark.core.lease import Lease
 from tidemark.core.ledger import CommitOutcome, Head, Put
 from tidemark.core.listing import LogFile
+from tidemark.core.maintenance import Leftover, Replacement
 from tidemark.core.publish import Published
-from tidemark.core.seal import Seal
+from tidemark.core.seal import Evidence, Part, Seal
 from tidemark.core.shape import Shape
 from tidemark.core.shard import LogEntry
-from tidemark.core.upkeep import Leftover, Replacement
 
 R = TypeVar("R")
 
@@ -58,7 +64,7 @@ class Ledger(Protocol[R]):
 
 
 @runtime_checkable
-class TellsTime(Protocol):
+class ReportsCommitTime(Protocol):
     """A ledger that keeps when its records were committed, by their writers' clocks. For alarms and
     retention: no decision about what happened depends on it."""
 
@@ -85,7 +91,7 @@ class Log(Ledger[LogEntry], Protocol):
         ...
 
 
-class KeptLog(Log, Protocol):
+class MaintainedLog(Log, Protocol):
     """A log as its maintenance sees it."""
 
     def replace(self, head: Head, put: Put[Replacement, Any]) -> CommitOutcome:
@@ -134,4 +140,29 @@ class Control(Protocol):
 
     def publishes(self, shard: ShardId) -> Ledger[Published]:
         """The record of the shard's publishes. Made when it is first committed to."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LogListing:
+    """A log at one version of its table: the first transaction it has not passed, and its files."""
+
+    version: int
+    upper: Txn
+    files: tuple[LogFile, ...]
+
+
+class PartFiles(Protocol):
+    """The files behind a pipeline's logs."""
+
+    def listed(
+        self, shard: ShardId, *, lower: Txn, upper: Txn | None = None, columns: Sequence[str] = ()
+    ) -> LogListing:
+        """The log as it stands, with the files that may have rows of [lower, upper); bounds are given for
+        these columns, where there are any."""
+        ...
+
+    def fault(self, shard: ShardId, part: Part, *, whole: bool) -> str:
+        """Why the file can't be read as what was sealed; empty when it can. `whole` reads all its pages
+        and checks their checksums, else size and footer are looked at."""
         ...

@@ -3,18 +3,23 @@
 Promise: `stage` and `replay` of one binding give the same digests, whatever the parallelism.
 What `stage` writes belongs to the attempt's token alone and is invisible to readers. `discard`
 removes the files of that one attempt, and is a no-op when there are none.
+
+The gate's port: what the user's own expectations say of rows that are only staged.
+
+Promise: an opinion depends on the staged rows and the expectations alone, and holds no row of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from tidemark.core.binding import Binding
 from tidemark.core.checksum import Digests
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.seal import Part, Staged
-from tidemark.ports.upkeep import Merger
+from tidemark.ports.state import Merger
 
 
 class DataPlane(Protocol):
@@ -50,10 +55,36 @@ class DataPlane(Protocol):
         ...
 
 
-class KeptPlane(DataPlane, Protocol):
+class MaintainedPlane(DataPlane, Protocol):
     """A data plane as maintenance sees it."""
 
     @property
     def kept(self) -> Merger:
         """What rewrites the files of its logs."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Opinion:
+    """What the expectations ask for: stop the transaction, hold a shard for a reason, or just be told."""
+
+    failed: tuple[str, ...] = ()
+    held: Mapping[ShardId, str] = field(default_factory=dict)
+    warned: tuple[str, ...] = ()
+    checked: int = field(default=0, compare=False)
+    """How many expectations were asked, for people."""
+
+
+class Gate(Protocol):
+    """Looks at staged rows; never decides."""
+
+    def opinion(self, staged: Staged) -> Opinion:
+        """What the expectations of every shard say of these rows."""
+        ...
+
+
+class NoExpectations:
+    """The gate of a pipeline that declares none."""
+
+    def opinion(self, staged: Staged) -> Opinion:
+        return Opinion()

@@ -38,7 +38,7 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class SourceReport:
     """Where a source stands by its own account. `cost` is what it keeps for us meanwhile, `kept_bytes` how
     much that is, None where it isn't counted; `trouble` says what is wrong and what to do, and is empty when
     nothing is."""
@@ -49,7 +49,7 @@ class Standing:
     kept_bytes: int | None = None
 
 
-class PassedOver(Protocol):
+class SkippedInput(Protocol):
     """A piece of input that is not bound now, and why."""
 
     @property
@@ -60,20 +60,20 @@ class PassedOver(Protocol):
 
 
 @runtime_checkable
-class PassesOver(Protocol):
+class ReportsSkipped(Protocol):
     """A source that leaves some of what it sees for later, and can say what."""
 
     @property
-    def skipped(self) -> Sequence[PassedOver]:
+    def skipped(self) -> Sequence[SkippedInput]:
         """What the last offer did not take."""
         ...
 
 
 @runtime_checkable
-class TellsStanding(Protocol):
+class ReportsPosition(Protocol):
     """A source that remembers for us, and can say how much."""
 
-    def standing(self) -> Standing:
+    def standing(self) -> SourceReport:
         """Where it stands now; one that can't be asked says so in `trouble`."""
         ...
 
@@ -96,7 +96,7 @@ class Waiting:
 
 
 @runtime_checkable
-class TellsWaiting(Protocol):
+class ReportsWaiting(Protocol):
     """A source that can say what waits in it, and since when."""
 
     def waiting(self, last: Binding | None) -> Waiting:
@@ -117,7 +117,7 @@ class Unneeded:
 
 
 @runtime_checkable
-class KeepsInput(Protocol):
+class RetainsInput(Protocol):
     """A source that keeps what was bound, so that replays can read it, until maintenance lets it go."""
 
     def unneeded(self, since: Txn) -> Unneeded:
@@ -129,7 +129,7 @@ class KeepsInput(Protocol):
         ...
 
 
-class KeptKeys(Protocol):
+class ShardKeysPort(Protocol):
     """What a source may ask of the shards: for a source that says "all rows are gone", and no more."""
 
     def untouched(self, shards: Sequence[ShardId]) -> Set[ShardId]:

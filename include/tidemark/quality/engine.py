@@ -4,20 +4,28 @@ Its import is the gate's largest cost, and most of that is compiling and loading
 charts and compare distributions. Those are put off until something asks for them, which none of the
 expectations that a pipeline file may name does. Progress bars and log messages are off: an exception's text
 may quote a row. The context is in memory; only the validation results that `document` is given reach a disk.
+
+Old pages of Data Docs: which they are, and their removal. The verdicts themselves stay in the journal.
+
+Needs no Great Expectations: the files' times tell their age, and the index is a plain table, of which the
+rows go whose pages are gone.
 """
 
 from __future__ import annotations
 
 import importlib
 import logging
+import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
 
 if TYPE_CHECKING:
     from great_expectations.core import ExpectationSuiteValidationResult
@@ -25,11 +33,12 @@ if TYPE_CHECKING:
     from great_expectations.data_context.data_context.abstract_data_context import AbstractDataContext
     from great_expectations.expectations.expectation import Expectation
 
+
 SITE: Final = "site"
 RESULTS_ON_INDEX_MAX: Final = 200
 """The index page reads every result that it lists again."""
 
-_PAGES: Final = "tidemark.quality.pages"
+_PAGES: Final = "tidemark.quality.data_docs"
 _LATER: Final = ("altair", "scipy.stats")
 _QUERY_LOGGERS: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 """PySpark's, which print every failed query with its message."""
@@ -193,3 +202,40 @@ def document(results: Sequence[ExpectationSuiteValidationResult], *, site: Path,
         pages.append(page)
     context.build_data_docs(site_names=[SITE], resource_identifiers=pages)
     return str(site / "index.html")
+
+
+_FOLDERS: Final = ("results", "validations")
+_LINKED: Final = re.compile(r"^<tr>.*?<a href=\"([^\"]+)\".*</tr>\n?", re.MULTILINE)
+
+
+def old_pages(site: Path, *, before_ms: int) -> list[tuple[Path, int]]:
+    """The results and pages that were written before some time, with their sizes."""
+    found: list[tuple[Path, int]] = []
+    for name in _FOLDERS:
+        for folder, _, files in os.walk(site / name):
+            for file in files:
+                path = Path(folder, file)
+                with suppress(FileNotFoundError):  # Another maintenance may be at it.
+                    its = path.stat()
+                    if its.st_mtime_ns < before_ms * 1_000_000:
+                        found.append((path, its.st_size))
+    return found
+
+
+def remove_pages(site: Path, pages: Sequence[tuple[Path, int]]) -> None:
+    """Remove pages, the folders that are empty after that, and their rows of the index."""
+    for path, _ in pages:
+        path.unlink(missing_ok=True)
+        with suppress(OSError):  # One that is not empty stays, with all above it.
+            for folder in path.parents:
+                if folder.parent == site:
+                    break
+                folder.rmdir()
+    index = site / "index.html"
+    if pages and index.exists():
+        text = index.read_text(encoding="utf-8")
+        left = _LINKED.sub(lambda row: row[0] if (site / unquote(row[1])).exists() else "", text)
+        if left != text:
+            aside = index.with_name(f".{os.getpid()}.tmp")
+            aside.write_text(left, encoding="utf-8")
+            aside.replace(index)

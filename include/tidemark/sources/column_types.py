@@ -14,7 +14,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tidemark.config.debezium import Debezium
+from tidemark.config.source import Debezium
 from tidemark.core.errors import InvalidUsage
 
 DECLARE: Final = "declare it in the pipeline file, in a type that holds its values"

@@ -1,7 +1,7 @@
 """Connections by id, as Airflow spells them: in the environment, as JSON or as a URI.
 
 The connection `orders_db` is found in the variable `AIRFLOW_CONN_ORDERS_DB`. Where Airflow runs a step it
-puts the connection there, from whatever backend has it (`tidemark.airflow.connections`). A connection is kept
+puts the connection there, from whatever backend has it (`tidemark.airflow.steps`). A connection is kept
 in memory only; no message, record or command line has a value of it.
 """
 

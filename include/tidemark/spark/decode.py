@@ -15,16 +15,27 @@ A deletion needs its key only. A key is bad when all its parts are NULL; one NUL
 other, but every part must be there.
 
 All expressions here are SQL text (see `sql`), over the columns that `documents` describes.
+
+Which shard a record goes to: the only one, the one of its table, or the one of a column's value.
+
+A value is compared as text, so a route to 1 takes "1" too. Records of tables that the pipeline excludes carry
+no change; records that no shard takes are bad ones.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from fnmatch import translate
 from typing import Final
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StructType
 
-from tidemark.config import ShardConfig
+from tidemark.config import PipelineConfig, ShardConfig
+from tidemark.config.base import is_pattern
+from tidemark.config.tables import glob_of
 from tidemark.spark import documents as doc
 from tidemark.spark.flaws import (
     NULL_TEXT,
@@ -50,9 +61,9 @@ from tidemark.spark.fold import (
     log_hashed,
     sequence_number_sql,
 )
-from tidemark.spark.read import HASH, RAW
-from tidemark.spark.sql import case, coalesced, key_text, quoted, texts
-from tidemark.spark.topics import raw_text
+from tidemark.spark.kafka import raw_text
+from tidemark.spark.read import DATA, HASH, RAW
+from tidemark.spark.sql import case, coalesced, key_text, literal, quoted, texts
 
 KEY: Final = "_key"
 REASON: Final = "_reason"
@@ -120,7 +131,7 @@ def _unusual(rules: Rules) -> str:
 
 def _values(rules: Rules) -> list[str]:
     """The declared columns: values where the record is a change, NULL elsewhere."""
-    shard, kept = rules.shard, _kept_inline(rules)
+    shard, kept = rules.shard, _inline_errors(rules)
     good = f"isnull(_flaw) AND NOT {doc.SKIP} AND isnull(_late)"
     always = set() if rules.keeps_all else {*shard.keys, shard.sequence_by}
     values = [
@@ -135,7 +146,7 @@ def _values(rules: Rules) -> list[str]:
 
 def _facts(rules: Rules) -> list[str]:
     """What else goes into the fold: operation, position, slot, sequence and the input's hash."""
-    shard, kept, kind = rules.shard, _kept_inline(rules), rules.sequence_type
+    shard, kept, kind = rules.shard, _inline_errors(rules), rules.sequence_type
     fails = (
         f" WHEN isnotnull(_flaw) AND NOT {kept} THEN {_refuse('_flaw')}" if shard.on_error == "fail" else ""
     )
@@ -187,7 +198,7 @@ def _key(rules: Rules) -> str:
     return case(f"({some}) AND NOT {unread}", key_text({key: value_of(key) for key in keys}))
 
 
-def _kept_inline(rules: Rules) -> str:
+def _inline_errors(rules: Rules) -> str:
     """Whether a broken record stays in its shard: only when asked for, and when its key and its place in the
     order were readable."""
     if rules.shard.on_error != "inline":
@@ -207,3 +218,63 @@ def _refuse(fact: str) -> str:
 def hashed_columns(shard: ShardConfig) -> StructType:
     """What a shard's output hash covers: the declared columns and the operation."""
     return log_hashed(doc.declared_schema(shard))
+
+
+def shards_of(config: PipelineConfig) -> tuple[ShardConfig, ...]:
+    """All shards: those listed, and those of the tables that are named."""
+    found = {shard.name: shard for shard in config.shards}
+    for table in config.tables.include if config.tables is not None else ():
+        shard = config.shard_for_table(table) if not is_pattern(table) else None
+        if shard is not None:
+            found.setdefault(shard.name, shard)
+    return tuple(found.values())
+
+
+def route(read: DataFrame, form: doc.RecordForm, config: PipelineConfig) -> DataFrame:
+    """The records with their envelope open, and `_shard`; NULL where no shard takes the record."""
+    shards = shards_of(config)
+    if len(shards) == 1 and shards[0].route is None:
+        return doc.open_envelope(read, form, f"{literal(shards[0].name)} AS {SHARD}")
+    frame = doc.open_envelope(read, form)
+    if form.envelope == "debezium":
+        return _by_table(frame, config, shards)
+    column = next((shard.route.column for shard in shards if shard.route and shard.route.column), "")
+    names = {_text(shard.route.equals): shard.name for shard in shards if shard.route is not None}
+    return frame.withColumn(SHARD, F.try_element_at(_constant(names), _route_value(form, column)))
+
+
+def _route_value(form: doc.RecordForm, column: str) -> Column:
+    if form.format == "json":
+        return F.get_json_object(doc.DOCUMENT, f"$.{column}")
+    if column not in form.header:
+        return F.lit(None).cast("string")
+    row = doc.csv_text(form) if form.format == "csv" else DATA
+    return F.expr(f"cast({row}.{quoted(column)} as string)")
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _constant(names: dict[str, str]) -> Column:
+    return F.from_json(F.lit(json.dumps(names, ensure_ascii=False)), "map<string,string>")
+
+
+def _by_table(frame: DataFrame, config: PipelineConfig, shards: Sequence[ShardConfig]) -> DataFrame:
+    names = {shard.route.table: shard.name for shard in shards if shard.route and shard.route.table}
+    table, schema, db = (F.col(f"{doc.ORIGIN}.{part}") for part in ("table", "schema", "db"))
+    spellings = [
+        F.concat(db, F.lit("."), schema, F.lit("."), table),
+        F.concat(schema, F.lit("."), table),
+        F.concat(db, F.lit("."), table),
+        table,
+    ]
+    known = _constant(names)
+    routed = frame.withColumn(SHARD, F.coalesce(*[F.try_element_at(known, name) for name in spellings]))
+    ignored = F.lit(False)
+    for pattern in config.tables.exclude if config.tables is not None else ():
+        # fnmatch's regular expression ends in \z or \Z; rlike needs both ends said.
+        expression = "^" + translate(glob_of(pattern)).removesuffix(r"\Z").removesuffix(r"\z") + "$"
+        for name in spellings:
+            ignored = ignored | F.coalesce(name.rlike(expression), F.lit(False))
+    return routed.withColumn(doc.SKIP, F.col(doc.SKIP) | ignored)

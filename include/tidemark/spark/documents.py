@@ -1,4 +1,20 @@
-"""From raw records to typed values, for each format and envelope, with nothing turned into NULL in silence.
+"""The names that a JSON object has: which, and whether one of them stands there twice.
+
+Of two values under one name nobody can say which counts, so such a record is bad. Known limitation: only a
+record's own names are looked at, not those inside of its values, of its envelope or of its key.
+
+How a line of CSV is cut into fields, and which lines can't be: the quotes of a field have to be closed.
+
+Spark's parser has an answer for every line. A field whose quote is not closed on its line, because it goes on
+in the next one or because a quote in it was not escaped, is taken as it stands, quote and all, and nobody is
+told. So such a line is not given to the parser: it is a bad record as a whole, and its key is not known.
+
+Debezium's envelope, opened: a change with its `before` and `after`, with or without its schema.
+
+Kafka Connect's JSON converter writes `{"schema": …, "payload": …}`, values and keys alike, or the payload
+alone. Both are read, record by record. What the schema says of the columns goes along (see `values`).
+
+From raw records to typed values, for each format and envelope, with nothing turned into NULL in silence.
 
 Whatever a record looked like, `parse` gives the same few columns, and `decode` applies the rules to them:
 
@@ -18,6 +34,7 @@ be quoted. A value of another type (text in an INT, 3.7 in an INT, 2147483648 in
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -28,23 +45,120 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import (
     BooleanType,
     LongType,
+    MapType,
     StringType,
     StructField,
     StructType,
+    TimestampNTZType,
+    TimestampType,
 )
 
 from tidemark.config import CsvOptions, ShardConfig
 from tidemark.config.schema import Schema
 from tidemark.delta.schema import declared_json
-from tidemark.spark import debezium
 from tidemark.spark.fold import POSITION
-from tidemark.spark.names import names_in, repeats
-from tidemark.spark.quoting import fields_of
+from tidemark.spark.kafka import header_text
 from tidemark.spark.read import DATA, HASH, KEY_DOCUMENT, NO_KEY, NO_VALUE, RAW, RECORD
 from tidemark.spark.sql import case, literal, quoted, texts
-from tidemark.spark.topics import header_text
-from tidemark.spark.unsent import partial
-from tidemark.spark.values import CORRUPT, TYPES, Writing, ddl_of
+from tidemark.spark.values import CORRUPT, TYPES, TYPES_TYPE, ValueEncoding, ddl_of, partial, reader_options
+
+_WITH_COLONS: Final = (MapType, StructType, TimestampNTZType, TimestampType)
+
+
+def names_in(document: str, known: StructType, *, values: str) -> str:
+    """The names in a JSON object, which is read once more only where that can tell something new.
+
+    It can't where every known column has a value, and so is there, and the text has no more colons than that:
+    an object has at most as many names as colons. Values with colons of their own are read once more.
+    """
+    # Spark reads the first JSON value of a text and ignores the rest of it.
+    closed = f"endswith({document}, '}}') OR endswith(rtrim({document}), '}}')"
+    read_again = f"json_object_keys({document})"
+    if not any(isinstance(field.dataType, _WITH_COLONS) for field in known.fields):
+        filled = " AND ".join(f"isnotnull({values}.{quoted(field.name)})" for field in known.fields)
+        pieces = f"array_size(split({document}, ':', {len(known.fields) + 2}))"
+        exact = f"isnull({values}.{CORRUPT}) AND {filled} AND {pieces} = {len(known.fields) + 1}"
+        read_again = f"CASE WHEN {exact} THEN {texts(known.names)} ELSE {read_again} END"
+    return case(closed, read_again)
+
+
+def repeats(names: str, known: StructType) -> str:
+    """Whether a name is there twice. Most objects have the known names in one order, and are left alone."""
+    twice = f"array_size(array_distinct({names})) < array_size({names})"
+    return f"coalesce({names} != {texts(known.names)} AND {twice}, false)"
+
+
+def repeated_name(document: str) -> str:
+    """The first name that an object has twice; NULL where none is. Reads the object once more."""
+    names = f"json_object_keys({document})"
+    return f"get(filter({names}, (name, at) -> array_position({names}, name) <= at), 0)"
+
+
+def fields_of(schema: str, csv: CsvOptions) -> str:
+    """The fields of a record as a struct, as SQL text; NULL where a quote is not closed."""
+    options = {
+        "sep": csv.delimiter,
+        "quote": csv.quote,
+        "escape": csv.escape or csv.quote,
+        "nullValue": csv.null_value,
+        "maxCharsPerColumn": "-1",
+        "maxColumns": "20480",
+    }
+    return f"from_csv({case(f'NOT {unclosed(csv)}', RAW)}, {literal(schema)}, {reader_options(options)})"
+
+
+def unclosed(csv: CsvOptions) -> str:
+    """Whether a field begins with a quote and does not end with one. Most lines have no quote at all.
+
+    What is well quoted is taken out; no other field may begin with a quote then. Quotes in the middle of a
+    field that does not begin with one are text. The quantifiers never give back, so a line is read once.
+    """
+    delimiter, quote, escape = (re.escape(one) for one in (csv.delimiter, csv.quote, csv.escape or csv.quote))
+    text = f"[^{quote}{escape}]*+"
+    inner = quote + quote if escape == quote else f"{escape}."
+    well_quoted = f"(?s)(\\A|{delimiter}){quote}{text}(?:{inner}{text})*+{quote}(?={delimiter}|\\z)"
+    rest = f"regexp_replace({RAW}, {literal(well_quoted)}, '$1')"
+    begun = f"(\\A|{delimiter}){quote}"
+    return f"(contains({RAW}, {literal(csv.quote)}) AND {rest} rlike {literal(begun)})"
+
+
+ORIGIN_TYPE: Final = "struct<db:string,schema:string,table:string>"
+_CHANGE: Final = f"before:string,after:string,op:string,source:{ORIGIN_TYPE}"
+_SCHEMA: Final = f"schema:struct<fields:array<struct<field:string,fields:{TYPES_TYPE}>>>"
+_TOMBSTONE: Final = literal('{"schema":null,"payload":null}')
+IS_EMPTY: Final = f"coalesce(trim({RAW}) IN ('null', {_TOMBSTONE}), false)"
+_TABLE: Final = "concat('of ', nullif(concat_ws('.', _inner.source.schema, _inner.source.table), ''))"
+TRUNCATES: Final = case("_inner.op = 't'", f"concat_ws(' ', 'a truncate', {_TABLE}, 'can\\'t be applied')")
+
+
+def opened_envelope(frame: DataFrame, kept: Sequence[str], *, typed: bool) -> DataFrame:
+    """What is kept of a record, with the change as `_inner`, whether it stands alone or not; and what its
+    schema says of the columns."""
+    schema = f",{_SCHEMA}" if typed else ""
+    outer = f"from_json({RAW}, 'struct<payload:struct<{_CHANGE}>,{_CHANGE}{schema}>') AS _all"
+    inner = "coalesce(_all.payload, struct(_all.before, _all.after, _all.op, _all.source)) AS _inner"
+    types = f"get(filter(_all.schema.fields, f -> f.field = 'after'), 0).fields AS {TYPES}"
+    return frame.selectExpr("*", outer).selectExpr(*kept, inner, *([types] if typed else []))
+
+
+def envelope_document(*, keyed: bool) -> str:
+    """The row of an opened change; of a deletion without a `before` the key of its record."""
+    by_key = case("_inner.op = 'd'", KEY_DOCUMENT) if keyed else "cast(null as string)"
+    return f"coalesce(_inner.after, _inner.before, {by_key})"
+
+
+def broken_envelope(corrupt: str, gone: str, needed: Sequence[str]) -> str:
+    """Whether a record is broken: a deletion needs no more than its key, and its place in the order."""
+    readable = " AND ".join(f"isnotnull({value})" for value in needed)
+    return f"({corrupt} AND NOT ({gone} AND {readable}))"
+
+
+def envelope_key() -> str:
+    """The key as a JSON object, without its schema."""
+    opened_envelope = f"from_json({KEY_DOCUMENT}, 'struct<schema:struct<type:string>,payload:string>')"
+    alone = f"isnull({opened_envelope}.schema.type)"
+    return f"CASE WHEN {alone} THEN {KEY_DOCUMENT} ELSE {opened_envelope}.payload END AS {KEY_DOCUMENT}"
+
 
 SHARD: Final = "_shard"
 VALUES: Final = "_v"
@@ -61,7 +175,7 @@ _KEY_VALUES: Final = "_k"
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class RecordForm:
     """How the records of one transaction are written. `header` names the columns of CSV and Parquet files; a
     `keyed` record has a key and `headers` beside its value. `unreadable` says in SQL why it can't be read."""
 
@@ -73,7 +187,7 @@ class Form:
     headers: Mapping[str, str] = field(default_factory=dict)
     unreadable: str = ""
     key_unreadable: str = "its key is not a JSON object"
-    writing: Writing = field(default_factory=Writing)
+    writing: ValueEncoding = field(default_factory=ValueEncoding)
 
 
 @lru_cache(maxsize=4_096)
@@ -104,13 +218,13 @@ def known_schema(shard: ShardConfig) -> StructType:
     return StructType([StructField(field.name, field.dataType) for field in fields])
 
 
-def record_columns(form: Form) -> list[str]:
+def record_columns(form: RecordForm) -> list[str]:
     """What a record is and where it stood, as it was read."""
     beside = [KEY_DOCUMENT, NO_KEY, NO_VALUE, RECORD] if form.keyed else []
     return [DATA if form.format == "parquet" else RAW, HASH, *POSITION, *beside]
 
 
-def open_envelope(frame: DataFrame, form: Form, *more: str) -> DataFrame:
+def open_envelope(frame: DataFrame, form: RecordForm, *more: str) -> DataFrame:
     """The frame with `_doc`, the JSON text of the row, and what the envelope says of it.
 
     `more` are expressions over the read columns to add in the same step."""
@@ -125,7 +239,7 @@ def open_envelope(frame: DataFrame, form: Form, *more: str) -> DataFrame:
             "*",
             f"{document} AS {DOCUMENT}",
             f"cast(null as string) AS {BEFORE}",
-            f"cast(null as {debezium.ORIGIN_TYPE}) AS {ORIGIN}",
+            f"cast(null as {ORIGIN_TYPE}) AS {ORIGIN}",
             f"{gone} AS {GONE}",
             f"{skip} AS {SKIP}",
             f"cast(null as string) AS {REFUSAL}",
@@ -133,22 +247,22 @@ def open_envelope(frame: DataFrame, form: Form, *more: str) -> DataFrame:
         )
     typed = form.writing.debezium is not None
     columns = record_columns(form)
-    kept = [debezium.key() if column == KEY_DOCUMENT else column for column in columns]
-    skip = debezium.IS_EMPTY
-    return debezium.opened(frame, kept, typed=typed).selectExpr(
+    kept = [envelope_key() if column == KEY_DOCUMENT else column for column in columns]
+    skip = IS_EMPTY
+    return opened_envelope(frame, kept, typed=typed).selectExpr(
         *columns,
-        f"{debezium.document(keyed=form.keyed)} AS {DOCUMENT}",
+        f"{envelope_document(keyed=form.keyed)} AS {DOCUMENT}",
         f"_inner.before AS {BEFORE}",
         f"_inner.source AS {ORIGIN}",
         f"isnull(_inner.after) AS {GONE}",
         f"{f'({NO_VALUE} OR {skip})' if form.keyed else skip} AS {SKIP}",
-        f"{debezium.TRUNCATES} AS {REFUSAL}",
+        f"{TRUNCATES} AS {REFUSAL}",
         *([TYPES, partial(keyed=form.keyed)] if typed else []),
         *more,
     )
 
 
-def parse(frame: DataFrame, form: Form, shard: ShardConfig) -> DataFrame:
+def parse(frame: DataFrame, form: RecordForm, shard: ShardConfig) -> DataFrame:
     """The frame with the columns that are described above."""
     known = known_schema(shard)
     match form.format:
@@ -164,13 +278,13 @@ def parse(frame: DataFrame, form: Form, shard: ShardConfig) -> DataFrame:
             return frame.selectExpr("*", raw, values, _names_of(form), f"false AS {BROKEN}")
 
 
-def _parse_json(frame: DataFrame, form: Form, shard: ShardConfig, known: StructType) -> DataFrame:
+def _parse_json(frame: DataFrame, form: RecordForm, shard: ShardConfig, known: StructType) -> DataFrame:
     parsed = _read(frame, DOCUMENT, known.fields, VALUES, form.writing)
     kept = [*record_columns(form), SHARD, DOCUMENT, GONE, VALUES]
     broken = f"isnotnull({VALUES}.{CORRUPT})"
     if form.envelope == "debezium":
         ordered = [name for name in (*shard.keys, shard.sequence_by) if name in known.names]
-        broken = debezium.broken(broken, GONE, [f"{VALUES}.{quoted(name)}" for name in ordered])
+        broken = broken_envelope(broken, GONE, [f"{VALUES}.{quoted(name)}" for name in ordered])
     found = [NAMES, f"({broken} OR {repeats(NAMES, known)}) AS {BROKEN}"]
     parsed = parsed.selectExpr("*", f"{names_in(DOCUMENT, known, values=VALUES)} AS {NAMES}")
     if form.keyed and shard.keys and form.envelope == "upsert":
@@ -186,7 +300,7 @@ def _parse_json(frame: DataFrame, form: Form, shard: ShardConfig, known: StructT
 
 
 def _read(
-    frame: DataFrame, document: str, fields: Sequence[StructField], name: str, writing: Writing
+    frame: DataFrame, document: str, fields: Sequence[StructField], name: str, writing: ValueEncoding
 ) -> DataFrame:
     """The frame with a document's fields, in their declared types, as a struct of this name."""
     read = frame.selectExpr("*", f"{writing.read_json(document, fields)} AS {name}")
@@ -199,7 +313,7 @@ def _json_text(document: str, field: str) -> str:
     return f"try_variant_get(try_parse_json({document}), {literal('$.' + field)}, 'string')"
 
 
-def _with_headers(parsed: DataFrame, form: Form, known: StructType) -> DataFrame:
+def _with_headers(parsed: DataFrame, form: RecordForm, known: StructType) -> DataFrame:
     """The values with the columns that are headers, whatever the record's value has under their names."""
     names = [field.name for field in known.fields if field.name in form.headers]
     found = ", ".join(f"{header_text(form.headers[name])} AS {quoted(name)}" for name in names)
@@ -209,7 +323,7 @@ def _with_headers(parsed: DataFrame, form: Form, known: StructType) -> DataFrame
     return parsed.selectExpr(*rest, f"struct({VALUES}.*, {found}) AS {VALUES}", named)
 
 
-def _completed(parsed: DataFrame, shard: ShardConfig, known: StructType, writing: Writing) -> DataFrame:
+def _completed(parsed: DataFrame, shard: ShardConfig, known: StructType, writing: ValueEncoding) -> DataFrame:
     """The values, named and judged, with the key columns of the record's own key where the value has none, or
     can't be read. The key is parsed only where it is needed."""
     keys = [field for field in known.fields if field.name in shard.keys]
@@ -235,7 +349,7 @@ def _completed(parsed: DataFrame, shard: ShardConfig, known: StructType, writing
     return with_key.selectExpr(*rest, f"struct({', '.join(fields)}) AS {VALUES}", named, broken)
 
 
-def _key_change(shard: ShardConfig, known: StructType, writing: Writing) -> str:
+def _key_change(shard: ShardConfig, known: StructType, writing: ValueEncoding) -> str:
     """A row that changes its key is a deletion and an insertion; Debezium sends both, and never this."""
     keys = [field for field in known.fields if field.name in shard.keys]
     before = writing.judged(writing.read_json(BEFORE, keys), keys)
@@ -248,7 +362,7 @@ def _key_change(shard: ShardConfig, known: StructType, writing: Writing) -> str:
     return case(f"isnotnull({BEFORE}) AND NOT {GONE} AND ({changed})", fact)
 
 
-def _parse_csv(frame: DataFrame, form: Form, known: StructType) -> DataFrame:
+def _parse_csv(frame: DataFrame, form: RecordForm, known: StructType) -> DataFrame:
     types = {field.name: field.dataType for field in known.fields}
     fields = [StructField(name, types.get(name, StringType())) for name in form.header]
     schema = ddl_of([*form.writing.read_fields(fields), StructField(CORRUPT, StringType())])
@@ -260,13 +374,13 @@ def _parse_csv(frame: DataFrame, form: Form, known: StructType) -> DataFrame:
     return parsed.selectExpr("*", values, _names_of(form), f"isnotnull(_csv.{CORRUPT}) AS {BROKEN}")
 
 
-def csv_text(form: Form) -> str:
+def csv_text(form: RecordForm) -> str:
     """The fields of a CSV record as text, for saying which one is broken."""
     schema = ddl_of([StructField(name, StringType()) for name in form.header])
     return fields_of(schema, form.csv)
 
 
-def _names_of(form: Form) -> str:
+def _names_of(form: RecordForm) -> str:
     return f"{texts(form.header)} AS {NAMES}"
 
 

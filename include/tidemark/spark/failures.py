@@ -36,7 +36,7 @@ _PARQUET_TYPE = re.compile(r"column: \[(.+?)\], physicalType: (\w+), logicalType
 _PARQUET_FILE = re.compile(r"reading file \S*/([^/\s]+?)\.?\s")
 _CAUSE = re.compile(r"^Caused by: (.+)$", re.MULTILINE)
 _MESSAGE_CHARACTERS_MAX = 500
-_MEND = (
+_REMEDY = (
     "mend the pipeline file (a column can be declared) and retry, or skip the transaction with a reason and"
     " land its records again"
 )
@@ -52,7 +52,7 @@ class Refused(InvalidUsage):
     def __init__(self, txn: Txn, *, place: str, record: int, fact: str) -> None:
         super().__init__(
             f"transaction {txn} is refused at {place}: {fact}",
-            hint=_AHEAD if fact.startswith(TOO_FAR_AHEAD) else _MEND,
+            hint=_AHEAD if fact.startswith(TOO_FAR_AHEAD) else _REMEDY,
         )
         self.kept = f"transaction {txn} is refused at {place}: {fact.partition(FOUND)[0]}"
         self.txn = txn
@@ -117,7 +117,7 @@ def _other_type(
 
 
 @contextmanager
-def rows_of(shard: str) -> Iterator[None]:
+def shard_job_errors(shard: str) -> Iterator[None]:
     """Within, a job that fails is an error that names the shard, and what to do about a damaged part."""
     try:
         yield

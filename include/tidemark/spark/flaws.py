@@ -8,17 +8,16 @@ from typing import Final
 from pyspark.sql.types import DataType
 
 from tidemark.config import ShardConfig
-from tidemark.config.rowwise import quarantine_rules
+from tidemark.config.row_rules import quarantine_rules
 from tidemark.core.ids import Txn
-from tidemark.core.sequence import sequence_text
+from tidemark.core.text import sequence_text
 from tidemark.spark import documents as doc
+from tidemark.spark.documents import repeated_name, unclosed
 from tidemark.spark.fold import lateness_number, sequence_number_sql
-from tidemark.spark.names import repeated_name
-from tidemark.spark.quoting import unclosed
 from tidemark.spark.read import KEY_DOCUMENT, NO_KEY, NO_VALUE, RAW
 from tidemark.spark.sql import case, coalesced, literal, quoted, texts
-from tidemark.spark.unsent import told
 from tidemark.spark.values import CORRUPT
+from tidemark.spark.values import toast_reason as told
 
 SHARD: Final = doc.SHARD
 NULL_TEXT: Final = "cast(null as string)"
@@ -39,7 +38,7 @@ class Rules:
     """What decides over the records of one shard in one transaction."""
 
     shard: ShardConfig
-    form: doc.Form
+    form: doc.RecordForm
     txn: Txn
     watermark: int | None = None
     stages: bool = True

@@ -16,8 +16,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from tidemark.config import PipelineConfig, ShardConfig
-from tidemark.config.avro import AvroSchemas
-from tidemark.config.debezium import Debezium
+from tidemark.config.kafka import AvroSchemas
+from tidemark.config.source import Debezium
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import ShardId, Txn
 from tidemark.sources.column_types import (
@@ -29,22 +29,22 @@ from tidemark.sources.column_types import (
     parquet_type,
 )
 from tidemark.spark import documents as doc
-from tidemark.spark.avro import WIRE_BYTES
 from tidemark.spark.fold import OFFSET, ORDINAL, PARTITION
 from tidemark.spark.inputs import FilesInput, Input, TopicsInput
+from tidemark.spark.kafka import WIRE_BYTES
 from tidemark.spark.read import RAW, RECORD
 from tidemark.spark.sql import literal, texts
 
 COLUMNS_MAX: Final = 10_000
 _NAME: Final = "_name"
-_TOLD: Final = "_told"
+_EVIDENCE: Final = "_told"
 _PLACE: Final = "_place"
 _SCHEMA: Final = "struct<schema:struct<fields:array<struct<field:string,fields:array<string>>>>>"
 _SEND: Final = "; or have the connector send schemas along (value.converter.schemas.enable=true)"
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class DeclaredColumn:
     """A new column, and what the record or file at a place tells of it; None where it tells nothing."""
 
     shard: str
@@ -53,9 +53,9 @@ class Told:
     place: str
 
 
-def columns_of(told: Iterator[Told], txn: Txn) -> dict[ShardId, dict[str, str]]:
+def columns_of(told: Iterator[DeclaredColumn], txn: Txn) -> dict[ShardId, dict[str, str]]:
     """The types of the new columns by shard; `InvalidUsage` for one that is told in two ways, or none."""
-    found: dict[ShardId, dict[str, Told]] = {}
+    found: dict[ShardId, dict[str, DeclaredColumn]] = {}
     for one in told:
         if one.kind is None:
             fact = f"undeclared column {one.column!r}, and the record does not tell its type"
@@ -73,7 +73,7 @@ def growing_shards(config: PipelineConfig) -> tuple[ShardConfig, ...]:
     return tuple(shard for shard in config.shards if config.grows(shard))
 
 
-def told_by_files(config: PipelineConfig, read: FilesInput, txn: Txn) -> Iterator[Told]:
+def columns_of_files(config: PipelineConfig, read: FilesInput, txn: Txn) -> Iterator[DeclaredColumn]:
     """What the footers of Parquet files tell. A file has columns, not records that have some: each of the
     growing shards gets them."""
     for file in read.files:
@@ -82,12 +82,12 @@ def told_by_files(config: PipelineConfig, read: FilesInput, txn: Txn) -> Iterato
         for shard in growing_shards(config):
             for name in columns.keys() - set(doc.known_schema(shard).names):
                 with _named(txn, place, name):
-                    yield Told(shard.name, name, parquet_type(*columns[name]), place)
+                    yield DeclaredColumn(shard.name, name, parquet_type(*columns[name]), place)
 
 
-def told_by_records(
-    config: PipelineConfig, read: Input, form: doc.Form, routed: DataFrame, txn: Txn
-) -> Iterator[Told]:
+def columns_of_records(
+    config: PipelineConfig, read: Input, form: doc.RecordForm, routed: DataFrame, txn: Txn
+) -> Iterator[DeclaredColumn]:
     """What the schemas of records tell: those beside them, or those that they were written with."""
     schemas = read.value_schemas(config) if isinstance(read, TopicsInput) else None
     settings = (config.debezium or Debezium()) if config.envelope == "debezium" else None
@@ -100,14 +100,14 @@ def told_by_records(
         new = routed.where(there).selectExpr(
             "*", f"explode(array_except(json_object_keys({doc.DOCUMENT}), {names})) AS {_NAME}"
         )
-        told = new.groupBy(_NAME, F.expr(types.evidence).alias(_TOLD)).agg(
+        told = new.groupBy(_NAME, F.expr(types.evidence).alias(_EVIDENCE)).agg(
             F.expr(f"min(struct({PARTITION}, {OFFSET}, {ORDINAL})) AS {_PLACE}")
         )
-        rows = [(row[_NAME], row[_TOLD], row[_PLACE]) for row in told.limit(COLUMNS_MAX).collect()]
+        rows = [(row[_NAME], row[_EVIDENCE], row[_PLACE]) for row in told.limit(COLUMNS_MAX).collect()]
         for name, evidence, at in sorted(rows, key=lambda row: (row[0], tuple(row[2]))):
             place = read.place(*at)
             with _named(txn, place, name):
-                yield Told(shard.name, name, types.of(name, evidence), place)
+                yield DeclaredColumn(shard.name, name, types.of(name, evidence), place)
 
 
 @contextmanager

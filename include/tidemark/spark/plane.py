@@ -20,7 +20,7 @@ from typing import Final
 from pyspark.sql import DataFrame, SparkSession
 
 from tidemark.config import PipelineConfig
-from tidemark.config.growing import grown
+from tidemark.config.discovered_tables import with_new_columns
 from tidemark.core.binding import Binding
 from tidemark.core.checksum import ENCODING, SOURCE, Digest, Digests, shard_endpoint
 from tidemark.core.errors import InvalidUsage
@@ -29,22 +29,27 @@ from tidemark.core.replay import Difference
 from tidemark.core.seal import Part, Staged
 from tidemark.core.shape import NewColumns
 from tidemark.spark import documents as doc
-from tidemark.spark.abreast import abreast
-from tidemark.spark.decode import hashed_columns
+from tidemark.spark.decode import hashed_columns, route, shards_of
 from tidemark.spark.failures import JOB_ERRORS, translated
 from tidemark.spark.flaws import SHARD, Rules
 from tidemark.spark.fold import log_schema
+from tidemark.spark.fold_shard import (
+    WRITE_CONFS,
+    Sink,
+    Totals,
+    fold_shard,
+    folded_rows,
+    quarantine,
+    refuse_if_all_ahead,
+)
 from tidemark.spark.inputs import FilesInput, Input, input_of
-from tidemark.spark.kept import KeptRows
-from tidemark.spark.new_columns import columns_of, growing_shards, told_by_files, told_by_records
+from tidemark.spark.new_columns import columns_of, columns_of_files, columns_of_records, growing_shards
 from tidemark.spark.parts import PartStore
 from tidemark.spark.read import READ_CONFS
-from tidemark.spark.route import route, shards_of
 from tidemark.spark.sample import Sampler
-from tidemark.spark.session import Sessions, cores_of
-from tidemark.spark.shared_server import persisted
+from tidemark.spark.session import Sessions, cores_of, in_parallel, persisted
 from tidemark.spark.sql import literal
-from tidemark.spark.work import WRITE_CONFS, Sink, Totals, fold_shard, quarantine, require_reach, rows_given
+from tidemark.spark.tables import LogRows
 
 _CONFS: Final = {
     **READ_CONFS,
@@ -94,7 +99,7 @@ class SparkPlane:
         self._cores = cores_of(spark)
         self._config = config
         self._store = PartStore(f"{warehouse or config.warehouse_location}/{config.name}")
-        self.kept = KeptRows(self._sessions, config, self._store)
+        self.kept = LogRows(self._sessions, config, self._store)
         self._watermark_before = watermark_before or _no_watermark
         self.engine = engine_of(spark)
         _check(config)
@@ -178,7 +183,7 @@ class SparkPlane:
                     masked.add(shard.error_column)
                 paths, spark = self._store.readable(name, parts), routed.sparkSession
                 kept = self.kept.rows(spark, binding.txn, hashed_columns(shard), paths) if paths else None
-                given = rows_given(routed.where(f"{SHARD} = {literal(name)}"), rules[name], parts=count)
+                given = folded_rows(routed.where(f"{SHARD} = {literal(name)}"), rules[name], parts=count)
                 sampler = Sampler(rules[name], masked)
                 found += sampler.differing(given, kept, parts=count, limit=limit)
         except JOB_ERRORS as error:
@@ -214,14 +219,14 @@ class SparkPlane:
             return {}
         try:
             if isinstance(read, FilesInput) and config.source.format == "parquet":
-                told = told_by_files(config, read, binding.txn)
+                told = columns_of_files(config, read, binding.txn)
             else:
                 routed, _, _ = self._prepared(config, read, binding.txn, None)
-                told = told_by_records(config, read, read.form(config), routed, binding.txn)
+                told = columns_of_records(config, read, read.form(config), routed, binding.txn)
             new = columns_of(told, binding.txn)
         except JOB_ERRORS as error:
             raise translated(error, binding.txn, read) from error
-        return new if grown(config, new) != config else {}
+        return new if with_new_columns(config, new) != config else {}
 
     def _prepared(
         self, config: PipelineConfig, read: Input, txn: Txn, watermark: int | None, *, stages: bool = False
@@ -240,12 +245,12 @@ class SparkPlane:
         shards = shards_of(config)
         with persisted(routed) if len(shards) > 1 else nullcontext(routed) as shared:
             frames = _by_shard(shared, [shard.name for shard in shards])
-            folded = abreast(
+            folded = in_parallel(
                 lambda name: fold_shard(frames[name], rules[name], sink, parts=parts), list(frames)
             )
             for name, one in zip(frames, folded, strict=True):
                 if sink.store is not None:
-                    require_reach(rules[name], one)
+                    refuse_if_all_ahead(rules[name], one)
                 totals.take(ShardId(name), one)
             bad = {name: frames[name] for name in frames if totals.bad[name].count}
             if bad:

@@ -1,4 +1,25 @@
-"""One way to make a Spark session: Delta's catalog, the cached jars, and defaults for small batches.
+"""Session settings that are changed for a while.
+
+Several shards at once: what Spark does for a small one is mostly planning, which one thread does alone.
+
+Jobs of several threads share the executors; how many tasks run at once stays what it was.
+
+Counting and persisting in a Spark that others use too.
+
+All sessions of a Spark, on a Connect server those of every client, have two things in common that make one
+client's results depend on another's:
+
+- **The cache.** Spark looks for persisted rows by the plan alone, whoever persisted them, and a file is part
+  of a plan by its path. The rows that a killed client has left persisted would answer for a file that has
+  changed since, and a replay would call it identical. `persisted` gives every frame a plan of its own.
+- **The listener bus.** What is observed reaches the observer by it. A Connect server waits a tenth of a
+  second for that and then sends nothing; a server that is busy with others takes longer. `counted` counts
+  again what has not come, in a job of its own.
+
+Known limitation: what a killed client has persisted stays on its Connect server, on disk where memory is
+short, until the server is stopped.
+
+One way to make a Spark session: Delta's catalog, the cached jars, and defaults for small batches.
 
 Everything here is a conf that can be overridden; what is chosen, and why:
 
@@ -20,20 +41,109 @@ from __future__ import annotations
 import logging
 import os
 import re
+import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import quote
+from uuid import uuid4
+
+from pyspark.sql import Column, DataFrame, Observation, SparkSession
 
 from tidemark.core.errors import Determinate
-from tidemark.spark.archive import archive_options
-from tidemark.spark.jars import jar_paths
-from tidemark.spark.java import use_java
+from tidemark.runtime.jars import jar_paths
+from tidemark.runtime.java import use_java
+from tidemark.spark.class_archive import archive_options
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+@contextmanager
+def confs_set(spark: SparkSession, confs: Mapping[str, str]) -> Iterator[None]:
+    """Session settings for a while; afterwards they are as they were."""
+    before = {name: spark.conf.get(name, None) for name in confs}
+    try:
+        for name, value in confs.items():
+            spark.conf.set(name, value)
+        yield
+    finally:
+        for name, old in before.items():
+            if old is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, old)
+
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_AT_ONCE_MAX: Final = 4
+
+
+def in_parallel(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
+    """What `work` gives for each item, in the items' order.
+
+    The first error in that order is raised when everything that had begun has ended, so that its traces can
+    be removed; what had not begun then never does."""
+    if len(items) <= 1:
+        return [work(item) for item in items]
+    pool = ThreadPoolExecutor(min(_AT_ONCE_MAX, len(items)), thread_name_prefix="shard")
+    try:
+        return list(pool.map(work, items))
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+OBSERVED_SECONDS_MAX: Final = 30.0
+"""The listener bus delivers within milliseconds, unless it is busy or has dropped the event."""
+
+
+@contextmanager
+def persisted(frame: DataFrame) -> Iterator[DataFrame]:
+    """A frame that is used more than once; computed again, from its pinned input, if it gets lost. Nobody
+    else's frame has its plan: a literal is part of a plan, and this one is never used twice."""
+    own = frame.where(f"'{uuid4()}' IS NOT NULL")
+    own.persist()
+    try:
+        yield own
+    finally:
+        own.unpersist()
+
+
+def counted(
+    frame: DataFrame, aggregates: Sequence[Column], run: Callable[[DataFrame], None]
+) -> Mapping[str, Any]:
+    """Run a job that takes in all rows of a frame, and count them as they pass, each once; the aggregates by
+    their names.
+
+    The frame has to give the same rows when it is computed again: the counts may be those of a second job.
+    """
+    seen = Observation()
+    run(frame.observe(seen, *aggregates))
+    if has_arrived(seen) and (found := seen.get):
+        return found
+    return frame.agg(*aggregates).first().asDict()  # type: ignore[union-attr]
+
+
+def has_arrived(seen: Observation) -> bool:
+    """Whether what was observed has come, or came in time. A classic session would wait for ever for an event
+    that the listener bus has dropped (Invariant 14); over Connect the server has waited already. An empty row
+    without a schema says that Spark could not collect it."""
+    observed = getattr(seen, "_jo", None)
+    if observed is None:
+        return True
+    deadline = time.monotonic() + OBSERVED_SECONDS_MAX
+    # `getOrEmpty` fails where nothing has come within its tenth of a second; this waits as long.
+    while (row := observed.getRowOrEmpty()).isEmpty():
+        if time.monotonic() > deadline:
+            return False
+    return row.get().schema() is not None
+
 
 _AVRO_LIMITS = (
     "-Dorg.apache.avro.limits.string.maxLength=67108864 -Dorg.apache.avro.limits.bytes.maxLength=67108864"

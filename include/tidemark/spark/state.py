@@ -29,32 +29,35 @@ from tidemark.core.publish import (
     VERSION_NONE,
     Published,
     StateCommit,
-    StateStanding,
+    StateStatus,
     carried_forward,
     published_txn,
 )
-from tidemark.delta.failures import housekeeping
 from tidemark.delta.head import LiveFile
-from tidemark.delta.standing import app_id, encoded, read_standing
 from tidemark.delta.state import StateTable
 from tidemark.delta.state_files import RowKeys
+from tidemark.delta.state_maintenance import tidy
+from tidemark.delta.state_status import app_id, encoded, read_state_status
+from tidemark.delta.store import housekeeping
 from tidemark.delta.tail import Unsuited
-from tidemark.delta.upkeep import tidy
 from tidemark.ports.state import Tail
-from tidemark.spark.changes import changes_of, digest_of_rows
-from tidemark.spark.confs import confs_set
-from tidemark.spark.failures import rows_of
-from tidemark.spark.fold import quoted
-from tidemark.spark.fresh import Pins, filled, fresh, is_small, tail_at
-from tidemark.spark.indexed import ShardIndex, keys_found
-from tidemark.spark.session import INTERPRETED
-from tidemark.spark.shared_server import persisted
-from tidemark.spark.spec import StateSpec, StateSpecs, specs_of
-from tidemark.spark.state_write import WRITE_CONFS, NextVersion
-from tidemark.spark.table_metadata import description, state_properties
+from tidemark.spark.failures import shard_job_errors
+from tidemark.spark.fold_shard import WRITE_CONFS
+from tidemark.spark.publish import ShardIndex, changes_in_state, digest_of_rows, keys_found
+from tidemark.spark.session import INTERPRETED, confs_set, persisted
+from tidemark.spark.sql import quoted
+from tidemark.spark.state_table import (
+    NextVersion,
+    StateSpec,
+    StateSpecs,
+    description,
+    specs_of,
+    state_properties,
+)
 from tidemark.spark.tables import parquet_rows, read_version
 from tidemark.spark.tail import ROW, folded_tail
-from tidemark.spark.tombstones import bury
+from tidemark.spark.tombstones import write_tombstones
+from tidemark.spark.views import Pins, fresh, is_small, tail_at, with_declared_columns
 
 _PLANNED_ONCE = {"spark.sql.adaptive.enabled": "false"}
 """A publish has a few small joins whose sizes are known. Planned again after every stage, each of them
@@ -78,7 +81,7 @@ class SparkStatePlane:
         self._specs = StateSpecs(specs.pipeline, known)
         self._tables: dict[ShardId, StateTable] = {}
         self._indexes: dict[ShardId, ShardIndex] = {}
-        self._standings: dict[ShardId, tuple[Published | None, StateStanding]] = {}
+        self._standings: dict[ShardId, tuple[Published | None, StateStatus]] = {}
 
     @property
     def _spark(self) -> SparkSession:
@@ -112,10 +115,10 @@ class SparkStatePlane:
         placed = rows.select(*spec.beside, *named, F.col("_metadata.row_index").alias(ROW)).orderBy(ROW)
         return keys_found(placed.toArrow(), sequence=spec.rule.sequence_by)
 
-    def standing(self, shard: ShardId, since: Published | None) -> StateStanding:
+    def standing(self, shard: ShardId, since: Published | None) -> StateStatus:
         spec = self._specs.of(shard)
         app = app_id(self._specs.pipeline, shard)
-        found = read_standing(
+        found = read_state_status(
             spec.state, app=app, since=since, storage_options=self._options, known=self._table(shard).known
         )
         self._standings[shard] = since, found
@@ -123,15 +126,17 @@ class SparkStatePlane:
 
     def digest(self, shard: ShardId, version: int) -> Digest:
         spec = self._specs.of(shard)
-        with rows_of(shard):
-            return digest_of_rows(filled(read_version(self._spark, spec, spec.state, version), spec), spec)
+        with shard_job_errors(shard):
+            return digest_of_rows(
+                with_declared_columns(read_version(self._spark, spec, spec.state, version), spec), spec
+            )
 
     def repeated(self, shard: ShardId, version: int) -> int:
         spec = self._specs.of(shard)
         if not spec.rule.keys:
             return 0
-        with rows_of(shard):
-            rows = filled(read_version(self._spark, spec, spec.state, version), spec)
+        with shard_job_errors(shard):
+            rows = with_declared_columns(read_version(self._spark, spec, spec.state, version), spec)
             return rows.groupBy(*map(quoted, spec.rule.keys)).count().where("count > 1").count()
 
     def publish(
@@ -181,12 +186,12 @@ class SparkStatePlane:
     ) -> tuple[int, StateCommit] | Conflict:
         spec, spark, base = self._specs.of(shard), self._spark, pins.base
         confs = _PLANNED_ONCE | WRITE_CONFS | (INTERPRETED if is_small(spec, pins) else {})
-        with rows_of(shard), confs_set(spark, confs), _tail(spark, spec, pins) as folded:
+        with shard_job_errors(shard), confs_set(spark, confs), _tail(spark, spec, pins) as folded:
             old = base.commit.tombstones if base is not None else VERSION_NONE
-            tombs = bury(folded, spec, base=old, watermark=tail.watermark)
+            tombs = write_tombstones(folded, spec, base=old, watermark=tail.watermark)
             if isinstance(tombs, Conflict):
                 return tombs
-            with changes_of(folded, tail, spec, base, version.head) as changes:
+            with changes_in_state(folded, tail, spec, base, version.head) as changes:
                 change, added = changes.written(version)
                 digest = base.commit.digest if base is not None else Digest()
                 digest = carried_forward(digest, removed=changes.removed, added=added)
@@ -225,9 +230,13 @@ class SparkStatePlane:
         if version.head.txns.get(app_id(self._specs.pipeline, shard), TXN_NONE) > tail.txn:
             return Conflict()
         folded = folded_tail(spark, spec, lower=tail.lower, upper=tail.upper, version=tail.log_version)
-        with rows_of(shard), confs_set(spark, WRITE_CONFS), persisted(fresh(spark, spec, pins)) as rows:
+        with (
+            shard_job_errors(shard),
+            confs_set(spark, WRITE_CONFS),
+            persisted(fresh(spark, spec, pins)) as rows,
+        ):
             old = base.commit.tombstones if base is not None else VERSION_NONE
-            tombs = bury(folded, spec, base=old, watermark=None, afresh=base is None)
+            tombs = write_tombstones(folded, spec, base=old, watermark=None, afresh=base is None)
             if isinstance(tombs, Conflict):
                 return tombs
             commit = StateCommit(tail.txn, token, digest_of_rows(rows, spec), tombs, tail.link)

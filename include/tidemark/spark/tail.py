@@ -24,14 +24,15 @@ from pyspark.sql.types import (
 )
 
 from tidemark.core.ids import TXN_NONE
-from tidemark.spark.fold import OP, TXN, UPSERT, fold, quoted
-from tidemark.spark.spec import StateSpec
+from tidemark.spark.fold import OP, TXN, UPSERT, fold
+from tidemark.spark.sql import quoted
+from tidemark.spark.state_table import StateSpec
 from tidemark.spark.tables import log_rows
 
 FILE: Final = "_tidemark_file"
 ROW: Final = "_tidemark_row_index"
-BEFORE: Final = "_tidemark_before"
-GOES: Final = "_tidemark_goes"
+OLD_HASH: Final = "_tidemark_before"
+REMOVED: Final = "_tidemark_goes"
 _PREFIX: Final = "_tidemark_s_"
 
 # A short alias would be taken for a column of that name, if the shard has one.
@@ -57,7 +58,7 @@ def folded_tail(spark: SparkSession, spec: StateSpec, *, lower: int, upper: int,
     return folded(rows, spec, lower=lower, upper=upper)
 
 
-def with_places(state: DataFrame) -> DataFrame:
+def with_file_positions(state: DataFrame) -> DataFrame:
     """A state's columns, and where each row lies: its file, and its number in it."""
     return state.select(
         "*", F.col("_metadata.file_path").alias(FILE), F.col("_metadata.row_index").alias(ROW)
@@ -77,7 +78,7 @@ def _named(sequence: Column, txn: Column) -> tuple[Column, Column]:
     return sequence.alias("sequence"), txn.alias("txn")
 
 
-def without_buried(tail: DataFrame, tombstones: DataFrame | None, spec: StateSpec) -> DataFrame:
+def without_tombstoned(tail: DataFrame, tombstones: DataFrame | None, spec: StateSpec) -> DataFrame:
     """The tail without records that are older than their key's tombstone."""
     rule = spec.rule
     if tombstones is None or rule.sequence_by is None:
@@ -107,12 +108,12 @@ def _has_map(kind: DataType) -> bool:
     return isinstance(kind, StructType) and any(_has_map(field.dataType) for field in kind.fields)
 
 
-def sent(tail: DataFrame, rows: int) -> DataFrame:
+def broadcastable(tail: DataFrame, rows: int) -> DataFrame:
     """The tail as a join's small side."""
     return F.broadcast(tail) if rows <= BROADCAST_ROWS_MAX else tail
 
 
-def met(tail: DataFrame, state: DataFrame, spec: StateSpec, *, rows: int) -> DataFrame:
+def matching_rows(tail: DataFrame, state: DataFrame, spec: StateSpec, *, rows: int) -> DataFrame:
     """The state's rows whose key the tail has: the key, the tail's `_op`, whether the row goes, its hash, and
     its place. A row stays that is newer, or that an upsert would not change."""
     renamed = tail.select([F.col(quoted(name)).alias(_PREFIX + name) for name in tail.columns])
@@ -127,12 +128,12 @@ def met(tail: DataFrame, state: DataFrame, spec: StateSpec, *, rows: int) -> Dat
         if f.name not in spec.rule.keys
     ]
     unchanged = reduce(Column.__and__, same, op == UPSERT)
-    pairs = state.join(sent(renamed, rows), F.expr(keys), "inner")
+    pairs = state.join(broadcastable(renamed, rows), F.expr(keys), "inner")
     return pairs.select(
         *[F.col(quoted(key)) for key in spec.rule.keys],
         op.alias(OP),
-        (~(newer | unchanged)).alias(GOES),
-        spec.row_hash.alias(BEFORE),
+        (~(newer | unchanged)).alias(REMOVED),
+        spec.row_hash.alias(OLD_HASH),
         FILE,
         ROW,
     )
@@ -144,4 +145,4 @@ def changes(tail: DataFrame, stays: DataFrame | None, spec: StateSpec, *, rows: 
     if stays is None:
         return tail
     keys = F.expr(spec.same_key(SOURCE, TARGET))
-    return tail.alias(SOURCE).join(sent(stays, rows).alias(TARGET), keys, "left_anti")
+    return tail.alias(SOURCE).join(broadcastable(stays, rows).alias(TARGET), keys, "left_anti")

@@ -22,12 +22,11 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from tidemark.core.ledger import Conflict
 from tidemark.core.publish import VERSION_NONE
-from tidemark.delta.entry import NewFile
 from tidemark.delta.head import TableHead
-from tidemark.spark.fold import DELETE, OP, TXN, quoted
-from tidemark.spark.spec import StateSpec
-from tidemark.spark.state_write import NextVersion
-from tidemark.spark.table_metadata import description, retention_of
+from tidemark.delta.state import NewFile
+from tidemark.spark.fold import DELETE, OP, TXN
+from tidemark.spark.sql import quoted
+from tidemark.spark.state_table import NextVersion, StateSpec, description, retention_of
 from tidemark.spark.tables import table_rows
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -61,7 +60,7 @@ def _last(rows: DataFrame, spec: StateSpec) -> DataFrame:
     )
 
 
-def bury(
+def write_tombstones(
     tail: DataFrame,
     spec: StateSpec,
     *,
@@ -82,10 +81,10 @@ def bury(
         return base
     version = NextVersion(spec.tombstones, spec.storage_options)
     added = version.write(rows.select("*", *spec.key_hash))
-    return buried(version, spec, added, watermark=watermark, afresh=afresh)
+    return commit_tombstones(version, spec, added, watermark=watermark, afresh=afresh)
 
 
-def buried(
+def commit_tombstones(
     version: NextVersion,
     spec: StateSpec,
     added: Sequence[NewFile],

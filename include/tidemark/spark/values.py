@@ -1,4 +1,28 @@
-"""Values that Spark's parsers would take for something else: read in another type, and judged here.
+"""Decimals as sources write them, in their declared type and never rounded: one with more digits than its
+column has does not fit.
+
+The parsers round. So a number is read with all the digits behind the point that there is room for, and must
+be equal to what the column can hold. A type of many digits leaves little room, and there the number's own
+text is looked at too.
+
+Big values that an update left alone and the database did not send: what a connector writes in their place.
+
+Postgres keeps big values beside their rows. Of an update it sends those that changed, and all of them only
+where the table has `REPLICA IDENTITY FULL`. For one that it did not get, Debezium's connector writes
+
+==========================================  ==========================================================
+a text, JSON or bytes                       a text of its own
+an array of texts                           that text as its one element
+an array of uuids                           the uuid that Java makes of that text
+an array of INTEGER, BIGINT, some of DATE   the numbers of the text's characters
+an array of anything else                   NULL, as if the row had none
+==========================================  ==========================================================
+
+NULL is what the row has where the record has a `before` of an update, as every table with full identity does.
+Without one nobody can tell, so such a record is bad, and the row keeps its value. A row that changes its key
+is inserted anew, and has the same gaps: a header tells it from other insertions.
+
+Values that Spark's parsers would take for something else: read in another type, and judged here.
 
 The JSON parser takes an integer in a TIMESTAMP as seconds, and both it and CSV's take text like `12:30` as a
 time of today, whatever the writer meant. So times and dates are read as text, at any depth, and must be that:
@@ -23,6 +47,9 @@ from pyspark.sql.types import (
     DataType,
     DateType,
     DecimalType,
+    DoubleType,
+    IntegerType,
+    LongType,
     MapType,
     StringType,
     StructField,
@@ -32,10 +59,96 @@ from pyspark.sql.types import (
 )
 
 from tidemark.config import PipelineConfig
-from tidemark.config.debezium import Debezium
-from tidemark.spark import decimals
+from tidemark.config.source import Debezium
+from tidemark.spark.read import RECORD
 from tidemark.spark.sql import case, literal, quoted
-from tidemark.spark.unsent import ADVICE, PLACEHOLDER, is_unsent, reason
+
+_DIGITS_MAX: Final = 38
+_ROOM_DIGITS: Final = 18
+"""As many as a double may have behind the point, so that what was worked out in doubles is noticed."""
+_HEX: Final = "'0123456789ABCDEF'"
+
+
+def read_type(kind: DecimalType, mode: str) -> DataType:
+    """What a parser is told that a decimal is. Text would not keep the digits of a JSON number."""
+    whole = DecimalType(_DIGITS_MAX, _DIGITS_MAX - kind.precision + kind.scale)
+    return {"precise": BinaryType(), "double": DoubleType()}.get(mode, whole)
+
+
+def of_number(read: str, kind: DecimalType, *, text: str) -> str:
+    """The decimal of a number that was read with room; `text` is how it was written, empty if unknown."""
+    number = f"try_cast({read} as {kind.simpleString()})"
+    fits = f"{number} = {read}"
+    if text and _DIGITS_MAX - kind.precision < _ROOM_DIGITS:
+        longer = literal(rf"[.]\d{{{kind.scale}}}\d*[1-9]\d*$")
+        fits += f" AND NOT coalesce({text} rlike {longer}, false)"
+    return case(fits, number)
+
+
+def of_double(read: str, kind: DecimalType) -> str:
+    """The decimal of a double: its shortest text is the number that was meant."""
+    number = f"try_cast(cast({read} as string) as {kind.simpleString()})"
+    return case(f"cast({number} as double) = {read}", number)
+
+
+def of_bytes(read: str, kind: DecimalType) -> str:
+    """The decimal of an unscaled value as bytes, the highest one first."""
+    text = f"concat(cast({_unscaled(read)} as string), 'E-{kind.scale}')"
+    return case(f"octet_length({read}) BETWEEN 1 AND 16", f"try_cast({text} as {kind.simpleString()})")
+
+
+def _unscaled(read: str) -> str:
+    """The number that up to 16 bytes are, the highest one first and with the sign. It is taken in two halves,
+    of a negative one from its complement, so that no step has more digits than the number."""
+    negative = f"substring(hex({read}), 1, 1) >= '8'"
+    digits = f"CASE WHEN {negative} THEN translate(hex({read}), {_HEX}, reverse({_HEX})) ELSE hex({read}) END"
+    halves = [f"substring(lpad({digits}, 32, '0'), {start}, 16)" for start in (1, 17)]
+    high, low = (f"cast(conv({half}, 16, 10) as decimal(20,0))" for half in halves)
+    number = f"try_add(try_multiply({high}, 18446744073709551616BD), {low})"
+    return f"CASE WHEN {negative} THEN try_subtract(-1BD, {number}) ELSE {number} END"
+
+
+PARTIAL: Final = "_partial"
+"""Whether the record is of a change that may leave out what it does not change."""
+PLACEHOLDER: Final = "__debezium_unavailable_value"
+ADVICE: Final = "ALTER TABLE … REPLICA IDENTITY FULL has it sent"
+_UUID: Final = "b68a35a7-17ad-35b3-af2a-ae46edb4545a"
+_CODES: Final = literal(",".join(str(code) for code in PLACEHOLDER.encode()))
+_REASON: Final = "column '"
+
+
+def partial(*, keyed: bool) -> str:
+    """`_partial`, of an opened envelope."""
+    moved = f"exists({RECORD}.headers, h -> h.key = '__debezium.oldkey')" if keyed else "false"
+    return f"isnull(_inner.before) AND (_inner.op = 'u' OR coalesce({moved}, false)) AS {PARTIAL}"
+
+
+def is_toasted(read: str, kind: DataType) -> str | None:
+    """Whether an array is not known; None for types that are not judged here."""
+    if not isinstance(kind, ArrayType):
+        return None
+    missing = f"(isnull({read}) AND {PARTIAL})"
+    codes = f"coalesce(concat_ws(',', cast({read} as array<string>)) = {_CODES}, false)"
+    match kind.elementType:
+        case StringType():
+            marks = f"array({literal(PLACEHOLDER)}, {literal(_UUID)})"
+            return f"coalesce(arrays_overlap({read}, {marks}), false)"
+        case IntegerType() | LongType():
+            return codes
+        case DateType():
+            return f"({codes} OR {missing})"
+    return missing
+
+
+def reason(column: str) -> str:
+    """Why a record with such an array is bad."""
+    return f"{_REASON}{column}' is not in it: an update does not send it; {ADVICE}"
+
+
+def toast_reason(corrupt: str) -> str:
+    """The reason that was put into the column for what is corrupt; NULL for any other text there."""
+    return f"CASE WHEN startswith({corrupt}, {literal(_REASON)}) THEN {corrupt} END"
+
 
 _MONTH: Final = r"^(?!0000)\d{4}-\d{1,2}"
 _DATE: Final = _MONTH + r"-\d{1,2}([T ]00:00(:00([.]0+)?)?)?Z?$"
@@ -62,14 +175,14 @@ TYPES_TYPE: Final = f"array<struct<field:string,{_LOGICAL},items:struct<{_LOGICA
 
 
 @dataclass(frozen=True, slots=True)
-class Writing:
+class ValueEncoding:
     """How the source writes times and decimals: by a connector's settings, or as text."""
 
     debezium: Debezium | None = None
     decimals: str = "string"
 
     @classmethod
-    def of(cls, config: PipelineConfig) -> Writing:
+    def of(cls, config: PipelineConfig) -> ValueEncoding:
         """What a pipeline's configuration says."""
         if config.envelope != "debezium" or config.source.type == "postgres":
             return cls()
@@ -102,7 +215,9 @@ class Writing:
     ) -> str:
         """What a parser gave, in the declared types; where something does not fit, it is corrupt too. `text`
         tells how the value of a field was written."""
-        judges = {f.name: _Judge.of(self, f.name, text(f.name) if text is not None else "") for f in fields}
+        judges = {
+            f.name: _ValueCheck.of(self, f.name, text(f.name) if text is not None else "") for f in fields
+        }
         values = [(f"{struct}.{quoted(f.name)}", f.dataType, judges[f.name]) for f in fields]
         wrong = [judge.misfit(read, kind) for read, kind, judge in values if self.judges(kind)]
         told = [case(unsent, literal(reason(name))) for name, unsent in self._unsent(struct, fields).items()]
@@ -118,7 +233,7 @@ class Writing:
         """By column, whether a connector left it out."""
         if self.debezium is None:
             return {}
-        found = {f.name: is_unsent(f"{struct}.{quoted(f.name)}", f.dataType) for f in fields}
+        found = {f.name: is_toasted(f"{struct}.{quoted(f.name)}", f.dataType) for f in fields}
         return {name: unsent for name, unsent in found.items() if unsent is not None}
 
     def judges(self, kind: DataType) -> bool:
@@ -158,32 +273,32 @@ class Writing:
             case StructType():
                 return StructType([StructField(f.name, self._read_type(f.dataType)) for f in kind.fields])
             case DecimalType():
-                return decimals.read_type(kind, self.decimals)
+                return read_type(kind, self.decimals)
             case BinaryType():
                 return kind
         return StringType() if self.judges(kind) else kind
 
 
 @dataclass(frozen=True, slots=True)
-class _Judge:
+class _ValueCheck:
     """Judges the values of one column. `name` and `scale` are what the record's schema says of it, `text` is
     how it was written, empty where that is not known."""
 
-    writing: Writing
+    writing: ValueEncoding
     name: str
     scale: str
     text: str
     depth: int = 0
 
     @classmethod
-    def of(cls, writing: Writing, column: str, text: str) -> _Judge:
+    def of(cls, writing: ValueEncoding, column: str, text: str) -> _ValueCheck:
         found = f"get(filter({TYPES}, f -> f.field = {literal(column)}), 0)"
         name = f"coalesce({found}.name, {found}.items.name)"
         scale = f"coalesce({found}.parameters.scale, {found}.items.parameters.scale)"
         return cls(writing, name, scale, text)
 
     @property
-    def _deeper(self) -> _Judge:
+    def _deeper(self) -> _ValueCheck:
         return replace(self, text="", depth=self.depth + 1)
 
     def value(self, read: str, kind: DataType) -> str:
@@ -275,10 +390,10 @@ class _Judge:
         match self.writing.decimals:
             case "precise":
                 told = f"{self.name} = {_DECIMAL} AND {self.scale} = '{kind.scale}'"
-                return case(f"isnull({TYPES}) OR {told}", decimals.of_bytes(read, kind))
+                return case(f"isnull({TYPES}) OR {told}", of_bytes(read, kind))
             case "double":
-                return decimals.of_double(read, kind)
-        number = decimals.of_number(read, kind, text=self.text)
+                return of_double(read, kind)
+        number = of_number(read, kind, text=self.text)
         if self.writing.debezium is None:
             return number
         return case(f"isnull({TYPES}) OR NOT ({self.name} <=> {_DECIMAL})", number)

@@ -1,4 +1,6 @@
-"""What a person may do on the pages: decide, which is a commit here and now, or ask for work, which a run of
+"""Starting a run of a DAG, as Airflow's own REST API does it.
+
+What a person may do on the pages: decide, which is a commit here and now, or ask for work, which a run of
 a DAG does. All of it with a reason, and on record in the pipeline's journal with the user's name.
 
 Acting needs the right to edit the pipeline's DAG, and starting a run the right to start one of that DAG. The
@@ -9,6 +11,7 @@ these pages, and one that says nothing must bring a token instead (`from_here`).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, Any, Final
 from urllib.parse import urlsplit
 
@@ -20,15 +23,33 @@ from airflow.configuration import conf
 from fastapi import APIRouter, Depends, HTTPException, Request
 from pydantic import BaseModel, ConfigDict, Field
 
-from tidemark import decisions
-from tidemark.airflow.pages import registry, triggers
-from tidemark.airflow.pages.bodies import opened
+from tidemark.airflow.pages import registry
+from tidemark.airflow.pages.answers import opened
 from tidemark.airflow.pages.registry import PUBLISH
+from tidemark.app import decisions
+from tidemark.app.decisions import REASON_CHARACTERS_MAX, Decider
+from tidemark.app.tasks import SparkNeeded
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import TXN_NONE
-from tidemark.decisions import REASON_CHARACTERS_MAX, Decider
 from tidemark.pipeline.replay import REPAIR, VERIFY, bound_range
-from tidemark.tasks import SparkNeeded
+
+
+@cache
+def _dags() -> Any:
+    from airflow.api_fastapi.common.dagbag import create_dag_bag
+
+    return create_dag_bag()
+
+
+def start(dag_id: str, asked: dict[str, Any], *, note: str, user: Any, session: Any, request: Request) -> str:
+    """Start a run with this conf, and the reason as its note; returns its id."""
+    from airflow.api_fastapi.core_api.datamodels.dag_run import TriggerDAGRunPostBody
+    from airflow.api_fastapi.core_api.routes.public.dag_run import trigger_dag_run
+
+    body = TriggerDAGRunPostBody(logical_date=None, conf=asked, note=note)
+    made = trigger_dag_run(dag_id, body, _dags(), user, session, request)
+    return str(made.run_id if hasattr(made, "run_id") else made.dag_run_id)
+
 
 TXN_MAX: Final = 2**53
 JSON: Final = "application/json"
@@ -66,7 +87,7 @@ acting = APIRouter(
 )
 
 
-class Said(BaseModel):
+class ReasonGiven(BaseModel):
     """Why; nothing is done without a reason."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -77,15 +98,15 @@ class Said(BaseModel):
 Number = Annotated[int, Field(ge=1, le=TXN_MAX)]
 
 
-class OfTransaction(Said):
+class OfTransaction(ReasonGiven):
     txn: Number
 
 
-class OfShard(Said):
+class OfShard(ReasonGiven):
     shard: str = Field(min_length=1, max_length=200)
 
 
-class OfRange(Said):
+class OfRange(ReasonGiven):
     txn_from: Number
     txn_to: Number
 
@@ -119,17 +140,19 @@ class Actor:
     session: SessionDep
     request: Request
 
-    def by(self, said: Said) -> Decider:
+    def by(self, said: ReasonGiven) -> Decider:
         return Decider.of(self.user.get_name(), said.reason)
 
-    def start(self, said: Said, what: str, dag_id: str, asked: dict[str, Any], *, txn: int) -> dict[str, Any]:
+    def start(
+        self, said: ReasonGiven, what: str, dag_id: str, asked: dict[str, Any], *, txn: int
+    ) -> dict[str, Any]:
         """Put the request on record, then start the run; one that could not be started leaves the request."""
         if not may(self.user, dag_id, runs=True):
             raise HTTPException(403, f"you may not start runs of DAG {dag_id!r}")
         by = self.by(said)
         detail = {"dag": dag_id, **{name: str(value) for name, value in asked.items()}}
         decisions.request(opened(self.one), by, what, detail, txn=txn)
-        run_id = triggers.start(
+        run_id = start(
             dag_id, asked, note=by.reason, user=self.user, session=self.session, request=self.request
         )
         return {"done": f"{what}: run {run_id} of DAG {dag_id} does it", "dag_id": dag_id, "run_id": run_id}
@@ -187,6 +210,6 @@ def _replayed(actor: Actor, said: OfRange, mode: str) -> dict[str, Any]:
 
 
 @acting.post("/publish")
-def publish(actor: Acting, said: Said) -> dict[str, Any]:
+def publish(actor: Acting, said: ReasonGiven) -> dict[str, Any]:
     """Start a run of the pipeline's DAG that publishes whatever the policies say."""
     return actor.start(said, "publish", actor.one.dag_id, {PUBLISH: True}, txn=TXN_NONE)

@@ -19,7 +19,7 @@ from airflow.api_fastapi.core_api.security import GetUserDep, get_user, requires
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request, Response
 from fastapi.responses import FileResponse, JSONResponse
 
-from tidemark.airflow.pages import bodies, registry
+from tidemark.airflow.pages import answers, registry
 from tidemark.airflow.pages.actions import Chosen, acting, may
 from tidemark.core.binding import Owner
 from tidemark.core.errors import InvalidUsage, TidemarkError
@@ -56,22 +56,22 @@ def pipelines(user: GetUserDep, session: SessionDep) -> dict[str, Any]:
 
 @of_pipeline.get("")
 def pipeline(one: Chosen, user: GetUserDep) -> dict[str, Any]:
-    return {**bodies.pipeline_body(one), "may_act": may(user, one.dag_id)}
+    return {**answers.pipeline_body(one), "may_act": may(user, one.dag_id)}
 
 
 @of_pipeline.get("/transactions")
 def transactions(
     one: Chosen,
     before: Annotated[int | None, Query(ge=1)] = None,
-    limit: Annotated[int, Query(ge=1, le=bodies.PAGE_MAX)] = 50,
+    limit: Annotated[int, Query(ge=1, le=answers.PAGE_MAX)] = 50,
     search: Annotated[str, Query(max_length=200)] = "",
 ) -> dict[str, Any]:
-    return bodies.transactions_body(one, before=before, limit=limit, search=search)
+    return answers.transactions_body(one, before=before, limit=limit, search=search)
 
 
 @of_pipeline.get("/transactions/{txn}")
 def transaction(one: Chosen, txn: int, user: GetUserDep) -> dict[str, Any]:
-    return {**bodies.transaction_body(one, txn), "may_act": may(user, one.dag_id)}
+    return {**answers.transaction_body(one, txn), "may_act": may(user, one.dag_id)}
 
 
 @of_pipeline.get("/run")
@@ -90,7 +90,7 @@ def run(one: Chosen, run_id: str, session: SessionDep) -> dict[str, Any]:
         _text(found.start_date),
     )
     rounds = found.clear_number or 0
-    body = bodies.run_body(one, Attempt(owner, WriterToken("page"), rounds > 0, rounds))
+    body = answers.run_body(one, Attempt(owner, WriterToken("page"), rounds > 0, rounds))
     return {**body, "run_id": run_id, "dag_id": one.dag_id, "state": str(found.state)}
 
 
@@ -101,7 +101,7 @@ def _text(at: datetime | None) -> str:
 @router.get("/docs/{dag_id}/{path:path}", dependencies=[Depends(requires_access_dag(method="GET"))])
 def docs(one: Chosen, path: str) -> Response:
     """A page of the pipeline's Data Docs, which is shown without any right to run something."""
-    site = bodies.opened(one).data_docs.resolve()
+    site = answers.opened(one).data_docs.resolve()
     file = (site / path).resolve()
     if not (file.is_relative_to(site) and file.suffix == ".html" and file.is_file()):
         raise HTTPException(404, "there is no such page in the Data Docs that this server can see")

@@ -23,6 +23,8 @@ the table is refused by name until it is read anew.
 `VACUUM FULL` and `CLUSTER` give a table another file too, and keep its rows with the transactions that wrote
 them, where `ALTER TABLE` writes every row anew. So one row that is older than the record shows that nothing
 was rewritten. A truncate that is still to be captured explains another file as well.
+
+Whether the columns of a table, as they were when rows were written, fit the shard that it goes to.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from shlex import quote
@@ -39,18 +41,20 @@ from typing import Final
 import psycopg
 from psycopg import sql
 
+from tidemark.config.shard import ShardConfig
 from tidemark.core.errors import InvalidUsage
-from tidemark.sources.manifest import TableRead
-from tidemark.sources.pgoutput import Begin, Truncate, parse
-from tidemark.sources.postgres.changes import ChangeFiles
+from tidemark.sources.files.manifest import TableRead
+from tidemark.sources.postgres.change_files import ChangeFiles
+from tidemark.sources.postgres.pgoutput import Begin, Relation, RelationColumn, Truncate, parse, plain_name
 from tidemark.sources.postgres.slot import peek
+from tidemark.sources.postgres.values import declared_for, lossless
 
 _AGE_MAX: Final = 2**31 - 1
 _WHOLE_SLOT: Final = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class CatalogFacts:
     """A table's facts. `files` are those of the tables that its rows are stored in, by their oids; `since` is
     the oldest transaction that may have been open when each was recorded."""
 
@@ -70,7 +74,7 @@ class Facts:
         return json.dumps(found, sort_keys=True, ensure_ascii=False)
 
     @classmethod
-    def from_json(cls, text: str) -> Facts:
+    def from_json(cls, text: str) -> CatalogFacts:
         found = json.loads(text)
         enums, files, since = (
             {int(oid): value for oid, value in found[name].items()} for name in ("enums", "files", "since")
@@ -78,7 +82,7 @@ class Facts:
         members = tuple(found["members"])
         return cls(found["publication"], members, found["key"], found["columns"], enums, files, since)
 
-    def differences(self, now: Facts) -> Iterator[str]:
+    def differences(self, now: CatalogFacts) -> Iterator[str]:
         """What has happened to the table since, as far as it needs no look at its rows."""
         if self.publication != now.publication:
             yield "its publication was made anew or altered, and may have left changes out"
@@ -96,11 +100,11 @@ class Facts:
             if now.enums.get(oid, label) != label:
                 yield f"the label {label!r} of an enum was renamed to {now.enums[oid]!r}"
 
-    def other_files(self, now: Facts) -> list[int]:
+    def other_files(self, now: CatalogFacts) -> list[int]:
         """The tables of rows that have another file now."""
         return [oid for oid, file in self.files.items() if now.files.get(oid, file) != file]
 
-    def carried_on(self, now: Facts) -> Facts:
+    def carried_on(self, now: CatalogFacts) -> CatalogFacts:
         """What to record now. A column or a label that is gone is kept: its name may come back."""
         same = {oid: since for oid, since in self.since.items() if self.files.get(oid) == now.files.get(oid)}
         columns, enums = {**self.columns, **now.columns}, {**self.enums, **now.enums}
@@ -113,7 +117,7 @@ def oldest_open(db: psycopg.Connection) -> int:
     return int(row[0]) if row is not None else 0
 
 
-def put_facts(files: ChangeFiles, facts: Facts) -> str:
+def put_facts(files: ChangeFiles, facts: CatalogFacts) -> str:
     """Record facts, durable when this returns; returns their name."""
     data = facts.to_json().encode()
     name = hashlib.blake2b(data, digest_size=8).hexdigest()
@@ -125,13 +129,13 @@ def put_facts(files: ChangeFiles, facts: Facts) -> str:
     return name
 
 
-def recorded_facts(files: ChangeFiles, table: str, read: TableRead) -> Facts | None:
+def recorded_facts(files: ChangeFiles, table: str, read: TableRead) -> CatalogFacts | None:
     """What is on record of a table; None where nothing was recorded yet."""
     if not read.catalog:
         return None
     path = files.folder / f"catalog-{read.catalog}.json"
     try:
-        return Facts.from_json(path.read_text(encoding="utf-8"))
+        return CatalogFacts.from_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         fact = f"table {table}: the record of its catalog, {path.name}, can't be read: {type(error).__name__}"
         raise InvalidUsage(fact, hint=f"restore the file; or {reread(table)}") from None
@@ -171,3 +175,72 @@ def truncated_tables(db: psycopg.Connection, slot: str, publication: str, *, low
                 elif isinstance(message, Truncate) and begun >= lower:
                     found.update(message.relations)
     return found
+
+
+def refused(table: str, fact: str, hint: str) -> InvalidUsage:
+    return InvalidUsage(f"table {table}: {fact}", hint=hint)
+
+
+def written_columns(relation: Relation, shard: ShardConfig, has: Set[str] | None) -> tuple[int, ...]:
+    """Where the columns stand that are captured, once they are known to fit. `has` are those that the table
+    has by now; None where nobody knows."""
+    names = [column.name for column in relation.columns]
+    plain = [column.plain for column in relation.columns]
+    if twice := [name for at, name in enumerate(names) if plain[at] in plain[:at]]:
+        fact = f"column {twice[0]!r} would be called {plain_name(twice[0])!r}, like another one"
+        raise refused(relation.name, fact, "rename it, or leave it out of the publication's column list")
+    dropped = _dropped(names, shard, has)
+    written = tuple(at for at, name in enumerate(names) if name not in dropped)
+    _check_columns(relation, [relation.columns[at] for at in written], shard, has)
+    return written
+
+
+def _dropped(names: Sequence[str], shard: ShardConfig, has: Set[str] | None) -> Set[str]:
+    """The columns that were added and dropped again before anybody declared them. One that is gone may have
+    been renamed instead: not if the table has no column that these rows had not."""
+    if has is None or not has <= set(names):
+        return frozenset()
+    return {name for name in names if name not in has and shard.columns.get(plain_name(name)) is None}
+
+
+def _check_columns(
+    relation: Relation, columns: Sequence[RelationColumn], shard: ShardConfig, has: Set[str] | None
+) -> None:
+    for column in columns:
+        declared = shard.columns.get(column.plain)
+        wanted = declared_for(column.type_oid, column.type_modifier)
+        if declared is None and has is not None and column.name not in has:
+            fact = f"column {column.name!r} is not declared, and the table does not have it any more"
+            raise refused(relation.name, fact, reread(relation.name))
+        if declared is None:
+            raise refused(
+                relation.name,
+                f"column {column.name!r} is not declared",
+                f"declare {column.plain} {wanted} in shard {shard.name}, and if the rows that are there got a"
+                " default, `tidemark source reread` the table; with schema: from_source, set"
+                " on_schema_change: add_columns",
+            )
+        if not lossless(column.type_oid, column.type_modifier, declared.type):
+            raise refused(
+                relation.name,
+                f"column {column.name!r} can't be read as {declared.type.ddl} without loss",
+                f"declare it as {wanted}: {_where(shard)}",
+            )
+    names = {column.plain for column in columns}
+    for declared in shard.columns:
+        may_lack = shard.on_schema_change != "fail" and declared.nullable
+        if declared.name not in names and not (may_lack and declared.name not in shard.keys):
+            raise refused(
+                relation.name,
+                f"the declared column {declared.name!r} is not sent",
+                "it was dropped, or is generated, or is not in the publication's column list: set"
+                f" on_schema_change: missing_as_null for shard {shard.name}",
+            )
+
+
+def _where(shard: ShardConfig) -> str:
+    """What can be done about columns that differ: a shard with rows keeps its own."""
+    return (
+        f"in shard {shard.name} if that has no rows yet, else in one of another name, with a higher"
+        " generation of the pipeline, and the table is read into it anew"
+    )

@@ -11,22 +11,23 @@ from typing import Any, Final
 import psycopg
 from psycopg import sql
 
-from tidemark.config.described import completed, recorded_shapes
+from tidemark.config.discovered_tables import recorded_shapes, with_discovered_shards
 from tidemark.config.model import PipelineConfig
 from tidemark.config.source import PostgresSource
 from tidemark.config.tables import shard_name_of
 from tidemark.core.errors import InvalidUsage, TidemarkError
-from tidemark.sources.lsn import lsn_text
 from tidemark.sources.postgres import slot as slots
-from tidemark.sources.postgres.connection import connect, told
-from tidemark.sources.postgres.discovery import left_out, shapes_now
+from tidemark.sources.postgres.connection import connect, translated_errors
+from tidemark.sources.postgres.pgoutput import lsn_text
 from tidemark.sources.postgres.source import SlotSource
 from tidemark.sources.postgres.tables import (
-    Published,
+    PublishedTable,
     identity_flaws,
+    left_out,
     publish_flaw,
     published_tables,
     shape_flaws,
+    shapes_now,
     taken_shards,
 )
 from tidemark.sources.postgres.values import declared_for
@@ -60,7 +61,7 @@ def requirements(config: PipelineConfig, known: SlotSource | None = None) -> lis
         )
     found: list[Requirement] = []
     try:
-        with told(), closing(connect(source.postgres_conn_id)) as db:
+        with translated_errors(), closing(connect(source.postgres_conn_id)) as db:
             found += _server(db)
             found += _slot(db, source)
             found += _tables(db, config, source)
@@ -73,7 +74,7 @@ def requirements(config: PipelineConfig, known: SlotSource | None = None) -> lis
 
 def shards_yaml(conn_id: str, publication: str) -> str:
     """The `shards` of a pipeline file that takes all tables of a publication, in types that lose nothing."""
-    with told(), closing(connect(conn_id)) as db:
+    with translated_errors(), closing(connect(conn_id)) as db:
         tables = published_tables(db, publication)
     lines = ["shards:"]
     for table in tables.values():
@@ -87,7 +88,7 @@ def shards_yaml(conn_id: str, publication: str) -> str:
     return "\n".join(lines)
 
 
-def _ddl(table: Published) -> list[str]:
+def _ddl(table: PublishedTable) -> list[str]:
     columns = table.relation.columns
     listed = [
         f"{column.plain} {declared_for(column.type_oid, column.type_modifier)}"
@@ -133,7 +134,7 @@ def _role(db: psycopg.Connection) -> tuple[str, str]:
 
 
 def _rights(
-    db: psycopg.Connection, config: PipelineConfig, published: Mapping[str, Published]
+    db: psycopg.Connection, config: PipelineConfig, published: Mapping[str, PublishedTable]
 ) -> Iterator[Requirement]:
     user, role = _role(db)
     for table in sorted(taken_shards(config).keys() & published.keys()):
@@ -182,7 +183,7 @@ def _tables(db: psycopg.Connection, config: PipelineConfig, source: PostgresSour
     has = f"{source.publication} has {len(published)} tables"
     yield Requirement("publication", flaw is None, flaw.fact if flaw else has, flaw.hint if flaw else "")
     try:
-        config = completed(config, shapes_now(config, published, recorded_shapes(config)))
+        config = with_discovered_shards(config, shapes_now(config, published, recorded_shapes(config)))
     except InvalidUsage as error:
         yield Requirement("table", False, error.fact, error.hint)
         return

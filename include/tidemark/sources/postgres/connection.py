@@ -92,7 +92,7 @@ class SlotInUse(Determinate):
 
 
 @contextmanager
-def told() -> Iterator[None]:
+def translated_errors() -> Iterator[None]:
     """Let the database's own errors come out in our families, with the words it used."""
     try:
         yield

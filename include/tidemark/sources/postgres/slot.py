@@ -19,8 +19,8 @@ import psycopg
 from psycopg import errors, sql
 
 from tidemark.core.errors import InvalidUsage, InvariantViolation
-from tidemark.sources.lsn import lsn_text, parsed_lsn
 from tidemark.sources.postgres.connection import SlotInUse
+from tidemark.sources.postgres.pgoutput import lsn_text, parsed_lsn
 
 PLUGIN: Final = "pgoutput"
 MESSAGES_AT_ONCE: Final = 8

@@ -26,8 +26,8 @@ from tidemark.config.model import Transaction
 from tidemark.config.shard import ShardConfig
 from tidemark.core.binding import Step
 from tidemark.core.frontier import Frontier
-from tidemark.sources.manifest import PARTITION, BoundFile, Manifest, TableRead
-from tidemark.sources.postgres.changes import WAL, ChangeFiles
+from tidemark.sources.files.manifest import PARTITION, BoundFile, Manifest, TableRead
+from tidemark.sources.postgres.change_files import WAL, ChangeFiles
 
 _NOTE: Final = "snapshot"
 _REQUEST: Final = "reread"

@@ -1,4 +1,6 @@
-"""A PostgreSQL database as a source: captured before it is bound, acknowledged after it is durable.
+"""Looks at a database that change nothing, for `status` and `source check`.
+
+A PostgreSQL database as a source: captured before it is bound, acknowledged after it is durable.
 
 A slot can't be read again once it has been advanced, so its changes are captured first: `offer` writes them
 to files below the warehouse, durable and put if absent, and the steps it returns name those files. From there
@@ -27,7 +29,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence, Set
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 import psycopg
@@ -36,27 +38,30 @@ from tidemark.config.model import PipelineConfig
 from tidemark.config.shard import ShardConfig
 from tidemark.config.source import PostgresSource
 from tidemark.core.binding import Binding, BindingRecord, Step
-from tidemark.core.errors import InvalidUsage, TidemarkError
+from tidemark.core.errors import Determinate, InvalidUsage, TidemarkError
 from tidemark.core.frontier import Frontier
 from tidemark.core.ids import TXN_FIRST, ShardId, Txn
 from tidemark.core.replay import Replayable
 from tidemark.ports.control import Ledger
-from tidemark.ports.source import KeptKeys, Standing, Unneeded, Waiting
-from tidemark.sources.change import find_change, listed
-from tidemark.sources.content import read_content
-from tidemark.sources.listing import Found
-from tidemark.sources.lsn import lsn_text
-from tidemark.sources.manifest import PARTITION, Manifest, TableRead
+from tidemark.ports.source import ShardKeysPort, SourceReport, Unneeded, Waiting
+from tidemark.sources.files.content import read_content
+from tidemark.sources.files.listing import Found, find_change, listed
+from tidemark.sources.files.manifest import PARTITION, Manifest, TableRead
 from tidemark.sources.postgres import slot as slots
-from tidemark.sources.postgres.capture import Start, captured, while_paused
-from tidemark.sources.postgres.changes import WAL, ChangeFiles, put_in_pieces
-from tidemark.sources.postgres.connection import SlotInUse, connect, told
-from tidemark.sources.postgres.kept import let_go, unneeded
-from tidemark.sources.postgres.letting_go import LettingGo, acknowledged, last_bound
-from tidemark.sources.postgres.looks import Looks
-from tidemark.sources.postgres.membership import SameTables, known_readings, wanted_tables
-from tidemark.sources.postgres.readings import Tables, read_tables
+from tidemark.sources.postgres.capture import (
+    SameTables,
+    Start,
+    captured,
+    known_readings,
+    wanted_tables,
+    while_paused,
+)
+from tidemark.sources.postgres.change_files import WAL, ChangeFiles, let_go, put_in_pieces, unneeded
+from tidemark.sources.postgres.connection import SlotInUse, connect, translated_errors
+from tidemark.sources.postgres.copy import Tables, read_tables
+from tidemark.sources.postgres.pgoutput import lsn_text
 from tidemark.sources.postgres.records import place_of, swept
+from tidemark.sources.postgres.slot_advance import SlotAdvance, SlotContents, acknowledged, last_bound
 from tidemark.sources.postgres.snapshot import (
     Snapshot,
     ask_again,
@@ -65,7 +70,7 @@ from tidemark.sources.postgres.snapshot import (
     steps_of,
 )
 from tidemark.sources.postgres.tables import (
-    Published,
+    PublishedTable,
     identity_flaws,
     publish_flaw,
     published_tables,
@@ -73,6 +78,71 @@ from tidemark.sources.postgres.tables import (
     shape_flaws,
     taken_shards,
 )
+
+LOOK_SECONDS_MAX: Final = 10
+LOOK_CHANGES_MAX: Final = 10_000
+_AT_LEAST: Final = "or more source transactions"
+
+
+@dataclass(frozen=True, slots=True)
+class Looks:
+    """One pipeline's database."""
+
+    config: PipelineConfig
+    source: PostgresSource
+    files: ChangeFiles
+    bindings: Ledger[BindingRecord]
+
+    def waiting(self, last: Binding | None) -> Waiting:
+        """The first source transaction that waits; `trouble` where that can't be told in little time."""
+        if last is None:
+            return _untold("nothing is bound yet: the first rows of its tables wait")
+        try:
+            wanted = wanted_tables(self.config, self.files, known_readings(self.config, last))
+            if wanted:
+                return _untold(f"tables wait to be read: {', '.join(wanted)}")
+            with translated_errors(), closing(connect(self.source.postgres_conn_id)) as db:
+                found = self._into_slot(db, bound=last.upper[WAL])
+        except TidemarkError as error:
+            return _untold(str(error))
+        if found.first is not None:
+            return Waiting(1, oldest_seconds=found.first.committed_seconds, unit=_AT_LEAST)
+        if not found.is_all:
+            return _untold(
+                f"the first {LOOK_CHANGES_MAX:,} changes in the slot are bound, or of other tables"
+            )
+        return Waiting(unit=_AT_LEAST)
+
+    def _into_slot(self, db: psycopg.Connection, *, bound: int) -> SlotContents:
+        slot = slots.usable_slot(db, self.source.slot)
+        slots.check_continues(slot, bound=bound, acknowledged=acknowledged(self.files))
+        db.execute(f"SET statement_timeout = '{LOOK_SECONDS_MAX}s'")
+        looks = SlotAdvance(self.config, self.source, self.files, self.bindings)
+        try:
+            return looks.look(db, bound=bound, changes_most=LOOK_CHANGES_MAX)
+        except psycopg.errors.QueryCanceled:
+            fact = f"slot {slot.name!r} could not be looked into in {LOOK_SECONDS_MAX} s"
+            hint = "a run works with it, or its first transaction is large; look again when the run is done"
+            raise Determinate(fact, hint=hint) from None
+
+    def changed_tables(self) -> tuple[int, list[InvalidUsage]]:
+        """How many tables are compared with what was recorded of them, and what has happened to them."""
+        last = last_bound(self.bindings)
+        known = known_readings(self.config, last)
+        wanted = wanted_tables(self.config, self.files, known)
+        if last is None or not known.keys() - wanted.keys():
+            return 0, []
+        with translated_errors(), closing(connect(self.source.postgres_conn_id)) as db, db.transaction():
+            slots.lock(db, self.source.slot)
+            published = published_tables(db, self.source.publication)
+            same = SameTables(db, self.source, self.files, published, lower=last.upper[WAL])
+            read = {name: one for name, one in known.items() if name in published and name not in wanted}
+            return len(read), list(same.flaws(read))
+
+
+def _untold(trouble: str) -> Waiting:
+    return Waiting(trouble=trouble, unit=_AT_LEAST)
+
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +152,9 @@ DAY_SECONDS: Final = 86_400
 class SlotSource:
     """The `Source` port over a replication slot. Connects only to offer and to acknowledge."""
 
-    def __init__(self, config: PipelineConfig, *, bindings: Ledger[BindingRecord], kept: KeptKeys) -> None:
+    def __init__(
+        self, config: PipelineConfig, *, bindings: Ledger[BindingRecord], kept: ShardKeysPort
+    ) -> None:
         if not isinstance(config.source, PostgresSource):
             raise InvalidUsage(f"pipeline {config.name!r} reads a {config.source.type} source")
         self._config = config
@@ -96,7 +168,7 @@ class SlotSource:
         known = known_readings(self._config, last)
         wanted = wanted_tables(self._config, self.files, known)
         changed = bool(wanted) or (last is not None and known.keys() != _snapshots(last).keys())
-        with told(), closing(self.connect()) as db:
+        with translated_errors(), closing(self.connect()) as db:
             marked = slots.mark(db) if changed else 0
             with db.transaction():
                 slots.lock(db, self._source.slot)
@@ -144,7 +216,7 @@ class SlotSource:
         if table not in taken_shards(self._config):
             known = ", ".join(sorted(taken_shards(self._config))) or "no table yet"
             raise InvalidUsage(f"the pipeline does not take table {table}", hint=f"it takes {known}")
-        with told(), closing(self.connect()) as db:
+        with translated_errors(), closing(self.connect()) as db:
             ask_again(self.files, table, lsn=slots.mark(db))
 
     def inspect(self, binding: Binding) -> str:
@@ -194,28 +266,28 @@ class SlotSource:
     def acknowledge(self, frontier: Frontier) -> None:
         """Advance the slot to the frontier, and on over what this pipeline doesn't need. Never goes back."""
         try:
-            with told(), closing(self.connect()) as db:
-                LettingGo(self._config, self._source, self.files, self._bindings).up_to(db, frontier[WAL])
+            with translated_errors(), closing(self.connect()) as db:
+                SlotAdvance(self._config, self._source, self.files, self._bindings).up_to(db, frontier[WAL])
         except SlotInUse as error:
             # Everything is durable, and the slot only remembers too much until the next acknowledgement.
             logger.warning("%s; the next run acknowledges this too", error.fact)
 
-    def standing(self) -> Standing:
+    def standing(self) -> SourceReport:
         """Where the slot stands, and how much log the server keeps for it; or why it can't go on."""
         # What is bound is looked at before the slot, and what was acknowledged after it: a run that works
         # meanwhile makes no difference.
         bound = last_bound(self._bindings)
         position = ""
         try:
-            with told(), closing(self.connect()) as db:
+            with translated_errors(), closing(self.connect()) as db:
                 found = slots.usable_slot(db, self._source.slot)
                 position = lsn_text(found.confirmed)
                 if bound is not None:
                     slots.check_continues(found, bound=bound.upper[WAL], acknowledged=self.acknowledged)
         except TidemarkError as error:
-            return Standing(position, trouble=str(error))
+            return SourceReport(position, trouble=str(error))
         kept = found.retained_bytes
-        return Standing(position, cost=f"{kept:,} bytes of log kept by the server", kept_bytes=kept)
+        return SourceReport(position, cost=f"{kept:,} bytes of log kept by the server", kept_bytes=kept)
 
     def waiting(self, last: Binding | None) -> Waiting:
         """The first source transaction in the slot that is not bound and touches a table of the pipeline, by
@@ -242,7 +314,7 @@ class SlotSource:
         """How far the slot may have been advanced; 0 when it never was."""
         return acknowledged(self.files)
 
-    def _tables(self, db: psycopg.Connection) -> tuple[dict[str, Published], dict[str, ShardConfig]]:
+    def _tables(self, db: psycopg.Connection) -> tuple[dict[str, PublishedTable], dict[str, ShardConfig]]:
         """The published tables and the shards that follow them, once their rows can be told apart."""
         publication = self._source.publication
         published = published_tables(db, publication)
@@ -282,7 +354,7 @@ class SlotSource:
             for name in tables
         ]
 
-    def _swept(self, snapshot: Snapshot, published: Published, shard: ShardConfig) -> Snapshot:
+    def _swept(self, snapshot: Snapshot, published: PublishedTable, shard: ShardConfig) -> Snapshot:
         """The reading with a deletion of every key that the shard may have in front of it."""
         place = place_of(published.relation, lsn=snapshot.read.lsn, xid=0)
         lines = (swept(key, shard, place) for key in self._kept.keys(ShardId(shard.name), shard.keys))

@@ -1,8 +1,18 @@
-"""What the database's catalog says of the published tables, and whether it fits the pipeline."""
+"""What the database's catalog says of the published tables, and whether it fits the pipeline.
+
+Which tables a pipeline takes when its file leaves that to the database, and what columns they have.
+
+A table is taken as it is when it first goes to a shard, and that is put on record; with `on_schema_change:
+add_columns`, columns that it gets later are too. What else happens to it (a column that is dropped, a type or
+a key that changes, a table that is gone) is found by the checks that every declared schema goes through, and
+refused there by name.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -10,13 +20,28 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import dict_row
 
+from tidemark.config.base import is_pattern
+from tidemark.config.discovered_tables import (
+    TableShape,
+    TableShapes,
+    record_file,
+    recorded_shapes,
+    shapes_text,
+    uses_source_schemas,
+    with_discovered_shards,
+)
 from tidemark.config.model import PipelineConfig
+from tidemark.config.schema import parse_schema
 from tidemark.config.shard import ShardConfig
+from tidemark.config.source import PostgresSource
 from tidemark.core.errors import InvalidUsage
-from tidemark.sources.pgoutput import Relation, RelationColumn, plain_name
-from tidemark.sources.postgres.catalog import Facts, oldest_open
+from tidemark.sources.postgres import slot as slots
+from tidemark.sources.postgres.catalog import CatalogFacts, oldest_open
+from tidemark.sources.postgres.change_files import ChangeFiles
+from tidemark.sources.postgres.connection import connect, translated_errors
+from tidemark.sources.postgres.pgoutput import Relation, RelationColumn, plain_name
 from tidemark.sources.postgres.records import Table
-from tidemark.sources.postgres.values import NUMERIC, numeric_limits
+from tidemark.sources.postgres.values import NUMERIC, declared_for, numeric_limits
 
 _PRECISION_SHORT = 38
 _OPTIONS: Final = ("insert", "update", "delete", "truncate")
@@ -98,7 +123,7 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class PublishedTable:
     """A table of the publication as it is now. `key` is its primary key, or the index that is its identity;
     `big` are the columns whose values may be stored out of line, `generated` those that are not sent. Rows of
     a partitioned one are `stored` in its partitions, at any depth. With a deferrable key, rows may share a
@@ -112,22 +137,22 @@ class Published:
     is_partitioned: bool
     is_deferrable: bool
     stored: tuple[Stored, ...]
-    facts: Facts
+    facts: CatalogFacts
 
     @property
     def name(self) -> str:
         return self.relation.name
 
-    def is_same_but_for_files(self, other: Published) -> bool:
+    def is_same_but_for_files(self, other: PublishedTable) -> bool:
         """Whether nothing tells them apart but the files that their rows are in."""
         return self._without_files() == other._without_files()
 
-    def _without_files(self) -> Published:
+    def _without_files(self) -> PublishedTable:
         stored = tuple(replace(one, file=0) for one in self.stored)
         return replace(self, stored=stored, facts=replace(self.facts, files={}))
 
 
-def published_tables(db: psycopg.Connection, publication: str) -> dict[str, Published]:
+def published_tables(db: psycopg.Connection, publication: str) -> dict[str, PublishedTable]:
     """The tables of a publication by name."""
     found = db.execute(
         "SELECT oid || ':' || xmin FROM pg_publication WHERE pubname = %s", (publication,)
@@ -147,7 +172,7 @@ def published_tables(db: psycopg.Connection, publication: str) -> dict[str, Publ
 
 def _published(
     row: Mapping[str, Any], publication: str, enums: Mapping[str, str], *, since: int
-) -> Published:
+) -> PublishedTable:
     key = tuple(map(plain_name, row["key"]))
     stored = tuple(
         Stored(name, its, tuple(map(plain_name, columns)), oid, file, toast)
@@ -161,7 +186,7 @@ def _published(
         is_short = limits is not None and limits[0] <= _PRECISION_SHORT
         if may_be_big and not is_short and any(one.toast for one in stored):
             big.append(plain_name(name))
-    facts = Facts(
+    facts = CatalogFacts(
         publication=publication,
         members=tuple(row["members"]),
         key=row["key_oid"],
@@ -170,7 +195,7 @@ def _published(
         files={one.oid: one.file for one in stored},
         since={one.oid: since for one in stored},
     )
-    return Published(
+    return PublishedTable(
         relation=Relation(row["oid"], row["schema"], row["table"], row["identity"], tuple(columns)),
         row_filter=row["row_filter"],
         key=key,
@@ -213,7 +238,7 @@ def not_published(table: str, publication: str) -> InvalidUsage:
 
 
 def identity_flaws(
-    published: Mapping[str, Published], shards: Mapping[str, ShardConfig], publication: str
+    published: Mapping[str, PublishedTable], shards: Mapping[str, ShardConfig], publication: str
 ) -> Iterator[InvalidUsage]:
     """Every table whose rows could not be told apart, or not be told whole, each with what to do."""
     for name, shard in shards.items():
@@ -242,7 +267,7 @@ def _to_full(tables: Iterable[Stored]) -> str:
 
 
 def shape_flaws(
-    published: Mapping[str, Published], shards: Mapping[str, ShardConfig]
+    published: Mapping[str, PublishedTable], shards: Mapping[str, ShardConfig]
 ) -> Iterator[InvalidUsage]:
     """Every table whose columns, as they are now, are not those that are declared, each with what to do."""
     for name, shard in shards.items():
@@ -264,3 +289,91 @@ def raise_all(flaws: Iterable[InvalidUsage]) -> None:
             for texts in ([flaw.fact for flaw in found], [flaw.hint for flaw in found])
         )
         raise InvalidUsage(f"{len(found)} things are wrong: {facts}", hint=hints)
+
+
+logger = logging.getLogger(__name__)
+
+
+def discovered(config: PipelineConfig) -> PipelineConfig:
+    """The configuration with every table that it takes by now; those that are new are on record when this
+    returns. The database is asked only where the pipeline file leaves a schema to it."""
+    source = config.source
+    if not isinstance(source, PostgresSource) or not uses_source_schemas(config):
+        return config
+    with translated_errors(), closing(connect(source.postgres_conn_id)) as db, db.transaction():
+        slots.lock(db, source.slot)
+        recorded = recorded_shapes(config)
+        shapes = shapes_now(config, published_tables(db, source.publication), recorded)
+        found = with_discovered_shards(config, shapes)
+        if shapes != recorded:
+            ChangeFiles(config.source_location).replace(record_file(config), shapes_text(shapes).encode())
+    return found
+
+
+def shapes_now(
+    config: PipelineConfig, published: Mapping[str, PublishedTable], recorded: TableShapes
+) -> TableShapes:
+    """The shapes on record, with what is new in the database."""
+    tables, source = config.tables, config.source
+    if tables is None or not isinstance(source, PostgresSource):
+        return recorded
+    flaws = [
+        not_published(name, source.publication)
+        for name in tables.include
+        if not is_pattern(name) and tables.asks_source(name) and name not in published
+    ]
+    shapes = dict(recorded)
+    for name, table in published.items():
+        try:
+            if tables.asks_source(name):
+                shard = config.table_settings(name)["name"]
+                shapes[shard] = _shape_now(config, shapes.get(shard), shard, table)
+        except InvalidUsage as error:
+            flaws.append(error)
+    raise_all(flaws)
+    return shapes
+
+
+def _shape_now(
+    config: PipelineConfig, recorded: TableShape | None, shard: str, table: PublishedTable
+) -> TableShape:
+    """The shape of a shard that the table goes to."""
+    if recorded is None:
+        if table.generated:
+            logger.warning("%s", left_out(table))
+        return shape_of(table)
+    if recorded.table != table.name:
+        raise InvalidUsage(
+            f"tables {recorded.table} and {table.name} would both go to shard {shard}",
+            hint="give one of them another name under tables.overrides",
+        )
+    if config.table_settings(table.name).get("on_schema_change") == "add_columns":
+        return recorded.widened(shape_of(table).columns)
+    return recorded
+
+
+def left_out(table: PublishedTable) -> str:
+    """What is not captured of a table, for a message."""
+    return f"table {table.name}: generated columns are not sent, and left out: {', '.join(table.generated)}"
+
+
+def shape_of(table: PublishedTable) -> TableShape:
+    """A table as it is now, in types that lose nothing. A key's columns are never NULL."""
+    if not table.key:
+        raise InvalidUsage(
+            f"table {table.name} has no primary key",
+            hint=f"ALTER TABLE {table.name} ADD PRIMARY KEY …, or name it under tables.exclude",
+        )
+    lines = [
+        f"`{column.plain}` {declared_for(column.type_oid, column.type_modifier)}"
+        f"{' NOT NULL' if column.plain in table.key else ''}"
+        for column in table.relation.columns
+    ]
+    try:
+        return TableShape(table.name, parse_schema(", ".join(lines)), table.key)
+    except InvalidUsage as error:
+        raise InvalidUsage(
+            f"table {table.name}: {error.fact}",
+            hint="leave the column out of the publication's column list, or name the table under"
+            " tables.exclude",
+        ) from None

@@ -23,6 +23,15 @@ all others             the text that PostgreSQL says  nothing but STRING
 Everything may be declared STRING too. A value that the declared type doesn't have (infinity as a date, a
 year before Christ, an array whose bounds don't begin at 1) can't be read back, and is quarantined with its
 reason; it never becomes NULL.
+
+Rows as change records: one JSON line each, written for many rows at once.
+
+A line is made of pieces that are the same for every row (names, brackets, quotes) and of values, most of
+which stand in what the server has sent exactly as JSON has them. So a line is a list of places to copy bytes
+from, and one call of Arrow copies those of all rows. Only a value that JSON spells otherwise (a quote within
+a text, an array, a bytea) is written by itself, by `values.writer_of`.
+
+The same bytes always give the same lines, however they are split into calls.
 """
 
 from __future__ import annotations
@@ -31,15 +40,30 @@ import base64
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from json.encoder import encode_basestring
 from typing import Any, Final
 
+import numpy as np
+import pyarrow as pa
 from psycopg.postgres import types
 
 from tidemark.config.schema import Array, DataType, Decimal
 from tidemark.core.errors import InvalidUsage
+from tidemark.sources.postgres.connection import NOT_UTF8
+from tidemark.sources.postgres.pgoutput import (
+    NULL,
+    TEXT,
+    UNCHANGED,
+    Broken,
+    Bytes,
+    Flags,
+    Numbers,
+    RelationColumn,
+    Spans,
+)
 
 BOOL, BYTEA, NUMERIC, DATE, TIMESTAMP, TIMESTAMPTZ = (
     types[name].oid for name in ("bool", "bytea", "numeric", "date", "timestamp", "timestamptz")
@@ -195,3 +219,221 @@ def _quoted(text: str, at: int) -> tuple[str, int]:
         out.append(text[at])
         at += 1
     return "".join(out), at + 1
+
+
+_AS_IT_IS, _QUOTED, _IS_NULL = range(3)
+_MUST_ESCAPE: Final = np.array([byte < 0x20 or byte in b'"\\' for byte in range(256)])
+_FLAGS: Final = (b"false", b"true")
+_SPACE, _PLUS, _MINUS, _TRUE, _ZERO, _NINE = b" +-t09"
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """Lines in one piece of memory; `bounds` are where each begins, and where the last one ends."""
+
+    data: memoryview
+    bounds: Numbers
+
+    @classmethod
+    def of(cls, lines: Sequence[bytes]) -> Lines:
+        bounds = np.cumsum([0, *map(len, lines)], dtype=np.int64)
+        return cls(memoryview(b"".join(lines)), bounds)
+
+    def __len__(self) -> int:
+        return len(self.bounds) - 1
+
+    def part(self, first: int, end: int) -> memoryview:
+        """Some of the lines, from one up to another."""
+        return self.data[int(self.bounds[first]) : int(self.bounds[end])]
+
+
+def values_at(data: Bytes, starts: Numbers, sizes: Numbers, extra: Sequence[bytes] = ()) -> Any:
+    """The bytes that stand at these places, each behind the one before: the values have the even numbers, and
+    what is between them the odd ones. Then come the extra texts, which stand at the end of the data."""
+    pairs = np.stack([starts, starts + sizes], axis=-1).ravel()
+    lengths = np.fromiter(map(len, extra), np.int64, len(extra))
+    behind = len(data) - lengths.sum() + np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+    return _array(data, np.concatenate([pairs, behind]))
+
+
+def ordered(parts: Sequence[tuple[Lines, Numbers]]) -> tuple[Lines, Numbers]:
+    """Lines of several writers in the order of their numbers."""
+    if not parts:
+        return Lines.of([]), np.zeros(0, np.int64)
+    if len(parts) == 1:
+        return parts[0]
+    numbers = np.concatenate([number for _, number in parts])
+    order = np.argsort(numbers, kind="stable")
+    lines = pa.concat_arrays([_array(one.data, one.bounds) for one, _ in parts])
+    return _lines(lines.take(pa.array(order))), numbers[order]
+
+
+def _array(data: Bytes | memoryview, bounds: Numbers) -> Any:
+    buffers = [None, pa.py_buffer(bounds), pa.py_buffer(data)]
+    return pa.Array.from_buffers(pa.large_binary(), len(bounds) - 1, buffers)
+
+
+def _lines(array: Any, each: int = 1) -> Lines:
+    """The elements of an array that was just made, so many to a line."""
+    _, bounds, data = array.buffers()
+    found = np.frombuffer(bounds, np.int64)[: len(array) + 1 : each] if len(array) else np.zeros(1, np.int64)
+    return Lines(memoryview(data or b"")[: int(found[-1])], np.ascontiguousarray(found))
+
+
+class RowWriter:
+    """Writes rows of these columns, each between `before` and `after`, with its place behind that."""
+
+    def __init__(self, columns: Sequence[RelationColumn], before: str, after: str) -> None:
+        names = [json.dumps(column.plain, ensure_ascii=False) for column in columns]
+        self._writers = [writer_of(column.type_oid) for column in columns]
+        self._spellings = [spelling_of(column.type_oid) for column in columns]
+        # What stands before a value depends on whether the one before it is quoted, and on what it is itself.
+        self._pieces = [
+            f"{quote}{',' if at else before}{name}:{mark}".encode()
+            for at, name in enumerate(names)
+            for quote in ("", '"')
+            for mark in ("", '"', "null")
+        ] + [f"{quote}{after}".encode() for quote in ("", '"')]
+
+    def lines(
+        self,
+        data: Bytes,
+        spans: Spans,
+        places: Sequence[bytes],
+        place_of: Numbers,
+        *,
+        decoded: Callable[[bytes], str] = bytes.decode,
+        elsewhere: Spans | None = None,
+    ) -> Lines:
+        """A line for every row; its values stand in `data` in the order of rows and columns, but for those
+        that were not sent and stand `elsewhere`. `decoded` makes a text of one that is written by itself."""
+        rows, width = spans.sizes.shape
+        made = _Made(data, spans)
+        for column, spelling in enumerate(self._spellings):
+            made.spell(column, spelling)
+        made.set_escaped([at for at, one in enumerate(self._spellings) if one is Spelling.TEXT])
+        alone = self._written(data, elsewhere or spans, made.alone, decoded)
+        extra = [*self._pieces, *_FLAGS, *places, *alone]
+        # The values come first, with what is between them, then the pieces, flags, places, and what is alone.
+        pieces = 2 * rows * width
+        flags = pieces + len(self._pieces)
+        placed = flags + len(_FLAGS)
+        values = made.numbers
+        values[made.flags] = flags + (data[spans.starts[made.flags]] == _TRUE)
+        values[made.alone] = placed + len(places) + np.arange(len(alone))
+        quoted = np.zeros((rows, width + 1), np.int64)
+        quoted[:, 1:] = made.states == _QUOTED
+        numbers = np.empty((rows, 2 * width + 2), np.int64)
+        numbers[:, 0:-2:2] = pieces + 6 * np.arange(width) + 3 * quoted[:, :-1] + made.states
+        numbers[:, 1:-2:2] = values
+        numbers[:, -2] = pieces + 6 * width + quoted[:, -1]
+        numbers[:, -1] = placed + place_of
+        return _checked(made.copied(numbers, extra))
+
+    def _written(
+        self, data: Bytes, spans: Spans, alone: Flags, decoded: Callable[[bytes], str]
+    ) -> list[bytes]:
+        """The values that are written by themselves."""
+        found: list[bytes] = []
+        for row, column in zip(*(each.tolist() for each in np.nonzero(alone)), strict=True):
+            start = int(spans.starts[row, column])
+            raw = data[start : start + int(spans.sizes[row, column])].tobytes()
+            try:
+                found.append(self._writers[column](decoded(raw)).encode())
+            except UnicodeDecodeError:
+                raise Broken(row, _not_utf8()) from None
+            except InvalidUsage as error:
+                raise Broken(row, error) from None
+        return found
+
+
+class _Made:
+    """How each value is to be written, and the bytes to copy it from."""
+
+    def __init__(self, data: Bytes, spans: Spans) -> None:
+        self.data = data
+        self.numbers = 2 * np.arange(spans.sizes.size).reshape(spans.sizes.shape)
+        self.alone: Flags = spans.kinds == UNCHANGED
+        self.states = np.where(spans.kinds == NULL, _IS_NULL, _AS_IT_IS)
+        self.flags = np.zeros_like(self.alone)
+        self._there = spans.kinds == TEXT
+        self._starts, self._sizes = spans.starts, spans.sizes.copy()
+        self._times: list[Numbers] = []
+        self._zones: list[Numbers] = []
+
+    def spell(self, column: int, spelling: Spelling) -> None:
+        """Write the values of a column like this."""
+        there = self._there[:, column]
+        match spelling:
+            case Spelling.FLAG:
+                self.flags[:, column] = there
+            case Spelling.ALONE:
+                self.alone[:, column] |= there
+            case Spelling.FLOAT:
+                # NaN and the infinities are the only ones that don't end in a digit.
+                self.states[there & ~self._end_in_digit(column), column] = _QUOTED
+                self.alone[:, column] |= there & self._is_negative_zero(column)
+            case Spelling.TEXT | Spelling.PLAIN:
+                self.states[there, column] = _QUOTED
+            case Spelling.TIME:
+                self._spell_time(column, there)
+
+    def _spell_time(self, column: int, there: Flags) -> None:
+        """`2024-01-31 12:00:00.5+00` is written with T and Z; infinity, and a year that is not of four digits
+        or before Christ, by itself."""
+        data, starts, sizes = self.data, self._starts[:, column], self._sizes[:, column]
+        ends = starts + sizes
+        usual = there & (sizes >= 19) & self._end_in_digit(column)
+        usual[usual] = data[starts[usual] + 10] == _SPACE
+        zoned = usual & (sizes >= 22)
+        zone = ends[zoned] - 3
+        zoned[zoned] = (data[zone] == _PLUS) & (data[zone + 1] == _ZERO) & (data[zone + 2] == _ZERO)
+        self._times.append(starts[usual] + 10)
+        self._zones.append(ends[zoned] - 3)
+        self._sizes[zoned, column] -= 2
+        self.states[usual, column] = _QUOTED
+        self.alone[:, column] |= there & ~usual
+
+    def _is_negative_zero(self, column: int) -> Flags:
+        """`-0` as JSON is an integer, which has no sign; as `-0.0` it keeps it."""
+        found: Flags = self._sizes[:, column] == 2
+        at = self._starts[found, column]
+        found[found] = (self.data[at] == _MINUS) & (self.data[at + 1] == _ZERO)
+        return found
+
+    def _end_in_digit(self, column: int) -> Flags:
+        last = self.data[self._starts[:, column] + np.maximum(self._sizes[:, column] - 1, 0)]
+        return (last >= _ZERO) & (last <= _NINE)
+
+    def set_escaped(self, columns: Sequence[int]) -> None:
+        """Set texts apart that have something to escape, to be written by themselves."""
+        if columns:
+            numbers = pa.array(self.numbers[:, columns].ravel())
+            texts = _lines(values_at(self.data, self._starts, self._sizes).take(numbers))
+            must = np.flatnonzero(_MUST_ESCAPE[np.frombuffer(texts.data, np.uint8)])
+            found = np.unique(np.searchsorted(texts.bounds, must, side="right") - 1)
+            self.alone[found // len(columns), np.array(columns)[found % len(columns)]] = True
+        self.states[self.alone] = _AS_IT_IS
+
+    def copied(self, numbers: Numbers, extra: Sequence[bytes]) -> Lines:
+        """Lines out of the values and of these texts, by their numbers."""
+        data = np.concatenate([self.data, np.frombuffer(b"".join(extra), np.uint8)])
+        for marks, written in ((self._times, b"T"), (self._zones, b"Z")):
+            for at in marks:
+                data[at] = written[0]
+        found = values_at(data, self._starts, self._sizes, extra).take(pa.array(numbers.ravel()))
+        return _lines(found, numbers.shape[1])
+
+
+def _checked(lines: Lines) -> Lines:
+    """The lines, if they are UTF-8. A value stands between characters of ASCII, so no two can make one."""
+    try:
+        str(lines.data, "utf-8")
+    except UnicodeDecodeError as error:
+        row = int(np.searchsorted(lines.bounds, error.start, side="right")) - 1
+        raise Broken(row, _not_utf8()) from None
+    return lines
+
+
+def _not_utf8() -> InvalidUsage:
+    return InvalidUsage("a text is not UTF-8", hint=NOT_UTF8)

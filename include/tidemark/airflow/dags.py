@@ -1,0 +1,333 @@
+"""DAGs out of pipeline files: one per file.
+
+A file that can't be used becomes one import error of the DAG file, with the pipeline file, the line and what
+to do; the DAGs of all other files are there as before.
+
+The DAGs that serve all pipelines of a folder: one each for replays, maintenance and alarms.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from airflow.sdk import DAG, Param, chain
+from airflow.sdk.definitions._internal.contextmanager import DagContext
+
+from tidemark.airflow.display import of_dag
+from tidemark.airflow.health import HealthOperator
+from tidemark.airflow.operators import (
+    CheckpointOperator,
+    IngestOperator,
+    MaintainOperator,
+    ReclockOperator,
+    UpsertOperator,
+    ValidateOperator,
+)
+from tidemark.airflow.pages.registry import PUBLISH, TAG
+from tidemark.airflow.replay import ReplayOperator, ReplayPlanOperator, ReplayReportOperator
+from tidemark.config import LoadedPipelines, PipelineConfig, load_pipelines
+from tidemark.core.errors import InvalidUsage
+from tidemark.core.ids import QUARANTINE
+from tidemark.pipeline.replay import MODES, VERIFY
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+REPLAY, MAINTAIN, HEALTH, BROKEN = "replay", "maintain", "health", "tidemark_broken_pipelines"
+RESERVED: Mapping[str, str] = {
+    name: f"{name!r} is the id of a DAG" for name in (REPLAY, MAINTAIN, HEALTH, BROKEN)
+}
+CONTINUOUS = "@continuous"
+DEFAULT_ARGS: Mapping[str, Any] = {
+    "owner": TAG,
+    "retries": 5,
+    "retry_delay": timedelta(seconds=10),
+    "retry_exponential_backoff": 2.0,
+    "max_retry_delay": timedelta(minutes=2),
+}
+"""A retry comes after 10 seconds, each next one after twice as long, up to two minutes: four minutes and more
+in all, in which a server comes back."""
+
+
+class BrokenPipelines(DAG):
+    """Stands for pipeline files that can't be used: Airflow reports why instead of taking it in.
+
+    Airflow keeps one error of a DAG file, so each of these tells the problems of all."""
+
+    problems: tuple[str, ...] = ()
+
+    def validate(self) -> None:
+        raise InvalidUsage("\n".join(self.problems))
+
+
+def pipeline_dags(
+    folder: str | Path,
+    *,
+    environment: str | None = None,
+    conn_id: str = "spark_default",
+    publisher_pool: str = "default_pool",
+    default_args: Mapping[str, Any] | None = None,
+    **dag_kwargs: Any,
+) -> dict[str, DAG]:
+    """A DAG for each pipeline file of a folder, by DAG id; `globals().update(...)` puts them in place.
+
+    :param environment: which of the files' environments; `$TIDEMARK_ENVIRONMENT` by default
+    :param conn_id: a Spark connection (jobs are submitted) or a Spark Connect one (they run on a warm server)
+    :param publisher_pool: the pool that upserts take a slot of, since they publish: one slot per pipeline
+    :param default_args: for all tasks, over Tidemark's own
+    :param dag_kwargs: for all DAGs: `max_active_runs`, `catchup`, `start_date`, `tags` …
+    """
+    found = loaded(folder, environment)
+    problems = [str(error) for error in found.errors.values()]
+    taken = {dag.dag_id for dag in made_by_this_file()}
+    dags: dict[str, DAG] = {}
+    for file, config in found.pipelines.items():
+        if config.name in RESERVED:
+            problems.append(f"{Path(folder) / file}: {RESERVED[config.name]}; give the pipeline another name")
+            continue
+        if config.name in taken:
+            there = f"{Path(folder) / file}: this DAG file has a DAG {config.name!r} already"
+            problems.append(f"{there}; give the pipeline another name")
+            continue
+        try:
+            dags[config.name] = _pipeline_dag(
+                config,
+                Path(folder).absolute() / file,
+                environment=environment,
+                conn_id=conn_id,
+                publisher_pool=publisher_pool,
+                default_args={**DEFAULT_ARGS, **(default_args or {})},
+                dag_kwargs=dag_kwargs,
+            )
+        except Exception as error:  # Whatever Airflow has against one DAG, the others are not to go with it.
+            problems.append(
+                f"{Path(folder) / file}: Airflow refuses its DAG: {type(error).__name__}: {error}"
+            )
+    if problems:
+        broken = _broken(f"{Path(folder).absolute()}\n{environment or ''}", tuple(problems))
+        dags[broken.dag_id] = broken
+    return dags
+
+
+def made_by_this_file() -> list[DAG]:
+    """The DAGs that the DAG file has made so far, of which Airflow keeps account while it parses it."""
+    return [dag for dag, _ in DagContext.autoregistered_dags]
+
+
+def _broken(where: str, problems: tuple[str, ...]) -> DAG:
+    """What stands for the broken files of one call, under an id that no other call has."""
+    number = hashlib.blake2b(where.encode(), digest_size=4).hexdigest()
+    with BrokenPipelines(f"{BROKEN}_{number}", schedule=None) as broken:
+        broken.problems = problems
+    others = [dag for dag in made_by_this_file() if isinstance(dag, BrokenPipelines) and dag is not broken]
+    for one in (broken, *others):
+        one.problems = tuple(dict.fromkeys(told for dag in (*others, broken) for told in dag.problems))
+    return broken
+
+
+def loaded(folder: str | Path, environment: str | None) -> LoadedPipelines:
+    """The pipelines of a folder. One that is not there is `InvalidUsage`: for Airflow, a file that makes no
+    DAG and no error is one whose DAGs were deleted."""
+    if not Path(folder).is_dir():
+        raise InvalidUsage(f"there is no folder {str(folder)!r}", hint="name the one of the pipeline files")
+    return load_pipelines(folder, environment)
+
+
+def _pipeline_dag(
+    config: PipelineConfig,
+    file: Path,
+    *,
+    environment: str | None,
+    conn_id: str,
+    publisher_pool: str,
+    default_args: Mapping[str, Any],
+    dag_kwargs: Mapping[str, Any],
+) -> DAG:
+    named = ", ".join(shard.name for shard in config.shards) or "the shards of its tables"
+    settings: dict[str, Any] = {
+        "schedule": config.schedule,
+        "start_date": START,
+        "catchup": False,
+        "max_active_runs": 1,
+        "description": f"Upserts changes into {named}"[:200],
+        "doc_md": _doc_of(config, file),
+        **dag_kwargs,
+        "params": {PUBLISH: _publish_param(), **dag_kwargs.get("params", {})},
+        "tags": sorted({TAG, *dag_kwargs.get("tags", ())}),  # The pages look for it.
+    }
+    if settings["schedule"] == CONTINUOUS:
+        settings["max_active_runs"] = 1  # Airflow refuses more where one run follows the other.
+    common: dict[str, Any] = {"pipeline_file": str(file), "environment": environment}
+    with DAG(config.name, default_args=dict(default_args), **settings) as dag:
+        # Airflow takes in what a DAG's block leaves behind, and that is not to be half a DAG.
+        wanted, dag.auto_register = dag.auto_register, False
+        reclock = ReclockOperator(task_id="reclock", **common)
+        ingest = IngestOperator(task_id="ingest", conn_id=conn_id, **common)
+        validate = ValidateOperator(task_id="validate", conn_id=conn_id, on_red=config.on_red, **common)
+        # One publisher at a time: a second run's upsert waits in the scheduler, not in a slot.
+        upsert = UpsertOperator(
+            task_id="upsert", conn_id=conn_id, pool=publisher_pool, max_active_tis_per_dag=1, **common
+        )
+        shards = [*(shard.name for shard in config.shards), QUARANTINE]
+        checkpoint = CheckpointOperator(task_id="checkpoint", pipeline=config.name, shards=shards, **common)
+        chain(reclock, ingest, validate, upsert, checkpoint)
+        dag.auto_register = wanted
+    return dag
+
+
+def _publish_param() -> Param:
+    return Param(
+        False, type="boolean", description="Bring the states up to their logs, whatever their policies say"
+    )
+
+
+def _doc_of(config: PipelineConfig, file: Path) -> str:
+    shards = "\n".join(
+        f"- `x-tidemark://{config.name}/{shard.name}`, keys {', '.join(shard.keys) or 'none'}"
+        for shard in config.shards
+    )
+    return f"""\
+**{config.name}** upserts the changes of its source into Delta tables. Made from `{file.name}`.
+
+{shards}
+
+Records that could not be applied are in `x-tidemark://{config.name}/quarantine`.
+
+*Retry* finishes what is missing. *Clear*, or a backfill over the same date, reads the recorded input again
+and proves that the tables hold exactly that; it writes nothing. A red **validate** says what differs, and
+the ways out.
+"""
+
+
+def _files(folder: str | Path, environment: str | None, dag_id: str) -> dict[str, str]:
+    """The pipelines that can be used, with their files; `pipeline_dags` reports the others. `InvalidUsage`
+    when one of them has the id of the DAG that is made for all."""
+    found = loaded(folder, environment)
+    files = {
+        config.name: str(Path(folder).absolute() / file) for file, config in sorted(found.pipelines.items())
+    }
+    if dag_id in files and dag_id not in RESERVED:
+        raise InvalidUsage(f"{files[dag_id]}: the DAG {dag_id!r} is another one", hint="name one differently")
+    if dag_id in {dag.dag_id for dag in made_by_this_file()}:
+        raise InvalidUsage(f"this DAG file has a DAG {dag_id!r} already", hint="give this one a dag_id")
+    return {name: file for name, file in files.items() if name not in RESERVED}
+
+
+def replay_dag(
+    folder: str | Path,
+    *,
+    environment: str | None = None,
+    conn_id: str = "spark_default",
+    dag_id: str = REPLAY,
+    default_args: Mapping[str, Any] | None = None,
+    **dag_kwargs: Any,
+) -> dict[str, DAG]:
+    """A DAG for people: choose a pipeline and a range, and have it proven again, or repaired."""
+    files = _files(folder, environment, dag_id)
+    if not files:
+        return {}
+    params = {
+        "pipeline": Param(
+            next(iter(files)), type="string", enum=list(files), description="The pipeline to replay"
+        ),
+        "txn_from": Param(1, type="integer", minimum=1, description="The first transaction"),
+        "txn_to": Param(
+            None, type=["integer", "null"], minimum=1, description="The last one; all by default"
+        ),
+        "mode": Param(
+            VERIFY,
+            type="string",
+            enum=list(MODES),
+            description="verify writes nothing; repair restores lost parts of identical input",
+        ),
+        "dry_run": Param(False, type="boolean", description="Only say what would be read"),
+    }
+    settings: dict[str, Any] = {
+        "schedule": None,
+        "catchup": False,
+        "tags": [TAG],
+        "description": "Read recorded input again and prove, or repair, what was written",
+        "default_args": {"owner": TAG, **(default_args or {})},
+        **of_dag(REPLAY),
+        **dag_kwargs,
+    }
+    with DAG(dag_id, params=params, **settings) as dag:
+        plan = ReplayPlanOperator(task_id="plan", pipeline_files=files, environment=environment)
+        replay = ReplayOperator(
+            task_id="replay", pipeline_files=files, environment=environment, conn_id=conn_id
+        )
+        report = ReplayReportOperator(task_id="report", report=replay.output)
+        chain(plan, replay, report)
+    return {dag.dag_id: dag}
+
+
+def maintain_dag(
+    folder: str | Path,
+    *,
+    environment: str | None = None,
+    conn_id: str = "spark_default",
+    publisher_pool: str = "default_pool",
+    dag_id: str = MAINTAIN,
+    default_args: Mapping[str, Any] | None = None,
+    **dag_kwargs: Any,
+) -> dict[str, DAG]:
+    """A DAG that looks after all pipelines: publish what is due, merge, let go, delete (`tidemark.app.maintenance`).
+
+    Its tasks warn in their logs of what soon can't be proven any more."""
+    files = _files(folder, environment, dag_id)
+    settings: dict[str, Any] = {
+        "schedule": "@daily",
+        "start_date": START,
+        "catchup": False,
+        "max_active_runs": 1,
+        "tags": [TAG],
+        "description": "Publish what is due, merge small files, let go and delete what nobody needs",
+        "default_args": {**DEFAULT_ARGS, **(default_args or {})},
+        **of_dag(MAINTAIN),
+        **dag_kwargs,
+    }
+    if not files:
+        return {}
+    with DAG(dag_id, **settings) as dag:
+        for name, file in files.items():
+            MaintainOperator(
+                task_id=name,
+                pipeline_file=file,
+                environment=environment,
+                conn_id=conn_id,
+                pool=publisher_pool,
+            )
+    return {dag.dag_id: dag}
+
+
+def health_dag(
+    folder: str | Path,
+    *,
+    environment: str | None = None,
+    dag_id: str = HEALTH,
+    default_args: Mapping[str, Any] | None = None,
+    **dag_kwargs: Any,
+) -> dict[str, DAG]:
+    """A DAG that looks for alarms, a task per pipeline: red once for each one, with what to do about it.
+
+    `default_args={"on_failure_callback": ...}` takes a notifier. It needs no Spark."""
+    files = _files(folder, environment, dag_id)
+    settings: dict[str, Any] = {
+        "schedule": "*/10 * * * *",
+        "start_date": START,
+        "catchup": False,
+        "max_active_runs": 1,
+        "tags": [TAG],
+        "description": "Look for what needs somebody: blocked, stalled, behind, quarantine, kept log",
+        "default_args": {**DEFAULT_ARGS, **(default_args or {})},
+        **of_dag(HEALTH),
+        **dag_kwargs,
+    }
+    if not files:
+        return {}
+    with DAG(dag_id, **settings) as dag:
+        for name, file in files.items():
+            HealthOperator(task_id=name, pipeline_file=file, environment=environment)
+    return {dag.dag_id: dag}

@@ -1,0 +1,242 @@
+"""Pipelines that stay open between two looks, so that a look reads what is new and not the whole history.
+
+A handle on a table follows it forward only: a warehouse that was set back or made anew would be shown as it
+was before. So every look compares the chain of the bindings, as a new handle finds it, with that of the kept
+one, and begins anew where they differ, where the pipeline file has changed, and once an hour.
+
+What the API answers, as plain values: from the same functions as the command's `--json`.
+
+No value of a row is among them: a part's statistics, which have the smallest and the largest ones, stay out,
+and so does the text of a configuration. A source is asked only where it is a folder of files: for any other
+this process would have to hold its credentials.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from tidemark.airflow.pages.registry import PipelineDag, environment_of
+from tidemark.app.consume import consumers_of, held_leases
+from tidemark.app.deployment import Deployment
+from tidemark.app.status import status_of
+from tidemark.app.tasks import open_pipeline
+from tidemark.app.transactions import listed, recent, run_facts, steps_of, whole
+from tidemark.core.alarms import alarms_of
+from tidemark.core.binding import Binding
+from tidemark.core.checksum import Digests
+from tidemark.core.reading import consumer_of
+from tidemark.core.summary import run_sentence
+from tidemark.core.text import plain
+from tidemark.pipeline.context import Attempt, attempts_at
+from tidemark.pipeline.stepwise import found_by
+
+OPEN_MAX: Final = 64
+OPEN_SECONDS_MAX: Final = 3_600.0
+
+
+@dataclass
+class OpenPipeline:
+    """A pipeline that is open. A ledger is for one thread, so one look at a time."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    deployment: Deployment | None = None
+    file: tuple[int, int] = (0, 0)
+    opened_seconds: float = 0.0
+
+
+_open: OrderedDict[tuple[str, str | None], OpenPipeline] = OrderedDict()
+_open_lock = threading.Lock()
+
+
+@contextmanager
+def open_for_reading(one: PipelineDag) -> Iterator[Deployment]:
+    """The pipeline's control plane, for who only looks; nothing here can start a Spark."""
+    environment = environment_of(one)
+    with _open_lock:
+        kept = _open.setdefault((one.pipeline_file, environment), OpenPipeline())
+        _open.move_to_end((one.pipeline_file, environment))
+        while len(_open) > OPEN_MAX:
+            _open.popitem(last=False)
+    with kept.lock:
+        found = Path(one.pipeline_file).stat() if Path(one.pipeline_file).is_file() else None
+        file = (found.st_mtime_ns, found.st_size) if found is not None else (0, 0)
+        if kept.deployment is None or kept.file != file or not _is_current(kept):
+            kept.deployment = None
+            kept.deployment = open_pipeline(one.pipeline_file, environment)
+            kept.file, kept.opened_seconds = file, time.monotonic()
+        try:
+            yield kept.deployment
+        except BaseException:
+            kept.deployment = None  # Whatever it was, the next look begins anew.
+            raise
+
+
+def _is_current(kept: OpenPipeline) -> bool:
+    """Whether the history is still the one that the kept handles have followed, and they are not too old."""
+    deployment = kept.deployment
+    if deployment is None or time.monotonic() - kept.opened_seconds > OPEN_SECONDS_MAX:
+        return False
+    before = deployment.unchecked.control.bindings.head()
+    now = deployment.fresh_control().bindings.head()
+    return now == before or deployment.unchecked.control.bindings.head() == now
+
+
+Body = dict[str, Any]
+FILES_MAX: Final = 500
+PAGE_MAX: Final = 200
+SEARCHED_MAX: Final = 1_000
+RECENT: Final = 40
+PROOFS_AT_ENDS: Final = 50
+"""Of how many of the oldest and of the newest transactions a row tells whether they can be proven again."""
+_WINDOW: Final = 500
+
+
+def opened(one: PipelineDag) -> Deployment:
+    """The pipeline's control plane, opened anew, for who decides; nothing here can start a Spark."""
+    return open_pipeline(one.pipeline_file, environment_of(one))
+
+
+def is_asked(deployment: Deployment) -> bool:
+    return deployment.config.source.type == "files"
+
+
+def pipeline_body(one: PipelineDag) -> Body:
+    """How far a pipeline is."""
+    with open_for_reading(one) as deployment:
+        found = status_of(
+            deployment,
+            now_seconds=time.time(),
+            asks_source=is_asked(deployment),
+            proofs_at_ends=PROOFS_AT_ENDS,
+        )
+        alarms = alarms_of(found, deployment.config.alarms.limits)
+        more = {"alarms": alarms, "dag_id": one.dag_id, "source_type": deployment.config.source.type}
+        more |= {"recent": recent(deployment, limit=RECENT), **readers_of(deployment)}
+        return dict(plain({**plain(found), **more}))
+
+
+def readers_of(deployment: Deployment) -> Body:
+    """Who reads how far, and who else holds transactions back."""
+    others = [one for one in held_leases(deployment) if consumer_of(one) is None]
+    leases = [{"name": one.name, "txn": one.txn, "holder": one.holder} for one in others]
+    return {"consumers": consumers_of(deployment), "leases": leases}
+
+
+def transactions_body(one: PipelineDag, *, before: int | None, limit: int, search: str) -> Body:
+    """Transactions below `before`, the newest first; `next` is where to go on, None at the end. A search
+    looks at so many at a time, and says how far it has looked."""
+    with open_for_reading(one) as deployment:
+        return _transactions(deployment, before, limit, search.lower().split())
+
+
+def _transactions(deployment: Deployment, before: int | None, limit: int, words: list[str]) -> Body:
+    upper = deployment.control.bindings.head().upper
+    at = min(before or upper, upper)
+    rows: list[Body] = []
+    looked = 0
+    while at > 1 and len(rows) < limit and looked < SEARCHED_MAX:
+        lower = max(1, at - (_WINDOW if words else limit - len(rows)))
+        for row in listed(deployment, lower=lower, upper=at)[0]:
+            looked += 1
+            at = row["txn"]
+            if all(word in _searched(row) for word in words):
+                rows.append(plain(row))
+            if len(rows) == limit:
+                break
+        else:
+            at = lower
+    return {"transactions": rows, "next": at if at > 1 else None, "total": upper - 1}
+
+
+def _searched(row: Mapping[str, Any]) -> str:
+    names = " ".join(row["rows"])
+    return f"{row['txn']} {row['decision']} {row['run']} {row['verdict']} {names}".lower()
+
+
+def transaction_body(one: PipelineDag, txn: int) -> Body:
+    """One transaction whole."""
+    with open_for_reading(one) as deployment:
+        return _transaction(deployment, txn)
+
+
+def _transaction(deployment: Deployment, txn: int) -> Body:
+    binding, seal, journal, times = whole(deployment, txn)
+    settings = (seal.configuration if seal is not None else None) or binding.configuration
+    gone = deployment.pipeline.source.inspect(binding) if is_asked(deployment) else None
+    attempts = [
+        {
+            "token": attempt.token,
+            "run": attempt.owner.run_id,
+            "round": attempt.round,
+            "replayed": attempt.replayed,
+            "gone": attempt.gone,
+            "digests": _digests(attempt.staged.digests) if attempt.staged is not None else {},
+            "won": seal is not None and attempt.token == seal.token,
+        }
+        for attempt in attempts_at(deployment.pipeline, binding)
+    ]
+    body = {**times, "txn": txn, "run": binding.owner.run_id, "configuration": settings.fingerprint}
+    body |= {"input": _input(binding), "gone": gone, "journal": journal, "attempts": attempts}
+    body["steps"] = steps_of(deployment, binding, seal)
+    if seal is not None:
+        body["seal"] = {
+            "decision": str(seal.decision),
+            "reason": seal.reason,
+            "token": seal.token,
+            "generation": seal.generation,
+            "engine": seal.engine,
+            "digests": _digests(seal.digests),
+            "parts": [
+                {
+                    "shard": shard,
+                    "path": part.path,
+                    "rows": part.rows,
+                    "bytes": part.bytes,
+                    "held": added.held,
+                }
+                for shard, added in seal.shards.items()
+                for part in added.parts
+            ],
+        }
+    return dict(plain(body))
+
+
+def _digests(digests: Digests) -> Body:
+    return {endpoint: {"rows": digest.count, "digest": str(digest)} for endpoint, digest in digests.items()}
+
+
+def _input(binding: Binding) -> Body:
+    """The files that were bound, or the offsets."""
+    below, above = binding.lower.as_dict(), binding.upper.as_dict()
+    ranges = [
+        {"partition": name, "from": below.get(name, 0), "to": upper}
+        for name, upper in above.items()
+        if below.get(name, 0) != upper
+    ]
+    found = json.loads(binding.manifest) if binding.manifest else {}
+    files = found.get("files", []) if isinstance(found, dict) else []
+    shown = [{name: file.get(name) for name in ("name", "seq", "size", "hash")} for file in files[:FILES_MAX]]
+    return {"ranges": ranges, "files": shown, "files_total": len(files)}
+
+
+def run_body(one: PipelineDag, attempt: Attempt) -> Body:
+    """One run: its sentence, and its transactions."""
+    with open_for_reading(one) as deployment:
+        return _run(deployment, attempt)
+
+
+def _run(deployment: Deployment, attempt: Attempt) -> Body:
+    facts = run_facts(deployment.pipeline, attempt)
+    tried = {entry.txn for entry in found_by(deployment.pipeline, attempt)}
+    owned = {*(seal.txn for seal in facts.sealed), *(proof.txn for proof in facts.proofs), *facts.open}
+    txns = sorted({*owned, *tried})
+    rows = [row for txn in txns for row in listed(deployment, lower=txn, upper=txn + 1)[0]]
+    return dict(plain({"sentence": run_sentence(facts), "transactions": rows}))

@@ -1,0 +1,1 @@
+"""The application: pipeline files, adapters and steps put together, for the command and for Airflow."""

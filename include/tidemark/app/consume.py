@@ -1,0 +1,321 @@
+"""Reading a shard transaction by transaction, from Python: every change once, in order, across restarts.
+
+    from tidemark.assemble import Deployment
+    from tidemark.consume import Consumer
+
+    with Consumer(Deployment(config, lambda: spark), "orders", "billing") as billing:
+        for batch in billing.listen():
+            batch.frame.write.format("delta").options(**batch.once).mode("append").save(target)
+
+A batch is a range of whole transactions as a DataFrame: the shard's columns, `_txn`, `_op` (`U` upsert, `D`
+delete) and the position. Who asks for the next batch says that the last one is done with: then, and not
+before, the consumer's frontier moves. A process that dies, or leaves the loop by an error or `break`, gets
+that batch again, with the same end. A target that keeps `batch.once` with its rows therefore has each change
+exactly once; for any other effect it is at least once.
+
+One process at a time reads for a consumer. A second one waits until the first has let go, or has been seen
+to stand still; the first then gets `LeaseLost`. What can't be read raises `Frozen`.
+
+Who reads a pipeline's shards and how far they are, by its ledgers: for the command and the pages.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final
+
+from tidemark.app.deployment import Deployment
+from tidemark.core.errors import InvalidUsage, InvariantViolation, TidemarkError
+from tidemark.core.ids import TXN_FIRST, ShardId, Txn
+from tidemark.core.lease import SINCE, HolderToken, Lease, LeaseLost
+from tidemark.core.ledger import UPPER
+from tidemark.core.listing import Condition, Limits
+from tidemark.core.reading import Frozen, consumer_of, effect_key, lease_name, open_freeze
+from tidemark.delta.parts import DeltaParts
+from tidemark.delta.records import leases_codec
+from tidemark.pipeline.consume import Range, Reading, ShardReader
+from tidemark.pipeline.leases import TTL_SECONDS, Hold, Leases, take_hold
+from tidemark.pipeline.listing import readable
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from tidemark.app.deployment import Deployment
+    from tidemark.config.shard import ShardConfig
+    from tidemark.spark.state_table import StateSpec
+
+
+POLL_SECONDS: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The transactions in [lower, upper), whole. `skipped` are those that were passed over, and why."""
+
+    lower: Txn
+    upper: Txn
+    frame: DataFrame
+    once: Mapping[str, str]
+    is_snapshot: bool = False
+    skipped: Mapping[Txn, str] = field(default_factory=dict)
+
+    @property
+    def txn(self) -> Txn:
+        """The last transaction: what an effect of this batch is keyed by."""
+        return Txn(self.upper - 1)
+
+
+def _check_conditions(shard: ShardConfig, conditions: Sequence[Condition]) -> None:
+    """Refuse a condition on a column that the shard doesn't have."""
+    names = [*shard.columns.names, *([shard.error_column] if shard.error_column is not None else [])]
+    for one in conditions:
+        if one.column not in names:
+            raise InvalidUsage(
+                f"shard {shard.name!r} has no column {one.column!r}", hint=f"it has {', '.join(names)}"
+            )
+
+
+def leases_of(deployment: Deployment) -> Leases:
+    """A view of the pipeline's leases with a handle of its own."""
+    control = deployment.control
+    return Leases(control.ledger("leases", leases_codec(), marks=(UPPER, SINCE)))
+
+
+class Consumer:
+    """A named reader of one shard. Use it in a `with`: it holds a lease, and lets go of it at the end.
+
+    :param start: where a new consumer begins; by default at the first transaction that is kept
+    :param where: conditions `(column, comparison, value)`, all of which its rows meet; files whose
+        statistics rule that out are not opened. A delete is kept unless a condition on its key rules it out
+    :param limits: how much one batch may be
+    :param ttl_seconds: how long a process that stopped renewing is still waited for
+    :param wait_seconds: how long to wait for the lease at most; three times the ttl by default
+    """
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        shard: str,
+        name: str,
+        *,
+        start: int | None = None,
+        where: Sequence[tuple[str, str, Any]] = (),
+        limits: Limits | None = None,
+        ttl_seconds: float = TTL_SECONDS,
+        wait_seconds: float | None = None,
+    ) -> None:
+        self._deployment = deployment
+        self._shard = ShardId(deployment.config.shard(shard).name)
+        self._name = name
+        self._lease_name = lease_name(name, self._shard)
+        self._start = None if start is None else Txn(start)
+        self._conditions = tuple(Condition(*one) for one in where)
+        self._limits = limits or Limits()
+        self._ttl_seconds = ttl_seconds
+        self._wait_seconds = 3 * ttl_seconds if wait_seconds is None else wait_seconds
+        self._stop = threading.Event()
+        self._hold: Hold | None = None
+        self._reader: ShardReader | None = None
+        self._given: Range | None = None
+
+    def __enter__(self) -> Consumer:
+        from tidemark.app.deployment import new_token
+
+        config = self._deployment.config
+        _check_conditions(config.shard(self._shard), self._conditions)
+        token = new_token()
+        self._hold = take_hold(
+            leases_of(self._deployment),
+            self._lease_name,
+            HolderToken(token),
+            start=self._start,
+            ttl_seconds=self._ttl_seconds,
+            wait_seconds=self._wait_seconds,
+            stop=self._stop,
+        )
+        keys = () if config.envelope == "append" else tuple(config.shard(self._shard).keys)
+        self._reader = ShardReader(
+            self._deployment.pipeline,
+            DeltaParts(self._deployment.root),
+            self._hold,
+            Reading(self._name, self._shard, token, self._conditions, keys, self._limits),
+            name=config.name,
+            stop=self._stop,
+        )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        hold, reader, given = self._hold, self._reader, self._given
+        self._hold = self._reader = self._given = None
+        if hold is None or reader is None:
+            return
+        try:
+            failed = isinstance(error, Exception) and not isinstance(error, TidemarkError)
+            # Who was asked to stop may fail in any way, and has no time to look for the cause.
+            if given is not None and failed and not self._stop.is_set():
+                _examine(reader, given, error)
+        finally:
+            hold.release()
+
+    @cached_property
+    def _spec(self) -> StateSpec:
+        """What the rows look like. Spark reads the declared types, so this starts it."""
+        from tidemark.spark.state_table import specs_of
+
+        self._deployment.session()
+        return specs_of(self._deployment.config).of(self._shard)
+
+    @property
+    def frontier(self) -> Txn:
+        """The first transaction that this consumer has not been given for good."""
+        return self._opened.frontier
+
+    @property
+    def is_new(self) -> bool:
+        """Whether nothing was delivered to it for good, and there is something: a snapshot may come first."""
+        if not self._held.is_new:
+            return False
+        found = readable(self._deployment.control, self._shard)
+        return found.upper > self.frontier or bool(found.lost)
+
+    def snapshot(self, as_of: int | None = None) -> Batch:
+        """The shard's rows as of a transaction (now, by default), as one batch; `listen` goes on after it.
+
+        A snapshot that was given and not confirmed is given again as of the same transaction."""
+        from tidemark.app.views import View, read
+        from tidemark.spark.views import rows_as_changes
+
+        self.delivered()
+        given = self._opened.plan_snapshot(None if as_of is None else Txn(as_of))
+        rows = read(self._deployment, self._shard, view=View.FRESH, as_of=given.txn)
+        frame = rows_as_changes(rows, self._spec, as_of=given.txn, conditions=self._conditions)
+        self._given = given
+        return self._batch(given, frame, is_snapshot=True)
+
+    def listen(self, *, follow: bool = False, poll_seconds: float = POLL_SECONDS) -> Iterator[Batch]:
+        """The batches from the frontier on, until there is nothing more; with `follow`, until `stop`."""
+        from tidemark.spark.views import log_changes
+
+        begun = False
+        while True:
+            self.delivered()
+            if self._stop.is_set():
+                return
+            begun = begun or not self._needs_snapshot()
+            given = self._opened.next_range() if begun else None
+            if given is None:
+                if not follow:
+                    return
+                self._stop.wait(poll_seconds)
+                continue
+            frame = log_changes(
+                self._deployment.session(),
+                self._spec,
+                given.parts,
+                lower=given.lower,
+                upper=given.upper,
+                conditions=self._conditions,
+            )
+            self._given = given
+            yield self._batch(given, frame)
+
+    def delivered(self) -> None:
+        """The batch that was given last is done with, durably. Asking for the next one says so too."""
+        if self._given is not None:
+            self._opened.delivered(self._given)
+            self._given = None
+
+    def stop(self) -> None:
+        """End `listen` before its next batch; for another thread, or a signal's handler."""
+        self._stop.set()
+
+    @property
+    def _opened(self) -> ShardReader:
+        if self._reader is None:
+            raise InvalidUsage(f"consumer {self._name!r} is not open", hint="use it in a `with`")
+        return self._reader
+
+    def _batch(self, given: Range, frame: DataFrame, *, is_snapshot: bool = False) -> Batch:
+        app = effect_key(self._deployment.config.name, self._name, self._shard)
+        once = {"txnAppId": app, "txnVersion": str(given.txn)}
+        return Batch(given.lower, given.upper, frame, once, is_snapshot, given.skipped)
+
+    @property
+    def _held(self) -> Hold:
+        if self._hold is None:
+            raise InvalidUsage(f"consumer {self._name!r} is not open", hint="use it in a `with`")
+        return self._hold
+
+    def _needs_snapshot(self) -> bool:
+        """Whether this is a new consumer of a log that doesn't reach back to the beginning. Before it gets
+        anything it has to take a snapshot, which it can as soon as there is something above its frontier."""
+        if self.frontier == TXN_FIRST or self._start is not None or not self._held.is_new:
+            return False
+        if self.is_new:
+            raise InvalidUsage(
+                f"what lies below transaction {self.frontier} can't be read one by one any more",
+                hint="take a snapshot() first; listen() goes on after it",
+            )
+        return True
+
+
+def _examine(reader: ShardReader, given: Range, error: BaseException | None) -> None:
+    """A batch has failed: say so if a part of it, or a lost lease, is to blame; else the error stands."""
+    try:
+        reader.examine(given)
+    except (Frozen, LeaseLost) as blamed:
+        raise blamed from error
+    except TidemarkError as unknown:
+        if error is not None:
+            error.add_note(f"whether the batch's files are to blame could not be found out: {unknown}")
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerStatus:
+    """Where a consumer stands: its frontier, how many transactions are waiting for it (None where that can't
+    be read), who reads for it now, and why it stands still, if it does."""
+
+    consumer: str
+    shard: str
+    frontier: int
+    lag: int | None
+    reading: str
+    frozen: str
+
+
+def held_leases(deployment: Deployment) -> list[Lease]:
+    """The leases that maintenance respects, the one that needs most first."""
+    held = [lease for lease in leases_of(deployment).standing() if lease.is_kept]
+    return sorted(held, key=lambda one: (one.txn, one.name))
+
+
+def consumers_of(deployment: Deployment) -> list[ConsumerStatus]:
+    """The pipeline's consumers, from their leases."""
+    found: list[ConsumerStatus] = []
+    for lease in held_leases(deployment):
+        named = consumer_of(lease)
+        if named is None:
+            continue
+        consumer, shard = named
+        reading = lease.holder if lease.is_live else ""
+        frozen = frozen_at(deployment, consumer, shard, lease.txn)
+        try:
+            lag = max(0, readable(deployment.control, shard).upper - lease.txn)
+        except InvariantViolation as error:
+            lag, frozen = None, frozen or error.fact
+        found.append(ConsumerStatus(consumer, shard, lease.txn, lag, reading, frozen))
+    return sorted(found, key=lambda one: (one.shard, one.consumer))
+
+
+def frozen_at(deployment: Deployment, consumer: str, shard: ShardId, txn: int) -> str:
+    """Why a consumer stands at a transaction, as its last note there says; empty once that is mended."""
+    journal = deployment.control.journal
+    journal.head()
+    found = open_freeze(journal.find(str(txn)), consumer=consumer, shard=shard)
+    return f"{found['part'] or 'its listing'}: {found['why']}" if found is not None else ""

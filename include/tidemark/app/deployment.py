@@ -1,0 +1,302 @@
+"""Assemble: the one place where a pipeline file, the adapters and the steps are put together.
+
+Opening a deployment costs milliseconds: Spark is started by the first step that needs rows, and a run
+that finds everything done never starts it.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import replace
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tidemark.config import PipelineConfig
+from tidemark.config.discovered_tables import Columns, new_columns, uses_source_schemas, with_new_columns
+from tidemark.core.binding import Binding, BindingRecord, Configuration
+from tidemark.core.checksum import Digests
+from tidemark.core.ids import QUARANTINE, ShardId, Txn, WriterToken
+from tidemark.core.publish import Policy
+from tidemark.core.seal import Part, Staged
+from tidemark.core.shape import NewColumns, Outgrown, Shapes
+from tidemark.delta.control import DeltaControl
+from tidemark.delta.schema import log_schema, properties_of, quarantine_schema
+from tidemark.pipeline.checkpoint import is_paused, is_settled
+from tidemark.pipeline.context import Pipeline, untouched, watermark_below
+from tidemark.pipeline.schema_change import not_taken, recorded_columns
+from tidemark.ports.control import Ledger
+from tidemark.ports.plane import Opinion
+from tidemark.ports.source import ShardKeysPort, Source
+from tidemark.ports.state import Merger, StateKeeper
+from tidemark.runtime.home import home
+from tidemark.sources.files.source import FileSource
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tidemark.spark.parts import PartStore
+    from tidemark.spark.plane import SparkPlane
+    from tidemark.spark.state import SparkStatePlane
+
+T = TypeVar("T")
+SessionMaker = Callable[[], "SparkSession"]
+
+
+def new_token() -> WriterToken:
+    """A name for one attempt, never used twice; it says where the attempt ran."""
+    host = "".join(c for c in socket.gethostname() if c.isalnum() or c == "-")[:32] or "host"
+    return WriterToken(f"{host}-{os.getpid()}-{secrets.token_hex(6)}")
+
+
+def source_of(config: PipelineConfig, bindings: Ledger[BindingRecord], kept: ShardKeysPort) -> Source:
+    """Where the pipeline's records come from. Nothing is connected to before it is asked."""
+    match config.source.type:
+        case "kafka":
+            from tidemark.sources.kafka.source import TopicSource
+
+            return TopicSource.of(config, config.source, bindings=bindings)
+        case "postgres":
+            from tidemark.sources.postgres.source import SlotSource
+
+            return SlotSource(config, bindings=bindings, kept=kept)
+        case _:
+            return FileSource.of(config, bindings=bindings)
+
+
+def discovered(config: PipelineConfig) -> PipelineConfig:
+    """The configuration with the tables that its source has now, where the file leaves that to the source.
+    For who is about to bind: everybody else works with what is on record."""
+    if not uses_source_schemas(config):
+        return config
+    from tidemark.sources.postgres import tables
+
+    return tables.discovered(config)
+
+
+@lru_cache(maxsize=64)
+def recorded_shapes(configuration: Configuration) -> Shapes:
+    """The shapes of a configuration as a binding has it."""
+    return PipelineConfig.from_canonical_json(configuration.text).shapes
+
+
+class Deployment:
+    """One pipeline, ready to work: its control plane at once, its Spark when it is needed."""
+
+    def __init__(
+        self, config: PipelineConfig, session: SessionMaker, *, storage_options: dict[str, str] | None = None
+    ) -> None:
+        self.declared = config
+        """What the pipeline file says; `config` also has the columns that came with records."""
+        self.session = session
+        self.root = f"{config.warehouse_location}/{config.name}"
+        self._options = storage_options
+        self._open(self._grown())
+
+    def _open(self, config: PipelineConfig) -> None:
+        self.config = config
+        self.__dict__.pop("unchecked", None)
+        shapes = config.shapes
+        schemas = {shard: log_schema(shape) for shard, shape in shapes.items()}
+        schemas[QUARANTINE] = quarantine_schema()
+        self.control = DeltaControl(
+            config.warehouse_location,
+            config.name,
+            schemas,
+            self._options,
+            properties={shard: properties_of(shape) for shard, shape in shapes.items()},
+            growing=[shard for shard, shape in shapes.items() if shape.grows],
+        )
+        self.pipeline = Pipeline(
+            control=self.control,
+            source=source_of(config, self.control.bindings, ShardKeys(self)),
+            plane=LazyPlane(self),
+            configuration=Configuration.of(config.canonical_json()),
+            generation=config.generation,
+            gate=Expectations(self),
+            shapes_of=self.shapes_of,
+        )
+        self._plane: SparkPlane | None = None
+        self._state: SparkStatePlane | None = None
+
+    def reopen(self) -> bool:
+        """Take in the columns that shards have got from their records since; tells whether there are any."""
+        config = self._grown()
+        if config == self.config:
+            return False
+        self.close()
+        self._open(config)
+        return True
+
+    def with_new_columns(self, work: Callable[[], T]) -> T:
+        """Do the work, and again with each new column that comes up in it."""
+        while True:
+            try:
+                return work()
+            except (NewColumns, Outgrown) as new:
+                if not self.reopen():
+                    raise new if isinstance(new, Outgrown) else not_taken(new) from None
+
+    @property
+    def added(self) -> Columns:
+        """The columns of each shard that came with its records, and are not in the pipeline file."""
+        return new_columns(self.declared, self.config)
+
+    def _grown(self) -> PipelineConfig:
+        config = self.declared
+        grows = any(map(config.grows, config.shards))
+        return (
+            with_new_columns(config, recorded_columns(self.fresh_control(), config.shapes))
+            if grows
+            else config
+        )
+
+    def fresh_control(self) -> DeltaControl:
+        """Handles of its own, without a pipeline file's word on the logs: a ledger is for one thread."""
+        config = self.declared
+        return DeltaControl(config.warehouse_location, config.name, storage_options=self._options)
+
+    @cached_property
+    def unchecked(self) -> Pipeline:
+        """The pipeline for who only tells: its logs open whatever the pipeline file says of them."""
+        return replace(self.pipeline, control=self.fresh_control())
+
+    def shapes_of(self, configuration: Configuration) -> Shapes:
+        """The shapes of the shards of this configuration, or of a recorded one."""
+        own = configuration == self.pipeline.configuration
+        return self.config.shapes if own else recorded_shapes(configuration)
+
+    @property
+    def shards(self) -> tuple[ShardId, ...]:
+        return tuple(ShardId(shard.name) for shard in self.config.shards)
+
+    def policy(self, shard: ShardId) -> Policy:
+        """When the shard's state follows its log."""
+        return Policy(self.config.shard(shard).publish.every_transactions)
+
+    def shard_uri(self, shard: ShardId) -> str:
+        return f"{self.root}/{shard}"
+
+    @property
+    def data_docs(self) -> Path:
+        """Where Great Expectations documents what it found, as a site to open in a browser."""
+        return home() / "data-docs" / self.config.name
+
+    def plane(self) -> SparkPlane:
+        """The data plane; the first call starts Spark."""
+        if self._plane is None:
+            from tidemark.spark.plane import SparkPlane
+
+            control = self.fresh_control()  # A transaction may be staged in a thread of its own.
+            self._plane = SparkPlane(
+                self.session(), self.config, watermark_before=lambda txn: watermark_below(control, txn)
+            )
+        return self._plane
+
+    def close(self) -> None:
+        """Let go of what a Spark keeps for this deployment alone; whoever made the session ends it."""
+        if self._plane is not None:
+            self._plane.close()
+
+    def state(self) -> SparkStatePlane:
+        """The state plane; it starts Spark when it first needs one."""
+        if self._state is None:
+            from tidemark.spark.state import SparkStatePlane
+
+            self._state = SparkStatePlane(self.session, self.config)
+        return self._state
+
+    def keeper(self) -> StateKeeper:
+        """What keeps the states' tables in shape; needs no Spark."""
+        from tidemark.delta.state_maintenance import DeltaStateKeeper, MaintainedState
+
+        days = self.config.retention.state_history_days
+        kept = {shard: MaintainedState(self.shard_uri(shard), days) for shard in self.shards}
+        return DeltaStateKeeper(self.config.name, kept)
+
+
+class ShardKeys:
+    """The `KeptKeys` port of a deployment."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self._deployment = deployment
+
+    def untouched(self, shards: Sequence[ShardId]) -> Set[ShardId]:
+        return untouched(self._deployment.pipeline, shards)
+
+    def is_settled(self, shard: ShardId) -> bool:
+        return is_settled(self._deployment.pipeline, shard)
+
+    def is_paused(self, shard: ShardId) -> bool:
+        return is_paused(self._deployment.pipeline, shard)
+
+    def keys(self, shard: ShardId, columns: Sequence[str]) -> Iterator[Mapping[str, Any]]:
+        from tidemark.delta.parts import keys_in
+
+        return keys_in(self._deployment.shard_uri(shard), columns)
+
+
+class Expectations:
+    """The `Gate` port: the user's own suites, by Great Expectations, when a staged shard has one."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self._deployment = deployment
+
+    def opinion(self, staged: Staged) -> Opinion:
+        config = self._deployment.config
+        asked = [
+            shard for shard in config.shards if shard.expectations and ShardId(shard.name) in staged.shards
+        ]
+        if not asked:
+            return Opinion()
+        from tidemark.quality.rows import check_rows, opinion_of
+
+        plane = self._deployment.plane()
+        checked = check_rows(
+            lambda shard: plane.rows(shard, staged.shards[shard].parts),
+            asked,
+            txn=staged.txn,
+            site=self._deployment.data_docs,
+        )
+        return opinion_of(checked)
+
+
+class LazyPlane:
+    """The `KeptPlane` port of a deployment whose Spark may never be needed."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self._deployment = deployment
+
+    @cached_property
+    def _store(self) -> PartStore:
+        from tidemark.spark.parts import PartStore
+
+        return PartStore(self._deployment.root)
+
+    @property
+    def kept(self) -> Merger:
+        return self._deployment.plane().kept
+
+    def stage(self, binding: Binding, token: WriterToken) -> Staged:
+        return self._deployment.plane().stage(binding, token)
+
+    def read_back(self, staged: Staged, *, moved: Mapping[ShardId, Sequence[Part]] | None = None) -> Digests:
+        return self._deployment.plane().read_back(staged, moved=moved)
+
+    def replay(self, binding: Binding) -> Staged:
+        return self._deployment.plane().replay(binding)
+
+    def discard(self, txn: Txn, token: WriterToken) -> None:
+        self._store.discard(txn, token)
+
+    def damaged(self, shard: ShardId, parts: Sequence[Part]) -> Sequence[Part]:
+        return self._store.damaged(shard, parts)
+
+    def restore(self, shard: ShardId, *, lost: Part, copy: Part) -> None:
+        self._store.restore(shard, lost=lost, copy=copy)
+
+    def attempts(self) -> Sequence[tuple[Txn, WriterToken]]:
+        return self._store.attempts()

@@ -1,0 +1,314 @@
+"""The upkeep of one pipeline: what there is to do, who holds what back, and doing it.
+
+`plan` looks and changes nothing; `maintain` does what the plan says, in an order in which each step makes
+room for the next: raise `since` and truncate, merge, delete what is left over, then the states and the
+control tables. Every step is idempotent and safe against readers, writers and other maintenance by its own
+conditional commits; one that dies is finished by the next run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from tidemark.app.deployment import Deployment
+from tidemark.core.ids import QUARANTINE, TXN_FIRST, ShardId, Txn, WriterToken
+from tidemark.core.lease import Floor, Lease, since_of
+from tidemark.core.maintenance import Leftover, choose_runs
+from tidemark.core.publish import BeingPublished
+from tidemark.delta.log import DeltaLog
+from tidemark.delta.table_stats import TableStats, table_stats
+from tidemark.pipeline import replay
+from tidemark.pipeline.checkpoint import stalls
+from tidemark.pipeline.leases import Leases, expire_stale
+from tidemark.pipeline.maintain import (
+    Reclaim,
+    announce,
+    compact,
+    let_go_input,
+    maintain_state,
+    plan_floor,
+    plan_reclaim,
+    reclaim,
+    snapshot_held,
+    sweep,
+    truncate,
+    unneeded_input,
+)
+from tidemark.quality.engine import old_pages, remove_pages
+
+DAY_MS: Final = 86_400_000
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """The time of a maintenance, and what the pipeline file wants kept: transactions from `window` on,
+    quarantined records from `quarantine_window` on, for how long files that a version needed, and Data Docs
+    from a time on."""
+
+    now_ms: int
+    window: Txn
+    quarantine_window: Txn
+    kept_ms: int
+    docs_from_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Chore:
+    """One thing to do, or that has to wait: how many files and bytes, and who holds it until when."""
+
+    what: str
+    shard: str
+    files: int
+    bytes: int
+    held_by: str = ""
+    until: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MaintenanceReport:
+    """What maintenance has to do, or has done; `since` is the first transaction that is kept."""
+
+    pipeline: str
+    since: Txn
+    chores: tuple[Chore, ...]
+    warnings: tuple[str, ...] = ()
+
+
+def terms_of(deployment: Deployment, *, now_ms: int | None = None) -> Terms:
+    """What the pipeline file wants kept, from now on back."""
+    retention = deployment.config.retention
+    at_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
+    now = datetime.fromtimestamp(at_ms / 1000, UTC)
+
+    def first_kept(days: int | None) -> Txn:
+        if days is None:
+            return TXN_FIRST
+        return Txn(deployment.control.seals.first_since(now - timedelta(days=days)))
+
+    window = first_kept(retention.log_days)
+    # A quarantined record goes with the log at the earliest: `since` is one for all shards.
+    quarantined = min(window, first_kept(retention.quarantine_days))
+    docs_from_ms = at_ms - retention.data_docs_days * DAY_MS if retention.data_docs_days is not None else 0
+    return Terms(at_ms, window, quarantined, retention.state_history_days * DAY_MS, docs_from_ms)
+
+
+def logs_of(deployment: Deployment) -> dict[ShardId, DeltaLog]:
+    """The logs that there are."""
+    shards = (*deployment.shards, QUARANTINE)
+    logs = {shard: deployment.control.log(shard) for shard in shards}
+    return {shard: log for shard, log in logs.items() if log.head().upper > TXN_FIRST}
+
+
+def lower_of(shard: ShardId, floor: Txn, terms: Terms) -> Txn:
+    """The first transaction that a log keeps."""
+    return min(floor, terms.quarantine_window) if shard == QUARANTINE else floor
+
+
+def plan(deployment: Deployment, terms: Terms) -> MaintenanceReport:
+    """What there is to do, and who holds what back. Changes nothing, and starts no Spark."""
+    leases = Leases(deployment.control.leases)
+    floor = plan_floor(deployment.pipeline, leases, deployment.shards, window=terms.window)
+    since = leases.since()
+    chores: list[Chore] = []
+    told: list[str] = []
+    for shard, log in logs_of(deployment).items():
+        chores += _log_chores(shard, log, floor, max(since, floor.txn), terms)
+        found = plan_reclaim(deployment.control, log, leases, now_ms=terms.now_ms, kept_ms=terms.kept_ms)
+        chores += _reclaim_chores(shard, found)
+    for shard in deployment.shards:
+        facts = state_facts(deployment, shard, terms)
+        if facts is not None:
+            held = _snapshot_held(deployment, shard, leases, terms)
+            chores += _state_chores(shard, facts, held, terms)
+            told += _history_warnings(shard, facts, terms)
+    unneeded = unneeded_input(deployment.pipeline, max(since, floor.txn))
+    chores += [Chore("remove captured changes", "", *one) for one in unneeded]
+    pages = old_pages(deployment.data_docs, before_ms=terms.docs_from_ms)
+    chores += [Chore("remove old Data Docs", "", *_counted(pages))] if pages else []
+    told += warnings(deployment, since, terms)
+    return MaintenanceReport(deployment.config.name, since, tuple(chores), tuple(told))
+
+
+def warnings(deployment: Deployment, since: Txn, terms: Terms) -> tuple[str, ...]:
+    """What has not moved for too long (Invariant 14), and what can't be proven any more, or soon can't."""
+    now_seconds = terms.now_ms / 1000
+    found = replay.replayable(deployment.pipeline, since=since, at_ends=replay.ASKED_AT_ONCE_MAX)
+    grace = deployment.config.alarms.limits.stalled_seconds
+    stalled = stalls(deployment.pipeline, now_seconds=now_seconds, grace_seconds=grace)
+    told = [one.told(now_seconds) for one in stalled]
+    return (*told, *replay.warnings(found, since=since, now_seconds=now_seconds))
+
+
+def _log_chores(shard: ShardId, log: DeltaLog, floor: Floor, since: Txn, terms: Terms) -> Iterable[Chore]:
+    lower = lower_of(shard, since, terms)
+    wanted = terms.quarantine_window if shard == QUARANTINE else terms.window
+    files = log.files()
+    below = [file for file in files if file.txn_last < lower]
+    if below:
+        yield Chore("truncate the log", shard, len(below), sum(file.part.bytes for file in below))
+    waiting = [file for file in files if lower <= file.txn_last < wanted]
+    if waiting:
+        held = "; ".join(str(need) for need in floor.held_by)
+        yield Chore(
+            "truncate the log",
+            shard,
+            len(waiting),
+            sum(file.part.bytes for file in waiting),
+            held,
+            until_released(floor.held_by[0].ttl_seconds)
+            if floor.held_by[0].kind == "lease"
+            else "it has gone on",
+        )
+    for run in choose_runs([file for file in files if file.txn_last >= lower]):
+        yield Chore("merge small files", shard, len(run.files), run.bytes)
+
+
+def _reclaim_chores(shard: ShardId, found: Reclaim) -> Iterable[Chore]:
+    if found.free:
+        yield Chore("delete replaced files", shard, len(found.free), _bytes(found.free))
+    for hold, files in found.held.items():
+        if hold.kind == "lost":
+            yield Chore("remove lost attempts", shard, len(files), _bytes(files))
+        elif hold.kind != "in use":
+            until = moment(hold.until_ms) if hold.until_ms is not None else ""
+            if hold.kind == "leased" and found.lease is not None:
+                until = until_released(found.lease.ttl_seconds)
+            yield Chore("delete replaced files", shard, len(files), _bytes(files), hold.why, until)
+
+
+def _state_chores(shard: ShardId, facts: TableStats, held: Lease | None, terms: Terms) -> Iterable[Chore]:
+    if facts.merge_due:
+        yield Chore("merge the state's files", shard, facts.small, facts.small_bytes)
+    if facts.purge_due:
+        yield Chore("purge the state's hidden rows", shard, facts.worn, facts.worn_bytes)
+    if facts.old:
+        by = f"lease {held.name} of {held.holder} at {held.txn}" if held is not None else ""
+        until = until_released(held.ttl_seconds) if held is not None else ""
+        yield Chore("vacuum the state", shard, facts.old, facts.old_bytes, by, until)
+    if facts.waiting:
+        days = terms.kept_ms // DAY_MS
+        yield Chore(
+            "vacuum the state", shard, facts.waiting, facts.waiting_bytes, f"state_history_days: {days}"
+        )
+
+
+def _history_warnings(shard: ShardId, facts: TableStats, terms: Terms) -> Iterable[str]:
+    """What older versions need is kept for the promised days, however much it is; that it is much is told."""
+    if facts.history_large:
+        yield (
+            f"older versions of the state of {shard} take {facts.waiting_bytes:,} bytes, the state itself"
+            f" {facts.bytes:,}; lower `state_history_days: {terms.kept_ms // DAY_MS}`, or publish less often"
+        )
+
+
+def _bytes(files: Iterable[Leftover]) -> int:
+    return sum(file.bytes for file in files)
+
+
+def _counted(files: Sequence[tuple[object, int]]) -> tuple[int, int]:
+    return len(files), sum(size for _, size in files)
+
+
+def until_released(ttl_seconds: float) -> str:
+    """For how long a lease holds something."""
+    return f"it is released, or not renewed for {ttl_seconds:g} s"
+
+
+def moment(milliseconds: int) -> str:
+    """A point in time as people write it."""
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).strftime("%Y-%m-%d %H:%M")
+
+
+def state_facts(deployment: Deployment, shard: ShardId, terms: Terms) -> TableStats | None:
+    """The shape of a shard's state; None where it has none yet."""
+    uri = f"{deployment.shard_uri(shard)}/state"
+    return table_stats(uri, now_ms=terms.now_ms, kept_ms=terms.kept_ms)
+
+
+def _snapshot_held(deployment: Deployment, shard: ShardId, leases: Leases, terms: Terms) -> Lease | None:
+    ledger = deployment.control.publishes(shard)
+    records = ledger.read(1, ledger.head().upper)
+
+    def superseded_ms(number: int) -> int | None:
+        at = ledger.written_at(number)
+        return int(at.timestamp() * 1000) if at is not None else None
+
+    return snapshot_held(
+        records, leases.standing(), superseded_ms=superseded_ms, now_ms=terms.now_ms, kept_ms=terms.kept_ms
+    )
+
+
+def maintain(
+    deployment: Deployment, token: WriterToken, terms: Terms, *, watch: bool = True
+) -> MaintenanceReport:
+    """Do what there is to do; what has to wait is told. `watch` waits for silent leases to be seen as such:
+    one that holds no transaction back still keeps replaced files, and the state's."""
+    pipeline, control = deployment.pipeline, deployment.control
+    sweep(pipeline)
+    leases = Leases(control.leases)
+    if watch:
+        expire_stale(leases)
+    announce(pipeline, leases, deployment.shards, window=terms.window)
+    since = since_of(control.leases.head())
+    done: list[Chore] = []
+    told: list[str] = []
+    for shard, log in logs_of(deployment).items():
+        # First of all: what is taken out from here on is deleted once the log's memory says that it may be.
+        log.remember_removals(terms.kept_ms // DAY_MS)
+        taken = truncate(log, shard, lower_of(shard, since, terms))
+        if taken:
+            done.append(Chore("truncated the log", shard, len(taken), sum(file.part.bytes for file in taken)))
+        log.head()
+        if choose_runs(log.files()):
+            found = compact(control, log, deployment.plane().kept, shard, token=token)
+            done.append(Chore("merged small files", shard, found.files_before, found.bytes_before))
+            told += [f"files of the log of {shard} are left alone: {why}" for why in found.left]
+        freed = reclaim(control, log, shard, leases, now_ms=terms.now_ms, kept_ms=terms.kept_ms).free
+        if freed:
+            done.append(Chore("deleted replaced files", shard, len(freed), _bytes(freed)))
+    for shard in deployment.shards:
+        done += _maintained_state(deployment, shard, leases, terms, told)
+    done += [Chore("removed captured changes", "", *one) for one in let_go_input(pipeline, since)]
+    pages = old_pages(deployment.data_docs, before_ms=terms.docs_from_ms)
+    if pages:
+        remove_pages(deployment.data_docs, pages)
+        done.append(Chore("removed old Data Docs", "", *_counted(pages)))
+    control_files = sum(table.sweep() for table in control.tables)
+    if control_files:
+        done.append(Chore("cleaned the control tables", "", control_files, 0))
+    told += warnings(deployment, since, terms)
+    return MaintenanceReport(deployment.config.name, since, tuple(done), tuple(told))
+
+
+def _maintained_state(
+    deployment: Deployment, shard: ShardId, leases: Leases, terms: Terms, told: list[str]
+) -> Iterable[Chore]:
+    facts = state_facts(deployment, shard, terms)
+    if facts is None:
+        return
+    told += _history_warnings(shard, facts, terms)
+    vacuum = facts.old > 0 and _snapshot_held(deployment, shard, leases, terms) is None
+    if not (facts.merge_due or facts.purge_due or vacuum):
+        return
+    try:
+        maintain_state(
+            deployment.control,
+            deployment.keeper(),
+            shard,
+            merge=facts.merge_due,
+            purge=facts.purge_due,
+            vacuum=vacuum,
+        )
+    except BeingPublished:
+        told.append(f"the state of {shard} is being published, and is left for the next time")
+        return
+    if facts.merge_due:
+        yield Chore("merged the state's files", shard, facts.small, facts.small_bytes)
+    if facts.purge_due:
+        yield Chore("purged the state's hidden rows", shard, facts.worn, facts.worn_bytes)
+    if vacuum:
+        yield Chore("vacuumed the state", shard, facts.old, facts.old_bytes)

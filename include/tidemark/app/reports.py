@@ -1,0 +1,209 @@
+"""What a task tells, in plain values and in words: for XCom, an asset's event, a log or a terminal.
+
+Never rows; a few kilobytes at most.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Container, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from tidemark.app.deployment import Deployment
+from tidemark.core.errors import Determinate
+from tidemark.core.ids import QUARANTINE, ShardId
+from tidemark.core.journal import Event
+from tidemark.core.publish import Published
+from tidemark.core.replay import Verdict
+from tidemark.core.seal import Evidence
+from tidemark.core.summary import short
+from tidemark.pipeline.announce import Announcement
+from tidemark.pipeline.context import Attempt
+from tidemark.pipeline.publish import last_published
+from tidemark.pipeline.replay import PARTS_DIFFER, bound_range
+from tidemark.pipeline.validate import Judged
+
+Report = dict[str, Any]
+LISTED_MAX: Final = 100
+
+
+def rows_of(shards: Mapping[ShardId, Any]) -> dict[str, int]:
+    return {str(shard): parts.digest.count for shard, parts in shards.items()}
+
+
+def gathered_report(gathered: Sequence[Evidence]) -> Report:
+    """What was staged and read again, as a task tells it: the first transactions one by one, which is enough
+    for people, and what they all come to. All of it is in the table of attempts."""
+    staged = [
+        {
+            "txn": one.txn,
+            "read": one.staged.source.count,
+            "quarantined": rows_of(one.staged.shards).get(QUARANTINE, 0),
+            "shards": len(one.staged.shards),
+        }
+        for one in gathered
+        if one.staged is not None and not one.replayed
+    ]
+    replayed = [one.txn for one in gathered if one.replayed and one.staged is not None]
+    gone = {str(one.txn): short(one.gone) for one in gathered if one.gone}
+    return {
+        "staged": staged[:LISTED_MAX],
+        "replayed": replayed[:LISTED_MAX],
+        "gone": dict(list(gone.items())[:LISTED_MAX]),
+        "total": {
+            "staged": len(staged),
+            "replayed": len(replayed),
+            "gone": len(gone),
+            "read": sum(one["read"] for one in staged),
+            "quarantined": sum(one["quarantined"] for one in staged),
+        },
+    }
+
+
+def verdicts_report(judged: Sequence[Judged]) -> Report:
+    """The verdicts as a task tells them."""
+    return {
+        "verdicts": [
+            {
+                "txn": one.txn,
+                "verdict": str(one.gated.finding.verdict),
+                "replayed": one.replayed,
+                "held": {str(shard): why for shard, why in one.gated.opinion.held.items()},
+                "warned": list(one.gated.opinion.warned),
+                "compared": one.gated.compared,
+                "rows": one.gated.rows,
+                "expectations": one.gated.opinion.checked,
+            }
+            for one in judged
+        ]
+    }
+
+
+def publish_report(published: Published) -> Report:
+    return {"txn": published.txn, "version": published.version, "rows": published.commit.digest.count}
+
+
+def shard_report(deployment: Deployment, shard: ShardId, told: Sequence[Announcement]) -> Report:
+    """What an asset's event says: a wake-up with facts, for consumers that keep their own frontier."""
+    seals = [one.seal for one in told]
+    log = deployment.control.log(shard).head()
+    published = last_published(deployment.control, shard)
+    return {
+        "txn_from": seals[0].txn,
+        "txn_to": seals[-1].txn,
+        "upper": log.upper,
+        "log_version": log.version,
+        "published_txn": published.txn if published is not None else 0,
+        "state_version": published.version if published is not None else None,
+        "rows": sum(seal.shards[shard].digest.count for seal in seals),
+        "digests": {str(seal.txn): str(seal.shards[shard].digest) for seal in seals[-LISTED_MAX:]},
+        **gate_report(told),
+    }
+
+
+def gate_report(told: Sequence[Announcement]) -> Report:
+    """What the gate said: `identical` when it did of every transaction, else its first other word; who went
+    past it, and how; and what was repaired since it was announced last."""
+    other = [one.gate for one in told if one.gate != Verdict.IDENTICAL]
+    overruled = {str(one.seal.txn): one.overruled for one in told if one.overruled}
+    return {
+        "verdict": other[0] if other else str(Verdict.IDENTICAL),
+        "overruled": dict(list(overruled.items())[-LISTED_MAX:]),
+        "repaired": [one.seal.txn for one in told if one.repaired][-LISTED_MAX:],
+    }
+
+
+def replay_report(deployment: Deployment, attempt: Attempt, *, txn_from: int, txn_to: int) -> Report:
+    """A replay's report, out of the journal, whichever process made it: the last verdict on each transaction,
+    and what was restored. `Determinate` when a transaction has none: what was not judged is not proven."""
+    journal = deployment.control.journal
+    journal.head()
+    txns = bound_range(deployment.pipeline, txn_from=txn_from, txn_to=txn_to or None)
+    entries = [entry for txn in txns for entry in journal.find(str(txn)) if entry.token == attempt.token]
+    findings = {
+        one.txn: {"txn": one.txn, "verdict": one.detail["verdict"], "finding": one.detail["finding"]}
+        for one in entries
+        if one.event is Event.VERIFIED
+    }
+    restored = [
+        {"txn": one.txn, "shard": shard, "part": part}
+        for one in entries
+        if one.event is Event.REPAIRED
+        for shard, parts in json.loads(one.detail["parts"]).items()
+        for part in parts
+    ]
+    require_verdicts(txns, findings)
+    return {"findings": list(findings.values()), "restored": restored}
+
+
+def require_verdicts(asked: Iterable[int], judged: Container[int]) -> None:
+    """`Determinate` when this try has no verdict on one of the transactions that it was asked to prove."""
+    missing = [txn for txn in asked if txn not in judged]
+    if missing:
+        listed = ", ".join(map(str, missing[:LISTED_MAX]))
+        raise Determinate(f"this try has left no verdict on transactions {listed}", hint="retry")
+
+
+def for_environment(environment: str | None) -> str:
+    """What a command line needs at its end to mean this environment of the pipeline file."""
+    return f" -e {shlex.quote(environment)}" if environment else ""
+
+
+def explained(
+    red: Sequence[Judged],
+    pipeline_file: str,
+    environment: str | None = None,
+    settings: Mapping[str, str] | None = None,
+) -> str:
+    """Why a gate is red, and the ways out, for people: the decisive sentence first, then the details, then
+    commands that can be pasted into any shell. `settings` are those of this process's environment that say
+    where the warehouse is."""
+    pipeline = shlex.quote(str(Path(pipeline_file).absolute()))
+    command = " ".join(
+        [*(f"{name}={shlex.quote(value)}" for name, value in (settings or {}).items()), "tidemark"]
+    )
+    there = for_environment(environment)
+    lines = [f"the gate is red: {', '.join(f'transaction {one.txn}: {one.gated.word}' for one in red)}"]
+    for one in red:
+        finding = one.gated.finding
+        # From the journal, the finding's whole text is in its why.
+        lines.append(finding.why or str(finding))
+        lines += [f"  expectation not met: {failed}" for failed in one.gated.opinion.failed]
+        if one.replayed:
+            lines += [
+                "what was committed stays as it is, and downstream waits. To get out:",
+                *ways_out_of_proof(command, pipeline, one, there),
+            ]
+        else:
+            lines += ["nothing of it is visible. To get out:", *ways_out(command, pipeline, one, there)]
+    return "\n".join(lines)
+
+
+def ways_out_of_proof(command: str, pipeline: str, one: Judged, there: str) -> list[str]:
+    """What can be done about a committed transaction. Only parts can be repaired, and only from input that
+    is as it was."""
+    finding = one.gated.finding
+    match finding.verdict:
+        case Verdict.INPUT_GONE:
+            return ["  restore the input that is gone and clear this task"]
+        case Verdict.NOT_COMPARABLE:
+            return ["  prove it with the versions that it was sealed with: nothing says that it is wrong"]
+        case _ if PARTS_DIFFER in str(finding):
+            repair = f"  {command} replay {pipeline} --from {one.txn} --to {one.txn} --mode repair{there}"
+            return [repair, "  restores the parts; then clear this task"]
+        case _:
+            return ["  restore the input that changed and clear this task"]
+
+
+def ways_out(command: str, pipeline: str, one: Judged, there: str) -> list[str]:
+    """What can be done about an open transaction. Of input that is gone nothing was staged to accept."""
+    skip = f'  {command} skip {pipeline} {one.txn} --reason "..."{there}     passes over it'
+    if one.gated.finding.verdict is Verdict.INPUT_GONE:
+        return ["  restore the input and clear the run's tasks from ingest on; or", skip]
+    return [
+        "  fix the cause and clear the run's tasks from ingest on; or",
+        f'  {command} accept {pipeline} {one.txn} --reason "..."{there}   seals it as it is; or',
+        skip,
+    ]

@@ -1,0 +1,281 @@
+"""What each task of a run does with a deployment, and what it tells in a few kilobytes.
+
+The steps are idempotent and find their work in durable facts, so that one function serves everybody: the
+worker, which tries it without Spark first (`SparkNeeded` says that it can't), a submitted job, and a worker
+that is connected to a warm server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NoReturn
+
+from tidemark.app import maintenance
+from tidemark.app.deployment import Deployment, discovered
+from tidemark.app.publish import publish_due, publish_now
+from tidemark.app.reports import LISTED_MAX, Report, gathered_report, publish_report, shard_report
+from tidemark.app.transactions import sentence_of
+from tidemark.config import load_pipeline
+from tidemark.core.checksum import SOURCE
+from tidemark.core.errors import TidemarkError
+from tidemark.core.ids import QUARANTINE, ShardId, Txn
+from tidemark.core.replay import Difference, Finding, Verdict
+from tidemark.core.seal import Seal
+from tidemark.pipeline import reclock as minting
+from tidemark.pipeline import stepwise
+from tidemark.pipeline.announce import Announcement, announcements, note_overruled
+from tidemark.pipeline.checkpoint import checkpoint as advance
+from tidemark.pipeline.context import Attempt, seal_at, sealed_binding
+from tidemark.pipeline.publish import last_published
+from tidemark.pipeline.repair import repair
+from tidemark.pipeline.replay import REPAIR, bound_range, merged_files, replay_plan
+from tidemark.pipeline.run import Progress, no_progress, replay
+from tidemark.pipeline.schema_change import left_out
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+SAMPLE_KEYS_MAX: Final = 10
+SAMPLED_TXNS_MAX: Final = 10
+
+
+class SparkNeeded(Exception):
+    """The step can't go on without a Spark session."""
+
+
+def no_session() -> NoReturn:
+    raise SparkNeeded
+
+
+def open_pipeline(
+    file: str | Path,
+    environment: str | None,
+    session: Callable[[], SparkSession] = no_session,
+    *,
+    binds: bool = False,
+) -> Deployment:
+    """The deployment that a pipeline file describes; without a session, for the control plane only. Who
+    binds asks the source for its tables first, where the file leaves them to it."""
+    config = load_pipeline(file, environment)
+    return Deployment(discovered(config) if binds else config, session)
+
+
+def open_to_bind(file: str | Path, environment: str | None, attempt: Attempt) -> Deployment:
+    """The deployment for the step that binds. A run that only proves needs no source that can be asked."""
+    proves = attempt.cleared and stepwise.only_proves(open_pipeline(file, environment).pipeline, attempt)
+    return open_pipeline(file, environment, binds=not proves)
+
+
+def reclock(deployment: Deployment, attempt: Attempt) -> Report:
+    """Find the run's transactions, or mint them.
+
+    A run whose share another run has bound is one that the scheduler has forgotten and the warehouse
+    remembers. That is told, and treated as a clear: proven, never done again.
+    """
+    owned = minting.mint(deployment.pipeline, attempt)
+    plan = stepwise.known_plan(deployment.pipeline, attempt)
+    return {
+        "pipeline": deployment.config.name,
+        "owned": list(owned.txns),
+        "open": list(plan.finish[:LISTED_MAX]),
+        "minted": owned.minted,
+        "recognised": attempt.proves(owned) and not attempt.cleared,
+        "recorded_run_id": owned.owner.run_id,
+        "left_out": {str(shard): txn for shard, txn in left_out(deployment.pipeline).items()},
+    }
+
+
+def ingest(deployment: Deployment, attempt: Attempt, *, progress: Progress = no_progress) -> Report:
+    """Stage what is open; replay what is to be proven."""
+    gathered = deployment.with_new_columns(
+        lambda: stepwise.gather(deployment.pipeline, attempt, progress=progress)
+    )
+    return gathered_report(gathered)
+
+
+def load_gate() -> None:
+    """Load the gate's library, which takes seconds, before anything asks for it."""
+    from tidemark.quality import engine
+
+    engine.load()
+
+
+def gate_of(deployment: Deployment) -> stepwise.Compare:
+    """The comparison by Great Expectations, which documents every verdict in the pipeline's Data Docs."""
+    from tidemark.quality.digests import check_digests
+
+    def compare(pairs: Sequence[stepwise.Pair]) -> Sequence[Finding]:
+        return check_digests(pairs, site=deployment.data_docs) if pairs else ()
+
+    return compare
+
+
+def upsert(
+    deployment: Deployment,
+    attempt: Attempt,
+    *,
+    progress: Progress = no_progress,
+    publishes_all: bool = False,
+) -> Report:
+    """Seal what passed, bring the logs up, and publish what is due, or all that has rows."""
+    deployment.with_new_columns(lambda: stepwise.seal_judged(deployment.pipeline, attempt, progress=progress))
+    if publishes_all:
+        deployment.with_new_columns(lambda: publish_now(deployment, attempt, deployment.shards))
+    else:
+        deployment.with_new_columns(lambda: publish_due(deployment, attempt, progress=progress))
+    found = stepwise.found_by(deployment.pipeline, attempt)
+    staged = {one.txn: one.token for one in found if one.staged is not None and not one.replayed}
+    seals = seals_of(deployment, sorted(staged))
+    own = {(one.txn, one.token) for one in found}
+    touched = {shard for seal in seals for shard in seal.shards}
+    shards = [shard for shard in deployment.shards if shard in touched]
+    published = {shard: last_published(deployment.control, shard) for shard in shards}
+    return {
+        "sealed": [seal.txn for seal in seals if (seal.txn, seal.token) in own],
+        "lost": {str(seal.txn): seal.token for seal in seals if (seal.txn, seal.token) not in own},
+        "published": {str(shard): publish_report(last) for shard, last in published.items() if last},
+    }
+
+
+def seals_of(deployment: Deployment, txns: Sequence[Txn]) -> Sequence[Seal]:
+    """The seals of those of the transactions that are decided."""
+    upper = deployment.control.seals.head().upper
+    if not txns:
+        return ()
+    found = deployment.control.seals.read(txns[0], min(txns[-1] + 1, upper))
+    return [seal for seal in found if seal.txn in set(txns)]
+
+
+def checkpoint(deployment: Deployment, attempt: Attempt) -> tuple[Report, Sequence[Announcement]]:
+    """Advance the checkpoint, acknowledge the source, and tell what the run did to each shard, as far as it
+    was not announced before. What a person has overruled goes on record first."""
+    reached = advance(deployment.pipeline)
+    found = stepwise.found_by(deployment.pipeline, attempt)
+    staged = {one.txn for one in found if not one.replayed}
+    txns = sorted(staged.union(stepwise.owned_txns(deployment.pipeline, attempt)))
+    told = announcements(deployment.pipeline, attempt, seals_of(deployment, txns))
+    note_overruled(deployment.pipeline, attempt, told)
+    news = [one for one in told if not one.unchanged]
+    touched = {shard: [one for one in news if one.seal.touches(shard)] for shard in announced(deployment)}
+    shards = {str(shard): shard_report(deployment, shard, its) for shard, its in touched.items() if its}
+    unchanged = [one.seal.txn for one in told if one.unchanged][-LISTED_MAX:]
+    sentence = sentence_of(deployment.pipeline, attempt)
+    return {"checkpoint": reached, "sentence": sentence, "shards": shards, "unchanged": unchanged}, told
+
+
+def announced(deployment: Deployment) -> tuple[ShardId, ...]:
+    """The shards that downstream hears of: those of the pipeline, and its quarantine."""
+    return (*deployment.shards, QUARANTINE)
+
+
+def repaired(
+    deployment: Deployment, attempt: Attempt, restored: Sequence[tuple[int, str]]
+) -> tuple[Report, Sequence[Announcement]]:
+    """What to tell of shards whose parts were restored, given by transaction and shard, as far as these had
+    been announced: whoever read them may have read what was damaged."""
+    seals = seals_of(deployment, sorted({Txn(txn) for txn, _ in restored}))
+    told = [one for one in announcements(deployment.pipeline, attempt, seals) if one.repaired]
+    touched = {
+        shard: [one for one in told if (one.seal.txn, shard) in set(restored)]
+        for shard in announced(deployment)
+    }
+    return {str(shard): shard_report(deployment, shard, its) for shard, its in touched.items() if its}, told
+
+
+def replay_preview(deployment: Deployment, *, txn_from: int, txn_to: int | None) -> list[Report]:
+    """What a replay would read again, and whether that is still there. Reads no data."""
+    txns = bound_range(deployment.pipeline, txn_from=txn_from, txn_to=txn_to)
+    steps = replay_plan(deployment.pipeline, txn_from=Txn(txns[0]), txn_to=Txn(txns[-1]))
+    return [
+        {
+            "txn": step.binding.txn,
+            "action": step.action.value,
+            "read": step.seal.source.count if step.seal is not None else None,
+            "gone": deployment.pipeline.source.inspect(step.binding),
+            "run_id": step.binding.owner.run_id,
+        }
+        for step in steps
+    ]
+
+
+def replay_range(
+    deployment: Deployment,
+    attempt: Attempt,
+    *,
+    txn_from: int,
+    txn_to: int | None,
+    mode: str,
+    progress: Progress = no_progress,
+) -> tuple[tuple[Finding, ...], list[tuple[int, str, str]]]:
+    """Prove every transaction of a range; with `repair`, restore the parts that were lost. One that is not
+    sealed yet is finished."""
+    works = deployment.pipeline
+    txns = bound_range(works, txn_from=txn_from, txn_to=txn_to)
+    sealed = range(txns[0], min(txns[-1] + 1, deployment.control.seals.head().upper))
+    mended = sealed if mode == REPAIR else range(0)
+    findings: list[Finding] = []
+    restored: list[tuple[int, str, str]] = []
+    for txn in mended:
+        progress(Txn(txn), "repair")
+        done = repair(works, attempt, Txn(txn))
+        findings.append(done.finding)
+        restored += [(txn, str(shard), part.path) for shard, part in done.parts]
+
+    def proven(txn: Txn) -> tuple[Finding, ...]:
+        return replay(deployment.pipeline, attempt, txn_from=txn, txn_to=txn, progress=progress)
+
+    for txn in txns[len(mended) :]:
+        findings += deployment.with_new_columns(partial(proven, Txn(txn)))
+    return tuple(findings), restored
+
+
+def differing_rows(
+    deployment: Deployment, findings: Sequence[Finding], *, progress: Progress = no_progress
+) -> tuple[Difference, ...]:
+    """For each shard of which a replay says `differs`, a few keys with what differs, for a person to see.
+
+    The input is read once more, beside the sealed parts. What can't be read any more shows nothing: the
+    verdict stands without it."""
+    found: list[Difference] = []
+    differ = [finding for finding in findings if finding.verdict is Verdict.DIFFERS]
+    for finding in differ[:SAMPLED_TXNS_MAX]:
+        names = [one.endpoint.removeprefix("shard:") for one in finding.mismatches if one.endpoint != SOURCE]
+        progress(finding.txn, "look at what differs")
+        seal = seal_at(deployment.pipeline, finding.txn)
+        binding = sealed_binding(deployment.pipeline, seal)
+        shards = [ShardId(name) for name in names if name != QUARANTINE]
+        parts = {shard: seal.shards[shard].parts if seal.touches(shard) else () for shard in shards}
+        merged = merged_files(deployment.pipeline, seal)
+        parts |= {shard: tuple(file.part for file in files) for shard, files in merged.items()}
+        with suppress(TidemarkError):
+            found += deployment.plane().sample(binding, parts, limit=SAMPLE_KEYS_MAX)
+    return tuple(found)
+
+
+def maintenance_plan(deployment: Deployment) -> Report:
+    """What maintenance would do now, and who holds what back. Changes nothing, and starts no Spark."""
+    found = maintenance.plan(deployment, maintenance.terms_of(deployment))
+    return {
+        "pipeline": found.pipeline,
+        "since": found.since,
+        "left": [asdict(chore) for chore in found.chores],
+        "warnings": list(found.warnings),
+    }
+
+
+def maintain(deployment: Deployment, attempt: Attempt, *, progress: Progress = no_progress) -> Report:
+    """Publish what is due, then do the upkeep of logs, states and control tables (`tidemark.app.maintenance`)."""
+    published = publish_due(deployment, attempt, every=True, progress=progress)
+    done = maintenance.maintain(deployment, attempt.token, maintenance.terms_of(deployment))
+    return {
+        "pipeline": done.pipeline,
+        "published": {str(shard): publish_report(one) for shard, one in published.items()},
+        "since": done.since,
+        "done": [asdict(chore) for chore in done.chores],
+        "warnings": list(done.warnings),
+    }

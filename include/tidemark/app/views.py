@@ -1,0 +1,141 @@
+"""Reading shards from Python: the state, the fresh view, or the log, pinned and checked.
+
+    from tidemark.assemble import Deployment
+    from tidemark.views import View, read, read_together
+
+    shop = Deployment(config, lambda: spark)
+    rows = read(shop, "orders", view=View.FRESH)
+    found = read_together(shop)  # found.rows["orders"] and found.rows["items"], both as of found.txn
+
+What is read never changes under the reader: versions are pinned before the first row is looked at, and a
+state that is not as it was published is refused (scenario M13). Shards that are read together are read at
+one transaction, so what one transaction wrote to several of them is seen in all or in none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from tidemark.core.errors import InvalidUsage
+from tidemark.core.ids import QUARANTINE, TXN_NONE, ShardId, Txn, next_txn
+from tidemark.core.lease import since_of
+from tidemark.core.listing import Truncated
+from tidemark.core.publish import Published, state_as_of
+from tidemark.pipeline.listing import readable_upper
+from tidemark.pipeline.publish import checked_record, published_together
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from tidemark.app.deployment import Deployment
+
+
+class View(StrEnum):
+    """The three ways to read a shard."""
+
+    STATE = "state"
+    FRESH = "fresh"
+    LOG = "log"
+
+
+def read(
+    deployment: Deployment, shard: str, *, view: View = View.FRESH, as_of: int | None = None
+) -> DataFrame:
+    """The shard's rows, as of a transaction or now.
+
+    `state` is what was published last, at or below `as_of`. `fresh` is exact at `as_of`. `log` has every
+    change up to it, from `since` on, with `_txn` and `_op`. What maintenance has let go is `Truncated`.
+    """
+    from tidemark.spark.state_table import specs_of
+    from tidemark.spark.views import Pins, fresh, read_log, read_state
+
+    name = ShardId(deployment.config.shard(shard).name)
+    upper = readable_upper(deployment.control, name)
+    if as_of is not None:
+        if not TXN_NONE <= as_of < upper:
+            raise InvalidUsage(
+                f"shard {name!r} can't be read as of transaction {as_of}", hint=f"it has 0 to {upper - 1}"
+            )
+        upper = next_txn(Txn(as_of))
+    base = _base(deployment, name, Txn(upper - 1))
+    spec = specs_of(deployment.config).of(name)
+    pins = Pins(base, deployment.control.log(name).head().version, upper)
+    since = since_of(deployment.control.leases.head())
+    lower = since if view is View.LOG else pins.lower
+    if lower > upper or (lower < since and lower < upper and view is View.FRESH):
+        raise Truncated(name, as_of=Txn(upper - 1), since=since)
+    spark = deployment.session()
+    if view is View.LOG:
+        return read_log(spark, spec, pins, lower=since)
+    if view is View.STATE and base is not None:
+        return read_state(spark, spec, base)
+    if view is View.STATE:
+        return spark.createDataFrame([], spec.declared)
+    return fresh(spark, spec, pins)
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """The rows of several shards, by name, all as of one transaction."""
+
+    txn: Txn
+    rows: Mapping[str, DataFrame]
+
+
+def read_together(
+    deployment: Deployment,
+    shards: Sequence[str] = (),
+    *,
+    view: View = View.FRESH,
+    as_of: int | None = None,
+) -> Together:
+    """These shards (all, by default) at one transaction: `as_of`, or the last one that is in all of them.
+
+    States are published one by one, so `state` is as of the last transaction, at or below `as_of`, that a
+    version of every state is exact at. A shard that waits at a held transaction holds the others back."""
+    named = shards or deployment.shards
+    names = tuple(ShardId(deployment.config.shard(shard).name) for shard in named)
+    upper = min(readable_upper(deployment.control, name) for name in names)
+    txn = Txn(upper - 1) if as_of is None else Txn(as_of)
+    if not TXN_NONE <= txn < upper:
+        raise InvalidUsage(
+            f"shards {', '.join(names)} can't be read together as of transaction {as_of}",
+            hint=f"all of them have 0 to {upper - 1}",
+        )
+    if view is View.STATE:
+        txn = published_together(deployment.control, names, as_of=txn)
+    rows: dict[str, DataFrame] = {name: read(deployment, name, view=view, as_of=txn) for name in names}
+    if view is View.LOG:
+        # Maintenance may have moved it between two reads; what one has let go of, none has.
+        since = since_of(deployment.control.leases.head())
+        rows = {name: frame.where(f"_txn >= {since}L") for name, frame in rows.items()}
+    return Together(txn, rows)
+
+
+def open_errors(deployment: Deployment, shard: str) -> DataFrame:
+    """The shard's quarantined records whose key has had no good row since, as quarantine keeps them.
+
+    Exact at the last transaction that both logs can be read at. A record without a readable key is not
+    among them: nobody can tell whose error it is (scenario E2)."""
+    from tidemark.spark.state_table import specs_of
+    from tidemark.spark.views import ErrorPins
+    from tidemark.spark.views import open_errors as still_open
+
+    name = ShardId(deployment.config.shard(shard).name)
+    upper = min(readable_upper(deployment.control, name), readable_upper(deployment.control, QUARANTINE))
+    quarantine_version, version = (deployment.control.log(one).head().version for one in (QUARANTINE, name))
+    pins = ErrorPins(quarantine_version, version, upper)
+    spec = specs_of(deployment.config).of(name)
+    return still_open(deployment.session(), spec, deployment.shard_uri(QUARANTINE), pins)
+
+
+def _base(deployment: Deployment, shard: ShardId, as_of: Txn) -> Published | None:
+    """The publish that a read starts from, once the state is known to be as it was published."""
+    last = checked_record(deployment.control, deployment.state(), shard)
+    if last is None or last.txn <= as_of:
+        return last
+    records = deployment.control.publishes(shard)
+    return state_as_of(records.read(1, records.head().upper), as_of=as_of)

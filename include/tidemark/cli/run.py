@@ -1,0 +1,296 @@
+"""The commands that do the work: `run`, `replay`, `publish`, `verify`, `rebuild`."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tidemark.cli.shared import (
+    EXIT_BROKEN,
+    EXIT_CODES,
+    EnvironmentOption,
+    JsonOption,
+    PipelineArgument,
+    line_per_transaction,
+    new_attempt,
+    open_deployment,
+    print_json,
+    print_table,
+    progress_line,
+    rows_text,
+    say,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tidemark.app.deployment import Deployment
+    from tidemark.core.ids import ShardId, Txn
+    from tidemark.core.publish import Published
+    from tidemark.core.replay import Difference, Finding
+    from tidemark.core.seal import SealOutcome
+    from tidemark.pipeline.run import RunReport
+
+
+ShardOption = Annotated[str | None, typer.Option(help="One shard; all by default.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the main one."""
+    app.command(name="run", epilog=EXIT_CODES)(run)
+    app.command(name="replay", epilog=EXIT_CODES)(replay)
+    app.command(name="publish", epilog=EXIT_CODES)(publish)
+    app.command(name="verify", epilog=EXIT_CODES)(verify)
+    app.command(name="rebuild", epilog=EXIT_CODES)(rebuild)
+
+
+def run(
+    pipeline: PipelineArgument,
+    environment: EnvironmentOption = None,
+    max_transactions: Annotated[
+        int | None, typer.Option("--max-transactions", "-n", min=1, help="Stop after so many.")
+    ] = None,
+    run_id: Annotated[
+        str | None, typer.Option(help="Go on with this run, or name a new one. A run keeps what it bound.")
+    ] = None,
+    prove: Annotated[
+        bool, typer.Option("--prove", help="Replay what the run owns, as clearing it in Airflow does.")
+    ] = False,
+    no_publish: Annotated[bool, typer.Option("--no-publish", help="Leave the states as they are.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Bind new input, bring every open transaction to its logs, and publish what is due.
+
+    Open transactions come first, whoever began them. Any number of runs may work at once. During a long
+    backlog what is due is published once a minute. Without a terminal, each transaction is told by a line on
+    standard error when it is through.
+    """
+    from tidemark.app.publish import run_and_publish
+    from tidemark.app.transactions import sentence_of_report
+    from tidemark.cli.transactions import passed_over, warnings_of
+    from tidemark.pipeline.schema_change import left_out
+    from tidemark.pipeline.stepwise import only_proves
+
+    attempt = new_attempt(run_id, cleared=prove)
+    proves = prove and only_proves(open_deployment(pipeline, environment).pipeline, attempt)
+    deployment = open_deployment(pipeline, environment, binds=not proves)
+    with progress_line(as_json) as progress:
+        worked = run_and_publish(
+            deployment,
+            attempt,
+            transactions_max=max_transactions,
+            publishes=not no_publish,
+            progress=progress,
+            decided=line_per_transaction(as_json),
+        )
+    report, published = worked.report, worked.published
+    warned = warnings_of(deployment, report.decided)
+    sentence = sentence_of_report(deployment, report)
+    if as_json:
+        told = {"run_id": attempt.owner.run_id, "sentence": sentence, "report": report}
+        told |= {"published": published, "warned": warned}
+        print_json({**told, "not_taken": passed_over(deployment), "left_out": left_out(deployment.pipeline)})
+    else:
+        _show_run(deployment, report, warned, published)
+        say(sentence, style="bold")
+        say(f"checkpoint {report.checkpoint}, run {attempt.owner.run_id}", style="bold")
+    exit_unless_passed(report.findings)
+
+
+def _show_run(
+    deployment: Deployment,
+    report: RunReport,
+    warned: Mapping[Txn, tuple[str, ...]],
+    published: Mapping[ShardId, object],
+) -> None:
+    from tidemark.cli.transactions import show_passed_over
+    from tidemark.pipeline.schema_change import left_out
+
+    show_decided(report.decided)
+    show_passed_over(deployment)
+    for shard, last in left_out(deployment.pipeline).items():
+        say(f"shard {shard} is not in the pipeline file: it stays as it is, at transaction {last}")
+    for txn, said in warned.items():
+        say(f"transaction {txn} warns: {'; '.join(said)}", style="yellow")
+    show_findings(report.findings)
+    for shard, what in published.items():
+        say(f"state of {shard}: {_published(what)}")
+
+
+def _published(outcome: object) -> str:
+    from tidemark.core.publish import Published, UpToDate
+
+    match outcome:
+        case Published():
+            return f"published up to transaction {outcome.txn}, version {outcome.version}"
+        case UpToDate(txn):
+            return f"up to date at transaction {txn}"
+        case _:
+            return "not due"
+
+
+def show_decided(decided: tuple[SealOutcome, ...]) -> None:
+    """One line per transaction."""
+    from tidemark.core.seal import Lost, Sealed
+
+    rows = []
+    for outcome in decided:
+        if isinstance(outcome, Sealed | Lost):
+            seal = outcome.seal if isinstance(outcome, Sealed) else outcome.winner
+            by = "this run" if isinstance(outcome, Sealed) else seal.token
+            rows.append((seal.txn, seal.decision, seal.source.count, rows_text(seal.shards) or "-", by))
+    if rows:
+        print_table("", ("txn", "decision", "read", "rows per shard", "decided by"), rows)
+
+
+def show_findings(findings: tuple[Finding, ...]) -> None:
+    rows = [(f.txn, f.verdict, "; ".join(filter(None, (f.why, *map(str, f.mismatches))))) for f in findings]
+    if rows:
+        print_table("", ("txn", "verdict", ""), rows)
+
+
+def show_differences(found: tuple[Difference, ...]) -> None:
+    """One line per column that differs, or per key that is on one side only."""
+    rows = []
+    for one in found:
+        key = ", ".join(f"{name}={_shown(text)}" for name, text in one.key.items())
+        values = [(name, *map(_shown, sides)) for name, sides in one.values.items()]
+        rows += [(one.txn, one.shard, key, one.what, *columns) for columns in values or [("", "", "")]]
+    if rows:
+        print_table("", ("txn", "shard", "key", "what", "column", "in the input", "in the table"), rows)
+
+
+def _shown(text: str | None) -> str:
+    return "NULL" if text is None else text
+
+
+def exit_unless_passed(findings: tuple[Finding, ...]) -> None:
+    if any(not finding.passed for finding in findings):
+        raise typer.Exit(code=EXIT_BROKEN)
+
+
+class Mode(StrEnum):
+    """What a replay may do."""
+
+    VERIFY = "verify"
+    REPAIR = "repair"
+
+
+def replay(
+    pipeline: PipelineArgument,
+    txn_from: Annotated[int, typer.Option("--from", min=1, help="The first transaction.")] = 1,
+    txn_to: Annotated[int | None, typer.Option("--to", min=1, help="The last one; all by default.")] = None,
+    mode: Annotated[
+        Mode, typer.Option(help="verify writes nothing; repair restores lost parts of identical input.")
+    ] = Mode.VERIFY,
+    environment: EnvironmentOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Read recorded input again and prove what was written.
+
+    Answers per transaction: identical, differs, input gone, or not comparable. The verdicts go to the
+    journal; no row is written. Where a shard differs, up to ten of its keys are shown with what differs.
+    """
+    from tidemark.app.reports import for_environment
+    from tidemark.app.tasks import differing_rows, replay_range
+    from tidemark.pipeline.replay import PARTS_DIFFER
+
+    deployment = open_deployment(pipeline, environment)
+    with progress_line(as_json) as progress:
+        findings, restored = replay_range(
+            deployment, new_attempt(), txn_from=txn_from, txn_to=txn_to, mode=mode.value, progress=progress
+        )
+        rows = differing_rows(deployment, findings, progress=progress)
+    if as_json:
+        print_json({"findings": findings, "restored": restored, "differing_rows": rows})
+    else:
+        show_findings(findings)
+        show_differences(rows)
+        if restored:
+            print_table("", ("txn", "shard", "restored part"), restored)
+        passed = sum(finding.passed for finding in findings)
+        say(f"{passed} of {len(findings)} transactions are identical", style="bold")
+        if damaged := [one.txn for one in findings if one.why == PARTS_DIFFER]:
+            how = f"--from {damaged[0]} --to {damaged[-1]} --mode repair{for_environment(environment)}"
+            say(f"to bring the parts back: tidemark replay {pipeline} {how}", style="yellow")
+    exit_unless_passed(findings)
+
+
+def publish(
+    pipeline: PipelineArgument,
+    shard: ShardOption = None,
+    environment: EnvironmentOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Bring the states up to their logs now, whatever the publish policy says."""
+    from tidemark.app.publish import publish_now
+
+    deployment = open_deployment(pipeline, environment)
+    done = publish_now(deployment, new_attempt(), chosen_shards(deployment, shard))
+    if as_json:
+        print_json(done)
+    for name, outcome in {} if as_json else done.items():
+        say(f"state of {name}: {_published(outcome)}")
+
+
+def verify(
+    pipeline: PipelineArgument,
+    shard: ShardOption = None,
+    environment: EnvironmentOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Read the states whole, and prove that they hold what was published: every row, and each key once."""
+    from tidemark.pipeline.publish import verify_state
+
+    deployment = open_deployment(pipeline, environment)
+    proven = []
+    for name in chosen_shards(deployment, shard):
+        last = verify_state(deployment.control, deployment.state(), name)
+        proven.append({"shard": name, "published": last})
+        if not as_json:
+            say(f"state of {name}: {_proven(last)}")
+    if as_json:
+        print_json(proven)
+
+
+def _proven(last: Published | None) -> str:
+    if last is None:
+        return "nothing is published yet"
+    return f"{last.commit.digest.count:,} rows as published at transaction {last.txn}, each key once"
+
+
+def chosen_shards(deployment: Deployment, shard: str | None) -> tuple[ShardId, ...]:
+    """One shard by its name, or all."""
+    from tidemark.core.ids import ShardId
+
+    if shard is None:
+        return deployment.shards
+    return (ShardId(deployment.config.shard(shard).name),)
+
+
+def rebuild(
+    pipeline: PipelineArgument,
+    shard: Annotated[
+        str | None, typer.Option(help="The shard whose state is rebuilt; the only one by default.")
+    ] = None,
+    environment: EnvironmentOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Replace a state by what its log says, in one commit, and compare the checksums."""
+    from tidemark.pipeline.publish import last_published
+    from tidemark.pipeline.publish import rebuild as rebuild_state
+
+    deployment = open_deployment(pipeline, environment)
+    (name,) = chosen_shards(deployment, shard or deployment.config.only_shard.name)
+    before = last_published(deployment.control, name)
+    deployment.control.log(name).head()  # A pipeline file that doesn't fit is refused before Spark starts.
+    after = rebuild_state(deployment.control, deployment.state(), name, token=new_attempt().token)
+    same = before is not None and before.txn == after.txn and before.commit.digest == after.commit.digest
+    if as_json:
+        print_json({"before": before, "after": after, "same_rows": same})
+        return
+    rows = f"{after.commit.digest.count:,} rows at transaction {after.txn}"
+    told = "the same rows as recorded before" if same else "recorded anew"
+    say(f"state of {name}: rebuilt with {rows}, {told}")

@@ -1,0 +1,232 @@
+"""What a transaction read, wrote and was warned of, and where a record of it stood, for people.
+
+The commands that show transactions: `txns`, `show`, `journal`. None changes anything or starts Spark.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from tidemark.cli.shared import (
+    EXIT_CODES,
+    EnvironmentOption,
+    JsonOption,
+    PipelineArgument,
+    open_deployment,
+    print_json,
+    print_table,
+    rows_text,
+    say,
+)
+from tidemark.core.text import moment, seconds_in, span
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from tidemark.app.deployment import Deployment
+    from tidemark.core.binding import Binding
+    from tidemark.core.ids import Txn
+    from tidemark.core.seal import Seal, SealOutcome
+    from tidemark.sources.files.manifest import Manifest
+
+
+_FILES_SHOWN_MAX: Final = 20
+
+
+def show_input(binding: Binding) -> None:
+    """The files of a binding by name, or the offsets that it reads."""
+    manifest = _manifest_of(binding)
+    if manifest is None:
+        below = binding.lower.as_dict()
+        rows = [(name, below.get(name, 0), upper) for name, upper in binding.upper.as_dict().items()]
+        changed = [row for row in rows if row[1] != row[2]]
+        if changed:
+            print_table("", ("input", "from", "up to"), changed)
+        return
+    files = manifest.files
+    if files:
+        shown = [(file.name, file.seq, file.size) for file in files[:_FILES_SHOWN_MAX]]
+        print_table("", ("input file", "number", "bytes"), shown)
+    if len(files) > _FILES_SHOWN_MAX:
+        say(f"and {len(files) - _FILES_SHOWN_MAX:,} files more; --json has them all")
+
+
+def show_seal(seal: Seal) -> None:
+    """Who decided, what was counted, and which parts hold it."""
+    why = f" ({seal.reason})" if seal.reason else ""
+    say(f"{seal.decision}{why} by {seal.token}, generation {seal.generation}, {seal.engine}")
+    rows = [(endpoint, digest.count, digest) for endpoint, digest in seal.digests.items()]
+    print_table("", ("endpoint", "rows", "digest"), rows)
+    parts = [
+        (shard, part.path, part.rows, part.bytes, added.held)
+        for shard, added in seal.shards.items()
+        for part in added.parts
+    ]
+    print_table("", ("shard", "part", "rows", "bytes", "held"), parts)
+
+
+def passed_over(deployment: Deployment) -> dict[str, str]:
+    """What the source has seen and did not take, by name, with the reason."""
+    from tidemark.ports.source import ReportsSkipped
+
+    source = deployment.pipeline.source
+    return {one.name: one.reason for one in source.skipped} if isinstance(source, ReportsSkipped) else {}
+
+
+def show_passed_over(deployment: Deployment) -> None:
+    found = list(passed_over(deployment).items())
+    for name, reason in found[:_FILES_SHOWN_MAX]:
+        say(f"not taken: {name}, {reason}", style="yellow")
+    if len(found) > _FILES_SHOWN_MAX:
+        say(f"and {len(found) - _FILES_SHOWN_MAX:,} files more; --json has them all", style="yellow")
+
+
+def with_places(deployment: Deployment, records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Quarantined records with `place`: the file and the line, where the source is one of files."""
+    from tidemark.core.ids import Txn
+    from tidemark.pipeline.context import binding_at
+    from tidemark.sources.files.content import record_place
+
+    manifests: dict[int, Manifest | None] = {}
+    placed: list[dict[str, Any]] = []
+    for record in records:
+        txn, partition, offset = record["_txn"], record["_partition"], record["_offset"]
+        if txn not in manifests:
+            manifests[txn] = _manifest_of(binding_at(deployment.pipeline, Txn(txn)))
+        manifest = manifests[txn]
+        place = f"{partition}, offset {offset}"
+        if manifest is not None:
+            place = record_place(manifest, offset, record["_ordinal"])
+        placed.append({**record, "place": place})
+    return placed
+
+
+def warnings_of(deployment: Deployment, decided: tuple[SealOutcome, ...]) -> dict[Txn, tuple[str, ...]]:
+    """What expectations with `action: warn` said of the transactions that this run sealed."""
+    from tidemark.core.journal import Event
+    from tidemark.core.seal import Sealed
+    from tidemark.pipeline.validate import judged_in
+
+    if not any(shard.expectations for shard in deployment.config.shards):
+        return {}
+    journal = deployment.control.journal
+    journal.head()
+    found = {
+        entry.txn: judged_in(entry).gated.opinion.warned
+        for outcome in decided
+        if isinstance(outcome, Sealed)
+        for entry in journal.find(str(outcome.seal.txn))
+        if entry.event is Event.JUDGED and entry.token == outcome.seal.token
+    }
+    return {txn: said for txn, said in found.items() if said}
+
+
+def _manifest_of(binding: Binding) -> Manifest | None:
+    """The files that were bound; None for a source of another kind."""
+    from tidemark.sources.files.manifest import PARTITION, Manifest
+
+    if not binding.manifest or json.loads(binding.manifest).get("kind") != PARTITION:
+        return None
+    return Manifest.from_json(binding.manifest)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the main one."""
+    app.command(name="txns", epilog=EXIT_CODES)(txns)
+    app.command(name="show", epilog=EXIT_CODES)(show)
+    app.command(name="journal", epilog=EXIT_CODES)(journal)
+
+
+def txns(
+    pipeline: PipelineArgument,
+    last: Annotated[int, typer.Option("--last", "-n", min=1, help="How many, the newest first.")] = 20,
+    environment: EnvironmentOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List transactions: when they were bound and sealed, what was read and written, and by which run.
+
+    The last verdict is that of the last replay; it is empty where nothing was replayed.
+    """
+    from tidemark.app.transactions import listed
+
+    deployment = open_deployment(pipeline, environment)
+    upper = deployment.control.bindings.head().upper
+    rows, seals = listed(deployment, lower=max(1, upper - last), upper=upper)
+    if as_json:
+        print_json(rows)
+        return
+    columns = ("txn", "decision", "bound (UTC)", "took", "read", "rows per shard", "run", "last verdict")
+    texts = {txn: rows_text(seal.shards) for txn, seal in seals.items()}
+    print_table("", columns, [_cells(row, texts.get(row["txn"], "")) for row in rows])
+
+
+def _cells(row: Mapping[str, Any], counts: str) -> tuple[object, ...]:
+    """A transaction's line for people."""
+    times = moment(row["bound_at"]), span(row["seconds"])
+    return row["txn"], row["decision"], *times, row["read"], counts, row["run"], row["verdict"]
+
+
+def show(
+    pipeline: PipelineArgument,
+    txn: Annotated[int, typer.Argument(min=1, help="The transaction's number.", metavar="TXN")],
+    environment: EnvironmentOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show one transaction whole: its input, its seal with parts and digests, its journal."""
+    from tidemark.app.transactions import whole
+
+    deployment = open_deployment(pipeline, environment)
+    binding, seal, entries, times = whole(deployment, txn)
+    if as_json:
+        print_json({**times, "binding": binding, "seal": seal, "journal": entries})
+        return
+    settings = (seal.configuration if seal is not None else None) or binding.configuration
+    say(f"transaction {txn}", style="bold")
+    by = f"by run {binding.owner.run_id}, configuration {settings.fingerprint}"
+    say(f"bound {moment(times['bound_at'])} UTC {by}")
+    show_input(binding)
+    if seal is None:
+        say("open: not sealed yet", style="yellow")
+    else:
+        say(f"sealed {moment(times['sealed_at'])} UTC, {span(times['seconds'])} after it was bound")
+        show_seal(seal)
+    if entries:
+        lines = [
+            (moment(entry["at"]), entry["event"], entry["token"], _detail(entry["detail"]))
+            for entry in entries
+        ]
+        print_table("", ("at (UTC)", "event", "by", ""), lines)
+
+
+def _detail(detail: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}: {text}" for name, text in detail.items())
+
+
+def journal(
+    pipeline: PipelineArgument,
+    since: Annotated[
+        str, typer.Option(metavar="TIME", help="How far back: a number and s, m, h or d, such as 24h.")
+    ] = "24h",
+    environment: EnvironmentOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what happened lately, in order of time: what was bound, what was sealed, what was refused, judged,
+    replayed, lost to another run, or decided by people.
+
+    Times are those of the clocks of the processes that wrote.
+    """
+    from tidemark.pipeline.timeline import happenings
+
+    start = datetime.now(UTC) - timedelta(seconds=seconds_in(since))
+    found = happenings(open_deployment(pipeline, environment).control, since=start)
+    if as_json:
+        print_json(found)
+    elif not found:
+        say(f"nothing happened since {moment(start)} UTC")
+    else:
+        rows = [(moment(one.at), one.txn, one.event, one.by, _detail(one.detail)) for one in found]
+        print_table("", ("at (UTC)", "txn", "event", "by", ""), rows)

@@ -1,0 +1,185 @@
+"""Tables that their source describes (`schema: from_source`): their shapes, and the shards that they make.
+
+What a source said of a table is recorded beside its captured changes when the table first goes to a shard,
+and from then on that record is the declared schema, as if someone had written it into the pipeline file: the
+database is not asked again to know what a pipeline is. With `on_schema_change: add_columns` a shard gets the
+columns that its table gets; a table that has changed in any other way goes to a shard of another name. Every
+binding has the whole configuration, so a replay doesn't need the record.
+
+Shards that get the columns of their records (`on_schema_change: add_columns`): what they have got so far.
+
+The pipeline file declares what a shard has at least. Columns that came with records are on record in the
+shard's log, before the first seal of a row that has them, and from then on they are declared as if someone
+had written them into the pipeline file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from tidemark.config.model import PipelineConfig
+from tidemark.config.schema import Column, Schema, parse_schema
+from tidemark.config.shard import ShardConfig
+from tidemark.core.errors import InvalidUsage, InvariantViolation
+from tidemark.core.ids import ShardId
+
+RECORD: Final = "tables.json"
+
+
+@dataclass(frozen=True, slots=True)
+class TableShape:
+    """A table's columns, in types that lose nothing, and its own key."""
+
+    table: str
+    columns: Schema
+    keys: tuple[str, ...]
+
+    def widened(self, columns: Schema) -> TableShape:
+        """With those of the columns that it doesn't have; rows that are there are NULL in them."""
+        return replace(self, columns=self.columns.widened(columns))
+
+
+TableShapes = Mapping[str, TableShape]
+"""By the name of the shard."""
+
+
+def record_file(config: PipelineConfig) -> Path:
+    """Where the shapes of a pipeline's tables are recorded."""
+    return Path(config.source_location) / RECORD
+
+
+def recorded_shapes(config: PipelineConfig) -> TableShapes:
+    """The shapes on record; none for a pipeline that declares all of its schemas."""
+    if not uses_source_schemas(config):
+        return {}
+    try:
+        found = json.loads(record_file(config).read_text(encoding="utf-8"))
+        return {shard: _shape(fields) for shard, fields in found.items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, InvalidUsage) as error:
+        raise InvariantViolation(
+            f"the record of tables {record_file(config)} can't be read: {type(error).__name__}",
+            hint="it was changed by hand: restore it from a backup",
+        ) from None
+
+
+def shapes_text(shapes: TableShapes) -> str:
+    """The shapes as they are recorded."""
+    found = {
+        shard: {"table": shape.table, "schema": shape.columns.ddl, "keys": shape.keys}
+        for shard, shape in sorted(shapes.items())
+    }
+    return json.dumps(found, indent=1, ensure_ascii=False)
+
+
+def uses_source_schemas(config: PipelineConfig) -> bool:
+    """Whether the pipeline leaves any schema to its source."""
+    return config.tables is not None and config.tables.asks_for_any
+
+
+def with_discovered_shards(config: PipelineConfig, shapes: TableShapes) -> PipelineConfig:
+    """The configuration with a shard for each table that it takes and whose shape is known, in the order of
+    their names, behind those that the pipeline file declares."""
+    if not uses_source_schemas(config):
+        return config
+    declared = [shard for shard in config.shards if not _is_described(config, shard)]
+    told = [_shard(config, shapes[name]) for name in sorted(shapes) if _is_taken(config, name, shapes[name])]
+    with _refusals():
+        return PipelineConfig.model_validate({**dict(config), "shards": (*declared, *told)}).at(config.root)
+
+
+def _is_taken(config: PipelineConfig, shard: str, shape: TableShape) -> bool:
+    asks = config.tables is not None and config.tables.asks_source(shape.table)
+    return asks and config.table_settings(shape.table)["name"] == shard
+
+
+def _shard(config: PipelineConfig, shape: TableShape) -> ShardConfig:
+    """The shard of a table that its source describes, with the settings of the pipeline file over it."""
+    settings = {"keys": shape.keys, **config.table_settings(shape.table), "schema": shape.columns.ddl}
+    with _refusals(f"table {shape.table}: "):
+        return ShardConfig.model_validate(settings)
+
+
+def _is_described(config: PipelineConfig, shard: ShardConfig) -> bool:
+    table = shard.route.table if shard.route is not None else None
+    return table is not None and config.tables is not None and config.tables.asks_source(table)
+
+
+def _shape(fields: Mapping[str, Any]) -> TableShape:
+    return TableShape(str(fields["table"]), parse_schema(fields["schema"]), tuple(fields["keys"]))
+
+
+@contextmanager
+def _refusals(of: str = "") -> Iterator[None]:
+    try:
+        yield
+    except ValidationError as error:
+        facts = "; ".join(str(item["msg"]) for item in error.errors(include_input=False)[:5])
+        hint = "set it for this table under tables.overrides, or name the table under tables.exclude"
+        raise InvalidUsage(f"{of}{facts}", hint=hint) from None
+
+
+Columns = Mapping[ShardId, Mapping[str, str]]
+"""The types of columns, as DDL, by shard and name."""
+
+
+def with_new_columns(config: PipelineConfig, columns: Columns) -> PipelineConfig:
+    """The configuration with those of the columns that its growing shards don't have; `InvalidUsage` where
+    they can't have them."""
+    new = {name: found for name in columns if (found := _new(config, name, columns[name]))}
+    if not new:
+        return config
+    try:
+        shards = tuple(_grown(shard, new.get(ShardId(shard.name), {})) for shard in config.shards)
+        return PipelineConfig.model_validate({**dict(config), "shards": shards}).at(config.root)
+    except (InvalidUsage, ValidationError) as error:
+        said = error.fact if isinstance(error, InvalidUsage) else error.errors(include_input=False)[0]["msg"]
+        named = "; ".join(f"{', '.join(map(repr, found))} of shard {name}" for name, found in new.items())
+        raise InvalidUsage(
+            f"new columns of the records can't be added, {named}: {said}",
+            hint="mend the pipeline file, or rename the column where the records are made",
+        ) from None
+
+
+def new_columns(declared: PipelineConfig, config: PipelineConfig) -> Columns:
+    """What the shards of a grown configuration have and the declared one does not say."""
+    said = {shard.name: shard.columns for shard in declared.shards}
+    found = {
+        ShardId(shard.name): {
+            c.name: c.type.ddl for c in shard.columns if said[shard.name].get(c.name) is None
+        }
+        for shard in config.shards
+    }
+    return {shard: columns for shard, columns in found.items() if columns}
+
+
+def _new(config: PipelineConfig, name: ShardId, columns: Mapping[str, str]) -> dict[str, str]:
+    """What a shard gets of these columns."""
+    shard = next((shard for shard in config.shards if shard.name == name), None)
+    if shard is None or not config.grows(shard):
+        return {}
+    known = {shard.error_column, *shard.columns.names}
+    return {column: kind for column, kind in columns.items() if column not in known}
+
+
+def _grown(shard: ShardConfig, columns: Mapping[str, str]) -> ShardConfig:
+    if not columns:
+        return shard
+    wider = shard.columns.widened(_column(name, kind) for name, kind in columns.items())
+    # Names that are reserved, or that differ from others in case only, are refused by the parser.
+    return ShardConfig.model_validate(
+        {**shard.model_dump(by_alias=True), "schema": parse_schema(wider.ddl).ddl}
+    )
+
+
+def _column(name: str, kind: str) -> Column:
+    (column,) = parse_schema(f"c {kind}").columns
+    return Column(name, column.type)

@@ -1,0 +1,300 @@
+"""Keeping a state's table in shape: small files merged, hidden rows purged, old files deleted. No engine.
+
+A compaction copies the rows of some files to one, and commits that in their place, `dataChange` false. It
+gives way to nobody: what publishes have hidden meanwhile is hidden in the copy too (`delta.carry`), and the
+commit is made on the newest head, as often as it takes. It begins again only where that can't be: rows came
+back, the copy was deleted, or the table takes no vectors and a publish has rewritten a file.
+
+The copy's name says up to which version it may come in (`delta.state_vacuum`). One that is overtaken gets the
+name of a later version, further ahead each time: in an object store that is a copy, which takes its time.
+
+The table keeps its retention at what the pipeline file says, so that a VACUUM by other hands, which goes by
+it, removes nothing that a version within `state_history_days` needs. With RETAIN 0 it does; then readers of
+such a version are told which file is gone.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import groupby, pairwise
+from typing import Final
+
+from tidemark.core.errors import Determinate, Indeterminate, InvalidUsage
+from tidemark.core.ids import ShardId
+from tidemark.core.ledger import Conflict
+from tidemark.core.publish import VERSION_NONE, BeingPublished, Published, StateStatus
+from tidemark.delta.commit import file_name, file_version
+from tidemark.delta.compaction import (
+    Copied,
+    Source,
+    carried,
+    columns_beside,
+    copy_rows,
+    read_source,
+    table_schema,
+)
+from tidemark.delta.deletion_vectors import Rows
+from tidemark.delta.head import LiveFile, read_history
+from tidemark.delta.protocol import VECTORS, check_features, is_on
+from tidemark.delta.state import Change, NewFile, StateTable
+from tidemark.delta.state_status import app_id, read_state_status, same_rows_version
+from tidemark.delta.store import housekeeping
+from tidemark.delta.table_stats import SMALL_BYTES, is_due_for_rewrite, retained_vector_bytes
+from tidemark.delta.vacuum import retention_properties, vacuum
+
+FILE_BYTES: Final = 2 * SMALL_BYTES
+TIDY_BYTES: Final = (128 << 10, 1 << 20, 16 << 20)
+TIDY_FILES: Final = 16
+BEGINNINGS_MAX: Final = 5
+COMMITS_MAX: Final = 100
+_AHEAD_GROWTH: Final = 8
+_AHEAD_MAX: Final = 4096
+_DAY_MS: Final = 86_400_000
+
+
+@dataclass(frozen=True, slots=True)
+class MaintainedState:
+    """A shard's tables, as far as their upkeep goes; `uri` is the shard's folder."""
+
+    uri: str
+    history_days: int = 7
+    storage_options: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def state(self) -> str:
+        return f"{self.uri}/state"
+
+    @property
+    def tombstones(self) -> str:
+        return f"{self.uri}/tombstones"
+
+
+class DeltaStateKeeper:
+    """The `StateKeeper` port."""
+
+    def __init__(self, pipeline: str, states: Mapping[ShardId, MaintainedState]) -> None:
+        self._pipeline, self._states = pipeline, dict(states)
+
+    def standing(self, shard: ShardId, since: Published | None) -> StateStatus:
+        kept = self._of(shard)
+        app = app_id(self._pipeline, shard)
+        return read_state_status(kept.state, app=app, since=since, storage_options=kept.storage_options)
+
+    def merge(self, shard: ShardId, *, tombstones: int) -> None:
+        """Merge small files, those of the tombstones too."""
+        for table in self._tables(shard, tombstones):
+            # Above this a file is left alone, so that a row is not rewritten for ever.
+            _compact(table, _below(SMALL_BYTES), operation="OPTIMIZE", files_min=2)
+
+    def purge(self, shard: ShardId) -> None:
+        """Write the state's files anew out of which deletion vectors have taken rows enough."""
+        for table in self._tables(shard, VERSION_NONE):
+            kept = retained_vector_bytes(read_history(table.store), after_ms=self._after_ms(shard))
+            _compact(table, partial(_is_due_for_rewrite, kept), operation="REORG", files_min=1)
+
+    def vacuum(self, shard: ShardId, *, tombstones: int) -> None:
+        """Delete what no version within the retention needs."""
+        kept_ms = self._of(shard).history_days * _DAY_MS
+        for table in self._tables(shard, tombstones):
+            vacuum(table.store, now_ms=_now_ms(), kept_ms=kept_ms)
+
+    def _after_ms(self, shard: ShardId) -> int:
+        """What was taken out before that is kept for nobody."""
+        return _now_ms() - self._of(shard).history_days * _DAY_MS
+
+    def _of(self, shard: ShardId) -> MaintainedState:
+        if shard not in self._states:
+            known = ", ".join(sorted(self._states))
+            raise InvalidUsage(f"pipeline {self._pipeline!r} has no state {shard!r}", hint=f"it has {known}")
+        return self._states[shard]
+
+    def _tables(self, shard: ShardId, tombstones: int) -> list[StateTable]:
+        """The state, and its tombstones if they are those that belong to it: those of a publish that died may
+        have replaced the ones that the state still needs."""
+        kept = self._of(shard)
+        options = kept.storage_options
+        state, dead = (StateTable(uri, storage_options=options) for uri in (kept.state, kept.tombstones))
+        found = [state] if state.head().version != VERSION_NONE else []
+        if tombstones != VERSION_NONE:
+            same = same_rows_version(kept.tombstones, tombstones, options)
+            if same == dead.head().version:
+                found.append(dead)
+        for table in found:
+            _keep_history(table, retention_properties(kept.history_days))
+        return found
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _keep_history(table: StateTable, wanted: Mapping[str, str]) -> None:
+    """Set the retention of the pipeline file where one is missing or another."""
+    for _ in range(COMMITS_MAX):
+        head = table.head()
+        if wanted.items() <= head.configuration.items():
+            return
+        metadata = {**head.metadata, "configuration": {**head.configuration, **wanted}}
+        change = Change("SET TBLPROPERTIES", head.rows, metadata=metadata, of_rows=False)
+        if not isinstance(table.commit(head, change), Conflict):
+            return
+    raise _overtaken(table)
+
+
+def tidy(table: StateTable) -> None:
+    """What a publish leaves to do, for after it: merge the smallest files where they are many, write a small
+    file anew that has hidden rows enough, make a checkpoint if one is due. A row is copied once for each of
+    the sizes that its file grows through, so the work follows what is published; larger files are left to
+    maintenance."""
+    files = table.head().files.values()
+    for least, limit in pairwise((0, *TIDY_BYTES)):
+        # Those that are smaller don't count: a file would be copied again for each few of them.
+        if sum(least <= file.bytes < limit for file in files) >= TIDY_FILES:
+            _compact(table, _below(limit), operation="OPTIMIZE", files_min=2)
+            break
+    else:
+        # Files that are smaller are merged soon.
+        if any(TIDY_BYTES[0] <= file.bytes < TIDY_BYTES[-1] and is_due_for_rewrite(file) for file in files):
+            _compact(table, _is_small_and_due, operation="REORG", files_min=1)
+    table.tidy_log()
+
+
+def _is_small_and_due(file: LiveFile) -> bool:
+    return file.bytes < TIDY_BYTES[-1] and is_due_for_rewrite(file)
+
+
+def _is_due_for_rewrite(kept: Mapping[str, int], file: LiveFile) -> bool:
+    return is_due_for_rewrite(file, kept.get(file.path, 0))
+
+
+def _below(limit: int) -> Callable[[LiveFile], bool]:
+    return lambda file: file.bytes < limit
+
+
+def _compact(
+    table: StateTable, is_due: Callable[[LiveFile], bool], *, operation: str, files_min: int
+) -> None:
+    """Put one file in the place of several, as often as there are some to be."""
+    head = table.head()
+    check_features(table.store.uri, head.protocol, head.metadata)
+    schema = table_schema(head)
+    sources = [read_source(table.store, file) for file in head.files.values() if is_due(file)]
+    for group in _grouped(sources, lambda source: tuple(sorted(columns_beside(source, schema)))):
+        if len(group) >= files_min:
+            _replace(table, [source.file.path for source in group], is_due, operation, files_min)
+
+
+def _grouped(sources: Iterable[Source], beside: Callable[[Source], tuple[str, ...]]) -> list[list[Source]]:
+    """Files that become one: of a good size together, the older ones first. Those that have other columns
+    beside the schema don't mix, or the copy would lose them."""
+    found: list[list[Source]] = []
+    ordered = sorted(sources, key=lambda source: (beside(source), source.file.path))
+    for _, alike in groupby(ordered, beside):
+        found.append([])
+        for source in alike:
+            if found[-1] and _bytes([*found[-1], source]) > FILE_BYTES:
+                found.append([])
+            found[-1].append(source)
+    return found
+
+
+def _bytes(sources: Sequence[Source]) -> int:
+    return sum(source.file.bytes for source in sources)
+
+
+def _replace(
+    table: StateTable,
+    paths: Sequence[str],
+    is_due: Callable[[LiveFile], bool],
+    operation: str,
+    files_min: int,
+) -> None:
+    for _ in range(BEGINNINGS_MAX):
+        head = table.head()
+        files = [head.files[path] for path in paths if path in head.files and is_due(head.files[path])]
+        if len(files) < files_min:
+            return
+        hidden = table.hidden(head, [file.path for file in files])
+        copied = [Copied(file.path, file.rows, hidden.get(file.path, Rows())) for file in files]
+        sources = [read_source(table.store, file) for file in files]
+        copy = copy_rows(
+            table.store, sources, hidden, table_schema(head), version=head.version + 1, nonce=uuid.uuid4()
+        )
+        if _put_in(table, copied, copy, operation):
+            return
+    raise _overtaken(table)
+
+
+def _put_in(table: StateTable, copied: Sequence[Copied], copy: NewFile | None, operation: str) -> bool:
+    """Commit a copy in the place of its files, on the newest head; False where it has to be made again."""
+    try:
+        for tried in range(COMMITS_MAX):
+            head = table.head()
+            paths = [file.path for file in copied if file.path in head.files]
+            hidden = table.hidden(head, paths)
+            try:
+                gone = carried(copied, {path: hidden.get(path, Rows()) for path in paths})
+            except Determinate:
+                break
+            if gone and not is_on(head.configuration, VECTORS):
+                break
+            if copy is not None:
+                copy = _named_later(table, copy, head.version + 1, ahead=_AHEAD_GROWTH**tried)
+                if copy is None:
+                    return False
+            has_rows = copy is not None and len(gone) < copy.rows
+            if not has_rows and not paths:
+                # All of it has gone to other files, or for good.
+                _forget(table, copy)
+                return True
+            added = [replace(copy, hidden=gone)] if copy is not None and has_rows else []
+            change = Change(operation, head.rows, added=added, removed=paths, of_rows=False)
+            outcome = table.commit(head, change)
+            if not isinstance(outcome, Conflict):
+                if not added:
+                    _forget(table, copy)
+                with housekeeping(table.store.uri):
+                    table.tidy_log()
+                return True
+    except Indeterminate:
+        # The entry may be there, or may still come: it needs its file.
+        raise
+    except Exception:
+        _forget(table, copy)
+        raise
+    _forget(table, copy)
+    return False
+
+
+def _named_later(table: StateTable, copy: NewFile, version: int, *, ahead: int) -> NewFile | None:
+    """A copy that may come in with a version; under its own name where that says so already. None where a
+    vacuum has taken it for a leftover."""
+    until = file_version(copy.path)
+    if until is not None and until >= version:
+        return copy
+    path = file_name(version + min(ahead, _AHEAD_MAX), uuid.uuid4())
+    try:
+        table.store.move(copy.path, path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise Determinate(
+            f"{copy.path} of {table.store.uri} can't be renamed: {error}", hint="retry"
+        ) from error
+    return replace(copy, path=path)
+
+
+def _forget(table: StateTable, copy: NewFile | None) -> None:
+    if copy is not None:
+        table.store.remove_quietly(copy.path)
+
+
+def _overtaken(table: StateTable) -> BeingPublished:
+    return BeingPublished(
+        f"{table.store.uri} was changed again and again while it was maintained",
+        hint="it is left for the next time",
+    )

@@ -1,0 +1,230 @@
+"""What a state's table says of itself, read from its log (`delta.head`).
+
+A commit of a state carries its facts as JSON in `userMetadata`. Any other commit is judged by what it did
+(`carry.stranger`): one that changes no row, as compaction, vacuum and new properties do, is harmless under
+whatever name; one that does is a stranger's.
+
+Entries may have been cleaned away, also the one of a publish on record. Then what has become of the rows is
+told by what lasts: the number of live rows, and the application transactions.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tidemark.core.checksum import Digest
+from tidemark.core.errors import Determinate, InvalidUsage
+from tidemark.core.ids import TXN_NONE, Txn, WriterToken
+from tidemark.core.publish import VERSION_NONE, Published, StateCommit, StateStatus
+from tidemark.delta.commit import Action, entry_actions, entry_path
+from tidemark.delta.compaction import foreign_write as stranger
+from tidemark.delta.head import TableHead, entries_after, open_head
+from tidemark.delta.state import ROWS
+from tidemark.delta.store import Store
+
+FORMAT: Final = 1
+_MARK: Final = "tidemark"
+_EXPIRING_IDS: Final = "delta.setTransactionRetentionDuration"
+
+
+def app_id(pipeline: str, shard: str) -> str:
+    """The application that a state's commits are counted under."""
+    return f"tidemark/{pipeline}/{shard}"
+
+
+def encoded(commit: StateCommit) -> str:
+    """The facts of a commit, as it carries them."""
+    digest = commit.digest
+    return json.dumps(
+        {
+            _MARK: FORMAT,
+            "txn": commit.txn,
+            "token": commit.token,
+            "tombstones": commit.tombstones,
+            "link": commit.link,
+            "digest": [digest.count, digest.xor, digest.sum_low, digest.sum_high, digest.encoding],
+        },
+        separators=(",", ":"),
+    )
+
+
+def decoded(text: object) -> StateCommit | None:
+    """The facts in a commit's metadata; None where there are none of ours."""
+    try:
+        facts = json.loads(text) if isinstance(text, str) else None
+    except ValueError:
+        return None
+    if not isinstance(facts, dict) or facts.get(_MARK) != FORMAT:
+        return None
+    return StateCommit(
+        Txn(facts["txn"]),
+        WriterToken(facts["token"]),
+        Digest(*facts["digest"]),
+        facts["tombstones"],
+        facts["link"],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Commit:
+    """One entry: the facts in it, or the name of a commit of rows that has none; neither if harmless."""
+
+    version: int
+    facts: StateCommit | None
+    stranger: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Followed:
+    """A log, followed from a version on. `opened` is the first head after the version that is known; it is
+    the version's own unless entries were cleaned away."""
+
+    opened: TableHead
+    newest: TableHead
+    commits: Sequence[_Commit]
+
+
+def _follow(store: Store, version: int, known: TableHead | None = None) -> _Followed:
+    """From a version on; `known` is a head that the caller has, to go on from where that is not later."""
+    usable = known if known is not None and VERSION_NONE < known.version <= version else None
+    found = _followed(store, version, usable or open_head(store, until=version))
+    if usable is not None and found.newest.version < version:
+        # The entries that follow it were cleaned away.
+        return _followed(store, version, open_head(store, until=version))
+    return found
+
+
+def _followed(store: Store, version: int, before: TableHead) -> _Followed:
+    opened = before
+    commits: list[_Commit] = []
+    for actions, after in entries_after(store, before):
+        if after.version <= version:
+            opened = after
+        else:
+            facts = _facts_in(actions)
+            name = stranger(before, actions, after) if facts is None else ""
+            commits.append(_Commit(after.version, facts, name))
+        before = after
+    return _Followed(opened, before, commits)
+
+
+def _facts_in(actions: Sequence[Action]) -> StateCommit | None:
+    info: Action = next((line["commitInfo"] for line in actions if "commitInfo" in line), {})
+    return decoded(info.get("userMetadata"))
+
+
+def same_rows_version(uri: str, version: int, storage_options: Mapping[str, str] | None = None) -> int:
+    """The newest version up to which a table was only rearranged or described since the given one.
+    `InvalidUsage` where its log has forgotten what was done since."""
+    followed = _follow(Store(uri, storage_options or {}), version)
+    if followed.newest.version <= version:
+        return version
+    same = followed.opened.version
+    if same > version and followed.opened.txns.get(ROWS) != version:
+        raise _forgotten(uri, version)
+    for commit in followed.commits:
+        if commit.facts is not None or commit.stranger:
+            return same
+        same = commit.version
+    return same
+
+
+def lost_files(uri: str, version: int, storage_options: Mapping[str, str] | None = None) -> list[str]:
+    """The files of an older version, vectors too, that are not there any more: a VACUUM has removed them."""
+    store = Store(uri, storage_options or {})
+    followed = _follow(store, version)
+    if followed.newest.version <= version:
+        return []
+    if followed.opened.version != version:
+        raise _forgotten(uri, version)
+    paths = {path for file in followed.opened.files.values() for path in file.locations}
+    try:
+        return sorted(path.rsplit("/", 1)[-1] for path in paths if not store.has(path))
+    except OSError as error:
+        raise Determinate(
+            f"the files of {uri} can't be asked for: {error}", hint="check the store, retry"
+        ) from error
+
+
+def _forgotten(uri: str, version: int) -> InvalidUsage:
+    return InvalidUsage(
+        f"the log of {uri} does not reach back to version {version} any more",
+        hint="read as of a later transaction, or rebuild the state",
+    )
+
+
+def read_state_status(
+    uri: str,
+    *,
+    app: str,
+    since: Published | None,
+    storage_options: Mapping[str, str] | None = None,
+    known: TableHead | None = None,
+) -> StateStatus:
+    """Where a state's table stands, and what was done to it since a recorded publish. `known` is a head that
+    the caller has read before: what led to it is not read again."""
+    store = Store(uri, storage_options or {})
+    recorded = since.version if since is not None else VERSION_NONE
+    followed = _follow(store, recorded, known)
+    head = followed.newest
+    if head.version == VERSION_NONE:
+        return StateStatus()
+    if _EXPIRING_IDS in head.configuration:
+        raise InvalidUsage(
+            f"{uri} has {_EXPIRING_IDS}: what was published would be forgotten", hint="unset it on the table"
+        )
+    commits = followed.commits
+    strangers = [f"{one.version} {one.stranger}" for one in commits if one.stranger]
+    if since is not None and followed.opened.version > recorded:
+        strangers[:0] = _unseen(followed.opened, since, app)
+    # One may be ahead of its record. A second was worked out without knowing of the first.
+    strangers += [f"{one.version} a second publish" for one in [c for c in commits if _moves(c, since)][1:]]
+    at, at_record = _at(store, recorded)
+    newest = next((one for one in reversed(commits) if one.facts is not None), None)
+    return StateStatus(
+        version=head.version,
+        txn=Txn(head.txns.get(app, TXN_NONE)),
+        newest=newest.facts if newest is not None else at,
+        newest_version=newest.version if newest is not None else recorded if at is not None else VERSION_NONE,
+        at_record=at_record,
+        strangers=tuple(strangers),
+    )
+
+
+def _at(store: Store, version: int) -> tuple[StateCommit | None, str]:
+    """The facts of a version's own entry, and its writer; both empty where it was cleaned away."""
+    if version == VERSION_NONE:
+        return None, ""
+    try:
+        actions = entry_actions(store.get(entry_path(version)), version, store.uri)
+    except FileNotFoundError:
+        return None, ""
+    except OSError as error:
+        raise Determinate(f"the log of {store.uri} can't be read: {error}", hint="retry") from error
+    facts = _facts_in(actions)
+    if facts is not None:
+        return facts, facts.token
+    info: Action = next((line["commitInfo"] for line in actions if "commitInfo" in line), {})
+    return None, f"a stranger ({info.get('operation') or 'a commit without a name'})"
+
+
+def _unseen(head: TableHead, since: Published, app: str) -> list[str]:
+    """What entries did that were cleaned away: as long as they are no publish, rows may be neither more nor
+    less than what was published."""
+    if head.txns.get(app, TXN_NONE) != since.txn:
+        return []
+    wanted = since.commit.digest.count
+    try:
+        found = str(head.rows)
+    except InvalidUsage:
+        found = "an unknown number of"
+    return [] if found == str(wanted) else [f"{head.version} or before, {found} rows instead of {wanted}"]
+
+
+def _moves(commit: _Commit, since: Published | None) -> bool:
+    """Whether a commit is a publish of later transactions; a rebuild may leave the transaction as it is."""
+    published = since.txn if since is not None else TXN_NONE
+    return commit.facts is not None and commit.facts.txn > published

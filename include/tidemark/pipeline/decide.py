@@ -1,0 +1,170 @@
+"""Overrule: what people may decide about a transaction, with a reason that stays on record.
+
+- *skip*: pass over an open transaction; its seal is empty and says why.
+- *accept*: seal an open transaction although its gate is red.
+- *release*: let a paused shard's log pass the transaction that its gate held.
+- *watermark*: judge what comes from a lower watermark on than the seals have reached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tidemark.core.errors import InvalidUsage
+from tidemark.core.ids import ShardId, Txn
+from tidemark.core.journal import Event
+from tidemark.core.ledger import GENERATION, Head, Put
+from tidemark.core.seal import Lost, Seal, Sealed, SealOutcome, Staged, TooEarly, skip_of
+from tidemark.core.shard import Paused, UpperRelation
+from tidemark.pipeline.checkpoint import checkpoint
+from tidemark.pipeline.context import (
+    Attempt,
+    Pipeline,
+    attempts_at,
+    binding_at,
+    note,
+    seal_at,
+    settle,
+    watermark_below,
+)
+from tidemark.pipeline.ingest import ingest, upper_relation
+from tidemark.pipeline.stepwise import is_usable
+from tidemark.pipeline.upsert import LogReport, bring_up_log, bring_up_logs, commit_staged, put_seal
+from tidemark.pipeline.validate import Gated, Judged, judged_in, record, validate
+
+
+def checked_reason(reason: str) -> str:
+    """A reason that says something; it is kept for ever."""
+    if not reason.strip():
+        raise InvalidUsage("no reason was given", hint="say why, in a few words that a colleague understands")
+    return reason.strip()
+
+
+def skip(pipeline: Pipeline, attempt: Attempt, txn: Txn, *, reason: str, user: str = "") -> Txn:
+    """Pass over an open transaction for good; returns the checkpoint. `user` is who decides, for the
+    journal."""
+    binding = binding_at(pipeline, txn)
+    upper = pipeline.control.seals.head().upper
+    if txn > upper:
+        _refuse_unless_ours(TooEarly(upper), txn)
+    seal = skip_of(
+        txn,
+        token=attempt.token,
+        generation=pipeline.generation,
+        reason=checked_reason(reason),
+        binding=binding.link,
+        watermark=watermark_below(pipeline.control, txn),
+    )
+    _refuse_unless_ours(put_seal(pipeline, seal), txn)
+    return _finished(pipeline, attempt, txn, Event.SKIPPED, _said(attempt, reason, user))
+
+
+def accept(pipeline: Pipeline, attempt: Attempt, txn: Txn, *, reason: str, user: str = "") -> Txn:
+    """Seal an open transaction as it is, whatever its gate says; returns the checkpoint.
+
+    What the gate has judged is sealed as it was judged, without an engine. Where nothing of it is left, or
+    its parts are not what was written, it is staged and judged anew."""
+    checked_reason(reason)
+    before = judged_before(pipeline, txn)
+    outcome: Staged | SealOutcome = ingest(pipeline, attempt, txn) if before is None else before[0]
+    if isinstance(outcome, Staged):
+        gated = before[1] if before is not None else validate(pipeline, outcome)
+        if before is None:  # What the gate said outlasts the decision to overrule it.
+            record(pipeline, attempt, Judged(gated, replayed=False), token_of=outcome)
+        outcome = commit_staged(pipeline, attempt, outcome, gated, reason=reason.strip())
+    _refuse_unless_ours(outcome, txn)
+    return _finished(pipeline, attempt, txn, Event.ACCEPTED, _said(attempt, reason, user))
+
+
+def judged_before(pipeline: Pipeline, txn: Txn) -> tuple[Staged, Gated] | None:
+    """The try at an open transaction that the gate saw last, if its parts are there and were found to be
+    what was written: the user's expectations may have failed. None where it has to be staged anew."""
+    if upper_relation(pipeline, txn) is not UpperRelation.AT:
+        return None
+    binding = binding_at(pipeline, txn)
+    tries = {one.token: one for one in attempts_at(pipeline, binding) if not one.replayed}
+    pipeline.control.journal.head()
+    judged = [one for one in pipeline.control.journal.find(str(txn)) if one.event is Event.JUDGED]
+    last = tries.get(judged[-1].token) if judged else None
+    if last is None or last.staged is None or not is_usable(pipeline, binding, last):
+        return None
+    gated = judged_in(judged[-1]).gated
+    return (last.staged, gated) if gated.finding.passed else None
+
+
+def release(
+    pipeline: Pipeline, attempt: Attempt, shard: ShardId, *, reason: str, user: str = ""
+) -> LogReport:
+    """Let a paused shard go on; returns what its log has taken in."""
+    end = bring_up_log(pipeline, shard).end
+    if not isinstance(end, Paused):
+        raise InvalidUsage(f"shard {shard!r} is not paused", hint="its log has everything that is sealed")
+    detail = {"shard": shard, **_said(attempt, checked_reason(reason), user)}
+    # The reason is on record before its effect: who finds the rows can always find out why.
+    note(pipeline, Event.RELEASED, txn=end.txn, token=attempt.token, detail=detail)
+    report = bring_up_log(pipeline, shard, release=end.txn)
+    checkpoint(pipeline)
+    return report
+
+
+def set_watermark_back(pipeline: Pipeline, attempt: Attempt, to: int, *, reason: str) -> Txn:
+    """Have the records of the next transactions judged from a lower watermark on, after a wrong sequence has
+    moved it; returns the first of these transactions.
+
+    The journal has the reason before the effect. The seals are touched after it, so that whoever is about to
+    seal looks at the watermark once more; a transaction that came between keeps what it was staged with, and
+    the next one is asked for."""
+    control, said = pipeline.control, checked_reason(reason)
+    while True:
+        txn = control.seals.head().upper
+        now = watermark_below(control, txn)
+        if now is None:
+            raise InvalidUsage("there is no watermark", hint="only shards with a lateness have one")
+        if now == to:
+            return txn
+        if now < to:
+            raise InvalidUsage(
+                f"the watermark is {now}, and can only be set back, not to {to}",
+                hint="records move it on; max_advance says how far in one transaction",
+            )
+        detail = {"from": str(now), "to": str(to), "reason": said, "run": attempt.owner.run_id}
+        note(pipeline, Event.WATERMARK, txn=txn, token=attempt.token, detail=detail)
+        if _touch_seals(pipeline, txn) or seal_at(pipeline, txn).base == to:
+            return txn
+
+
+def _touch_seals(pipeline: Pipeline, upper: Txn) -> bool:
+    """Have every seal that is decided on now decided again; False where the seals have passed the upper."""
+
+    def decide(head: Head) -> Put[Seal, bool] | bool:
+        if head.upper != upper:
+            return False
+        return Put(marks={GENERATION: head.generation}, records=(), result=True)
+
+    return settle(pipeline.control.seals, decide, what="a touch of the seals")
+
+
+def _refuse_unless_ours(outcome: SealOutcome, txn: Txn) -> None:
+    match outcome:
+        case Lost(winner):
+            raise InvalidUsage(
+                f"transaction {txn} is already {winner.decision}, by {winner.token}",
+                hint="what is sealed stays; a later transaction can mend the rows",
+            )
+        case TooEarly(upper):
+            raise InvalidUsage(
+                f"transaction {txn} can't be decided before {upper}", hint=f"decide {upper} first, or run"
+            )
+        case Sealed():
+            return
+
+
+def _said(attempt: Attempt, reason: str, user: str) -> Mapping[str, str]:
+    by = {"user": user} if user else {}
+    return {"reason": reason.strip(), "run": attempt.owner.run_id, **by}
+
+
+def _finished(pipeline: Pipeline, attempt: Attempt, txn: Txn, event: Event, detail: Mapping[str, str]) -> Txn:
+    note(pipeline, event, txn=txn, token=attempt.token, detail=detail)
+    bring_up_logs(pipeline)
+    return checkpoint(pipeline)

@@ -1,0 +1,358 @@
+"""Leases as they are taken, renewed, released and expired, by one process, over a pipeline's ledger.
+
+`Leases` is one process's view: it reads what was written since its last look, decides by `core.lease`, and
+commits on the head that it decided on. Everybody who reads or removes parts goes through it: a reader takes
+its lease *before* it looks at what there is, and maintenance announces `since` before it removes anything
+(Invariant 12).
+
+Restriction: like the ledger below it, a `Leases` is for one thread at a time.
+
+A lease that is held: renewed in the background, checked before each delivery, released at the end.
+
+The thread that renews and the one that reads share the ledger's handle, so each call is made under one lock.
+A renewal that fails because the store doesn't answer is tried again; once the deadline has passed, or
+another has the lease, the hold is lost for good, and everybody who asks gets `LeaseLost`.
+
+Known limitation: a process that hangs while its renewing thread lives keeps its lease. Bound the work that
+is done with a batch by the scheduler's own timeout.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+from tidemark.core.errors import Determinate, Indeterminate
+from tidemark.core.ids import Txn
+from tidemark.core.lease import (
+    Acquired,
+    AlreadyEnded,
+    Floor,
+    HeldByOther,
+    HolderToken,
+    Lease,
+    LeaseLost,
+    Observation,
+    Tenure,
+    decide_acquire,
+    decide_expire,
+    decide_release,
+    decide_renew,
+    decide_since,
+    floor,
+    observe,
+    since_of,
+)
+from tidemark.core.ledger import Head, Put
+from tidemark.core.reading import decide_forget, holders_of
+from tidemark.pipeline.context import settle
+from tidemark.ports.control import Ledger
+
+TTL_SECONDS: Final = 120.0
+LOOKS_PER_TTL: Final = 4
+RENEWALS_PER_TTL: Final = 3
+WATCHED_TTL_SECONDS_MAX: Final = 600.0
+
+# A machine that was suspended must notice: where there is a clock that goes on meanwhile, it is used.
+_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def monotonic_seconds() -> float:
+    """Seconds on this machine's clock that never goes back, and counts while the machine sleeps."""
+    return time.clock_gettime(_CLOCK)
+
+
+class Leases:
+    """The leases of one pipeline, as one process sees and changes them."""
+
+    def __init__(self, ledger: Ledger[Lease], *, clock: Callable[[], float] = monotonic_seconds) -> None:
+        self._ledger = ledger
+        self._clock = clock
+        self._last: dict[str, Lease] = {}
+        self._first: dict[str, Lease] = {}
+        self._read_upper = 1
+        self._seen: dict[str, Observation] = {}
+
+    def standing(self) -> tuple[Lease, ...]:
+        """The last record of each name, ended ones too."""
+        return self._standing(self._ledger.head())
+
+    def since(self) -> Txn:
+        """The first `txn` that maintenance has kept."""
+        return since_of(self._ledger.head())
+
+    def current(self, name: str) -> Lease | None:
+        """The lease of this name as it stands."""
+        self.standing()
+        return self._last.get(name)
+
+    def began_at(self, name: str) -> Txn | None:
+        """Where the lease of this name stood when it was taken anew: a consumer that still stands there
+        has had nothing for good."""
+        self.standing()
+        first = self._first.get(name)
+        return None if first is None else first.txn
+
+    def take(
+        self, name: str, holder: HolderToken, *, start: Txn | None, ttl_seconds: float = TTL_SECONDS
+    ) -> Tenure | HeldByOther:
+        """Take a lease: new at `start`, without one at the first that is kept, or where it stands. One that
+        another holds is taken once this process has seen it stand still for longer than it lasts; each call
+        is one look."""
+        self.look()
+        began = self._clock()
+
+        def decide(head: Head) -> Put[Lease, Any] | HeldByOther:
+            nonlocal began
+            self._standing(head)
+            began = self._clock()
+            return decide_acquire(
+                head=head,
+                current=self._last.get(name),
+                name=name,
+                holder=holder,
+                start=since_of(head) if start is None else start,
+                ttl_seconds=ttl_seconds,
+                observation=self._seen.get(name),
+            )
+
+        outcome: Any = settle(self._ledger, decide, what=f"lease {name!r}")
+        match outcome:
+            case Acquired(lease):
+                return Tenure(lease, began)
+            case _:
+                return HeldByOther(outcome.current)
+
+    def renew(
+        self, tenure: Tenure, *, txn: Txn | None = None, planned: Txn | None = None, link: int = 0
+    ) -> Tenure:
+        """A new deadline, or `LeaseLost`. `txn` lets go of what lies below, whose last transaction has the
+        `link`; `planned` notes a batch."""
+        began = self._clock()
+
+        def decide(head: Head) -> Put[Lease, Lease] | Lease:
+            nonlocal began
+            self._standing(head)
+            began = self._clock()
+            return decide_renew(
+                head=head,
+                tenure=tenure,
+                current=self._last.get(tenure.lease.name),
+                now_seconds=began,
+                txn=txn,
+                planned=planned,
+                link=link,
+            )
+
+        return Tenure(settle(self._ledger, decide, what=f"lease {tenure.lease.name!r}"), began)
+
+    def release(self, lease: Lease) -> None:
+        """End our own lease; one that has ended already is left as it is."""
+
+        def decide(head: Head) -> Put[Lease, Lease] | Lease | AlreadyEnded:
+            self._standing(head)
+            return decide_release(head=head, lease=lease, current=self._last.get(lease.name))
+
+        settle(self._ledger, decide, what=f"lease {lease.name!r}")
+
+    def look(self) -> None:
+        """Look at every live lease; looks add up to an observation that one has stood still."""
+        now = self._clock()
+        self._seen = {
+            lease.name: observe(self._seen.get(lease.name), lease, now_seconds=now)
+            for lease in self.standing()
+            if lease.is_live
+        }
+
+    def expire(self) -> tuple[Lease, ...]:
+        """Look, and end the leases that this process has seen stand still for longer than they last."""
+        self.look()
+        due = [name for name, seen in self._seen.items() if seen.expires(self._last[name])]
+        ended = [self._expired(name, self._seen[name]) for name in due]
+        return tuple(lease for lease in ended if lease is not None)
+
+    def _expired(self, name: str, seen: Observation) -> Lease | None:
+        def decide(head: Head) -> Put[Lease, Any] | HeldByOther | None:
+            self._standing(head)
+            current = self._last[name]
+            return decide_expire(head=head, current=current, observation=seen) if current.is_live else None
+
+        outcome: Any = settle(self._ledger, decide, what=f"lease {name!r}")
+        return outcome if isinstance(outcome, Lease) else None
+
+    def forget(self, name: str) -> Lease:
+        """Let a consumer's frontier go, for good."""
+
+        def decide(head: Head) -> Put[Lease, Lease] | Lease:
+            self._standing(head)
+            return decide_forget(head=head, current=self._last.get(name), name=name)
+
+        return settle(self._ledger, decide, what=f"consumer {name!r}")
+
+    def floor(self, *, consumers: Mapping[str, Txn], window: Txn) -> Floor:
+        """What may go lies below this, as far as leases, consumers and the kept window say now."""
+        return floor(self.standing(), consumers=consumers, window=window)
+
+    def announce(self, *, consumers: Mapping[str, Txn], window: Txn) -> Floor:
+        """Raise `since` to the floor, on the head that the floor was worked out on; then it is safe to
+        remove what lies below `since`. `consumers` and `window` must not rise while this runs."""
+        found = self.floor(consumers=consumers, window=window)
+
+        def decide(head: Head) -> Put[Lease, Txn] | Txn:
+            nonlocal found
+            found = floor(self._standing(head), consumers=consumers, window=window)
+            return decide_since(head=head, floor=found)
+
+        settle(self._ledger, decide, what="the floor of the kept transactions")
+        return found
+
+    def _standing(self, head: Head) -> tuple[Lease, ...]:
+        # Records never change, so only those that were added since the last look are read.
+        for lease in self._ledger.read(self._read_upper, head.upper):
+            before = self._last.get(lease.name)
+            if before is None or not before.is_kept:
+                self._first[lease.name] = lease
+            self._last[lease.name] = lease
+        self._read_upper = max(self._read_upper, head.upper)
+        return tuple(self._last.values())
+
+
+def expire_stale(
+    leases: Leases,
+    *,
+    name: str | None = None,
+    ttl_seconds_max: float = WATCHED_TTL_SECONDS_MAX,
+    sleep: Callable[[float], None] = time.sleep,
+) -> tuple[Lease, ...]:
+    """End the leases (the one of a name, or all) whose holders are seen to be gone; a holder that renews is
+    waited for until it does.
+
+    Each is watched for a little longer than it lasts, and a longer one not at all (Invariant 14)."""
+    ended: list[Lease] = []
+    live = [lease for lease in leases.standing() if lease.is_live and name in (None, lease.name)]
+    watched = {lease.name: lease for lease in live if lease.ttl_seconds <= ttl_seconds_max}
+    leases.look()
+    for _ in range(2 * LOOKS_PER_TTL):
+        quiet = [lease for one, lease in watched.items() if leases.current(one) == lease]
+        if not quiet:
+            break
+        sleep(max(lease.ttl_seconds for lease in quiet) / LOOKS_PER_TTL)
+        ended += leases.expire()
+    return tuple(ended)
+
+
+# Between looks at a lease that is held by somebody else.
+LOOK_SECONDS_MAX: Final = 15.0
+
+
+class Hold:
+    """One process's hold on one name, from `taken` to `release`."""
+
+    def __init__(
+        self, leases: Leases, tenure: Tenure, *, clock: Callable[[], float] = monotonic_seconds
+    ) -> None:
+        self._leases = leases
+        self._tenure = tenure
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._lost: LeaseLost | None = None
+        self._ended = threading.Event()
+        self._keeper = threading.Thread(target=self._keep, name=f"lease {tenure.lease.name}", daemon=True)
+        self._keeper.start()
+
+    @property
+    def lease(self) -> Lease:
+        """Our lease, as we wrote it last."""
+        return self._tenure.lease
+
+    @property
+    def is_new(self) -> bool:
+        """Whether nothing was ever delivered under this name."""
+        with self._lock:
+            return self._leases.began_at(self.lease.name) == self.lease.txn
+
+    def check(self) -> None:
+        """Raise `LeaseLost` if what we read may not be ours any more."""
+        with self._lock:
+            self._check()
+
+    def advance(self, txn: Txn, *, link: int) -> None:
+        """Everything below `txn` is delivered, durably: it is never delivered again. `link` is that of the
+        last transaction."""
+        # A batch that was cut short was given up to its planned end before, and may have been done.
+        self._renew(txn=txn, planned=max(txn, self.lease.planned), link=link)
+
+    def plan(self, upper: Txn) -> None:
+        """Note the end of the batch that is about to be given."""
+        self._renew(planned=upper)
+
+    def standing(self) -> tuple[Txn, tuple[str, ...]]:
+        """The first transaction that was kept, and who holds leases now."""
+        with self._lock:
+            standing = self._leases.standing()
+            return self._leases.since(), holders_of(standing)
+
+    def release(self) -> None:
+        """Let go; what was lost already is left to whoever has it, and what can't be told now expires."""
+        self._ended.set()
+        self._keeper.join()
+        with self._lock, suppress(Determinate, Indeterminate):
+            self._leases.release(self.lease)
+
+    def _check(self) -> None:
+        if self._lost is not None:
+            raise self._lost
+        self._tenure.check(now_seconds=self._clock())
+
+    def _renew(self, *, txn: Txn | None = None, planned: Txn | None = None, link: int = 0) -> None:
+        with self._lock:
+            self._check()
+            self._tenure = self._leases.renew(self._tenure, txn=txn, planned=planned, link=link)
+
+    def _keep(self) -> None:
+        pause = self.lease.ttl_seconds / RENEWALS_PER_TTL
+        while not self._ended.wait(pause):
+            try:
+                self._renew()
+                pause = self.lease.ttl_seconds / RENEWALS_PER_TTL
+            except LeaseLost as lost:
+                self._lost = lost
+                return
+            except Exception:
+                # The store may answer the next time; if it doesn't, the deadline tells.
+                pause = min(1.0, pause)
+
+
+def take_hold(
+    leases: Leases,
+    name: str,
+    holder: HolderToken,
+    *,
+    start: Txn | None = None,
+    ttl_seconds: float = TTL_SECONDS,
+    wait_seconds: float = 2 * TTL_SECONDS,
+    stop: threading.Event | None = None,
+) -> Hold:
+    """Take a lease, waiting for one that somebody else holds until it is released or stands still.
+
+    Without `start` a new name holds everything that is kept."""
+    deadline = monotonic_seconds() + wait_seconds
+    stop = stop or threading.Event()
+    while True:
+        outcome = leases.take(name, holder, start=start, ttl_seconds=ttl_seconds)
+        if isinstance(outcome, Tenure):
+            return Hold(leases, outcome)
+        if monotonic_seconds() >= deadline or stop.is_set():
+            raise _held(outcome)
+        stop.wait(min(outcome.current.ttl_seconds / LOOKS_PER_TTL, LOOK_SECONDS_MAX))
+
+
+def _held(outcome: HeldByOther) -> Determinate:
+    current = outcome.current
+    return Determinate(
+        f"lease {current.name!r} is held by {current.holder}, at txn {current.txn}",
+        hint="one process reads for a consumer at a time: stop the other, wait for it, or use another name",
+    )

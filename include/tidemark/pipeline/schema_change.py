@@ -1,0 +1,197 @@
+"""Fit: whether a pipeline file can go on with what the warehouse has on record.
+
+Asked before anything is bound, before a transaction is staged, and by commands that only tell. The seal asks
+once more, in its own decision, for the shards that it touches (Invariant 17).
+
+Growth: columns that are new in a transaction's records, and that their shards get from them.
+
+They go on record in the shards' logs before anything is staged with them, by put-if-absent, and then the
+transaction is staged again by whoever has opened the pipeline with them. Transactions are staged in order and
+the same records tell the same columns, so it doesn't matter who finds them, how often, or who dies after it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+
+from tidemark.core.binding import Binding, Configuration, settings_of
+from tidemark.core.errors import InvalidUsage
+from tidemark.core.ids import QUARANTINE, TXN_FIRST, ShardId, Txn, WriterToken
+from tidemark.core.seal import Decision, Fenced, Staged
+from tidemark.core.shape import Misfit, NewColumns, Shapes, misfit, new_columns
+from tidemark.pipeline.context import Pipeline, last_binding, sealed_binding, stage_open, unfinished
+from tidemark.ports.control import Control
+
+NAME_AGAIN = (
+    "name it again, and run again; to go on without it, raise `generation`: its table stays as it is, and a"
+    " shard of another name starts without its rows"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """How the pipeline file compares with the warehouse: why a run is refused, if it is; which shards have
+    rows and are not in the file, each with its last transaction; and what the next run would begin or add."""
+
+    refused: tuple[Misfit, ...] = ()
+    left_out: Mapping[ShardId, Txn] = field(default_factory=dict)
+    begun: tuple[ShardId, ...] = ()
+    added: Mapping[ShardId, tuple[str, ...]] = field(default_factory=dict)
+
+
+def fit_of(pipeline: Pipeline) -> Fit:
+    """Compare the pipeline file with the warehouse. Writes nothing."""
+    declared = pipeline.shapes_of(pipeline.configuration)
+    if not declared:
+        return Fit()
+    there = pipeline.control.shards()
+    changed = _changed(pipeline, declared, there)
+    refused = [found for shard in changed if (found := _misfit(pipeline, shard, declared)) is not None]
+    others = left_out(pipeline)
+    refused += _given_up(pipeline, declared, others)
+    begun = tuple(shard for shard in declared if shard not in there) if there else ()
+    return Fit(tuple(refused), others, begun, {} if refused else _added(pipeline, changed, declared))
+
+
+def require_shapes(pipeline: Pipeline, configuration: Configuration) -> None:
+    """`Misfit` where rows that are made by this configuration would not fit their logs."""
+    declared = pipeline.shapes_of(configuration)
+    changed = _changed(pipeline, declared, pipeline.control.shards()) if declared else ()
+    _raise([found for shard in changed if (found := _misfit(pipeline, shard, declared)) is not None])
+
+
+def require_named(pipeline: Pipeline) -> None:
+    """`Misfit` where the pipeline file leaves out shards that have rows, or that are bound to get some."""
+    declared = pipeline.shapes_of(pipeline.configuration)
+    _raise(_given_up(pipeline, declared, left_out(pipeline)) if declared else ())
+
+
+def fits(pipeline: Pipeline, configuration: Configuration) -> bool:
+    """Whether rows that are made by this configuration fit their logs."""
+    try:
+        require_shapes(pipeline, configuration)
+    except Misfit:
+        return False
+    return True
+
+
+def configuration_of(pipeline: Pipeline, binding: Binding) -> Configuration:
+    """What an open transaction is staged by (`context.stage_open`)."""
+    return settings_of(binding, pipeline.configuration) or binding.configuration
+
+
+def _raise(refused: Collection[Misfit]) -> None:
+    if refused:
+        hints = dict.fromkeys(one.hint for one in refused)
+        raise Misfit("; ".join(one.fact for one in refused), hint="; ".join(hints))
+
+
+def _changed(pipeline: Pipeline, declared: Shapes, there: Collection[ShardId]) -> list[ShardId]:
+    """The shards whose shape has to be compared with their log: all but those that are as the newest sealed
+    transaction had them, which was compared itself. A thousand untouched shards cost nothing."""
+    upper = pipeline.control.seals.head().upper
+    before: Shapes = {}
+    for seal in pipeline.control.seals.read(upper - 1, upper):
+        if seal.decision is not Decision.SKIPPED:
+            before = _readable_shapes(pipeline, sealed_binding(pipeline, seal).configuration)
+    return [shard for shard in declared if shard in there and before.get(shard) != declared[shard]]
+
+
+def _readable_shapes(pipeline: Pipeline, configuration: Configuration) -> Shapes:
+    try:
+        return pipeline.shapes_of(configuration)
+    except InvalidUsage:
+        return {}  # Recorded by a version whose settings this one doesn't know.
+
+
+def _misfit(pipeline: Pipeline, shard: ShardId, declared: Shapes) -> Misfit | None:
+    return misfit(shard, recorded=pipeline.control.log(shard).shape(), declared=declared[shard])
+
+
+def _added(
+    pipeline: Pipeline, shards: Collection[ShardId], declared: Shapes
+) -> dict[ShardId, tuple[str, ...]]:
+    shapes = {shard: pipeline.control.log(shard).shape() for shard in shards}
+    found = {
+        shard: new_columns(recorded=recorded, declared=declared[shard])
+        for shard, recorded in shapes.items()
+        if recorded is not None
+    }
+    return {shard: columns for shard, columns in found.items() if columns}
+
+
+def left_out(pipeline: Pipeline) -> dict[ShardId, Txn]:
+    """The shards that have rows, in their logs or sealed for them, and are not in the file, each with
+    its last transaction."""
+    declared = pipeline.shapes_of(pipeline.configuration)
+    others = [shard for shard in pipeline.control.shards() if shard not in declared] if declared else []
+    uppers = {shard: pipeline.control.log(shard).head().upper for shard in others if shard != QUARANTINE}
+    if not uppers:
+        return {}
+    sealed = {shard: seal.txn for seal in unfinished(pipeline).seals for shard in seal.shards}
+    last = {shard: max(Txn(upper - 1), sealed.get(shard, Txn(0))) for shard, upper in uppers.items()}
+    return {shard: txn for shard, txn in last.items() if txn >= TXN_FIRST}
+
+
+def _given_up(pipeline: Pipeline, declared: Shapes, others: Mapping[ShardId, Txn]) -> list[Misfit]:
+    """The shards that the newest binding was made for and the file leaves out, unless its generation is a
+    higher one: then that was decided. An open transaction that was bound for them would still go there."""
+    last = last_binding(pipeline, pipeline.control.bindings.head())
+    if last is None or pipeline.generation > last.configuration.generation:
+        return []
+    is_open = last.txn >= pipeline.control.seals.head().upper
+    found: list[Misfit] = []
+    for name in last.configuration.shards:
+        shard = ShardId(name)
+        if shard in declared or not (is_open or shard in others):
+            continue
+        has = (
+            f"has rows up to transaction {others[shard]}"
+            if shard in others
+            else (f"has transaction {last.txn} bound for it")
+        )
+        fact = f"shard {shard} {has}, and the pipeline file does not name it"
+        found.append(Misfit(fact, hint=NAME_AGAIN))
+    return found
+
+
+logger = logging.getLogger(__name__)
+
+
+def recorded_columns(control: Control, shapes: Shapes) -> dict[ShardId, Mapping[str, str]]:
+    """The columns that the logs of growing shards have on record, each with its type as DDL."""
+    growing = [shard for shard, shape in shapes.items() if shape.grows]
+    found = {shard: control.log(shard).shape() for shard in growing}
+    return {shard: shape.columns for shard, shape in found.items() if shape is not None}
+
+
+def stage_growing(pipeline: Pipeline, binding: Binding, token: WriterToken) -> Staged:
+    """Stage an open transaction; `NewColumns` once those that came up are on record."""
+    try:
+        return stage_open(pipeline, binding, token)
+    except NewColumns as new:
+        put_on_record(pipeline, new)
+        raise
+
+
+def put_on_record(pipeline: Pipeline, new: NewColumns) -> None:
+    """Give the logs the columns, unless somebody has decided the transaction. One that a log has in another
+    type stays as it is: its values are judged by that."""
+    head = pipeline.control.seals.head()
+    if pipeline.generation < head.generation:
+        raise Fenced(new.txn, generation=pipeline.generation, newest=head.generation)
+    shapes = pipeline.shapes_of(pipeline.configuration)
+    for shard in new.columns if new.txn >= head.upper else ():
+        log = pipeline.control.log(shard)
+        base = log.shape() or shapes.get(shard)
+        if base is not None:
+            log.declare(replace(base, columns={**new.columns[shard], **base.columns}, grows=True))
+            logger.info("shard %s gets columns of its records: %s", shard, dict(new.columns[shard]))
+
+
+def not_taken(new: NewColumns) -> InvalidUsage:
+    """Why a transaction can't have columns that are on record for it."""
+    hint = "put its shards back as they were, run, and change them then; or skip it with a reason"
+    return InvalidUsage(f"{new.fact}, and was bound for other shards than the pipeline file has", hint=hint)

@@ -1,0 +1,353 @@
+"""The jars that Spark needs and does not carry: Delta, the Kafka reader and Avro's functions.
+
+`jars.lock`, beside this file, lists every one with its SHA-256 sum. Set-up downloads them once into a folder;
+after that no job resolves anything from a network.
+
+Promises:
+
+- exactly the listed jars land in the folder, each under its final name only when its sum is right;
+- a jar whose sum is wrong is never used: the error names the jar, both sums and the remedy;
+- an interrupted download leaves nothing that a later one takes for done.
+
+`python -m tidemark.runtime.jars fetch | verify | lock` is what set-up and `make jars-lock` call.
+
+Download jars with the resolver that is inside Spark.
+
+Spark carries Apache Ivy and knows the public repositories; this module asks it, through a bare JVM gateway
+(no Spark session), for artifacts. A mirror is a matter of Ivy's own settings file, named by
+`$TIDEMARK_IVY_SETTINGS`.
+
+Known limitation: `MavenUtils` is internal to Spark. It is called here only, at set-up only, and a Spark
+upgrade that changes it fails at set-up, not in a job.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tidemark.core.errors import Determinate, InvalidUsage, TidemarkError
+from tidemark.runtime.home import home, jars_folder
+from tidemark.runtime.java import use_java
+
+LOCK = Path(__file__).with_name("jars.lock")
+
+Download = Callable[[list["Coordinate"], Path], dict["Coordinate", Path]]
+"""Resolves coordinates, as they are, into files below the given folder."""
+
+
+@dataclass(frozen=True, order=True)
+class Coordinate:
+    """One artifact: `group:artifact:version`."""
+
+    group: str
+    artifact: str
+    version: str
+
+    @classmethod
+    def parse(cls, text: str) -> Coordinate:
+        """Read `group:artifact:version`."""
+        fields = text.split(":")
+        if len(fields) != 3 or not all(fields):
+            raise InvalidUsage(f"{text!r} is not a coordinate", hint="write group:artifact:version")
+        return cls(*fields)
+
+    def __str__(self) -> str:
+        return f"{self.group}:{self.artifact}:{self.version}"
+
+    @property
+    def filename(self) -> str:
+        """The name it has in the folder; the group keeps two artifacts of one name apart."""
+        return f"{self.group}_{self.artifact}-{self.version}.jar"
+
+
+@dataclass(frozen=True)
+class LockedJar:
+    """One line of jars.lock."""
+
+    coordinate: Coordinate
+    sha256: str
+
+
+class WrongSum(Determinate):
+    """A jar's bytes are not the ones that jars.lock lists."""
+
+    def __init__(self, jar: LockedJar, found: str, *, where: str) -> None:
+        super().__init__(
+            f"{jar.coordinate} {where} has sha256 {found}, expected {jar.sha256}",
+            hint="run `make setup` to fetch it again; if the sum stays the same, the download is not the "
+            "artifact that was locked: don't use it, and look at the mirror or proxy in between",
+        )
+        self.jar = jar
+        self.found = found
+
+
+def read_lock(path: Path = LOCK) -> list[LockedJar]:
+    """The locked jars, in file order."""
+    jars = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        fields = line.split()
+        if not fields or fields[0].startswith("#"):
+            continue
+        if len(fields) != 2 or not fields[1].startswith("sha256:") or len(fields[1]) != len("sha256:") + 64:
+            raise InvalidUsage(
+                f"{path.name} line {number} is not `group:artifact:version sha256:<64 hex digits>`: {line!r}",
+                hint="run `make jars-lock` to write the file again",
+            )
+        jars.append(LockedJar(Coordinate.parse(fields[0]), fields[1].removeprefix("sha256:")))
+    return jars
+
+
+def jar_paths(folder: Path | None = None) -> list[Path]:
+    """The jars' paths, for a session. Looks only that they are there: names appear only on whole files.
+
+    Raises `InvalidUsage` with the missing ones.
+    """
+    folder = folder or jars_folder()
+    paths = [folder / jar.coordinate.filename for jar in read_lock()]
+    missing = [path.name for path in paths if not path.is_file()]
+    if missing:
+        raise InvalidUsage(
+            f"{len(missing)} of {len(paths)} jars are missing in {folder} (first: {missing[0]})",
+            hint="run `make setup`",
+        )
+    return paths
+
+
+def verify(folder: Path, jars: Iterable[LockedJar]) -> None:
+    """Every jar is there and has its sum, or `InvalidUsage` or `WrongSum` for the first that hasn't."""
+    for jar in jars:
+        path = folder / jar.coordinate.filename
+        if not path.is_file():
+            raise InvalidUsage(f"{jar.coordinate} is missing in {folder}", hint="run `make setup`")
+        found = sha256_of(path)
+        if found != jar.sha256:
+            raise WrongSum(jar, found, where=f"in {folder}")
+
+
+def fetch(folder: Path, jars: list[LockedJar], download: Download) -> list[Coordinate]:
+    """Bring the folder to exactly the listed jars; return those that had to be downloaded.
+
+    A present jar with a wrong sum is downloaded again. Every download is checked before any is placed.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    wanted = [jar for jar in jars if not _is_right(folder / jar.coordinate.filename, jar.sha256)]
+    if wanted:
+        # On the folder's own file system, so that placing a jar is one rename.
+        with tempfile.TemporaryDirectory(prefix="jars-", dir=folder.parent) as scratch:
+            files = download([jar.coordinate for jar in wanted], Path(scratch))
+            for jar in wanted:
+                found = sha256_of(files[jar.coordinate])
+                if found != jar.sha256:
+                    raise WrongSum(jar, found, where="as downloaded")
+            for jar in wanted:
+                _place(files[jar.coordinate], folder / jar.coordinate.filename)
+    listed = {jar.coordinate.filename for jar in jars}
+    for stray in folder.iterdir():
+        if stray.name not in listed:
+            stray.unlink()
+    return [jar.coordinate for jar in wanted]
+
+
+def sha256_of(path: Path) -> str:
+    """The file's SHA-256 sum in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _is_right(path: Path, sha256: str) -> bool:
+    return path.is_file() and sha256_of(path) == sha256
+
+
+def _place(source: Path, target: Path) -> None:
+    """Move a file to its final name, its bytes on disk first: a name must never outlive its content."""
+    with source.open("rb") as file:
+        os.fsync(file.fileno())
+    source.replace(target)
+
+
+def _sweep_scratch(parent: Path) -> None:
+    """Remove what an interrupted download left. Set-up runs one at a time, so none of it is in use."""
+    for leftover in parent.glob("jars-*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def main(arguments: list[str]) -> int:
+    """Run `fetch`, `verify` or `lock`."""
+
+    try:
+        match arguments:
+            case ["fetch"]:
+                home().mkdir(parents=True, exist_ok=True)
+                _sweep_scratch(home())
+                fetched = fetch(jars_folder(), read_lock(), download_jars)
+                sys.stdout.write(f"jars: {len(fetched)} downloaded, {len(read_lock())} in place\n")
+            case ["verify"]:
+                verify(jars_folder(), read_lock())
+                sys.stdout.write(f"jars: all {len(read_lock())} have their sums\n")
+            case ["lock"]:
+                home().mkdir(parents=True, exist_ok=True)
+                LOCK.write_text(resolved_lock(home()), encoding="utf-8")
+                sys.stdout.write(f"jars: {LOCK.name} lists {len(read_lock())}\n")
+            case _:
+                raise InvalidUsage(f"unknown arguments {arguments}", hint="say fetch, verify or lock")
+    except TidemarkError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
+
+
+DELTA = Coordinate("io.delta", "delta-spark_4.1_2.13", "4.4.0")
+
+KAFKA = [
+    Coordinate("org.apache.commons", "commons-pool2", "2.12.1"),
+    Coordinate("org.apache.kafka", "kafka-clients", "3.9.1"),
+    # Published last as 4.1.1. All but its expressions is in Spark's own jars.
+    Coordinate("org.apache.spark", "spark-avro_2.13", "4.1.1"),
+    Coordinate("org.apache.spark", "spark-sql-kafka-0-10_2.13", "4.1.3"),
+    # Published last as 4.0.0. The reader asks for its own version and works with this one.
+    Coordinate("org.apache.spark", "spark-token-provider-kafka-0-10_2.13", "4.0.0"),
+]
+
+_HEADER = """\
+# The jars that Spark needs and does not carry, each with the sum of its bytes. Written by `make jars-lock`.
+"""
+
+
+def download_jars(coordinates: list[Coordinate], scratch: Path) -> dict[Coordinate, Path]:
+    """Fetch exactly these artifacts, without their dependencies, into files below `scratch`."""
+    files = _resolve(coordinates, scratch, transitive=False)
+    by_name = {path.name: path for path in files}
+    absent = [str(coordinate) for coordinate in coordinates if coordinate.filename not in by_name]
+    if absent:
+        raise Determinate(
+            f"the resolver returned no file for {', '.join(absent)}", hint="run `make setup` again"
+        )
+    return {coordinate: by_name[coordinate.filename] for coordinate in coordinates}
+
+
+def resolved_lock(parent: Path) -> str:
+    """Resolve Delta with its dependencies and the Kafka reader's fixed list; return the text of jars.lock.
+
+    An artifact that Spark ships is left out, whatever its version: class loading asks Spark's jars first, so
+    a second copy would only be carried about.
+    """
+    with tempfile.TemporaryDirectory(prefix="jars-", dir=parent) as scratch:
+        tree = Path(scratch) / "tree"
+        flat = Path(scratch) / "flat"
+        files = _resolve([DELTA], tree, transitive=True)
+        coordinates = {_coordinate_of(path, tree) for path in files} | set(KAFKA)
+        wanted = sorted(c for c in coordinates if not _ships_with_spark(c))
+        lines = [f"{c} sha256:{sha256_of(path)}\n" for c, path in download_jars(wanted, flat).items()]
+    return _HEADER + "".join(lines)
+
+
+def _resolve(coordinates: list[Coordinate], ivy_home: Path, *, transitive: bool) -> list[Path]:
+    """Let Ivy resolve and retrieve; its cache and its output stay below `ivy_home`."""
+    with _jvm() as jvm:
+        transcript = jvm.java.io.ByteArrayOutputStream()
+        stream = jvm.java.io.PrintStream(transcript)
+        some, none = jvm.scala.Option.apply, jvm.scala.Option.empty()
+        maven = jvm.org.apache.spark.util.MavenUtils
+        from py4j.protocol import Py4JJavaError
+
+        try:
+            mirror = os.environ.get("TIDEMARK_IVY_SETTINGS")
+            if mirror:
+                settings = maven.loadIvySettings(mirror, none, some(str(ivy_home)), stream)
+            else:
+                settings = maven.buildIvySettings(none, some(str(ivy_home)), False, stream)
+            nothing = jvm.org.apache.spark.util.Utils.stringToSeq("")
+            joined = ",".join(str(coordinate) for coordinate in coordinates)
+            found = maven.resolveMavenCoordinates(joined, settings, none, transitive, nothing, False, stream)
+        except Py4JJavaError as error:
+            raise Determinate(
+                f"{len(coordinates)} jars could not be resolved, the reason being: "
+                f"{_first_reason(transcript.toString()) or error.java_exception.getMessage()}",
+                hint="check the network, name a mirror's settings file in TIDEMARK_IVY_SETTINGS or the "
+                "network's certificates in SSL_CERT_FILE, and run `make setup` again",
+            ) from error
+        return [Path(str(path)) for path in jvm.scala.jdk.javaapi.CollectionConverters.asJava(found)]
+
+
+@contextmanager
+def _jvm() -> Iterator[Any]:
+    """A JVM with Spark's classes on its path and no session; gone at the end."""
+    use_java()
+    from pyspark.java_gateway import launch_gateway
+
+    gateway = launch_gateway(popen_kwargs={"stderr": subprocess.DEVNULL})
+    try:
+        _trust_what_the_user_trusts(gateway.jvm)
+        yield gateway.jvm
+    finally:
+        gateway.shutdown()
+        # Its standard input is what the JVM watches: closed, it ends.
+        gateway.proc.stdin.close()
+        gateway.proc.wait(timeout=30)
+
+
+def _trust_what_the_user_trusts(jvm: Any) -> None:
+    """Verify servers against `$SSL_CERT_FILE` where it is set, as pip and uv do.
+
+    A JVM has certificates of its own and knows nothing of that variable, so behind a proxy with its own
+    authority everything but the jars would arrive. Only this short-lived JVM is told.
+    """
+    bundle = os.environ.get("SSL_CERT_FILE")
+    if not bundle:
+        return
+    store = jvm.java.security.KeyStore.getInstance("PKCS12")
+    store.load(None, None)
+    stream = jvm.java.io.FileInputStream(bundle)
+    factory = jvm.java.security.cert.CertificateFactory.getInstance("X.509")
+    for number, certificate in enumerate(factory.generateCertificates(stream)):
+        store.setCertificateEntry(f"certificate-{number}", certificate)
+    stream.close()
+    security = jvm.javax.net.ssl
+    managers = security.TrustManagerFactory.getInstance(security.TrustManagerFactory.getDefaultAlgorithm())
+    managers.init(store)
+    context = security.SSLContext.getInstance("TLS")
+    context.init(None, managers.getTrustManagers(), None)
+    security.SSLContext.setDefault(context)
+
+
+def _first_reason(transcript: str) -> str:
+    """What the resolver said went wrong first: the rest repeats it for every artifact."""
+    lines = [line.strip() for line in transcript.splitlines()]
+    # An exception says more than a repository that merely doesn't have the artifact.
+    for word in ("Exception", "access error", "not found"):
+        for line in lines:
+            if word in line:
+                return line
+    return ""
+
+
+def _coordinate_of(path: Path, ivy_home: Path) -> Coordinate:
+    """The coordinate of a retrieved jar, from Ivy's cache: the file's name alone is ambiguous."""
+    for cached in (ivy_home / "cache").glob("*/*/*/*.jar"):
+        group, artifact = cached.parts[-4], cached.parts[-3]
+        coordinate = Coordinate(group, artifact, cached.stem.removeprefix(f"{artifact}-"))
+        if coordinate.filename == path.name:
+            return coordinate
+    raise Determinate(f"no cached artifact belongs to {path.name}", hint="run `make jars-lock` again")
+
+
+def _ships_with_spark(coordinate: Coordinate) -> bool:
+    """Whether one of Spark's own jars is this artifact, in any version."""
+    import pyspark
+
+    own = Path(pyspark.__file__).parent / "jars"
+    return any(own.glob(f"{coordinate.artifact}-[0-9]*.jar"))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

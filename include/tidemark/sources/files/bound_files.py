@@ -1,0 +1,224 @@
+"""Which files are bound: an index on disk of what the bindings say, so that a run reads only the newest ones.
+
+It is a cache. Each transaction in it has a mark of its binding; one that is not that of the ledger, a copy of
+an index, or a file that can't be used, and all of it is made again from the bindings. Several processes may
+use it at once; one that has an older snapshot of the ledger than others sees only its own transactions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Final, TypeVar
+
+from tidemark.core.binding import Binding
+from tidemark.core.errors import InvariantViolation
+from tidemark.core.ids import Txn
+from tidemark.sources.files.manifest import BoundFile, Manifest
+
+BINDINGS_AT_ONCE: Final = 500
+NAMES_AT_ONCE: Final = 500
+LOOKS_MAX: Final = 5
+WAIT_SECONDS: Final = 10.0
+BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
+_TABLES: Final = """
+    CREATE TABLE IF NOT EXISTS origin (file TEXT NOT NULL);
+    CREATE TABLE IF NOT EXISTS bindings (txn INTEGER PRIMARY KEY, mark BLOB NOT NULL);
+    CREATE TABLE IF NOT EXISTS files (
+        name TEXT PRIMARY KEY, txn INTEGER NOT NULL, seq INTEGER NOT NULL, size INTEGER NOT NULL,
+        hash TEXT NOT NULL, mtime_ns INTEGER NOT NULL, changed_ns INTEGER NOT NULL
+    ) WITHOUT ROWID;
+"""
+_COLUMNS: Final = "seq, name, size, hash, mtime_ns, changed_ns"
+
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+ReadBindings = Callable[[Txn, Txn], Sequence[Binding]]
+"""The bindings of the transactions from one up to another; all of them are there."""
+
+
+class BoundFiles:
+    """The files of the bindings up to the last one that was learnt. Without a path, for this object only."""
+
+    def __init__(self, path: Path | None, read: ReadBindings) -> None:
+        self._path = path
+        self._read = read
+        self._db: sqlite3.Connection | None = None
+        self._last: Binding | None = None
+
+    @property
+    def is_made(self) -> bool:
+        """Whether the index is there, for who only looks and makes nothing."""
+        return self._path is None or self._path.exists()
+
+    def learn(self, last: Binding | None) -> None:
+        """Know the files of this binding and of all before it, and of no other."""
+        self._last = last
+        if last is not None:
+            self._whatever_happens(lambda: self._learn(last))
+
+    def among(self, names: Iterable[str]) -> dict[str, BoundFile]:
+        """Those of the names that are bound, each with what it was bound as."""
+        last, wanted = self._last, list(names)
+        return {} if last is None else self._whatever_happens(lambda: self._among(last, wanted))
+
+    def _whatever_happens(self, work: Callable[[], T]) -> T:
+        """Do the work with the shared index, or with one of this object's own where that can't be used."""
+        try:
+            return work()
+        except (sqlite3.Error, OSError) as error:
+            if self._path is None:
+                raise
+            logger.info("the index of bound files %s can't be used: %s", self._path, error)
+            self._give_up()
+            return work()
+
+    def _learn(self, last: Binding) -> None:
+        top = self._top()
+        checked = last if last.txn <= top else self._read(Txn(top), Txn(top + 1))[0] if top else None
+        if checked is not None and self._mark(checked.txn) != _mark_of(checked):
+            top = self._emptied()
+        # In order: where a transaction is, all before it are.
+        for lower in range(top + 1, last.txn + 1, BINDINGS_AT_ONCE):
+            upper = min(lower + BINDINGS_AT_ONCE, last.txn + 1)
+            self._add(self._read(Txn(lower), Txn(upper)))
+
+    def _among(self, last: Binding, names: Sequence[str]) -> dict[str, BoundFile]:
+        for _ in range(LOOKS_MAX):
+            with self._locked("BEGIN") as db:
+                # Others may have emptied it since, to make it again.
+                if self._mark(last.txn) == _mark_of(last):
+                    return _found(db, names, upper=last.txn + 1)
+            self._learn(last)
+        raise sqlite3.OperationalError("others make it again and again")
+
+    def _add(self, bindings: Sequence[Binding]) -> None:
+        """Add the files of some transactions, all or none; what another process has added is there."""
+        with self._locked("BEGIN IMMEDIATE") as db:
+            for binding in bindings:
+                if self._mark(binding.txn) is not None:
+                    continue
+                db.execute("INSERT INTO bindings VALUES (?, ?)", (binding.txn, _mark_of(binding)))
+                for file in Manifest.from_json(binding.manifest).files:
+                    self._add_file(db, binding.txn, file)
+
+    def _add_file(self, db: sqlite3.Connection, txn: Txn, file: BoundFile) -> None:
+        row = (file.name, txn, file.seq, file.size, file.hash, file.mtime_ns, file.changed_ns)
+        try:
+            db.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+        except sqlite3.IntegrityError:
+            (known,) = db.execute("SELECT seq FROM files WHERE name = ?", (file.name,)).fetchone()
+            raise InvariantViolation(
+                f"file {file.name!r} is bound twice, as number {known} and {file.seq}",
+                hint="stop the pipeline; its records may be in two transactions",
+            ) from None
+
+    def _top(self) -> int:
+        (top,) = self._connected().execute("SELECT max(txn) FROM bindings").fetchone()
+        return int(top or 0)
+
+    def _mark(self, txn: int) -> bytes | None:
+        found = self._connected().execute("SELECT mark FROM bindings WHERE txn = ?", (txn,)).fetchone()
+        return bytes(found[0]) if found is not None else None
+
+    def _emptied(self) -> int:
+        with self._locked("BEGIN IMMEDIATE") as db:
+            db.execute("DELETE FROM files")
+            db.execute("DELETE FROM bindings")
+        return 0
+
+    @contextmanager
+    def _locked(self, begin: str) -> Iterator[sqlite3.Connection]:
+        """One transaction: no other process writes within it."""
+        db = self._connected()
+        db.execute(begin)
+        try:
+            yield db
+        except BaseException:
+            db.execute("ROLLBACK")
+            raise
+        db.execute("COMMIT")
+
+    def _connected(self) -> sqlite3.Connection:
+        if self._db is None:
+            if self._path is not None:
+                with suppress(OSError):
+                    self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                    os.close(os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600))
+            # An empty name is a file of its own, which goes with the connection.
+            name = str(self._path) if self._path is not None else ""
+            self._db = sqlite3.connect(
+                name, timeout=WAIT_SECONDS, isolation_level=None, check_same_thread=False
+            )
+            if _boot():
+                # Only a machine that goes down could lose what isn't synced, and that is noticed.
+                self._db.execute("PRAGMA synchronous=OFF")
+            self._db.executescript(_TABLES)
+            self._require_original()
+        return self._db
+
+    def _require_original(self) -> None:
+        """Empty a copy, which may have been made while others wrote, and the index of a machine that has gone
+        down since: either may lack pages, and nothing would tell."""
+        db, origin = self._connected(), "SELECT file FROM origin"
+        found = self._path.stat() if self._path is not None else None
+        here = f"{found.st_dev}:{found.st_ino}:{_boot()}" if found is not None else ""
+        if db.execute(origin).fetchall() == [(here,)]:
+            return
+        with self._locked("BEGIN IMMEDIATE"):
+            if db.execute(origin).fetchall() != [(here,)]:
+                for table in ("files", "bindings", "origin"):
+                    db.execute(f"DELETE FROM {table}")
+                db.execute("INSERT INTO origin VALUES (?)", (here,))
+
+    def _give_up(self) -> None:
+        """Go on with an index of this object's own. One that is no index is removed, for the next process."""
+        if self._db is not None:
+            with suppress(sqlite3.Error):
+                self._db.close()
+        self._db = None
+        if self._path is not None and not _is_sound(self._path):
+            with suppress(OSError):
+                self._path.unlink()
+        self._path = None
+
+
+def _found(db: sqlite3.Connection, names: Sequence[str], *, upper: int) -> dict[str, BoundFile]:
+    found: dict[str, BoundFile] = {}
+    for start in range(0, len(names), NAMES_AT_ONCE):
+        some = names[start : start + NAMES_AT_ONCE]
+        marks = ", ".join("?" * len(some))
+        query = f"SELECT {_COLUMNS} FROM files WHERE name IN ({marks}) AND txn < ?"
+        for row in db.execute(query, (*some, upper)):
+            file = BoundFile(*row)
+            found[file.name] = file
+    return found
+
+
+def _boot() -> str:
+    """What tells one life of the machine from the next; empty where the system doesn't."""
+    try:
+        return BOOT.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _is_sound(path: Path) -> bool:
+    try:
+        with closing(sqlite3.connect(path, timeout=WAIT_SECONDS)) as db:
+            return bool(db.execute("PRAGMA quick_check").fetchone() == ("ok",))
+    except sqlite3.OperationalError:
+        return True  # It is in use, or on a disk that refuses: others may have it.
+    except sqlite3.DatabaseError:
+        return False
+
+
+def _mark_of(binding: Binding) -> bytes:
+    """What tells a binding from any other of its number: who asked, from where to where, for what."""
+    said = repr((binding.txn, binding.owner, binding.lower, binding.upper, binding.manifest))
+    return hashlib.blake2b(said.encode(), digest_size=16).digest()

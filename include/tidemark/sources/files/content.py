@@ -1,0 +1,137 @@
+"""What a file holds: its hash, how many records, and whether it can be unpacked, without decoding any.
+
+Where a record of a file stands, as people look for it: the file's name, and the line or the row.
+
+Text is read in blocks, and a record's ordinal has the block and the record's number in it, from 0 on. People
+and editors count from 1; blank lines and a header are lines too.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from tidemark.sources.files.manifest import Manifest
+
+READ_BYTES: Final = 1024 * 1024
+HASH_BYTES: Final = 16
+_PARQUET_MAGIC = b"PAR1"
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """A whole file, read once. `records` is 0 where nobody asked; `flaw` says why it can't be whole."""
+
+    size: int
+    hash: str
+    mtime_ns: int
+    changed_ns: int
+    records: int = 0
+    flaw: str = ""
+
+
+def read_content(path: str, *, file_format: str, count_records: bool) -> Content:
+    """Hash the file, and count its lines or ask the Parquet footer for its rows.
+
+    The size and time are those of the open file after its last byte, so a writer that is still at work is
+    noticed by comparing them with what the listing saw. A symlink is not opened.
+    """
+    digest = hashlib.blake2b(digest_size=HASH_BYTES)
+    buffer = bytearray(READ_BYTES)
+    view = memoryview(buffer)
+    counts_lines = count_records and file_format != "parquet" and not _is_packed(path)
+    lines = size = 0
+    tail = b""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            digest.update(view[:count])
+            size += count
+            tail = (tail + bytes(view[max(0, count - 4) : count]))[-4:]
+            if counts_lines:
+                lines += buffer.count(b"\n", 0, count)
+        after = os.fstat(descriptor)
+    flaw = ""
+    if file_format == "parquet":
+        flaw = "" if tail == _PARQUET_MAGIC and size >= 12 else "it has no Parquet footer"
+        lines = _parquet_rows(path) if count_records and not flaw else 0
+    elif count_records and _is_packed(path):
+        lines = _packed_lines(path)
+    elif counts_lines and tail and not tail.endswith(b"\n"):
+        lines += 1
+    return Content(size, digest.hexdigest(), after.st_mtime_ns, after.st_ctime_ns, lines, flaw)
+
+
+def _is_packed(path: str) -> bool:
+    return path.lower().endswith((".gz", ".zst"))
+
+
+def _packed_lines(path: str) -> int:
+    """Lines of an unpacked file. A broken one counts up to the break: only a transaction's size needs it."""
+    lines = 0
+    last = b"\n"
+    try:
+        for chunk in _unpacked(path):
+            lines += chunk.count(b"\n")
+            last = chunk[-1:]
+    except (OSError, EOFError, zlib.error):
+        pass
+    return lines + (last != b"\n")
+
+
+def packing_flaw(path: str) -> str:
+    """Why a packed file can't be unpacked to its end; empty when it can, isn't packed, or can't be opened."""
+    if not _is_packed(path):
+        return ""
+    try:
+        for _ in _unpacked(path):
+            pass
+    except (OSError, EOFError, zlib.error) as error:
+        return "" if isinstance(error, OSError) and error.errno is not None else str(error)
+    return ""
+
+
+def _unpacked(path: str) -> Iterator[bytes]:
+    if path.lower().endswith(".gz"):
+        with gzip.open(path, "rb") as file:
+            while chunk := file.read(READ_BYTES):
+                yield chunk
+        return
+    import pyarrow as pa
+
+    with pa.input_stream(path, compression="zstd") as stream:
+        while chunk := stream.read(READ_BYTES):
+            yield chunk
+
+
+def _parquet_rows(path: str) -> int:
+    import pyarrow.parquet as pq
+
+    try:
+        return int(pq.read_metadata(path).num_rows)
+    except (OSError, ValueError):
+        return 0  # Only a transaction's size needs it; whoever reads the file will say what is wrong.
+
+
+BLOCK_BYTES: Final = 32 * 1024**2
+"""Where a file is cut; another number would give other ordinals, in the same order."""
+LINE_BITS: Final = 33
+
+
+def line_place(ordinal: int, *, what: str = "line") -> str:
+    """As Hadoop has it, a line belongs to the block that it begins in, and one that begins at the very start
+    of a block to the block before."""
+    block, number = divmod(ordinal, 1 << LINE_BITS)
+    after = f" of those that begin after byte {block * BLOCK_BYTES}" if block else ""
+    return f"{what} {number + 1}{after}"
+
+
+def record_place(manifest: Manifest, offset: int, ordinal: int) -> str:
+    """A record's file and its place in it."""
+    name = next((repr(file.name) for file in manifest.files if file.seq == offset), str(offset))
+    return f"file {name}, {line_place(ordinal, what='row' if manifest.format == 'parquet' else 'line')}"

@@ -1,0 +1,259 @@
+"""Which files of a folder could be bound: names, patterns, markers and age; nothing is opened.
+
+Left out are names that begin with `.` or `_`, names that a writer or a browser uses while it is not done, and
+everything behind a symlink: a link could lead out of the folder, or show one file under two names. What was
+left out for a reason that a user may want to know is told with that reason.
+
+What happened to a file after it was bound.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tidemark.core.errors import InvalidUsage
+from tidemark.sources.files.manifest import BoundFile
+
+TEMPORARY_SUFFIXES: Final = (
+    ".tmp", ".temp", ".part", ".partial", ".crdownload", ".download", ".filepart", ".inprogress", ".swp",
+    "._copying_", "~",
+)  # fmt: skip
+FORMAT_SUFFIXES: Final = {
+    "json": (".json", ".jsonl", ".ndjson"),
+    "csv": (".csv", ".tsv"),
+    "parquet": (".parquet",),
+}
+COMPRESSION_SUFFIXES: Final = (".gz", ".zst")
+LAX_SUFFIXES: Final = (".bz2", ".deflate", ".lz4", ".snappy")
+"""What Spark unpacks by such a name, but takes for an empty file where it is not what the name says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A file that is there."""
+
+    name: str
+    size: int
+    mtime_ns: int
+    changed_ns: int
+
+    def settled_at(self, now_ns: int) -> int:
+        """When it was written last. A time in the future says nothing; the inode's own time is used then."""
+        return self.mtime_ns if self.mtime_ns <= now_ns else self.changed_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A file that is not bound now, and why; one that `waits` is likely to be taken by a later run."""
+
+    name: str
+    reason: str
+    waits: bool = False
+
+
+def is_temporary(name: str) -> bool:
+    """Whether a file's own name says that it is not data, or not yet."""
+    return name.startswith((".", "_")) or name.lower().endswith(TEMPORARY_SUFFIXES)
+
+
+def matcher(pattern: str | None, file_format: str) -> Callable[[str], bool]:
+    """A test for relative names: by a glob, or by the suffixes of the format."""
+    if pattern is not None:
+        compiled = re.compile(glob_to_regex(pattern), re.DOTALL)
+        return lambda name: compiled.match(name) is not None
+    plain = FORMAT_SUFFIXES[file_format]
+    packed = () if file_format == "parquet" else COMPRESSION_SUFFIXES
+    suffixes = plain + tuple(suffix + packing for suffix in plain for packing in packed)
+    return lambda name: name.lower().endswith(suffixes)
+
+
+def glob_to_regex(pattern: str) -> str:
+    """`**` for a whole name is any folders, `*` and `?` stay inside one name, `[ab]` and `[!ab]` are one
+    character.
+
+    What stands between two stars is best found where it first is, so that nothing is ever tried twice: the
+    time to match grows with the length of a name, whatever the pattern is."""
+    names = pattern.split("/")
+    runs: list[list[str]] = [[]]
+    for name in names[:-1]:
+        if name == "**":
+            runs.append([])
+        else:
+            runs[-1].append(_name_to_regex(name) + "/")
+    runs[-1].append(".*" if names[-1] == "**" else _name_to_regex(names[-1]))
+    first, *others = ["".join(run) for run in runs]
+    return _starred(first, others, r"(?:[^/]+/)") + r"\Z"
+
+
+def _name_to_regex(name: str) -> str:
+    texts = [""]
+    at = 0
+    while at < len(name):
+        klass = re.match(r"\[(!?)([^\]]+)\]", name[at:])
+        if klass is not None:
+            members = re.sub(r"([\\^\[])", r"\\\1", klass[2])
+            texts[-1] += f"[{'^/' if klass[1] else ''}{members}]"
+            at += klass.end()
+            continue
+        if name[at] == "*":
+            texts.append("")
+        else:
+            texts[-1] += r"[^/]" if name[at] == "?" else re.escape(name[at])
+        at += 1
+    return _starred(texts[0], texts[1:], r"[^/]")
+
+
+def _starred(first: str, others: Sequence[str], one: str) -> str:
+    """Texts with any number of something between them."""
+    if not others:
+        return first
+    return first + "".join(f"(?>{one}*?{text})" for text in others[:-1]) + f"{one}*{others[-1]}"
+
+
+class Listing:
+    """One look at a folder: `files` by name, all `names` seen, and what was `skipped`."""
+
+    def __init__(self, folder: str, matches: Callable[[str], bool]) -> None:
+        self.files: dict[str, Found] = {}
+        self.names: set[str] = set()
+        self.skipped: list[Skipped] = []
+        self._matches = matches
+        try:
+            self._walk(folder, "")
+        except FileNotFoundError:
+            raise InvalidUsage(
+                f"source folder {folder!r} is not there", hint="make it, mount it, or correct source.path"
+            ) from None
+        except (PermissionError, NotADirectoryError) as error:
+            raise InvalidUsage(
+                f"source folder {folder!r} can't be listed: {error.strerror}",
+                hint="let this user read it, or correct source.path",
+            ) from None
+
+    def _walk(self, folder: str, prefix: str) -> None:
+        pending = [(folder, prefix)]
+        while pending:
+            place, before = pending.pop()
+            try:
+                entries = os.scandir(place)
+            except (FileNotFoundError, PermissionError, NotADirectoryError) as error:
+                if not before:
+                    raise
+                self.skipped.append(Skipped(before, f"the folder can't be listed: {error.strerror}"))
+                continue
+            with entries:
+                pending.extend(self._take(entries, before))
+
+    def _take(self, entries: Iterator[os.DirEntry[str]], before: str) -> Iterator[tuple[str, str]]:
+        for entry in entries:
+            name = before + entry.name
+            self.names.add(name)
+            if is_temporary(entry.name):
+                continue
+            if entry.is_symlink():
+                self.skipped.append(Skipped(name, "it is a symlink"))
+            elif entry.is_dir(follow_symlinks=False):
+                yield entry.path, f"{name}/"
+            elif self._matches(name):
+                self._add(entry, name)
+
+    def _add(self, entry: os.DirEntry[str], name: str) -> None:
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            self.skipped.append(Skipped(ascii(name), "its name is not UTF-8"))
+            return
+        if ":" in entry.name:
+            # Hadoop takes what stands before it for the scheme of a URI, and every read would fail.
+            self.skipped.append(Skipped(name, "Spark can't read a name with a colon: rename it"))
+            return
+        if name.lower().endswith(LAX_SUFFIXES):
+            self.skipped.append(
+                Skipped(name, "what is packed like this can't be read safely: use .gz or .zst")
+            )
+            return
+        try:
+            found = entry.stat(follow_symlinks=False)
+        except FileNotFoundError:
+            return  # Renamed or removed since the folder was read.
+        if not stat.S_ISREG(found.st_mode):
+            self.skipped.append(Skipped(name, "it is not a regular file"))
+            return
+        self.files[name] = Found(name, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+    def with_markers(self, marker: str | None) -> Iterator[Found]:
+        """The files in order of their names; with a `marker`, those that have theirs, and no marker file."""
+        markers: dict[str, str] = {}
+        if marker is not None:
+            for name in self.files:
+                folder, _, own = name.rpartition("/")
+                beside = marker.replace("{name}", own)
+                markers[name] = f"{folder}/{beside}" if folder else beside
+        belongs = set(markers.values())
+        for name in sorted(self.files):
+            if name in belongs:
+                continue
+            if marker is not None and markers[name] not in self.names:
+                reason = f"its marker {markers[name]!r} is not there"
+                self.skipped.append(Skipped(name, reason, waits=True))
+                continue
+            yield self.files[name]
+
+
+NAMED_MAX: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One bound file that is not what it was."""
+
+    file: BoundFile
+    what: str
+    is_removal: bool = False
+
+    def __str__(self) -> str:
+        return f"file {self.file.name!r} (number {self.file.seq}) {self.what}"
+
+
+def listed(changes: Sequence[Change]) -> str:
+    """The changes for a message; empty when there are none."""
+    more = [f"and {len(changes) - NAMED_MAX} more"] if len(changes) > NAMED_MAX else []
+    return "; ".join([*map(str, changes[:NAMED_MAX]), *more])
+
+
+def find_change(
+    folder: str, file: BoundFile, hash_of: Callable[[Found], str], *, thorough: bool = True
+) -> Change | None:
+    """Compare a file with its binding: size and times first, the content only when one of them moved.
+
+    The time of a file's last change moves for its owner or its name, too, so who looks at many files may
+    leave it out (`thorough`). But nobody can set it: it tells of new content under the old size and time."""
+    path = f"{folder}/{file.name}"
+    try:
+        found = os.lstat(path)
+        if not stat.S_ISREG(found.st_mode) or ("/" in file.name and _is_outside(folder, path)):
+            return Change(file, "was replaced by a link or a folder")
+        is_touched = thorough and file.changed_ns not in (0, found.st_ctime_ns)
+        if (found.st_size, found.st_mtime_ns) == (file.size, file.mtime_ns) and not is_touched:
+            return None
+        if found.st_size < file.size:
+            return Change(file, f"was truncated from {file.size} to {found.st_size} bytes")
+        content = hash_of(Found(file.name, found.st_size, found.st_mtime_ns, found.st_ctime_ns))
+    except (FileNotFoundError, NotADirectoryError):
+        return Change(file, "was removed", is_removal=True)
+    except OSError as error:
+        return Change(file, f"can't be read: {error.strerror}")
+    if content == file.hash:
+        return None
+    return Change(file, f"was changed: its hash was {file.hash}, now it is {content}")
+
+
+def _is_outside(folder: str, path: str) -> bool:
+    """Whether a folder on the way has become a link that leads out."""
+    base = os.path.realpath(folder)
+    return os.path.commonpath([base, os.path.realpath(path)]) != base

@@ -1,0 +1,340 @@
+"""When records were written: the first one of each partition from an offset on is fetched.
+
+Asking a Kafka cluster: topics and their ids, offsets as a read-committed reader sees them, group offsets.
+
+Every call has a deadline, and ends in one error that says what is so: a cluster that can't be reached may be
+tried again, one that refuses the credentials may not. The client's own log lines are kept off the terminal.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotYet
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from tidemark.config.kafka import partition_name, split_partition
+from tidemark.core.errors import Determinate, InvalidUsage, TidemarkError
+from tidemark.sources.kafka.connection import SERVERS
+
+if TYPE_CHECKING:
+    from confluent_kafka import Consumer, KafkaException
+    from confluent_kafka.admin import AdminClient, ListOffsetsResultInfo, OffsetSpec
+
+
+ONE_RECORD_EACH: Final = {
+    "isolation.level": "read_committed",
+    "enable.partition.eof": True,
+    # An offset that is gone is an error; the default would go on at the end of the partition.
+    "auto.offset.reset": "error",
+    "queued.min.messages": 1,
+}
+"""The settings of a consumer that reads times."""
+_POLL_SECONDS: Final = 0.1
+
+
+def read_times(
+    reader: Consumer,
+    starts: Mapping[str, int],
+    *,
+    seconds_max: float,
+    refusal: Callable[[], InvalidUsage | None],
+) -> tuple[dict[str, float], list[str]]:
+    """The times in seconds, and the partitions that have not answered. A partition that has no record from
+    its offset on, only what compaction or aborted transactions left, is in neither. The client's own errors
+    come out as they are; `refusal` is asked for what it was refused meanwhile."""
+    from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, KafkaError, KafkaException, TopicPartition
+
+    wanted = {name: TopicPartition(*split_partition(name), offset) for name, offset in starts.items()}
+    times: dict[str, float] = {}
+    deadline = time.monotonic() + seconds_max
+    reader.assign(list(wanted.values()))
+    while wanted and time.monotonic() < deadline:
+        message = reader.poll(_POLL_SECONDS)
+        if message is None:
+            if (refused := refusal()) is not None:
+                raise refused
+            continue
+        error, topic, number = message.error(), message.topic(), message.partition()
+        if error is not None and error.code() != KafkaError._PARTITION_EOF:
+            raise KafkaException(error)
+        name = partition_name(str(topic), int(number or 0))
+        asked = wanted.pop(name, None)
+        if error is not None or asked is None:
+            continue
+        reader.pause([asked])
+        kind, written_ms = message.timestamp()
+        if kind == TIMESTAMP_NOT_AVAILABLE:
+            fact = f"the record of {name} at offset {message.offset()} has no time"
+            raise InvalidUsage(fact, hint="let its producer, or its topic, give records their times")
+        times[name] = written_ms / 1000
+    return times, sorted(wanted)
+
+
+WAIT_SECONDS_MAX: Final = 20.0
+_NO_OFFSET: Final = -1
+_REFUSED: Final = ("_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED", "_SSL")
+_OF_TLS: Final = "SSL"
+_FORBIDDEN: Final = (
+    "TOPIC_AUTHORIZATION_FAILED",
+    "CLUSTER_AUTHORIZATION_FAILED",
+    "GROUP_AUTHORIZATION_FAILED",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic as the cluster has it now."""
+
+    name: str
+    id: str
+    partitions: tuple[str, ...]
+
+
+class Cluster:
+    """A cluster. Its settings are looked up, and it is connected to, when it is first asked something."""
+
+    def __init__(
+        self, settings: Callable[[], Mapping[str, str]], *, wait_seconds_max: float = WAIT_SECONDS_MAX
+    ) -> None:
+        self._settings = settings
+        self._wait_seconds_max = wait_seconds_max
+        self._client: AdminClient | None = None
+        self._complaints: list[tuple[str, str]] = []
+
+    @property
+    def servers(self) -> str:
+        return self._settings()[SERVERS]
+
+    def describe(self, names: Iterable[str]) -> dict[str, Topic]:
+        """Those of the topics that are there."""
+        from confluent_kafka import KafkaException, TopicCollection
+
+        asked = self._admin().describe_topics(TopicCollection(list(names)), **self._deadline())
+        found: dict[str, Topic] = {}
+        for name, future in asked.items():
+            try:
+                topic = self._result(future)
+            except KafkaException as error:
+                if error.args[0].name() != "UNKNOWN_TOPIC_OR_PART":
+                    raise self._failure(error) from None
+                continue
+            numbers = sorted(partition.id for partition in topic.partitions)
+            parts = tuple(partition_name(name, number) for number in numbers)
+            found[name] = Topic(name, str(topic.topic_id), parts)
+        return found
+
+    def earliest(self, partitions: Iterable[str]) -> dict[str, int]:
+        """The first offset that each partition still has."""
+        from confluent_kafka.admin import OffsetSpec
+
+        return self._offsets(dict.fromkeys(partitions, OffsetSpec.earliest()))
+
+    def stable(self, partitions: Iterable[str]) -> dict[str, int]:
+        """The last stable offset of each partition: all transactions below it are decided."""
+        from confluent_kafka.admin import OffsetSpec
+
+        return self._offsets(dict.fromkeys(partitions, OffsetSpec.latest()))
+
+    def first_since(self, times: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+        """Offset and time of each partition's first record from its time (in milliseconds) on; partitions
+        without one are left out."""
+        from confluent_kafka.admin import OffsetSpec
+
+        found = self._listed({name: OffsetSpec.for_timestamp(time) for name, time in times.items()})
+        return {name: (one.offset, one.timestamp) for name, one in found.items() if one.offset != _NO_OFFSET}
+
+    def first_times(self, group: str, starts: Mapping[str, int]) -> dict[str, float]:
+        """When the first record of each partition from an offset on was written, in seconds; a partition
+        without one is left out. One record of each is fetched, without a trace in the group."""
+        from confluent_kafka import KafkaException
+
+        if not starts:
+            return {}
+        with self._member(group, ONE_RECORD_EACH) as reader:
+            try:
+                times, silent = read_times(
+                    reader, starts, seconds_max=self._wait_seconds_max, refusal=self._refusal
+                )
+            except KafkaException as error:
+                raise self._failure(error) from None
+        if silent:
+            fact = f"kafka at {self.servers} has not sent a record of {', '.join(silent)}"
+            fact += f" in {self._wait_seconds_max:g} s"
+            raise Determinate(fact, hint="look at the brokers that lead these partitions, then retry")
+        return times
+
+    def settings(self, topic: str) -> dict[str, str] | None:
+        """A topic's settings, its broker's where it has none of its own; None where they may not be seen."""
+        from confluent_kafka import KafkaException
+        from confluent_kafka.admin import ConfigResource
+
+        resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
+        (asked,) = self._admin().describe_configs([resource], **self._deadline()).values()
+        try:
+            found = self._result(asked)
+        except KafkaException as error:
+            if error.args[0].name() in _FORBIDDEN:
+                return None
+            raise self._failure(error) from None
+        return {name: entry.value for name, entry in found.items() if entry.value is not None}
+
+    def committed(self, group: str, partitions: Iterable[str]) -> dict[str, int]:
+        """The offsets that a consumer group has for these partitions."""
+        from confluent_kafka import KafkaException, TopicPartition
+
+        asked = [TopicPartition(*split_partition(name)) for name in partitions]
+        with self._member(group) as member:
+            try:
+                listed = member.committed(asked, timeout=self._wait_seconds_max)
+            except KafkaException as error:
+                member.poll(0)
+                raise self._failure(error) from None
+        return {partition_name(one.topic, one.partition): one.offset for one in listed if one.offset >= 0}
+
+    def commit(self, group: str, offsets: Mapping[str, int]) -> None:
+        """Give a consumer group these offsets."""
+        from confluent_kafka import KafkaException, TopicPartition
+
+        given = [TopicPartition(*split_partition(name), offset) for name, offset in offsets.items()]
+        with self._member(group) as member:
+            try:
+                member.commit(offsets=given, asynchronous=False)
+            except KafkaException as error:
+                member.poll(0)
+                raise self._failure(error) from None
+
+    @contextmanager
+    def _member(self, group: str, more: Mapping[str, Any] | None = None) -> Iterator[Consumer]:
+        """A consumer that never joins its group. The admin client has calls for a group's offsets too, but
+        ends the whole process by a fault where the broker it asks is not, or not yet, the one that has the
+        group."""
+        from confluent_kafka import Consumer, KafkaException
+
+        self._complaints.clear()
+        settings: dict[str, Any] = {**self._settings(), "error_cb": self._complain}
+        settings |= {"group.id": group, "enable.auto.commit": False}
+        # What a commit waits for a broker at most; without it, for 45 s.
+        settings |= {"session.timeout.ms": int(self._wait_seconds_max * 1000), "heartbeat.interval.ms": 500}
+        settings |= more or {}
+        try:
+            member = Consumer(settings, logger=_quiet())
+        except KafkaException as error:
+            raise _unusable(error) from None
+        try:
+            yield member
+        finally:
+            member.close()
+
+    def _offsets(self, wanted: Mapping[str, OffsetSpec]) -> dict[str, int]:
+        return {name: one.offset for name, one in self._listed(wanted).items()}
+
+    def _listed(self, wanted: Mapping[str, OffsetSpec]) -> dict[str, ListOffsetsResultInfo]:
+        from confluent_kafka import IsolationLevel, TopicPartition
+
+        if not wanted:
+            return {}
+        asked = self._admin().list_offsets(
+            {TopicPartition(*split_partition(name)): spec for name, spec in wanted.items()},
+            isolation_level=IsolationLevel.READ_COMMITTED,
+            **self._deadline(),
+        )
+        return {
+            partition_name(one.topic, one.partition): self._translated(future)
+            for one, future in asked.items()
+        }
+
+    def _admin(self) -> AdminClient:
+        if self._client is None:
+            from confluent_kafka import KafkaException
+            from confluent_kafka.admin import AdminClient
+
+            settings: dict[str, Any] = {**self._settings(), "error_cb": self._complain}
+            try:
+                self._client = AdminClient(settings, logger=_quiet())
+            except KafkaException as error:
+                raise _unusable(error) from None
+        return self._client
+
+    def _deadline(self) -> dict[str, float]:
+        """The option of a request that is made now; what was complained of before does not count for it."""
+        self._complaints.clear()
+        return {"request_timeout": self._wait_seconds_max}
+
+    def _complain(self, error: Any) -> None:
+        self._complaints.append((error.name(), error.str()))
+
+    def _translated(self, future: Future[Any]) -> Any:
+        from confluent_kafka import KafkaException
+
+        try:
+            return self._result(future)
+        except KafkaException as error:
+            raise self._failure(error) from None
+
+    def _result(self, future: Future[Any]) -> Any:
+        """The answer; refused credentials end the wait at once, since the client would go on trying."""
+        deadline = time.monotonic() + self._wait_seconds_max + 1
+        while True:
+            try:
+                return future.result(timeout=_POLL_SECONDS)
+            except NotYet:
+                self._admin().poll(0)
+                refused = self._refusal()
+                if refused is not None:
+                    raise refused from None
+                if time.monotonic() > deadline:
+                    raise self._unreachable() from None
+
+    def _failure(self, error: Any) -> TidemarkError:
+        found = error.args[0]
+        self._admin().poll(0)
+        refused = self._refusal() or (self._denied(found.str()) if found.name() in _REFUSED else None)
+        if refused is not None:
+            return refused
+        if found.name() in _FORBIDDEN:
+            return InvalidUsage(
+                f"kafka at {self.servers} does not allow it: {found.str()}", hint="grant the rights"
+            )
+        if found.name() in ("_TIMED_OUT", "_TRANSPORT", "_RESOLVE", "_ALL_BROKERS_DOWN"):
+            return self._unreachable()
+        return Determinate(f"kafka at {self.servers} can't answer: {found.str()}", hint="retry")
+
+    def _unreachable(self) -> Determinate:
+        said = next((text for name, text in self._complaints if name != "_ALL_BROKERS_DOWN"), "no answer")
+        fact = f"kafka at {self.servers} can't be reached in {self._wait_seconds_max:g} s: {said}"
+        hint = "check the servers' address, that they run, and the connection's security.protocol, then retry"
+        return Determinate(fact, hint=hint)
+
+    def _refusal(self) -> InvalidUsage | None:
+        """What was complained of that no retry mends; a broker that ends TLS says so by an alert."""
+        refused = (text for name, text in self._complaints if name in _REFUSED or "SSL alert" in text)
+        return next((self._denied(text) for text in refused), None)
+
+    def _denied(self, said: str) -> InvalidUsage:
+        if _OF_TLS not in said:
+            fact = f"kafka at {self.servers} refuses the credentials: {said}"
+            return InvalidUsage(fact, hint="check user, password and security settings of the connection")
+        fact = f"kafka at {self.servers} can't be trusted, or does not trust this client: {said}"
+        hint = "check that ssl.ca.location of the connection has the authority of the servers' certificates,"
+        hint += " that these name the servers' address, and that they take ssl.certificate.location, if given"
+        return InvalidUsage(fact, hint=hint)
+
+
+def _unusable(error: KafkaException) -> InvalidUsage:
+    """Settings that the client itself refuses."""
+    fact = f"the kafka client can't be set up: {error.args[0].str()}"
+    return InvalidUsage(fact, hint="check the connection's settings")
+
+
+def _quiet() -> logging.Logger:
+    """A log for the client's own lines, which nobody reads."""
+    quiet = logging.getLogger(f"{__name__}.client")
+    quiet.propagate = False
+    if not quiet.handlers:
+        quiet.addHandler(logging.NullHandler())
+    return quiet

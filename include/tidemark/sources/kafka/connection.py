@@ -1,0 +1,249 @@
+"""Asking a schema registry, over HTTP, for every schema that a topic's records were written with.
+
+A producer registers a schema before it writes with it, under the subject `<topic>-value` or `<topic>-key`. So
+who first looks where a topic ends, and then asks, has the schemas of all records up to there. They go into
+the binding: a replay asks nobody.
+
+The address and the credentials are those of the connection, under the names that Confluent's clients use:
+`schema.registry.url` and `basic.auth.user.info`. They go to that address alone, and into no message.
+
+How a Kafka cluster is reached: the settings of a connection, for both clients.
+
+A connection is written the way Airflow's Kafka provider has it: its `extra` holds librdkafka's settings,
+`bootstrap.servers` among them. Tidemark binds with librdkafka and reads with Spark's Java client, which names
+some things differently; `java_settings` translates. A setting that can't be given to both is refused by name,
+because offsets that one client sees and the other doesn't would be a wrong binding.
+
+Settings are kept in memory only; no message, record or command line has a value of them.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+from urllib.error import HTTPError, URLError
+from urllib.parse import quote, urlsplit
+from urllib.request import HTTPRedirectHandler, Request, build_opener
+
+from tidemark.config.kafka import KafkaSource, is_record, schema_text
+from tidemark.core.errors import Determinate, InvalidUsage, TidemarkError
+from tidemark.sources.connections import find_connection
+
+URL: Final = "schema.registry.url"
+USER: Final = "basic.auth.user.info"
+WAIT_SECONDS_MAX: Final = 20.0
+_ANSWER_BYTES_MAX: Final = 16 * 1024**2
+_NOT_FOUND: Final = 404
+_REFUSED: Final = (401, 403)
+_SAID_CHARACTERS_MAX: Final = 200
+_TRIED_AGAIN: Final = (408, 429, 500, 502, 503, 504)
+
+
+class _NoRedirect(HTTPRedirectHandler):
+    """Credentials are for the registry, not for whom it names."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        return None
+
+
+def _is_usable(url: str) -> bool:
+    """Whether an address has a host, perhaps a port, and nothing that could be a secret."""
+    try:
+        place = urlsplit(url)
+        named = bool(place.hostname) and (place.port is None or place.port > 0)
+    except ValueError:
+        return False
+    return place.scheme in ("http", "https") and named and "@" not in url and not place.query
+
+
+class Registry:
+    """A registry; `settings` are those of the connection."""
+
+    def __init__(self, settings: Mapping[str, str]) -> None:
+        url = settings.get(URL, "")
+        if not _is_usable(url):
+            # What was written may hold a password, so it is not shown.
+            hint = f"write https://host:port, with user:password in {USER}"
+            raise InvalidUsage(f"the connection has no usable {URL}", hint=hint)
+        self._base = url.rstrip("/")
+        self._name = re.sub(r"[^\w.:\[\]-]", "?", urlsplit(url).netloc)
+        self._user = settings.get(USER, "")
+        self._open = build_opener(_NoRedirect).open
+
+    def schemas(self, subject: str, *, records: bool) -> dict[int, str]:
+        """Every schema of a subject by its id, deleted ones too, since records of them may be left. With
+        `records`, one that is of a single value is refused."""
+        path = f"/subjects/{quote(subject, safe='')}/versions"
+        versions = self._get(f"{path}?deleted=true", subject)
+        if not isinstance(versions, list) or not all(isinstance(version, int) for version in versions):
+            raise self._strange()
+        found: dict[int, str] = {}
+        for version in versions:
+            answer = self._get(f"{path}/{version}?deleted=true", subject)
+            number, text = self._schema(answer, f"version {version} of subject {subject!r}")
+            if records and not is_record(text):
+                fact = f"version {version} of subject {subject!r} is of a single value, not of a row"
+                raise InvalidUsage(fact, hint="only records can be read as values")
+            found[number] = text
+        return found
+
+    def _schema(self, answer: Any, what: str) -> tuple[int, str]:
+        try:
+            kind, number, text = answer.get("schemaType", "AVRO"), int(answer["id"]), answer["schema"]
+        except (AttributeError, KeyError, TypeError, ValueError):
+            raise self._strange() from None
+        if kind != "AVRO":
+            raise InvalidUsage(f"{what} is of type {str(kind)[:40]!r}", hint="only AVRO is read")
+        if answer.get("references"):
+            hint = "register it whole, or write it into the pipeline file"
+            raise InvalidUsage(f"{what} refers to other subjects", hint=hint)
+        try:
+            return number, schema_text(text)
+        except InvalidUsage as error:
+            raise InvalidUsage(f"{what} can't be used: {error.fact}", hint=error.hint) from None
+
+    def _get(self, path: str, subject: str) -> Any:
+        request = Request(self._base + path, headers={"Accept": "application/json"})
+        if self._user:
+            token = base64.b64encode(self._user.encode()).decode()
+            request.add_unredirected_header("Authorization", f"Basic {token}")
+        try:
+            with self._open(request, timeout=WAIT_SECONDS_MAX) as answer:
+                return json.loads(answer.read(_ANSWER_BYTES_MAX))
+        except HTTPError as error:
+            raise self._failure(error.code, subject) from None
+        except (URLError, OSError, http.client.HTTPException) as error:
+            said = str(getattr(error, "reason", error))[:_SAID_CHARACTERS_MAX]
+            fact = f"the schema registry at {self._name} can't be reached: {said}"
+            raise Determinate(fact, hint="check its address and that it runs, then retry") from None
+        except ValueError:
+            raise self._strange() from None
+
+    def _failure(self, code: int, subject: str) -> TidemarkError:
+        if code == _NOT_FOUND:
+            hint = "register the schema, or write it into the pipeline file"
+            return InvalidUsage(f"the schema registry at {self._name} has no subject {subject!r}", hint=hint)
+        if code in _REFUSED:
+            fact = f"the schema registry at {self._name} refuses the credentials (HTTP {code})"
+            return InvalidUsage(fact, hint=f"check {USER} of the connection")
+        fact = f"the schema registry at {self._name} answers HTTP {code}"
+        if code in _TRIED_AGAIN:
+            return Determinate(fact, hint="retry")
+        return InvalidUsage(fact, hint=f"check {URL} of the connection")
+
+    def _strange(self) -> InvalidUsage:
+        fact = f"what answers at {self._name} is not a schema registry"
+        return InvalidUsage(fact, hint=f"check {URL} of the connection")
+
+
+SERVERS: Final = "bootstrap.servers"
+_REGISTRY: Final = (URL, USER)
+_SAME: Final = (SERVERS, "security.protocol", "client.id")
+_FILES: Final = {
+    "ssl.ca.location": "ssl.truststore.certificates",
+    "ssl.certificate.location": "ssl.keystore.certificate.chain",
+    "ssl.key.location": "ssl.keystore.key",
+}
+_STORES: Final = {
+    "ssl.truststore.certificates": "ssl.truststore.type",
+    "ssl.keystore.key": "ssl.keystore.type",
+}
+_LOGINS: Final = {
+    "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
+    "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
+    "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
+}
+_SASL: Final = ("sasl.mechanism", "sasl.mechanisms", "sasl.username", "sasl.password")
+_HOST_CHECK: Final = "ssl.endpoint.identification.algorithm"
+_KEY_PASSWORD: Final = "ssl.key.password"
+_IGNORED: Final = (
+    "group.id",
+    "auto.offset.reset",
+    "enable.auto.commit",
+    "isolation.level",
+    "socket.timeout.ms",
+)
+"""What a connection made for consumers often has, and what is decided here."""
+
+
+def settings_of(source: KafkaSource, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """librdkafka's settings for a source; `InvalidUsage` when its connection can't be used."""
+    if source.kafka_config_id is None:
+        return {SERVERS: source.bootstrap_servers or ""}
+    name = source.kafka_config_id
+    settings = _settings(name, environ)
+    settings = {key: value for key, value in settings.items() if key not in (*_IGNORED, *_REGISTRY)}
+    known = {*_SAME, *_FILES, *_SASL, _HOST_CHECK}
+    unknown = sorted(settings.keys() - known)
+    if _KEY_PASSWORD in unknown:
+        # OpenSSL closes keys in a way that Java's client has no means to open.
+        fact = f"connection {name!r} has the setting {_KEY_PASSWORD!r}, and Java's client can't use it"
+        hint = "remove it, and name a key without a password, in a file that nobody else may read"
+        raise InvalidUsage(fact, hint=hint)
+    if unknown:
+        hint = f"remove it; used are {', '.join(sorted(known))}"
+        raise InvalidUsage(
+            f"connection {name!r} has the setting {unknown[0][:80]!r}, which is not used", hint=hint
+        )
+    if not settings.get(SERVERS):
+        raise InvalidUsage(f"connection {name!r} has no {SERVERS}", hint="put it into the connection's extra")
+    return settings
+
+
+def registry_settings(source: KafkaSource, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """What a source's connection says of a schema registry; none where it has no connection."""
+    settings = _settings(source.kafka_config_id, environ) if source.kafka_config_id is not None else {}
+    return {key: value for key, value in settings.items() if key in _REGISTRY}
+
+
+def _settings(name: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """All that a connection has in its extra."""
+    example = '{"conn_type": "kafka", "extra": {"bootstrap.servers": "…"}}'
+    found = find_connection(name, environ, example=example)
+    return {str(key): _text(value) for key, value in found.extra.items()}
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def java_settings(settings: Mapping[str, str]) -> dict[str, str]:
+    """The same settings for the Java client. Certificates and keys are read now, so that the machines that
+    run Spark's tasks need no files."""
+    made = {key: settings[key] for key in _SAME if key in settings}
+    for key, target in _FILES.items():
+        if key in settings:
+            made[target] = _content(settings[key], key)
+            if target in _STORES:
+                made[_STORES[target]] = "PEM"
+    if _HOST_CHECK in settings:
+        made[_HOST_CHECK] = settings[_HOST_CHECK].replace("none", "")
+    mechanism = settings.get("sasl.mechanism") or settings.get("sasl.mechanisms")
+    if mechanism:
+        if mechanism not in _LOGINS:
+            raise InvalidUsage(
+                f"the SASL mechanism {mechanism[:40]!r} is not known", hint=f"use {', '.join(_LOGINS)}"
+            )
+        made["sasl.mechanism"] = mechanism
+        user, password = (_quoted(settings.get(f"sasl.{part}", "")) for part in ("username", "password"))
+        made["sasl.jaas.config"] = f"{_LOGINS[mechanism]} required username={user} password={password};"
+    return made
+
+
+def _content(path: str, key: str) -> str:
+    try:
+        return Path(path).read_text(encoding="ascii")
+    except (OSError, ValueError):
+        raise InvalidUsage(f"the file that {key} names can't be read", hint="check the connection") from None
+
+
+def _quoted(text: str) -> str:
+    """A value as a JAAS configuration writes it."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

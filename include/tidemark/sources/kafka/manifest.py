@@ -1,0 +1,197 @@
+"""A Kafka source's notes in a binding: which topics by their ids, and which offsets of which partitions.
+
+The text is JSON, `{"kind": "kafka", "topics": {name: id}, "ranges": {"orders-0": [lower, upper]}}`. A topic's
+id is given by the cluster and never again: a topic that was deleted and made anew under its old name has
+another one. `topics` has every topic that was ever bound, `ranges` only what this transaction reads. With a
+schema registry there is also `"schemas": {"value": {id: schema}, "key": {…}}`, as it was then.
+
+Until when topics keep the records of a transaction, as far as their own settings say.
+
+A broker removes whole segments, the oldest first, each once its newest record is older than `retention.ms`.
+So if a record of time T stands at an offset or before it, that offset is kept until T plus `retention.ms` at
+the least. A broker knows the first offset from any time on; asked for a few times, it has told enough for all
+transactions at once, and no record is read.
+
+Known limitation: a time that is told is a sure one, and the broker may keep the offsets for longer: by the
+steps of `LEFT_HOURS`, and by what is left of a segment. `retention.bytes` and compaction keep no time, and
+are told as a caveat.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from tidemark.config.kafka import partition_name, split_partition
+from tidemark.core.errors import InvalidUsage, InvariantViolation
+from tidemark.core.replay import Replayable
+
+_KIND: Final = "kafka"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Range:
+    """The offsets in [lower, upper) of one partition. Some of them may have no record: compaction removes
+    records, and transactions leave markers."""
+
+    topic: str
+    partition: int
+    lower: int
+    upper: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.lower < self.upper:
+            raise InvariantViolation(f"[{self.lower}, {self.upper}) of {self.name} is not a range of offsets")
+
+    @property
+    def name(self) -> str:
+        return partition_name(self.topic, self.partition)
+
+    @property
+    def size(self) -> int:
+        return self.upper - self.lower
+
+    def __str__(self) -> str:
+        last = self.upper - 1
+        return (
+            f"offset {last} of {self.name}"
+            if self.size == 1
+            else f"offsets {self.lower} to {last} of {self.name}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaManifest:
+    """The exact input of one transaction."""
+
+    topics: Mapping[str, str] = field(default_factory=dict)
+    ranges: tuple[Range, ...] = ()
+    schemas: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, topics: Mapping[str, str], ranges: Iterable[tuple[str, int, int]]) -> KafkaManifest:
+        """The manifest of these partitions' offsets, each (name, lower, upper); empty ranges are left out."""
+        made = [Range(*split_partition(name), lower, upper) for name, lower, upper in ranges if lower < upper]
+        return cls(dict(sorted(topics.items())), tuple(sorted(made)))
+
+    def reading(self, ranges: Iterable[tuple[str, int, int]]) -> KafkaManifest:
+        """The same notes on these ranges."""
+        return replace(self, ranges=KafkaManifest.of(self.topics, ranges).ranges)
+
+    def to_json(self) -> str:
+        ranges = {one.name: [one.lower, one.upper] for one in self.ranges}
+        found: dict[str, Any] = {"kind": _KIND, "topics": dict(self.topics), "ranges": ranges}
+        if self.schemas:
+            found["schemas"] = {part: dict(by_id) for part, by_id in self.schemas.items()}
+        return json.dumps(found, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> KafkaManifest:
+        """The manifest of a binding, checked."""
+        try:
+            found = json.loads(text)
+            if found["kind"] != _KIND:
+                raise InvariantViolation(f"the manifest is of kind {found['kind']!r}, not {_KIND!r}")
+            made = cls.of(found["topics"], [(name, *ends) for name, ends in found["ranges"].items()])
+            schemas = {
+                part: {int(number): str(text) for number, text in by_id.items()}
+                for part, by_id in found.get("schemas", {}).items()
+            }
+            made = replace(made, schemas=schemas)
+        except (ValueError, KeyError, TypeError, AttributeError, InvalidUsage) as error:
+            fact = f"a binding's manifest can't be read: {type(error).__name__}"
+            raise InvariantViolation(fact, hint="the history was changed by hand") from None
+        unknown = sorted({one.topic for one in made.ranges} - made.topics.keys())
+        if unknown:
+            raise InvariantViolation(f"a binding's manifest has no id for topic {unknown[0]!r}")
+        return made
+
+
+LEFT_HOURS: Final = (0, 1, 3, 6, 12, 24, 48, 96, 168, 336, 720, 2160)
+"""For how long a transaction is left, in the steps that are told apart."""
+_HOUR_MS: Final = 3_600_000
+_UNLIMITED: Final = "-1"
+
+Mark = tuple[int, int]
+"""An offset, and the time of its record in milliseconds."""
+FirstSince = Callable[[Mapping[str, int]], Mapping[str, Mark]]
+"""For each partition a time in milliseconds; for each that has one, its first record from then on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How long a topic keeps a record: None where no time ends it. `caveat` is what may end it sooner."""
+
+    milliseconds: int | None = None
+    caveat: str = ""
+
+    @classmethod
+    def of(cls, topic: str, settings: Mapping[str, str] | None) -> Retention:
+        """By a topic's settings; None are settings that may not be seen."""
+        if settings is None:
+            return cls(caveat=f"topic {topic!r} does not show its retention")
+        policies = settings.get("cleanup.policy", "delete").split(",")
+        caveats = []
+        if "compact" in policies:
+            caveats.append("is compacted: a record that a newer one replaces goes at any time")
+        if "delete" not in policies:
+            return cls(caveat=_retention_text(topic, caveats))
+        if settings.get("retention.bytes", _UNLIMITED) != _UNLIMITED:
+            caveats.append(f"keeps {settings['retention.bytes']} bytes of a partition, however new they are")
+        text = settings.get("retention.ms", _UNLIMITED)
+        return cls(None if text == _UNLIMITED else int(text), _retention_text(topic, caveats))
+
+
+def _retention_text(topic: str, caveats: Sequence[str]) -> str:
+    return f"topic {topic!r} {', and '.join(caveats)}" if caveats else ""
+
+
+def lifetimes(
+    transactions: Sequence[Sequence[Range]],
+    retentions: Mapping[str, Retention],
+    *,
+    first_since: FirstSince,
+    now_ms: int,
+) -> list[Replayable]:
+    """Until when each transaction's offsets, all of which are there now, are kept."""
+    names = {one.name for ranges in transactions for one in ranges}
+    kept = {name: retentions[split_partition(name)[0]].milliseconds for name in names}
+    limited = {name: milliseconds for name, milliseconds in kept.items() if milliseconds is not None}
+    marks = _marks(limited, first_since, now_ms=now_ms)
+
+    def until_ms(one: Range) -> int:
+        """Of all records at or before the first offset the newest is the one that counts."""
+        times = [time for offset, time in marks[one.name] if offset <= one.lower]
+        # Its time is over when there is none: the broker takes it when it comes by.
+        return max(times) + limited[one.name] if times else now_ms
+
+    def lifetime(ranges: Sequence[Range]) -> Replayable:
+        ends = [until_ms(one) for one in ranges if one.name in limited]
+        caveats = dict.fromkeys(retentions[one.topic].caveat for one in ranges)
+        return Replayable(
+            until_seconds=min(ends) / 1000 if ends else None,
+            caveat="; ".join(caveat for caveat in caveats if caveat),
+        )
+
+    return [lifetime(ranges) for ranges in transactions]
+
+
+def _marks(limited: Mapping[str, int], first_since: FirstSince, *, now_ms: int) -> dict[str, list[Mark]]:
+    marks: dict[str, list[Mark]] = {name: [] for name in limited}
+    for hours in LEFT_HOURS:
+        left_ms = hours * _HOUR_MS
+        asked = {
+            name: max(0, now_ms + left_ms - milliseconds)
+            for name, milliseconds in limited.items()
+            if left_ms < milliseconds
+        }
+        for name, mark in first_since(asked).items():
+            marks[name].append(mark)
+    return marks
+
+
+def topics_of(transactions: Iterable[Iterable[Range]]) -> list[str]:
+    """The topics that are read, in order."""
+    return sorted({one.topic for ranges in transactions for one in ranges})

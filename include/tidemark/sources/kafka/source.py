@@ -1,0 +1,334 @@
+"""Cutting what there is to read of topics into transactions.
+
+Kafka topics as a source: bound by topic id and by offsets up to the last stable one.
+
+Promise: a binding names, for every partition, exactly which offsets it reads, and all of them are decided:
+what a transaction has open or aborted is not among the records, in the binding as in the read. Where to go on
+comes from the last binding alone; the consumer group's offsets are written for who watches lag, and never
+read (scenario S1).
+
+- `start` says where a pipeline begins. A partition that appears later begins at 0, and a topic that is added
+  later at its earliest record.
+- Gaps in the offsets, which compaction and transactions leave, are no loss: a binding counts offsets, a read
+  counts records (S3).
+- Offsets that expired before they were bound become a transaction of their own, of exactly the lost range. It
+  can't be read, so the run stops there and names it; skipping it takes a recorded reason, and costs nothing
+  that is still there (S4).
+- A topic that is gone, or that was made anew under its name, is an error that no retry mends (S5).
+
+Known limitation: `max_records` counts offsets, so a transaction over a compacted range has fewer records.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from functools import partial
+from typing import Final
+
+from tidemark.config.kafka import RECORDS_MAX, KafkaSource, split_partition
+from tidemark.config.model import PipelineConfig
+from tidemark.core.binding import Binding, BindingRecord, Claim, Step
+from tidemark.core.errors import InvalidUsage, TidemarkError
+from tidemark.core.frontier import Frontier
+from tidemark.core.replay import Replayable
+from tidemark.ports.control import Ledger
+from tidemark.ports.source import SourceReport, Waiting
+from tidemark.sources.kafka.cluster import Cluster, Topic
+from tidemark.sources.kafka.connection import Registry, registry_settings, settings_of
+from tidemark.sources.kafka.manifest import KafkaManifest, Range, Retention, lifetimes, topics_of
+
+Offsets = Mapping[str, int]
+
+
+def steps_of(
+    firsts: Offsets, lows: Offsets, ends: Offsets, *, kept: Offsets, notes: KafkaManifest, records_max: int
+) -> Iterator[Step]:
+    """The lost offsets, if there are any, then the others, at most `records_max` in a transaction. `notes` is
+    what all their manifests have in common."""
+    reached = dict(firsts)
+    lost = {name: (first, lows[name]) for name, first in firsts.items() if first < lows[name]}
+    if lost:
+        reached |= {name: low for name, (_, low) in lost.items()}
+        manifest = notes.reading((name, first, low) for name, (first, low) in lost.items())
+        yield Step(Frontier.of({**kept, **reached}), manifest.to_json())
+    if all(reached[name] == ends[name] for name in reached) and not lost:
+        # Nothing to read. Where the pipeline begins is worth a binding all the same.
+        yield Step(Frontier.of({**kept, **reached}), notes.to_json())
+    while any(reached[name] < ends[name] for name in reached):
+        shares = _shares({name: ends[name] - offset for name, offset in reached.items()}, records_max)
+        ranges = [(name, reached[name], reached[name] + share) for name, share in shares.items()]
+        reached |= {name: upper for name, _, upper in ranges}
+        yield Step(Frontier.of({**kept, **reached}), notes.reading(ranges).to_json())
+
+
+def _shares(left: Offsets, limit: int) -> dict[str, int]:
+    """How many offsets of each partition go into one transaction: equal shares, and what the short ones
+    leave over goes to the others."""
+    shares: dict[str, int] = {}
+    waiting = sorted((offsets, name) for name, offsets in left.items() if offsets)
+    for index, (offsets, name) in enumerate(waiting):
+        shares[name] = min(offsets, limit // (len(waiting) - index))
+        limit -= shares[name]
+    return shares
+
+
+_NAMED_MAX: Final = 5
+_UNIT: Final = "offsets"
+_LOG: Final = logging.getLogger(__name__)
+
+
+class TopicLost(InvalidUsage):
+    """A topic is not the one that is bound, or not there at all."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what, hint="bind the new topic in a new pipeline, or restore the old one")
+
+
+class TopicSource:
+    """The `Source` port over Kafka topics. Not safe for several threads at once."""
+
+    def __init__(
+        self,
+        source: KafkaSource,
+        cluster: Cluster,
+        *,
+        bindings: Ledger[BindingRecord],
+        group: str,
+        records_max: int,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._source = source
+        self._cluster = cluster
+        self._bindings = bindings
+        self._group = group
+        self._records_max = records_max
+        self._clock = clock
+
+    @classmethod
+    def of(
+        cls, config: PipelineConfig, source: KafkaSource, *, bindings: Ledger[BindingRecord]
+    ) -> TopicSource:
+        """The source that a pipeline file describes."""
+        return cls(
+            source,
+            Cluster(lambda: settings_of(source)),
+            bindings=bindings,
+            group=source.group_of(config.name),
+            records_max=config.transaction.max_records or RECORDS_MAX,
+        )
+
+    def offer(self, last: Binding | None) -> Sequence[Step]:
+        """Everything up to the last stable offsets, cut into transactions; what is lost comes first."""
+        known = _known(last)
+        topics = self._topics(known)
+        firsts, lows, ends = self._extent(last, topics)
+        bound = last.upper.as_dict() if last is not None else {}
+        # Partitions of topics that are no longer listed stay where they are; others must be there still.
+        kept = {name: offset for name, offset in bound.items() if split_partition(name)[0] not in topics}
+        ids = {**known.topics, **{topic.name: topic.id for topic in topics.values()}}
+        # After the ends: whoever wrote below them had registered its schema before.
+        notes = KafkaManifest(dict(sorted(ids.items())), schemas=self._schemas(topics))
+        if any(ends[name] < first for name, first in firsts.items()):
+            return [Step(Frontier.of({**kept, **ends}), notes.to_json())]
+        return list(steps_of(firsts, lows, ends, kept=kept, notes=notes, records_max=self._records_max))
+
+    def waiting(self, last: Binding | None) -> Waiting:
+        """The offsets above the last binding, and the time of the first record among them: that of each
+        partition is fetched. Records have the times that their producers, or the topic, gave them."""
+        try:
+            firsts, lows, ends = self._extent(last, self._topics(_known(last)))
+            for name, first in firsts.items():
+                if not lows[name] <= first <= ends[name]:
+                    fact = f"{name} goes on at offset {first}, and has {lows[name]} to {ends[name]}"
+                    return Waiting(trouble=fact, unit=_UNIT)
+            open_ = {name: first for name, first in firsts.items() if first < ends[name]}
+            times = self._cluster.first_times(self._group, open_)
+        except TidemarkError as error:
+            return Waiting(trouble=str(error), unit=_UNIT)
+        offsets = sum(ends[name] - firsts[name] for name in times)
+        return Waiting(offsets, oldest_seconds=min(times.values(), default=None), unit=_UNIT)
+
+    def inspect(self, binding: Binding) -> str:
+        """Which of the bound offsets can't be read any more; empty when all can."""
+        (gone,) = self._gone([KafkaManifest.from_json(binding.manifest)])
+        return gone
+
+    def replayable(self, bindings: Sequence[Binding]) -> Sequence[Replayable]:
+        """Whether the offsets are still there, and until when the topics' retention keeps them. The cluster
+        is asked a fixed number of questions, however many transactions there are."""
+        manifests = [KafkaManifest.from_json(binding.manifest) for binding in bindings]
+        gone = self._gone(manifests)
+        there = [() if text else made.ranges for made, text in zip(manifests, gone, strict=True)]
+        retentions = {name: Retention.of(name, self._cluster.settings(name)) for name in topics_of(there)}
+        kept = lifetimes(
+            there, retentions, first_since=self._cluster.first_since, now_ms=int(self._clock() * 1000)
+        )
+        return [Replayable(text) if text else one for text, one in zip(gone, kept, strict=True)]
+
+    def acknowledge(self, frontier: Frontier) -> None:
+        """Show how far the pipeline is, as the offsets of its consumer group; never back, and never in the
+        way: nothing reads them here, so a cluster that refuses them is a warning."""
+        ours = {n: o for n, o in frontier.offsets if split_partition(n)[0] in self._source.topics}
+        try:
+            committed = self._cluster.committed(self._group, ours)
+            ahead = {name: offset for name, offset in ours.items() if offset > committed.get(name, -1)}
+            if ahead:
+                self._cluster.commit(self._group, ahead)
+        except TidemarkError as error:
+            _LOG.warning("the offsets of group %s could not be committed: %s", self._group, error)
+
+    def standing(self) -> SourceReport:
+        """The consumer group's offsets, and how much there is that no transaction has bound yet."""
+        upper = self._bindings.head().upper
+        last = next((one for one in self._bindings.read(upper - 1, upper) if isinstance(one, Binding)), None)
+        bound = last.upper.as_dict() if last is not None else {}
+        try:
+            topics = self._topics(_known(last))
+            partitions = [name for topic in topics.values() for name in topic.partitions]
+            ends = self._cluster.stable(partitions)
+            firsts = bound if last is not None else self._cluster.earliest(partitions)
+        except TidemarkError as error:
+            return SourceReport("", trouble=str(error))
+        waiting = sum(max(0, end - firsts.get(name, 0)) for name, end in ends.items())
+        return SourceReport(self._acknowledged(ends), cost=f"{waiting:,} offsets to be read")
+
+    def _acknowledged(self, partitions: Iterable[str]) -> str:
+        """The group's offsets; a cluster that does not tell them is no trouble, since nothing needs them."""
+        try:
+            committed = self._cluster.committed(self._group, partitions)
+        except TidemarkError as error:
+            return f"unknown ({error})"
+        return self.shown(Frontier.of(committed))
+
+    def shown(self, frontier: Frontier) -> str:
+        """Partitions and offsets; of many the first ones, and all of them summed up."""
+        named = [f"{name}:{offset}" for name, offset in frontier.offsets]
+        if len(named) > _NAMED_MAX:
+            total = sum(offset for _, offset in frontier.offsets)
+            named[_NAMED_MAX:] = [f"… ({len(named)} partitions, {total:,} offsets)"]
+        return " ".join(named) or "nothing"
+
+    def _gone(self, manifests: Sequence[KafkaManifest]) -> list[str]:
+        """What of each can't be read any more, all looked at together."""
+        names = topics_of(made.ranges for made in manifests)
+        topics = self._cluster.describe(names) if names else {}
+        partitions = {one.name for made in manifests for one in made.ranges if _is_there(one, topics, made)}
+        lows = self._cluster.earliest(partitions)
+        ends = self._cluster.stable(partitions)
+        return [
+            _joined([text for one in made.ranges if (text := _gone(one, made, topics, lows, ends))])
+            for made in manifests
+        ]
+
+    def _extent(self, last: Binding | None, topics: Mapping[str, Topic]) -> tuple[Offsets, Offsets, Offsets]:
+        """Where each partition goes on, and where it begins and ends."""
+        known = _known(last)
+        partitions = [name for topic in topics.values() for name in topic.partitions]
+        # In this order: both only grow, so no partition begins above its end.
+        lows = self._cluster.earliest(partitions)
+        ends = self._cluster.stable(partitions)
+        bound = last.upper.as_dict() if last is not None else {}
+        began = self._source.start_time if last is None else None
+        timed = self._since(partitions, began) if began is not None else {}
+        start = partial(self._start, last=last, lows=lows, ends=ends, timed=timed)
+        firsts = {
+            name: bound.get(name, 0) if topic.name in known.topics else start(name)
+            for topic in topics.values()
+            for name in topic.partitions
+        }
+        return firsts, lows, ends
+
+    def _topics(self, known: KafkaManifest) -> dict[str, Topic]:
+        """The listed topics, each the one that is bound."""
+        found = self._cluster.describe(self._source.topics)
+        for name in self._source.topics:
+            if name not in found and name in known.topics:
+                raise TopicLost(f"topic {name!r} is gone from kafka at {self._cluster.servers}")
+            if name not in found:
+                hint = "make it, or correct its name; the user also needs the right to see it"
+                raise InvalidUsage(
+                    f"there is no topic {name!r} in kafka at {self._cluster.servers}", hint=hint
+                )
+            if name in known.topics and found[name].id != known.topics[name]:
+                raise TopicLost(_recreated(name, bound=known.topics[name], found=found[name].id))
+        return found
+
+    def _start(self, name: str, last: Binding | None, *, lows: Offsets, ends: Offsets, timed: Offsets) -> int:
+        """Where a partition of a topic that is not bound yet begins."""
+        source = self._source
+        if last is not None:
+            return lows[name]
+        if source.start_time is not None:
+            # What came in since the ends were read is left to the next transaction, whatever its time.
+            return min(timed.get(name, ends[name]), ends[name])
+        if name in source.start_offsets:
+            if source.start_offsets[name] > ends[name]:
+                fact = f"the start {source.start_offsets[name]} of {name} is above its end {ends[name]}"
+                raise InvalidUsage(fact, hint="give an offset that is there, or latest")
+            return source.start_offsets[name]
+        # A run before us has found the topics empty, and with that its latest: 0.
+        return 0 if self._has_begun() else ends[name] if source.start == "latest" else lows[name]
+
+    def _schemas(self, topics: Iterable[str]) -> dict[str, dict[int, str]]:
+        """The schemas that the registry has for these topics' records, where the source says so."""
+        given = (("value", self._source.value_schema), ("key", self._source.key_schema))
+        asked = [part for part, schemas in given if schemas is not None and schemas.is_registered]
+        if not asked:
+            return {}
+        registry = Registry(registry_settings(self._source))
+        found: dict[str, dict[int, str]] = {}
+        for part in asked:
+            subjects = [registry.schemas(f"{name}-{part}", records=part == "value") for name in topics]
+            found[part] = {number: text for one in subjects for number, text in sorted(one.items())}
+        return found
+
+    def _since(self, partitions: Sequence[str], moment: datetime) -> dict[str, int]:
+        """The first offset of each partition from a moment on; those without one are left out."""
+        asked = dict.fromkeys(partitions, int(moment.timestamp() * 1000))
+        return {name: offset for name, (offset, _) in self._cluster.first_since(asked).items()}
+
+    def _has_begun(self) -> bool:
+        return self._source.start == "latest" and any(
+            isinstance(record, Claim) for record in self._bindings.read(1, 2)
+        )
+
+
+def _known(last: Binding | None) -> KafkaManifest:
+    return KafkaManifest.from_json(last.manifest) if last and last.manifest else KafkaManifest()
+
+
+def _joined(gone: Sequence[str]) -> str:
+    more = [f"and {len(gone) - _NAMED_MAX} more"] if len(gone) > _NAMED_MAX else []
+    return "; ".join([*gone[:_NAMED_MAX], *more])
+
+
+def _recreated(name: str, *, bound: str, found: str) -> str:
+    return f"topic {name!r} was made anew: it has id {found}, and {bound} is bound"
+
+
+def _is_there(one: Range, topics: Mapping[str, Topic], manifest: KafkaManifest) -> bool:
+    topic = topics.get(one.topic)
+    return topic is not None and topic.id == manifest.topics[one.topic] and one.name in topic.partitions
+
+
+def _gone(
+    one: Range, manifest: KafkaManifest, topics: Mapping[str, Topic], lows: Offsets, ends: Offsets
+) -> str:
+    """What of a range can't be read; empty when all can."""
+    topic = topics.get(one.topic)
+    if topic is None:
+        return f"{one}: topic {one.topic!r} is gone"
+    if topic.id != manifest.topics[one.topic]:
+        return f"{one}: {_recreated(one.topic, bound=manifest.topics[one.topic], found=topic.id)}"
+    if one.name not in topic.partitions:
+        return f"{one}: topic {one.topic!r} has {len(topic.partitions)} partitions"
+    if lows[one.name] > one.lower:
+        lost = Range(one.topic, one.partition, one.lower, min(one.upper, lows[one.name]))
+        verb = "has" if lost.size == 1 else "have"
+        return f"{lost} {verb} expired: the partition begins at {lows[one.name]}"
+    if ends[one.name] < one.upper:
+        return f"{one}: the partition ends at {ends[one.name]}"
+    return ""

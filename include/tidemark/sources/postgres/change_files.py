@@ -1,0 +1,333 @@
+"""Change files: written whole, once, and cut into steps at the source's own commits.
+
+A file is named for the commits of its step and for its content, `<first>-<last>-<number>-<hash>.json.zst`,
+and is put if absent: it is written aside, made durable, and linked to its name. A capture that is done again
+after a crash finds its files there. What a binding doesn't name is never read.
+
+A step ends at a commit, never within one. A source transaction that doesn't fit into memory goes to several
+files (*fragments*), as they fill, and is a step of its own; it becomes visible with its binding, whole.
+
+The files have rows, so they are for their owner alone, and for the group of a folder that was made for one.
+
+Captured files that nobody needs any more.
+
+Every file tells in its name up to where in the database's log it goes: change files the last commit that is
+in them, first readings and their notes the position that they stand for. A transaction reads what was
+committed at or above the position where it begins, and readings that were bound before it stand for a lower
+one, or are kept until they do. So one position decides, and no manifest has to be read: what lies below it is
+read by no transaction that begins there or later, whether a binding names it or a crash has left it.
+
+Records of the catalog have no position. The newest binding names those that are still compared with, and the
+notes of readings those that will be.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterable, Iterator, Sequence, Set
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from tidemark.config.model import Transaction
+from tidemark.core.binding import Step
+from tidemark.core.frontier import Frontier
+from tidemark.ports.source import Unneeded
+from tidemark.sources.files.content import HASH_BYTES
+from tidemark.sources.files.manifest import PARTITION, BoundFile, Manifest, TableRead
+from tidemark.sources.postgres.pgoutput import lsn_text
+from tidemark.sources.postgres.values import Lines
+
+WAL: Final = "wal"
+"""The frontier's partition that tells how far the log is bound; records stand in `files`."""
+FRAGMENT_BYTES: Final = 16 * 1024**2
+_LEVEL: Final = 1
+
+
+class ChangeFiles:
+    """The folder of captured changes."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = Path(folder)
+        self._is_made = False
+
+    def put(self, prefix: str, lines: Sequence[bytes | memoryview], seq: int) -> BoundFile:
+        """Write the lines as one file, durable when this returns; the same lines again are the same file."""
+        data = pa.Codec("zstd", compression_level=_LEVEL).compress(b"".join(lines), asbytes=True)
+        content = hashlib.blake2b(data, digest_size=HASH_BYTES).hexdigest()
+        path = self.folder / f"{prefix}-{content[:12]}.json.zst"
+        if path.exists():
+            # Whoever has linked it may have died before its name was durable.
+            self._make()
+            _sync(self.folder)
+        else:
+            self.write(path, data)
+        found = path.stat()
+        return BoundFile(seq, path.name, found.st_size, content, found.st_mtime_ns)
+
+    def write(self, path: Path, data: bytes) -> None:
+        """Put a file if it is absent, whole and durable."""
+        self._make()
+        aside = self._aside(data)
+        with contextlib.suppress(FileExistsError):
+            os.link(aside, path)
+        aside.unlink(missing_ok=True)
+        _sync(self.folder)
+
+    def replace(self, path: Path, data: bytes) -> None:
+        """Write a file in the place of the one that is there."""
+        self._make()
+        self._aside(data).replace(path)
+        _sync(self.folder)
+
+    def _aside(self, data: bytes) -> Path:
+        path = self.folder / f".{secrets.token_hex(8)}.tmp"
+        opened = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        try:
+            with os.fdopen(opened, "wb") as file:
+                os.fchmod(opened, self.folder.stat().st_mode & 0o660)
+                file.write(data)
+                file.flush()
+                os.fsync(opened)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+        return path
+
+    def _make(self) -> None:
+        """Have the folder, and its own name durable, with those of the folders above it that are new."""
+        if not self._is_made:
+            above = [folder for folder in self.folder.parents if not folder.exists()]
+            self.folder.parent.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(exist_ok=True, mode=0o700)
+            for folder in (self.folder, *above):
+                _sync(folder.parent)
+            self._is_made = True
+
+
+def _sync(folder: Path) -> None:
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+def put_in_pieces(files: ChangeFiles, prefix: str, lines: Iterable[bytes]) -> tuple[BoundFile, ...]:
+    """Put any number of lines as files of bounded size."""
+    put: list[BoundFile] = []
+    piece: list[bytes] = []
+    size = 0
+    for line in lines:
+        piece.append(line)
+        size += len(line)
+        if size >= FRAGMENT_BYTES:
+            put.append(files.put(f"{prefix}{len(put):04d}", piece, len(put)))
+            piece, size = [], 0
+    if piece:
+        put.append(files.put(f"{prefix}{len(put):04d}", piece, len(put)))
+    return tuple(put)
+
+
+@dataclass(slots=True)
+class Buffer:
+    """Lines that are not in a file yet."""
+
+    pieces: list[memoryview] = field(default_factory=list)
+    count: int = 0
+    size: int = 0
+
+    def add(self, lines: Lines, first: int, end: int) -> None:
+        data = lines.part(first, end)
+        self.pieces.append(data)
+        self.count += end - first
+        self.size += len(data)
+
+    def move_to(self, other: Buffer) -> None:
+        """Have another one take all lines over."""
+        other.count, other.size = other.count + self.count, other.size + self.size
+        other.pieces.extend(self.taken())
+
+    def taken(self) -> list[memoryview]:
+        pieces, self.pieces, self.count, self.size = self.pieces, [], 0, 0
+        return pieces
+
+
+class StepCutter:
+    """Hears records and commits; makes files and steps of them. `steps` are those that are complete."""
+
+    def __init__(
+        self, files: ChangeFiles, limits: Transaction, lower: Frontier, snapshots: dict[str, TableRead]
+    ) -> None:
+        self.steps: list[Step] = []
+        self._files, self._limits, self._snapshots = files, limits, snapshots
+        self._seq, self._wal = lower[PARTITION], lower[WAL]
+        self._closed = self._wal
+        self._open, self._step = Buffer(), Buffer()
+        self._bound: list[BoundFile] = []
+        self._records = self._bytes = 0
+        self._first = self._last = self._commit = self._spilled = 0
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether anything was heard before the open source transaction."""
+        return bool(self.steps or self._records or self._wal > self._closed)
+
+    def begin(self, commit: int) -> None:
+        """A source transaction starts whose commit lies at `commit`."""
+        self._commit, self._spilled = commit, 0
+
+    def records(self, lines: Lines, first: int, end: int) -> None:
+        """Records of the open source transaction. A fragment ends with the line that fills it, however the
+        lines come."""
+        while first < end:
+            filled = lines.bounds[first] + FRAGMENT_BYTES - self._open.size
+            upto = end if lines.bounds[end] < filled else int(np.searchsorted(lines.bounds, filled))
+            self._open.add(lines, first, upto)
+            first = upto
+            if self._open.size >= FRAGMENT_BYTES:
+                if not self._spilled:
+                    self.close()
+                    self._first = self._last = self._commit
+                self._spill_open()
+
+    def commit(self, end: int, *, alone: bool = False) -> None:
+        """The open source transaction is whole, and the log is read up to `end`. With `alone`, nothing
+        else goes into its step, so that it can be skipped by itself."""
+        count, size = self._open.count, self._open.size
+        if self._spilled:
+            self._spill_open()
+            self._wal = end
+            self.close()
+            return
+        if alone or not self._fits(count, size):
+            self.close()
+        if count:
+            if not self._records:
+                self._first = self._commit
+            self._last = self._commit
+        self._open.move_to(self._step)
+        self._records += count
+        self._bytes += size
+        self._wal = end
+        if alone:
+            self.close()
+        elif self._step.size >= FRAGMENT_BYTES:
+            self._put(self._step)
+
+    def abandon(self) -> None:
+        """Forget the open source transaction."""
+        self._open.taken()
+        if self._spilled:
+            self._seq -= len(self._bound)
+            self._bound.clear()
+            self._spilled = self._records = self._bytes = 0
+
+    def close(self) -> None:
+        """End the step at the last commit, if there was one since the last step."""
+        self._put(self._step)
+        if self._bound or self._wal > self._closed:
+            manifest = Manifest("json", tuple(self._bound), self._snapshots)
+            upper = Frontier.of({PARTITION: self._seq, WAL: self._wal})
+            self.steps.append(Step(upper, manifest.to_json()))
+        self._bound, self._closed = [], self._wal
+        self._records = self._bytes = 0
+
+    def _fits(self, count: int, size: int) -> bool:
+        if not self._records:
+            return True
+        records_max = self._limits.max_records
+        too_many = records_max is not None and self._records + count > records_max
+        return not too_many and self._bytes + size <= self._limits.max_bytes
+
+    def _spill_open(self) -> None:
+        self._records += self._open.count
+        self._spilled += 1
+        self._put(self._open)
+
+    def _put(self, buffer: Buffer) -> None:
+        if not buffer.count:
+            return
+        prefix = f"{self._first:016x}-{self._last:016x}-{len(self._bound):04d}"
+        self._bound.append(self._files.put(prefix, buffer.taken(), self._seq))
+        self._seq += 1
+
+
+TEMPORARY_SECONDS_MAX: Final = 86_400
+_CHANGES = re.compile(r"[0-9a-f]{16}-([0-9a-f]{16})-\d{4,}-[0-9a-f]{12}\.json\.zst\Z")
+_READING = re.compile(r"([0-9a-f]{16})-snapshot-[0-9a-f]{12}-s?\d{4,}-[0-9a-f]{12}\.json\.zst\Z")
+_NOTE = re.compile(r"snapshot-[0-9a-f]{12}-([0-9a-f]{16})\.json\Z")
+_CATALOG = re.compile(r"catalog-([0-9a-f]{16})\.json\Z")
+_TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.tmp\Z")
+
+
+def unneeded(files: ChangeFiles, *, bound: int, acknowledged: int, catalogs: Set[str] | None) -> Unneeded:
+    """What goes no further than where the first kept transaction begins. Of that, what the slot is not past
+    yet has to wait. `catalogs` are those that the newest binding names; None where nothing is bound."""
+    free = _free(files, min(bound, acknowledged), catalogs)
+    waiting = [one for one in files_below(files, bound) if one not in free]
+    held = f"the slot, acknowledged up to {lsn_text(acknowledged)}" if waiting else ""
+    return Unneeded(*_counted(free), *_counted(waiting), held)
+
+
+def let_go(files: ChangeFiles, *, below: int, catalogs: Set[str] | None) -> Unneeded:
+    """Delete what lies below a position, what was never finished, and records of the catalog that nothing
+    names; returns what went."""
+    found = _free(files, below, catalogs)
+    for path, _ in found:
+        path.unlink(missing_ok=True)
+    return Unneeded(*_counted(found))
+
+
+def _free(files: ChangeFiles, below: int, catalogs: Set[str] | None) -> list[tuple[Path, int]]:
+    return [*files_below(files, below), *abandoned_writes(files), *_unnamed_catalogs(files, catalogs)]
+
+
+def _unnamed_catalogs(files: ChangeFiles, named: Set[str] | None) -> list[tuple[Path, int]]:
+    """Records of the catalog that nothing names. A young one may be about to be bound."""
+    if named is None:
+        return []
+    found = [(path, its, match[1]) for path, its in _listed(files) if (match := _CATALOG.match(path.name))]
+    notes = "".join(path.read_text() for path, _ in _listed(files) if _NOTE.match(path.name))
+    old = time.time() - TEMPORARY_SECONDS_MAX
+    return [
+        (path, its.st_size)
+        for path, its, name in found
+        if its.st_mtime < old and name not in named and name not in notes
+    ]
+
+
+def _counted(files: Sequence[tuple[Path, int]]) -> tuple[int, int]:
+    return len(files), sum(size for _, size in files)
+
+
+def files_below(files: ChangeFiles, lsn: int) -> list[tuple[Path, int]]:
+    """The captured files that go no further than this position, and their sizes."""
+    found: list[tuple[Path, int]] = []
+    for path, its in _listed(files):
+        match = _CHANGES.match(path.name) or _READING.match(path.name) or _NOTE.match(path.name)
+        if match is not None and int(match[1], 16) < lsn:
+            found.append((path, its.st_size))
+    return found
+
+
+def abandoned_writes(files: ChangeFiles) -> list[tuple[Path, int]]:
+    """Files that a process began to write and died over: nobody writes one for a day."""
+    old = time.time() - TEMPORARY_SECONDS_MAX
+    left = [(path, its) for path, its in _listed(files) if _TEMPORARY.match(path.name)]
+    return [(path, its.st_size) for path, its in left if its.st_mtime < old]
+
+
+def _listed(files: ChangeFiles) -> Iterator[tuple[Path, os.stat_result]]:
+    for path in sorted(files.folder.iterdir()) if files.folder.is_dir() else ():
+        with suppress(FileNotFoundError):  # Another maintenance may be at it.
+            yield path, path.stat()

@@ -1,0 +1,351 @@
+"""Rows of a table as COPY sends them: the statement, the blocks that come, and the records in them.
+
+The server prints every value by its type's own output, as it does for the log, so a row that is read and one
+that is captured are the same record. COPY escapes what would end a value or a line, so tabs and line ends
+tell where each stands; a value with an escape in it is taken back by itself.
+
+Reading tables whole: all at one position of the log, by several connections at once, with progress.
+
+A temporary slot is made for the readings; the database hands out, with it, a snapshot that has exactly the
+transactions whose commit lies before the slot's position. Several sessions take that snapshot over and copy
+tables, and ranges of a big table's pages, side by side. So a change whose commit lies before the position is
+in the rows already, and is dropped from the pipeline's own slot; one at or after it is not, and is taken.
+
+A snapshot has the rows of a table, but not the table: one that is rewritten or truncated after it was made is
+empty under it. So each session locks the tables before the slot is made, as a query does: rows come and go
+meanwhile, and what would rewrite a table, or change its columns, waits until they are read.
+
+A table that was read is noted (`snapshot.put_note`) once all its rows are durable: after a crash it is not
+read again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from queue import SimpleQueue
+from threading import Lock, local
+from typing import Final
+
+import numpy as np
+import psycopg
+from psycopg import errors, sql
+from psycopg.pq import ExecStatus
+
+from tidemark.config.shard import ShardConfig
+from tidemark.config.source import PostgresSource
+from tidemark.core.errors import Determinate, InvariantViolation
+from tidemark.sources.files.manifest import BoundFile, TableRead
+from tidemark.sources.postgres.catalog import put_facts
+from tidemark.sources.postgres.change_files import FRAGMENT_BYTES, Buffer, ChangeFiles
+from tidemark.sources.postgres.connection import connect, translated_errors
+from tidemark.sources.postgres.pgoutput import NULL, TEXT, Broken, Spans, parsed_lsn
+from tidemark.sources.postgres.records import Table, place_of
+from tidemark.sources.postgres.snapshot import Snapshot, put_note, reading_prefix
+from tidemark.sources.postgres.tables import PublishedTable, published_tables
+from tidemark.sources.postgres.values import Lines
+
+BLOCK_BYTES: Final = 2 * 1024**2
+_TAB, _END, _ESCAPE, _N = b"\t\n\\N"
+_ESCAPED: Final = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """A range of a table's pages; without an end, all from the first on. `count` is what it had before."""
+
+    first: int = 0
+    end: int | None = None
+    count: int = 0
+
+    def conditions(self) -> Iterator[sql.Composable]:
+        """What is so for the rows in it; nothing for all rows."""
+        if self.first:
+            yield sql.SQL("ctid >= {}").format(sql.Literal(f"({self.first},0)"))
+        if self.end is not None:
+            yield sql.SQL("ctid < {}").format(sql.Literal(f"({self.end},0)"))
+
+
+def copy_statement(table: PublishedTable, pages: Pages) -> sql.Composed:
+    """Copy rows, each value in its text form. Rows of tables that inherit from it are theirs: changes of them
+    come under their own names."""
+    columns = sql.SQL(", ").join(sql.Identifier(column.name) for column in table.relation.columns)
+    # The filter is the database's own text, as its catalog prints it.
+    own = [sql.SQL(f"({table.row_filter})")] if table.row_filter else []
+    conditions: list[sql.Composable] = [*own, *pages.conditions()]
+    where = sql.SQL(" WHERE ") + sql.SQL(" AND ").join(conditions) if conditions else sql.SQL("")
+    return sql.SQL("COPY (SELECT {} FROM {}{}) TO STDOUT").format(columns, from_sql(table), where)
+
+
+def from_sql(table: PublishedTable) -> sql.Composable:
+    """The table with the rows that are its own: those of its partitions are, those of heirs are not."""
+    name = sql.Identifier(table.relation.schema, table.relation.table)
+    return name if table.is_partitioned else sql.SQL("ONLY {}").format(name)
+
+
+def blocks(db: psycopg.Connection, statement: sql.Composed) -> Iterator[bytes]:
+    """What a COPY sends, in blocks of whole rows.
+
+    The server sends a row at a time, and libpq hands them out so: at its own level that costs a fifth of what
+    the cursor's iterator costs. A session that was left in the middle of it is of no more use."""
+    begun = db.pgconn.exec_(statement.as_bytes(db))
+    if begun.status != ExecStatus.COPY_OUT:
+        raise errors.error_from_result(begun)
+    take, rows, size = db.pgconn.get_copy_data, list[memoryview](), 0
+    while True:
+        length, row = take(0)
+        if length < 0:
+            break
+        rows.append(row)
+        size += length
+        if size >= BLOCK_BYTES:
+            yield b"".join(rows)
+            rows, size = [], 0
+    if rows:
+        yield b"".join(rows)
+    while ended := db.pgconn.get_result():
+        if ended.status != ExecStatus.COMMAND_OK:
+            raise errors.error_from_result(ended)
+
+
+def copied(table: Table, block: bytes, place: bytes) -> Lines:
+    """The rows of a block as records of rows that are there."""
+    data = np.frombuffer(block, np.uint8)
+    columns = len(table.relation.columns)
+    ends = np.flatnonzero((data == _TAB) | (data == _END))
+    if len(ends) % columns or (data[ends[columns - 1 :: columns]] != _END).any():
+        raise InvariantViolation(f"a copy of {table.relation.name} has not {columns} values in each row")
+    starts = np.concatenate([np.zeros(1, np.int64), ends[:-1] + 1]).reshape(-1, columns)
+    sizes = ends.reshape(starts.shape) - starts
+    is_null = sizes == 2
+    at = starts[is_null]
+    is_null[is_null] = (data[at] == _ESCAPE) & (data[at + 1] == _N)
+    spans = Spans(starts, np.where(is_null, 0, sizes), np.where(is_null, NULL, TEXT).astype(np.uint8))
+    places = np.zeros(len(starts), np.int64)
+    try:
+        return table.there.lines(data, spans, [place], places, decoded=unescaped)
+    except Broken as broken:
+        raise broken.error from None
+
+
+def unescaped(value: bytes) -> str:
+    """A value's text out of the format of COPY."""
+    return re.sub(r"\\(.)", lambda found: _ESCAPED.get(found[1], found[1]), value.decode())
+
+
+logger = logging.getLogger(__name__)
+
+CONNECTIONS_MAX: Final = 4
+PAGES_PER_RANGE: Final = 8_192
+REPORT_EVERY_SECONDS: Final = 5.0
+Tables = Mapping[str, tuple[PublishedTable, ShardConfig]]
+
+
+def read_tables(
+    db: psycopg.Connection,
+    source: PostgresSource,
+    files: ChangeFiles,
+    tables: Tables,
+    *,
+    rows_max: int | None,
+) -> dict[str, Snapshot]:
+    """All rows of these tables as they are now, in files of at most `rows_max` rows, each table noted. With
+    `db` the catalog is looked at."""
+    if not tables:
+        return {}
+    ranges = {name: ranges_of(_pages_of(db, tables[name][0])) for name in sorted(tables)}
+    conn_id, count = source.postgres_conn_id, min(CONNECTIONS_MAX, sum(map(len, ranges.values())))
+    with Sessions() as sessions, closing(connect(conn_id, replication=True)) as exporter:
+        sessions.lock(conn_id, count, [tables[name][0] for name in sorted(tables)])
+        tables = _locked(tables, published_tables(db, source.publication))
+        lsn, snapshot = _exported(exporter, min(tables))
+        sessions.share(snapshot)
+        return _read_all(Reading(files, sessions, lsn, rows_max), tables, ranges)
+
+
+def _locked(tables: Tables, published: Mapping[str, PublishedTable]) -> Tables:
+    """The tables as they are under their locks. One that was changed between the look at the catalog and its
+    lock is refused. Another file is no such change: whoever truncated the table meanwhile was done before its
+    rows are read."""
+    for name, (before, _) in tables.items():
+        if name not in published or not published[name].is_same_but_for_files(before):
+            raise Determinate(f"table {name} was changed when it was about to be read", hint="run again")
+    return {name: (published[name], shard) for name, (_, shard) in tables.items()}
+
+
+def _exported(db: psycopg.Connection, table: str) -> tuple[int, str]:
+    """The position of a new temporary slot, and the name of the snapshot that stands for it. Both live as
+    long as the connection, on which nothing else may be said."""
+    slot = f"tidemark_{secrets.token_hex(8)}_{os.getpid()}"
+    try:
+        made = db.execute(f"CREATE_REPLICATION_SLOT {slot} TEMPORARY LOGICAL pgoutput (SNAPSHOT 'export')")
+    except errors.LockNotAvailable:
+        raise Determinate(
+            f"the first reading of table {table} waits for transactions that are open since long",
+            hint="end them: SELECT pid, xact_start, query FROM pg_stat_activity WHERE backend_xid IS NOT NULL"
+            " ORDER BY xact_start; then run again",
+        ) from None
+    row = made.fetchone()
+    if row is None:
+        raise InvariantViolation(f"the server made the slot {slot!r} and did not say where it stands")
+    return parsed_lsn(row[1]), str(row[2])
+
+
+class Sessions:
+    """One session per thread, all with one snapshot and the same locks, until the end of the readings."""
+
+    def __init__(self) -> None:
+        self._all: list[psycopg.Connection] = []
+        self._free = SimpleQueue[psycopg.Connection]()
+        self._mine = local()
+
+    def __enter__(self) -> Sessions:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for db in self._all:
+            db.close()
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def lock(self, conn_id: str, count: int, tables: Sequence[PublishedTable]) -> None:
+        """Make so many sessions, each with locks of its own: one that asks for them later would queue up
+        behind whoever waits for the others to end."""
+        for _ in range(count):
+            self._all.append(connect(conn_id))
+        listed = sql.SQL(", ").join(map(from_sql, tables))
+        for db in self._all:
+            db.isolation_level, db.read_only = psycopg.IsolationLevel.REPEATABLE_READ, True
+            db.execute(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(listed))
+
+    def share(self, snapshot: str) -> None:
+        """Have all of them see what the snapshot has."""
+        for db in self._all:
+            db.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot)))
+            self._free.put(db)
+
+    def mine(self) -> psycopg.Connection:
+        """The session of the thread that asks; no more threads may ask than there are sessions."""
+        if not hasattr(self._mine, "db"):
+            self._mine.db = self._free.get_nowait()
+        found: psycopg.Connection = self._mine.db
+        return found
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far the readings are, by pages; says so now and then."""
+
+    tables: int
+    pages: int
+    started: float
+    pages_done: int = 0
+    told_at: float = 0.0
+    lock: Lock = field(default_factory=Lock)
+
+    def done(self, pages: int, *, now: float) -> str:
+        """Count pages that were read; what to tell, if it is time to."""
+        with self.lock:
+            self.pages_done += pages
+            if now - max(self.told_at, self.started) < REPORT_EVERY_SECONDS:
+                return ""
+            self.told_at = now
+            share = self.pages_done / max(self.pages, 1)
+        left = (now - self.started) * (1 - share) / share if share else 0.0
+        return f"first rows of {self.tables} tables: {share:.0%} read, about {left:.0f} s left"
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What all readings of one snapshot share."""
+
+    files: ChangeFiles
+    sessions: Sessions
+    lsn: int
+    rows_max: int | None
+
+
+def _read_all(reading: Reading, tables: Tables, ranges: Mapping[str, list[Pages]]) -> dict[str, Snapshot]:
+    pages = sum(one.count for some in ranges.values() for one in some)
+    progress = Progress(len(tables), pages, time.monotonic())
+    found: dict[str, Snapshot] = {}
+    with ThreadPoolExecutor(len(reading.sessions), thread_name_prefix="tidemark-read") as pool:
+        asked = {
+            name: [
+                pool.submit(read_range, *tables[name], one, number, reading, progress)
+                for number, one in enumerate(some)
+            ]
+            for name, some in ranges.items()
+        }
+        try:
+            for name, futures in asked.items():
+                parts = [part for one in futures for part in one.result()]
+                files = tuple(replace(file, seq=at) for at, (file, _) in enumerate(parts))
+                table = tables[name][0]
+                read = TableRead(reading.lsn, table.relation.oid, put_facts(reading.files, table.facts))
+                found[name] = Snapshot(name, read, files, tuple(rows for _, rows in parts))
+                put_note(reading.files, found[name], tables[name][1])
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return found
+
+
+def read_range(
+    published: PublishedTable,
+    shard: ShardConfig,
+    pages: Pages,
+    number: int,
+    reading: Reading,
+    progress: Progress,
+) -> Sequence[tuple[BoundFile, int]]:
+    """Copy a range of a table's pages into files; returns them with their rows."""
+    prefix = f"{reading.lsn:016x}-{reading_prefix(published.name, shard)}-{number:04d}"
+    table, place = Table.of(published.relation, shard), place_of(published.relation, lsn=reading.lsn, xid=0)
+    put: list[tuple[BoundFile, int]] = []
+    buffer = Buffer()
+
+    def spill() -> None:
+        count = buffer.count
+        file = reading.files.put(f"{prefix}{len(put):04d}", buffer.taken(), len(put))
+        put.append((file, count))
+
+    statement = copy_statement(published, pages)
+    with translated_errors():
+        for block in blocks(reading.sessions.mine(), statement):
+            lines, first = copied(table, block, place), 0
+            while first < len(lines):
+                room = len(lines) if reading.rows_max is None else reading.rows_max - buffer.count
+                end = min(first + room, len(lines))
+                buffer.add(lines, first, end)
+                first = end
+                if buffer.size >= FRAGMENT_BYTES or buffer.count == reading.rows_max:
+                    spill()
+    if buffer.count:
+        spill()
+    said = progress.done(pages.count, now=time.monotonic())
+    if said:
+        logger.info(said)
+    return put
+
+
+def ranges_of(pages: int) -> list[Pages]:
+    """A table's pages in ranges; the last one has no end, so that a table that has grown is read whole."""
+    firsts = range(0, max(pages, 1), PAGES_PER_RANGE)
+    ranges = [Pages(first, first + PAGES_PER_RANGE, PAGES_PER_RANGE) for first in firsts[:-1]]
+    return [*ranges, Pages(firsts[-1], None, max(pages, 1) - firsts[-1])]
+
+
+def _pages_of(db: psycopg.Connection, table: PublishedTable) -> int:
+    """How many pages the table has; a partitioned one has none itself, and is read as one range."""
+    query = "SELECT pg_relation_size(%s::oid) / current_setting('block_size')::int"
+    row = db.execute(query, (table.relation.oid,)).fetchone()
+    return int(row[0]) if row is not None and row[0] is not None else 0

@@ -1,0 +1,98 @@
+"""An archive of Spark's loaded classes, from which a JVM starts with a third less work.
+
+Starting Spark is mostly reading, checking and linking some fifteen thousand classes. Java can do that once
+and map the result into every later JVM (class data sharing). `python -m tidemark.spark.class_archive` makes the
+archive, by rehearsing the kind of work that Tidemark does; set-up does it once. `session_confs` uses the
+archive where there is one. Another Java or other jars than it was made with refuse it by themselves and
+start as they would without, so it needs no care.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tidemark.core.errors import Determinate
+from tidemark.runtime.home import archive_file
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_QUIET = "-Xlog:disable -Xlog:all=error:stderr"
+_DUMP_SECONDS_MAX = 300
+
+
+def archive_options() -> str:
+    """The JVM's options to start from the archive; empty where there is none."""
+    file = archive_file()
+    return f"-XX:SharedArchiveFile={file} {_QUIET}" if file.is_file() and " " not in str(file) else ""
+
+
+def make_archive() -> Path:
+    """Make the archive, or make it again, and put it in place whole. `Determinate` where this Java can't."""
+    from tidemark.spark.session import build_session
+
+    file = archive_file()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    fresh = file.with_suffix(".new")
+    fresh.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory(prefix="tidemark-archive-") as name:
+        folder = Path(name)
+        spark = build_session(
+            "tidemark-archive",
+            master="local[1]",
+            scratch_folder=folder / "scratch",
+            confs={
+                "spark.driver.defaultJavaOptions": f"-XX:ArchiveClassesAtExit={fresh} {_QUIET}",
+                "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+            },
+        )
+        gateway: Any = spark.sparkContext._gateway
+        _rehearse(spark, folder)
+        spark.stop()
+        # The JVM writes the archive as it ends; it ends when nobody talks to it any more.
+        gateway.shutdown()
+        gateway.proc.stdin.close()
+        gateway.proc.wait(timeout=_DUMP_SECONDS_MAX)
+    if not fresh.is_file():
+        raise Determinate("this Java did not write the archive", hint="go on without: Spark starts slower")
+    fresh.replace(file)
+    return file
+
+
+def _rehearse(spark: SparkSession, folder: Path) -> None:
+    """What a transaction and a publish do, in small: parse, fold, hash, append, replace by key, read."""
+    lines = [f'{{"id": {n % 7}, "name": "n{n}", "at": "2026-01-01T00:00:0{n % 10}Z"}}\n' for n in range(40)]
+    (folder / "in").mkdir()
+    (folder / "in" / "one.json").write_text("".join(lines), encoding="utf-8")
+    sql = spark.sql
+    table = f"delta.`{folder / 'table'}`"
+    sql(
+        "SELECT from_json(value, 'id BIGINT, name STRING, at TIMESTAMP') AS row, "
+        f"monotonically_increasing_id() AS position FROM text.`{folder / 'in'}`"
+    ).createOrReplaceTempView("parsed")
+    last = "max_by(row, position).name AS name"
+    folded = sql(f"SELECT row.id, {last}, count(*) AS n FROM parsed GROUP BY row.id")
+    folded.createOrReplaceTempView("folded")
+    folded.write.format("delta").option("delta.enableDeletionVectors", "true").save(str(folder / "table"))
+    sql(
+        f"MERGE INTO {table} t USING folded s ON t.id = s.id AND t.id > 2 "
+        "WHEN MATCHED AND s.id = 3 THEN DELETE WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
+    )
+    sql(f"SELECT count(*), bit_xor(xxhash64(id, name)), sum(n) FROM {table}").collect()
+
+
+def main() -> int:
+    """Make the archive for whoever sets a machine up; without one Spark only starts slower."""
+    try:
+        sys.stdout.write(f"archive: {make_archive()}\n")
+    except Exception as error:  # Whatever goes wrong here, everything works without the archive.
+        sys.stderr.write(f"archive: none was made ({error}); Spark starts slower without it\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,244 @@
+"""A warm Spark of one's own: start a Spark Connect server, and stop it.
+
+The server is the one inside of the pyspark package, with the jars and confs of `session_confs`. It listens on
+the loopback interface only, and asks for a token, which it gets by its environment: a command line is for
+everybody on the machine to read. Clients find the token in the same variable, and must say `localhost`: to
+any other name they speak TLS as soon as there is a token.
+
+Known limitation: paths are the server's. A pipeline's folders have to be where the server sees them too.
+
+The warm Spark of a project: one Spark Connect server that outlasts the command that has started it.
+
+`tidemark spark start` notes the server below `home()`, readable by its owner only, since its token is in the
+note. Every command of the same project finds it there, until `tidemark spark stop`. A note whose process has
+ended is worth nothing; a process that has been given the same number since is told from it by its start.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+from tidemark.core.errors import Determinate, InvalidUsage
+from tidemark.runtime.home import home
+from tidemark.runtime.jars import jar_paths
+from tidemark.runtime.java import use_java
+from tidemark.spark.session import session_confs
+
+TOKEN_VARIABLE: Final = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
+_CLASS: Final = "org.apache.spark.sql.connect.service.SparkConnectServer"
+_HOST: Final = "localhost"
+_ADDRESS: Final = "127.0.0.1"
+_STOP_SECONDS_MAX: Final = 20
+_POLL_SECONDS: Final = 0.2
+_LOG_CHARACTERS_MAX: Final = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server that this process has started. As a context, it ends with it."""
+
+    url: str
+    process: subprocess.Popen[bytes]
+    log_file: Path
+
+    def stop(self) -> None:
+        """End the server; one that doesn't listen is killed. A second time is nothing."""
+        if self.process.poll() is not None:
+            return
+        self.process.terminate()
+        try:
+            self.process.wait(_STOP_SECONDS_MAX)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait(_STOP_SECONDS_MAX)
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def start_server(
+    port: int,
+    token: str,
+    *,
+    folder: Path,
+    master: str = "local[*]",
+    memory: str = "2g",
+    jars_folder: Path | None = None,
+    confs: Mapping[str, str] | None = None,
+    start_seconds_max: float = 300,
+) -> Server:
+    """Start a server and wait until it listens. `folder` gets its log, its confs and its temporary files.
+
+    Raises `InvalidUsage` where it can't be started as asked, `Determinate` where it doesn't come up.
+    """
+    if not token:
+        raise InvalidUsage(
+            "a Spark Connect server without a token takes work from anybody", hint="give it a token"
+        )
+    if _listens(port):
+        raise InvalidUsage(f"port {port} is in use", hint="choose another one, or stop what has it")
+    folder.mkdir(parents=True, exist_ok=True)
+    merged = {
+        **session_confs(master=master, jars=jar_paths(jars_folder), scratch_folder=folder),
+        "spark.master": master,
+        "spark.app.name": "tidemark-connect",
+        "spark.driver.memory": memory,
+        "spark.log.level": "WARN",
+        "spark.connect.grpc.binding.address": _ADDRESS,
+        "spark.connect.grpc.binding.port": str(port),
+        **(confs or {}),
+    }
+    server = _launch(port, token, folder, merged)
+    try:
+        _wait(server, port, seconds_max=start_seconds_max)
+    except BaseException:
+        server.stop()
+        raise
+    return server
+
+
+def _launch(port: int, token: str, folder: Path, confs: Mapping[str, str]) -> Server:
+    import pyspark
+
+    home = Path(pyspark.__file__).parent
+    properties = folder / "spark.properties"
+    properties.write_text("".join(f"{name}={value}\n" for name, value in confs.items()), encoding="utf-8")
+    local = {"SPARK_LOCAL_IP": _ADDRESS} if confs["spark.master"].startswith("local") else {}
+    environment = {
+        **local,
+        **os.environ,
+        "JAVA_HOME": str(use_java().home),
+        "SPARK_HOME": str(home),
+        TOKEN_VARIABLE: token,
+    }
+    log_file = folder / "server.log"
+    command = [str(home / "bin" / "spark-submit"), "--properties-file", str(properties)]
+    with log_file.open("ab") as log:
+        process = subprocess.Popen(
+            [*command, "--class", _CLASS, "spark-internal"],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,  # It ends when it is told to, not with a terminal.
+        )
+    return Server(f"sc://{_HOST}:{port}", process, log_file)
+
+
+def _wait(server: Server, port: int, *, seconds_max: float) -> None:
+    """Until the server listens; it ends with the process, or with the time (Invariant 14)."""
+    deadline = time.monotonic() + seconds_max
+    while not _listens(port):
+        ended = server.process.poll()
+        if ended is not None or time.monotonic() > deadline:
+            said = server.log_file.read_text(encoding="utf-8", errors="replace")[-_LOG_CHARACTERS_MAX:]
+            fact = f"ended with code {ended}" if ended is not None else f"did not listen in {seconds_max} s"
+            raise Determinate(f"the Spark Connect server {fact}: {said}", hint=f"see {server.log_file}")
+        time.sleep(_POLL_SECONDS)
+
+
+def _listens(port: int) -> bool:
+    try:
+        with socket.create_connection((_ADDRESS, port), timeout=1):
+            return True
+    except OSError:
+        return False
+
+
+_WARM_STOP_SECONDS_MAX: Final = 20.0
+_WARM_POLL_SECONDS: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class WarmServer:
+    """A server that was started, by whichever process."""
+
+    url: str
+    token: str
+    pid: int
+    began: str
+
+    @property
+    def is_alive(self) -> bool:
+        return bool(self.began) and process_start(self.pid) == self.began
+
+
+def folder() -> Path:
+    return home() / "spark"
+
+
+def _note() -> Path:
+    return folder() / "server.json"
+
+
+def find() -> WarmServer | None:
+    """The server on note, alive or not; None where none was started, or it was stopped."""
+    try:
+        return WarmServer(**json.loads(_note().read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+
+
+def start(*, memory: str) -> WarmServer:
+    """Start the project's server; `InvalidUsage` where there is one."""
+    found = find()
+    if found is not None and found.is_alive:
+        raise InvalidUsage(
+            f"a warm Spark runs already, at {found.url} as process {found.pid}",
+            hint="stop it with `tidemark spark stop`",
+        )
+    token = secrets.token_urlsafe(24)
+    server = start_server(_free_port(), token, folder=folder(), memory=memory)
+    warm = WarmServer(server.url, token, server.process.pid, process_start(server.process.pid))
+    _note().unlink(missing_ok=True)
+    with os.fdopen(os.open(_note(), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as sink:
+        json.dump(asdict(warm), sink)
+    return warm
+
+
+def stop() -> WarmServer | None:
+    """End the project's server, and wait until it has ended; returns what was on note."""
+    found = find()
+    if found is not None and found.is_alive:
+        os.kill(found.pid, signal.SIGTERM)
+        deadline = time.monotonic() + _WARM_STOP_SECONDS_MAX
+        while found.is_alive:
+            if time.monotonic() > deadline:
+                raise Determinate(
+                    f"the warm Spark, process {found.pid}, has not ended in {_WARM_STOP_SECONDS_MAX:.0f} s",
+                    hint=f"it may still be at work; try again, or end it with `kill -9 {found.pid}`",
+                )
+            time.sleep(_WARM_POLL_SECONDS)
+    _note().unlink(missing_ok=True)
+    return found
+
+
+def process_start(pid: int) -> str:
+    """When a process began, in the system's own count; empty for one that is not there or has ended."""
+    try:
+        state, *facts = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if state == "Z" else facts[18]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,249 @@
+"""One transaction's work on one shard: fold, count, write; and the quarantine of what was bad.
+
+All counting happens in the last stage of the job that writes, so a stage that runs twice counts once
+(Invariant 7): every record comes there with its hash, winners and losers, and then the losers are left out.
+Counts that Spark doesn't deliver are taken again (`shared_server.counted`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import StringType, StructField, StructType
+
+from tidemark.core.checksum import Digest
+from tidemark.core.errors import InvalidUsage, InvariantViolation
+from tidemark.core.ids import QUARANTINE, ShardId, Txn, WriterToken
+from tidemark.core.seal import Part, ShardParts
+from tidemark.core.text import sequence_text
+from tidemark.delta.state_files import DIGEST
+from tidemark.delta.state_files import KEY as KEY_HASH
+from tidemark.spark.decode import (
+    BAD,
+    CHANGES,
+    KEY,
+    REASON,
+    SEQUENCE,
+    SLOT,
+    decode,
+    hashed_columns,
+)
+from tidemark.spark.digest import digest_of, key_hash_sql, partials, row_hash, row_hash_sql
+from tidemark.spark.documents import declared_schema
+from tidemark.spark.flaws import SHARD, Rules
+from tidemark.spark.fold import (
+    DELETE,
+    OP,
+    ORDINAL,
+    POSITION,
+    TXN,
+    FoldRule,
+    is_last,
+    lateness_number,
+    log_schema,
+)
+from tidemark.spark.parts import PartStore, attempt_folder
+from tidemark.spark.read import HASH, RAW
+from tidemark.spark.session import counted
+from tidemark.spark.sql import opaque, quoted
+
+QUARANTINE_COLUMNS: Final = StructType(
+    [StructField(name, StringType()) for name in (SHARD, KEY, RAW, REASON)]
+)
+"""What a quarantined record's output hash covers."""
+
+_OUT: Final = "_out"
+_AT: Final = "_at"
+_FILTER_BARRIER: Final = f"monotonically_increasing_id() AS {_AT}"
+"""Spark would put a filter below the decoding, as one expression that has each rule in it many times over,
+and take minutes for that. What counts records can't be passed, even if nobody counts."""
+_IN_PREFIX, _OUT_PREFIX, _BAD_PREFIX = "in_", "out_", "bad_"
+WRITE_CONFS: Final = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}
+"""Times as numbers: a footer tells their bounds, and who reads a file without Spark takes them for what they
+are. Those of Spark's older format have neither bounds nor a time zone."""
+WRITE_OPTIONS: Final = {
+    "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
+    # Hashes don't repeat: a dictionary of them is made for nothing.
+    f"parquet.enable.dictionary#{KEY_HASH}": "false",
+    f"parquet.enable.dictionary#{DIGEST}": "false",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Sink:
+    """Where an attempt's rows go: to its part files, or, without a store, nowhere."""
+
+    store: PartStore | None
+    txn: Txn
+    token: WriterToken
+
+    def take(self, shard: ShardId, frame: DataFrame) -> None:
+        """Run the job that ends in this frame."""
+        if self.store is None:
+            frame.write.format("noop").mode("overwrite").save()
+            return
+        folder = f"{self.store.log_root(shard)}/{attempt_folder(self.txn, self.token)}"
+        frame.write.options(**WRITE_OPTIONS).mode("error").parquet(folder)
+
+    def parts(self, shard: ShardId, count: int) -> tuple[Part, ...]:
+        """What has been written; without a store, what would have been."""
+        if self.store is None:
+            return (Part("", count, 0),) if count else ()
+        return self.store.parts(shard, self.txn, self.token)
+
+
+@dataclass(slots=True)
+class Totals:
+    """What a transaction adds up to so far."""
+
+    watermark: int | None = None
+    source: Digest = field(default_factory=Digest)
+    shards: dict[ShardId, ShardParts] = field(default_factory=dict)
+    bad: dict[str, Digest] = field(default_factory=dict)
+
+    def add(
+        self, shard: ShardId, parts: tuple[Part, ...], digest: Digest, *, deletes: int | None = None
+    ) -> None:
+        if parts:
+            self.shards[shard] = ShardParts(parts, digest, deletes=deletes)
+
+    def take(self, shard: ShardId, folded: Folded) -> None:
+        """Count one shard in."""
+        self.source = self.source.merge(folded.source)
+        self.bad[shard] = folded.bad
+        self.add(shard, folded.parts, folded.digest, deletes=folded.deletes)
+        known = [number for number in (self.watermark, folded.highest) if number is not None]
+        self.watermark = max(known, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """What one shard's records came to: those read, the bad ones, what was written, the highest sequence of
+    the changes, and that of the records that are too far ahead."""
+
+    source: Digest
+    bad: Digest
+    parts: tuple[Part, ...]
+    digest: Digest
+    deletes: int
+    highest: int | None
+    ahead: int | None = None
+
+
+def fold_shard(frame: DataFrame, rules: Rules, sink: Sink, *, parts: int) -> Folded:
+    """Decode, fold, count and write one shard's records in one job, into so many parts.
+
+    With 0 parts it is all one task, and one part."""
+    shard = ShardId(rules.shard.name)
+    columns = _log_columns(rules)
+    is_bad = f"{SLOT} = {BAD}"
+    reduced, wins = _reduced(frame, rules, parts=parts)
+    out = f"CASE WHEN {wins} THEN {row_hash_sql(hashed_columns(rules.shard))} END AS {_OUT}"
+    beside = [f"{_OUT} AS {DIGEST}"]
+    if not rules.keeps_all:
+        beside.append(f"{key_hash_sql(_keys_of(rules))} AS {KEY_HASH}")
+    found = counted(
+        reduced.selectExpr("*", out),
+        [
+            *partials(HASH, prefix=_IN_PREFIX),
+            *partials(f"CASE WHEN {is_bad} THEN {HASH} END", prefix=_BAD_PREFIX),
+            *partials(_OUT, prefix=_OUT_PREFIX),
+            F.expr(f"count(CASE WHEN {OP} = '{DELETE}' THEN {_OUT} END) AS deletes"),
+            F.expr(f"max(CASE WHEN {SLOT} = {CHANGES} THEN {SEQUENCE} END) AS watermark"),
+            F.expr(f"max(CASE WHEN {is_bad} THEN {SEQUENCE} END) AS ahead"),
+        ],
+        lambda rows: sink.take(shard, rows.where(f"{_OUT} IS NOT NULL").selectExpr(*columns, *beside)),
+    )
+    digest = digest_of(found, prefix=_OUT_PREFIX)
+    return Folded(
+        source=digest_of(found, prefix=_IN_PREFIX),
+        bad=digest_of(found, prefix=_BAD_PREFIX),
+        parts=sink.parts(shard, digest.count),
+        digest=digest,
+        deletes=int(found["deletes"]),
+        highest=found.get("watermark"),
+        ahead=found.get("ahead"),
+    )
+
+
+def refuse_if_all_ahead(rules: Rules, folded: Folded) -> None:
+    """Set nothing aside as too far ahead where no record is within reach: all that follows would be, too."""
+    kind, ahead, unit = rules.sequence_type, folded.ahead, rules.shard.lateness_unit
+    if ahead is None or folded.digest.count or kind is None or rules.watermark is None:
+        return
+    least = -(-(ahead - rules.watermark) // lateness_number(1, kind))
+    raise InvalidUsage(
+        f"all records of transaction {rules.txn} for shard {rules.shard.name!r} are far above the watermark"
+        f" {sequence_text(rules.watermark, unit=unit)}: the highest is {sequence_text(ahead, unit=unit)}, and"
+        f" max_advance is {rules.shard.advance_max}",
+        hint=f"set max_advance to at least {least} if the source did go on so far, or skip the transaction"
+        " with a reason",
+    )
+
+
+def _reduced(frame: DataFrame, rules: Rules, *, parts: int) -> tuple[DataFrame, str]:
+    """The decoded records where those of one key are together, and which of them win, as SQL text."""
+    is_change = f"{SLOT} = {CHANGES}"
+    decoded = decode(frame, rules, explain=False)
+    if rules.keeps_all:
+        return decoded.coalesce(parts or 1).sortWithinPartitions(*POSITION), is_change
+    # Not before the shuffle is it known who wins, and not before it may be counted what was read.
+    keys = [quoted(key) for key in rules.shard.keys]
+    last = is_last(FoldRule((*rules.shard.keys, SLOT), rules.shard.sequence_by))
+    reduced = decoded.repartition(parts, *keys) if parts else decoded.coalesce(1)
+    return reduced, f"{is_change} AND {last}"
+
+
+def folded_rows(frame: DataFrame, rules: Rules, *, parts: int) -> DataFrame:
+    """The rows that one shard's records come to, for who wants to see them and not to count them."""
+    reduced, wins = _reduced(frame, rules, parts=parts)
+    marked = reduced.selectExpr("*", f"{wins} AS {_OUT}", _FILTER_BARRIER).where(f"{_OUT} AND {_AT} >= 0")
+    return marked.select(*map(quoted, hashed_columns(rules.shard).names))
+
+
+def _log_columns(rules: Rules) -> list[str]:
+    """A log's columns, each in its place."""
+    txn = _txn_column(rules.txn)
+    return [txn if name == TXN else quoted(name) for name in log_schema(declared_schema(rules.shard)).names]
+
+
+def _keys_of(rules: Rules) -> StructType:
+    declared = declared_schema(rules.shard)
+    return StructType([declared[key] for key in rules.shard.keys])
+
+
+def _txn_column(txn: Txn) -> str:
+    return f"{opaque(txn, beside=ORDINAL)} AS {TXN}"
+
+
+def quarantine(bad: Mapping[str, tuple[DataFrame, Rules]], sink: Sink, totals: Totals) -> None:
+    """Write the bad records of all shards, in one more job; they must be those that were counted."""
+    expected = Digest()
+    union: DataFrame | None = None
+    for name, (frame, rules) in bad.items():
+        expected = expected.merge(totals.bad[name])
+        decoded = decode(frame, rules, explain=True).selectExpr("*", _FILTER_BARRIER)
+        records = decoded.where(f"{SLOT} = {BAD} AND {_AT} >= 0")
+        chosen = records.selectExpr(_txn_column(sink.txn), SHARD, KEY, RAW, REASON, *POSITION, HASH)
+        union = chosen if union is None else union.unionAll(chosen)
+    if union is None:
+        return
+    hashed = union.coalesce(1).withColumn(_OUT, row_hash(QUARANTINE_COLUMNS))
+    found = counted(
+        hashed,
+        [*partials(HASH, prefix=_IN_PREFIX), *partials(_OUT, prefix=_OUT_PREFIX)],
+        lambda rows: sink.take(QUARANTINE, rows.drop(HASH, _OUT)),
+    )
+    again = digest_of(found, prefix=_IN_PREFIX)
+    if again != expected:
+        raise InvariantViolation(
+            f"transaction {sink.txn} counted {expected.count} bad records with digest {expected},"
+            f" and {again.count} with digest {again} when they were written",
+            hint="the input changed while it was read; restore it and retry",
+        )
+    digest = digest_of(found, prefix=_OUT_PREFIX)
+    totals.add(QUARANTINE, sink.parts(QUARANTINE, digest.count), digest)

@@ -1,0 +1,290 @@
+"""The three ways to read a shard: its state, the state with the log's tail folded in, and its log.
+
+`fresh` is exact at a transaction: the state at its recorded version and the tail at a pinned version of
+the log, so what is appended or published meanwhile makes no difference (Invariant 15). The tail's keys are
+sent to the state's rows, which stay where they are, and its folded rows are put beside what is left of them.
+
+A batch of a shard's transactions as a DataFrame: one Spark read of exactly the files that were looked at.
+
+Pages carry checksums, and every read of a batch checks them: without that a flipped bit inside a page can
+come out of Parquet as another value, in silence.
+
+Open errors: quarantined records whose key has had no good row since (scenario E2).
+
+Nothing is stored for it. A bad record of a known key stands open until the shard's log has a row of that key
+which is later by (transaction, position): the key's last good value is then newer than the error. Keys are
+compared as the text that quarantine keeps of them, in which a NULL part is a value like any other (U13).
+
+Known limitations: a record that could not be read at all, or one of whose key parts could not, has no key in
+quarantine, and so is never an open error of some key. With `sequence_by`, a good record that comes after the
+error but is older by its sequence leaves no row of its own where a newer one of the same transaction does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Final
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from tidemark.core.errors import InvalidUsage
+from tidemark.core.ids import QUARANTINE, TXN_FIRST, TXN_NONE, ShardId, Txn, next_txn
+from tidemark.core.listing import Condition
+from tidemark.core.publish import VERSION_NONE, HistoryGone, Published
+from tidemark.core.seal import Part
+from tidemark.delta.state_status import lost_files, same_rows_version
+from tidemark.spark.decode import KEY, REASON
+from tidemark.spark.flaws import SHARD
+from tidemark.spark.fold import (
+    DELETE,
+    LOG_COLUMNS,
+    OFFSET,
+    OP,
+    ORDINAL,
+    PARTITION,
+    POSITION,
+    TXN,
+    UPSERT,
+    log_schema,
+)
+from tidemark.spark.read import RAW
+from tidemark.spark.session import ROWS_FEW, confs_set
+from tidemark.spark.sql import key_text, literal, quoted
+from tidemark.spark.state_table import StateSpec
+from tidemark.spark.tables import log_files, log_paths, log_rows, read_version
+from tidemark.spark.tail import SOURCE, TARGET, folded, is_older, without_tombstoned
+from tidemark.spark.tombstones import read_tombstones
+
+_STATE_ROWS_FEW = 20 * ROWS_FEW
+
+
+@dataclass(frozen=True, slots=True)
+class Pins:
+    """What a read is fixed to: a publish (or none yet), a version of the log and its upper."""
+
+    base: Published | None
+    log_version: int
+    upper: Txn
+
+    @property
+    def lower(self) -> Txn:
+        return next_txn(self.base.txn if self.base is not None else TXN_NONE)
+
+
+def read_state(spark: SparkSession, spec: StateSpec, base: Published) -> DataFrame:
+    """The state as a publish left it, or `HistoryGone` when files of an older version were removed."""
+    version = same_rows_version(spec.state, base.version, spec.storage_options)
+    lost = lost_files(spec.state, version, spec.storage_options)
+    if lost:
+        raise HistoryGone(ShardId(spec.name), base, lost=lost)
+    return with_declared_columns(read_version(spark, spec, spec.state, base.version), spec).select(
+        *spec.columns
+    )
+
+
+def with_declared_columns(rows: DataFrame, spec: StateSpec) -> DataFrame:
+    """Rows with all declared columns: one that a version of the table didn't have yet is NULL."""
+    there = set(rows.columns)
+    lacking = {f.name: F.lit(None).cast(f.dataType) for f in spec.declared.fields if f.name not in there}
+    return rows.withColumns(lacking) if lacking else rows
+
+
+def read_log(spark: SparkSession, spec: StateSpec, pins: Pins, *, lower: Txn = TXN_FIRST) -> DataFrame:
+    """The log's rows from `lower` on, below the pinned upper, with their transaction and position."""
+    if pins.log_version == VERSION_NONE:
+        return spark.createDataFrame([], log_schema(spec.declared))
+    return log_rows(spark, spec, lower=lower, upper=pins.upper, version=pins.log_version)
+
+
+def is_small(spec: StateSpec, pins: Pins) -> bool:
+    """Whether there are so few rows to look at that compiling code for them would be most of the work."""
+    if pins.base is not None and pins.base.commit.digest.count > _STATE_ROWS_FEW:
+        return False
+    files = log_files(spec, lower=pins.lower, upper=pins.upper, version=pins.log_version)
+    return sum(file.part.rows for file in files) <= ROWS_FEW
+
+
+def tail_at(spark: SparkSession, spec: StateSpec, pins: Pins) -> DataFrame | None:
+    """The folded tail above the pinned publish, buried records left out; None when there is no tail."""
+    rows = tail_rows(spark, spec, pins)
+    if rows is None:
+        return None
+    return without_tombstoned(
+        folded(rows, spec, lower=pins.lower, upper=pins.upper), _tombstones_at(spark, spec, pins), spec
+    )
+
+
+def tail_rows(spark: SparkSession, spec: StateSpec, pins: Pins) -> DataFrame | None:
+    """The log's rows above the pinned publish; None when there is no tail."""
+    if pins.upper < pins.lower:
+        raise InvalidUsage(f"a read below {pins.upper} can't start from a publish of {pins.lower - 1}")
+    if pins.upper == pins.lower or pins.log_version == VERSION_NONE:
+        return None
+    return log_rows(spark, spec, lower=pins.lower, upper=pins.upper, version=pins.log_version)
+
+
+def _tombstones_at(spark: SparkSession, spec: StateSpec, pins: Pins) -> DataFrame | None:
+    return read_tombstones(spark, spec, pins.base.commit.tombstones if pins.base else VERSION_NONE)
+
+
+def fresh(spark: SparkSession, spec: StateSpec, pins: Pins) -> DataFrame:
+    """The current row of each key below the pinned upper, in the declared columns."""
+    rows = tail_rows(spark, spec, pins)
+    if pins.base is None:
+        if rows is None:
+            return spark.createDataFrame([], spec.declared)
+        tail = folded(rows, spec, lower=pins.lower, upper=pins.upper)
+        return tail.where(F.col(OP) == UPSERT).select(*spec.columns)
+    state = read_state(spark, spec, pins.base)
+    if rows is None:
+        return state
+    if not spec.rule.keys:
+        return state.unionAll(rows.select(*spec.columns))
+    last = folded(rows, spec, lower=pins.lower, upper=pins.upper)
+    return _with_tail(state, rows, last, _tombstones_at(spark, spec, pins), spec)
+
+
+def _with_tail(
+    state: DataFrame, rows: DataFrame, last: DataFrame, tombstones: DataFrame | None, spec: StateSpec
+) -> DataFrame:
+    """The state with a tail over it: its rows, and the last of each key.
+
+    Which rows of the state give way is asked of the tail as it is: one record that wins is enough, so the
+    keys need no fold before they are sent to the state."""
+    rule = spec.rule
+    same = F.expr(spec.same_key(TARGET, SOURCE))
+    if rule.sequence_by is None:
+        heads = F.broadcast(rows.select([F.col(quoted(key)) for key in rule.keys]))
+        kept = state.alias(TARGET).join(heads.alias(SOURCE), same, "left_anti")
+        return kept.unionAll(last.where(F.col(OP) == UPSERT).select(*spec.columns))
+    living, tail = (without_tombstoned(frame, tombstones, spec) for frame in (rows, last))
+    names = list(dict.fromkeys([*rule.keys, rule.sequence_by, TXN]))
+    heads = F.broadcast(living.select([F.col(quoted(name)) for name in names]))
+    own, row = (f"{frame}.{quoted(rule.sequence_by)}" for frame in (SOURCE, TARGET))
+    older = is_older(own, f"{SOURCE}.{TXN}", than=row)
+    kept = state.alias(TARGET).join(heads.alias(SOURCE), same & ~older, "left_anti")
+    lost = (
+        state.alias(TARGET)
+        .join(F.broadcast(tail.select([F.col(quoted(name)) for name in names])).alias(SOURCE), same & older)
+        .select([F.col(SOURCE + "." + quoted(key)).alias(key) for key in rule.keys])
+    )
+    won = tail.alias(TARGET).join(F.broadcast(lost).alias(SOURCE), same, "left_anti")
+    return kept.unionAll(won.where(F.col(OP) == UPSERT).select(*spec.columns))
+
+
+CHECK_PAGES: Final = "parquet.page.verify-checksum.enabled"
+LISTING: Final = {"spark.sql.sources.parallelPartitionDiscovery.parallelism": "16"}
+"""Spark asks for the sizes of many files in a job; by default with a task for each of them."""
+
+
+def log_changes(
+    spark: SparkSession,
+    spec: StateSpec,
+    parts: Sequence[Part],
+    *,
+    lower: Txn,
+    upper: Txn,
+    conditions: Sequence[Condition] = (),
+) -> DataFrame:
+    """The log's rows with lower <= txn < upper: the declared columns, `_txn`, `_op` and the position."""
+    schema = log_schema(spec.declared)
+    if not parts:
+        return spark.createDataFrame([], schema)
+    files = [f"{spec.log}/{part.path}" for part in parts]
+    with confs_set(spark, LISTING):
+        rows = spark.read.schema(schema).option(CHECK_PAGES, "true").parquet(*files)
+    return _matching(rows.where(f"{TXN} >= {lower}L AND {TXN} < {upper}L"), spec, conditions)
+
+
+def rows_as_changes(
+    rows: DataFrame, spec: StateSpec, *, as_of: Txn, conditions: Sequence[Condition] = ()
+) -> DataFrame:
+    """A shard's current rows in the shape of changes: upserts at the snapshot's transaction, without a
+    position, because what they were made of may be long gone."""
+    made = {TXN: F.lit(as_of), OP: F.lit(UPSERT)}
+    added = [made.get(one.name, F.lit(None)).cast(one.dataType).alias(one.name) for one in LOG_COLUMNS]
+    return _matching(rows.select(*spec.columns, *added), spec, conditions)
+
+
+def _matching(rows: DataFrame, spec: StateSpec, conditions: Sequence[Condition]) -> DataFrame:
+    """The rows that meet every condition. A delete has no values but its key's, so it meets the others."""
+    met = [_condition(one) if one.column in spec.rule.keys else _or_delete(one) for one in conditions]
+    return rows.where(reduce(Column.__and__, met)) if met else rows
+
+
+def _or_delete(condition: Condition) -> Column:
+    return _condition(condition) | (F.col(OP) == DELETE)
+
+
+def _condition(condition: Condition) -> Column:
+    column, value = F.col(quoted(condition.column)), F.lit(condition.value)
+    match condition.comparison:
+        case "=":
+            return column == value
+        case "<":
+            return column < value
+        case "<=":
+            return column <= value
+        case ">":
+            return column > value
+        case _:
+            return column >= value
+
+
+_TYPES: Final = {TXN: LongType(), OFFSET: LongType(), ORDINAL: LongType()}
+RECORD: Final = StructType(
+    [
+        StructField(name, _TYPES.get(name, StringType()))
+        for name in (TXN, SHARD, KEY, RAW, REASON, PARTITION, OFFSET, ORDINAL)
+    ]
+)
+"""A quarantined record as its log has it."""
+
+_WHEN: Final = f"struct({', '.join((TXN, *POSITION))})"
+_LAST: Final = "_last"
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorPins:
+    """What is looked at: a version of either log, and the first transaction that is not."""
+
+    quarantine_version: int
+    log_version: int
+    upper: Txn
+
+
+def open_errors(spark: SparkSession, spec: StateSpec, quarantine_uri: str, pins: ErrorPins) -> DataFrame:
+    """The shard's records in quarantine that are still open, in the columns of the quarantine's log.
+
+    A shard without keys, whose records are all rows, has none."""
+    errors = _errors(spark, spec, quarantine_uri, pins)
+    lower = errors.agg(F.min(TXN)).collect()[0][0] if errors is not None else None
+    if errors is None or lower is None:
+        return spark.createDataFrame([], RECORD)
+    if pins.log_version == VERSION_NONE:
+        return errors
+    rows = log_rows(spark, spec, lower=lower, upper=pins.upper, version=pins.log_version)
+    key = key_text({name: quoted(name) for name in spec.rule.keys})
+    keyed = rows.selectExpr(f"{key} AS {KEY}", f"{_WHEN} AS {_LAST}")
+    # The log is as long as it is; only rows of keys that have errors go on from here.
+    last = keyed.join(errors.select(KEY), KEY, "left_semi").groupBy(KEY).agg(F.max(_LAST).alias(_LAST))
+    still = errors.join(last, KEY, "left").where(f"{_LAST} IS NULL OR {_LAST} < {_WHEN}")
+    return still.select(*RECORD.names)
+
+
+def _errors(spark: SparkSession, spec: StateSpec, uri: str, pins: ErrorPins) -> DataFrame | None:
+    """The shard's records in quarantine that have a key; None when there can't be any."""
+    if pins.quarantine_version == VERSION_NONE or not spec.rule.keys:
+        return None
+    log = replace(spec, name=QUARANTINE, uri=uri)
+    files = log_files(log, lower=0, upper=pins.upper, version=pins.quarantine_version)
+    if not files:
+        return None
+    records = spark.read.schema(RECORD).parquet(*log_paths(log, files))
+    return records.where(
+        f"{SHARD} = {literal(spec.name)} AND {KEY} IS NOT NULL AND {TXN} < {literal(int(pins.upper))}"
+    )

@@ -1,0 +1,155 @@
+"""A pipeline's ledgers in memory: one warehouse, any number of processes' views of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Generic, TypeVar, cast
+
+from tests.support.memory.ledger import Chaos, Crash, Fault, MemoryLedger, MemoryLedgerView
+from tidemark.core.binding import BindingRecord
+from tidemark.core.checkpoint import Checkpoint
+from tidemark.core.history import CHAPTERS, Chapter, HistoryRecord, chapter_head
+from tidemark.core.ids import ShardId
+from tidemark.core.journal import JournalEntry
+from tidemark.core.lease import Lease
+from tidemark.core.ledger import CommitOutcome, Head, Put
+from tidemark.core.listing import LogFile
+from tidemark.core.publish import Published
+from tidemark.core.seal import Evidence, Seal
+from tidemark.core.shape import Shape, misfit
+from tidemark.core.shard import LogEntry
+
+R = TypeVar("R")
+
+
+class MemoryTruth(Generic[R]):
+    """A chapter of the shared history, for who checks what came of it all."""
+
+    def __init__(self, history: MemoryLedger[HistoryRecord], name: str) -> None:
+        self._history, self._chapter = history, CHAPTERS[name]
+
+    @property
+    def version(self) -> int:
+        return self._history.version
+
+    def head(self, version: int) -> Head:
+        return chapter_head(self._history.head(version), self._chapter["upper"])
+
+    def records(self, version: int) -> Sequence[R]:
+        kinds = self._chapter["kinds"]
+        return [cast("R", one) for one in self._history.records(version) if isinstance(one, kinds)]
+
+
+class MemoryWarehouse:
+    """The durable truth that all processes share."""
+
+    def __init__(self) -> None:
+        self.history: MemoryLedger[HistoryRecord] = MemoryLedger()
+        self.attempts: MemoryLedger[Evidence] = MemoryLedger()
+        self.checkpoints: MemoryLedger[Checkpoint] = MemoryLedger()
+        self.journal: MemoryLedger[JournalEntry] = MemoryLedger()
+        self.leases: MemoryLedger[Lease] = MemoryLedger()
+        self.logs: dict[ShardId, MemoryLedger[LogEntry]] = {}
+        self.shapes: dict[ShardId, Shape] = {}
+        self.records: dict[ShardId, MemoryLedger[Published]] = {}
+
+    @property
+    def bindings(self) -> MemoryTruth[BindingRecord]:
+        return MemoryTruth(self.history, "bindings")
+
+    @property
+    def seals(self) -> MemoryTruth[Seal]:
+        return MemoryTruth(self.history, "seals")
+
+    def log(self, shard: ShardId) -> MemoryLedger[LogEntry]:
+        return self.logs.setdefault(shard, MemoryLedger())
+
+    def publishes(self, shard: ShardId) -> MemoryLedger[Published]:
+        return self.records.setdefault(shard, MemoryLedger())
+
+    def land_delayed(self) -> Iterator[object]:
+        """Let every write that is still under way arrive now; one at a time, so a caller may stop."""
+        ledgers: tuple[MemoryLedger[Any], ...] = (
+            self.history,
+            self.attempts,
+            self.checkpoints,
+            self.journal,
+            self.leases,
+            *self.logs.values(),
+            *self.records.values(),
+        )
+        for ledger in ledgers:
+            while ledger.delayed:
+                yield ledger.delayed.pop(0)()
+
+
+class MemoryChapter(Chapter[R]):
+    """A chapter whose calls have its own name, for who scripts faults."""
+
+    def __init__(self, history: MemoryLedgerView[HistoryRecord], name: str) -> None:
+        super().__init__(history, **CHAPTERS[name])
+        self._history, self._name = history, name
+
+    def head(self) -> Head:
+        with self._history.called(self._name):
+            return super().head()
+
+    def commit(self, head: Head, put: Put[R, Any]) -> CommitOutcome:
+        with self._history.called(self._name):
+            return super().commit(head, put)
+
+
+class MemoryLogView(MemoryLedgerView[LogEntry]):
+    """One process's handle on a log, which nobody compacts."""
+
+    def __init__(self, warehouse: MemoryWarehouse, chaos: Chaos | None, shard: ShardId) -> None:
+        super().__init__(warehouse.log(shard), chaos, "log")
+        self._shapes, self._shard = warehouse.shapes, shard
+
+    def shape(self) -> Shape | None:
+        return self._shapes.get(self._shard)
+
+    def declare(self, shape: Shape) -> None:
+        fault = self._chaos.meet("log.declare")
+        if fault is Fault.CRASH_BEFORE:
+            raise Crash
+        there = self._shapes.get(self._shard)
+        if misfit(self._shard, recorded=there, declared=shape) is None:
+            self._shapes[self._shard] = there.widened(shape) if there is not None else shape
+        if fault is Fault.CRASH_AFTER:
+            raise Crash
+
+    def files(self) -> Sequence[LogFile]:
+        entries = self.read(0, self._truth.head(self._version).upper)
+        return [LogFile(part, entry.txn, entry.txn) for entry in entries for part in entry.parts]
+
+
+class MemoryControl:
+    """One process's view of a warehouse."""
+
+    def __init__(self, warehouse: MemoryWarehouse, chaos: Chaos | None = None) -> None:
+        self._warehouse = warehouse
+        self._chaos = chaos
+        self.history = MemoryLedgerView(warehouse.history, chaos, "history")
+        self.bindings: MemoryChapter[BindingRecord] = MemoryChapter(self.history, "bindings")
+        self.seals: MemoryChapter[Seal] = MemoryChapter(self.history, "seals")
+        self.attempts = MemoryLedgerView(warehouse.attempts, chaos, "attempts")
+        self.checkpoints = MemoryLedgerView(warehouse.checkpoints, chaos, "checkpoints")
+        self.journal = MemoryLedgerView(warehouse.journal, chaos, "journal")
+        self.leases = MemoryLedgerView(warehouse.leases, chaos, "leases")
+        self._logs: dict[ShardId, MemoryLogView] = {}
+        self._publishes: dict[ShardId, MemoryLedgerView[Published]] = {}
+
+    def shards(self) -> Sequence[ShardId]:
+        return sorted(self._warehouse.logs)
+
+    def log(self, shard: ShardId) -> MemoryLogView:
+        if shard not in self._logs:
+            self._logs[shard] = MemoryLogView(self._warehouse, self._chaos, shard)
+        return self._logs[shard]
+
+    def publishes(self, shard: ShardId) -> MemoryLedgerView[Published]:
+        if shard not in self._publishes:
+            truth = self._warehouse.publishes(shard)
+            self._publishes[shard] = MemoryLedgerView(truth, self._chaos, "publishes")
+        return self._publishes[shard]

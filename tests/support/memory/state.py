@@ -1,0 +1,127 @@
+"""A state plane in memory: the core's own fold over the rows of the log, with versions and crashes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tests.support.memory.control import MemoryWarehouse
+from tests.support.memory.ledger import Calm, Chaos, Crash, Fault
+from tests.support.memory.plane import Files, digest_of
+from tidemark.core.checksum import Digest
+from tidemark.core.errors import Determinate, Indeterminate
+from tidemark.core.fold import Change, Key, fold
+from tidemark.core.ids import TXN_NONE, ShardId, WriterToken
+from tidemark.core.ledger import Conflict
+from tidemark.core.publish import Published, StateCommit, StateStatus
+from tidemark.ports.state import Tail
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryVersion:
+    """One version of a state: every key's last change, deletes included, and the commit that made it.
+
+    A version without a commit was made by a stranger."""
+
+    rows: Mapping[Key, Change]
+    commit: StateCommit | None
+
+    @property
+    def visible(self) -> dict[Key, Change]:
+        return {key: change for key, change in self.rows.items() if not change.deletes}
+
+
+@dataclass(slots=True)
+class MemoryStates:
+    """The durable truth: each shard's versions."""
+
+    versions: dict[ShardId, list[MemoryVersion]] = field(default_factory=dict)
+
+    def of(self, shard: ShardId) -> list[MemoryVersion]:
+        return self.versions.setdefault(shard, [])
+
+    def values(self, shard: ShardId) -> dict[Key, object]:
+        """What a reader of the state sees now."""
+        versions = self.of(shard)
+        return {key: row.value for key, row in versions[-1].visible.items()} if versions else {}
+
+
+class MemoryStatePlane:
+    """One process's way to the states."""
+
+    def __init__(
+        self, warehouse: MemoryWarehouse, files: Files, states: MemoryStates, chaos: Chaos | None = None
+    ) -> None:
+        self._warehouse = warehouse
+        self._files = files
+        self._states = states
+        self._chaos = chaos or Calm()
+
+    def standing(self, shard: ShardId, since: Published | None) -> StateStatus:
+        versions = self._states.of(shard)
+        known = [(at, version.commit) for at, version in enumerate(versions) if version.commit is not None]
+        after = since.version if since is not None else -1
+        strangers = [f"{at} write" for at in range(after + 1, len(versions)) if versions[at].commit is None]
+        newest_version, newest = known[-1] if known else (-1, None)
+        at_record = ""
+        if since is not None and since.version < len(versions):
+            commit = versions[since.version].commit
+            at_record = commit.token if commit is not None else "a stranger"
+        return StateStatus(
+            version=len(versions) - 1,
+            txn=max((commit.txn for _, commit in known), default=TXN_NONE),
+            newest=newest,
+            newest_version=newest_version,
+            at_record=at_record,
+            strangers=tuple(strangers),
+        )
+
+    def _rows(self, shard: ShardId, tail: Tail) -> list[Change]:
+        log = self._warehouse.log(shard)
+        return [
+            row
+            for entry in log.records(tail.log_version)
+            if tail.lower <= entry.txn < tail.upper
+            for part in entry.parts
+            for row in self._files[part.path]
+        ]
+
+    def publish(
+        self, shard: ShardId, tail: Tail, *, base: Published | None, token: WriterToken
+    ) -> tuple[int, StateCommit] | Conflict:
+        there = len(self._states.of(shard))
+        before = self._states.of(shard)[base.version].rows.values() if base is not None else ()
+        rows = fold([*before, *self._rows(shard, tail)])
+        visible = [change for change in rows.values() if not change.deletes]
+        commit = StateCommit(tail.txn, token, digest_of(visible), link=tail.link)
+        version = self._commit(shard, MemoryVersion(rows, commit), there)
+        return version if isinstance(version, Conflict) else (version, commit)
+
+    def tidy(self, shard: ShardId) -> None:
+        """There is nothing to tidy in memory."""
+
+    def rebuild(
+        self, shard: ShardId, tail: Tail, *, base: Published | None, token: WriterToken
+    ) -> tuple[int, StateCommit] | Conflict:
+        return self.publish(shard, tail, base=base, token=token)
+
+    def _commit(self, shard: ShardId, version: MemoryVersion, there: int) -> int | Conflict:
+        fault = self._chaos.meet("state.commit")
+        if fault is Fault.CRASH_BEFORE:
+            raise Crash
+        if fault is Fault.FAIL:
+            raise Determinate("the state did not take the commit")
+        if len(self._states.of(shard)) != there:
+            return Conflict()
+        self._states.of(shard).append(version)
+        if fault is Fault.CRASH_AFTER:
+            raise Crash
+        if fault is Fault.LOSE_REPLY:
+            raise Indeterminate("the state did not answer")
+        return len(self._states.of(shard)) - 1
+
+    def digest(self, shard: ShardId, version: int) -> Digest:
+        return digest_of(list(self._states.of(shard)[version].visible.values()))
+
+    def repeated(self, shard: ShardId, version: int) -> int:
+        return 0  # A mapping has each key once.
