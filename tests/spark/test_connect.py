@@ -43,15 +43,6 @@ def test_p4_over_connect_the_digests_are_those_of_a_classic_session(
     assert found["gone"] == ["InputGone", False]
 
 
-def test_the_command_works_on_a_warm_server(connect_server: Server, tmp_path: Path) -> None:
-    for words in (["init", "customers"], ["run", "customers"], ["read", "customers", "customers", "--json"]):
-        done = connect_client(
-            "tidemark.cli", *words, folder=tmp_path, token=TOKEN, TIDEMARK_SPARK_MASTER=connect_server.url
-        )
-        assert done.returncode == 0, (words, done.stderr[-3000:])
-    assert [row["name"] for row in json.loads(done.stdout)] == ["Ada", "Emmy"]
-
-
 def test_regression_a_deployment_that_is_closed_leaves_no_session_on_the_server(
     connect_server: Server, tmp_path: Path
 ) -> None:
