@@ -26,7 +26,7 @@ source: {{type: files, path: {name}, format: json, settle_seconds: 0}}
 shards: [{{name: rows, schema: id BIGINT NOT NULL, keys: [id]}}]
 """
 BIND = """\
-from tidemark.assemble import Deployment
+from tidemark.app.deployment import Deployment
 from tidemark.config import load_pipeline
 deployment = Deployment(load_pipeline('many.yaml'), lambda: None)
 print(len(deployment.pipeline.source.offer(None)))

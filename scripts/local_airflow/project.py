@@ -1,7 +1,7 @@
 """The Airflow of this project's folder, as `make ui`, `make stop` and the demo use it.
 
-`python -m scripts.local_airflow.project start|stop|status`. While it runs, it is found at the ports that it was
-started with, whoever did that.
+`python -m scripts.local_airflow.project start|stop|status`. While it runs, it is found at the ports that
+it was started with.
 """
 
 from __future__ import annotations

@@ -235,7 +235,7 @@ def test_the_plugin_loads_what_tasks_need_and_the_gates_library_where_they_are_f
     component: str, loaded: list[str]
 ) -> None:
     code = (
-        "import sys; from tidemark import plugin\n"
+        "import sys; from tidemark.airflow import plugin\n"
         "assert plugin.TidemarkPlugin.name == 'tidemark'\n"
         "assert {'deltalake', 'tidemark.app.tasks'} <= sys.modules.keys()\n"
         "print([name for name in ('pyspark', 'pandas', 'great_expectations') if name in sys.modules])"

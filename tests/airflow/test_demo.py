@@ -19,7 +19,7 @@ CODE = """
 import json, os, sys
 sys.path.insert(0, sys.argv[1])
 import demo
-from tidemark.tasks import open_pipeline
+from tidemark.app.tasks import open_pipeline
 names = ("WAREHOUSE", "ROOT", "PIPELINES", "ENVIRONMENT")
 left = [name for name in names if f"TIDEMARK_{name}" in os.environ]
 print(json.dumps([str(demo.LANDING), str(demo.TABLES), open_pipeline(demo.PIPELINE, None).root, left]))

@@ -19,7 +19,7 @@ LOAD = """
 import json, sys
 from pathlib import Path
 from airflow.utils.db import upgradedb
-from tidemark.airflow.settings import load_settings, read_settings
+from scripts.local_airflow.settings import load_settings, read_settings
 upgradedb()
 for name in sys.argv[1:]:
     load_settings(read_settings(Path(name)))

@@ -72,4 +72,4 @@ def test_a_command_that_only_looks_loads_no_engine(pipeline: Path, words: str) -
 def test_a_command_loads_no_other_command(pipeline: Path) -> None:
     _, loaded = command(pipeline, "status", "idle.yaml")
     found = {name for name in loaded if name.startswith("tidemark.cli.")}
-    assert found == {f"tidemark.cli.{name}" for name in ("app", "output", "shared", "status", "status_view")}
+    assert found == {f"tidemark.cli.{name}" for name in ("app", "shared", "status")}

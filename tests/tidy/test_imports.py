@@ -15,32 +15,23 @@ ROOT = Path(__file__).resolve().parents[2]
 INCLUDE = ROOT / "include"
 PACKAGE = INCLUDE / "tidemark"
 ENGINES = {"airflow", "delta", "deltalake", "great_expectations", "pandas", "polars", "pyarrow", "pyspark"}
-STDLIB_ONLY = {"core", "ports", "pipeline", "memory"}
+STDLIB_ONLY = {"core", "ports", "pipeline"}
 
-# Package -> the other packages of tidemark that it may import. Of the adapters only Spark's knows another.
+# Package -> the other packages of tidemark that it may import, at the top of a module or inside a function.
 MAY_IMPORT: dict[str, set[str]] = {
     "core": set(),
-    "home": set(),
-    "submitter": set(),
     "ports": {"core"},
     "config": {"core"},
     "pipeline": {"core", "ports"},
-    "memory": {"core", "ports"},
-    "delta": {"core", "ports", "config"},
     "sources": {"core", "ports", "config"},
-    # Reads what a source's manifest names, and has what it writes committed.
-    "spark": {"core", "ports", "config", "sources", "home", "delta"},
+    "delta": {"core", "ports", "config"},
+    "runtime": {"core"},
     "quality": {"core", "ports", "config"},
+    "spark": {"core", "ports", "config", "sources", "delta", "runtime"},
 }
-# Modules of their own put adapters and pipeline together; each may know those before it.
-TELLING = ("telling", "status", "transactions", "summary", "health", "decisions", "readers")
-for module in ("assemble", "views", "consume", *TELLING, "publishing", "upkeep", "tasks", "job"):
-    MAY_IMPORT[module] = set(MAY_IMPORT)
-MAY_IMPORT["airflow"] = {"core", "config", "pipeline", "assemble", "consume", "tasks", "telling", "job"}
-MAY_IMPORT["airflow"] |= {"home", "submitter", *TELLING}
-MAY_IMPORT |= {"plugin": {"tasks", "airflow"}, "provider": set()}
-MAY_IMPORT["cli"] = set(MAY_IMPORT) - {"airflow", "plugin", "provider"}
-MAY_IMPORT["api"] = {*MAY_IMPORT["cli"], "cli"}
+MAY_IMPORT["app"] = set(MAY_IMPORT)
+MAY_IMPORT["airflow"] = {"core", "config", "pipeline", "app"}
+MAY_IMPORT["cli"] = set(MAY_IMPORT) - {"airflow"}
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 
 

@@ -23,9 +23,9 @@ from tidemark.app.job import (
 WAITER = "import time; print('up', flush=True); time.sleep(600)"
 JOB = """
 import time
-from tidemark import submitter
-submitter.LOOK_SECONDS = 0.05
-submitter.end_with_submitter()
+from tidemark.app import job
+job.LOOK_SECONDS = 0.05
+job.end_with_submitter()
 print("up", flush=True)
 time.sleep(600)
 """

@@ -4,24 +4,29 @@
 
     globals().update(pipeline_dags("/path/to/the/pipeline/files"))
 
-Importing this, and so parsing a DAG, loads neither Spark nor a warehouse.
+Importing this, and so parsing a DAG, loads neither Spark nor a warehouse. Each name is loaded when it is
+first used: Airflow imports the package's plugin and provider while it is itself being imported.
 """
 
 from __future__ import annotations
 
-from tidemark.airflow.assets import shard_asset
-from tidemark.airflow.consumers import ShardConsumerOperator, ShardUpperSensor, shard_task
-from tidemark.airflow.dags import health_dag, maintain_dag, pipeline_dags, replay_dag
-from tidemark.airflow.health import HealthOperator
-from tidemark.airflow.operators import (
-    CheckpointOperator,
-    IngestOperator,
-    MaintainOperator,
-    ReclockOperator,
-    UpsertOperator,
-    ValidateOperator,
-)
-from tidemark.airflow.replay import ReplayOperator, ReplayPlanOperator, ReplayReportOperator
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from tidemark.airflow.assets import shard_asset
+    from tidemark.airflow.consumers import ShardConsumerOperator, ShardUpperSensor, shard_task
+    from tidemark.airflow.dags import health_dag, maintain_dag, pipeline_dags, replay_dag
+    from tidemark.airflow.health import HealthOperator
+    from tidemark.airflow.operators import (
+        CheckpointOperator,
+        IngestOperator,
+        MaintainOperator,
+        ReclockOperator,
+        UpsertOperator,
+        ValidateOperator,
+    )
+    from tidemark.airflow.replay import ReplayOperator, ReplayPlanOperator, ReplayReportOperator
 
 __all__ = [
     "CheckpointOperator",
@@ -43,3 +48,15 @@ __all__ = [
     "shard_asset",
     "shard_task",
 ]
+
+_MODULES: Final = ("assets", "consumers", "dags", "health", "operators", "replay")
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, from the module that defines it."""
+    if name in __all__:
+        for module in _MODULES:
+            found = getattr(import_module(f"{__name__}.{module}"), name, None)
+            if found is not None:
+                return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
