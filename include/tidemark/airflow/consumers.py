@@ -167,7 +167,7 @@ class ShardConsumerOperator(BaseOperator):
     :param consumer: the name that the frontier is kept under (templated)
     :param environment: which of the file's environments, `$TIDEMARK_ENVIRONMENT` by default (templated)
     :param snapshot: begin a new consumer with the shard's rows as they are, as one batch
-    :param reading: more parameters of `tidemark.app.consume.Consumer`: `where`, `limits`, `start`, `ttl_seconds`
+    :param reading: more parameters of `tidemark.Consumer`: `where`, `limits`, `start`, `ttl_seconds`
     :param conn_id: a Spark Connect connection, or a Spark one whose master this worker may drive itself
 
     Known limitation: the function runs in the worker, so a Spark connection means a driver in the worker.

@@ -273,7 +273,7 @@ def maintain_dag(
     default_args: Mapping[str, Any] | None = None,
     **dag_kwargs: Any,
 ) -> dict[str, DAG]:
-    """A DAG that looks after all pipelines: publish what is due, merge, let go, delete (`tidemark.app.maintenance`).
+    """A DAG that maintains all pipelines: it publishes what is due, compacts, and deletes expired files.
 
     Its tasks warn in their logs of what soon can't be proven any more."""
     files = _files(folder, environment, dag_id)

@@ -1,7 +1,7 @@
 """Reading a shard transaction by transaction, from Python: every change once, in order, across restarts.
 
-    from tidemark.assemble import Deployment
-    from tidemark.consume import Consumer
+    from tidemark.app.deployment import Deployment
+    from tidemark.app.consume import Consumer
 
     with Consumer(Deployment(config, lambda: spark), "orders", "billing") as billing:
         for batch in billing.listen():

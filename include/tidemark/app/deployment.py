@@ -147,12 +147,9 @@ class Deployment:
 
     def _grown(self) -> PipelineConfig:
         config = self.declared
-        grows = any(map(config.grows, config.shards))
-        return (
-            with_new_columns(config, recorded_columns(self.fresh_control(), config.shapes))
-            if grows
-            else config
-        )
+        if not any(map(config.grows, config.shards)):
+            return config
+        return with_new_columns(config, recorded_columns(self.fresh_control(), config.shapes))
 
     def fresh_control(self) -> DeltaControl:
         """Handles of its own, without a pipeline file's word on the logs: a ledger is for one thread."""

@@ -269,7 +269,7 @@ def maintenance_plan(deployment: Deployment) -> Report:
 
 
 def maintain(deployment: Deployment, attempt: Attempt, *, progress: Progress = no_progress) -> Report:
-    """Publish what is due, then do the upkeep of logs, states and control tables (`tidemark.app.maintenance`)."""
+    """Publish what is due, then maintain logs, states and control tables (`app.maintenance`)."""
     published = publish_due(deployment, attempt, every=True, progress=progress)
     done = maintenance.maintain(deployment, attempt.token, maintenance.terms_of(deployment))
     return {

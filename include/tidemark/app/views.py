@@ -1,7 +1,7 @@
 """Reading shards from Python: the state, the fresh view, or the log, pinned and checked.
 
-    from tidemark.assemble import Deployment
-    from tidemark.views import View, read, read_together
+    from tidemark.app.deployment import Deployment
+    from tidemark.app.views import View, read, read_together
 
     shop = Deployment(config, lambda: spark)
     rows = read(shop, "orders", view=View.FRESH)

@@ -36,7 +36,8 @@ def start(
         print_json({"url": server.url, "pid": server.pid})
     else:
         say(
-            f"a warm Spark listens at {server.url}, process {server.pid}; its log is in {connect_server.folder()}"
+            f"a warm Spark listens at {server.url}, process {server.pid}; "
+            f"its log is in {connect_server.folder()}"
         )
 
 

@@ -1,6 +1,6 @@
-"""Pipeline files: what a user writes, checked, with every mistake named at its line.
+"""Pipeline files: reading and checking them, with every mistake reported at its line.
 
-`load_pipeline` reads one file, `load_pipelines` a folder of them; both need no engine and are fast enough for
+`load_pipeline` reads one file, `load_pipelines` a folder. Neither needs Spark, and both are fast enough for
 DAG parsing.
 """
 

@@ -1,9 +1,9 @@
-"""`apply_as_deletes`: the few SQL-looking conditions that mark a record as a deletion.
+"""The base of all models of a pipeline file (frozen, strict, no unknown keys), and its checked kinds of
+text.
 
-Read are `column = 'text'`, `column = 123`, `column = true`, `column IN ('a', 'b')` and `column IS NULL`.
-The result is a value, not text: no SQL from a pipeline file ever reaches an engine.
-
-What all models of a pipeline file share: frozen, strict, no unknown keys; and checked kinds of text.
+Among these is the condition of `apply_as_deletes`, which marks a record as a deletion: `column = 'text'`,
+`column = 123`, `column = true`, `column IN ('a', 'b')` or `column IS NULL`. It is parsed into a value: no
+SQL text from a pipeline file reaches an engine.
 """
 
 from __future__ import annotations
@@ -33,11 +33,15 @@ _LITERALS = re.compile(_LITERAL, re.IGNORECASE | re.ASCII)
 Value = str | int | bool
 
 
+# Conditions.
+
+
 @dataclass(frozen=True, slots=True)
 class Predicate:
-    """True for a record whose `column` is one of `values`, or is NULL when there are none.
+    """True for a record whose `column` is one of `values`, or is NULL if there are none.
 
-    As in SQL, a NULL column equals no value. All values have one type."""
+    As in SQL, a NULL column equals no value. All values have one type.
+    """
 
     column: str
     values: tuple[Value, ...] = ()
@@ -48,7 +52,7 @@ class Predicate:
 
     @property
     def type_name(self) -> str:
-        """The type to read an undeclared column with."""
+        """The type for reading an undeclared column."""
         match self.values[:1]:
             case (bool(),):
                 return "BOOLEAN"
@@ -68,14 +72,14 @@ class Predicate:
                 return f"{self.column} IN ({', '.join(values)})"
 
     def holds(self, value: object) -> bool:
-        """What the condition says of one value of the column."""
+        """Whether the condition holds for one value of the column."""
         if self.is_null:
             return value is None
         return any(type(value) is type(known) and value == known for known in self.values)
 
 
 def parse_predicate(text: str) -> Predicate:
-    """The condition that the text spells, or `InvalidUsage`."""
+    """The condition in the text. Raises `InvalidUsage`."""
     if len(text) > PREDICATE_CHARACTERS_MAX:
         raise InvalidUsage(f"the condition has {len(text)} characters, {PREDICATE_CHARACTERS_MAX} at most")
     match = _CONDITION.match(text)
@@ -105,13 +109,15 @@ def _written(value: Value) -> str:
     return str(value).lower()
 
 
+# Models and their kinds of text.
+
 TABLE_CHARACTERS_MAX: Final = 200
 FROM_SOURCE: Final = "from_source"
-"""As a schema: the source tells the columns, and the keys where none are given."""
+"""As a schema: the columns come from the source, and so do the keys if none are given."""
 SchemaChange = Literal["fail", "missing_as_null", "add_columns"]
 _PART = r'(?:[^\x00-\x1f\x7f."\s](?:[^\x00-\x1f\x7f."]*[^\x00-\x1f\x7f."\s])?|"(?:[^\x00-\x1f\x7f"]|"")+")'
 _TABLE = re.compile(rf"{_PART}(?:\.{_PART}){{0,2}}\Z")
-"""Up to three names with dots between; one that has a dot or a quote itself stands in quotes, as in SQL."""
+"""Up to three names with dots between them; a name with a dot or a quote in it must be quoted, as in SQL."""
 _PRESETS = {"@once", "@continuous", "@hourly", "@daily", "@weekly", "@monthly", "@quarterly", "@yearly"}
 _CRON_FIELDS = (("minute", 0, 59), ("hour", 0, 23), ("day", 1, 31), ("month", 1, 12), ("weekday", 0, 7))
 _CRON_NAMES = {
@@ -121,7 +127,7 @@ _CRON_NAMES = {
 
 
 class Model(BaseModel):
-    """Frozen and strict: a value has the type that it is written with, and a key is known or refused."""
+    """Frozen and strict: values are not converted to other types, and unknown keys are refused."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -129,20 +135,20 @@ class Model(BaseModel):
         strict=True,
         arbitrary_types_allowed=True,
         hide_input_in_errors=True,
-        defer_build=True,  # One validator for the whole file is built at its first use, none at import.
+        defer_build=True,  # The first use builds one validator for the whole file; an import builds none.
     )
 
     @model_validator(mode="before")
     @classmethod
     def _tuples(cls, value: Any) -> Any:
-        # JSON has lists, a frozen value has tuples; strictness would refuse the one for the other.
+        # JSON has lists, but a frozen value needs tuples, and strict mode does not convert.
         if not isinstance(value, dict):
             return value
         return {key: tuple(item) if isinstance(item, list) else item for key, item in value.items()}
 
 
 class ModelCache:
-    """What a model keeps that follows from its fields: it makes no difference between two models."""
+    """A cache in a model that follows from the fields; it does not affect equality."""
 
     def __eq__(self, other: object) -> bool:
         return True

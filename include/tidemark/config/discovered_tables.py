@@ -1,16 +1,14 @@
-"""Tables that their source describes (`schema: from_source`): their shapes, and the shards that they make.
+"""Columns that are not in the pipeline file: schemas from the source, and columns that records add.
 
-What a source said of a table is recorded beside its captured changes when the table first goes to a shard,
-and from then on that record is the declared schema, as if someone had written it into the pipeline file: the
-database is not asked again to know what a pipeline is. With `on_schema_change: add_columns` a shard gets the
-columns that its table gets; a table that has changed in any other way goes to a shard of another name. Every
-binding has the whole configuration, so a replay doesn't need the record.
+With `schema: from_source`, the source's description of a table is recorded beside its captured changes when
+the table is first routed to a shard. From then on the record is the declared schema, as if it were in the
+pipeline file: loading a pipeline does not query the database. With `on_schema_change: add_columns`, a shard
+gets the columns that its table gets; after any other change, the table goes to a shard with another name.
+Every binding has the whole configuration, so a replay does not need the record.
 
-Shards that get the columns of their records (`on_schema_change: add_columns`): what they have got so far.
-
-The pipeline file declares what a shard has at least. Columns that came with records are on record in the
-shard's log, before the first seal of a row that has them, and from then on they are declared as if someone
-had written them into the pipeline file.
+With `on_schema_change: add_columns`, a shard also gets new columns from its records. The pipeline file
+declares the minimum. New columns are recorded in the shard's log before the first seal of a row that has
+them, and count as declared from then on.
 """
 
 from __future__ import annotations
@@ -35,28 +33,28 @@ RECORD: Final = "tables.json"
 
 @dataclass(frozen=True, slots=True)
 class TableShape:
-    """A table's columns, in types that lose nothing, and its own key."""
+    """A table's columns, in types without loss, and its primary key."""
 
     table: str
     columns: Schema
     keys: tuple[str, ...]
 
     def widened(self, columns: Schema) -> TableShape:
-        """With those of the columns that it doesn't have; rows that are there are NULL in them."""
+        """The shape with the columns that it lacks added; existing rows are NULL in them."""
         return replace(self, columns=self.columns.widened(columns))
 
 
 TableShapes = Mapping[str, TableShape]
-"""By the name of the shard."""
+"""By shard name."""
 
 
 def record_file(config: PipelineConfig) -> Path:
-    """Where the shapes of a pipeline's tables are recorded."""
+    """The file that records the shapes of a pipeline's tables."""
     return Path(config.source_location) / RECORD
 
 
 def recorded_shapes(config: PipelineConfig) -> TableShapes:
-    """The shapes on record; none for a pipeline that declares all of its schemas."""
+    """The recorded shapes; empty for a pipeline that declares all its schemas."""
     if not uses_source_schemas(config):
         return {}
     try:
@@ -72,7 +70,7 @@ def recorded_shapes(config: PipelineConfig) -> TableShapes:
 
 
 def shapes_text(shapes: TableShapes) -> str:
-    """The shapes as they are recorded."""
+    """The shapes in the format of the record."""
     found = {
         shard: {"table": shape.table, "schema": shape.columns.ddl, "keys": shape.keys}
         for shard, shape in sorted(shapes.items())
@@ -81,13 +79,13 @@ def shapes_text(shapes: TableShapes) -> str:
 
 
 def uses_source_schemas(config: PipelineConfig) -> bool:
-    """Whether the pipeline leaves any schema to its source."""
+    """Whether the pipeline takes any schema from its source."""
     return config.tables is not None and config.tables.asks_for_any
 
 
 def with_discovered_shards(config: PipelineConfig, shapes: TableShapes) -> PipelineConfig:
-    """The configuration with a shard for each table that it takes and whose shape is known, in the order of
-    their names, behind those that the pipeline file declares."""
+    """The configuration with one shard for each included table with a known shape, in the order of names,
+    after the shards that the pipeline file declares."""
     if not uses_source_schemas(config):
         return config
     declared = [shard for shard in config.shards if not _is_described(config, shard)]
@@ -102,7 +100,7 @@ def _is_taken(config: PipelineConfig, shard: str, shape: TableShape) -> bool:
 
 
 def _shard(config: PipelineConfig, shape: TableShape) -> ShardConfig:
-    """The shard of a table that its source describes, with the settings of the pipeline file over it."""
+    """The shard of a described table; settings of the pipeline file override the description."""
     settings = {"keys": shape.keys, **config.table_settings(shape.table), "schema": shape.columns.ddl}
     with _refusals(f"table {shape.table}: "):
         return ShardConfig.model_validate(settings)
@@ -127,13 +125,15 @@ def _refusals(of: str = "") -> Iterator[None]:
         raise InvalidUsage(f"{of}{facts}", hint=hint) from None
 
 
+# Shards that get columns from their records.
+
 Columns = Mapping[ShardId, Mapping[str, str]]
-"""The types of columns, as DDL, by shard and name."""
+"""Column types as DDL, by shard and column name."""
 
 
 def with_new_columns(config: PipelineConfig, columns: Columns) -> PipelineConfig:
-    """The configuration with those of the columns that its growing shards don't have; `InvalidUsage` where
-    they can't have them."""
+    """The configuration with the new columns added to its growing shards. Raises `InvalidUsage` if a column
+    can't be added."""
     new = {name: found for name in columns if (found := _new(config, name, columns[name]))}
     if not new:
         return config
@@ -150,7 +150,7 @@ def with_new_columns(config: PipelineConfig, columns: Columns) -> PipelineConfig
 
 
 def new_columns(declared: PipelineConfig, config: PipelineConfig) -> Columns:
-    """What the shards of a grown configuration have and the declared one does not say."""
+    """The columns that the grown configuration has and the declared one lacks."""
     said = {shard.name: shard.columns for shard in declared.shards}
     found = {
         ShardId(shard.name): {
@@ -162,7 +162,7 @@ def new_columns(declared: PipelineConfig, config: PipelineConfig) -> Columns:
 
 
 def _new(config: PipelineConfig, name: ShardId, columns: Mapping[str, str]) -> dict[str, str]:
-    """What a shard gets of these columns."""
+    """Those of the columns that a shard would add."""
     shard = next((shard for shard in config.shards if shard.name == name), None)
     if shard is None or not config.grows(shard):
         return {}
@@ -174,7 +174,7 @@ def _grown(shard: ShardConfig, columns: Mapping[str, str]) -> ShardConfig:
     if not columns:
         return shard
     wider = shard.columns.widened(_column(name, kind) for name, kind in columns.items())
-    # Names that are reserved, or that differ from others in case only, are refused by the parser.
+    # The parser refuses reserved names and names that differ only in case.
     return ShardConfig.model_validate(
         {**shard.model_dump(by_alias=True), "schema": parse_schema(wider.ddl).ddl}
     )

@@ -1,10 +1,10 @@
-"""A YAML document as a tree that remembers where each value was written.
+"""A YAML document as a tree of values with their positions, and validation errors with those positions.
 
-Only what a pipeline file needs is read: mappings, lists and plain values, by YAML 1.2 (`no` and `on` are
-text, `010` is ten). Aliases, tags and a second document are refused, so a small file can't grow, and nothing
-in it can name a class. Duplicate keys are refused. Sizes and nesting are bounded before anything is built.
+The reader supports what a pipeline file needs: mappings, lists and plain values, by YAML 1.2 (`no` and `on`
+are text, `010` is ten). It refuses aliases, tags and a second document, so a small file can't expand and
+can't name a class. It refuses duplicate keys. Sizes and nesting are bounded before anything is built.
 
-From pydantic's errors to problems: the place in the file, a fact in plain words, and what to do.
+`validated` turns pydantic's errors into problems: a position in the file, a fact and a remedy.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z")
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One value: what it is, at which path and line it was written, and where its key stands; and in which
-    file, when that is not the document's own."""
+    """One value: its path, its position, the position of its key, and its file if that is not the
+    document's own."""
 
     value: Any
     path: Path = ()
@@ -60,23 +60,23 @@ class Node:
 
     @property
     def items(self) -> Mapping[str, Node]:
-        """The children of a mapping; empty for anything else."""
+        """The children of a mapping; empty for any other value."""
         return self.value if isinstance(self.value, dict) else {}
 
     @property
     def elements(self) -> tuple[Node, ...]:
-        """The elements of a list; empty for anything else."""
+        """The elements of a list; empty for any other value."""
         return self.value if isinstance(self.value, tuple) else ()
 
     def place_of(self, offset: int) -> tuple[int, int]:
-        """The line and column of a character of the text, where that is known; else those of the value."""
+        """The line and column of a character in the text if known, else those of the value."""
         if not self.text_line:
             return self.line, self.column
         before = str(self.value)[:offset]
         return self.text_line + before.count("\n"), self.text_column + offset - before.rfind("\n") - 1
 
     def plain(self) -> Any:
-        """The value without its places."""
+        """The value without positions."""
         if isinstance(self.value, dict):
             return {name: node.plain() for name, node in self.value.items()}
         if isinstance(self.value, tuple):
@@ -92,7 +92,7 @@ class Node:
         return replace(self, value=dict(items))
 
     def merged(self, over: Node) -> Node:
-        """This mapping with the other's keys over its own; anything else is replaced."""
+        """This mapping, recursively overridden by the other's keys; any other value is replaced."""
         if not isinstance(self.value, dict) or not isinstance(over.value, dict):
             return over
         items = dict(self.value)
@@ -103,7 +103,7 @@ class Node:
 
 @dataclass(slots=True)
 class _Open:
-    """A collection whose end has not come yet."""
+    """A collection that has no end event yet."""
 
     event: Event
     path: Path
@@ -114,11 +114,11 @@ class _Open:
 
 
 class Stop(Exception):
-    """Reading can't go on; the problem is noted."""
+    """Reading can't continue; the problem is recorded."""
 
 
 class DocumentReader:
-    """Reads one document; `problems` has what was wrong with it."""
+    """Reads one document; `problems` has its errors."""
 
     def __init__(self, file: str) -> None:
         self.file = file
@@ -129,7 +129,7 @@ class DocumentReader:
         self._lines: list[str] = []
 
     def read(self, content: bytes) -> Node | None:
-        """The tree, or None when there is none; what could be read is returned beside the problems."""
+        """The tree, or None if there is none; a tree may be incomplete if there are problems."""
         if len(content) > FILE_BYTES_MAX:
             fact = f"the file has {len(content):,} bytes, {FILE_BYTES_MAX:,} at most"
             self.problems.append(Problem(self.file, 0, 0, "", fact, "this is not a pipeline file"))
@@ -234,7 +234,7 @@ class DocumentReader:
         return Node(value, path, *_place(event), text_line=text_line, text_column=text_column)
 
     def _text_place(self, event: ScalarEvent) -> tuple[int, int]:
-        """Where a text begins, if its characters stand in the file as they are; else zeros."""
+        """The position where a text begins, if the file has its characters unchanged; else zeros."""
         line, column = _place(event)
         if event.style == "|":
             first = self._lines[line] if line < len(self._lines) else ""
@@ -268,7 +268,7 @@ def _place(event: Event) -> tuple[int, int]:
 
 
 def _resolved(event: ScalarEvent) -> Any:
-    """A plain scalar's value by YAML 1.2's core rules; a quoted one is text."""
+    """A plain scalar's value by YAML 1.2's core schema; a quoted scalar is text."""
     text = event.value
     if event.style is not None and event.style != "":
         return text
@@ -280,6 +280,8 @@ def _resolved(event: ScalarEvent) -> Any:
         return int(text)
     return float(text) if _FLOAT.match(text) else text
 
+
+# From pydantic's errors to problems.
 
 _KINDS = {
     "string_type": ("text", "put it in quotes"),
@@ -297,7 +299,7 @@ _KINDS = {
 def validated(
     model: type[BaseModel], node: Node, *, file: str, extra_keys: Sequence[str] = ()
 ) -> Iterator[Problem]:
-    """Every problem that the model finds in the tree; nothing when it is valid."""
+    """Every problem that the model finds in the tree; nothing if it is valid."""
     try:
         model.model_validate(node.plain())
     except ValidationError as error:
@@ -327,7 +329,7 @@ def _problems_of(
 def problem_at(
     root: Node, loc: Path, fact: str, hint: str, *, file: str, at_key: bool = False, offset: int | None = None
 ) -> Problem:
-    """A problem at the deepest written place along a path. A key that is not there is named all the same."""
+    """A problem at the deepest existing node along a path. Missing keys stay in the problem's path."""
     node, rest = root, list(loc)
     while rest:
         found = node.child(rest[0])
@@ -378,7 +380,7 @@ def _described(value: Any) -> str:
 
 
 def known_keys(model: type[BaseModel], path: Path) -> list[str]:
-    """The keys that the model knows at a path; pydantic's path, with list indexes and union tags."""
+    """The keys that the model knows at a path of pydantic's, which includes list indexes and union tags."""
     models = [model]
     for step in path:
         if isinstance(step, int):
@@ -390,7 +392,7 @@ def known_keys(model: type[BaseModel], path: Path) -> list[str]:
             if (info.alias or name) == step
             for found in _models_in(info.annotation)
         ]
-        # A union's tag says which of its models is meant.
+        # A union's tag selects one of its models.
         tagged = [one for one in models if step in get_args(_annotation(one, "type"))]
         models = inner or tagged or models
     return [info.alias or name for current in models for name, info in current.model_fields.items()]

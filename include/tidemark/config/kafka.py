@@ -1,17 +1,17 @@
-"""Avro schemas in a pipeline file: `value_schema` and `key_schema` of a Kafka source.
+"""Kafka topics as a source in a pipeline file, and the Avro schemas of their values and keys.
 
-A schema is written as it is, or as the name of a file that holds it. One schema stands for bytes that are
-nothing but Avro; several, each under its id, for Confluent's wire format, which puts a zero byte and the id
-before them:
+Secrets are not here but in a connection.
+
+A schema (`value_schema`, `key_schema`) is written inline or as the name of its file. A single schema is for
+plain Avro bytes; several, each under its id, are for Confluent's wire format, in which a zero byte and the
+id precede the Avro bytes:
 
     value_schema: schemas/payment.avsc
     value_schema: {12: schemas/payment-1.avsc, 13: schemas/payment-2.avsc}
     value_schema: registry
 
-A file takes the place of its name before anything is checked; what a registry has is looked up when a
-transaction is bound. So a binding records what the schemas were, and a replay needs neither.
-
-Kafka topics as a source, as a pipeline file writes it. Secrets are not here: a connection has them.
+A file replaces its name before any check; schemas in a registry are looked up when a transaction is bound.
+So a binding records the schemas, and a replay needs neither file nor registry.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _PRIMITIVES: Final = ("boolean", "int", "long", "float", "double", "bytes", "str
 
 @dataclass(frozen=True, slots=True)
 class AvroSchemas:
-    """What bytes may be written with, each schema as JSON text: `plain` for all of them, or one by each id of
-    Confluent's wire format; or those that a registry has."""
+    """The schemas of some bytes, each as JSON text: `plain` for all of them, or one for each id of
+    Confluent's wire format, or those in a registry."""
 
     plain: str = ""
     by_id: tuple[tuple[int, str], ...] = ()
@@ -66,24 +66,24 @@ class AvroSchemas:
 
     @property
     def are_records(self) -> bool:
-        """Whether every schema has fields of its own, and not just one value."""
+        """Whether every schema is a record, not a single value."""
         return all(is_record(text) for text in self.texts)
 
     def recorded(self) -> Any:
-        """As a configuration keeps it."""
+        """The schemas as a configuration records them."""
         if self.is_registered:
             return REGISTRY
         return self.plain or {str(number): text for number, text in self.by_id}
 
 
 def is_record(text: str) -> bool:
-    """Whether a schema is that of a record."""
+    """Whether a schema is a record."""
     found = json.loads(text)
     return isinstance(found, dict) and found.get("type") == "record"
 
 
 def parse_schemas(value: Any) -> AvroSchemas:
-    """The schemas that were written, or `InvalidUsage`."""
+    """The schemas in a setting. Raises `InvalidUsage`."""
     if isinstance(value, AvroSchemas):
         return value
     if value == REGISTRY:
@@ -99,7 +99,7 @@ def parse_schemas(value: Any) -> AvroSchemas:
 
 
 def schema_text(value: Any) -> str:
-    """One schema as JSON text, checked; `InvalidUsage` when it can't be used."""
+    """One schema as checked JSON text. Raises `InvalidUsage` if it can't be used."""
     from fastavro.schema import SchemaParseException, UnknownType, parse_schema
 
     hint = "write the schema as Avro has it, or the name of a file that holds it as JSON"
@@ -109,7 +109,7 @@ def schema_text(value: Any) -> str:
     except ValueError:
         raise InvalidUsage("the schema is no JSON", hint=hint) from None
     try:
-        # On a copy, since it leaves notes of its own in it.
+        # On a copy, because parse_schema modifies its argument.
         parsed = parse_schema(json.loads(json.dumps(found)))
     except UnknownType as error:
         raise InvalidUsage(f"{shown(str(error))} is not a type of Avro", hint=hint) from None
@@ -126,7 +126,7 @@ def schema_text(value: Any) -> str:
 
 
 def _refers_to_itself(parsed: Any, inside: tuple[str, ...] = ()) -> bool:
-    """Whether a record, with its names written in full, has itself somewhere below it."""
+    """Whether a record contains itself; its names must be full names."""
     match parsed:
         case str():
             return parsed in inside
@@ -148,7 +148,7 @@ AvroText = Annotated[
 
 @dataclass(slots=True)
 class SchemaReader:
-    """Puts schemas in the place of their files' names; `problems` has what was wrong with any."""
+    """Replaces the names of schema files by their content; `problems` has the errors."""
 
     file: str
     root: Path
@@ -186,14 +186,16 @@ class SchemaReader:
         except UnicodeDecodeError:
             fact = f"{shown_place(named.value)} is no text"
         self.problems.append(problem_at(named, (), fact, hint, file=self.file))
-        # Something that passes, so that the file is not blamed twice.
+        # A valid placeholder, so that the same mistake is not reported twice.
         return replace(named, value="string")
 
+
+# Topics.
 
 TOPICS_MAX: Final = 1_000
 HEADERS_MAX: Final = 100
 RECORDS_MAX: Final = 5_000_000
-"""How many offsets a transaction takes when the pipeline file does not say."""
+"""The default limit of offsets per transaction."""
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}\Z")
 _PARTITION = re.compile(r"(?P<topic>[A-Za-z0-9._-]{1,249})-(?P<number>\d{1,9})\Z")
 _SERVER = re.compile(r"[A-Za-z0-9._-]+:\d{1,5}|\[[0-9A-Fa-f:.]+\]:\d{1,5}")
@@ -212,7 +214,7 @@ def _servers(text: str) -> str:
     parts = [part.strip() for part in text.split(",")]
     if not all(_SERVER.fullmatch(part) for part in parts):
         hint = "write host:port, or several with commas; users and passwords belong into a connection"
-        # What was written may hold a password, so it is not shown.
+        # The text may contain a password, so the message does not show it.
         raise InvalidUsage("the bootstrap servers can't be read", hint=hint)
     return ",".join(parts)
 
@@ -225,7 +227,7 @@ def _connection(text: str) -> str:
 
 
 def _start(value: Any) -> Any:
-    """`earliest`, `latest`, `{timestamp: …}` or `{offsets: {topic-partition: offset}}`, as it was written."""
+    """`earliest`, `latest`, `{timestamp: …}` or `{offsets: {topic-partition: offset}}`, as written."""
     if value in _STARTS:
         return value
     hint = "use earliest, latest, {timestamp: 2026-01-31T00:00:00Z} or {offsets: {orders-0: 100}}"
@@ -272,12 +274,11 @@ HeaderName = Annotated[str, Field(min_length=1, max_length=1_000)]
 
 
 class KafkaSource(Model):
-    """Topics, read in exact ranges of offsets up to the last stable one.
+    """Topics, read in exact ranges of offsets up to the last stable offset.
 
-    Either `kafka_config_id` names the connection with servers and security settings, or `bootstrap_servers`
-    the servers of a cluster that asks for none. A record's key completes its value: its columns are used
-    where the value has none, and alone where there is no value, which deletes. `headers` gives columns to
-    the texts of headers.
+    Set either `kafka_config_id`, the connection with servers and security settings, or `bootstrap_servers`,
+    the servers of an open cluster. A record's key completes its value: key columns that the value lacks
+    come from the key, and a record without a value deletes its key. `headers` maps columns to headers.
     """
 
     type: Literal["kafka"]
@@ -299,39 +300,39 @@ class KafkaSource(Model):
 
     @property
     def start_offsets(self) -> Mapping[str, int]:
-        """The partitions whose first offset is given."""
+        """The partitions with a given first offset."""
         return self.start["offsets"] if isinstance(self.start, dict) and "offsets" in self.start else {}
 
     @property
     def start_time(self) -> datetime | None:
-        """The time of the first record to read."""
+        """The time of the first record to read; None if `start` is not a time."""
         is_time = isinstance(self.start, dict) and "timestamp" in self.start
         return _time(self.start["timestamp"]) if is_time else None
 
     def group_of(self, pipeline: str) -> str:
-        """The consumer group that shows how far the pipeline is."""
+        """The consumer group that shows the pipeline's progress."""
         return self.group_id or f"tidemark-{pipeline}"
 
     @property
     def has_single_key(self) -> bool:
-        """Whether keys are one value, and not an object with columns."""
+        """Whether a key is a single value, not an object with columns."""
         of_avro = self.key_schema is not None and not self.key_schema.are_records
         return self.key_format == "string" or of_avro
 
     @property
     def lists_tables(self) -> bool:
-        """Whether the source itself can say which tables there are."""
+        """Whether the source can list its tables."""
         return False
 
     @property
     def summary(self) -> str:
-        """What is taken, in one line."""
+        """The input in one line."""
         start = self.start if isinstance(self.start, str) else "offsets" if self.start_offsets else "a time"
         named = ", ".join(self.topics[:5]) + (", …" if len(self.topics) > 5 else "")
         return f"{self.format} records of {named}, with {self.key_format} keys, from {start} on"
 
     def located(self, root: Path) -> str:
-        """Where the records come from, for people."""
+        """The origin of the records, for messages."""
         return f"kafka {self.kafka_config_id or self.bootstrap_servers}"
 
     @model_validator(mode="after")

@@ -1,9 +1,9 @@
-"""Reading pipeline files: from text to a `PipelineConfig`, or to all that is wrong with it.
+"""Loading of pipeline files: from text to a `PipelineConfig`, or to a list of all problems.
 
-The order is: the environment's block over the file's own values, `defaults` under each shard, the named
-tables turned into shards; then every rule on the result. Each value remembers where it was written, so a
-mistake in `defaults` is reported there, once. Of two levels that set a list, such as `expectations`, the
-nearer one counts.
+The order is: apply the environment's block to the file's values; apply `defaults` to each shard; turn named
+tables into shards; then check every rule on the result. Each value keeps its position, so a mistake in
+`defaults` is reported there, once. If two levels set a list, such as `expectations`, the more specific one
+replaces the other.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FILE_ONLY_KEYS = ("defaults", "environments")
 
 @dataclass(frozen=True, slots=True)
 class LoadedPipelines:
-    """A folder's pipelines by file name, and the files that can't be used, with why."""
+    """A folder's pipelines by file name, and the errors of unusable files."""
 
     pipelines: Mapping[str, PipelineConfig]
     errors: Mapping[str, ConfigInvalid]
@@ -46,10 +46,10 @@ def load_pipeline(
     root: Path | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> PipelineConfig:
-    """The pipeline that a file describes; `ConfigInvalid` with every problem when it can't be used.
+    """The pipeline in a file. Raises `ConfigInvalid` with every problem.
 
-    `environment` picks a block of `environments`, `$TIDEMARK_ENVIRONMENT` where it is None; a file without
-    such blocks is the same in all environments.
+    `environment` selects a block of `environments`; None means `$TIDEMARK_ENVIRONMENT`. A file without such
+    blocks is the same in all environments.
     """
     file = Path(path)
     root = root or default_root(file, environ)
@@ -86,9 +86,9 @@ def load_pipeline(
 def load_pipelines(
     folder: Path | str, environment: str | None = None, *, environ: Mapping[str, str] = os.environ
 ) -> LoadedPipelines:
-    """Every `*.yaml` and `*.yml` of the folder. A broken file leaves the others alive; two files with one
-    pipeline name are both refused, since either could be the one that owns the tables. A file name goes into
-    commands, DAGs and messages, so it has nothing in it that means something there."""
+    """Every `*.yaml` and `*.yml` file in the folder. A broken file does not affect the others. Two files
+    with one pipeline name are both refused, since either could own the tables. File names are part of
+    commands, DAGs and messages, so special characters are refused."""
     pipelines: dict[str, PipelineConfig] = {}
     errors: dict[str, ConfigInvalid] = {}
     for file in sorted(Path(folder).glob("*.y*ml")):
@@ -115,13 +115,13 @@ def load_pipelines(
 
 
 def environments_of(path: Path | str) -> tuple[str, ...]:
-    """The names of the environments that a file has; empty when it can't be read."""
+    """The names of a file's environments; empty if it can't be read."""
     blocks = _written(path, "environments")
     return tuple(blocks.items) if blocks is not None else ()
 
 
 def name_in(path: Path | str) -> str:
-    """The pipeline's name that a file gives, usable or not; empty when it gives none or can't be read."""
+    """The pipeline name in a file, usable or not; empty if there is none or the file can't be read."""
     name = _written(path, "name")
     return name.value if name is not None and isinstance(name.value, str) else ""
 
@@ -143,7 +143,7 @@ def _content(file: Path) -> bytes:
 
 
 def _file_problems(tree: Node, file: str, chosen: str | None) -> Iterator[Problem]:
-    """What can be wrong in the parts that the effective configuration doesn't have any more."""
+    """Problems in the parts of the file that are not in the effective configuration."""
     defaults = tree.child("defaults")
     if defaults is not None:
         yield from validated(ShardSettings, defaults, file=file)
@@ -167,7 +167,7 @@ def _file_problems(tree: Node, file: str, chosen: str | None) -> Iterator[Proble
 
 
 def _effective(tree: Node, chosen: str | None, warehouse: str | None) -> Node:
-    """The tree with environment, defaults and named tables worked in."""
+    """The tree with environment, defaults and named tables applied."""
     items = dict(tree.items)
     blocks = items.pop("environments", None)
     block = blocks.child(chosen) if blocks is not None and chosen is not None else None
@@ -195,7 +195,7 @@ def _over(node: Node, under: Mapping[str, Node]) -> Node:
 
 
 def _with_defaults(tables: Node, defaults: Node | None) -> Node:
-    """The defaults as the first override: later ones win."""
+    """The defaults as the first override: later overrides win."""
     overrides = tables.child("overrides")
     if defaults is None or not isinstance(defaults.value, dict) or not isinstance(tables.value, dict):
         return tables
@@ -221,14 +221,14 @@ def _table_shards(tables: Node, under: Mapping[str, Node]) -> Iterator[Node]:
             if match is not None and isinstance(match.value, str) and matches_any(table, (match.value,)):
                 settings.update({key: value for key, value in override.items.items() if key != "match"})
         if "schema" in settings and settings["schema"].value == FROM_SOURCE:
-            continue  # The source tells it, like those that a pattern takes.
+            continue  # The source describes it, like the tables of a pattern.
         settings.setdefault("name", replace(node, value=shard_name_of(table)))
         settings["route"] = replace(node, value={"table": node})
         yield replace(node, value=settings)
 
 
 def _taken_twice(config: PipelineConfig, effective: Node, file: str) -> Iterator[Problem]:
-    """Shards whose table its source describes too: which settings count would be a guess."""
+    """Shards for a table that the source describes too: it would be ambiguous which settings apply."""
     for index, shard in enumerate(config.shards):
         table = shard.route.table if shard.route is not None else None
         if table is not None and config.tables is not None and config.tables.asks_source(table):
@@ -238,8 +238,8 @@ def _taken_twice(config: PipelineConfig, effective: Node, file: str) -> Iterator
 
 
 def _policy_problems(config: PipelineConfig, effective: Node, file: str) -> Iterator[Problem]:
-    """Shards with `add_columns` that would not add any. Not a rule of the model: once they were let through,
-    and their recorded configurations must not stop a replay."""
+    """Shards with `add_columns` that could not add any. This is not a rule of the model: older versions
+    accepted it, and recorded configurations with it must stay replayable."""
     for index, shard in enumerate(config.shards):
         if shard.on_schema_change == "add_columns" and not config.grows(shard):
             fact = "add_columns needs records that tell the types of new columns, or schema: from_source"
@@ -249,7 +249,7 @@ def _policy_problems(config: PipelineConfig, effective: Node, file: str) -> Iter
 
 
 def _place_problems(effective: Node, file: str, root: Path) -> Iterator[Problem]:
-    """Paths that a pipeline file may not use by itself (see `tidemark.config.paths`)."""
+    """Paths that a pipeline file may not set outside `environments` (see `tidemark.config.paths`)."""
     for loc in (("source", "path"), ("warehouse",)):
         node: Node | None = effective
         for step in loc:
@@ -267,8 +267,8 @@ def _place_problems(effective: Node, file: str, root: Path) -> Iterator[Problem]
 
 
 def _limit_problems(effective: Node, file: str) -> Iterator[Problem]:
-    """Limits that the source doesn't know. Not a rule of the model: a recorded configuration has every limit
-    written out, and those that were ignored must not stop its replay."""
+    """Limits that the source does not support. This is not a rule of the model: a recorded configuration
+    has every limit written out, and ignored limits must not stop its replay."""
     source, limits = effective.child("source"), effective.child("transaction")
     kind = source.child("type") if source is not None else None
     if limits is None or kind is None or kind.value != "kafka":

@@ -1,10 +1,8 @@
-"""The `alarms` section of a pipeline file: from where on something needs somebody.
+"""The effective configuration of a pipeline: its file with defaults and environment applied.
 
-The effective configuration of a pipeline: what its file says, with defaults and environment applied.
-
-A `PipelineConfig` is valid from birth: every rule is checked when it is made, from a file or from the
-copy that a binding recorded. `canonical_json` is that copy: stable, complete, without secrets; relative
-paths stay as they were written, so a project that moves keeps its fingerprint.
+A `PipelineConfig` is always valid: every rule is checked when it is made, from a file or from the copy that
+a binding recorded. `canonical_json` is that copy: stable, complete and without secrets. Relative paths stay
+as written, so moving a project does not change its fingerprint.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ def _limit(kind: str) -> Callable[[str], str]:
 
 
 class Alarms(Model):
-    """Limits as they are written: lengths of time, a size, a share of records. null for what is no alarm."""
+    """The limits of alarms as written: durations, a size, a share of records; null disables an alarm."""
 
     stalled: Annotated[str, AfterValidator(_limit(STALLED))] = "15m"
     behind: Annotated[str, AfterValidator(_limit(BEHIND))] | None = "2d"
@@ -56,14 +54,14 @@ class Alarms(Model):
 
 
 CAPTURED = "_captured"
-"""Where a pipeline keeps the changes that its source can't be asked for again; no shard has such a name."""
+"""The folder for changes that the source can't send again; no shard can have this name."""
 
 Days = Annotated[int, Field(ge=1, le=36_500)]
 Count = Annotated[int, Field(ge=1, le=2**53)]
 
 
 class Transaction(Model):
-    """How large a transaction may grow; one file that is larger by itself is a transaction of its own."""
+    """Limits for the size of a transaction; a single file above them is a transaction of its own."""
 
     max_records: Count | None = None
     max_files: Count = 10_000
@@ -71,7 +69,7 @@ class Transaction(Model):
 
 
 class Retention(Model):
-    """For how long what is kept; None is for ever. Leases and the published txn are respected in any case."""
+    """Retention in days; None keeps everything. Leases and the published txn are always respected."""
 
     log_days: Days | None = None
     quarantine_days: Days | None = None
@@ -80,7 +78,7 @@ class Retention(Model):
 
 
 class _Lookup(ModelCache):
-    """Where the shard of a name is among many, and the first one of a table."""
+    """Indexes of shards by name, and of the first shard by table."""
 
     def __init__(self, shards: tuple[ShardConfig, ...]) -> None:
         self.shards = shards
@@ -118,17 +116,17 @@ class PipelineConfig(Model):
 
     @property
     def root(self) -> Path:
-        """The folder that relative paths start from and stay in."""
+        """The folder that contains all relative paths."""
         return self._root
 
     @property
     def warehouse_location(self) -> str:
-        """The warehouse as an absolute path or a URI, checked again now."""
+        """The warehouse as an absolute path or a URI, checked on every access."""
         return resolved(self.warehouse, root=self._root)
 
     @property
     def source_location(self) -> str:
-        """Where the source's records are: for files an absolute path, checked again now."""
+        """The location of the source's records; for files an absolute path, checked on every access."""
         if isinstance(self.source, PostgresSource):
             return f"{self.warehouse_location}/{self.name}/{CAPTURED}"
         return self.source.located(self._root)
@@ -141,8 +139,8 @@ class PipelineConfig(Model):
 
     @property
     def records_are_typed(self) -> bool:
-        """Whether records can bring the types of their columns along. Those of a database don't: it is asked
-        itself (`described`)."""
+        """Whether records may have the types of their columns. For a database the answer is no: it is
+        queried itself (`discovered_tables`)."""
         if isinstance(self.source, PostgresSource):
             return False
         return self.source.format in ("parquet", "avro") or (
@@ -155,7 +153,7 @@ class PipelineConfig(Model):
 
     @property
     def shapes(self) -> dict[ShardId, Shape]:
-        """What the log of each shard has to take, and how its rows are folded."""
+        """The shape of each shard: the columns of its log, and how its rows are folded."""
         return {ShardId(shard.name): self._shape(shard) for shard in self.shards}
 
     def _shape(self, shard: ShardConfig) -> Shape:
@@ -168,13 +166,13 @@ class PipelineConfig(Model):
 
     @property
     def _looked_up(self) -> _Lookup:
-        """Where shards are; a copy with other shards has the lookup of those that it was copied from."""
+        """The lookup for the current shards; a model copy with other shards inherits an outdated one."""
         if self._lookup is None or self._lookup.shards is not self.shards:
             self._lookup = _Lookup(self.shards)
         return self._lookup
 
     def shard(self, name: str) -> ShardConfig:
-        """The shard of this name."""
+        """The shard with this name. Raises `InvalidUsage` if there is none."""
         found = self._looked_up.names.get(name)
         if found is not None:
             return self.shards[found]
@@ -183,15 +181,15 @@ class PipelineConfig(Model):
 
     @property
     def only_shard(self) -> ShardConfig:
-        """The shard, for who does not say which."""
+        """The only shard. Raises `InvalidUsage` if there are several."""
         if len(self.shards) == 1:
             return self.shards[0]
         known = ", ".join(shard.name for shard in self.shards) or "those of its tables"
         raise InvalidUsage(f"pipeline {self.name!r} has several shards", hint=f"say which: {known}")
 
     def shard_for_table(self, table: str) -> ShardConfig | None:
-        """The shard that a table's records go to; None for one that is not taken, or that only its source
-        could describe."""
+        """The shard of a table's records; None if the table is not included, or if only its source can
+        describe it."""
         tables = self._looked_up.tables
         found = [tables[name] for name in (table, table.rpartition(".")[2]) if name in tables]
         if found:
@@ -201,13 +199,13 @@ class PipelineConfig(Model):
         return ShardConfig.model_validate(self.table_settings(table))
 
     def table_settings(self, table: str) -> dict[str, Any]:
-        """The settings of the shard of a table that `tables` takes, as a pipeline file would have them."""
+        """The settings for the shard of an included table, as in a pipeline file."""
         given = self.tables.settings_of(table) if self.tables is not None else {}
         return {"name": shard_name_of(table), "route": {"table": table}, **given}
 
     def canonical_json(self) -> str:
-        """The effective configuration as text: equal texts are equal configurations. When somebody is told
-        or asked says nothing about rows, so that is not part of it."""
+        """The effective configuration as text: equal texts are equal configurations. Alarms and `on_red` do
+        not affect rows, so they are left out."""
         return json.dumps(
             self.model_dump(mode="json", by_alias=True, exclude={"alarms", "on_red"}),
             sort_keys=True,

@@ -1,18 +1,16 @@
-"""Where a pipeline reads and writes: relative paths stay inside the root, everything else must be asked for.
+"""The paths that a pipeline file may use, and the folders of caches.
 
 The *root* is `$TIDEMARK_ROOT`, else the project folder (for a file in `<project>/include/pipelines`), else
-the folder of the pipeline file. The rule is one sentence: a pipeline file's own `path` and `warehouse` are
-relative and stay inside the root, also after symlinks are followed; an absolute path or a URI is taken only
-from the `environments` section or from `$TIDEMARK_WAREHOUSE`, where an operator spells it out. `..` is
-refused anywhere.
+the folder of the pipeline file. A pipeline file's own `path` and `warehouse` must be relative and inside
+the root, also after symlinks are resolved. Absolute paths and URIs are accepted only from the
+`environments` section and from `$TIDEMARK_WAREHOUSE`, where an operator sets them. `..` is always refused.
 
-A URI may not carry a user, a password or a query: secrets come from the environment, so a configuration that
-is copied into every binding never holds one.
+A URI must not have a user, a password or a query: secrets come from the environment, so a configuration,
+which every binding copies, never has one.
 
-Where caches lie that can be made again: beside what they are of, or in a temporary folder of this machine.
-
-A disk of another machine counts as none: files there can't be mapped into memory safely, and locks on them
-don't always hold. A temporary folder is for its owner alone, as is a folder beside a table.
+A cache is beside the table that it belongs to or, if that is not on a local disk, in a temporary folder:
+files on a network file system can't be mapped into memory safely, and locks on them are unreliable. Both
+folders are used by one user only.
 """
 
 from __future__ import annotations
@@ -30,15 +28,15 @@ from tidemark.config.problems import shown
 from tidemark.core.errors import InvalidUsage
 
 WAREHOUSE: Final = ".tidemark/warehouse"
-"""Where tables go when nothing else was said, inside the root."""
+"""The default folder for tables, inside the root."""
 PATH_CHARACTERS_MAX: Final = 1_024
 SCHEMES: Final = ("s3", "s3a", "gs", "abfs", "abfss")
 _URI = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<rest>.*)\Z", re.DOTALL)
 
 
 def default_root(file: Path | None = None, environ: Mapping[str, str] = os.environ) -> Path:
-    """The root that relative paths of a pipeline file are confined to: `$TIDEMARK_ROOT`, or the project
-    whose `pipelines` or `include/pipelines` folder holds the file, or the file's own folder."""
+    """The root for relative paths of a pipeline file: `$TIDEMARK_ROOT`, or the project whose `pipelines` or
+    `include/pipelines` folder has the file, or the file's own folder."""
     chosen = environ.get("TIDEMARK_ROOT")
     if chosen:
         return Path(chosen).absolute()
@@ -59,13 +57,13 @@ def is_relative(text: str) -> bool:
 
 
 def shown_place(text: str) -> str:
-    """A path or a URI for a message; of a URI only the kind, since it may hold a secret."""
+    """A path or a URI for a message; a URI is reduced to its scheme, since it may contain a secret."""
     uri = _URI.match(text)
     return f"'{uri['scheme'][:20]}://…'" if uri is not None else shown(text)
 
 
 def checked_path(text: str) -> str:
-    """A path or a URI that is well formed; whether it may be used is decided where it comes from."""
+    """A well-formed path or URI. Raises `InvalidUsage`. Whether it may be used depends on where it is set."""
     if not text or len(text) > PATH_CHARACTERS_MAX or any(ord(c) < 32 or ord(c) == 127 for c in text):
         hint = f"use 1 to {PATH_CHARACTERS_MAX} characters without control characters"
         raise InvalidUsage(f"{shown_place(text)} is not a path", hint=hint)
@@ -88,10 +86,10 @@ def checked_path(text: str) -> str:
 
 
 def resolved(text: str, *, root: Path) -> str:
-    """The absolute place. A relative path that leaves the root, by a symlink too, is refused."""
+    """The absolute location. Refuses a relative path that leaves the root, also through a symlink."""
     checked_path(text)
     if is_uri(text):
-        # S3 has two names, and Spark knows it by this one only.
+        # Spark supports S3 only under the scheme s3a.
         return re.sub(r"\As3://", "s3a://", text.rstrip("/"))
     if Path(text).is_absolute():
         return str(Path(text))
@@ -106,10 +104,10 @@ def resolved(text: str, *, root: Path) -> str:
 
 
 def _resolved_link(path: Path) -> Path:
-    """The path without symlinks, which need not exist; `InvalidUsage` where they lead round in a circle."""
+    """The path with symlinks resolved; it need not exist. Raises `InvalidUsage` for a loop of symlinks."""
     try:
         target = path.resolve()
-        # Only Python up to 3.12 looks for a circle itself, and then it raises a RuntimeError.
+        # Only Python up to 3.12 detects loops, and then it raises RuntimeError.
         is_circle = _is_symlink_loop(target)
     except RuntimeError:
         is_circle = True
@@ -123,13 +121,13 @@ def _is_symlink_loop(path: Path) -> bool:
     try:
         path.stat()
     except OSError as error:
-        return error.errno == errno.ELOOP  # Whatever else it is, who opens the path is told.
+        return error.errno == errno.ELOOP  # Any other error appears when the path is opened.
     return False
 
 
 def read_named(text: str, *, root: Path, hint: str) -> tuple[str, bytes]:
-    """The place and the content of a file that a pipeline file names; `InvalidUsage` where it may not or
-    can't be read. `hint` says what could be written instead."""
+    """The location and content of a file that a pipeline file names. Raises `InvalidUsage`, with this
+    `hint`, if it may not or can't be read."""
     if not is_relative(text):
         raise InvalidUsage(f"{shown_place(text)} is not relative", hint=hint)
     place = resolved(text, root=root)
@@ -146,8 +144,9 @@ _ELSEWHERE: Final = (
 
 
 def cache_folder(folder: Path | None, *, uri: str) -> Path:
-    """Where the cache of a folder lies: beside it, where it goes with it, if that is a disk of this machine,
-    and no other user of it has theirs there. The URI names what is in no folder."""
+    """The cache folder of a table's folder: beside it, so that both move together, if it is on a local disk
+    and no other user has a cache there; else a temporary folder. `uri` names the cache of a table that is
+    in no folder."""
     if folder is not None and not _is_remote(folder):
         beside = folder.parent / "_index"
         if not beside.exists() or beside.stat().st_uid == os.getuid():
@@ -160,7 +159,7 @@ def cache_folder(folder: Path | None, *, uri: str) -> Path:
 
 
 def _is_remote(folder: Path) -> bool:
-    """Whether a folder lies on a disk of another machine, as far as this system tells."""
+    """Whether a folder is on a network file system, as far as /proc shows."""
     try:
         mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
     except OSError:

@@ -1,7 +1,4 @@
-"""What messages and name checks share: values cut short, near names, what a column may be called.
-
-What is wrong with a pipeline file: each problem with its place, and all of them in one error.
-"""
+"""The problems of a pipeline file, each with its position, and helpers for messages."""
 
 from __future__ import annotations
 
@@ -16,17 +13,17 @@ from pydantic_core import PydanticCustomError
 from tidemark.core.errors import InvalidUsage
 
 COLUMN_NAME: Final = re.compile(r"[^\W\d]\w{0,127}\Z")
-"""Letters of any script; what else a name may have needs more than a plain Delta table."""
+"""Letters of any script; some other characters need more than a plain Delta table."""
 
 
 def shown(value: object, characters_max: int = 60) -> str:
-    """The value for a message: quoted, and cut when it is long."""
+    """A value for a message: quoted, and truncated if long."""
     text = repr(value[: characters_max + 1] if isinstance(value, str) else value)
     return text if len(text) <= characters_max + 2 else f"{text[:characters_max]}…"
 
 
 def nearest(value: str, known: Iterable[str], *, otherwise: str, cutoff: float = 0.6) -> str:
-    """A hint that names the nearest known word, or else says what there is."""
+    """A hint that names the closest known word, or else the text `otherwise`."""
     near = get_close_matches(value[:60], list(known), n=1, cutoff=cutoff)
     return f"did you mean {near[0]!r}?" if near else otherwise
 
@@ -37,7 +34,7 @@ PROBLEMS_SHOWN_MAX = 50
 
 @dataclass(frozen=True, slots=True, order=True)
 class Problem:
-    """One mistake: where it is, what is so, and what to do. Lines and columns count from 1; 0 is unknown."""
+    """One mistake: its position, the fact and the remedy. Lines and columns count from 1; 0 is unknown."""
 
     file: str
     line: int
@@ -53,7 +50,7 @@ class Problem:
 
 
 class ConfigInvalid(InvalidUsage):
-    """A pipeline file, or a recorded configuration, that can't be used. `problems` has all that was found."""
+    """A pipeline file or a recorded configuration is unusable. `problems` has all mistakes."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = tuple(problems)
@@ -65,7 +62,7 @@ class ConfigInvalid(InvalidUsage):
 
 @dataclass(frozen=True, slots=True)
 class Flaw:
-    """A broken rule, at a path below the value that the rule is about."""
+    """A broken rule, at a path below the value that the rule checks."""
 
     path: Path
     fact: str
@@ -73,7 +70,7 @@ class Flaw:
 
 
 def raise_flaws(flaws: Iterator[Flaw]) -> None:
-    """Tell pydantic of every flaw at once, in an error whose context keeps their paths."""
+    """Raise one pydantic error for all flaws, with their paths in its context."""
     found = tuple(flaws)
     if found:
         text = "; ".join(f"{flaw.fact}: {flaw.hint}" if flaw.hint else flaw.fact for flaw in found)
@@ -81,7 +78,8 @@ def raise_flaws(flaws: Iterator[Flaw]) -> None:
 
 
 def refused(error: InvalidUsage) -> PydanticCustomError:
-    """The pydantic error that carries a fact, a hint, and an offset into the text where there is one."""
+    """The pydantic error for an `InvalidUsage`, with its fact, its hint and, if known, its offset in the
+    text."""
     offset = getattr(error, "offset", None)
     context = {"text": str(error), "fact": error.fact, "hint": error.hint, "offset": offset}
     return PydanticCustomError("tidemark_refused", "{text}", context)

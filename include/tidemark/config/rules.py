@@ -1,4 +1,6 @@
-"""The rules between a pipeline's settings. What is not supported fails here, at definition (Invariant 14)."""
+"""The rules between a pipeline's settings. Unsupported combinations fail here, at definition (Invariant
+14).
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ _NESTED = ("ARRAY", "MAP", "STRUCT")
 
 
 def pipeline_flaws(config: PipelineConfig) -> Iterator[Flaw]:
-    """Every rule that does not hold, with the path of the setting that breaks it."""
+    """Every broken rule, with the path of the setting that breaks it."""
     yield from _shard_list_flaws(config)
     yield from _envelope_flaws(config)
     yield from _route_flaws(config)
@@ -104,15 +106,16 @@ def _route_flaws(config: PipelineConfig) -> Iterator[Flaw]:
 
 
 class _Taken:
-    """Which records are taken, by the first shard that takes them. `orders` takes those of `public.orders`
-    too, so a table is looked for by all ends of its name, and found by all ends of others'."""
+    """The records that each shard takes. A route to `orders` matches the records of `public.orders` too, so
+    a table is compared by every suffix of its name."""
 
     def __init__(self) -> None:
         self._whole: dict[Hashable, int] = {}
         self._ends: dict[Hashable, int] = {}
 
     def take(self, route: Route, index: int) -> int | None:
-        """Note that a shard takes these records; returns another that takes some of them, if one does."""
+        """Register a shard's route. Returns an earlier shard that takes some of the same records, if there
+        is one."""
         if route.table is None:
             key = (route.column, type(route.equals).__name__, route.equals)
             other = self._whole.setdefault(key, index)

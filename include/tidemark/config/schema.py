@@ -1,12 +1,12 @@
-"""Table schemas as frozen values: columns, their types, and the one canonical DDL of each.
+"""Table schemas as frozen values, and the parser for their DDL.
 
-The subset of Spark's DDL that a pipeline file may use, parsed without Spark.
+`parse_schema("id BIGINT NOT NULL, tags ARRAY<STRING>")` returns a `Schema`. It reads a subset of Spark's
+DDL, without Spark, and refuses everything else, so the result is safe to pass to an engine. Each schema has
+one canonical DDL.
 
-`parse_schema("id BIGINT NOT NULL, tags ARRAY<STRING>")` gives a `Schema`. Nothing that was not recognised
-gets through, so what comes out is safe to hand to an engine.
-
-Restrictions: column names are letters, digits and _; two that differ only in case are one name to Spark, so
-they are refused; names that Tidemark, Delta's change feed or Spark's file reader add are reserved.
+Restrictions: column names are letters, digits and _; names that differ only in case are refused, because
+Spark treats them as equal; names that Tidemark, Delta's change data feed or Spark's file reader add are
+reserved.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """The declared columns in declared order; make it with `ddl.parse_schema`."""
+    """The declared columns in declared order; `parse_schema` makes it."""
 
     columns: tuple[Column, ...]
 
@@ -132,10 +132,12 @@ class Schema:
         return next((column for column in self.columns if column.name == name), None)
 
     def widened(self, columns: Iterable[Column]) -> Schema:
-        """With those of the columns that it doesn't have; rows that are there are NULL in them."""
+        """The schema with the columns that it lacks added as nullable; existing rows are NULL in them."""
         new = [replace(column, nullable=True) for column in columns if self.get(column.name) is None]
         return Schema((*self.columns, *new))
 
+
+# The DDL parser.
 
 DDL_CHARACTERS_MAX: Final = 65_536
 COLUMNS_MAX: Final = 2_000
@@ -150,7 +152,7 @@ _TOKEN = re.compile(r"\s*(?:(?P<word>[^\W\d]\w*)|`(?P<quoted>[^`]*)`|(?P<number>
 
 
 class SchemaInvalid(InvalidUsage):
-    """The DDL is not one this project reads. `offset` is where in the text."""
+    """The DDL is not supported. `offset` is the position in the text."""
 
     def __init__(self, fact: str, *, hint: str = "", offset: int = 0) -> None:
         super().__init__(fact, hint=hint)
@@ -158,7 +160,7 @@ class SchemaInvalid(InvalidUsage):
 
 
 def parse_schema(text: str) -> Schema:
-    """The schema that a DDL text declares, or `SchemaInvalid`."""
+    """The schema that a DDL text declares. Raises `SchemaInvalid`."""
     if len(text) > DDL_CHARACTERS_MAX:
         raise SchemaInvalid(
             f"the schema has {len(text)} characters, {DDL_CHARACTERS_MAX} at most", hint="split the table"

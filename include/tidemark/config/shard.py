@@ -48,7 +48,7 @@ def _route_value(value: Any) -> Any:
 
 
 class Route(Model):
-    """Which records belong to a shard: those whose `column` equals a value, or those of a `table`."""
+    """The records of a shard: those whose `column` equals a value, or those of a `table`."""
 
     column: ColumnName | None = None
     equals: Annotated[Any, BeforeValidator(_route_value)] = None
@@ -68,7 +68,7 @@ class Route(Model):
 
 
 class Publish(Model):
-    """When the state follows the log: every so many transactions, or only when asked (`manual`, None)."""
+    """When the log is published into the state: every N transactions, or only on request (`manual`, None)."""
 
     every_transactions: Annotated[int, Field(ge=1, le=1_000_000)] | None
 
@@ -104,7 +104,7 @@ def _known_expectation(name: str) -> str:
 
 
 class Expectation(Model):
-    """One Great Expectations check of a transaction's staged rows, and what a failure does."""
+    """One Great Expectations check of a transaction's staged rows, and the action on failure."""
 
     type: Annotated[str, AfterValidator(checked(_known_expectation))]
     kwargs: Annotated[dict[str, JsonValue], BeforeValidator(_listed)] = Field(default_factory=dict)
@@ -112,7 +112,7 @@ class Expectation(Model):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that the check names, wherever Great Expectations puts them."""
+        """The columns that the check names, in any of Great Expectations' arguments."""
         single = (self.kwargs.get(name) for name in ("column", "column_A", "column_B"))
         several = [self.kwargs.get(name) for name in ("column_list", "column_set")]
         listed = [item for items in several if isinstance(items, list) for item in items]
@@ -120,7 +120,7 @@ class Expectation(Model):
 
 
 class ShardConfig(Model):
-    """One shard. `schema` in the file is `columns` here: `BaseModel` has a `schema` of its own."""
+    """One shard. `schema` in the file is `columns` here, because `BaseModel` has a `schema` method."""
 
     name: ShardName
     columns: SchemaText = Field(alias="schema")
@@ -141,14 +141,14 @@ class ShardConfig(Model):
 
     @property
     def lateness_unit(self) -> str:
-        """The unit of `lateness`, which follows from the type of `sequence_by`; empty when it has none."""
+        """The unit of `lateness`, by the type of `sequence_by`; empty if it has none."""
         column = self.columns.get(self.sequence_by) if self.sequence_by else None
         return LATENESS_UNITS.get(column.type.name, "") if column else ""
 
     @property
     def advance_max(self) -> int:
-        """How far above the watermark a sequence may be, in the unit of `lateness`; by default further than
-        any source goes on in one transaction, unless the pipeline has paused for long."""
+        """The maximum distance of a sequence above the watermark, in the unit of `lateness`. The default is
+        more than any source advances in one transaction, unless the pipeline was paused for long."""
         if self.max_advance is not None:
             return self.max_advance
         lateness = self.lateness or 0
@@ -174,7 +174,7 @@ class ShardConfig(Model):
 
 
 def shard_flaws(shard: ShardConfig) -> Iterator[Flaw]:
-    """Every rule between a shard's settings that does not hold (Invariant 14: refused at definition)."""
+    """Every broken rule between a shard's settings (Invariant 14: refused at definition)."""
     yield from _key_flaws(shard)
     yield from _sequence_flaws(shard)
     yield from _delete_flaws(shard)
@@ -209,7 +209,7 @@ def _expectation_flaws(expectation: Expectation, columns: Schema) -> Iterator[Fl
 
     try:
         condition = broken_when(expectation)
-    except Exception as error:  # Whatever it is, staging would end with it at every transaction.
+    except Exception as error:  # Any error here would fail every transaction at staging.
         why = error.fact if isinstance(error, InvalidUsage) else f"{type(error).__name__}: {error}"
         yield Flaw(
             ("kwargs",), f"{expectation.type} can't be decided row by row, {why}", "mend its arguments"

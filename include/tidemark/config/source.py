@@ -1,7 +1,4 @@
-"""How a Debezium connector writes what JSON has no type for, in the connector's own words and values.
-
-Where a pipeline's records come from, as written in its file: one model per `type`.
-"""
+"""The sources of a pipeline file, one model per `type`, and the settings of a Debezium connector."""
 
 from __future__ import annotations
 
@@ -24,11 +21,11 @@ if TYPE_CHECKING:
 
 
 class Debezium(Model):
-    """The connector's `decimal.handling.mode` and `time.precision.mode`, as they are set there.
+    """The connector's `decimal.handling.mode` and `time.precision.mode`, as set in the connector.
 
-    A decimal as text may be the number or its bytes in base64, and no text says which; so where a column is a
-    DECIMAL, the mode has to be said. Times have the connector's default: numbers whose unit the record's own
-    schema tells.
+    A decimal as text may be the number or its bytes in base64, and the text alone is ambiguous; so the mode
+    is required if a column is a DECIMAL. Times use the connector's default: numbers with a unit in the
+    record's schema.
     """
 
     decimal_handling_mode: Literal["precise", "double", "string"] | None = None
@@ -38,7 +35,7 @@ class Debezium(Model):
 
 
 def debezium_flaws(config: PipelineConfig) -> Iterator[Flaw]:
-    """Where the settings have no meaning, and where one is needed."""
+    """Settings without effect, and a missing setting that is required."""
     if config.debezium is not None and config.envelope != "debezium":
         fact = f"debezium settings with envelope: {config.envelope}"
         yield Flaw(("debezium",), fact, "write envelope: debezium, or remove them")
@@ -116,9 +113,9 @@ def _slot(text: str) -> str:
 
 
 class CsvOptions(Model):
-    """How CSV files are written. A field equal to `null_value` is NULL, also in quotes.
+    """How CSV files are written. A field equal to `null_value` is NULL, even in quotes.
 
-    A quote inside of quotes is doubled or, with `escape`, has that character before it.
+    A quote inside quotes is doubled or, with `escape`, preceded by that character.
     """
 
     header: bool = True
@@ -131,8 +128,9 @@ class CsvOptions(Model):
 class FilesSource(Model):
     """Files that land in a folder and don't change afterwards; JSON is one record per line.
 
-    `pattern` is a glob below `path` (`**` for any folders); without it, all files with the format's suffixes.
-    A file is taken when it is `settle_seconds` old and, with `ready_marker`, once its marker is there.
+    `pattern` is a glob below `path` (`**` for any folders); the default is all files with the format's
+    suffixes. A file is ready when it is `settle_seconds` old and, with `ready_marker`, when its marker
+    exists.
     """
 
     type: Literal["files"]
@@ -149,18 +147,18 @@ class FilesSource(Model):
 
     @property
     def lists_tables(self) -> bool:
-        """Whether the source itself can say which tables there are."""
+        """Whether the source can list its tables."""
         return False
 
     @property
     def summary(self) -> str:
-        """What is taken, in one line."""
+        """The input in one line."""
         when = f", {self.settle_seconds} s after their last change"
         marker = f", once {self.ready_marker} is there" if self.ready_marker else ""
         return f"{self.format} files {self.pattern or 'by their suffix'}{when}{marker}"
 
     def located(self, root: Path) -> str:
-        """The folder as an absolute path, checked again now."""
+        """The folder as an absolute path, checked on every access."""
         return resolved(self.path, root=root)
 
     @model_validator(mode="after")
@@ -172,10 +170,10 @@ class FilesSource(Model):
 
 
 class PostgresSource(Model):
-    """Changes of a PostgreSQL database, out of a logical replication slot that reads one publication.
+    """Changes of a PostgreSQL database, from a logical replication slot that reads one publication.
 
-    They are captured into files below the warehouse first, as Debezium records in JSON, one line each; these
-    files are what transactions are bound to, and what replays read.
+    They are first captured into files below the warehouse, as Debezium records in JSON, one per line.
+    Transactions are bound to these files, and replays read them.
     """
 
     type: Literal["postgres"]
@@ -186,7 +184,7 @@ class PostgresSource(Model):
 
     @property
     def summary(self) -> str:
-        """What it hands over, in a few words."""
+        """The input in one line."""
         connection = f"the database of connection {self.postgres_conn_id}"
         return f"changes of publication {self.publication} by slot {self.slot}, from {connection}"
 
@@ -200,9 +198,9 @@ class PostgresSource(Model):
 
     @property
     def lists_tables(self) -> bool:
-        """Whether the source itself can say which tables there are, and what columns they have."""
+        """Whether the source can list its tables and their columns."""
         return True
 
 
 SourceConfig = Annotated[FilesSource | KafkaSource | PostgresSource, Field(discriminator="type")]
-"""The union of all sources, told apart by `type`."""
+"""The union of all sources; `type` selects one."""

@@ -1,4 +1,4 @@
-"""Many tables with few lines: which tables a pipeline takes, and settings by pattern."""
+"""Which tables a pipeline includes, and their settings by pattern."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tidemark.config.shard import Expectation, Publish
 
 
 class ShardSettings(Model):
-    """Settings of a shard of which any may be missing: `defaults`, and the `overrides` of tables."""
+    """Optional settings of a shard: `defaults`, and the `overrides` of tables."""
 
     columns: TableSchemaText | None = Field(default=None, alias="schema")
     keys: tuple[ColumnName, ...] | None = None
@@ -54,7 +54,7 @@ class TableOverride(ShardSettings):
 
 
 class _Included(ModelCache):
-    """Patterns of tables, of which most may be plain names."""
+    """Table patterns with fast lookup of plain names."""
 
     def __init__(self, given: tuple[str, ...]) -> None:
         self.given = given
@@ -66,7 +66,8 @@ class _Included(ModelCache):
 
 
 class Tables(Model):
-    """The tables to take. One that is both included and excluded is excluded, and its records are ignored."""
+    """The included tables. A table that is both included and excluded is excluded, and its records are
+    ignored."""
 
     include: Annotated[tuple[TablePattern, ...], Field(min_length=1)]
     exclude: tuple[TablePattern, ...] = ()
@@ -83,7 +84,7 @@ class Tables(Model):
         return matches_any(table, self.exclude)
 
     def settings_of(self, table: str) -> dict[str, Any]:
-        """What the overrides set for a table, by the names of a pipeline file."""
+        """The settings of all matching overrides for a table, by the names of a pipeline file."""
         settings: dict[str, Any] = {}
         for override in self.overrides:
             if override.applies_to(table):
@@ -92,29 +93,29 @@ class Tables(Model):
 
     @property
     def asks_for_any(self) -> bool:
-        """Whether the source tells the columns of any table."""
+        """Whether any table takes its columns from the source."""
         return any(override.columns == FROM_SOURCE for override in self.overrides)
 
     def asks_source(self, table: str) -> bool:
-        """Whether the table is taken, and the source tells its columns."""
+        """Whether the table is included and takes its columns from the source."""
         if not self.asks_for_any:
             return False
         return self.takes(table) and self.settings_of(table).get("schema") == FROM_SOURCE
 
 
 def matches_any(table: str, patterns: tuple[str, ...]) -> bool:
-    """Whether the table fits one of the patterns: `*` is any run of characters, `?` is one."""
+    """Whether the table matches one of the patterns: `*` is any run of characters, `?` is one."""
     return any(fnmatchcase(table, glob_of(pattern)) for pattern in patterns)
 
 
 def glob_of(pattern: str) -> str:
-    """A pattern for `fnmatch`, which knows brackets too."""
+    """The pattern for `fnmatch`, in which brackets are special."""
     return pattern.replace("[", "[[]")
 
 
 def shard_name_of(table: str) -> str:
-    """The shard of a table that was given no name: `public.orders` becomes `public__orders`. Letters lose
-    their accents, and what no name may have becomes `_`."""
+    """The default shard name of a table: `public.orders` becomes `public__orders`. Accents are removed, and
+    characters that a name can't have become `_`."""
     letters = "".join(one for one in normalize("NFKD", table.lower()) if not combining(one))
     plain = re.sub(r"[^a-z0-9_]", "_", letters.replace(".", "__").replace('"', ""))
     return plain if plain[:1].isalpha() else f"t{plain}"

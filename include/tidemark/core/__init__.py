@@ -1,1 +1,1 @@
-"""The engine-free heart: frozen values and pure decisions, on the standard library alone."""
+"""The decisions of Tidemark: frozen values and pure functions that need only the standard library."""

@@ -1,12 +1,12 @@
-"""Alarms: which of the things that a pipeline's status shows need somebody, and what to do about each.
+"""Alarms: the problems in a pipeline's status that need a person, each with its remedy.
 
-One function for `tidemark status --fail-if`, the health task in Airflow and the pages. It decides by the
-status and by limits. What is not known because the source was not asked is no alarm; what could not be found
-out is one.
+`tidemark status --fail-if`, the health task in Airflow and the pages all use `alarms_of`, which decides by
+the status and by limits. A value that is unknown because the source was not asked is no alarm; a value that
+could not be determined is one.
 
-An alarm is named by its kind and its subject, not by its words: while the same thing is wrong it stays the
-same alarm, however its age and counts change. `decide_told` compares with the journal's account of those that
-were told (`Event.ALARM`, `Event.ALARM_OVER`), so that nobody is told twice of one.
+An alarm is identified by its kind and its subject, not by its text: while a problem lasts it stays the same
+alarm, however its age and counts change. `decide_notices` compares with the alarms in the journal
+(`Event.ALARM`, `Event.ALARM_OVER`), so that each alarm is reported once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ HINT: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """Something that needs somebody: its kind, what it is about, the fact, what to do, and since when."""
+    """A problem that needs a person: its kind, its subject, the fact, the remedy, and since when."""
 
     kind: str
     subject: str
@@ -56,8 +56,8 @@ class Alarm:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """From where on something is an alarm; None for what never is. `quarantine_within_seconds` and
-    `quarantine_share` are two ways to ask for the same."""
+    """The limits above which a value is an alarm; None for no alarm. `quarantine_within_seconds` and
+    `quarantine_share` are two ways to limit the same."""
 
     blocked: bool = True
     stalled: bool = True
@@ -71,7 +71,7 @@ class Limits:
 
 
 def alarms_of(found: Status, limits: Limits) -> tuple[Alarm, ...]:
-    """The alarms that ring, the most urgent first."""
+    """The active alarms, most urgent first."""
     now = found.at.timestamp() if found.at is not None else 0.0
     return tuple(_alarms(found, limits, now))
 
@@ -134,8 +134,8 @@ def _retained_bytes(found: Status, bytes_max: int) -> Iterator[Alarm]:
 
 
 def _replayable(found: Status, seconds_min: float, now: float) -> Iterator[Alarm]:
-    """What has to be sealed yet counts from now on, and the newest that is sealed from its seal on: that an
-    idle pipeline's input goes in time is no alarm."""
+    """Input that is not sealed yet is judged from now on, the newest sealed input from its seal on: it is no
+    alarm that an idle pipeline's input expires in time."""
     remedy = "keep the input longer at its source, or replay what matters before it goes"
     sealed_at = found.last_sealed.sealed
     for one in found.replayable:
@@ -169,8 +169,8 @@ def _quarantine(found: Status, limits: Limits, now: float) -> Iterator[Alarm]:
 
 
 def limits_in(asked: str, defaults: Limits) -> Limits:
-    """The alarms that a text such as `blocked,behind=10m` asks for, those without a limit of their own with
-    the defaults; `all` asks for all that the defaults have."""
+    """Parse a list of alarms such as `blocked,behind=10m`. A kind without a limit takes its default; `all`
+    means all defaults."""
     given: dict[str, object] = {
         "blocked": False,
         "stalled": False,
@@ -187,7 +187,7 @@ def limits_in(asked: str, defaults: Limits) -> Limits:
 
 
 def limit(kind: str, value: str) -> dict[str, object]:
-    """A limit as it is written, as fields of `Limits`."""
+    """Parse one limit into fields of `Limits`."""
     if kind == QUARANTINE:
         of_time = not value.endswith("%")
         within = {"quarantine_within_seconds": seconds_in(value)} if of_time else {}
@@ -212,8 +212,8 @@ def _default_of(kind: str, defaults: Limits) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class Notices:
-    """Alarms against what was told before: new ones, those that were told and still ring, and the identities
-    of those that are over."""
+    """Alarms compared with earlier reports: new ones, those already reported and still active, and the
+    identities of those that are over."""
 
     new: tuple[Alarm, ...]
     still: tuple[Alarm, ...]
@@ -221,7 +221,7 @@ class Notices:
 
 
 def decide_notices(alarms: Iterable[Alarm], entries: Iterable[JournalEntry]) -> Notices:
-    """Compare the alarms that ring with the journal's account of those that were told."""
+    """Compare the active alarms with those that the journal has as reported."""
     told: dict[str, bool] = {}
     for entry in entries:
         if entry.event in (Event.ALARM, Event.ALARM_OVER):

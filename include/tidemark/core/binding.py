@@ -1,15 +1,15 @@
-"""Bindings: which input belongs to which transaction, decided once and before it is read.
+"""Bindings: which input belongs to which transaction, decided once, before it is read.
 
-A *binding* maps a `txn` to the source frontier that it reads up to; it reads from where the
-binding before it ended. It also names the run that asked for it and carries the pipeline's
-effective configuration. What was bound is never bound anew; by which settings it is written is
-decided with the seal, so that a pipeline file can be mended while a transaction can't be read
-(`settings_of`). A replay years later reads the same input in the same way.
+A *binding* maps a `txn` to the source frontier that it reads up to; it reads from the end of the previous
+binding. It also names the run that requested it and holds the pipeline's effective configuration. Input is
+never bound again. The settings that it is written with are decided by the seal, so that a pipeline file can
+be corrected while a transaction can't be read (`settings_of`). A replay years later reads the same input in
+the same way.
 
-Bindings are minted by put-if-absent, in order. Of two minters one wins; the other adopts what is
-there, asks the source again, and adds only what is still missing. A run's first mint settles for
-good what the run owns, even when that is nothing: then a `Claim` says so in the same table, and
-clearing that run mints nothing new. (Invariant 1.)
+Bindings are minted by put-if-absent, in order. Of two minters one wins; the other adopts the result, asks the
+source again, and adds only what is still missing. A run's first mint decides for good what the run owns, even
+if that is nothing: then a `Claim` in the same table records it, and clearing that run mints nothing new.
+(Invariant 1.)
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ from tidemark.core.ledger import UPPER, Head, Put
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The run that asked. A run with a logical date or a partition key is that date's or key's run,
-    so that a backfill over the same date finds what the first run had; any other is its run id's.
+    """The run that requested a binding. A run with a logical date or a partition key is identified by it, so
+    that a backfill over the same date finds what the first run had; any other run is identified by its run
+    id.
 
-    `begun` is when the scheduler says that the run began. Nothing is ordered by it: it only tells the tries
-    of one run from a run that comes again, with the same date or even the same id, because the scheduler has
-    forgotten the first."""
+    `begun` is the start of the run by the scheduler's clock. It orders nothing: it only distinguishes tries
+    of one run from a new run with the same date or even the same id, after the scheduler has deleted the
+    first."""
 
     run_id: str
     logical_date: str = ""
@@ -48,13 +49,13 @@ class Owner:
         return f"date:{self.logical_date}" if self.logical_date else f"run:{self.run_id}"
 
     def is_run_of(self, other: Owner) -> bool:
-        """Whether both are tries of one run, as far as the scheduler remembers."""
+        """Whether both are tries of one run, by its id and start."""
         return (self.run_id, self.begun) == (other.run_id, other.begun)
 
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """The pipeline's effective configuration, canonical JSON, with what identifies it."""
+    """The pipeline's effective configuration as canonical JSON, and its fingerprint."""
 
     text: str
     fingerprint: str
@@ -69,15 +70,15 @@ class Configuration:
 
     @property
     def shards(self) -> Mapping[str, str]:
-        """The shards by name, each with what is routed to it."""
+        """The routes of the shards, by shard name."""
         found = json.loads(self.text).get("shards", [])
         return {shard["name"]: json.dumps(shard.get("route"), sort_keys=True) for shard in found}
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a source offers for one transaction: up to where, and its own notes on the exact input
-    (a file list, a topic id), which only the source reads again."""
+    """A source's offer for one transaction: its upper, and a manifest of the exact input (a file list, a
+    topic id) that only the source interprets."""
 
     upper: Frontier
     manifest: str = ""
@@ -94,7 +95,7 @@ class Binding:
     configuration: Configuration
     manifest: str = ""
     link: int = 0
-    """Says which input this is, and after which: bindings with the same link have the same past."""
+    """Identifies this input and all input before it: bindings with the same link have the same past."""
 
     def __post_init__(self) -> None:
         if self.txn < TXN_FIRST:
@@ -110,12 +111,12 @@ class Binding:
         return self.owner.identity
 
     def linked(self, last: Binding | None) -> Binding:
-        """The binding as it follows another one. Who asked for it doesn't count, what is read does."""
+        """The binding with its link after `last`. The link covers the input, not the owner."""
         facts = [self.txn, self.upper.offsets, self.manifest, self.configuration.fingerprint]
         return replace(self, link=link(last.link if last is not None else 0, json.dumps(facts)))
 
     def under(self, configuration: Configuration | None) -> Binding:
-        """The same input, read with other settings; None leaves them as they were bound."""
+        """The same input with other settings; None keeps the bound ones."""
         return self if configuration is None else replace(self, configuration=configuration)
 
     def holds(self, position: Position) -> bool:
@@ -124,7 +125,7 @@ class Binding:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A run that found nothing to mint, and therefore owns nothing, for ever."""
+    """A run that found nothing to mint and therefore owns nothing, for good."""
 
     number: int
     owner: Owner
@@ -136,7 +137,8 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Owned:
-    """What a run owns; `minted` tells whether this call decided it or found it decided, `owner` who did."""
+    """The transactions that a run owns; `minted` is whether this call decided it, `owner` the run that
+    did."""
 
     txns: tuple[Txn, ...]
     minted: bool
@@ -147,14 +149,14 @@ BindingRecord = Binding | Claim
 
 
 def settings_of(binding: Binding, now: Configuration) -> Configuration | None:
-    """The settings of now, for an open transaction; None where they are those that it was bound with, or
-    are about other shards: then its records might go where nothing was read that they follow."""
+    """The current settings, for an open transaction; None if they are the bound ones, or if the shards
+    differ: then records might go to a shard that lacks the records before them."""
     same = binding.configuration == now or binding.configuration.shards != now.shards
     return None if same else now
 
 
 def owned_in(records: Sequence[BindingRecord]) -> Owned | None:
-    """What the records found under a run's identity say that it owns; None when there are none."""
+    """What a run owns by the records under its identity; None if there are none."""
     if not records:
         return None
     txns = tuple(sorted(record.txn for record in records if isinstance(record, Binding)))
@@ -170,7 +172,7 @@ def decide_mint(
     owner: Owner,
     configuration: Configuration,
 ) -> Put[BindingRecord, Owned] | Owned:
-    """Bind the offered steps to the next transactions, unless the run's share is decided already."""
+    """Bind the offered steps to the next transactions, unless the run's ownership is already decided."""
     decided = owned_in(found)
     if decided is not None:
         return decided
@@ -181,7 +183,7 @@ def decide_mint(
     minted: list[Binding] = []
     for step in steps:
         if checked_successor(lower, step.upper) <= lower:
-            continue  # Nothing in it that isn't bound: an overtaken proposal is dropped quietly.
+            continue  # All of it is bound already: drop an overtaken proposal.
         txn = Txn(upper + len(minted))
         binding = Binding(txn, lower, step.upper, owner, configuration, step.manifest)
         minted.append(binding.linked(minted[-1] if minted else last))
@@ -194,9 +196,8 @@ def decide_mint(
 
 
 def txn_of(bindings: Sequence[Binding], position: Position) -> Txn | None:
-    """The one transaction a record belongs to; None when it is not bound yet.
+    """The transaction that a record belongs to; None if it is not bound yet.
 
-    Frontiers only grow, so the first binding that covers a position is the one it belongs to.
-    """
+    Frontiers only grow, so it is the first binding that covers the position."""
     index = bisect_right(bindings, 0, key=lambda binding: 1 if binding.upper.covers(position) else 0)
     return bindings[index].txn if index < len(bindings) else None

@@ -1,51 +1,48 @@
-"""Which source transaction may be acknowledged: the lowest that is durable for every shard it touches.
+"""Checkpoints: the last transaction up to which everything is done, and what a source may discard.
 
-A source (a Postgres slot, say) forgets what is acknowledged, so an acknowledgement is a promise that
-can't be taken back. `FlushTracker` hears what the source committed and what each shard made durable,
-and says when the acknowledged source transaction advances.
+A checkpoint `n` means that every `txn <= n` is sealed and in the log of each shard it touches (or recorded as
+skipped, or waiting in a shard that its gate has paused, which is named). It is the complete prefix, so an
+open later transaction never starves it. It is written by compare-and-max, so it never decreases, whichever
+writer is last (Invariant 9). `FlushTracker` computes it, so there is one answer for checkpoint and
+acknowledgement (Invariant 10).
 
-Promise (Invariant 10): the acknowledged transaction is a whole one, never past what is durable for every
-shard, never regresses. A flush before the commit fragment, by size or by timer, is kept and aligned
-at the commit. `>=` completes. A transaction that doesn't touch a shard never blocks it.
+A source (for example a Postgres slot) discards acknowledged input, so an acknowledgement can't be withdrawn.
+`FlushTracker` receives the source's commits and each shard's flushes, and reports when the acknowledged
+source transaction advances.
 
-Words:
+Promise (Invariant 10): the acknowledged transaction is complete, durable for every shard, and never
+decreases. A flush before the commit fragment, by size or by timer, is kept and aligned at the commit. `>=`
+completes. A transaction that doesn't touch a shard never blocks it.
 
-- *position*: (source transaction, op). An op says where in its transaction a row stands; the
-  commit's op is the highest.
-- A shard *lags* from a commit that touches it until its flushed position covers the last op it
-  received of that transaction. Who never calls `received` gets the commit's own op instead: that can
-  only delay.
-- *floor* of a lagging shard: the source transaction it counts as having flushed *into*. That is its
-  flushed position's, or the one before the commit at which it began to lag, whichever is higher.
+Terms:
 
-The rule: while nothing lags, the acknowledged transaction is the last committed one. While something
-lags, it is the lowest floor minus one, and it is reported at a flush or a removal, never at a commit.
+- *position*: (source transaction, op). An op is a row's place in its transaction; the commit's op is the
+  highest.
+- A shard *lags* from a commit that touches it until its flushed position covers the last op it received of
+  that transaction. Without calls of `received`, the commit's own op counts instead, which can only delay.
+- *floor* of a lagging shard: the source transaction that it counts as having flushed *into*. It is the higher
+  of its flushed position's transaction and the one before the commit at which it began to lag.
 
-Why it is safe: a flushed position names an op, and only a commit says where a transaction ends. A
-shard that flushed into n has everything before n behind it, and perhaps not all of n: so n - 1. A
-shard that began to lag at n was caught up before, so n - 1 is whole for it; it counts as flushed
-*into* n - 1 all the same, one less than could be known. That is deliberate: what is acknowledged
-late is sent twice after a crash and dropped by the uppers; what is acknowledged early is lost.
+The rule: while nothing lags, the acknowledged transaction is the last committed one. While a shard lags, it
+is the lowest floor minus one, and it is reported at a flush or a removal, never at a commit.
 
-Restrictions: source transactions arrive one after the other, in the order of their number, each ended
-by its commit; two that are open at once are refused. One that arrives again (a reconnect) changes
-nothing. Nothing here is durable: rebuild the tracker from the acknowledged transaction and the
-shards' flushed positions, and tell it the commits after that one again. Calls are not synchronized.
+Why it is safe: a flushed position names an op, and only a commit marks the end of a transaction. A shard that
+flushed into n has everything before n, and perhaps not all of n: so n - 1. A shard that began to lag at n was
+caught up before, so n - 1 is complete for it; it still counts as flushed *into* n - 1, one less than
+possible. That is deliberate: input that is acknowledged late is sent twice after a crash, and the uppers drop
+it; input that is acknowledged early is lost.
 
-In a pipeline a commit is a seal and a flush is a log's upper, so transactions come whole: the tracker is
-built anew from these facts, and its answer is the checkpoint (`core/checkpoint.py`). `received` and `removed`
-are for who hears of rows before their commit, and of shards that go; a sealed transaction has neither.
+Restrictions: source transactions arrive one after the other, in the order of their numbers, each ended by its
+commit; two open ones are rejected. A repeated one (after a reconnect) changes nothing. Nothing here is
+durable: rebuild the tracker from the acknowledged transaction and the shards' flushed positions, and repeat
+the commits after that transaction. Calls are not synchronized.
 
-Cost: a notification is logarithmic in the number of lagging shards; memory is one position for each
-shard that ever flushed and was not removed.
+In a pipeline a commit is a seal and a flush is a log's upper, so transactions arrive complete:
+`flush_tracker` rebuilds the tracker from these facts. `received` and `removed` are for callers that see rows
+before their commit, or shards that are removed; a sealed transaction needs neither.
 
-Checkpoints: how far everything is done, as one number.
-
-A checkpoint `n` says that every `txn <= n` is sealed and in the log of each shard it touches (or
-recorded as skipped, or waiting in a shard that its gate has paused, which is named). It is the
-complete prefix, so an open later transaction never starves it, and it is written by
-compare-and-max, so it never goes back, whoever writes last (Invariant 9). How far it may go is what
-the flush tracker acknowledges, so that there is one answer to both questions (Invariant 10).
+Cost: a notification is logarithmic in the number of lagging shards; memory is one position for each shard
+that ever flushed and was not removed.
 """
 
 from __future__ import annotations
@@ -71,7 +68,7 @@ _GARBAGE_ENTRIES_MIN: Final = 64
 
 @dataclass(frozen=True, slots=True, order=True)
 class FlushPosition:
-    """A place in the source's stream; ordered by transaction, then by op."""
+    """A position in the source's stream, ordered by transaction, then by op."""
 
     txn: SourceTxn
     op: int
@@ -88,11 +85,10 @@ class FlushPosition:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """Every source transaction up to and with `txn` is durable for every shard it touches.
+    """Every source transaction up to and including `txn` is durable for every shard it touches.
 
-    `position` is the last commit's own position when everything committed is durable, and None while
-    a shard lags: `txn` is then a bound between whole transactions, perhaps without a commit of its own.
-    """
+    `position` is the last commit's position if everything committed is durable, and None while a shard lags:
+    `txn` is then a bound between complete transactions, perhaps without a commit of its own."""
 
     txn: SourceTxn
     position: FlushPosition | None
@@ -100,7 +96,7 @@ class Acknowledged:
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """A shard that holds the acknowledgement back: what it flushed, and what it must reach."""
+    """A shard that holds the acknowledgement back: its flushed position, and the position it must reach."""
 
     shard: ShardId
     flushed: FlushPosition | None
@@ -117,12 +113,10 @@ class _Lagging:
 
 
 class FlushTracker:
-    """Hears commits, rows and flushes; answers each with the new acknowledgement, or None.
+    """Receives commits, rows and flushes; returns the new acknowledgement, or None.
 
-    Built from durable facts: the last acknowledged source transaction, and each shard's flushed
-    position, with the time it was reached where that is known. Whatever was committed after that
-    transaction is told again.
-    """
+    It is built from durable facts: the last acknowledged source transaction, and each shard's flushed
+    position, with the time it was reached if known. The caller repeats the commits after that transaction."""
 
     def __init__(
         self,
@@ -137,7 +131,7 @@ class FlushTracker:
         self._flushed = dict(flushed or {})
         self._flushed_seconds = flushed_seconds or {}
         self._lagging: dict[ShardId, _Lagging] = {}
-        # (floor, shard), with lazy deletion: an entry counts while it equals the shard's floor now.
+        # (floor, shard), with lazy deletion: an entry counts while it equals the shard's current floor.
         self._heap: list[tuple[SourceTxn, ShardId]] = []
         self._last: FlushPosition | None = None
         self._last_shards: AbstractSet[ShardId] = frozenset()
@@ -146,14 +140,13 @@ class FlushTracker:
 
     @property
     def acknowledged(self) -> Acknowledged:
-        """What the last report said, or what the tracker was built from."""
+        """The last report, or the value that the tracker was built from."""
         return self._acknowledged
 
     def received(self, shard: ShardId, position: FlushPosition) -> None:
-        """A row of the open source transaction arrived for the shard; its flush may come any time.
+        """A row of the open source transaction arrived for the shard; its flush may come at any time.
 
-        Call it for every row of a transaction or for none: the highest op is taken for the shard's last.
-        """
+        Call it for every row of a transaction or for none: the highest op counts as the shard's last."""
         if position.txn <= self._committed_txn:
             return
         self._check_in_order(position.txn)
@@ -167,11 +160,11 @@ class FlushTracker:
     def committed(
         self, position: FlushPosition, shards: Iterable[ShardId] = (), *, now_seconds: float
     ) -> Acknowledged | None:
-        """The commit fragment of a source transaction and the shards it touches; none is a keep-alive.
+        """The commit fragment of a source transaction, with the shards it touches; without shards it is a
+        keep-alive.
 
-        A shard with received rows counts as touched even if it isn't listed. Reports only when
-        nothing lags afterwards, so idle keep-alives never pass an unflushed transaction.
-        """
+        A shard with received rows counts as touched even if it isn't listed. It reports only if nothing lags
+        afterwards, so idle keep-alives never pass an unflushed transaction."""
         listed = frozenset(shards)
         if position.txn <= self._committed_txn:
             self._check_resent(position, listed)
@@ -191,10 +184,9 @@ class FlushTracker:
         return None if self._lagging else self._advanced()
 
     def flushed(self, shard: ShardId, position: FlushPosition, *, now_seconds: float) -> Acknowledged | None:
-        """Everything the shard received up to `position` is durable.
+        """Everything that the shard received up to `position` is durable.
 
-        A repeat, a late lower one, or one for a shard that doesn't lag reports nothing.
-        """
+        A repeated or lower position, or one for a shard that doesn't lag, reports nothing."""
         known = self._flushed.get(shard)
         if known is not None and position <= known:
             return None
@@ -213,7 +205,7 @@ class FlushTracker:
         return self._advanced()
 
     def removed(self, shard: ShardId) -> Acknowledged | None:
-        """The shard is gone from the pipeline: nothing waits for it any more."""
+        """The shard was removed from the pipeline: nothing waits for it any more."""
         self._flushed.pop(shard, None)
         self._open.pop(shard, None)
         if self._lagging.pop(shard, None) is None:
@@ -221,7 +213,7 @@ class FlushTracker:
         return self._advanced()
 
     def lagging(self) -> tuple[Lag, ...]:
-        """Every shard that holds the acknowledgement back, the one that holds it furthest back first."""
+        """All shards that hold the acknowledgement back, lowest floor first."""
         order = sorted(self._lagging.items(), key=lambda item: (item[1].floor, item[0]))
         return tuple(
             Lag(shard, self._flushed.get(shard), lagging.wanted, lagging.since_seconds)
@@ -229,11 +221,10 @@ class FlushTracker:
         )
 
     def stalled(self, *, now_seconds: float, grace_seconds: float) -> tuple[Lag, ...]:
-        """The lagging shards with no progress for longer than the grace.
+        """The lagging shards without progress for longer than the grace.
 
-        The time runs from when a shard began to lag, or from its last flush that moved; new traffic
-        doesn't reset it, or a busy source would hide a dead shard.
-        """
+        The time counts from when a shard began to lag, or from its last flush that advanced. New traffic
+        doesn't reset it, because a busy source would hide a dead shard."""
         return tuple(lag for lag in self.lagging() if now_seconds - lag.since_seconds > grace_seconds)
 
     @property
@@ -248,7 +239,7 @@ class FlushTracker:
             )
 
     def _check_resent(self, position: FlushPosition, shards: frozenset[ShardId]) -> None:
-        # Only the last commit is remembered, so only there can a changed transaction be noticed.
+        # Only the last commit is kept, so only there can a changed transaction be detected.
         if self._last is None or position.txn != self._last.txn:
             return
         if position != self._last or not shards <= self._last_shards:
@@ -262,7 +253,7 @@ class FlushTracker:
         flushed = self._flushed.get(shard)
         if flushed is not None and flushed >= reach:
             self._flushed[shard] = max(flushed, commit)
-            # The shard isn't on the list: a flush this high has already ended every earlier lag.
+            # The shard doesn't lag: a flush this high has ended every earlier lag.
             return
         lagging = self._lagging.get(shard)
         if lagging is not None:
@@ -270,7 +261,7 @@ class FlushTracker:
             return
         before = SourceTxn(commit.txn - 1)
         floor = before if flushed is None else max(before, flushed.txn)
-        # A tracker that is built anew may hear of a commit after the flush that came later.
+        # A rebuilt tracker may receive a commit after the flush that followed it.
         since_seconds = max(now_seconds, self._flushed_seconds.get(shard, now_seconds))
         self._lagging[shard] = _Lagging(commit, reach, floor, since_seconds)
         heapq.heappush(self._heap, (floor, shard))
@@ -287,7 +278,8 @@ class FlushTracker:
         return now
 
     def _floor_lowest(self) -> SourceTxn:
-        """The lowest floor. Leaves a live entry on top, and garbage at most as much as live entries."""
+        """The lowest floor. Afterwards a live entry is on top, and garbage is bounded by the number of live
+        entries."""
         if len(self._heap) > 2 * len(self._lagging) + _GARBAGE_ENTRIES_MIN:
             self._heap = [(lagging.floor, shard) for shard, lagging in self._lagging.items()]
             heapq.heapify(self._heap)
@@ -299,6 +291,7 @@ class FlushTracker:
             heapq.heappop(self._heap)
 
 
+# Checkpoints.
 _COMMIT_OP: Final = 0
 
 
@@ -306,29 +299,29 @@ _COMMIT_OP: Final = 0
 class TableMark:
     """A shard's log at a checkpoint: its upper, and whether it waits.
 
-    `waits_at` is the held transaction that the log waits at (or, just released, has yet to take),
-    0 when it doesn't wait."""
+    `waits_at` is the held transaction that the log waits at (or, just released, has yet to append); 0 if it
+    doesn't wait."""
 
     upper: Txn
     waits_at: Txn = TXN_NONE
 
     def waits_for(self, txn: Txn) -> bool:
-        """Whether the log waits at this transaction, or at one before it."""
+        """Whether the log waits at this transaction or at an earlier one."""
         return TXN_NONE < self.waits_at <= txn
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Written once per advance. One that was kept without a number counts as 0: start from there.
+    """A checkpoint on record, written once per advance. A record without a number counts as 0.
 
-    `tables` has the shards touched since the checkpoint before, and the paused ones: the map of a
-    pipeline is the newest mark of each shard, and an untouched shard costs nothing."""
+    `tables` has the shards touched since the previous checkpoint, and the paused ones. A pipeline's full map
+    is the newest mark of each shard, so an untouched shard costs nothing."""
 
     txn: Txn = TXN_NONE
     tables: Mapping[ShardId, TableMark] = field(default_factory=dict)
     link: int = 0
-    """That of the transaction's seal. A checkpoint is a witness: a history that has no such seal, or another
-    one, has lost commits."""
+    """The link of the transaction's seal. It detects a history that has lost commits: such a history has no
+    such seal or another one."""
 
     @property
     def number(self) -> int:
@@ -347,10 +340,10 @@ def flush_tracker(
     sealed_seconds: Mapping[Txn, float] | None = None,
     flushed_seconds: Mapping[ShardId, float] | None = None,
 ) -> FlushTracker:
-    """The acknowledgement by durable facts: the last checkpoint, the seals above it, and the logs' marks.
+    """Build a tracker from durable facts: the last checkpoint, the seals above it, and the logs' marks.
 
-    What it says is acknowledged is the complete prefix. A shard that waits at or before a transaction has it
-    sealed and durable, so it doesn't lag there. The times are for alarms, and may be left out."""
+    Its acknowledged transaction is the complete prefix. A shard that waits at or before a transaction has it
+    sealed and durable, so it doesn't lag there. The times are for alarms and may be left out."""
     flushed = {
         shard: FlushPosition(SourceTxn(mark.upper - 1), _COMMIT_OP)
         for shard, mark in tables.items()
@@ -365,7 +358,7 @@ def flush_tracker(
 
 
 def decide_checkpoint(*, head: Head, checkpoint: Checkpoint) -> Put[Checkpoint, Txn] | Txn:
-    """Compare-and-max. Returns the checkpoint in force, ours or a higher one."""
+    """Compare-and-max. Returns the checkpoint in force, this one or a higher one."""
     if checkpoint.txn < head.upper:
         return Txn(head.upper - 1)
     marks = {UPPER: next_txn(checkpoint.txn)}

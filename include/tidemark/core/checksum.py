@@ -1,13 +1,13 @@
-"""Digests: checksums of a set of rows that don't depend on how the rows were cut or ordered.
+"""Digests: checksums of a set of rows that don't depend on the rows' order or grouping.
 
-A digest is the record count, the XOR of the rows' 64-bit hashes, and the sums of the hashes' low
-and high halves. Each part is commutative and associative, so order, chunking, parallelism and
-re-run stages make no difference (Invariant 7); together they notice a lost row, a duplicate and a
-swapped duplicate pair, which XOR alone does not ({a,a,c} against {b,b,c}).
+A digest is the record count, the XOR of the rows' 64-bit hashes, and the sums of the hashes' low and high
+halves. Each part is commutative and associative, so order, chunking, parallelism and re-run stages make no
+difference (Invariant 7). Together they detect a lost row, a duplicate and a swapped duplicate pair, which XOR
+alone does not ({a,a,c} against {b,b,c}).
 
-An *endpoint* is a place where rows are counted: what was read from the source, and what was
-written to each shard. `encoding` says how rows were turned into hashes; digests of different
-encodings can't be compared, and saying so is not the same as saying that they differ.
+An *endpoint* is a place where rows are counted: the source that was read, and each shard that was written.
+`encoding` identifies how rows were hashed. Digests of different encodings are not comparable, which is
+different from being unequal.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def shard_endpoint(shard: ShardId) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """One endpoint of one transaction where the record and the finding part (Invariant 8)."""
+    """An endpoint of a transaction whose recorded and found digests differ (Invariant 8)."""
 
     txn: Txn
     endpoint: str
@@ -100,7 +100,7 @@ class Mismatch:
 
 
 def compare(txn: Txn, *, recorded: Digests, found: Digests) -> tuple[Mismatch, ...]:
-    """Every endpoint that parts, in name order; nothing when all are the same."""
+    """The endpoints that differ, by name; empty if all are equal."""
     endpoints = sorted(set(recorded) | set(found))
     return tuple(
         Mismatch(txn, endpoint, recorded.get(endpoint), found.get(endpoint))

@@ -1,24 +1,24 @@
-"""The four families of errors; the family says what a caller may do next.
+"""The four error families. The family determines what a caller may do next.
 
 =====================  ========================================  ==============================
 family                 meaning                                   what to do
 =====================  ========================================  ==============================
 `Determinate`          it did not happen                         retry
 `Indeterminate`        it may have happened                      read back first, then decide
-`InvalidUsage`         the caller or the input is wrong          mend that; a retry won't help
-`InvariantViolation`   a promise of the system is broken         stop, and look
+`InvalidUsage`         the caller or the input is wrong          correct it; a retry won't help
+`InvariantViolation`   a promise of the system is broken         stop and investigate
 =====================  ========================================  ==============================
 
-A lost race is none of these: it is a value that a function returns (`UpperMismatch`, `Lost`).
-A message is a lowercase fact with its values; the hint says what to do.
+A lost race is not an error: it is a returned value (`UpperMismatch`, `Lost`). A message is a lowercase fact
+with its values; the hint is the remedy.
 """
 
 from __future__ import annotations
 
 
 class TidemarkError(Exception):
-    """The common root. `fact` says what is so, `hint` what to do about it; `kept` is the fact as it may go on
-    record, without values of rows."""
+    """The base class. `fact` is the fact, `hint` the remedy; `kept` is the fact without values of rows, for
+    records."""
 
     def __init__(self, fact: str, *, hint: str = "") -> None:
         super().__init__(f"{fact}: {hint}" if hint else fact)
@@ -44,7 +44,7 @@ class InvalidUsage(TidemarkError):
 
 
 class InvariantViolation(TidemarkError):
-    """What the system promises does not hold. Nothing more is written until someone has looked."""
+    """A promise of the system does not hold. Nothing more is written until a person has investigated."""
 
 
 def _rebuilt(kind: type[TidemarkError], fact: str, hint: str, fields: dict[str, object]) -> TidemarkError:

@@ -1,18 +1,16 @@
-"""The one fold: which record of a key is the last one.
+"""The fold: the rule that decides which record of a key is the last one.
 
-For each key it is the greatest by (`sequence_by`, txn, position); without `sequence_by`, by (txn,
-position). Keys are compared null-safe: a NULL part is a value like any other. Deletes take part
-like all else. Ingest, publish, the fresh read and the rebuild all use this rule, and because
-`last` is associative and commutative, the result does not depend on how records were cut into
-transactions, nor on when a state was published.
+For each key it is the greatest by (`sequence_by`, txn, position); without `sequence_by`, by (txn, position).
+Keys are compared null-safe: NULL is a value like any other. Deletes take part like other records. Ingest,
+publish, the fresh read and the rebuild all use this rule. Because `last` is associative and commutative, the
+result depends neither on how records were grouped into transactions nor on when a state was published.
 
-A key that was deleted leaves a tombstone when there is a `sequence_by`, so that a late older
-record can't bring it back. How long it must stay follows from the declared lateness, and from the
-records alone: a record whose sequence is further than `lateness` below the watermark (the highest
-sequence in the transactions before its own) is *too late*, whatever the state looks like, and is
-set aside. So a tombstone below that line can never be needed again, and may go.
+With a `sequence_by`, a deleted key leaves a tombstone, so that a late older record can't restore it. How long
+it must stay follows from the declared lateness and from the records alone: a record whose sequence is more
+than `lateness` below the watermark (the highest sequence in earlier transactions) is *too late*, whatever the
+state contains, and is set aside. So a tombstone below that line is never needed again and may be removed.
 
-Same key in two partitions at one transaction: without a sequence, the partition's name decides,
+If one transaction has the same key in two partitions, and there is no sequence, the partition's name decides,
 then the offset. That is arbitrary but fixed, and the same on every replay (scenario U12).
 """
 
@@ -30,7 +28,7 @@ Sequence = int | str | None
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One record, decoded: the new value of a key, or its deletion (`value` is None)."""
+    """A decoded record: the new value of a key, or its deletion (`value` is None)."""
 
     key: Key
     value: object
@@ -44,7 +42,8 @@ class Change:
 
     @property
     def order(self) -> tuple[bool, int | str, Txn, Position]:
-        """What `last` means. A NULL sequence is older than any other, and never compared with one."""
+        """The sort key that defines `last`. A NULL sequence is older than any other, and is never compared
+        with one."""
         if self.sequence is None:
             return (False, 0, self.txn, self.position)
         return (True, self.sequence, self.txn, self.position)
@@ -61,22 +60,22 @@ def fold(changes: Iterable[Change]) -> dict[Key, Change]:
 
 
 def visible(folded: dict[Key, Change]) -> dict[Key, object]:
-    """What a reader sees: the folded keys that are not deleted."""
+    """The keys that a reader sees: the folded keys that are not deleted."""
     return {key: change.value for key, change in folded.items() if not change.deletes}
 
 
 def too_late(sequence: int | None, *, watermark: int | None, lateness: int | None) -> bool:
-    """True for a record that may not take part any more. Without a lateness none ever is.
+    """Whether a record is too late to take part. Without a lateness no record is.
 
-    A NULL sequence is older than any other, so it is too late as soon as there is a watermark:
-    else it would bring a deleted key back once the tombstone has been let go."""
+    A NULL sequence is older than any other, so it is too late as soon as there is a watermark: otherwise it
+    would restore a deleted key after its tombstone was removed."""
     if lateness is None or watermark is None:
         return False
     return sequence is None or sequence < watermark - lateness
 
 
 def tombstone_needed(tombstone: Change, *, watermark: int | None, lateness: int | None) -> bool:
-    """Whether a deleted key must still be remembered against late records."""
+    """Whether the tombstone is still needed against late records."""
     if not isinstance(tombstone.sequence, int):
         return tombstone.sequence is not None
     return not too_late(tombstone.sequence, watermark=watermark, lateness=lateness)

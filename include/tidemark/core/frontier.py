@@ -1,14 +1,12 @@
-"""Where records stand in their source, and how far a source has been read.
+"""Positions of records in a source, and frontiers: how far a source has been read.
 
-A *position* names one record: its partition, the offset of what the source hands out (a Kafka
-record, a file, a source transaction), and its ordinal inside that, which is 0 where the offset
-names a single record. A *frontier* is, per partition, the exclusive offset up to which a source
-has been read. Frontiers are partially ordered: one may be ahead in one partition and behind in
-another, and then neither includes the other.
+A *position* identifies one record: its partition, the offset of the source's unit (a Kafka record, a file, a
+source transaction), and its ordinal in that unit, which is 0 if the offset identifies a single record. A
+*frontier* is, per partition, the exclusive offset up to which a source has been read. Frontiers are partially
+ordered: one may be ahead in one partition and behind in another.
 
-A partition that a frontier does not know stands at 0, so a new partition starts there by itself.
-A partition that was known and is gone, or that went back, is a permanent error: the source is not
-the one that was bound (Invariant 1).
+A partition that a frontier does not list is at 0, so a new partition starts there. If a known partition is
+missing or has gone back, that is a permanent error: the source is not the one that was bound (Invariant 1).
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from tidemark.core.errors import InvalidUsage
 
 @dataclass(frozen=True, slots=True, order=True)
 class Position:
-    """Where one record stands. The order is the tie-break of the fold: partition, offset, ordinal."""
+    """The position of one record. Its order is the fold's tie-break: partition, offset, ordinal."""
 
     partition: str
     offset: int
@@ -44,7 +42,7 @@ class FrontierRegressed(InvalidUsage):
 
 @dataclass(frozen=True, slots=True)
 class Frontier:
-    """Exclusive offsets per partition, sorted by partition; make it with `Frontier.of`."""
+    """Exclusive offsets per partition, sorted by partition; create it with `Frontier.of`."""
 
     offsets: tuple[tuple[str, int], ...] = ()
 
@@ -79,7 +77,7 @@ class Frontier:
         return self <= other and not other <= self
 
     def covers(self, position: Position) -> bool:
-        """True when the record at this position has been read."""
+        """Whether the record at this position has been read."""
         return position.offset < self[position.partition]
 
     def join(self, other: Frontier) -> Frontier:
@@ -91,7 +89,7 @@ class Frontier:
 
 
 def checked_successor(bound: Frontier, offered: Frontier) -> Frontier:
-    """`offered`, when it is a continuation of `bound`; a permanent error when it isn't."""
+    """Return `offered` if it continues `bound`; otherwise raise `FrontierRegressed`."""
     reached = dict(offered.offsets)
     for partition, offset in bound.offsets:
         found = reached.get(partition)

@@ -1,12 +1,12 @@
-"""The history: one ledger of a pipeline's decisions, and what everything else must agree with.
+"""The history: the ledger of a pipeline's decisions, and the check that everything else agrees with it.
 
-Bindings, claims, seals and the generation are records and marks of one ledger, so they can't be set back
-against each other, and a decision that needs two of them is made on one head. A `Chapter` is one kind of them
-with an upper of its own.
+Bindings, claims, seals and the generation are records and marks of one ledger. So they can't be rolled back
+independently, and a decision that needs two of them is made on one head. A `Chapter` is one kind of record
+with its own upper.
 
-A history can't tell by itself that its newest commits are lost. Whatever depends on a transaction therefore
-keeps its number *and* its link, and `check_known` compares them: checkpoints, which follow every transaction,
-whenever a run begins; a shard's log when it is opened; publishes before they go on. (Invariant 16.)
+A history alone can't show that its newest commits are lost. So everything that depends on a transaction keeps
+its number *and* its link, and `check_known` compares them: checkpoints, which follow every transaction, when
+a run begins; a shard's log when it is opened; publishes before they continue. (Invariant 16.)
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ R = TypeVar("R")
 
 
 class Whole(Protocol):
-    """The ledger that chapters are of."""
+    """The ledger that chapters are part of."""
 
     def head(self) -> Head: ...
 
@@ -63,14 +63,14 @@ class TimedWhole(Whole, Protocol):
 
 
 def chapter_head(head: Head, upper: str) -> Head:
-    """The head of a history as one chapter has it: its own upper, and the marks that are all chapters'."""
+    """A chapter's head of the history: its own upper, and the marks that all chapters share."""
     marks = {name: value for name, value in head.marks.items() if name not in (BOUND, SEALED)}
     return Head(head.version, {**marks, UPPER: head.marks.get(upper, TXN_FIRST)})
 
 
 class Chapter(Generic[R]):
-    """The records of some kinds in a history, as a ledger with an upper of its own. All chapters of one
-    history share its snapshot."""
+    """The records of some kinds in a history, as a ledger with its own upper. All chapters of one history
+    share its loaded version."""
 
     def __init__(self, whole: Whole, *, kinds: tuple[type, ...], upper: str) -> None:
         self._whole = whole
@@ -118,7 +118,7 @@ class TimedChapter(Chapter[R]):
 
 
 class HistoryLost(InvariantViolation):
-    """Something depends on a transaction that the history does not have, or has in another way."""
+    """Something depends on a transaction that the history lacks or has with another link."""
 
 
 class LogLost(InvariantViolation):
@@ -133,8 +133,8 @@ class LogLost(InvariantViolation):
 
 
 def check_known(what: str, *, txn: Txn, link: int, upper: Txn, seal: Seal | None) -> None:
-    """`HistoryLost` when the history, sealed below `upper`, is not the one that something depends on. `what`
-    is that thing, `txn` and `link` what it says, `seal` the history's own seal of the transaction."""
+    """`HistoryLost` if the history, sealed below `upper`, is not the one that `what` depends on. `txn` and
+    `link` are what it has on record, `seal` is the history's own seal of the transaction."""
     if txn == TXN_NONE:
         return
     if txn >= upper:

@@ -1,11 +1,11 @@
-"""The identities of the system, as types, and the words they stand for.
+"""The identities of the system, as types.
 
-Every module speaks of the same few things; a function that takes a `Txn` can't be handed an
-offset by mistake, and a name that comes from outside is allow-listed once, here.
+A function that takes a `Txn` can't be given an offset by mistake, and every name from outside is checked
+here.
 
-`txn` is the logical timestamp of a pipeline: dense integers 1, 2, 3 and so on. It is the identity
-of all work: never a run id, an attempt or a clock time. An *upper* is the first `Txn` that
-something has not passed, so an upper of 1 means that nothing has happened yet.
+`txn` is the logical timestamp of a pipeline: dense integers 1, 2, 3 and so on. It identifies all work; a run
+id, an attempt or a clock time never does. An *upper* is the first `Txn` that is not there yet, so an upper of
+1 means that nothing has happened.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WriterToken = NewType("WriterToken", str)
 TXN_FIRST: Final = Txn(1)
 TXN_NONE: Final = Txn(0)
 QUARANTINE: Final = ShardId("quarantine")
-"""The shard that takes what could not be applied."""
+"""The shard for records that could not be applied."""
 
 NAME_CHARACTERS_MAX: Final = 64
 _NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
@@ -33,12 +33,12 @@ def next_txn(txn: Txn) -> Txn:
 
 
 def is_name(value: str) -> bool:
-    """Whether it could be the name of a pipeline, shard or consumer."""
+    """Whether this is a valid name of a pipeline, shard or consumer."""
     return len(value) <= NAME_CHARACTERS_MAX and _NAME.match(value) is not None
 
 
 def checked_name(value: str, *, what: str) -> str:
-    """A pipeline, shard or consumer name that is safe in a path, an identifier and a URL."""
+    """Return a valid name, which is safe in a path, an identifier and a URL; `InvalidUsage` otherwise."""
     if not is_name(value):
         shown = value if len(value) <= NAME_CHARACTERS_MAX else value[:NAME_CHARACTERS_MAX] + "…"
         raise InvalidUsage(

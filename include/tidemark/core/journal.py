@@ -1,12 +1,12 @@
-"""The journal: what was attempted and what came of it, chained so that nothing drops out unseen.
+"""The journal: a record of events, and the hash chain that all ledgers use.
 
-Bindings, seals and checkpoints say what *is*. The journal says what *happened*: what was refused, what the
-gate said, races lost and to whom, replays and their verdicts, what people accepted or skipped and why.
+Bindings, seals and checkpoints record what is decided. The journal records what happened: rejections,
+verdicts of the gate, lost races and their winners, replays and their verdicts, and what people accepted or
+skipped and why.
 
-Every stored record, of the journal and of the other ledgers, carries a link: a checksum of itself
-and of the link before it. A record that was lost or changed breaks the chain, and that is another
-thing than a step in which nothing happened. Records also carry their format; one of another
-format is refused, because guessing at its meaning would be worse (scenario P6).
+Every stored record, of the journal and of the other ledgers, carries a link: a checksum of itself and of the
+previous link. A lost or changed record breaks the chain, and so differs from a step in which nothing
+happened. Records also carry their format; another format is rejected instead of guessed at (scenario P6).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CHAIN: Final = "chain"
 
 
 class Event(StrEnum):
-    """What can happen to a transaction."""
+    """The events of a transaction."""
 
     REFUSED = "refused"
     JUDGED = "judged"
@@ -48,7 +48,7 @@ class Event(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class JournalEntry:
-    """One event. `detail` is for people and machines alike: small, textual, without rows or secrets."""
+    """One event. `detail` is for people and machines: short text without rows or secrets."""
 
     number: int
     txn: Txn
@@ -70,8 +70,8 @@ def decide_note(
     detail: Mapping[str, str],
     noted: bool,
 ) -> Put[JournalEntry, None] | None:
-    """Add an event of each transaction under the next numbers, all or none. `noted` says that it was found
-    there, after a lost reply."""
+    """Add an event for each transaction under the next numbers, all or none. `noted` is whether it was found
+    there already, after a lost reply."""
     if noted:
         return None
     entries = [
@@ -81,7 +81,7 @@ def decide_note(
 
 
 def link(previous: int, body: str) -> int:
-    """The chain's value after a record: 63 bits, so that it fits a Delta application transaction."""
+    """The link after a record: 63 bits, so that it fits a Delta application transaction."""
     data = previous.to_bytes(8, "big") + body.encode()
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big") >> 1
 
@@ -97,7 +97,7 @@ def check_format(found: int, *, table: str) -> None:
 
 
 def check_chain(records: Iterable[tuple[int, int, str]], *, previous: int, table: str) -> int:
-    """Follow (number, link, body) in order from a known link; returns the last link."""
+    """Verify (number, link, body) in order from a known link; return the last link."""
     for number, found, body in records:
         expected = link(previous, body)
         if found != expected:

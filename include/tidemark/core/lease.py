@@ -1,24 +1,25 @@
-"""Named leases: a reader's hold on a `txn`, and the floor that all holds give to maintenance.
+"""Named leases: a reader's hold on a `txn`, and the floor that all holds impose on maintenance.
 
-A lease says "from this `txn` on I need every part". Maintenance removes only what lies below the
-floor, the lowest `txn` that anyone needs (Invariant 12: maintenance asks the leases first).
+A lease means "this reader needs every part from this `txn` on". Maintenance removes only what is below the
+floor, the lowest `txn` that is needed (Invariant 12: maintenance asks the leases first).
 
-Leases are records of one ledger; the last record of a name is the lease as it stands, and each
-write has its own *epoch*, the record's number. The same ledger carries the mark `since`, the first
-`txn` that is kept. Raising `since` and taking a lease are commits on one head, so of the two that
-race one is decided anew: nobody gets a hold on what is about to be removed.
+Leases are records of one ledger; the last record of a name is the current lease, and each write has its own
+*epoch*, the record's number. The same ledger carries the mark `since`, the first `txn` that is kept. Raising
+`since` and taking a lease are commits on one head, so one of two that race is decided again: no reader gets a
+hold on something that is about to be removed.
 
-Expiry is *observed non-renewal*: clocks of two machines are never compared. An observer calls a lease
-expired once it has seen one epoch unchanged for longer than its ttl on its own clock. One look counts
-for half a ttl at most, and for nothing if the clock went back: after a jump, or a sleep, it needs two
-more looks, and a live holder renews meanwhile. Renew every third of a ttl, look every quarter.
+Expiry is *observed non-renewal*: clocks of two machines are never compared. An observer considers a lease
+expired once it has seen one epoch unchanged for longer than its ttl on its own clock. One look counts for
+half a ttl at most, and for nothing if the clock went back: after a jump or a sleep it needs two more looks,
+and a live holder renews in the meantime. Renew every third of a ttl, look every quarter.
 
-The holder's deadline is stricter: it counts from *before* its last write, so it gives up before
-anyone may take its lease. From then on `Tenure.check` and a renewal raise `LeaseLost`, taken or not.
+The holder's deadline is stricter: it counts from *before* its last write, so the holder gives up before
+another process may take its lease. From then on `Tenure.check` and a renewal raise `LeaseLost`, taken or not.
 
-A *consumer's* lease is named `<consumer>/<shard>`, and its `txn` is the consumer's frontier: moved by the
-same conditional commit that renews the hold, so that who has lost the lease can't move it. It counts
-also while nobody holds it, until the consumer is forgotten, and who takes it goes on exactly there.
+A *consumer's* lease is named `<consumer>/<shard>`, and its `txn` is the consumer's frontier. The conditional
+commit that renews the hold also moves the frontier, so a process that has lost the lease can't move it. The
+frontier counts even while no process holds the lease, until the consumer is forgotten; the next holder
+continues exactly there.
 
 Known limitation: each renewal is a record, so choose a ttl of minutes, not of seconds.
 """
@@ -41,7 +42,7 @@ SINCE: Final = "since"
 
 
 class LeaseState(StrEnum):
-    """How a lease stands. An ended one needs nothing any more, unless it is a consumer's."""
+    """The state of a lease. An ended lease needs nothing any more, unless it is a consumer's."""
 
     LIVE = "live"
     RELEASED = "released"
@@ -51,10 +52,11 @@ class LeaseState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """`name` is the reader's and outlives its processes; `holder` is the token of one process.
+    """A lease. `name` is the reader's and outlives its processes; `holder` is the token of one process.
 
-    `planned` is the upper of the batch that a consumer was given last and may have done; 0 for none. `link`
-    is that of the transaction before `txn`, which a consumer has had; 0 for one that has had none."""
+    `planned` is the upper of the last batch that a consumer received and may have processed; 0 for none.
+    `link` is that of the transaction before `txn`, the last that a consumer received; 0 if it received
+    none."""
 
     name: str
     holder: HolderToken
@@ -92,9 +94,9 @@ class Lease:
 
 
 class LeaseLost(Determinate):
-    """The holder's lease is past its deadline, taken or ended; what it was about to do did not happen.
+    """The holder's lease is past its deadline, taken or ended; the intended action did not happen.
 
-    It is not a lost race: the holder was promised its parts, and has to unwind at once."""
+    It is not a lost race: the holder was promised its parts, and must stop at once."""
 
     def __init__(self, lease: Lease, why: str) -> None:
         super().__init__(
@@ -107,7 +109,7 @@ class LeaseLost(Determinate):
 
 @dataclass(frozen=True, slots=True)
 class Tenure:
-    """The holder's own view: its last written lease, and its monotonic time from before that write."""
+    """The holder's view: the lease it wrote last, and its monotonic time before that write."""
 
     lease: Lease
     written_after_seconds: float
@@ -122,7 +124,7 @@ class Tenure:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What one observer knows of one lease: since its epoch was first seen, how long it stood still."""
+    """One observer's knowledge of one lease: its epoch, and how long that was seen unchanged."""
 
     name: str
     epoch: int
@@ -130,7 +132,7 @@ class Observation:
     unchanged_seconds: float = 0.0
 
     def expires(self, lease: Lease) -> bool:
-        """Whether this very lease was seen unchanged for longer than it lasts."""
+        """Whether this lease was seen unchanged for longer than its ttl."""
         same = (self.name, self.epoch) == (lease.name, lease.epoch)
         return same and lease.is_live and self.unchanged_seconds > lease.ttl_seconds
 
@@ -147,7 +149,7 @@ def observe(previous: Observation | None, lease: Lease, *, now_seconds: float) -
 
 @dataclass(frozen=True, slots=True)
 class Acquired:
-    """The lease is ours, at `lease.txn`; `taken_from` is the expired one it continues."""
+    """The lease was acquired, at `lease.txn`; `taken_from` is the expired lease that it continues."""
 
     lease: Lease
     taken_from: Lease | None = None
@@ -155,14 +157,14 @@ class Acquired:
 
 @dataclass(frozen=True, slots=True)
 class HeldByOther:
-    """Someone else holds it, and was not seen to stop."""
+    """Another process holds the lease, and it has not expired."""
 
     current: Lease
 
 
 @dataclass(frozen=True, slots=True)
 class AlreadyEnded:
-    """There was nothing of ours to end; `current` is who has the name now, if anyone."""
+    """There was no lease of ours to end; `current` is the lease of that name, if any."""
 
     current: Lease | None
 
@@ -182,10 +184,10 @@ def decide_acquire(
     ttl_seconds: float,
     observation: Observation | None = None,
 ) -> Put[Lease, Acquired] | HeldByOther:
-    """Take the name: new at `start`, or where the hold of the expired holder (or our own) stands.
+    """Acquire the name: at `start` if it is new, or at the `txn` of the expired or of our own lease.
 
-    A kept lease keeps its `txn`, so the next reader goes on exactly there; `current` is the last
-    record of the name at this head."""
+    A kept lease keeps its `txn`, so the next reader continues exactly there. `current` is the last record of
+    the name at this head."""
     planned, link, taken_from, since = TXN_NONE, 0, None, since_of(head)
     if current is not None and current.is_kept:
         expired = observation is not None and observation.expires(current)
@@ -211,15 +213,15 @@ def decide_renew(
     *, head: Head, tenure: Tenure, current: Lease | None, now_seconds: float,
     txn: Txn | None = None, planned: Txn | None = None, link: int = 0,
 ) -> Put[Lease, Lease]:  # fmt: skip
-    """A new epoch, or `LeaseLost`. With `txn`, advance: let go of what is below, whose last transaction has
-    the link. A hold never goes back."""
+    """Write a new epoch, or raise `LeaseLost`. With `txn`, advance the hold; `link` is that of the
+    transaction before `txn`. A hold never goes back."""
     mine = tenure.lease
     tenure.check(now_seconds=now_seconds)
     if current is None or not current.is_live:
         raise LeaseLost(mine, "it is not there" if current is None else f"it was {current.state}")
     if current.holder != mine.holder:
         raise LeaseLost(mine, f"{current.holder} has taken it")
-    # An advance whose reply was lost has moved the hold further than the tenure knows.
+    # After a lost reply the hold may be further than the tenure knows.
     wanted = current.txn if txn is None else txn
     if wanted < current.txn:
         raise InvalidUsage(
@@ -233,7 +235,7 @@ def decide_renew(
 
 
 def decide_release(*, head: Head, lease: Lease, current: Lease | None) -> Put[Lease, Lease] | AlreadyEnded:
-    """End our own lease. Releasing what is gone is no error: a shutdown may come twice."""
+    """End our own lease. Releasing an ended lease is no error: a shutdown may come twice."""
     if current is None or not current.is_live or current.holder != lease.holder:
         return AlreadyEnded(current)
     ended = replace(current, epoch=int(head.upper), state=LeaseState.RELEASED)
@@ -241,7 +243,7 @@ def decide_release(*, head: Head, lease: Lease, current: Lease | None) -> Put[Le
 
 
 def decide_expire(*, head: Head, current: Lease, observation: Observation) -> Put[Lease, Lease] | HeldByOther:
-    """End a lease that was seen to stand still. A renewal that came first makes this conflict."""
+    """End a lease that was observed to be expired. An earlier renewal makes this commit conflict."""
     if not observation.expires(current):
         return HeldByOther(current)
     ended = replace(current, epoch=int(head.upper), state=LeaseState.EXPIRED)
@@ -249,7 +251,7 @@ def decide_expire(*, head: Head, current: Lease, observation: Observation) -> Pu
 
 
 def live_leases(records: Iterable[Lease]) -> tuple[Lease, ...]:
-    """The leases as they stand: the last record of each name, without the ended ones."""
+    """The live leases: the last record of each name, without ended ones."""
     last: dict[str, Lease] = {}
     for lease in sorted(records, key=lambda lease: lease.epoch):
         last[lease.name] = lease
@@ -258,7 +260,7 @@ def live_leases(records: Iterable[Lease]) -> tuple[Lease, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Someone needs every `txn` from this one on; a lease for `ttl_seconds` after its last renewal."""
+    """A need for every `txn` from this one on; a lease's need ends `ttl_seconds` after its last renewal."""
 
     txn: Txn
     kind: Literal["lease", "consumer", "window"]
@@ -273,21 +275,22 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """What lies below `txn` may go. `needs` are all there are, lowest first: the dry run's answer."""
+    """Everything below `txn` may be removed. `needs` are all needs, lowest first, for the dry run."""
 
     txn: Txn
     needs: tuple[Need, ...]
 
     @property
     def held_by(self) -> tuple[Need, ...]:
-        """Those that keep the floor from rising."""
+        """The needs that keep the floor from rising."""
         return tuple(need for need in self.needs if need.txn == self.txn)
 
 
 def floor(leases: Sequence[Lease], *, consumers: Mapping[str, Txn], window: Txn) -> Floor:
-    """The lowest `txn` that anyone needs: kept leases, consumers (a state's publisher), the kept window.
+    """The lowest `txn` that is needed by kept leases, consumers (a state's publisher) or the retention
+    window.
 
-    `leases` has the last record of each name. One counts until its end is recorded: expire it first."""
+    `leases` has the last record of each name. A lease counts until its end is recorded: expire it first."""
     needs = [Need(one.txn, "lease", one.name, one.holder, one.ttl_seconds) for one in leases if one.is_live]
     idle = {lease.name: lease.txn for lease in leases if lease.is_kept and not lease.is_live}
     needs += [Need(txn, "consumer", name) for name, txn in {**consumers, **idle}.items()]
@@ -297,7 +300,8 @@ def floor(leases: Sequence[Lease], *, consumers: Mapping[str, Txn], window: Txn)
 
 
 def decide_since(*, head: Head, floor: Floor) -> Put[Lease, Txn] | Txn:
-    """Announce what will be removed, before it is: compare-and-max. `floor` is from this head's leases."""
+    """Announce what will be removed, before it is: compare-and-max. `floor` is computed from this head's
+    leases."""
     if floor.txn <= since_of(head):
         return since_of(head)
     return Put(marks={SINCE: floor.txn}, records=(), result=floor.txn)

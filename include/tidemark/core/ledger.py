@@ -1,13 +1,12 @@
-"""The one durable thing: a ledger, and the one way to change it.
+"""A ledger: the one durable structure, and the one way to change it.
 
-The history, shard logs, checkpoints, the journal, publishes and leases are all the same thing:
-numbered records with a few integer *marks* (the `upper` first of all), changed by one conditional
-commit. `Head` is a checked snapshot; a `Put` says what to add and which marks to move; the commit
-happens only if the ledger still stands at that very head, and otherwise nothing happens at all.
-A decision is therefore a pure function `Head -> Put | value`, made anew whenever the head moved:
-the upper is read again at each decision, never once at the start (Invariant 3).
+The history, shard logs, checkpoints, the journal, publishes and leases are all ledgers: numbered records with
+a few integer *marks* (above all the `upper`), changed by one conditional commit. `Head` is a checked version;
+a `Put` holds the records to add and the marks to move. The commit succeeds only if the ledger is still at
+that head; otherwise nothing changes. So a decision is a pure function `Head -> Put | value`, made again
+whenever the head has moved: the upper is read at each decision, never once at the start (Invariant 3).
 
-Restrictions: marks never go down (a link is none that could), and records are never changed.
+Restrictions: marks never decrease (except a link, which is not a count), and records never change.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from tidemark.core.ids import TXN_FIRST, Txn
 UPPER: Final = "upper"
 GENERATION: Final = "generation"
 LINK: Final = "link"
-"""The link of the newest transaction that a ledger depends on. It identifies; it doesn't count."""
+"""The link of the newest transaction that a ledger depends on. It is an identity, not a count."""
 
 
 class Record(Protocol):
-    """What a ledger keeps: it has a number to be read by, and a key to be found by."""
+    """A record of a ledger: read by number, found by key."""
 
     @property
     def number(self) -> int: ...
@@ -41,7 +40,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A snapshot that was checked: the ledger's version and its marks."""
+    """A checked version of a ledger, with its marks."""
 
     version: int
     marks: Mapping[str, int] = field(default_factory=dict)
@@ -59,7 +58,7 @@ class Head:
         return self.marks.get(LINK, 0)
 
     def moved(self, marks: Mapping[str, int]) -> dict[str, int]:
-        """The marks after a put; going back is a broken promise, wherever it comes from."""
+        """The marks after a put; `InvariantViolation` if one would decrease."""
         for name, value in marks.items():
             current = self.upper if name == UPPER else self.marks.get(name, 0)
             if value < current and name != LINK:
@@ -69,7 +68,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Put(Generic[R, T]):
-    """A decision to commit: records to add, marks to move, and what it means once it is in."""
+    """A decision to commit: records to add, marks to move, and the result if the commit succeeds."""
 
     marks: Mapping[str, int]
     records: Sequence[R]
@@ -78,14 +77,14 @@ class Put(Generic[R, T]):
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """The put is in, at this version."""
+    """The put is committed, at this version."""
 
     version: int
 
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """The ledger had moved on from the head that the decision was made on; nothing was written."""
+    """The ledger is no longer at the head that the decision was made on; nothing was written."""
 
 
 CommitOutcome = Committed | Conflict

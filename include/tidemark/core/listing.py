@@ -1,25 +1,23 @@
-"""Which parts make up each transaction of a shard, and how much of them makes one batch.
+"""Listing a shard's log for readers: the files of each transaction, batches, and where a read starts.
 
-The seals say which parts a transaction has; the log says which files are there now. Both are asked: a
-sealed transaction that the log has passed and yet shows no file for has been lost by the log, and is
-listed as such, so that its reader freezes there instead of passing over it (Invariant 11).
+The seals name the parts of a transaction; the log names the current files. Both are compared: a sealed
+transaction below the log's upper without a file was lost by the log, and is listed as lost, so that its
+reader freezes there instead of skipping it (Invariant 11).
 
-Maintenance may have put the parts of several transactions into one file that keeps each row's `txn`. Such a
-file is listed once, at the first of its transactions that is asked for, and a batch never ends inside it.
+Maintenance may have merged the parts of several transactions into one file that keeps each row's `txn`. Such
+a file is listed once, at the first requested transaction that it covers, and a batch never ends inside it.
 
-A *condition* is what a consumer asks of a column. A file whose statistics show that no row of it can meet
-one is not opened; statistics that are absent say nothing, so the file is kept. A delete has no values but
-its key's, so a condition on any other column keeps deletes, and with them the files that may have some.
+A *condition* is a consumer's filter on a column. A file whose statistics rule out matching rows is not
+opened; without statistics the file is read. A delete has only its key's values, so a condition on another
+column keeps deletes, and the files that may have some.
 
-Where a snapshot of a log ends and listening begins, so that together they give everything once.
+`plan_read` splits a read into a snapshot and the transactions after it, so that together they give everything
+once. `since` is the first `txn` whose rows can be read individually; below it only the result of a fold is
+left. So a snapshot may be taken as of `since - 1` or later. An earlier one is rejected, because it would
+contain rows of later transactions.
 
-`since` is the first `txn` whose rows can still be read one by one; what lies below it is left only
-as the rows that a fold of it keeps. So a snapshot may be taken as of `since - 1` or later: any
-earlier one can't be told apart any more, and asking for it is refused instead of answered with
-rows from later transactions.
-
-States are published each at its own time, so those of several shards are seldom at one transaction. A state
-is also exact at the later transactions that don't touch its shard; `agreed` finds where all of them meet.
+Each state is published at its own time, so the states of several shards are seldom at one transaction. A
+state is also exact at later transactions that don't touch its shard; `agreed` finds where all of them agree.
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ COMPARISONS: Final = ("=", "<", "<=", ">", ">=")
 
 @dataclass(frozen=True, slots=True)
 class LogFile:
-    """A file of a shard's log, with the transactions that it may have rows of, and its bounds."""
+    """A file of a shard's log, with the transactions that it may have rows of, and its column bounds."""
 
     part: Part
     txn_first: Txn
@@ -52,7 +50,7 @@ class LogFile:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What the rows of a consumer have in common: `column comparison value`."""
+    """A consumer's filter: `column comparison value`."""
 
     column: str
     comparison: str
@@ -70,7 +68,7 @@ class Condition:
             )
 
     def may_hold(self, file: LogFile, *, keys: Iterable[str]) -> bool:
-        """Whether the file can have a row that meets this, as far as its statistics say."""
+        """Whether the file can have a matching row, by its statistics."""
         op = file.lowest.get(OP_COLUMN)
         if self.column not in keys and (op is None or op <= DELETE):
             return True
@@ -94,7 +92,7 @@ class Condition:
 class ListedTxn:
     """A transaction that touches the shard, with the files to read for it.
 
-    `last` is the last transaction that these files have rows of. `lost` says why they can't be read."""
+    `last` is the last transaction that these files have rows of. `lost` is why they can't be read."""
 
     txn: Txn
     parts: tuple[Part, ...]
@@ -113,7 +111,7 @@ def list_txns(
 ) -> tuple[ListedTxn, ...]:
     """The sealed transactions from `lower` on that touch the shard, in order, with their files.
 
-    `seals` are those from `lower` on that the shard's log has passed."""
+    `seals` are those from `lower` to the log's upper."""
     waiting = deque(
         sorted((file for file in files if file.txn_last >= lower), key=lambda file: file.txn_first)
     )
@@ -137,7 +135,7 @@ def list_txns(
 
 
 def _has_all(found: Sequence[LogFile], seal: Seal, shard: ShardId) -> bool:
-    """Whether the files at a transaction are all that it was sealed with, or have taken their place."""
+    """Whether the files of a transaction include all sealed parts, or files that have replaced them."""
     if not found or any(file.txn_first < file.txn_last for file in found):
         return True
     paths = {file.part.path for file in found}
@@ -147,7 +145,7 @@ def _has_all(found: Sequence[LogFile], seal: Seal, shard: ShardId) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much one batch may be. One transaction is never cut, however large it is."""
+    """The limits of a batch. A single transaction is never split, however large."""
 
     txns_max: int = 1_000
     rows_max: int = 5_000_000
@@ -161,9 +159,10 @@ class Limits:
 def cut_batch(
     listed: Sequence[ListedTxn], *, upper: Txn, limits: Limits, fence: Txn | None
 ) -> tuple[tuple[ListedTxn, ...], Txn]:
-    """The first transactions that fit into one batch, and the batch's upper: `upper` when all fit.
+    """The first transactions that fit into one batch, and the batch's upper: `upper` if all fit.
 
-    `fence` is the upper of a batch that was given before and may have been done: no batch passes it."""
+    `fence` is the upper of a batch that was handed out before and may have been processed: no batch passes
+    it."""
     end = min(upper, fence) if fence is not None else upper
     chosen: list[ListedTxn] = []
     rows = size = 0
@@ -182,7 +181,7 @@ def cut_batch(
 
 
 class Truncated(InvalidUsage):
-    """What is asked for lies below `since`, and maintenance was free to remove it."""
+    """The requested transaction is below `since`, where maintenance may have removed rows."""
 
     def __init__(self, shard: ShardId, *, as_of: Txn, since: Txn) -> None:
         super().__init__(
@@ -196,30 +195,30 @@ class Truncated(InvalidUsage):
 
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
-    """A snapshot of every `txn` up to and with `as_of`, then each later one from `listen_from` on."""
+    """A snapshot up to and including `as_of`, then each later `txn` from `listen_from` on."""
 
     as_of: Txn
 
     @property
     def listen_from(self) -> Txn:
-        """Where to start the `ReadAccount` of the listener."""
+        """Where the listener's `ReadAccount` starts."""
         return next_txn(self.as_of)
 
     def covers(self, txn: Txn) -> bool:
-        """Whether the snapshot has it; what it doesn't have, the listener gets."""
+        """Whether the snapshot includes it; otherwise the listener delivers it."""
         return txn <= self.as_of
 
 
 @dataclass(frozen=True, slots=True)
 class NotYet:
-    """The log hasn't passed `as_of`: wait until its upper is above it, then plan again."""
+    """The log's upper is not above `as_of` yet: wait for it, then plan again."""
 
     as_of: Txn
     upper: Txn
 
 
 def plan_read(*, as_of: Txn, since: Txn, upper: Txn) -> ReadPlan | NotYet:
-    """Split a read at `as_of`, for a log whose single transactions are readable in [since, upper)."""
+    """Split a read at `as_of`, for a log whose individual transactions are readable in [since, upper)."""
     if since < TXN_FIRST or as_of < TXN_NONE:
         raise InvalidUsage(
             f"since {since} or as_of {as_of} is not a transaction", hint="as_of 0 is before all"
@@ -233,10 +232,11 @@ def plan_read(*, as_of: Txn, since: Txn, upper: Txn) -> ReadPlan | NotYet:
 
 
 def agreed(*, as_of: Txn, published: Mapping[ShardId, Txn], seals: Sequence[Seal]) -> Txn:
-    """The transaction up to which every state is exact, given where each was published last at or below
-    `as_of`, and the seals in between; `as_of` itself when all of them are exact there.
+    """The transaction up to which every state is exact, given each state's last publish at or below `as_of`
+    and the seals in between; `as_of` itself if all are exact there.
 
-    A lower one is a bound, not the answer: below it a state may have to be taken from an earlier publish."""
+    A lower result is a bound, not the answer: below it a state may have to be taken from an earlier
+    publish."""
     lacking = (
         seal.txn
         for seal in seals

@@ -1,19 +1,20 @@
-"""Upkeep of a log: which of its files to merge, when a change of files may go in, what may be deleted.
+"""Maintenance of a log: which files to merge, when a replacement may be committed, which files to delete.
 
-A log's active files are its sealed parts and, in their place, files that compaction has written: each has
-whole transactions, every row with its own `_txn`, so that a transaction's rows are always in the files whose
-range covers it (`covering`). The file list of the log's table is the one record of that; a seal goes on
-naming the parts that were sealed, for as long as they are the ones in the log.
+A log's active files are its sealed parts, or files that compaction has written in their place. The latter
+hold whole transactions, every row with its own `_txn`, so that a transaction's rows are always in the files
+whose range covers it (`covering`). The file list of the log's table is the only record of that; a seal keeps
+naming the parts that were sealed.
 
-Two things keep compaction safe by conditional commits alone:
+Two rules make compaction safe by conditional commits alone:
 
-- A compaction first raises the log's mark `compaction`; its files are named by that number, and go in only
-  while the mark still stands there. So who comes second shuts out who came first, and a file of a lower
-  number that is not in the log will never be: it may be deleted without asking a clock.
-- It goes in only while every file that it replaces is still active. Whoever was outrun has changed nothing.
+- A compaction first raises the log's mark `compaction`. Its files are named by that number, and are committed
+  only while the mark still has that value. So a later compaction shuts out an earlier one, and a file of a
+  lower number that is not in the log never will be: it may be deleted without using a clock.
+- It is committed only while every file that it replaces is still active. A compaction that was outrun has
+  changed nothing.
 
-What a commit has taken out of the log is deleted later: when nobody who looked before that commit can still
-be reading (`kept for`), and no live lease holds one of its transactions (Invariant 12).
+Files that a commit has removed from the log are deleted later: when no reader that listed them before that
+commit can still be reading (`kept_ms`), and no live lease holds one of their transactions (Invariant 12).
 """
 
 from __future__ import annotations
@@ -40,13 +41,14 @@ def covering(files: Iterable[LogFile], txn: Txn) -> tuple[LogFile, ...]:
 
 
 def merged_folder(first: Txn, last: Txn, *, number: int, token: WriterToken) -> str:
-    """Where a compaction's files go, below the log: their transactions, its number and its writer."""
+    """The folder of a compaction's files, relative to the log: their transactions, its number and its
+    writer."""
     return f"_txns-{first:020}-{last:020}/{number:010}-{token}"
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Neighbouring files to become one: all that there are of the transactions first to last."""
+    """Neighbouring files to merge: all files of the transactions first to last."""
 
     files: tuple[LogFile, ...]
 
@@ -64,10 +66,10 @@ class Run:
 
 
 def choose_runs(files: Sequence[LogFile]) -> tuple[Run, ...]:
-    """What to merge now: the smallest tier in which enough neighbours are due.
+    """The files to merge now: runs in the smallest tier in which enough neighbours are due.
 
-    Tiers grow by 16, and a merge takes ten files at the least, so a row is rewritten a few times in its
-    life. Files of the full size are left alone."""
+    Tiers grow by 16, and a merge takes at least ten files, so a row is rewritten only a few times. Files of
+    full size are not merged."""
     ordered = sorted(files, key=lambda file: (file.txn_first, file.txn_last, file.part.path))
     spans = [tuple(span) for _, span in groupby(ordered, key=lambda file: (file.txn_first, file.txn_last))]
     for limit in _TIERS:
@@ -88,7 +90,7 @@ def choose_runs(files: Sequence[LogFile]) -> tuple[Run, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """A change of a log's files that changes no row from `since` on: these out, those in."""
+    """A replacement of a log's files that changes no row from `since` on."""
 
     removed: tuple[LogFile, ...]
     added: tuple[Part, ...] = ()
@@ -96,23 +98,23 @@ class Replacement:
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """The change is in the log."""
+    """The replacement is in the log."""
 
     replacement: Replacement
 
 
 @dataclass(frozen=True, slots=True)
 class Outrun:
-    """Someone else has changed these files, or has begun a compaction, since ours was begun."""
+    """Another process has changed these files, or has begun a compaction, since ours began."""
 
 
 def compaction_of(head: Head) -> int:
-    """The number of the last compaction that was begun."""
+    """The number of the compaction that began last."""
     return head.marks.get(COMPACTION, 0)
 
 
 def decide_begin(*, head: Head) -> Put[Replacement, int]:
-    """Begin a compaction: from this commit on, files of one that was begun before can't go in."""
+    """Begin a compaction: from this commit on, files of an earlier one can't be committed."""
     number = compaction_of(head) + 1
     return Put(marks={COMPACTION: number}, records=(), result=number)
 
@@ -120,8 +122,8 @@ def decide_begin(*, head: Head) -> Put[Replacement, int]:
 def decide_replace(
     *, head: Head, active: Sequence[LogFile], number: int, replacement: Replacement
 ) -> Put[Replacement, Replaced | Outrun] | Replaced | Outrun:
-    """Put a compaction's files in the place of what they replace. Finding them there is success: that is
-    how a lost reply is answered (Invariant 5)."""
+    """Commit a compaction's files in place of the replaced ones. If they are in the log already, that is
+    success: a reply was lost (Invariant 5)."""
     paths = {file.part.path for file in active}
     if replacement.added and all(part.path in paths for part in replacement.added):
         return Replaced(replacement)
@@ -133,7 +135,7 @@ def decide_replace(
 def decide_truncate(
     *, active: Sequence[LogFile], since: Txn
 ) -> Put[Replacement, tuple[LogFile, ...]] | tuple[LogFile, ...]:
-    """Take out the files that have nothing from `since` on. `since` was announced before (`core.lease`)."""
+    """Remove the files without rows from `since` on. `since` was announced before (`core.lease`)."""
     below = tuple(file for file in active if file.txn_last < since)
     if not below:
         return ()
@@ -143,8 +145,8 @@ def decide_truncate(
 @dataclass(frozen=True, slots=True)
 class Leftover:
     """A file in a log's folder that its table does not name now. `number` is that of the compaction that
-    wrote it, 0 for a part of one transaction; `removed_ms` is when a commit took it out, where one did
-    that is not long ago."""
+    wrote it, 0 for a part of one transaction. `removed_ms` is when a commit removed it; None if none did
+    recently."""
 
     path: str
     bytes: int
@@ -157,8 +159,8 @@ class Leftover:
 
 @dataclass(frozen=True, slots=True)
 class HeldBack:
-    """Why a leftover stays. One that is `in use` is no leftover at all, as it turns out; one of a `lost`
-    attempt is swept by its seal; a `recent` one stays until a time, a `leased` one until its lease ends."""
+    """Why a leftover stays. `in use`: it may still be committed. `lost`: it belongs to a lost attempt, which
+    the sweep deletes. `recent`: it stays until a time. `leased`: it stays until its lease ends."""
 
     why: str
     kind: Literal["in use", "lost", "recent", "leased"]
@@ -176,12 +178,12 @@ def held_back(
     now_ms: int,
     kept_ms: int,
 ) -> HeldBack | None:
-    """Why the file must stay; None when it may go.
+    """Why the file must stay; None if it may be deleted.
 
-    `begun` is the log's compaction mark, `sealed_token` the token of the transaction's seal (None while it
-    is open), `held_from` the lowest transaction that a live lease holds, `kept_ms` for how long files are
-    kept that readers without a lease may have looked up. A file of which no removal is known never was in
-    the log, or was taken out longer ago than that: the log remembers removals for as long."""
+    `begun` is the log's compaction mark, `sealed_token` the token of the transaction's seal (None while it is
+    open), `held_from` the lowest transaction that a live lease holds, `kept_ms` the time that removed files
+    are kept for readers without a lease. A file without a known removal never was in the log, or was removed
+    before that: the log keeps removals for as long."""
     if leftover.number:
         if leftover.number >= begun:
             return HeldBack("a compaction is writing it", "in use")

@@ -1,20 +1,20 @@
-"""Publishes: how a shard's state follows its log, and how anyone can tell that it did.
+"""Publishes: how a shard's state follows its log, and how that is verified.
 
-A *publish* brings the state from the transaction it stands at to a later one by a single commit of
-the tail, so that every version of the state is at a transaction boundary (Invariant 15). That commit
-carries a `StateCommit` in itself: transaction, writer, the digest that the whole state has after it.
-Afterwards the same facts go on record in the shard's ledger of publishes, with the table's version.
+A *publish* brings the state from its transaction to a later one by a single commit of the tail, so that every
+version of the state is at a transaction boundary (Invariant 15). That commit carries a `StateCommit`:
+transaction, writer, and the digest of the whole state after it. Afterwards the shard's ledger of publishes
+records the same facts, with the table's version.
 
 The table and the record are two places, so each decision first compares them:
 
-- equal: publish the tail, or there is nothing to do;
-- the table is ahead by a commit that carries its own facts: a publisher died in between; what it did
-  is put on record, not done again (Invariant 5);
-- the table is behind, or has another commit where the record has ours, or commits of strangers: the
-  state was overwritten. Publishers and readers stop there (scenario M13).
+- They are equal: publish the tail, or there is nothing to do.
+- The table is ahead by a commit that carries its own facts: a publisher died in between. Its publish is put
+  on record, not repeated (Invariant 5).
+- The table is behind, has another commit than the recorded one, or has foreign writes: the state was
+  overwritten. Publishers and readers stop there (scenario M13).
 
-Restriction: the digest is carried forward from publish to publish, so it tells what the state should
-hold; whether it does is found by reading it.
+Restriction: the digest is carried forward from publish to publish, so it states what the state should
+contain; only reading the state verifies it.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class BeingPublished(Determinate):
 
 @dataclass(frozen=True, slots=True)
 class StateCommit:
-    """What a commit of the state says of itself. `tombstones` is the version of the shard's table of
-    tombstones that belongs to it, or -1 where there is none; `link` is that of the transaction's seal."""
+    """The facts that a commit of the state carries. `tombstones` is the version of the shard's tombstone
+    table that belongs to it, or -1 if there is none; `link` is that of the transaction's seal."""
 
     txn: Txn
     token: WriterToken
@@ -75,12 +75,12 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class StateStatus:
-    """What the state's table says of itself, at one moment.
+    """The status of the state's table at one moment.
 
-    `txn` is its last application transaction. `newest` and `newest_version` are the last commit that
-    carries its own facts. `at_record` is the writer of the version that was asked about, empty when
-    the table's history doesn't reach back to it. `strangers` are commits since then that changed
-    rows and are no publish, as `version operation`."""
+    `txn` is its last application transaction. `newest` and `newest_version` are the last commit that carries
+    its own facts. `at_record` is the writer of the requested version, empty if the table's log doesn't reach
+    back to it. `strangers` are foreign writes since then, which changed rows and are no publish, as `version
+    operation`."""
 
     version: int = VERSION_NONE
     txn: Txn = TXN_NONE
@@ -92,7 +92,7 @@ class StateStatus:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """When the state follows: every so many transactions, or only when asked (None)."""
+    """When the state is published: every so many transactions, or only on request (None)."""
 
     every_transactions: int | None = 1
 
@@ -129,7 +129,7 @@ NextPublish = UpToDate | PutOnRecord | PublishTail
 
 
 class StateOverwritten(InvariantViolation):
-    """The state is not what its record says: something else wrote to it, or it was set back."""
+    """The state differs from its record: another program wrote to it, or it was rolled back."""
 
     def __init__(self, shard: ShardId, *, what: str) -> None:
         super().__init__(
@@ -139,7 +139,7 @@ class StateOverwritten(InvariantViolation):
 
 
 class HistoryGone(InvalidUsage):
-    """An older version of a state has lost files: it was vacuumed by other hands, or is too old."""
+    """An older version of a state has lost files: another program vacuumed it, or it is too old."""
 
     def __init__(self, shard: ShardId, base: Published, *, lost: Sequence[str]) -> None:
         super().__init__(

@@ -1,32 +1,28 @@
-"""A consumer: who reads a shard transaction by transaction, under a name, with a frontier that lasts.
+"""Reading a shard transaction by transaction: consumers, what a reader has delivered, and why it is frozen.
 
-The frontier is the `txn` of the consumer's lease (`core.lease`): one record says how far the consumer is,
-who reads for it now, and which batch it was given. So there is nothing to keep in step, and a process that
-has lost its lease can't move the frontier.
+A consumer reads under a name, with a durable frontier: the `txn` of its lease (`core.lease`). One record
+holds how far the consumer is, which process reads for it, and which batch that received. So nothing can get
+out of step, and a process that has lost its lease can't move the frontier.
 
-Why a reader stands still: what is missing, at which transaction, and who could have removed it.
-
-What a shard's reader has listed, fetched and delivered, one account per transaction.
-
-A reader lists the parts of each `txn` in order, fetches them with several workers in any order, and
-delivers whole transactions in order. `ReadAccount` decides; the reader around it does the waiting,
-the fetching and the locking (every call under one lock).
+A reader lists the parts of each `txn` in order, fetches them with several workers in any order, and delivers
+whole transactions in order. `ReadAccount` decides; the reader around it waits, fetches and locks (every call
+under one lock).
 
 Promise:
 
-- Invariant 11: a missing part freezes the frontier at that part's `txn`. Everything before it is
-  delivered, later parts that arrive well don't move it, and the report names file, `txn` and size.
-- Invariant 12: a fetch is in flight until it has ended, so who lets go of files and lease once none is in
-  flight lets go of none that is read. A shutdown advances nothing.
-- Every `txn` is delivered whole, once, in order; who stops anywhere goes on at `delivered_upper`.
+- Invariant 11: a missing part freezes the frontier at that part's `txn`. Everything before it is delivered,
+  later parts that arrive don't move it, and the report names file, `txn` and size.
+- Invariant 12: a fetch is in flight until it has ended. So a reader that releases files and lease only when
+  no fetch is in flight never releases a file that is being read. A shutdown advances nothing.
+- Every `txn` is delivered whole, once, in order; a stopped reader continues at `delivered_upper`.
 
-Words:
+Terms:
 
 - *frontier*: the first `txn` that isn't completely fetched; every one below it can be delivered.
-- *fetch*: one hand-out of one part to one worker. It ends once, as fetched, missing or abandoned.
+- *fetch*: one assignment of one part to one worker. It ends once, as fetched, missing or abandoned.
 
-Restrictions: transactions are listed in order; to list `n` says that all below `n` is listed, so an
-untouched `txn` needs no call of its own.
+Restrictions: transactions are listed in order; listing `n` implies that all below `n` are listed, so an
+untouched `txn` needs no call.
 """
 
 from __future__ import annotations
@@ -45,31 +41,32 @@ from tidemark.core.seal import Part
 
 
 def lease_name(consumer: str, shard: ShardId) -> str:
-    """The name of the lease that carries the frontier of a consumer in a shard."""
+    """The name of the lease that holds a consumer's frontier in a shard."""
     return f"{checked_name(consumer, what='consumer')}/{checked_name(shard, what='shard')}"
 
 
 def consumer_of(lease: Lease) -> tuple[str, ShardId] | None:
-    """The consumer and the shard whose frontier a lease carries; None for a passing reader's."""
+    """The consumer and the shard whose frontier a lease holds; None for a temporary reader's lease."""
     consumer, of_shard, shard = lease.name.partition("/")
     return (consumer, ShardId(shard)) if of_shard else None
 
 
 def effect_key(pipeline: str, consumer: str, shard: ShardId) -> str:
-    """What a consumer's effects are counted under, in Delta's words the application's id."""
+    """The key of a consumer's effects; for Delta, the application id."""
     return f"tidemark/{pipeline}/{shard}/{consumer}"
 
 
 def batch_fence(lease: Lease) -> Txn | None:
-    """The upper that the next batch must not pass: that of one which was given, and may have been done.
+    """The upper that the next batch must not pass: that of a batch that was handed out and may have been
+    processed.
 
-    An effect that is keyed by its batch's last transaction is then either done for all of a batch that is
-    given again, or for none of it."""
+    So an effect that is keyed by its batch's last transaction is done either for all of a repeated batch or
+    for none of it."""
     return lease.planned if lease.planned > lease.txn else None
 
 
 def decide_forget(*, head: Head, current: Lease | None, name: str) -> Put[Lease, Lease]:
-    """Let a consumer's frontier go: maintenance no longer waits for it. One that reads is not forgotten."""
+    """Forget a consumer: maintenance no longer waits for it. `InvalidUsage` while a process reads for it."""
     if current is None or not current.is_kept:
         raise InvalidUsage(f"there is no consumer {name!r}", hint="see `tidemark consumers`")
     if current.is_live:
@@ -80,13 +77,13 @@ def decide_forget(*, head: Head, current: Lease | None, name: str) -> Put[Lease,
 
 @dataclass(frozen=True, slots=True)
 class Freeze:
-    """Everything before `txn` was delivered, and nothing from it on will be before this is mended.
+    """Why a reader is frozen. Everything before `txn` was delivered; nothing from it on will be until this is
+    repaired.
 
-    `last` is the last transaction that is lost with it: a file that was merged has several. `path` is empty
-    when the listing itself can't be read, and `is_named` says whether the log still names the file. `since`
-    is the first transaction that maintenance has kept; `holders` are the live leases at the time.
-    `in_snapshot` says that a snapshot needs it, wherever the consumer stands: its rows can't be told
-    without, so it can't be passed over."""
+    `last` is the last transaction that is lost with it: a merged file has several. `path` is empty if the
+    listing itself can't be read, and `is_named` is whether the log still names the file. `since` is the first
+    transaction that maintenance has kept; `holders` are the live leases at the time. `in_snapshot` means that
+    a snapshot needs the part, wherever the consumer is; then it can't be skipped."""
 
     consumer: str
     shard: ShardId
@@ -102,7 +99,7 @@ class Freeze:
 
     @property
     def removed_by(self) -> str:
-        """What is known of who removed it. Maintenance takes a file out of the log before it deletes it."""
+        """What is known about the removal. Maintenance removes a file from the log before it deletes it."""
         if self.txn < self.since:
             return f"maintenance was free to remove what lies below txn {self.since}"
         if self.path and self.is_named:
@@ -120,7 +117,7 @@ class Freeze:
 
 
 class Frozen(InvariantViolation):
-    """A reader's frontier can't move. It stays so until the part is repaired or its `txn` is skipped."""
+    """A reader's frontier can't move until the part is repaired or its `txn` is skipped."""
 
     def __init__(self, freeze: Freeze, *, pipeline: str) -> None:
         at = f"{pipeline} --from {freeze.txn} --to {freeze.txn}"
@@ -141,9 +138,9 @@ class Frozen(InvariantViolation):
 def open_freeze(
     entries: Sequence[JournalEntry], *, consumer: str, shard: ShardId
 ) -> Mapping[str, str] | None:
-    """What the journal of one transaction says of why a consumer stands there; None once it was mended.
+    """The details of a consumer's freeze, from the journal of one transaction; None once it was resolved.
 
-    A freeze is mended for everybody by a repair, and for one consumer by passing over."""
+    A repair resolves a freeze for all consumers, a skip for one."""
     standing: Mapping[str, str] | None = None
     for entry in entries:
         mine = {"consumer": consumer, "shard": str(shard)}.items() <= entry.detail.items()
@@ -155,13 +152,14 @@ def open_freeze(
 
 
 def holders_of(leases: Sequence[Lease]) -> tuple[str, ...]:
-    """The live leases, as a report names them."""
+    """The live leases as text for a report."""
     return tuple(f"{lease.name} of {lease.holder} at txn {lease.txn}" for lease in leases if lease.is_live)
 
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """One hand-out of a part to a worker; `number` tells it from any earlier hand-out of that part."""
+    """One assignment of a part to a worker; `number` distinguishes it from earlier assignments of that
+    part."""
 
     number: int
     worker: str
@@ -171,7 +169,7 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class MissingPart:
-    """Why the frontier stands where it stands."""
+    """A part that can't be read, and why."""
 
     txn: Txn
     part: Part
@@ -183,7 +181,7 @@ class MissingPart:
 
 @dataclass(frozen=True, slots=True)
 class ReadTxn:
-    """A transaction, whole: its parts in the order of the listing, or the reason why it was skipped."""
+    """A complete transaction: its parts in listing order, or the reason why it was skipped."""
 
     txn: Txn
     parts: tuple[Part, ...]
@@ -192,7 +190,7 @@ class ReadTxn:
 
 @dataclass(frozen=True, slots=True)
 class Deliverable:
-    """The transactions in [lower, upper), complete. Those not in `txns` don't touch the shard."""
+    """The complete transactions in [lower, upper). Those not in `txns` don't touch the shard."""
 
     lower: Txn
     upper: Txn
@@ -207,11 +205,10 @@ class _Account:
 
 
 class ReadAccount:
-    """The state of one reader of one shard, from `start` on.
+    """The progress of one reader of one shard, from `start` on.
 
-    At most `ahead_parts_max` parts are in flight or fetched and undelivered; the frontier's own
-    transaction is exempt, because without all of it nothing could ever be delivered.
-    """
+    At most `ahead_parts_max` parts are in flight or fetched and undelivered. The frontier's own transaction
+    is exempt, because without all of it nothing could be delivered."""
 
     def __init__(self, *, start: Txn = TXN_FIRST, ahead_parts_max: int) -> None:
         if start < TXN_FIRST or ahead_parts_max < 1:
@@ -223,7 +220,7 @@ class ReadAccount:
         self._unready: deque[Txn] = deque()  # of those, from the frontier on
         self._ready: deque[Txn] = deque()  # of those, below the frontier
         self._paths: set[str] = set()  # of the parts of those
-        self._pending: list[tuple[Txn, str, Part]] = []  # a heap; a skipped txn's parts are passed over
+        self._pending: list[tuple[Txn, str, Part]] = []  # a heap; parts of a skipped txn are ignored
         self._in_flight: dict[int, Fetch] = {}
         self._missing: dict[str, MissingPart] = {}
         self._fetched_count = 0  # fetched, not delivered
@@ -237,12 +234,12 @@ class ReadAccount:
 
     @property
     def delivered_upper(self) -> Txn:
-        """The first `txn` not delivered: where the next reader goes on."""
+        """The first `txn` that is not delivered; the next reader continues there."""
         return self._delivered_upper
 
     @property
     def missing_parts(self) -> tuple[MissingPart, ...]:
-        """The lowest first."""
+        """The missing parts, lowest `txn` first."""
         return tuple(sorted(self._missing.values(), key=lambda missing: (missing.txn, missing.part.path)))
 
     @property
@@ -252,11 +249,11 @@ class ReadAccount:
 
     @property
     def in_flight(self) -> tuple[Fetch, ...]:
-        """Fetches that have not ended."""
+        """The fetches that have not ended."""
         return tuple(self._in_flight.values())
 
     def listed(self, txn: Txn, parts: Sequence[Part] = ()) -> None:
-        """These are all the parts of `txn`; what lies between it and the last one listed is untouched."""
+        """List all parts of `txn`; transactions between it and the last listed one are untouched."""
         if txn < self._listed_upper:
             raise InvalidUsage(
                 f"txn {txn} comes after {self._listed_upper - 1}", hint="list each once, in order"
@@ -276,7 +273,7 @@ class ReadAccount:
         self._settle()
 
     def next_fetch(self, worker: str) -> Fetch | None:
-        """The next part for this worker, lowest `txn` first; None when there is nothing, or it drains."""
+        """The next part for this worker, lowest `txn` first; None if there is none, or while draining."""
         if self._draining:
             return None
         while self._pending and not self._is_wanted(self._pending[0][0]):
@@ -293,7 +290,7 @@ class ReadAccount:
         return fetch
 
     def fetched(self, fetch: Fetch) -> bool:
-        """The part is here. False if this fetch had ended already: what comes late is dropped."""
+        """The part was fetched. False if this fetch had already ended: a late result is dropped."""
         ended = self._end(fetch)
         if ended and self._is_wanted(fetch.txn):
             self._accounts[fetch.txn].unfetched -= 1
@@ -302,21 +299,23 @@ class ReadAccount:
         return ended
 
     def missing(self, fetch: Fetch, why: str) -> bool:
-        """The file is gone or isn't what was sealed: freezes the frontier at its `txn`. Else as `fetched`."""
+        """The file is missing or differs from the sealed one: freezes the frontier at its `txn`. Returns as
+        `fetched`."""
         ended = self._end(fetch)
         if ended and self._is_wanted(fetch.txn):
             self._missing[fetch.part.path] = MissingPart(fetch.txn, fetch.part, why)
         return ended
 
     def abandoned(self, fetch: Fetch) -> bool:
-        """Ended without the part (cancelled, a passing error): anyone may fetch it. Else as `fetched`."""
+        """The fetch ended without the part (cancelled, transient error): it is assigned again. Returns as
+        `fetched`."""
         ended = self._end(fetch)
         if ended and self._is_wanted(fetch.txn):
             self._put_back(fetch.txn, fetch.part)
         return ended
 
     def skipped(self, txn: Txn, reason: str) -> None:
-        """Give the transaction up, all of it: it is delivered without parts, with the reason."""
+        """Skip the whole transaction: it is delivered without parts, with the reason."""
         lost = [path for path, missing in self._missing.items() if missing.txn == txn]
         if not lost or not reason.strip():
             raise InvalidUsage(
@@ -332,7 +331,7 @@ class ReadAccount:
         self._settle()
 
     def deliverable(self) -> Deliverable | None:
-        """Every complete transaction not yet delivered; the same again until `delivered`."""
+        """All complete transactions not yet delivered; the same again until `delivered`."""
         if self.frontier == self._delivered_upper:
             return None
         accounts = ((txn, self._accounts[txn]) for txn in self._ready)
@@ -340,7 +339,7 @@ class ReadAccount:
         return Deliverable(self._delivered_upper, self.frontier, txns)
 
     def delivered(self, upper: Txn) -> None:
-        """All below `upper` is with the consumer, durably; it is never delivered again."""
+        """The consumer has everything below `upper`, durably; it is never delivered again."""
         if not self._delivered_upper <= upper <= self.frontier:
             raise InvalidUsage(
                 f"upper {upper} is not in what can be delivered, [{self._delivered_upper}, {self.frontier}]",
@@ -353,7 +352,7 @@ class ReadAccount:
         self._delivered_upper = upper
 
     def drain(self) -> None:
-        """Begin a shutdown: no new fetch is handed out."""
+        """Begin a shutdown: no new fetch is assigned."""
         self._draining = True
 
     def _is_wanted(self, txn: Txn) -> bool:

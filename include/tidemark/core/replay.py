@@ -1,11 +1,10 @@
-"""Replay: reading recorded input again, at the recorded boundaries, and judging what it gives.
+"""Replay: read recorded input again, at the recorded boundaries, and judge the result.
 
-A replay never decides where a transaction begins or ends: the bindings have (Invariant 6). It
-reads each transaction's input by itself and compares the digests of every endpoint with those of
-the seal. The answer is `identical`, `differs`, `input gone`, or `not comparable` when the engine
-or the row encoding is another one than when the seal was made, so that an upgrade is never taken
-for a corruption. A last transaction that has no seal, because of a crash in the middle, is part
-of the plan too: it is finished, and verified by its own gate (Invariant 7).
+A replay never decides where a transaction begins or ends: the bindings have (Invariant 6). It reads each
+transaction's input separately and compares the digests of every endpoint with those of the seal. The verdict
+is `identical`, `differs`, `input gone`, or `not comparable` if the engine or the row encoding differs from
+that of the seal, so that an upgrade is never mistaken for corruption. A last transaction without a seal,
+after a crash, is part of the plan too: it is finished, and verified by its own gate (Invariant 7).
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from tidemark.core.seal import Decision, Seal, Staged
 
 
 class Verdict(StrEnum):
-    """What a gate or a replay says of one transaction."""
+    """The verdict of a gate or a replay on one transaction."""
 
     IDENTICAL = "identical"
     DIFFERS = "differs"
@@ -32,7 +31,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The verdict on one transaction, with all that it is based on."""
+    """The verdict on one transaction, and its reasons."""
 
     txn: Txn
     verdict: Verdict
@@ -50,9 +49,9 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One key of a transaction that is not the same in the input as in the table, for people to look at:
-    on which side it is, or which columns differ, with (input, table) of each as shortened text. It is
-    never recorded: values belong into no journal."""
+    """One key of a transaction that differs between input and table, for people: on which side it is, or
+    which columns differ, with (input, table) of each as shortened text. It is never recorded: values must not
+    be in a journal."""
 
     txn: Txn
     shard: ShardId
@@ -63,9 +62,9 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Replayable:
-    """Whether a transaction's input can still be read as it was, and until when: `gone` says why not,
-    `until_seconds` is the time (since 1970) until which the source keeps it, None where none is known, and
-    `caveat` what may take it sooner."""
+    """Whether a transaction's input can still be read as it was. `gone` is why not; `until_seconds` is the
+    time (since 1970) until which the source keeps it, None if unknown; `caveat` is what may remove it
+    sooner."""
 
     gone: str = ""
     until_seconds: float | None = None
@@ -73,7 +72,7 @@ class Replayable:
 
 
 class InputGone(InvalidUsage):
-    """What a binding names can't be read any more as it was."""
+    """A binding's input can't be read any more as it was."""
 
     def __init__(self, txn: Txn, *, what: str) -> None:
         super().__init__(
@@ -85,7 +84,7 @@ class InputGone(InvalidUsage):
 
 
 class DataDiffers(InvariantViolation):
-    """One transaction number, two different contents."""
+    """One transaction number has two different contents."""
 
     def __init__(self, finding: Finding) -> None:
         super().__init__(
@@ -96,7 +95,7 @@ class DataDiffers(InvariantViolation):
 
 
 class ExpectationsFailed(InvalidUsage):
-    """The user's own expectations don't hold for what was staged."""
+    """The staged rows don't meet the user's expectations."""
 
     def __init__(self, txn: Txn, failed: Sequence[str]) -> None:
         super().__init__(
@@ -108,7 +107,7 @@ class ExpectationsFailed(InvalidUsage):
 
 
 def judge(txn: Txn, *, recorded: Digests, found: Digests) -> Finding:
-    """Compare all endpoints; digests of another encoding are not comparable."""
+    """Compare all endpoints; digests of different encodings are not comparable."""
     encodings = {digest.encoding for digest in recorded.values()}
     for endpoint, digest in found.items():
         if encodings and digest.encoding not in encodings:
@@ -119,7 +118,8 @@ def judge(txn: Txn, *, recorded: Digests, found: Digests) -> Finding:
 
 
 def judge_replay(seal: Seal, staged: Staged) -> Finding:
-    """Compare a seal with what the same input gives now. A skipped transaction has nothing to prove."""
+    """Compare a seal with the current result of the same input. A skipped transaction has nothing to
+    prove."""
     skipped = judge_skipped(seal)
     if skipped is not None:
         return skipped
@@ -130,14 +130,14 @@ def judge_replay(seal: Seal, staged: Staged) -> Finding:
 
 
 def judge_skipped(seal: Seal) -> Finding | None:
-    """The finding on a skipped transaction, whatever became of its input; None for any other."""
+    """The finding on a skipped transaction, regardless of its input; None for any other."""
     if seal.decision is not Decision.SKIPPED:
         return None
     return Finding(seal.txn, Verdict.IDENTICAL, why=f"skipped: {seal.reason}")
 
 
 class Action(Enum):
-    """What a replay does with a transaction."""
+    """How a replay handles a transaction."""
 
     VERIFY = "verify"
     FINISH = "finish"
@@ -145,7 +145,7 @@ class Action(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ReplayStep:
-    """One transaction to replay, with its own recorded boundaries in the binding."""
+    """One transaction to replay, with the recorded boundaries in its binding."""
 
     binding: Binding
     seal: Seal | None
@@ -163,7 +163,7 @@ def plan_replay(
         raise InvalidUsage(f"transactions {txn_from} to {txn_to} are not a range", hint="count from 1 up")
     bound = {binding.txn: binding for binding in bindings}
     sealed = {seal.txn: seal for seal in seals}
-    # The first one only: someone may have typed a range of billions.
+    # Only the first one: the range may have billions.
     missing = next((txn for txn in range(txn_from, txn_to + 1) if txn not in bound), None)
     if missing is not None:
         raise InvalidUsage(
@@ -177,18 +177,17 @@ def plan_replay(
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """What a run has to do: finish these open transactions in order, and prove these sealed ones."""
+    """The work of a run: finish these open transactions in order, and prove these sealed ones."""
 
     finish: tuple[Txn, ...]
     prove: tuple[Txn, ...]
 
 
 def plan_run(*, owned: Sequence[Txn], cleared: bool, sealed_upper: Txn, bound_upper: Txn) -> RunPlan:
-    """A retry finishes what is missing; a clear proves what is there.
+    """Plan a run. A retry finishes what is missing; a clear proves what is sealed.
 
-    Every run first finishes the open transactions below its own, whoever began them; a run that
-    owns nothing finishes all that are open, so that none waits for a run that never comes back.
-    """
+    Every run first finishes the open transactions below its own, whichever run began them. A run that owns
+    nothing finishes all open ones, so that none waits for a run that never returns."""
     finish_upper = (max(owned) + 1) if owned else bound_upper
     finish = tuple(Txn(txn) for txn in range(sealed_upper, finish_upper))
     prove = tuple(txn for txn in owned if cleared and txn < sealed_upper)

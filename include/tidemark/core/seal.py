@@ -1,22 +1,20 @@
-"""The seal: the commit decision of a transaction.
+"""The seal: the commit decision of a transaction; and evidence, which carries results between steps.
 
-A seal is one put-if-absent record. It lists the parts of every shard that the transaction
-touches, the digests of what was read and written, how it was decided, and the writer's token and
-generation. The first seal of a `txn` wins, and seals are put in order without gaps (Invariant 2).
-After it, anyone may finish the transaction, with these parts and no others; so a writer that dies
-right after its seal has lost nothing, and one that comes second has nothing to add.
+A seal is one put-if-absent record. It lists the parts of every shard that the transaction touches, the
+digests of the rows read and written, how it was decided, and the writer's token and generation. The first
+seal of a `txn` wins, and seals are put in order without gaps (Invariant 2). After it, any process may finish
+the transaction, with these parts and no others. So a writer that dies right after its seal has lost nothing,
+and a second writer has nothing to add.
 
-The seal is also the fence (Invariant 13): a writer of an older generation than the newest one
-seen is refused here, and nowhere else. And it is the mark that a sweep needs: an attempt whose
-transaction is sealed under another token can never be committed, so its parts may go; an attempt
-of an open transaction may still be sealed, so they may not.
+The seal is also the fence (Invariant 13): a writer of an older generation than the newest one seen is
+rejected here, and nowhere else. And it is the condition for a sweep: an attempt whose transaction is sealed
+under another token can never be committed, so its parts may be deleted; an attempt of an open transaction may
+still be sealed, so they may not.
 
-Evidence: what an attempt has found, kept for the steps that come after it in other processes.
-
-When the steps of a run are tasks of their own, the parts that one task staged are judged by a second
-and sealed by a third. What they hand on is a record here, not a message: any process can pick it up,
-and none depends on a scheduler's memory. Evidence decides nothing. It can be made again at any time,
-and what is sealed is decided by the seal alone.
+Evidence is what an attempt has found, stored for later steps in other processes. If the steps of a run are
+separate tasks, one task stages parts, a second judges them and a third seals them. They pass results as
+records here, not as messages: any process can continue, and none depends on a scheduler's memory. Evidence
+decides nothing. It can be produced again at any time; only the seal decides what is committed.
 """
 
 from __future__ import annotations
@@ -37,8 +35,8 @@ from tidemark.core.shape import Shapes, check_on_record
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One Parquet file of one transaction of one shard. `stats` is what a Delta log says of it: a
-    description of the same file, which a log may give back in other words, so it doesn't count."""
+    """One Parquet file of one transaction of one shard. `stats` are its Delta statistics. They describe the
+    same file and a log may return them in another form, so they are not compared."""
 
     path: str
     rows: int
@@ -48,10 +46,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class ShardParts:
-    """What a transaction adds to one shard. With `held` set, the shard's log waits at this
-    transaction for the named reason, while the parts are sealed and durable. `deletes` is how many of the
-    rows delete a key, for people; None where that was not counted. `before` is the transaction that touched
-    the shard last, 0 where none did: whoever appends knows what the log must have by then."""
+    """The parts that a transaction adds to one shard. With `held` set, the shard's log waits at this
+    transaction for the given reason, while the parts are sealed and durable. `deletes` is how many of the
+    rows delete a key, for people; None if not counted. `before` is the last transaction that touched the
+    shard, 0 if none did: an append checks that the log has it."""
 
     parts: tuple[Part, ...]
     digest: Digest
@@ -75,7 +73,7 @@ def digests_of(source: Digest, shards: Mapping[ShardId, ShardParts]) -> dict[str
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """One attempt's work: written, counted, invisible. `base` is the watermark that it started from, and
+    """One attempt's result: written, counted, invisible. `base` is the watermark that it started from,
     `watermark` the one that it ends with."""
 
     txn: Txn
@@ -121,7 +119,7 @@ class Seal:
     base: int | None = None
     binding: int = 0
     link: int = 0
-    """Says which decision this is, and after which: seals with the same link have the same past."""
+    """Identifies this decision and all decisions before it: seals with the same link have the same past."""
 
     def __post_init__(self) -> None:
         if self.txn < TXN_FIRST:
@@ -150,7 +148,8 @@ class Seal:
         return shard in self.shards
 
     def linked(self, past: Past) -> Seal:
-        """The seal as it follows others. Its token is never used twice, so it stands for the parts."""
+        """The seal with its link after `past`. Its token is unique, so it represents the parts in the
+        link."""
         shards = {
             shard: replace(added, before=past.touched.get(shard, TXN_NONE))
             for shard, added in self.shards.items()
@@ -196,10 +195,9 @@ def seal_of(staged: Staged, *, generation: int, held: Mapping[ShardId, str], rea
 def skip_of(
     txn: Txn, *, token: WriterToken, generation: int, reason: str, binding: int, watermark: int | None = None
 ) -> Seal:
-    """The empty seal that passes over a transaction, for a reason that stays on record.
+    """The empty seal that skips a transaction, for a reason that stays on record.
 
-    It hands the watermark below it on: one that went back would take late records in again whose
-    tombstones are gone."""
+    It passes on the previous watermark: a lower one would accept late records whose tombstones are gone."""
     source = Digest()
     return Seal(
         txn,
@@ -275,13 +273,12 @@ def decide_seal(
     recorded: Shapes | None = None,
     declared: Shapes | None = None,
 ) -> Put[Seal, SealOutcome] | SealOutcome:
-    """Seal at the upper; below it, tell who won; above it, wait for the lower ones.
+    """Seal at the upper; below it, return the winner; above it, wait for the lower transactions.
 
-    `found` is the record at the seal's transaction, when the upper has passed it. A seal of our own
-    that is found there is success: that is how a lost reply is answered (Invariant 5). `declared` is what
-    the parts were made with, `recorded` what their logs can take: nothing else is sealed (Invariant 17). Nor
-    is what was made for another binding than the one in the `past` (Invariant 16).
-    """
+    `found` is the seal of the transaction, if the upper has passed it. If it is our own, that is success: a
+    reply was lost (Invariant 5). `declared` are the shapes that the parts were made with, `recorded` those of
+    their logs: the seal is rejected unless they fit (Invariant 17), or if it was made for another binding
+    than that of `past` (Invariant 16)."""
     if seal.txn < head.upper:
         if found is None:
             raise InvariantViolation(f"transaction {seal.txn} is below {head.upper} and has no seal")
@@ -342,7 +339,7 @@ def decide_evidence(*, head: Head, found: Sequence[Evidence], new: Evidence) -> 
 def newest_of(
     found: Sequence[Evidence], txn: Txn, *, replayed: bool = False, round_min: int = 0
 ) -> Evidence | None:
-    """The last that a run has found on a transaction, from a round on."""
+    """A run's newest evidence on a transaction, from a round on; None if there is none."""
     on_it = [
         entry
         for entry in found

@@ -1,8 +1,8 @@
-"""Shapes: what a shard's log has on record about its rows, and whether a pipeline file fits it.
+"""Shapes: the columns and keys on record for a shard's log, and whether a pipeline file fits them.
 
-A log's rows were written with these columns and folded by these keys and this sequence. A file that says
-otherwise would give rows that the log can't hold, or choose other rows than were published. So a shard that
-has a shape can get columns, and nothing else (Invariant 17).
+A log's rows were written with these columns and folded by these keys and this sequence. With another shape,
+rows would not fit the log, or the fold would choose other rows than were published. So a shard with a shape
+can get new columns, and no other change (Invariant 17).
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ AGAIN: Final = "they are on record: retry, with the pipeline opened again"
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The types of the columns by name, as DDL, and how rows are folded: no keys is a row per record, an
-    empty `sequence_by` is the order of the source. None is for a log that doesn't say."""
+    """Column types by name, as DDL, and how rows are folded. Empty keys mean one row per record; an empty
+    `sequence_by` means the order of the source. None means that the log does not record it."""
 
     columns: Mapping[str, str]
     keys: tuple[str, ...] | None = None
     sequence_by: str | None = None
     not_null: frozenset[str] | None = None
-    """The keys that can't be NULL: rows are looked up by them in another way."""
+    """The keys that can't be NULL; rows are looked up by them in another way."""
     grows: bool = False
-    """Whether it gets the columns that are new in its records: then it may lack some that its log has, and
-    its rows are NULL in them."""
+    """Whether new columns of records are added to it. Then it may lack columns that its log has; its rows are
+    NULL in them."""
 
     def widened(self, other: Shape) -> Shape:
-        """The shape that takes the rows of both, where the other one fits."""
+        """The shape for the rows of both, if the other one fits."""
         not_null = self.not_null
         if not_null is not None and other.not_null is not None:
             not_null &= other.not_null
@@ -47,11 +47,11 @@ Shapes = Mapping[ShardId, Shape]
 
 
 class Misfit(InvalidUsage):
-    """The pipeline file does not fit what the warehouse has on record."""
+    """The pipeline file does not fit the recorded shape."""
 
 
 class NewColumns(Determinate):
-    """Records have columns that their shards do not have yet and get from them, each with its type as DDL."""
+    """Records have new columns, which their shards get; each with its type as DDL."""
 
     def __init__(self, txn: Txn, columns: Mapping[ShardId, Mapping[str, str]]) -> None:
         named = [
@@ -62,21 +62,22 @@ class NewColumns(Determinate):
 
 
 class Outgrown(Determinate):
-    """A log has got columns since this process opened it, and who does not know them may not work on it."""
+    """A log has gained columns since this process opened it; a process that doesn't know them must not use
+    it."""
 
     def __init__(self, shard: ShardId, columns: Sequence[str]) -> None:
         super().__init__(f"shard {shard} has new columns: {', '.join(columns)}", hint=AGAIN)
 
 
 def check_known(shard: ShardId, *, recorded: Shape, known: Shape) -> None:
-    """`Outgrown` where a log has columns that a process does not know."""
+    """`Outgrown` if the log has columns that the process does not know."""
     missing = [name for name in recorded.columns if name not in known.columns]
     if missing:
         raise Outgrown(shard, missing)
 
 
 def differences(*, recorded: Shape, declared: Shape) -> Iterator[str]:
-    """Everything in which a declared shape does not fit the recorded one, in words."""
+    """The differences because of which a declared shape does not fit the recorded one, as text."""
     for name, kind in recorded.columns.items():
         now = declared.columns.get(name)
         if now != kind and not (now is None and declared.grows):
@@ -95,7 +96,7 @@ def differences(*, recorded: Shape, declared: Shape) -> Iterator[str]:
 
 
 def misfit(shard: ShardId, *, recorded: Shape | None, declared: Shape) -> Misfit | None:
-    """Why rows of the declared shape can't go to the shard's log, if they can't."""
+    """Why rows of the declared shape can't go to the shard's log; None if they can."""
     found = list(differences(recorded=recorded, declared=declared)) if recorded is not None else []
     return Misfit(f"shard {shard}: {'; '.join(found)}", hint=PUT_BACK) if found else None
 
@@ -106,8 +107,8 @@ def new_columns(*, recorded: Shape, declared: Shape) -> tuple[str, ...]:
 
 
 def check_on_record(shards: Sequence[ShardId], *, recorded: Shapes, declared: Shapes) -> None:
-    """Rows of these shards may be sealed: their logs have all of the shape that they were made with. What is
-    not on record a rival could still put there otherwise."""
+    """Raise unless the logs of these shards have the declared shape on record. Until it is on record, a
+    concurrent writer could still record another one."""
     for shard in shards:
         if shard not in declared:
             continue

@@ -1,14 +1,14 @@
-"""A shard's log and its upper: what to append, what to drop, what waits.
+"""A shard's log and its upper: which transaction to append, drop or hold.
 
-The *upper* is the first `txn` that a shard's log has not passed. A transaction is classified
-against it three ways: below it, it is dropped and counted, never stashed and never staged again
-(Invariant 3); at it, it is appended; above it, the lower ones are finished first. Transactions
-that don't touch the shard are stepped over, so an untouched shard costs nothing and never waits.
+The *upper* is the first `txn` that a shard's log does not have yet. A transaction is classified against it:
+below the upper, it is dropped and counted, never stashed and never staged again (Invariant 3); at the upper,
+it is appended; above it, the lower ones are finished first. Transactions that don't touch the shard are
+passed, so an untouched shard costs nothing and never waits.
 
-An append never decides anything. The seal has decided, and `decide_append` only brings the log up
-to it, one transaction at a time, with the sealed parts. Losing that race therefore means that
-someone else has written the very same parts: there is nothing to undo and nothing to delete
-(Invariant 4). Finding *other* parts under the same number is an error, never a skip (Invariant 8).
+An append decides nothing. The seal has decided, and `decide_append` only brings the log up to it, one
+transaction at a time, with the sealed parts. So a lost race means that another process has written the same
+parts: there is nothing to undo or delete (Invariant 4). *Other* parts under the same number are an error,
+never a skip (Invariant 8).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tidemark.core.seal import Part, Seal
 
 
 class UpperRelation(Enum):
-    """Where a transaction stands against an upper."""
+    """A transaction's relation to an upper."""
 
     BELOW = "drop"
     AT = "append"
@@ -45,7 +45,7 @@ class LogEntry:
     token: WriterToken
     parts: tuple[Part, ...]
     link: int = field(default=0, compare=False)
-    """That of the seal; an entry that is read from a log has none."""
+    """The link of the seal; an entry that is read from a log has none."""
     before: Txn = field(default=TXN_NONE, compare=False)
     """The transaction that the log must have before this one."""
 
@@ -60,14 +60,14 @@ class LogEntry:
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """The log has passed this transaction by our append."""
+    """Our append has moved the log past this transaction."""
 
     txn: Txn
 
 
 @dataclass(frozen=True, slots=True)
 class UpperMismatch:
-    """The log does not stand where the append expected it: dropped when `current` is past it."""
+    """The log's upper is not the expected one; if `current` is above it, the append is dropped."""
 
     expected: Txn
     current: Txn
@@ -75,14 +75,14 @@ class UpperMismatch:
 
 @dataclass(frozen=True, slots=True)
 class CaughtUp:
-    """Nothing more to append: the log has passed every sealed transaction below `upper`."""
+    """Nothing more to append: the log has every sealed transaction below `upper`."""
 
     upper: Txn
 
 
 @dataclass(frozen=True, slots=True)
 class Paused:
-    """The log waits at this transaction, because its gate held the shard there."""
+    """The log waits at this transaction, because the gate held the shard there."""
 
     txn: Txn
     reason: str
@@ -100,11 +100,10 @@ def entry_of(seal: Seal, shard: ShardId) -> LogEntry:
 def next_append(
     shard: ShardId, *, upper: Txn, seals: Sequence[Seal], release: Txn | None = None
 ) -> NextAppend:
-    """What the shard's log needs next, given the seals from its upper on.
+    """The next append of the shard's log, given the seals from its upper on.
 
-    Transactions that don't touch the shard are stepped over. A held one stops the log there until
-    it is released by name, and the later ones wait behind it: that is all that pausing is.
-    """
+    Transactions that don't touch the shard are passed. A held one stops the log there until it is released by
+    number, and later ones wait behind it: this is how a shard is paused."""
     sealed_upper = upper
     for seal in seals:
         if seal.txn < upper:
@@ -126,10 +125,9 @@ def decide_append(
 ) -> Put[LogEntry, AppendOutcome] | AppendOutcome:
     """Compare-and-append of one sealed transaction.
 
-    `expected` is the upper that the entry was chosen for; everything in [expected, entry.txn) is
-    known not to touch the shard. `found` is the entry that the log has under the same number. A
-    version conflict with an unchanged upper comes back here with a new head, and puts again.
-    """
+    `expected` is the upper that the entry was chosen for; nothing in [expected, entry.txn) touches the shard.
+    `found` is the log's entry under the same number. After a version conflict with an unchanged upper, this
+    is called again with the new head and puts again."""
     match classify(entry.txn, head.upper):
         case UpperRelation.BELOW:
             if found is not None and set(found.parts) != set(entry.parts):

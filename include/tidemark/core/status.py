@@ -1,7 +1,6 @@
-"""Where a pipeline stands, as values: how far it is, what is open, what is blocked, what waits.
+"""The status of a pipeline, as values: how far it is, what is open, what is blocked, what waits.
 
-`tidemark.app.status` gathers them; the command and the pages in Airflow show them, and `core.alarms` says which
-of them are an alarm.
+`app.status` collects them; the command and the pages in Airflow show them; `core.alarms` derives alarms.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from tidemark.core.text import span
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """When a transaction was bound and when it was sealed; None for what has not happened yet."""
+    """When a transaction was bound and sealed; None for what has not happened yet."""
 
     bound: datetime | None
     sealed: datetime | None
 
     @property
     def seconds(self) -> float | None:
-        """How long it was open."""
+        """How long the transaction was open; None if unknown."""
         if self.bound is None or self.sealed is None:
             return None
         return (self.sealed - self.bound).total_seconds()
@@ -31,7 +30,7 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class LastRun:
-    """The run that asked for input last, whether or not there was any."""
+    """The run that requested input last, whether or not there was any."""
 
     run_id: str
     at: datetime | None
@@ -39,7 +38,7 @@ class LastRun:
 
 @dataclass(frozen=True, slots=True)
 class LastVerdict:
-    """What the gate said last, of which transaction, and whether that was a replay."""
+    """The gate's last verdict, its transaction, and whether that was a replay."""
 
     txn: Txn
     verdict: str
@@ -48,13 +47,13 @@ class LastVerdict:
 
 
 LOST: Final = "commits are lost"
-"""What stops a pipeline whose tables do not agree any more."""
+"""The reason that stops a pipeline whose tables contradict each other."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """What does not go on by itself, since when, and why; with the transaction, and the shard if it is one
-    that waits there, for who decides about it."""
+    """Work that does not continue by itself, since when, and why; with its transaction, and its shard if that
+    waits."""
 
     what: str
     since: datetime | None
@@ -65,21 +64,21 @@ class Blocked:
 
 @dataclass(frozen=True, slots=True)
 class Stalled:
-    """What has not moved for too long although nothing stops it, since when, and what it lacks."""
+    """Work that has not advanced for too long although nothing blocks it, since when, and what it lacks."""
 
     what: str
     since: datetime | None
     why: str
 
     def told(self, now_seconds: float) -> str:
-        """In words, with how long that is."""
+        """A sentence with the duration."""
         since = self.since.timestamp() if self.since is not None else 0.0
         return f"{self.what} has not moved for {span(now_seconds - since)}: {self.why}"
 
 
 @dataclass(frozen=True, slots=True)
 class ShardStatus:
-    """Where a shard stands: its log's upper, what its state has, and why it waits, if it does."""
+    """The status of a shard: its log's upper, its state's transaction, and why it is paused, if it is."""
 
     shard: ShardId
     log_upper: int
@@ -87,13 +86,14 @@ class ShardStatus:
     published: int
     paused: str
     left_out: bool = False
-    """Whether it has rows and the pipeline file doesn't name it: its table stays as it is."""
+    """Whether it has rows but is not in the pipeline file: then its table stays unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceStatus:
-    """How far a source that remembers for us was received, is durable, and was told so; and what holds the
-    rest back, at what cost. `kept_bytes` is how much it keeps for us, where it counts that."""
+    """The status of a source that keeps input for this pipeline: how far input is received, durable and
+    acknowledged, and what holds the rest back, at what cost. `kept_bytes` is how much it keeps, if it counts
+    that."""
 
     received: str
     flushed: str
@@ -106,8 +106,8 @@ class SourceStatus:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """Neighbouring transactions that can be proven again, or why they can't; `until` is how long their source
-    keeps the input, None when no such time is known, and `caveat` what may take it sooner."""
+    """Neighbouring transactions that are replayable, or why they aren't. `until` is how long their source
+    keeps the input, None if unknown; `caveat` is what may remove it sooner."""
 
     first: int
     last: int
@@ -118,8 +118,8 @@ class Proof:
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """Input that belongs to no transaction yet, and when the oldest of it came. `known` is false for a source
-    that can't say, or was not asked; `trouble` is why one that can has not."""
+    """Input that is not bound yet, and when its oldest piece arrived. `known` is false if the source can't
+    report it or was not asked; `trouble` is why a report failed."""
 
     known: bool = False
     pieces: int = 0
@@ -131,8 +131,8 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class Quarantined:
-    """How many records are quarantined in the kept transactions, and when the last of them was; and how many
-    of those that the newest transactions have read."""
+    """The number of quarantined records in the kept transactions and the time of the last one; and the counts
+    of the newest transactions."""
 
     records: int = 0
     last: datetime | None = None
@@ -142,13 +142,13 @@ class Quarantined:
 
     @property
     def share(self) -> float:
-        """The quarantined ones among what the newest transactions have read."""
+        """The share of quarantined records in the newest transactions."""
         return self.newest_records / self.newest_read if self.newest_read else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Where a pipeline stands."""
+    """The status of a pipeline."""
 
     pipeline: str
     bound: int
@@ -172,4 +172,4 @@ class Status:
     quarantined: Quarantined = field(default_factory=Quarantined)
     last_verdict: LastVerdict | None = None
     asked: bool = True
-    """Whether the source was asked: for what waits, what it keeps, and what can be read again."""
+    """Whether the source was asked for waiting input, for what it keeps, and for what is replayable."""

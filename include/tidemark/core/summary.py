@@ -1,12 +1,12 @@
-"""The sentence: what a run, or one step of it, has done, in one line for people.
+"""One-line summaries for people: what a run, or one step of it, has done.
 
     loaded transaction 2: 301 read = 294 applied + 7 quarantined
     proved 1: identical, 0 bytes written
     nothing to do; 1 file waiting
 
-It is made from durable facts alone, so that whoever asks again gets the same one: a task's log, the pages in
-Airflow, the command. *Applied* is every record that was read and is not quarantined, whether or not the fold
-kept it as its key's last one. A proof writes to no table, which is why it says so.
+A summary is made from durable facts alone, so a task's log, the pages in Airflow and the command show the
+same text, also later. *Applied* is every record that was read and is not quarantined, whether or not the fold
+kept it as its key's last one. A proof writes to no table, and its summary states that.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PROVEN: Final = f"{Verdict.IDENTICAL}, 0 bytes written"
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What a run's proof of one transaction came to, and how a person overruled it, if one did."""
+    """A run's verdict on one transaction, and how a person overruled it, if one did."""
 
     txn: Txn
     verdict: str
@@ -35,9 +35,9 @@ class Proof:
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """What is on record of a run. `sealed` are its transactions that are decided and not proven by it; `own`
-    are the numbers of those that its own try has decided. `open` has why each open one was stopped, empty
-    where nothing is known. `waiting` is what the source says of input that belongs to nobody yet."""
+    """The records of a run. `sealed` are its decided transactions that it did not prove; `own` are those that
+    its own try decided. `open` maps each open one to why it stopped, empty if unknown. `waiting` is the
+    source's report of unbound input."""
 
     sealed: tuple[Seal, ...] = ()
     own: frozenset[Txn] = frozenset()
@@ -47,8 +47,8 @@ class RunFacts:
 
 
 def run_sentence(facts: RunFacts) -> str:
-    """What the run did. What a person decided, what another run decided, what is held or open, and a verdict
-    that is not `identical` are never folded into a sum."""
+    """The summary of a run. Decisions of a person or of another run, held or open transactions, and verdicts
+    other than `identical` are always listed individually."""
     committed = [seal for seal in facts.sealed if seal.decision is Decision.COMMITTED]
     loaded = [seal for seal in committed if seal.txn in facts.own]
     by_others = [seal.txn for seal in committed if seal.txn not in facts.own]
@@ -85,7 +85,7 @@ def _is_proven(one: Proof) -> bool:
 
 
 def _overruled(seal: Seal) -> str:
-    """A transaction that a person decided."""
+    """The clause for a transaction that a person decided."""
     counts = ""
     if seal.decision is Decision.ACCEPTED:
         counts = f", {counted(seal.source.count, quarantined_in(seal))}"
@@ -93,19 +93,19 @@ def _overruled(seal: Seal) -> str:
 
 
 def quarantined_in(seal: Seal) -> int:
-    """How many records of a transaction are quarantined."""
+    """The number of quarantined records of a transaction."""
     return seal.shards[QUARANTINE].digest.count if seal.touches(QUARANTINE) else 0
 
 
 def counted(read: int, quarantined: int) -> str:
-    """The equation that every transaction has to meet; where the counts don't, they are told side by side."""
+    """The equation that every transaction must satisfy; if it doesn't, the two counts."""
     if quarantined > read:
         return f"{read:,} read, {quarantined:,} quarantined"
     return f"{read:,} read = {read - quarantined:,} applied + {quarantined:,} quarantined"
 
 
 def waiting_text(pieces: int, unit: str, trouble: str = "") -> str:
-    """What waits in a source, in a few words; empty where nothing does."""
+    """Waiting input in a few words; empty if there is none."""
     if trouble:
         return f"what waits is not known: {short(trouble)}"
     if not pieces:
@@ -128,13 +128,13 @@ def named(txns: Iterable[int]) -> str:
 
 
 def short(text: str) -> str:
-    """A reason on one line, cut to a length that a log line bears."""
+    """A reason on one line, truncated for a log line."""
     line = " ".join(text.split())
     return line if len(line) <= REASON_CHARACTERS_MAX else f"{line[: REASON_CHARACTERS_MAX - 1]}…"
 
 
 def step_sentence(step: str, told: Mapping[str, Any]) -> str:
-    """What one step of a run has done, from what its task tells."""
+    """The summary of one step of a run, from its task's report."""
     return _STEPS[step](told)
 
 
@@ -165,7 +165,7 @@ def _ingested(told: Mapping[str, Any]) -> str:
 
 
 def _listed(txns: Sequence[int], count: int) -> str:
-    """The first of so many transactions by number."""
+    """The listed transactions by number, and how many more there are."""
     more = count - len(txns)
     return named(txns) + (f" and {more:,} more" if more else "")
 
@@ -175,7 +175,7 @@ def _validated(told: Mapping[str, Any]) -> str:
 
 
 def verdict_sentence(one: Mapping[str, Any]) -> str:
-    """The gate's verdict on one transaction, with what it is based on."""
+    """The gate's verdict on one transaction, and its basis."""
     facts = [f"{one['compared']:,} digests compared", f"{one['rows']:,} rows"] if one["compared"] else []
     if one["expectations"]:
         broken = len(one["held"]) + len(one["warned"])

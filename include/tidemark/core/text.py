@@ -1,9 +1,7 @@
-"""Values as people and machines read them: JSON, points in time, lengths of time.
+"""Values as text for people and machines: JSON, times, durations, sizes and sequences.
 
-Sequences as numbers and as people write them: a whole number, a time in UTC, or a date.
-
-The number is the sequence itself, microseconds, or days since 1970; which of them, the unit of the shard's
-`lateness` tells: `seconds` for times, `days` for dates.
+A sequence is an integer, a time in UTC, or a date. Its number is the integer itself, microseconds, or days
+since 1970; the unit of the shard's `lateness` decides which: `seconds` for times, `days` for dates.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from tidemark.core.errors import InvalidUsage
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON can hold it."""
+    """Convert a value to types that JSON supports."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
@@ -36,7 +34,7 @@ def plain(value: Any) -> Any:
 
 
 def moment(at: datetime | None) -> str:
-    """A point in time as people write it, in UTC; empty where it is not known."""
+    """A time as text in UTC; empty if unknown."""
     return at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S") if at is not None else ""
 
 
@@ -44,7 +42,7 @@ UNITS: Final = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
 
 
 def span(seconds: float | None) -> str:
-    """A length of time as people write it, in its two largest units; empty where it is not known."""
+    """A duration as text, in its two largest units; empty if unknown."""
     if seconds is None:
         return ""
     units = [(unit, size) for unit, size in UNITS if seconds >= size > 1]
@@ -57,7 +55,7 @@ def span(seconds: float | None) -> str:
 
 
 def seconds_in(text: str) -> float:
-    """The length of time that a text such as `90s`, `10m`, `24h` or `7d` says."""
+    """Parse a duration such as `90s`, `10m`, `24h` or `7d`."""
     found = re.fullmatch(r"(\d+)([smhd])", text.strip())
     if found is None:
         raise InvalidUsage(f"{text!r} is no length of time", hint="write a number and s, m, h or d: 10m, 24h")
@@ -68,7 +66,7 @@ _BYTES: Final = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
 def bytes_in(text: str) -> int:
-    """The size that a text such as `500MB` or `10GB` says."""
+    """Parse a size such as `500MB` or `10GB`."""
     found = re.fullmatch(r"(\d+)(KB|MB|GB|TB)", text.strip())
     if found is None:
         raise InvalidUsage(f"{text!r} is no size", hint="write a number and KB, MB, GB or TB: 10GB")
@@ -76,7 +74,7 @@ def bytes_in(text: str) -> int:
 
 
 def share_in(text: str) -> float:
-    """The share that a text such as `5%` or `0.5%` says."""
+    """Parse a percentage such as `5%` or `0.5%`."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)%", text.strip())
     if found is None or float(found[1]) > 100:
         raise InvalidUsage(f"{text!r} is no share", hint="write a number up to 100 and %: 5%")
@@ -89,7 +87,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def sequence_text(number: int, *, unit: str) -> str:
-    """A number as people write it; as it is where no calendar has it."""
+    """A sequence number as text; the number itself if it is beyond the calendar."""
     try:
         if unit == SECONDS:
             return str((_EPOCH + timedelta(microseconds=number)).replace(tzinfo=None))
@@ -101,7 +99,7 @@ def sequence_text(number: int, *, unit: str) -> str:
 
 
 def sequence_number(text: str, *, unit: str) -> int:
-    """The number of what a person has written; a time without a zone is in UTC."""
+    """Parse a sequence; a time without a zone is in UTC."""
     try:
         if unit == SECONDS:
             at = datetime.fromisoformat(text)

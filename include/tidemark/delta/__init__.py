@@ -1,1 +1,1 @@
-"""The control plane on delta-rs: small Delta commits, made without a JVM."""
+"""Durable tables on delta-rs: small Delta commits without a JVM."""

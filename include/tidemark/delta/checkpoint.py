@@ -1,8 +1,10 @@
-"""The checkpoints of a table's log: found, read, made and mended.
+"""Checkpoints of a Delta table's log: find, read, write and repair them.
 
-A checkpoint only repeats what entries say, so that nobody has to read them all; one that is wanted for a head
-is read without what was taken out: that is most of it. delta-rs writes them. The pointer to a checkpoint says
-its checksum, so that a damaged one is known before it is parsed.
+delta-rs writes the checkpoints. A checkpoint repeats the content of the log entries before it, so a reader
+need not read them all. To open a head, a checkpoint is read without its `remove` actions, which are most of
+it.
+
+The pointer `_last_checkpoint` holds the checkpoint's checksum, so damage is detected before parsing.
 """
 
 from __future__ import annotations
@@ -54,7 +56,8 @@ _DAMAGE: Final = (ValueError, KeyError, TypeError)
 
 @dataclass(frozen=True, slots=True, order=True)
 class Checkpoint:
-    """One that a log may be opened at. `parts` is 0 for one that is whole; `checksum` may not be known."""
+    """A checkpoint that a log can be opened at. `parts` is 0 for a single file; `checksum` is empty if
+    unknown."""
 
     version: int
     parts: int = 0
@@ -70,18 +73,18 @@ class Checkpoint:
 def read_checkpoint(
     store: Store, until: int | None, fields: Mapping[str, Sequence[str]]
 ) -> tuple[int, list[Action], int]:
-    """The version of a checkpoint, its actions and its bytes; -1 and none where there is no checkpoint, and
-    the log begins with its first entry.
+    """Return a checkpoint's version, its actions and its size in bytes; `(-1, [], 0)` if there is no
+    checkpoint and the log begins with its first entry.
 
-    A log that does not reach back to a version any more is opened at its oldest checkpoint, after it. One
-    that is damaged is passed over for an older one."""
+    `until` limits the version. If the log no longer reaches back to `until`, the oldest checkpoint, which is
+    later, is used. A damaged checkpoint is skipped in favour of an older one."""
     damaged: list[str] = []
     try:
         for one in _candidates(store, until):
             try:
                 return one.version, *_read(store, one, fields)
             except FileNotFoundError:
-                continue  # Cleaned away meanwhile: there is a newer one.
+                continue  # Cleaned up in the meantime: a newer one exists.
             except _DAMAGE as error:
                 damaged.append(f"checkpoint {one.version} is damaged: {error}")
                 logger.warning("%s: %s", store.uri, damaged[-1])
@@ -100,7 +103,7 @@ def read_checkpoint(
 def _read(
     store: Store, checkpoint: Checkpoint, fields: Mapping[str, Sequence[str]]
 ) -> tuple[list[Action], int]:
-    """The actions of a checkpoint, and its bytes. One of `_DAMAGE` where it is not what was written."""
+    """Return a checkpoint's actions and its size in bytes. Raises one of `_DAMAGE` if it is damaged."""
     found: list[Action] = []
     size = 0
     for name in checkpoint.names:
@@ -113,10 +116,10 @@ def _read(
 
 
 def make_checkpoint(store: Store, options: Mapping[str, str]) -> int:
-    """Have the newest version in a checkpoint, and let go of entries that are past their retention; returns
-    its bytes. It is on disk before the entries go that it replaces."""
+    """Write a checkpoint of the newest version and delete log entries past their retention. Returns the
+    checkpoint's size in bytes. The checkpoint is on disk before the entries that it replaces are deleted."""
     _mend(store)
-    # A table of its own: the one that reads answer from must not move on by housekeeping.
+    # A separate handle: housekeeping must not move the version that reads are answered from.
     newest = DeltaTable(store.uri, storage_options=dict(options))
     newest.create_checkpoint()
     written = _point_to(store, newest.version())
@@ -127,8 +130,8 @@ def make_checkpoint(store: Store, options: Mapping[str, str]) -> int:
 
 
 def _mend(store: Store) -> None:
-    """Remove a newest checkpoint that can't be read, so that other readers don't stop at it: all that it said
-    is said by what is before and after it, or nobody could have opened the table."""
+    """Remove the newest checkpoint if it can't be read, so that other readers don't fail on it. Nothing is
+    lost: the table could be opened, so older checkpoints and entries hold the same content."""
     for one in _candidates(store, None):
         try:
             _read(store, one, EVERY_FIELD)
@@ -143,8 +146,9 @@ def _mend(store: Store) -> None:
 
 
 def _candidates(store: Store, until: int | None) -> Iterator[Checkpoint]:
-    """Checkpoints to open a log at, the best one first. The pointer is a hint: behind it the log is looked
-    through. Up to a version, where there is one; else the oldest, where the log begins with it."""
+    """Yield checkpoints to open a log at, best first. The pointer is only a hint; after it the log is listed.
+    Checkpoints up to `until` come first. Later ones follow, oldest first, if the log begins with a
+    checkpoint."""
     hint: Checkpoint | None = None
     with suppress(FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
         pointer = json.loads(store.get(f"{LOG}/{_LAST}"))
@@ -159,12 +163,12 @@ def _candidates(store: Store, until: int | None) -> Iterator[Checkpoint]:
         one for one in (*found, *([hint] if hint else ())) if until is not None and one.version > until
     )
     if later and not store.has(entry_path(0)):
-        # Entries are cleaned away from the first one on.
+        # Log clean-up deletes entries from the first one on.
         yield from later
 
 
 def _point_to(store: Store, version: int) -> list[str]:
-    """Have the pointer say the checksum of a checkpoint that was just made; the files of both."""
+    """Store the checksum of a new checkpoint in the pointer; return the paths of both files."""
     name, pointer = f"{LOG}/{version:020}.checkpoint.parquet", f"{LOG}/{_LAST}"
     with suppress(FileNotFoundError, ValueError, KeyError):
         said = json.loads(store.get(pointer))
@@ -177,15 +181,17 @@ def _point_to(store: Store, version: int) -> list[str]:
 
 
 def _listed(store: Store) -> list[Checkpoint]:
-    """The checkpoints that are there with all their parts."""
+    """Checkpoints of which all parts exist."""
     names = (_CHECKPOINT.match(name) for name in store.names_after(LOG, ""))
     parts = Counter((int(one[1]), int(one[2] or 0)) for one in names if one)
     return [Checkpoint(*one) for one, count in parts.items() if count == max(one[1], 1)]
 
 
 def _in_checkpoint(data: bytes, checksum: str, fields: Mapping[str, Sequence[str]]) -> Iterator[Action]:
-    """The actions of a checkpoint. pyarrow finds out what is wrong with a damaged one, but loading it takes
-    longer than a run with nothing to do; arro3 may die of one, and reads what is known to be whole."""
+    """Parse a checkpoint's actions; ValueError if it is damaged.
+
+    arro3 may crash the process on a damaged file, so it only reads files whose checksum was verified. pyarrow
+    reports damage, but loading it takes longer than a run with nothing to do."""
     if len(data) < 12 or not data.startswith(_PARQUET) or not data.endswith(_PARQUET):
         raise ValueError(f"its {len(data)} bytes are no whole Parquet file")
     if checksum and checksum_of(data) != checksum:
@@ -209,7 +215,7 @@ def _columns_by_pyarrow(data: bytes, fields: Mapping[str, Sequence[str]]) -> dic
     try:
         file = pq.ParquetFile(pa.BufferReader(data))
         schema = file.schema_arrow
-        # The parsed statistics are large, and are in the text as well.
+        # The parsed statistics are large and repeat the JSON text.
         columns = [
             f"{kind}.{name}"
             for kind, names in fields.items()
@@ -227,7 +233,7 @@ def _columns_by_pyarrow(data: bytes, fields: Mapping[str, Sequence[str]]) -> dic
 
 
 def _without_nulls(row: Mapping[str, Any]) -> Action:
-    """A checkpoint's row as an action: what the log would not say is left out, maps are objects."""
+    """Convert a checkpoint row to an action as a log entry has it: without nulls, with maps as objects."""
     found: Action = {}
     for name, value in row.items():
         if value is None:

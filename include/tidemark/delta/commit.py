@@ -1,20 +1,20 @@
-"""The names of a state's data files. A file's name, or that of its folder, says for which version of the
-table it was written: it goes in with that version or never.
+"""Commits to a Delta table: make the files durable, then put one log entry if it is absent.
 
-One commit of a Delta table: its files made durable, then one log entry put if absent.
+The name of a data file, or of its folder, holds the table version that it was written for. It is committed
+with that version or never.
 
-The order is what makes a commit safe against a lost machine: the files that the entry names, their folders,
-the entry's own bytes, the entry's name, its folder. Whoever can read the entry can read what it names.
+The order protects a commit from a machine failure: the files that the entry names, their folders, the entry's
+bytes, the entry's name, its folder. A reader that can read the entry can read the files that it names.
 
-What came of it is decided here, once, by the entry that is there afterwards (Invariant 5):
+The outcome is decided here, once, by the log entry that exists afterwards (Invariant 5):
 
-- it has our mark: committed, whatever the store said (a reply that was lost and retried by the store's client
-  looks like a lost race with oneself);
-- it has another's: a conflict, and nothing of ours is visible;
-- there is none, though there are later ones: it was there once, and log clean-up has taken it away since. It
-  was another's, unless ours is old enough to have been cleaned;
-- there is none at all: on a local disk nothing was written; in an object store a request may still be under
-  way, so nobody knows.
+- It has our mark: the commit succeeded, whatever the store replied. (If a reply is lost and the store's
+  client retries, the commit looks like a lost race with itself.)
+- It has another mark: a conflict. Nothing of ours is visible.
+- It is absent, but later entries exist: it existed, and log clean-up has deleted it. It was another writer's,
+  unless our attempt is old enough to have been cleaned up.
+- It is absent, and so are later ones: on a local disk nothing was written. In an object store a request may
+  still be in flight, so the outcome is unknown.
 """
 
 from __future__ import annotations
@@ -35,17 +35,16 @@ _NAME: Final = re.compile(r"v(\d{20})-[0-9a-f]{32}(?:\.parquet|/.+)\Z")
 
 
 def file_name(version: int, nonce: UUID) -> str:
-    """The name of a data file that is written for a version."""
     return f"v{version:020}-{nonce.hex}.parquet"
 
 
 def file_folder(version: int, nonce: UUID) -> str:
-    """The folder of data files that an engine writes for a version."""
+    """The folder of data files that Spark writes for a version."""
     return f"v{version:020}-{nonce.hex}"
 
 
 def file_version(path: str) -> int | None:
-    """The version that a data file was written for; None for one that is not ours."""
+    """The version that a data file was written for; None for a foreign name."""
     found = _NAME.match(path)
     return int(found[1]) if found else None
 
@@ -55,8 +54,9 @@ ENGINE: Final = "tidemark"
 ATTEMPT: Final = "tidemarkCommit"
 CHECKSUM: Final = "tidemarkChecksum"
 COMMIT_SECONDS_MAX: Final = 60
-"""A writer that was stopped for longer than log entries are kept could put an entry that is not absent but
-cleaned away. So a commit that took this long is not believed, but read back."""
+"""Log clean-up deletes old entries. A writer that was suspended for longer than their retention could
+therefore put an entry that seems absent. So a commit that took longer than this counts as indeterminate and
+is read back."""
 _NUMBERED: Final = re.compile(r"(\d{20})\.(?:json|checkpoint\.)")
 _UNLINKED: Final = re.compile(rf"{LOG}/_commit_(\d{{20}})_[0-9a-f]{{32}}\.tmp\Z")
 ENTRY: Final = re.compile(r"\d{20}\.json\Z")
@@ -64,19 +64,18 @@ Action = dict[str, Any]
 
 
 def entry_path(version: int) -> str:
-    """The log entry of a version."""
     return f"{LOG}/{version:020}.json"
 
 
 def unlinked_version(path: str) -> int | None:
-    """The version that a file holds the entry of, under a name that only its writer knows; None for others.
-    One that is left over can't go in any more when that version is there."""
+    """The version of a temporary entry file, which only its writer knows by name; None for other files. Once
+    that version exists, the file can't be committed any more."""
     found = _UNLINKED.match(path)
     return int(found[1]) if found else None
 
 
 def remove_unlinked(store: Store, version: int) -> None:
-    """Remove what writers that died have left of their entries up to a version that is there."""
+    """Remove temporary entry files that dead writers left, up to a version that exists."""
     for name in store.names_after(LOG, "_commit_"):
         left = unlinked_version(f"{LOG}/{name}")
         if left is not None and left <= version:
@@ -84,13 +83,13 @@ def remove_unlinked(store: Store, version: int) -> None:
 
 
 def commit_info(operation: str, *, attempt: str, at_ms: int, **facts: Any) -> Action:
-    """The first action of an entry; `attempt` is the mark by which its writer knows it again."""
+    """The first action of an entry; `attempt` is the mark by which its writer recognizes it."""
     return {
         "commitInfo": {
             "timestamp": at_ms,
             "operation": operation,
             "operationParameters": {},
-            # A blind append would be let past concurrent changes by whoever checks for conflicts.
+            # A conflict check lets a blind append pass concurrent changes.
             "isBlindAppend": False,
             "engineInfo": ENGINE,
             ATTEMPT: attempt,
@@ -100,7 +99,7 @@ def commit_info(operation: str, *, attempt: str, at_ms: int, **facts: Any) -> Ac
 
 
 def txn_actions(txns: Mapping[str, int], *, at_ms: int) -> list[Action]:
-    """Application transactions, in the order of their names."""
+    """`txn` actions (application transactions), sorted by name."""
     return [
         {"txn": {"appId": name, "version": value, "lastUpdated": at_ms}}
         for name, value in sorted(txns.items())
@@ -108,7 +107,7 @@ def txn_actions(txns: Mapping[str, int], *, at_ms: int) -> list[Action]:
 
 
 def add_action(path: str, *, size: int, at_ms: int, data_change: bool, stats: str) -> Action:
-    """A file that comes, with its statistics as JSON."""
+    """An `add` action; `stats` is JSON."""
     return {
         "add": {
             "path": path,
@@ -122,7 +121,6 @@ def add_action(path: str, *, size: int, at_ms: int, data_change: bool, stats: st
 
 
 def remove_action(path: str, *, size: int, at_ms: int, data_change: bool) -> Action:
-    """A file that goes."""
     return {
         "remove": {
             "path": path,
@@ -136,8 +134,8 @@ def remove_action(path: str, *, size: int, at_ms: int, data_change: bool) -> Act
 
 
 def entry_bytes(actions: Sequence[Mapping[str, Any]]) -> bytes:
-    """A log entry: an action to a line. The `commitInfo` that it begins with has a checksum of the lines that
-    follow, so that an entry that was cut short or changed is known."""
+    """Encode a log entry, one action per line. Its first action, `commitInfo`, gets a checksum of the lines
+    after it, so that a truncated or changed entry is detected."""
     first, *others = actions
     rest = b"".join(_line(action) for action in others)
     if "commitInfo" in first:
@@ -154,7 +152,8 @@ def checksum_of(data: bytes) -> str:
 
 
 def entry_actions(data: bytes, version: int, table: str) -> list[Action]:
-    """The actions of a log entry. One that is empty, cut short or changed is no entry that anyone wrote."""
+    """Parse a log entry. `InvariantViolation` if it is empty, truncated or changed: no writer leaves such an
+    entry."""
     try:
         found = [json.loads(line) for line in data.splitlines() if line.strip()]
         if not found or not all(isinstance(line, dict) for line in found):
@@ -178,16 +177,16 @@ def put_entry(
     files: Sequence[str] = (),
     seconds: Callable[[], float] = time.time,
 ) -> CommitOutcome:
-    """Make a version of a table, if and only if there is none of this number.
+    """Create a version of a table if and only if it does not exist yet.
 
-    `files` are those that the entry names for the first time; their bytes must be on disk already. The first
-    action must be a `commitInfo` with our mark of this attempt."""
+    `files` are the files that the entry names for the first time; their bytes must already be on disk. The
+    first action must be a `commitInfo` with the mark of this attempt."""
     attempt = dict(actions[0]).get("commitInfo", {}).get(ATTEMPT) if actions else None
     if not attempt:
         raise InvalidUsage(f"an entry for version {version} of {store.uri} does not say whose it is")
     began = seconds()
     try:
-        # An entry that is absent may have been cleaned away, but never the newest ones.
+        # An absent entry may have been cleaned up, but clean-up never deletes the newest entries.
         if newest_version(store, version) >= version:
             return Conflict()
         store.sync_folders(files)
@@ -212,7 +211,7 @@ def _is_late(began: float, now: float) -> bool:
 
 
 def newest_version(store: Store, version: int) -> int:
-    """The newest version that the log has an entry or a checkpoint of, if it is not before this one."""
+    """The newest version with an entry or a checkpoint in the log; -1 if it is older than `version`."""
     before = entry_path(version - 1).removeprefix(f"{LOG}/")
     found = (_NUMBERED.match(name) for name in store.names_after(LOG, before))
     return max((int(one[1]) for one in found if one), default=-1)
@@ -221,20 +220,20 @@ def newest_version(store: Store, version: int) -> int:
 def _read_back(
     store: Store, version: int, attempt: str, error: OSError | None, *, is_late: Callable[[], bool]
 ) -> CommitOutcome:
-    """Whose log entry is there?"""
+    """Decide the outcome of an attempt by the entry that exists now."""
     try:
         try:
             entry = store.get(entry_path(version))
         except FileNotFoundError:
             if error is None or newest_version(store, version) >= version:
-                # It was there once, and clean-up has taken it away since: not ours, unless ours is old.
+                # It existed, and clean-up has deleted it: not ours, unless our attempt is old.
                 if not is_late():
                     return Conflict()
             elif store.local:
                 raise _unwritten(store, version, error) from error
             raise _unknown(store, version, error or OSError("it was cleaned away")) from error
         if error is not None:
-            # The error may have been that of the last sync.
+            # The error may come from the last sync.
             store.sync_folders((entry_path(version),))
     except OSError as unread:
         raise _unknown(store, version, unread) from unread
@@ -242,7 +241,7 @@ def _read_back(
 
 
 def _mark_of(entry: bytes) -> str:
-    """The attempt that made an entry; empty for another program's."""
+    """The attempt that wrote an entry; empty if another program wrote it."""
     for line in entry.splitlines():
         try:
             info = json.loads(line).get("commitInfo")

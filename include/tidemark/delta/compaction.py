@@ -1,18 +1,13 @@
-"""The rows of some data files, copied to one in their order, batch by batch and without an engine.
+"""Compaction of a state's data files, without Spark: copy the visible rows of several files into one.
 
-Files are copied by their own columns: those of the table's schema, and those beside them that readers pass
-over (`delta.state_files`), where all of the files have them. A column of the schema that a file does not have
-is NULL, as it is for readers. Page checksums are verified: damage must not get a new checksum.
+Rows are copied batch by batch, in their order. A copy has the columns of the table's schema, and the extra
+columns (`delta.state_files`) that all of its files have. A schema column that a file lacks is NULL, as it is
+for readers. Page checksums are verified, so that damaged data never gets a valid checksum.
 
-The order is kept, so that the place of each row in the copy follows from its old one (`delta.carry`).
-
-A compaction that wins against publishers: rows that were hidden while it worked are hidden in its file
-too.
-
-A compaction copies the rows of some files that their vectors don't hide, in their order. So the place of each
-row in the copy follows from its old one: how many rows lie before its file's, its number, and how many hidden
-rows stood before it (`new = base + row - rank`). What a publish has hidden since is carried over by that, and
-the copy goes in with a vector of its own, instead of being made again and again.
+A compaction need not start again when a publish hides rows while it copies. The order is kept, so a row's
+place in the copy follows from its old place: the number of rows copied from earlier files, the row's number,
+and the number of hidden rows before it (`new = base + row - rank`). `carried` translates the rows that were
+hidden in the meantime, and the copy is committed with its own deletion vector.
 """
 
 from __future__ import annotations
@@ -43,19 +38,18 @@ GROUP_BYTES: Final = 128 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A file to be copied, and the columns that it has."""
+    """A file to copy, and the columns that it has."""
 
     file: LiveFile
     columns: pa.Schema
 
 
 def table_schema(head: TableHead) -> pa.Schema:
-    """The columns of a table's schema."""
     return pa.schema(Schema.from_json(str(head.metadata["schemaString"])).to_arrow())
 
 
 def read_source(store: Store, file: LiveFile) -> Source:
-    """Look at a file's footer."""
+    """Read a file's footer; `InvariantViolation` if its row count differs from the log's."""
     with _opened(store, file) as opened:
         if opened.metadata.num_rows != file.rows:
             raise InvariantViolation(
@@ -73,7 +67,8 @@ def columns_beside(source: Source, schema: pa.Schema) -> frozenset[str]:
     alike = {name.lower(): name for name in names - set(schema.names)}
     for name in lacking:
         if name.lower() in alike:
-            # For some readers it is the same column; copied as another one, its values would be NULL.
+            # Some readers treat both names as one column; copied as another column, its values would become
+            # NULL.
             raise InvalidUsage(
                 f"{source.file.location} has the column {alike[name.lower()]}, and the table has {name}",
                 hint="rebuild the state",
@@ -90,8 +85,7 @@ def copy_rows(
     version: int,
     nonce: UUID,
 ) -> NewFile | None:
-    """Write the rows that are not hidden to one file, named for a version, and have it on disk; None where no
-    row is left."""
+    """Copy the visible rows to one file, named for `version`, and sync it to disk; None if no row is left."""
     wanted = _copied_schema(sources, schema)
     path, rows = file_name(version, nonce), 0
     options = parquet_options(wanted, beside=set(wanted.names) - set(schema.names))
@@ -114,7 +108,7 @@ def copy_rows(
 
 
 def _copied_schema(sources: Sequence[Source], schema: pa.Schema) -> pa.Schema:
-    """The table's columns, and those beside them that all files have in the same type."""
+    """The table's columns, and the extra columns that all files have with the same type."""
     beside = []
     for field in sources[0].columns:
         found = [source.columns.field(field.name) for source in sources if field.name in source.columns.names]
@@ -125,7 +119,7 @@ def _copied_schema(sources: Sequence[Source], schema: pa.Schema) -> pa.Schema:
 
 
 def _groups(batches: Iterator[pa.Table]) -> Iterator[pa.Table]:
-    """Row groups of a good size."""
+    """Group batches into row groups of up to about `GROUP_ROWS` rows or `GROUP_BYTES` bytes."""
     kept: list[pa.Table] = []
     for batch in batches:
         kept.append(batch)
@@ -143,7 +137,7 @@ def _live(
         gone = np.frombuffer(hidden.get(source.file.path, Rows()).to_array(), np.uint32)
         first = 0
         with _opened(store, source.file) as opened:
-            # One thread: the reader of an object store is Python's.
+            # One thread: the reader for an object store is implemented in Python.
             for batch in opened.iter_batches(BATCH_ROWS, use_threads=False):
                 end = first + batch.num_rows
                 least, most = np.searchsorted(gone, [first, end])
@@ -179,7 +173,7 @@ def _aligned(rows: pa.Table, wanted: pa.Schema, file: LiveFile) -> pa.Table:
 
 def _opened(store: Store, file: LiveFile) -> pq.ParquetFile:
     try:
-        # Times in Spark's older format have no unit; in nanoseconds they would not reach beyond 2262.
+        # INT96 timestamps have no unit; as nanoseconds they would end in 2262.
         return pq.ParquetFile(
             store.opened(file.location), coerce_int96_timestamp_unit="us", page_checksum_verification=True
         )
@@ -191,7 +185,7 @@ def _opened(store: Store, file: LiveFile) -> pq.ParquetFile:
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """A file that was copied: how many rows it has, and which were hidden then, and so left out."""
+    """A file that was copied: its row count, and the rows that were hidden then and were not copied."""
 
     path: str
     rows: int
@@ -199,9 +193,10 @@ class Copied:
 
 
 def carried(copied: Sequence[Copied], now: Mapping[str, Rows]) -> Rows:
-    """The rows of the copy that have to be hidden, when `now` are the hidden rows of the same files at a
-    later head. A file that is gone there has no row left. `Determinate` when rows came back: then begin
-    again."""
+    """The rows of the copy to hide, given the hidden rows of the same files at a later head.
+
+    A file that `now` lacks has no visible row left. `Determinate` if hidden rows became visible again: then
+    the compaction starts over."""
     base, found = 0, []
     for file in copied:
         later = now.get(file.path)
@@ -221,9 +216,11 @@ def carried(copied: Sequence[Copied], now: Mapping[str, Rows]) -> Rows:
 
 
 def foreign_write(before: TableHead, actions: Sequence[Action], after: TableHead) -> str:
-    """The name of a commit that is not ours and changed rows; empty for one that only rearranged files or
-    described the table. Its name alone says nothing: what it did to files, counts and columns does. One that
-    can't be shown to be harmless, because its files don't say how many rows they have, is none."""
+    """The name of a foreign commit that changed rows; empty for one that only rearranged files or changed
+    metadata.
+
+    The decision rests on files, row counts and columns, not on the commit's name. A commit whose row counts
+    are unknown can't be shown to be harmless, so it counts as a change."""
     files = [line[kind] for line in actions for kind in ("add", "remove") if kind in line]
     info: Action = next((line["commitInfo"] for line in actions if "commitInfo" in line), {})
     name = str(info.get("operation") or "a commit without a name")
@@ -241,7 +238,7 @@ def foreign_write(before: TableHead, actions: Sequence[Action], after: TableHead
 
 
 def _columns(head: TableHead) -> dict[str, str]:
-    """The columns by their names; a nested type may get fields, so only that it is one is told."""
+    """Map column names to types. For a nested type only its kind is compared, because it may gain fields."""
     fields = json.loads(head.metadata.get("schemaString") or "{}").get("fields", ())
     return {
         field["name"]: field["type"] if isinstance(field["type"], str) else field["type"]["type"]

@@ -31,13 +31,12 @@ from tidemark.delta.store import Store, reading
 
 
 class DeltaControl:
-    """One process's view of a pipeline's control plane. Nothing is made before it is committed to.
+    """One process's handle on a pipeline's control plane. A table is created by its first commit.
 
-    `warehouse_uri` is a folder or an object-store address, `storage_options` go to delta-rs.
-    `schemas` are the shards' log columns, `properties` what else a log says of itself and can't change; a log
-    that exists can be opened without either. A handle on a `growing` one is of no use once others have given
-    it columns.
-    """
+    `warehouse_uri` is a folder or an object-store address; `storage_options` are passed to delta-rs.
+    `schemas` are the columns of the shards' logs, `properties` their fixed table properties; an existing log
+    can be opened without either. If another process adds columns to a `growing` log, this handle can no
+    longer be used for it."""
 
     def __init__(
         self,
@@ -68,20 +67,19 @@ class DeltaControl:
 
     @property
     def tables(self) -> tuple[DeltaLedger[Any], ...]:
-        """The control tables, for who looks after them: the pipeline's, and the record of each shard's
-        publishes."""
+        """The control tables, for maintenance: the pipeline's own, and each shard's record of publishes."""
         own = (self.history, self.attempts, self.checkpoints, self.journal, self.leases)
         return (*own, *(self.publishes(shard) for shard in self._schemas))
 
     def shards(self) -> tuple[ShardId, ...]:
-        """The shards that have a folder here, whatever a pipeline file says."""
+        """The shards that have a folder in the warehouse, whether or not a pipeline file declares them."""
         with reading(self.root):
             names = Store(self.root, self._options).folders()
         return tuple(ShardId(name) for name in names if is_name(name))
 
     def ledger(self, name: str, codec: Codec[R], *, marks: Sequence[str] = MARKS) -> DeltaLedger[R]:
-        """A control table of this pipeline by its name, with the records that its codec knows. Its
-        marks belong to its format: every handle on it must name the same ones."""
+        """A control table of this pipeline. The marks belong to its format: all handles must declare the same
+        ones."""
         return DeltaLedger(
             f"{self.root}/_control/{checked_name(name, what='control table')}",
             codec,

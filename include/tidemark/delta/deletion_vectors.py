@@ -1,17 +1,17 @@
-"""Deletion vectors: which rows of a data file are hidden, as the Delta protocol writes them.
+"""Deletion vectors: the set of hidden rows of a data file, in the format of the Delta protocol.
 
-A vector is a set of row numbers. Its bytes are a magic number (little-endian) and a 64-bit roaring bitmap in
-the portable format: how many 32-bit bitmaps, then each one's high half and its bytes. They stand either in
-the log entry itself (storage type `i`, Base85) or in a file of several vectors (`u`): a version byte, then
-for each its size, its bytes and their CRC-32, big-endian. A descriptor in the log says where.
+A vector's bytes are a magic number (little-endian) and a 64-bit roaring bitmap in the portable format: the
+number of 32-bit bitmaps, then the high half and the bytes of each. They are stored either in the log entry
+itself (storage type `i`, Base85) or in a file of several vectors (`u`): a version byte, then for each vector
+its size, its bytes and their CRC-32, big-endian. A descriptor in the log holds the location.
 
-Every read is checked: magic, size, CRC and the number of rows that the descriptor has. A vector that is read
-wrong would bring deleted rows back, or hide others, without a word.
+Every read checks the magic number, size, CRC and the number of rows in the descriptor. A vector that is read
+wrongly would silently restore deleted rows or hide others.
 
-Our vector files lie in `_vectors/`, where no foreign clean-up looks. The first 48 bits of a file's UUID are
-the version of the table that it was written for (`delta.state_vacuum`).
+Our vector files are in `_vectors/`, which a VACUUM by other programs skips. The first 48 bits of a file's
+UUID are the table version that it was written for (`delta.vacuum`).
 
-Restriction: a data file has fewer than 2**32 rows; a vector with a higher row number is refused.
+Restriction: a data file has fewer than 2**32 rows; a vector with a higher row number is rejected.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ Rows = BitMap
 
 @dataclass(frozen=True, slots=True)
 class Descriptor:
-    """Where a vector is, and how many rows it hides; `place` is a prefix and a UUID, or the vector itself."""
+    """A vector's location and the number of rows that it hides; `place` is a prefix and a UUID, or the vector
+    itself."""
 
     storage: str
     place: str
@@ -56,7 +57,7 @@ class Descriptor:
 
     @classmethod
     def of(cls, action: Mapping[str, Any]) -> Descriptor | None:
-        """The descriptor of an `add` or a `remove`; None where no row is hidden."""
+        """The descriptor in an `add` or a `remove`; None if no row is hidden."""
         found = action.get("deletionVector")
         if not found:
             return None
@@ -74,7 +75,7 @@ class Descriptor:
 
     @property
     def action(self) -> dict[str, Any]:
-        """As the log has it."""
+        """The descriptor in its log format."""
         found: dict[str, Any] = {"storageType": self.storage, "pathOrInlineDv": self.place}
         if self.offset is not None:
             found["offset"] = self.offset
@@ -82,7 +83,7 @@ class Descriptor:
 
     @property
     def path(self) -> str | None:
-        """The vector's file below the table; None for one in the log itself."""
+        """The path of the vector's file in the table; None for an inline vector."""
         if self.storage == "i":
             return None
         if self.storage != "u" or len(self.place) < _UUID_CHARACTERS:
@@ -95,30 +96,28 @@ class Descriptor:
 
 
 def vector_path(name: uuid.UUID, *, prefix: str = FOLDER) -> str:
-    """The path of a vector file."""
     return f"{prefix}/deletion_vector_{name}.bin" if prefix else f"deletion_vector_{name}.bin"
 
 
 def name_for(version: int, random: uuid.UUID) -> uuid.UUID:
-    """The name of a vector file that is written for a version of the table."""
+    """The name of a vector file that is written for a table version."""
     if not 0 <= version < 1 << _VERSION_BITS:
         raise InvalidUsage(f"{version} is not a version of a table")
     return uuid.UUID(int=(version << (128 - _VERSION_BITS)) | _RANDOM_MARK | (random.int & _RANDOM_BITS))
 
 
-# A UUID of version 8 has its maker's own bits, but for the six that say so.
+# A UUID of version 8 has custom bits, except for the six that hold its version and variant.
 _RANDOM_MARK: Final = (8 << 76) | (2 << 62)
 _RANDOM_BITS: Final = ((1 << 76) - 1) & ~(3 << 62)
 
 
 def version_in(name: uuid.UUID) -> int | None:
-    """The version that a vector file was written for; None for a name that is not ours."""
+    """The table version that a vector file was written for; None for a foreign name."""
     ours = name.version == 8 and name.variant == uuid.RFC_4122
     return name.int >> (128 - _VERSION_BITS) if ours else None
 
 
 def encoded(rows: Rows) -> bytes:
-    """A vector's bytes."""
     if not rows:
         return _MAGIC + _COUNT.pack(0)
     compact = rows.copy()
@@ -127,7 +126,7 @@ def encoded(rows: Rows) -> bytes:
 
 
 def decoded(data: bytes) -> Rows:
-    """The rows in a vector's bytes; ValueError where they are damaged."""
+    """Decode a vector; ValueError if it is damaged."""
     if data[:4] != _MAGIC:
         raise ValueError(f"a vector begins with {data[:4].hex()}, and not with {_MAGIC.hex()}")
     if len(data) < 12:
@@ -144,7 +143,7 @@ def decoded(data: bytes) -> Rows:
 
 
 def encoded85(data: bytes) -> str:
-    """Z85: five characters for four bytes, big-endian; the last four are filled up with zeros."""
+    """Encode as Z85: five characters for four bytes, big-endian, padded with zeros."""
     padded = data + bytes(-len(data) % 4)
     out = []
     for at in range(0, len(padded), 4):
@@ -154,7 +153,7 @@ def encoded85(data: bytes) -> str:
 
 
 def decoded85(text: str, size: int) -> bytes:
-    """The first `size` bytes of a Z85 text; ValueError where it is none."""
+    """Decode the first `size` bytes of a Z85 text; ValueError if it is invalid."""
     if len(text) % 5 or not 0 <= size <= len(text) // 5 * 4:
         raise ValueError(f"{len(text)} characters of Base85 are not {size} bytes")
     out = bytearray()
@@ -171,13 +170,13 @@ def decoded85(text: str, size: int) -> bytes:
 
 
 def inline(rows: Rows) -> Descriptor:
-    """A vector that stands in the log entry."""
+    """A descriptor that holds the vector itself, for the log entry."""
     data = encoded(rows)
     return Descriptor("i", encoded85(data), len(data), len(rows))
 
 
 def pack(vectors: Sequence[Rows], name: uuid.UUID) -> tuple[bytes, tuple[Descriptor, ...]]:
-    """One file of several vectors, under the name, and their descriptors in the same order."""
+    """Encode several vectors as the file `name`; return its bytes and the descriptors in the same order."""
     place = FOLDER + encoded85(name.bytes)
     out = bytearray(_FILE_VERSION)
     descriptors = []
@@ -189,7 +188,7 @@ def pack(vectors: Sequence[Rows], name: uuid.UUID) -> tuple[bytes, tuple[Descrip
 
 
 def unpack(file: bytes, descriptor: Descriptor) -> Rows:
-    """One vector of a file; ValueError where the file is damaged, or is not the descriptor's."""
+    """Decode one vector of a file; ValueError if the file is damaged or does not match the descriptor."""
     if file[:1] != _FILE_VERSION:
         raise ValueError(f"a vector file begins with {file[:1].hex()}, and not with {_FILE_VERSION.hex()}")
     at = descriptor.offset if descriptor.offset is not None else len(_FILE_VERSION)
@@ -207,7 +206,7 @@ def unpack(file: bytes, descriptor: Descriptor) -> Rows:
 def read_vectors(
     store: Store, wanted: Mapping[str, Descriptor], *, get: Callable[[str], bytes] | None = None
 ) -> dict[str, Rows]:
-    """The hidden rows of data files by their paths; each vector file is read once."""
+    """The hidden rows by data file path. Each vector file is read once."""
     files: dict[str, bytes] = {}
     found: dict[str, Rows] = {}
     for path, descriptor in wanted.items():

@@ -1,14 +1,14 @@
-"""The checked head of a Delta table: what its newest version has, read from the log without an engine.
+"""A table's head: the content of its newest version, read from the log without Spark and checked.
 
-It comes from the last checkpoint and the entries after it, and follows the log entry by entry from then on.
-By the protocol the last word on a file counts, where a file is its path *and* its deletion vector. Actions
-are kept as the log has them, because whoever commits has to say some of them again, word for word.
+A head is loaded from the last checkpoint and the entries after it, and then follows the log entry by entry.
+By the protocol the last action for a file counts, where a file is its path *and* its deletion vector. Actions
+are kept as the log has them, because a commit must repeat some of them exactly.
 
-What entries have taken out is no part of a head. A checkpoint has as many of those as there were publishes
-within the retention, and only clean-up needs them (`read_history`).
+Removed files are not part of a head. A checkpoint has as many of them as there were publishes within the
+retention, and only vacuum needs them (`read_history`).
 
-An entry that is empty or can't be read is no entry that anyone wrote: a machine lost power before it was
-synced. Other readers take an empty one for a commit that did nothing; here it stops everything.
+No writer leaves an empty or unreadable entry: it means that a machine lost power before the entry was synced.
+Other readers treat an empty entry as an empty commit; here it is an `InvariantViolation`.
 """
 
 from __future__ import annotations
@@ -28,30 +28,31 @@ from tidemark.delta.deletion_vectors import Descriptor
 from tidemark.delta.store import Store
 
 ENTRY_BYTES_MIN: Final = 8 * 1024
-"""An entry costs whoever opens the table a request, as much as so many bytes."""
+"""The minimum weight of an entry: opening the table needs one request per entry, which costs as much as
+reading this many bytes."""
 CHECKPOINT_BYTES_MIN: Final = 512 * 1024
 OPENINGS_MAX: Final = 3
 
 
 @dataclass(frozen=True)
 class LiveFile:
-    """A data file of the newest version: its `add`, as the log has it."""
+    """A data file of a version: its `add` action as the log has it."""
 
     add: Mapping[str, Any]
 
     @property
     def path(self) -> str:
-        """As the log spells it."""
+        """The path as the log spells it (URL-encoded)."""
         return str(self.add["path"])
 
     @property
     def location(self) -> str:
-        """Where it lies below the table."""
+        """The decoded path, relative to the table."""
         return unquote(self.path)
 
     @property
     def locations(self) -> list[str]:
-        """Where it lies below the table, and the file of its vector."""
+        """The decoded paths of the file and of its vector's file, if it has one."""
         vector = self.vector.path if self.vector is not None else None
         return [self.location, *([vector] if vector is not None else [])]
 
@@ -65,13 +66,13 @@ class LiveFile:
 
     @cached_property
     def stats(self) -> Mapping[str, Any]:
-        """What the log says of its rows."""
+        """The statistics in the log."""
         found: Mapping[str, Any] = json.loads(self.add.get("stats") or "{}")
         return found
 
     @cached_property
     def rows(self) -> int:
-        """How many rows it has, hidden ones too."""
+        """The number of rows, including hidden ones."""
         counted = self.stats.get("numRecords")
         if counted is None:
             raise InvalidUsage(
@@ -92,7 +93,7 @@ class LiveFile:
 
 @dataclass(frozen=True, slots=True)
 class RemovedFile:
-    """What some entry has taken out: a file, or a file with one of its vectors."""
+    """A removed file, or a removed combination of a file and its vector."""
 
     path: str
     vector: Descriptor | None
@@ -105,8 +106,8 @@ class RemovedFile:
 
 @dataclass(frozen=True)
 class TableHead:
-    """What a table's version has; `files` by the log's spelling of their paths. `checkpoint_bytes` and
-    `entries_bytes` are what it was read from."""
+    """The content of a table version; `files` by path as the log spells it. `checkpoint_bytes` and
+    `entries_bytes` are the sizes that it was read from."""
 
     version: int = VERSION_NONE
     protocol: Mapping[str, Any] = field(default_factory=dict)
@@ -118,8 +119,8 @@ class TableHead:
 
     @property
     def checkpoint_due(self) -> bool:
-        """Whether the entries weigh more than the checkpoint before them. So what is written of checkpoints
-        is no more than what is written of entries, and neither is what has to be read to open the table."""
+        """Whether the entries are larger than the checkpoint before them. This bounds the bytes written for
+        checkpoints, and the bytes read to open the table, by the bytes written for entries."""
         return self.entries_bytes > max(self.checkpoint_bytes, CHECKPOINT_BYTES_MIN)
 
     @property
@@ -134,7 +135,7 @@ class TableHead:
     def after(
         self, actions: Iterable[Action], *, version: int, table: str = "the table", size: int = 0
     ) -> TableHead:
-        """The head after one entry of so many bytes."""
+        """The head after one more entry of `size` bytes."""
         lines = list(actions)
         files, txns = dict(self.files), dict(self.txns)
         protocol, metadata = self.protocol, self.metadata
@@ -146,7 +147,7 @@ class TableHead:
                 path, vector = str(line["remove"]["path"]), Descriptor.of(line["remove"])
                 if path in files and files[path].vector == vector:
                     del files[path]
-        # A commit's removals come first: it may put a file back with another deletion vector.
+        # Apply a commit's removes first: it may add a file again with another deletion vector.
         for add in (line["add"] for line in lines if "add" in line):
             file = LiveFile(add)
             current = files.get(file.path)
@@ -162,19 +163,20 @@ class TableHead:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """A head, and what was taken out up to it and is still remembered."""
+    """A head, and the files removed before it that the log still lists."""
 
     head: TableHead
     removed: Sequence[RemovedFile]
 
 
 def read_head(store: Store, head: TableHead | None = None) -> TableHead:
-    """The newest head, on from the given one. A table that is not there has version -1."""
+    """Read the newest head, continuing from the given one. A missing table has version -1."""
     if head is not None and head.version != VERSION_NONE:
         return _followed(store, head)
     for _ in range(OPENINGS_MAX):
         found = _followed(store, open_head(store))
-        # Nothing may come after it: entries are cleaned away from the first one on, so one is missing.
+        # No later entry may exist. If one does, clean-up has deleted an entry in between: open the table
+        # again.
         if newest_version(store, found.version + 1) <= found.version:
             return found
     raise InvariantViolation(
@@ -190,7 +192,7 @@ def _followed(store: Store, head: TableHead) -> TableHead:
 
 
 def read_history(store: Store) -> History:
-    """The newest head, and what entries have taken out, as far as the log remembers."""
+    """Read the newest head and the removed files that the log still lists."""
     version, actions, size = read_checkpoint(store, None, EVERY_FIELD)
     head = _opened(store, version, actions, size)
     removed: dict[tuple[str, Descriptor | None], RemovedFile] = {}
@@ -202,7 +204,7 @@ def read_history(store: Store) -> History:
 
 
 def _take_out(actions: Sequence[Action], removed: dict[tuple[str, Descriptor | None], RemovedFile]) -> None:
-    """Note what an entry takes out; what it puts back is no longer out."""
+    """Record an entry's removed files, and drop those that it adds again."""
     for remove in (line["remove"] for line in actions if "remove" in line):
         path, vector = str(remove["path"]), Descriptor.of(remove)
         removed[path, vector] = RemovedFile(path, vector, int(remove.get("deletionTimestamp") or 0))
@@ -211,7 +213,7 @@ def _take_out(actions: Sequence[Action], removed: dict[tuple[str, Descriptor | N
 
 
 def entries_after(store: Store, head: TableHead) -> Iterator[tuple[list[Action], TableHead]]:
-    """The entries that follow a head, each with the head after it."""
+    """Yield the entries after a head, each with the head that results."""
     while True:
         version = head.version + 1
         try:
@@ -232,10 +234,9 @@ def entries_after(store: Store, head: TableHead) -> Iterator[tuple[list[Action],
 
 
 def open_head(store: Store, *, until: int | None = None) -> TableHead:
-    """The head of the newest checkpoint, or of the newest one up to a version; version -1 where there is no
-    checkpoint.
+    """The head at the newest checkpoint, or at the newest one up to a version; version -1 if there is none.
 
-    A log that does not reach back to the version any more is opened at its oldest checkpoint, after it."""
+    If the log no longer reaches back to `until`, the oldest checkpoint, which is later, is used."""
     return _opened(store, *read_checkpoint(store, until, HEAD_FIELDS))
 
 

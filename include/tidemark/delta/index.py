@@ -1,12 +1,12 @@
-"""The key index of a state: one large run and a few small ones, which together say where each row lies.
+"""The key index of a state: one large run and a few small ones, which map each key to the place of its row.
 
-It is a cache, in a folder of this machine, and never truth. What a hit is worth is decided by the head that
-the commit is made on: the file must be live in it, and the row not hidden by its vector. So the index has
-nothing to be kept in step with: a run that is lost, damaged, or of another table or encoding is made again
-out of the data files, a file that no run names is added, and one that is gone is left out at the next merge.
+The index is a cache in a local folder. It is never the truth: the head that a commit is made on decides
+whether a hit counts. The file must be live in it, and its deletion vector must not hide the row. So the index
+need not be kept in step with the table. A run that is lost, damaged, or of another table or encoding is
+rebuilt from the data files; a file that no run names is added; a removed file is dropped at the next merge.
 
-Runs are merged by their sizes: each is larger than all smaller ones together, so there are few, and a row is
-rewritten a few times in its life.
+Runs are merged by size: each run is larger than all smaller runs together. So there are few runs, and a
+record is rewritten only a few times.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from tidemark.delta.index_runs import (
 from tidemark.delta.state_files import RowKeys
 
 MERGE_RECORDS: Final = 1_000_000
-"""So many records are in memory at once while runs are merged."""
+"""The number of records in memory while runs are merged."""
 
 
 @dataclass(frozen=True)
 class Hits:
-    """Where the live rows of some keys lie: for each hit the key's number, and its record; `file` is a number
-    in `paths`."""
+    """The places of the live rows of some keys: for each hit the key's number and its record; `file` is an
+    index into `paths`."""
 
     paths: tuple[str, ...]
     query: npt.NDArray[np.intp]
@@ -56,7 +56,7 @@ class Hits:
         return cls((), np.empty(0, np.intp), np.empty(0, _RECORD))
 
     def places(self, chosen: npt.NDArray[np.bool_] | None = None) -> dict[str, Rows]:
-        """The row numbers of the hits, or of the chosen ones, by their files."""
+        """The row numbers of the hits (or of the chosen hits) by file."""
         records = self.records if chosen is None else self.records[chosen]
         return {
             self.paths[number]: Rows(np.ascontiguousarray(records["row"][records["file"] == number]))
@@ -93,12 +93,13 @@ class KeyIndex:
         return sum(run.path.stat().st_size for run in self._runs)
 
     def missing(self, head: TableHead) -> list[LiveFile]:
-        """The live files that no run names."""
+        """The live files that are in no run."""
         named = {file for run in self._runs for file in run.files}
         return [file for file in head.files.values() if _data_file(file) not in named]
 
     def add(self, files: Mapping[DataFile, RowKeys]) -> None:
-        """Make a run of some files; each must have exactly its rows."""
+        """Write a run of some files; `InvariantViolation` if a file's row count differs from its
+        statistics."""
         known = [file for file in files if file.rows]
         for file in known:
             if len(files[file]) != file.rows:
@@ -124,15 +125,15 @@ class KeyIndex:
         *,
         once: bool = True,
     ) -> Hits:
-        """The live rows of these keys. Every live file must be in a run (`missing`); two live rows of one key
-        are a violation, if a key has `once` one."""
+        """Find the live rows of these keys. Every live file must be in a run (`missing`). With `once`, two
+        live rows of one key are an `InvariantViolation`."""
         order = np.argsort(keys.hi, kind="stable")
         hi, lo = keys.hi[order], keys.lo[order]
         paths = tuple(head.files)
         numbers = {_data_file(file): number for number, file in enumerate(head.files.values())}
         queries, found = [], []
         for run in self._runs:
-            # A file that two runs name (a merge that died) is looked up in the first of them.
+            # If two runs name a file (after an interrupted merge), the first of them is used.
             known = [numbers.pop(file, -1) for file in run.files]
             with self._dropping(run):
                 query, records = _found(run, hi, lo)
@@ -155,7 +156,7 @@ class KeyIndex:
         return Hits(paths, query, records)
 
     def merge(self, head: TableHead) -> None:
-        """Merge the runs that are too many for their sizes, and leave out files that are gone."""
+        """Merge runs that break the size rule, and drop files that are no longer live."""
         chosen = chosen_for_merge([run.records for run in self._runs])
         runs = self._runs[chosen:]
         if len(runs) < 2:
@@ -178,13 +179,13 @@ class KeyIndex:
         self._runs = self._runs[:chosen]
         if merged is not None:
             self._put(merged)
-        # What died before this is found twice by the next one that opens, and does no harm.
+        # If the process dies before this, the next one finds files in two runs, which is harmless.
         for run in runs:
             run.path.unlink(missing_ok=True)
 
     @contextmanager
     def _dropping(self, *runs: Run) -> Iterator[None]:
-        """Work with runs; damaged ones are deleted, so that the next try makes them again."""
+        """Delete these runs if the block finds damage, so that the next attempt rebuilds them."""
         try:
             yield
         except RunDamaged as error:
@@ -204,8 +205,8 @@ class KeyIndex:
 
 
 def chosen_for_merge(sizes: Sequence[int]) -> int:
-    """From which run on to merge, of sizes from the largest to the smallest, so that each is larger than all
-    that follow; the number of runs where nothing is to be merged."""
+    """The position from which on to merge, given sizes from largest to smallest, so that each run is larger
+    than all that follow; the number of runs if there is nothing to merge."""
     total = 0
     chosen = len(sizes)
     for at in reversed(range(len(sizes))):
@@ -229,7 +230,7 @@ def _found(run: Run, hi: Numbers, lo: Numbers) -> tuple[npt.NDArray[np.intp], Re
 def _is_hidden(
     paths: tuple[str, ...], records: Records, hidden: Callable[[list[str]], Mapping[str, Rows]]
 ) -> npt.NDArray[np.bool_]:
-    """Which records are of rows that a vector hides."""
+    """Which records belong to hidden rows."""
     out = np.zeros(len(records), np.bool_)
     touched = np.unique(records["file"]).tolist()
     vectors = hidden([paths[number] for number in touched])

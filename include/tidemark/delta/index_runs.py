@@ -1,16 +1,17 @@
-"""A run of the key index: where the rows of some data files lie, by the hash of their keys, in one file.
+"""A run of the key index: one file with the places of the rows of some data files, sorted by key hash.
 
-It is a pure function of the data files that it names, which never change: for each of their rows one record
-of fixed size, sorted by hash. It knows nothing of deletion vectors. So it can be made again by anyone, and a
-whole one is easily told: it has exactly as many records of a file as the file has rows.
+A run is a pure function of the data files that it names, which never change: one fixed-size record per row,
+sorted by hash. It does not depend on deletion vectors. So any process can rebuild it, and a complete run has
+exactly as many records of a file as the file has rows.
 
-The file: a head (magic, sizes, checksum), a description as JSON, a directory (the first hash of each block,
-and each block's checksum), then the blocks. Head and directory are checked when a run is opened, a block
-whenever it is read. Checksums are weighted sums of 64-bit words with odd weights: they see every change of
-one word for certain, and numpy works them out at the speed of memory.
+File format: a header (magic, sizes, checksum), a description as JSON, a directory (the first hash and the
+checksum of each block), then the blocks. Opening a run checks header and directory; every read checks its
+blocks. Checksums are weighted sums of 64-bit words with odd weights: they detect every change of a single
+word, and numpy computes them at memory speed.
 
-Restrictions: a run lies on a local disk, because it is memory-mapped: elsewhere a file that is cut under its
-reader would end the process. It is for its owner's eyes only. Damage is `RunDamaged`: make it again.
+Restrictions: a run must be on a local disk, because it is memory-mapped; on a network disk, truncation by
+another machine would crash the process. Only its owner may read it. Damage raises `RunDamaged`: rebuild the
+run.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ _NO_FILE: Final = 0xFFFFFFFF
 RECORD: Final = np.dtype(
     [("hi", "<u8"), ("lo", "<u8"), ("file", "<u4"), ("row", "<u4"), ("digest", "<u8"), ("sequence", "<i8")]
 )
-"""A row: the halves of its key's hash, its file's number in the run, its number in there, its digest, and its
-sequence, which is 0 where a shard has none."""
+"""A row: the two halves of its key's hash, its file's number in the run, its row number in the file, its
+digest, and its sequence (0 if the shard has none)."""
 _BYTES: Final = np.dtype((np.void, RECORD.itemsize))
 _WORDS: Final = RECORD.itemsize // 8 * BLOCK_RECORDS
 
@@ -49,12 +50,12 @@ Numbers = npt.NDArray[np.uint64]
 
 
 class RunDamaged(Exception):
-    """A run's file is not as it was written, or is none."""
+    """A run's file is damaged, or is not a run."""
 
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """A data file of a table: where it lies, how large it is, how many rows it has."""
+    """A data file of a table."""
 
     path: str
     bytes: int
@@ -63,14 +64,14 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True)
 class RunScope:
-    """What a run is about: a table, and how its keys and rows were hashed."""
+    """The table and the encoding of keys and rows that a run is for."""
 
     table: str
     encoding: int
 
 
 class Run:
-    """A run that was opened and checked; its blocks are checked as they are read."""
+    """An open run. Opening checks header and directory; reading checks blocks."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -90,7 +91,7 @@ class Run:
             facts = json.loads(body[:described])
             self.scope = RunScope(facts["table"], facts["encoding"])
             self.files = tuple(DataFile(*one) for one in facts["files"])
-            # As words: numpy copies rows of a table much faster than records.
+            # As words: numpy copies rows of a 2-D array much faster than records.
             self._map: Numbers | None = None
             if blocks:
                 self._map = np.memmap(path, "<u8", "r", start, (blocks, _WORDS)).view(np.ndarray)
@@ -102,7 +103,7 @@ class Run:
             raise RunDamaged(f"{path.name} has {blocks} blocks for {self.records} records")
 
     def blocks(self, wanted: npt.NDArray[np.intp]) -> Records:
-        """The records of these blocks, in order; the last block's are cut to the run's own."""
+        """The records of these blocks, in order, without the padding of the last block."""
         if self._map is None or not len(wanted):
             return np.empty(0, RECORD)
         words = np.take(self._map, wanted, axis=0)
@@ -113,7 +114,6 @@ class Run:
         return records[: len(records) - over] if over and wanted[-1] == len(self.firsts) - 1 else records
 
     def all(self) -> Records:
-        """Every record."""
         return self.blocks(np.arange(len(self.firsts)))
 
     def between(self, low: int, high: int) -> Records:
@@ -130,10 +130,11 @@ class Run:
         return found[begin:end]
 
     def find(self, hi: Numbers, lo: Numbers) -> tuple[npt.NDArray[np.intp], Records]:
-        """The records of these keys, which must be sorted by `hi`, and for each the number of its key."""
+        """The records of these keys, and for each the number of its key. The keys must be sorted by `hi`."""
         before = np.searchsorted(self.firsts, hi, "left").astype(np.intp) - 1
         through = np.searchsorted(self.firsts, hi, "right").astype(np.intp) - 1
-        # A key at a block's end may go on in the next one, and one that begins a block may have begun before.
+        # A key's records may span blocks: one at the end of a block may continue in the next, and one at the
+        # start may have begun in the previous.
         wide = through - before > 1
         spans = [np.arange(a, b) for a, b in zip(before[wide], through[wide], strict=True)]
         wanted = np.sort(np.concatenate([before, through, *spans]), kind="stable")
@@ -150,7 +151,7 @@ class Run:
 
 
 def write_run(path: Path, scope: RunScope, files: Sequence[DataFile], chunks: Iterable[Records]) -> Run:
-    """Write a run of all rows of these files. The chunks are sorted by `hi`, each and one after the other."""
+    """Write a run of all rows of these files. All chunks together must be sorted by `hi`."""
     records = sum(file.rows for file in files)
     blocks = -(-records // BLOCK_RECORDS)
     facts = {"format": FORMAT, "table": scope.table, "encoding": scope.encoding}
@@ -177,7 +178,7 @@ def write_run(path: Path, scope: RunScope, files: Sequence[DataFile], chunks: It
             file.seek(0)
             body = described + firsts.tobytes() + sums.tobytes()
             file.write(_HEAD.pack(_MAGIC, len(described), blocks, zlib.crc32(body)) + body)
-        # Opened before others can see it, merge it with theirs and remove it.
+        # Open it before other processes can see, merge and remove it.
         run = Run(attempt)
         attempt.replace(path)
         run.path = path
@@ -188,7 +189,7 @@ def write_run(path: Path, scope: RunScope, files: Sequence[DataFile], chunks: It
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what processes of this machine that are no more have not finished."""
+    """Remove temporary files of processes that no longer run on this machine."""
     for path in folder.glob("*.tmp"):
         try:
             os.kill(int(path.suffixes[-2].removeprefix(".")), 0)
@@ -199,7 +200,7 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def _blocks_of(chunks: Iterable[Records]) -> Iterable[Records]:
-    """Whole blocks of the records; the last one is filled up with records of no file."""
+    """Yield the records in whole blocks; the last one is padded with records of no file."""
     rest = np.empty(0, RECORD)
     for chunk in chunks:
         joined = np.concatenate([rest, chunk]) if len(rest) else chunk
@@ -215,12 +216,12 @@ def _blocks_of(chunks: Iterable[Records]) -> Iterable[Records]:
 
 
 def _start(described: int, blocks: int) -> int:
-    """Where the blocks begin."""
+    """The offset of the first block."""
     return -(-(_HEAD.size + described + 16 * blocks) // _ALIGNED) * _ALIGNED
 
 
 def _weights() -> Numbers:
-    """Odd numbers without a pattern, the same for ever."""
+    """Pseudorandom odd numbers. They belong to the file format and never change."""
     with np.errstate(over="ignore"):
         found = np.arange(1, _WORDS + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
         found = (found ^ (found >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -231,7 +232,7 @@ _WEIGHTS: Final = _weights()
 
 
 def _sums(words: Numbers, numbers: npt.NDArray[np.intp]) -> Numbers:
-    """A checksum of each block's words and of its place."""
+    """The checksum of each block's words and position."""
     with np.errstate(over="ignore"):
         found: Numbers = (
             np.einsum("ij,j->i", words, _WEIGHTS) + (numbers.astype(np.uint64) + _ONE) * _WEIGHTS[0]
@@ -247,7 +248,7 @@ def sorted_records(
     sequence: npt.NDArray[np.int64] | None = None,
     file: int = 0,
 ) -> Records:
-    """The records of one file's rows, which are given in the file's order."""
+    """The sorted records of one file's rows, which are given in file order."""
     order = np.argsort(hi, kind="stable")
     found = np.zeros(len(hi), RECORD)
     found["hi"], found["lo"], found["file"], found["row"] = hi[order], lo[order], file, order
@@ -260,8 +261,8 @@ def sorted_records(
 def merged_chunks(
     runs: Sequence[Run], numbers: Sequence[Mapping[int, int]], *, chunk_records: int
 ) -> Iterable[Records]:
-    """The records of several runs in one order, a part of the hashes at a time. `numbers` are each run's
-    files that stay, with their numbers in the new run."""
+    """Merge the records of several runs, one range of hashes at a time. `numbers` maps, for each run, the
+    files to keep to their numbers in the new run."""
     parts = max(1, sum(run.records for run in runs) // chunk_records)
     edges = [(1 << 64) * at // parts for at in range(parts + 1)]
     tables = []

@@ -1,14 +1,12 @@
-"""A ledger over a Delta table: numbered records, a few marks, one conditional commit.
+"""A ledger on a Delta table: numbered records, a few marks, one conditional commit.
 
-`DeltaLedger` keeps the promise of `tidemark.ports.control.Ledger` without a JVM. A commit writes one
-small Parquet file and one log entry; the file is invisible until the entry names it, and is removed
-again when the entry could not be made. Reading skips files by their statistics and keeps decoded
-files, which never change, in memory.
+`DeltaLedger` implements `tidemark.ports.control.Ledger` without a JVM. A commit writes one small Parquet file
+and one log entry. The file is invisible until the entry names it, and is removed if the entry can't be
+committed. Reads skip files by their statistics and cache decoded files, which never change.
 
-So that reading stays flat however long the history gets, whoever commits also keeps house: from time
-to time the newest small files are merged into one (a commit of its own, with the same condition, that
-changes no record and no mark), and the log gets a checkpoint. Housekeeping that fails or loses a race
-is left for the next commit.
+Commits also do the housekeeping, so that read cost does not grow with the history. From time to time the
+newest small files are merged into one (a separate conditional commit that changes no record and no mark), and
+the log gets a checkpoint. If housekeeping fails or loses a race, the next commit does it.
 """
 
 from __future__ import annotations
@@ -66,7 +64,7 @@ RETENTION_HOURS: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class LedgerView:
-    """What `head` loaded: reads answer from here until it is called again."""
+    """The version that `head` loaded. Reads are answered from it until the next `head`."""
 
     head: Head
     files: tuple[RecordFile, ...]
@@ -103,7 +101,7 @@ class DeltaLedger(Generic[R]):
         return self._table.uri
 
     def head(self) -> Head:
-        """Load the newest snapshot. A table that is not there yet reads as empty and is not made."""
+        """Load the newest version. A missing table reads as empty and is not created."""
         self._snapshot = self._loaded(self._table.refresh())
         return self._snapshot.head
 
@@ -117,12 +115,12 @@ class DeltaLedger(Generic[R]):
         return LedgerView(head, files)
 
     def mark(self, name: str) -> int:
-        """A mark by its name, declared or not."""
+        """A mark by name, declared or not; 0 if it is not set."""
         return self._snapshot.head.marks.get(name) or self._table.mark(name) or 0
 
     def read(self, lower: int, upper: int, kinds: tuple[type, ...] = ()) -> Sequence[R]:
-        """The records numbered in [lower, upper), of all kinds or of these; records of one number in the
-        order they came."""
+        """The records numbered in [lower, upper), of the given kinds or of all. Records of one number keep
+        the order of their commits."""
         names = self._codec.names_of(kinds)
         return self._decoded(
             lambda: [
@@ -135,7 +133,7 @@ class DeltaLedger(Generic[R]):
         )
 
     def find(self, key: str, kinds: tuple[type, ...] = ()) -> Sequence[R]:
-        """The records with this key, of all kinds or of these, in order of their numbers."""
+        """The records with this key, of the given kinds or of all, sorted by number."""
         names = self._codec.names_of(kinds)
         return self._decoded(
             lambda: [
@@ -148,12 +146,12 @@ class DeltaLedger(Generic[R]):
         )
 
     def _is_of(self, row: Row, names: frozenset[str]) -> bool:
-        """Whether a row is of these kinds; one of an unknown kind is let through, to be refused."""
+        """Whether a row is of these kinds. Unknown kinds pass, so that decoding rejects them."""
         return row.kind in names or row.kind not in self._codec.names_of(())
 
     def _decoded(self, look: Callable[[], list[Row]]) -> Sequence[R]:
-        """The records that a look finds, in order. A snapshot that is older than the retention may have files
-        that were merged and swept since; then the look is at the newest one."""
+        """The records that `look` finds, sorted by number. If the loaded version is older than the retention,
+        its files may have been merged and deleted; then `look` runs again on the newest version."""
         try:
             rows = look()
         except FileGone:
@@ -165,8 +163,8 @@ class DeltaLedger(Generic[R]):
         return [self._codec.decode(row, table=self.uri) for row in rows]
 
     def written_at(self, number: int, kinds: tuple[type, ...] = ()) -> datetime | None:
-        """When the last record of a number was committed, by its writer's clock; None where there is none.
-        For alarms and retention only: no decision about what happened depends on it."""
+        """When the last record of a number was committed, by its writer's clock; None if there is none. For
+        alarms and retention only: no decision about what happened depends on it."""
         names = self._codec.names_of(kinds)
         for file in reversed(self._snapshot.files):
             if file.may_hold_number(number, number + 1):
@@ -179,7 +177,7 @@ class DeltaLedger(Generic[R]):
 
     def _holds_key(self, file: RecordFile, key: str) -> bool:
         if file.rows < 100 or file.path in self._contents:
-            return True  # Opening it whole is as cheap.
+            return True  # Reading the whole file is as cheap.
         if file.path not in self._keys:
             self._keys[file.path] = read_keys(self._table.store, file, table=self.uri)
         return key in self._keys[file.path]
@@ -199,7 +197,7 @@ class DeltaLedger(Generic[R]):
             self._contents.popitem(last=False)
 
     def commit(self, head: Head, put: Put[R, Any]) -> CommitOutcome:
-        """Add the records and move the marks, if and only if the table still stands at `head`."""
+        """Add the records and move the marks, if and only if the table is still at `head`."""
         if CHAIN in put.marks:
             raise InvalidUsage(f"the mark {CHAIN!r} of {self.uri} is kept by the ledger itself")
         snapshot = self._snapshot
@@ -262,7 +260,7 @@ class DeltaLedger(Generic[R]):
             ) from error
 
     def _settled(self, outcome: CommitOutcome, files: tuple[RecordFile, ...]) -> CommitOutcome:
-        """Housekeeping after our commit. The commit stands, whatever becomes of it."""
+        """Do the housekeeping after a commit. The commit is valid whether or not this succeeds."""
         if isinstance(outcome, Committed):
             with housekeeping(self.uri):
                 self._table.tidy_log()
@@ -272,7 +270,7 @@ class DeltaLedger(Generic[R]):
         return outcome
 
     def _merge(self, merge: Merge, committed: int) -> None:
-        """Replace a run of neighbouring files by one, if nobody has committed since."""
+        """Replace neighbouring files by one, if no commit has followed."""
         head = self._table.refresh()
         if head.version != committed:
             return
@@ -296,5 +294,5 @@ class DeltaLedger(Generic[R]):
             self._table.store.remove_quietly(merged.path)
 
     def sweep(self) -> int:
-        """Remove files that no snapshot younger than the retention needs; returns how many."""
+        """Remove files that no version within the retention needs; return how many."""
         return self._table.sweep(retention_hours=RETENTION_HOURS)

@@ -1,12 +1,12 @@
-"""A shard's log as a ledger: its records are the sealed parts, added to the shard's Delta table.
+"""A shard's log as a ledger: its records are the sealed parts, which are files of the shard's log table.
 
-An entry is not stored beside the data; it *is* the data's add actions. A part's path names its
-transaction and its writer (`_txn-00000000000000000007/<token>/part-….parquet`), so the entries can be
-read back from the table's file list, which is also what every reader of the log sees. The underscore makes
-the folder a hidden one: a VACUUM by other hands leaves it alone, whatever its retention is.
+An entry is not stored beside the data: its `add` actions *are* the entry. A part's path names its transaction
+and its writer (`_txn-00000000000000000007/<token>/part-….parquet`), so entries are read back from the table's
+file list, which every reader of the log sees. The underscore hides the folder: a VACUUM by another program
+skips it, whatever its retention.
 
-Files that compaction has written (`_txns-<first>-<last>/…`) have the rows of several transactions and belong
-to no single entry any more; `files` tells which of the active files may have a transaction's rows.
+Files that compaction has written (`_txns-<first>-<last>/…`) hold rows of several transactions and belong to
+no single entry. `files` returns the active files with the range of transactions that each may have rows of.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ LOG_MARKS: Final = (UPPER, COMPACTION, LINK)
 _PATH = re.compile(r"_txn-(\d{20})/([A-Za-z0-9._-]+)/[A-Za-z0-9._-]+\Z")
 _MERGED = re.compile(r"_txns-(\d{20})-(\d{20})/(\d{10})-([A-Za-z0-9._-]+)/[A-Za-z0-9._-]+\Z")
 _MERGING = re.compile(r"_txns-(\d{20})-(\d{20})/(\d{10})-([A-Za-z0-9._-]+)/.+\Z")
-"""What Spark has written for a compaction so far, at any depth: one that was killed leaves it so."""
+"""Paths that Spark writes during a compaction, at any depth. A killed compaction leaves them behind."""
 
 
 def parts_folder(txn: Txn, token: WriterToken) -> str:
-    """Where one attempt's parts of a transaction go, relative to the log table's root."""
+    """The folder of one attempt's parts of a transaction, relative to the log table's root."""
     folder = f"_txn-{txn:020}/{token}"
     if not _PATH.match(f"{folder}/part"):
         raise InvalidUsage(
@@ -96,7 +96,7 @@ class DeltaLog:
         return self._table.uri
 
     def _check(self, schema: Schema, properties: Mapping[str, str]) -> None:
-        """Refuse who would read or write the log by a pipeline file that doesn't fit it."""
+        """Raise if the pipeline file's shape doesn't fit the log."""
         if self._declared is None:
             return
         found = misfit(self._shard, recorded=shape_of(schema, properties), declared=self._declared)
@@ -104,12 +104,13 @@ class DeltaLog:
             raise found
 
     def _check_growth(self, there: Schema | None) -> None:
-        """Refuse who has not heard of columns that a growing log has got: rows would be read without them."""
+        """Raise if a growing log has columns that this process doesn't know: rows would be read without
+        them."""
         if there is not None and self._declared is not None and self._declared.grows:
             check_known(self._shard, recorded=shape_of(there, {}), known=self._declared)
 
     def head(self) -> Head:
-        """Load the newest snapshot. A log that is not there yet reads as empty and is not made."""
+        """Load the newest version. A missing log reads as empty and is not created."""
         head = self._table.refresh()
         if head.version != self._head.version:
             self._check_growth(self._table.columns())
@@ -118,13 +119,13 @@ class DeltaLog:
         return self._head
 
     def shape(self) -> Shape | None:
-        """The shape that is on record now, whatever a pipeline file says; None where there is no log."""
+        """The shape on record, regardless of the pipeline file; None if there is no log."""
         found = self._table.described()
         return shape_of(*found) if found is not None else None
 
     def declare(self, shape: Shape) -> None:
-        """Put the shape on record: make the log, or widen what it has on record. One that the shape doesn't
-        fit stays as it is."""
+        """Record the shape: create the log, or widen the recorded shape. If the shape doesn't fit, nothing
+        changes."""
         recorded = self.shape()
         if misfit(self._shard, recorded=recorded, declared=shape) is not None:
             return
@@ -139,7 +140,7 @@ class DeltaLog:
         return self._entries
 
     def files(self) -> Sequence[LogFile]:
-        """The active files, at the snapshot that `head` loaded last."""
+        """The active files of the version that `head` loaded last."""
         return [file_of(file, table=self.uri) for file in self._table.files()]
 
     def mark(self, name: str) -> int:
@@ -147,7 +148,7 @@ class DeltaLog:
 
     def read(self, lower: int, upper: int) -> Sequence[LogEntry]:
         if lower >= self._head.upper:
-            return []  # The log has passed nothing there, so no list needs reading.
+            return []  # The range begins at or above the log's upper, so no file list is needed.
         entries = self._loaded()
         return [entries[txn] for txn in sorted(entries) if lower <= txn < upper]
 
@@ -156,24 +157,24 @@ class DeltaLog:
         return [entries[txn] for txn in sorted(entries) if entries[txn].key == key]
 
     def written_at(self, number: int) -> datetime | None:
-        """When a transaction's parts were appended; None where it has none, or they were merged. For alarms
+        """When a transaction's parts were appended; None if it has none, or if they were merged. For alarms
         only: no decision about what happened depends on it."""
         listed = ((file.location, file.add["modificationTime"]) for file in self._table.files())
         at_ms = next((at for path, at in listed if span_of(path) == (number, number)), None)
         return datetime.fromtimestamp(int(at_ms) / 1000, UTC) if at_ms is not None else None
 
     def commit(self, head: Head, put: Put[LogEntry, Any]) -> CommitOutcome:
-        """Append the entries' parts, if and only if the log still stands at `head`."""
+        """Append the entries' parts, if and only if the log is still at `head`."""
         marks = self._head.moved(put.marks)
         at_ms = self._clock_ns() // 1_000_000
         adds = [add_of(entry, part, at_ms=at_ms) for entry in put.records for part in entry.parts]
         return self._commit(head, put.marks, adds, marks)
 
     def replace(self, head: Head, put: Put[Replacement, Any]) -> CommitOutcome:
-        """Change files and marks, if and only if the log still stands at `head`; no row is changed.
+        """Replace files and move marks, if and only if the log is still at `head`. No row changes.
 
-        `dataChange` is false, also where rows below `since` go: who follows an append-only table is not
-        told of rows that its retention lets go."""
+        `dataChange` is false even where rows below `since` are dropped: streaming readers of an append-only
+        table are not notified of rows past their retention."""
         marks = self._head.moved(put.marks)
         at_ms = self._clock_ns() // 1_000_000
         actions: list[Action] = []
@@ -197,13 +198,14 @@ class DeltaLog:
         return outcome
 
     def remember_removals(self, days: int) -> None:
-        """Keep for so many days, and no less than for a week, when a file was taken out of the log."""
+        """Keep the record of removed files for `days`, but at least for a week."""
         kept = min(max(days, REMEMBERED_DAYS), REMEMBERED_DAYS_MAX)
         self._table.set_property(REMEMBERED, f"interval {kept} days")
 
     def leftovers(self) -> Sequence[Leftover]:
         """The files in the log's folder that the newest version does not name."""
-        # Listed before the table is read: what is committed meanwhile is then active, not left over.
+        # List files before reading the table: a file that is committed in between is then active, not a
+        # leftover.
         found = self._table.store.listed()
         self.head()
         newest = read_history(self._table.store)
@@ -214,14 +216,15 @@ class DeltaLog:
         return [leftover for leftover in named if leftover is not None]
 
     def delete(self, leftovers: Sequence[Leftover]) -> None:
-        """Delete files that may go; who comes second finds nothing to do."""
+        """Delete these files. Files that another process has already deleted are ignored."""
         for leftover in leftovers:
             self._table.store.delete(leftover.path)
         remove_unlinked(self._table.store, self._head.version)
 
 
 def add_of(entry: LogEntry, part: Part, *, at_ms: int) -> Action:
-    """The add action of a part; its path must be the entry's own, and its statistics true."""
+    """The add action of a part. Its path must belong to the entry, and its statistics must match its row
+    count."""
     if not part.path.startswith(parts_folder(entry.txn, entry.token) + "/") or not _PATH.match(part.path):
         raise InvalidUsage(f"part {part.path!r} is not one of transaction {entry.txn} by {entry.token}")
     stats = part.stats or json.dumps({"numRecords": part.rows})
@@ -240,7 +243,7 @@ def merged_add_of(part: Part, *, at_ms: int) -> Action:
 
 
 def file_of(file: LiveFile, *, table: str) -> LogFile:
-    """An active file with the transactions that its name says."""
+    """An active file with the range of transactions in its name."""
     path = file.location
     span = span_of(path)
     if span is None:
@@ -252,7 +255,8 @@ def file_of(file: LiveFile, *, table: str) -> LogFile:
 
 
 def span_of(path: str) -> tuple[Txn, Txn] | None:
-    """The first and the last transaction that a file of a log may have rows of, by its name."""
+    """The first and the last transaction that a log file may have rows of, by its name; None for a foreign
+    name."""
     if part := _PATH.match(path):
         return Txn(int(part[1])), Txn(int(part[1]))
     if merged := _MERGED.match(path):
@@ -261,7 +265,7 @@ def span_of(path: str) -> tuple[Txn, Txn] | None:
 
 
 def leftover_of(path: str, size: int, removed_ms: int | None) -> Leftover | None:
-    """What a file is by its name; None for one that is none of ours."""
+    """Classify an unreferenced file by its name; None for a foreign file."""
     if merging := _MERGING.match(path):
         span = Txn(int(merging[1])), Txn(int(merging[2]))
         return Leftover(path, size, *span, merging[4], int(merging[3]), removed_ms)
@@ -271,7 +275,7 @@ def leftover_of(path: str, size: int, removed_ms: int | None) -> Leftover | None
 
 
 def entries_of(files: Iterable[LogFile], *, table: str) -> dict[int, LogEntry]:
-    """The entries that a log's active files make up, parts in the order of their paths."""
+    """The entries that a log's active files form, with parts sorted by path."""
     parts: dict[tuple[int, str], list[Part]] = {}
     for part in sorted((file.part for file in files), key=lambda one: one.path):
         named = _PATH.match(part.path)

@@ -1,15 +1,14 @@
-"""The key index of one table as a publish uses it: where it lies, kept up with a head, asked for live rows.
+"""Publishing a folded tail onto a state without Spark: which rows go, which come, and the new digest.
 
-It lies where `caches` says. Memory-mapped files of a network disk could end the process.
+After the publish the state is the fold of its log (Invariant 18). A record that is older than its key's live
+row (`is_older`) changes nothing. Any other record replaces the row or removes it. Without a sequence the tail
+always wins.
 
-A folded tail over a state, by the key index: which rows go, which come, and the digest afterwards, so that
-the state is the fold of its log (Invariant 18).
+An unchanged row is not rewritten. The caller must compare the values of the candidate rows (`alike`), because
+two rows with the same 64-bit digest need not be equal.
 
-A record that is older than its key's live row (`is_older`) changes nothing; any other takes the row's place,
-or takes it out. Without a sequence the tail always wins.
-
-A row that is the same again stays as it is. That it is the same is for the caller to see by comparing it
-(`alike` are the rows to compare), since two rows with one 64-bit digest need not be equal.
+`TableIndex` keeps the key index up to date with a head and finds live rows. It is stored in the cache folder,
+on a local disk: memory-mapped files on a network disk could crash the process.
 """
 
 from __future__ import annotations
@@ -38,14 +37,14 @@ from tidemark.delta.store import Store
 from tidemark.delta.tail import Unsuited, sequence_numbers
 
 ROWS_MAX: Final = 200_000_000
-"""Of a larger table Spark finds the rows: the index would take more than 10 GB of the disk."""
+"""For a larger table Spark finds the rows: the index would take more than 10 GB of disk."""
 
 Engine = Callable[[LiveFile], RowKeys]
 Hidden = Callable[[list[str]], Mapping[str, Rows]]
 
 
 class TableIndex:
-    """The index of one table. `digest` names the column of numbers that is kept for each row."""
+    """The key index of one table. `digest` is the column of row digests."""
 
     def __init__(self, store: Store, *, sequence: str | None, digest: str = DIGEST) -> None:
         self._store, self._sequence, self._digest = store, sequence, digest
@@ -60,12 +59,12 @@ class TableIndex:
         engine: Engine | None = None,
         once: bool = True,
     ) -> Hits:
-        """The live rows of these keys; `engine` reads files that don't say their keys."""
+        """The live rows of these keys; `engine` reads files that lack the key and digest columns."""
         index = self._covering(head, engine)
         return index.find(keys, head, hidden, once=once)
 
     def add(self, head: TableHead, file: DataFile, keys: RowKeys) -> None:
-        """Take a file in that was just committed, while its keys are at hand."""
+        """Add a file that was just committed, while its keys are in memory."""
         index = self._at(head)
         index.add({file: keys})
         index.merge(head)
@@ -84,7 +83,7 @@ class TableIndex:
                 index.add({DataFile(file.path, file.bytes, file.rows): keys})
             index.merge(head)
         except OSError as error:
-            # A cache for which there is no room holds nobody up.
+            # A cache that can't be written must not fail the publish: Spark does it.
             raise Unsuited(f"the key index can't be written: {error}") from error
         return index
 
@@ -113,7 +112,8 @@ class TableIndex:
 
 
 def rows_at(store: Store, file: LiveFile, places: npt.NDArray[np.integer], columns: list[str]) -> pa.Table:
-    """The rows of a file at these places, in their order; only the row groups that have them are read."""
+    """The rows of a file at these row numbers, in their order. Only the row groups that have them are
+    read."""
     try:
         with pq.ParquetFile(store.opened(file.location)) as opened:
             starts = np.cumsum(
@@ -133,7 +133,7 @@ def rows_at(store: Store, file: LiveFile, places: npt.NDArray[np.integer], colum
 
 
 def are_equal(one: pa.Table, other: pa.Table, columns: list[str]) -> npt.NDArray[np.bool_]:
-    """Which rows of two tables are the same, value by value; a column that is lacking is NULL."""
+    """Compare two tables row by row; a missing column counts as NULL, and NaN equals NaN."""
     same = np.ones(one.num_rows, np.bool_)
     for name in columns:
         left, right = (rows[name] if name in rows.column_names else None for rows in (one, other))
@@ -158,7 +158,8 @@ def are_equal(one: pa.Table, other: pa.Table, columns: list[str]) -> npt.NDArray
 
 @dataclass(frozen=True, slots=True)
 class Overlay:
-    """What a tail does to a state: the tail's rows that come, the state's that go, the digest after it."""
+    """The effect of a tail on a state: the tail's rows to add, the state's rows to hide, and the new
+    digest."""
 
     comes: npt.NDArray[np.bool_]
     hidden: Mapping[str, Rows]
@@ -172,14 +173,14 @@ def is_older(
     than: npt.NDArray[np.int64],
     at: npt.NDArray[np.int64] | int = TXN_NONE,
 ) -> npt.NDArray[np.bool_]:
-    """Which records lose to another record of their key or to its row, by (sequence, txn): `core.fold` on
-    arrays, as `spark.tail.is_older` is on columns. A state's rows stand before all transactions."""
+    """Which records lose to another record of their key or to its row, by (sequence, txn). This is
+    `core.fold` on arrays, like `spark.tail.is_older` on columns. A state's rows precede all transactions."""
     found: npt.NDArray[np.bool_] = (sequence < than) | ((sequence == than) & (txns < at))
     return found
 
 
 def alike(tail: RowKeys, upserts: npt.NDArray[np.bool_], hits: Hits) -> npt.NDArray[np.bool_]:
-    """The hits that are upserted with the digest that they have."""
+    """The hits that an upsert replaces by a row with the same digest."""
     digests = np.ascontiguousarray(hits.records["digest"]).view(np.int64)
     found: npt.NDArray[np.bool_] = upserts[hits.query] & (digests == tail.digest[hits.query])
     return found
@@ -194,7 +195,7 @@ def overlay(
     base: Digest,
     same: npt.NDArray[np.bool_] | None = None,
 ) -> Overlay:
-    """Lay a tail, which has each key once, over the state in which its keys have these rows. `same` are the
+    """Apply a tail, which has each key once, to the state in which its keys have these rows. `same` are the
     hits that an upsert would not change."""
     goes = np.ones(len(hits.records), np.bool_)
     if tail.sequence is not None:

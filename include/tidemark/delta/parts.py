@@ -1,9 +1,9 @@
-"""The files of a pipeline's logs, as a reader sees them: listed by delta-rs, looked at by pyarrow.
+"""The files of a pipeline's logs for readers: delta-rs lists them, pyarrow checks them.
 
-A file is what was sealed when it is there, has its size, and has as many rows by its footer. Pages carry
-checksums, which Spark checks as it reads; `fault(whole=True)` checks them here, page by page.
+A file is intact if it exists, has its sealed size, and has its sealed row count in its footer. Pages have
+checksums, which Spark verifies when it reads; `fault(whole=True)` verifies them here.
 
-The keys that a shard may have, without an engine.
+`keys_in` reads the keys that a shard may have, without Spark.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _READ_ROWS: Final = 65_536
 
 
 class DeltaParts:
-    """The `PartFiles` port below `<warehouse>/<pipeline>`. Listing is for one thread."""
+    """The `PartFiles` port for `<warehouse>/<pipeline>`. `listed` must be called from one thread only."""
 
     def __init__(self, root: str, storage_options: Mapping[str, str] | None = None) -> None:
         self._root = root
@@ -63,7 +63,7 @@ class DeltaParts:
         return LogListing(head.version, head.upper, tuple(file for file in files if file.txn_last >= lower))
 
     def _adds(self, shard: ShardId, head: Head) -> Table | None:
-        """The active files of a log with all bounds, typed; None where there is no log."""
+        """The active files of a log with typed bounds of all columns; None if there is no log."""
         if head.version == VERSION_NONE:
             return None
         uri = f"{self._root}/{shard}/log"
@@ -92,7 +92,7 @@ class DeltaParts:
                     for _ in file.iter_batches(_READ_ROWS, use_threads=False):
                         pass
         except (OSError, ValueError, pa.ArrowException) as error:
-            # What is wrong with a file has no number; what is wrong with the machine or the store has.
+            # An error of the machine or the store has an errno; a damaged file has none.
             if isinstance(error, OSError) and error.errno not in (None, errno.ENOENT):
                 hint = "check the store, retry"
                 raise Determinate(f"{path} can't be read now: {error}", hint=hint) from error
@@ -127,8 +127,8 @@ def _wanted(
 
 
 def _file_of(add: Mapping[str, Any], *, lower: Txn, upper: Txn) -> LogFile:
-    """A file's transactions are in its name or else in its statistics; where neither says, it may have rows
-    of any."""
+    """A file's range of transactions, from its name or else from its statistics; without both, it may have
+    rows of any transaction."""
     span = span_of(add["path"])
     if span is not None:
         first, last = span
@@ -153,12 +153,12 @@ ROWS_PER_BATCH: Final = 10_000
 
 
 def keys_in(shard_uri: str, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """The key of every row that lies in a file of the shard's log or state, on a local disk.
+    """Yield the key of every row in the files of the shard's log or state, on a local disk.
 
-    Every key that a reader sees is among them. So are keys that were deleted, and the same one many times:
-    whether a row still counts is not asked."""
-    # All files are listed before the first is read, the log's first: what leaves the log is published before,
-    # so a state that is listed later has it.
+    The result includes every key that a reader sees. It also includes deleted keys, and keys repeatedly: rows
+    are not checked for being current."""
+    # All files are listed before the first is read, the log's first. Rows are published before they leave the
+    # log, so the state, listed later, has them.
     for path in [path for table in ("log", "state") for path in _files_of(f"{shard_uri}/{table}")]:
         yield from _keys_of(path, columns)
 
@@ -173,10 +173,10 @@ def _files_of(table: str) -> list[str]:
 
 def _keys_of(path: str, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
     try:
-        # Spark's own kind of timestamp has nanoseconds, and Python's has none.
+        # Spark's INT96 timestamps have nanoseconds; Python's have none.
         file = pq.ParquetFile(path, coerce_int96_timestamp_unit="us")
         for batch in file.iter_batches(ROWS_PER_BATCH, columns=list(columns)):
             yield from batch.to_pylist()
     except OSError as error:
-        # Maintenance may have replaced it since the table was listed.
+        # Maintenance may have replaced the file since the table was listed.
         raise Determinate(f"keys can't be read from {path}: {error}", hint="run again") from None

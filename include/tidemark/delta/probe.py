@@ -1,16 +1,15 @@
-"""Ask a store whether put-if-absent holds on it.
+"""A test whether a store supports put-if-absent.
 
-Everything that Tidemark decides, it decides by creating the next Delta commit if it is absent. A store that
-lets two writers create the same commit (some network disks, an object store without conditional puts) loses
-decisions without a word, so it is asked before it is trusted.
+Every decision of Tidemark is the conditional creation of the next Delta commit. A store that lets two writers
+create the same commit (some network disks, an object store without conditional puts) loses decisions
+silently, so it is tested before it is used.
 
-Several operating-system processes meet at a barrier and each try to put the next log entry of a scratch
-folder, round after round, by the function that puts every commit (`Store.put_if_absent`). In every round
-exactly one may win, and the entry that is read back must be the winner's. The folder is removed at the end,
-whatever happened.
+In each round several processes wait at a barrier and then try to put the next log entry of a scratch folder,
+by the same function as every commit (`Store.put_if_absent`). Exactly one process must win, and the stored
+entry must be the winner's. The folder is removed at the end in any case.
 
-Known limitation: a passed probe is evidence, not proof. A store may break its promise only under load, or
-between machines; a failed probe, on the other hand, is final.
+Known limitation: a passed probe is evidence, not proof. A store may fail only under load or between machines.
+A failed probe is conclusive.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ SCRATCH_PREFIX = "_tidemark_probe"
 
 @dataclass(frozen=True)
 class Round:
-    """One commit that all writers wanted: who says that it won, and whose commit is there."""
+    """One round: the writers that report success, and the writer whose commit is stored."""
 
     version: int
     winners: tuple[int, ...]
@@ -49,7 +48,7 @@ class Round:
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """What the probe saw on one store."""
+    """The result for one store."""
 
     uri: str
     writers: int
@@ -61,7 +60,7 @@ class ProbeResult:
         return bool(self.rounds) and all(one.holds for one in self.rounds)
 
     def describe(self) -> str:
-        """One sentence: what was raced and how it ended."""
+        """Describe the race and its result in one sentence."""
         raced = f"{self.writers} processes raced for {len(self.rounds)} commits"
         broken = [one for one in self.rounds if not one.holds]
         if not broken:
@@ -93,7 +92,7 @@ def probe_put_if_absent(
     store = Store(scratch, options)
     try:
         try:
-            # Before the race, so that an address that is wrong is told at once.
+            # Before the race, so that a wrong address fails at once.
             store.put_if_absent(entry_path(0), b"probe")
             claims = _race(scratch, options, writers=writers, rounds=rounds, seconds_max=seconds_max)
             stored = {version: _stored(store, version) for version in range(1, rounds + 1)}
@@ -121,7 +120,7 @@ def _race(
     scratch: str, options: Mapping[str, str], *, writers: int, rounds: int, seconds_max: float
 ) -> list[tuple[int, int]]:
     """Run the writers; return every claim (writer, version won)."""
-    context = multiprocessing.get_context("spawn")  # a fork would copy the client's threads half alive
+    context = multiprocessing.get_context("spawn")  # a fork breaks the client's threads
     barrier = context.Barrier(writers)
     reports = context.Queue()
     processes: list[BaseProcess] = [
@@ -179,7 +178,7 @@ def _writer(
 
 
 def _stored(store: Store, version: int) -> int | None:
-    """The writer whose commit is stored; None where there is none."""
+    """The writer whose commit is stored; None if there is none."""
     try:
         return int(store.get(entry_path(version)))
     except FileNotFoundError:
@@ -187,7 +186,7 @@ def _stored(store: Store, version: int) -> int | None:
 
 
 def _remove(store: Store, rounds: int) -> None:
-    """Take the scratch folder away; what can't be removed is small, hidden, and not worth failing for."""
+    """Remove the scratch folder. Failures are ignored: leftovers are small and hidden."""
     if store.folder is not None:
         shutil.rmtree(store.folder, ignore_errors=True)
         return

@@ -1,8 +1,8 @@
-"""What a table may be: the protocol and metadata that we give it, and what makes us refuse a state's.
+"""Delta protocol and table features: those that new tables get, and those that a state may have.
 
-A feature of Delta changes what a correct commit is. Those that we know how to keep are listed; any other,
-also one that doesn't exist yet, is refused by its name before anything is written. Somebody can turn one on
-at any time, so this is asked at every commit, of the head that the commit is made on.
+A Delta feature changes what a correct commit is. `ALLOWED` lists the features that a commit here preserves.
+Any other feature, including future ones, is rejected by name before anything is written. A feature can be
+enabled at any time, so every commit checks the head that it is made on.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _REFUSED_ON: Final = {
     "delta.enableIcebergCompatV1": "icebergCompatV1",
     "delta.enableIcebergCompatV2": "icebergCompatV2",
 }
-"""Properties that turn a feature on where they are `true`."""
+"""Properties that enable a feature if they are `true`."""
 _REFUSED_SET: Final = {
     "delta.setTransactionRetentionDuration": "application transactions that expire",
     "delta.coordinatedCommits.commitCoordinator-preview": "catalogManaged",
@@ -46,7 +46,7 @@ _REFUSED_FIELD: Final = {
 
 
 def protocol_action(*, configuration: Mapping[str, str], schema: str) -> dict[str, Any]:
-    """The protocol that a new table needs, and no more: each feature shuts some reader out."""
+    """The minimal protocol of a new table. Each feature excludes some readers."""
     both = [
         name
         for name, is_used in (
@@ -58,7 +58,7 @@ def protocol_action(*, configuration: Mapping[str, str], schema: str) -> dict[st
     own = ((_APPENDS, "appendOnly"), (FEED, "changeDataFeed"))
     writers = both + [feature for name, feature in own if is_on(configuration, name)]
     if _has_required(json.loads(schema)):
-        # Spark refuses a table with a NOT NULL column whose protocol doesn't say so.
+        # Spark rejects a table with a NOT NULL column whose protocol lacks this feature.
         writers.append("invariants")
     if not both:
         return {"minReaderVersion": 1, "minWriterVersion": 7, "writerFeatures": writers}
@@ -68,13 +68,14 @@ def protocol_action(*, configuration: Mapping[str, str], schema: str) -> dict[st
 
 
 def widened_protocol(protocol: Mapping[str, Any], needed: Mapping[str, Any]) -> dict[str, Any] | None:
-    """A table's protocol with the reader's features that its new columns need; None where it has them."""
+    """A table's protocol plus the reader features that its new columns need; None if it has them."""
     there, writers = set(protocol.get("readerFeatures") or ()), set(protocol.get("writerFeatures") or ())
     missing = set(needed.get("readerFeatures") or ()) - there
     if not missing:
         return None
     if int(protocol["minWriterVersion"]) < 7:
-        # A version says these without their names; more than version 2 is not given to a table of ours.
+        # Below version 7, features are implied by the version. Our tables have at most version 2 then, which
+        # implies these.
         writers |= {"appendOnly", "invariants"}
     return {
         "minReaderVersion": 3,
@@ -87,7 +88,6 @@ def widened_protocol(protocol: Mapping[str, Any], needed: Mapping[str, Any]) -> 
 def metadata_action(
     *, table_id: str, schema: str, configuration: Mapping[str, str], at_ms: int
 ) -> dict[str, Any]:
-    """The metadata of a new table."""
     return {
         "id": table_id,
         "format": {"provider": "parquet", "options": {}},
@@ -99,12 +99,13 @@ def metadata_action(
 
 
 def is_on(configuration: Mapping[str, str], name: str) -> bool:
-    """Whether a property says `true`."""
+    """Whether a property is `true`."""
     return str(configuration.get(name, "")).lower() == "true"
 
 
 def check_features(table: str, protocol: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
-    """`InvalidUsage` that names all that we can't keep; `InvariantViolation` for a table without either."""
+    """`InvalidUsage` if the table has unsupported features, naming all of them; `InvariantViolation` if it
+    has no protocol or no metadata."""
     if not protocol or not metadata:
         raise InvariantViolation(
             f"{table} has no {'protocol' if not protocol else 'metadata'}",
@@ -142,7 +143,7 @@ def _refused(protocol: Mapping[str, Any], metadata: Mapping[str, Any]) -> Iterat
 
 
 def _refused_fields(kind: object) -> Iterator[str]:
-    """What the columns' own metadata turns on, at any depth."""
+    """Unsupported features that column metadata enables, at any depth."""
     if not isinstance(kind, dict):
         return
     for name in kind.get("metadata") or {}:

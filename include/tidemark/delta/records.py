@@ -1,25 +1,22 @@
-"""Records as JSON, and back: pydantic over the core's own dataclasses, checked again on every read.
+"""Records of control tables: their JSON, the Parquet files that hold them, and which files to merge.
 
-A row's `body` is the whole record; the other columns repeat what people filter by. They are derived
-from the record when it is written, and compared with it when it is read.
+A row's `body` is the whole record as JSON, encoded by pydantic from the core's dataclasses and validated
+again on every read. The other columns repeat values to filter by. They are derived from the record when it is
+written; number and key are compared with it when it is read.
 
-Record files: the immutable Parquet files of a control table, and the chain that runs through them.
+A commit writes one small immutable file; compaction replaces neighbouring files by one. A file's name holds
+the table versions that its rows came from, the chain's link before its first row and at its last row, a
+digest of its contents, and a checksum of the name and of the statistics that readers skip files by. So the
+file list alone shows that no file is missing and no statistic was changed. Contents and links are checked
+whenever a file is opened.
 
-A commit writes one small file; compaction replaces a run of neighbours by one. A file's name says
-which table versions its rows came from, the link before its first row and the link of its last one,
-a digest of its contents, and a checksum of all that and of the statistics that readers skip files by.
-So the file list alone shows that no file is missing and that no statistic was changed; contents and
-links are checked whenever a file is opened.
+arro3 writes and reads the files, because it loads in a few milliseconds. Loading pyarrow takes longer than a
+whole run with nothing to do.
 
-They are written and read by arro3, which loads in a few milliseconds; pyarrow takes longer than all that a
-run with nothing to do does.
-
-Which record files to merge: always the newest ones, so that they are neighbours in the chain.
-
-Files fall into tiers by powers of ten of their rows. As soon as the newest files up to some tier are
-`FILES_MAX` many, they become one. A record is therefore rewritten a handful of times in its life, and
-a table of n records has about `FILES_MAX` small files per tier and n / 1000 full ones, which are left
-alone.
+Merges take the newest files, so that they are neighbours in the chain. Files fall into tiers by powers of ten
+of their row count. When the newest files up to some tier number `FILES_MAX`, they are merged. So a record is
+rewritten a handful of times, and a table of n records has about `FILES_MAX` small files per tier and n / 1000
+full ones, which are not merged again.
 """
 
 from __future__ import annotations
@@ -58,7 +55,7 @@ R = TypeVar("R", bound=Record)
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of a control table, without the wall time that nothing depends on."""
+    """A row of a control table, without its wall-clock time, on which no decision depends."""
 
     number: int
     kind: str
@@ -72,7 +69,7 @@ class Row:
 
 
 class Codec(Generic[R]):
-    """The kinds of record of one control table, each with its dataclass."""
+    """The record kinds of one control table, each with its dataclass."""
 
     def __init__(self, kinds: Mapping[str, type[Any]]) -> None:
         self._classes = dict(kinds)
@@ -89,20 +86,21 @@ class Codec(Generic[R]):
         return kind
 
     def names_of(self, kinds: tuple[type, ...]) -> frozenset[str]:
-        """The kinds of records by their names; all where none is named."""
+        """The names of these record kinds; of all kinds if none is given."""
         return frozenset(self._kinds[cls] for cls in kinds) if kinds else frozenset(self._classes)
 
     def encode(self, record: R) -> str:
         return self._adapter(self.kind_of(record)).dump_json(record).decode()
 
     def _adapter(self, kind: str) -> TypeAdapter[Any]:
-        # Each takes milliseconds to make, and a process meets few kinds.
+        # Each takes milliseconds to create, and a process uses few kinds.
         if kind not in self._adapters:
             self._adapters[kind] = TypeAdapter(self._classes[kind])
         return self._adapters[kind]
 
     def decode(self, row: Row, *, table: str) -> R:
-        """The record of a row; a row that is not a valid record, or not this one, stops the reader."""
+        """Decode a row. `InvariantViolation` if it is not a valid record, or not the record that its columns
+        name."""
         check_format(row.format, table=table)
         if row.kind not in self._classes:
             raise InvariantViolation(f"{table}: record {row.number} is of the unknown kind {row.kind!r}")
@@ -127,12 +125,12 @@ def txn_column(record: object) -> int | None:
 
 
 def token_column(record: object) -> str | None:
-    """The token of the process that wrote; a lease calls its own the holder."""
+    """The token of the writing process; a lease calls it `holder`."""
     return getattr(record, "token", None) or getattr(record, "holder", None)
 
 
 def run_column(record: object) -> str | None:
-    """The run that asked, where a record names one."""
+    """The run that requested the record, if it names one."""
     owner = getattr(record, "owner", None)
     if owner is not None:
         return cast("str | None", getattr(owner, "run_id", None))
@@ -170,6 +168,7 @@ def leases_codec() -> Codec[Lease]:
     return Codec({"lease": Lease})
 
 
+# Record files.
 COLUMNS: Final = {
     "number": ("long", False),
     "kind": ("string", False),
@@ -188,14 +187,14 @@ SCHEMA: Final = Schema(
 ARROW_SCHEMA: Final = SCHEMA.to_arrow()
 _REPEATED: Final = ("kind", "key")
 
-# First and last version, link before and last link, the version to be made and a nonce, the contents' digest,
-# the name's own.
+# First and last version, link before and last link, the version to be committed and a nonce, the digest of
+# the contents, the checksum of the name.
 _NAME = re.compile(r"r-(\d{20})-(\d{20})" + 5 * r"-([0-9a-f]{16})" + r"\.parquet\Z")
 
 
 @dataclass(frozen=True, slots=True)
 class RecordFile:
-    """One active file: where it stands in the chain, and what it can hold."""
+    """An active file: its place in the chain, and the bounds of its contents."""
 
     path: str
     version_first: int
@@ -231,7 +230,7 @@ class RecordFile:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """Rows with the Arrow table they stand in, so that compaction copies them without a change."""
+    """Decoded rows and their Arrow table, so that compaction copies them unchanged."""
 
     table: Table
     rows: Sequence[Row]
@@ -248,8 +247,8 @@ def _check_of(stem: str, facts: tuple[Any, ...]) -> str:
 def write_file(
     store: Store, table: Table, *, versions: tuple[int, int], link_before: int, version: int
 ) -> RecordFile:
-    """Write rows that follow each other in the chain, for a version of the table that is to have them, and
-    have them on disk. OSError when the store doesn't take them."""
+    """Write consecutive rows of the chain to a file for table version `version`, and sync it to disk. OSError
+    if the store rejects it."""
     numbers, keys = list(table["number"].to_pylist()), list(table["key"].to_pylist())
     link_last: int = table["link"][-1].as_py()
     sink = io.BytesIO()
@@ -272,13 +271,13 @@ def write_file(
 
 
 def version_in(path: str) -> int | None:
-    """The version that a file was written for; None for another kind of file."""
+    """The table version that a file was written for; None for other files."""
     named = _NAME.match(path)
     return int(named[5][:10], 16) if named else None
 
 
 def file_of(file: LiveFile, *, table: str) -> RecordFile:
-    """An active file of records, when its name and statistics agree."""
+    """An active record file; `InvariantViolation` if its name and statistics disagree."""
     path, stats = file.location, file.stats
     named = _NAME.match(path)
     bounds = [
@@ -294,7 +293,8 @@ def file_of(file: LiveFile, *, table: str) -> RecordFile:
 
 
 def checked_order(files: Iterable[RecordFile], *, chain: int, table: str) -> tuple[RecordFile, ...]:
-    """The files in the order of the chain, from its beginning to the chain mark without a gap."""
+    """The files in chain order; `InvariantViolation` unless they reach from its start to the chain mark
+    without gaps."""
     ordered = tuple(sorted(files, key=lambda file: file.version_first))
     reached = 0
     for file in ordered:
@@ -307,7 +307,7 @@ def checked_order(files: Iterable[RecordFile], *, chain: int, table: str) -> tup
 
 
 class FileGone(InvariantViolation):
-    """A file of records is not there; no loss to a snapshot from before it was merged with others."""
+    """A record file is missing. This is no loss if the loaded version predates a merge of the file."""
 
 
 def _broken(table: str, what: str) -> InvariantViolation:
@@ -330,12 +330,12 @@ def _opened(store: Store, file: RecordFile, *, table: str) -> Table:
 
 
 def read_keys(store: Store, file: RecordFile, *, table: str) -> frozenset[str]:
-    """The keys in a file; nothing else of it becomes a Python value."""
+    """The keys in a file. Other columns are not converted to Python values."""
     return frozenset(_opened(store, file, table=table)["key"].to_pylist())
 
 
 def read_file(store: Store, file: RecordFile, *, table: str) -> Contents:
-    """All rows of a file, each checked against the one before it."""
+    """All rows of a file, with their chain verified."""
     found = _opened(store, file, table=table).select(list(COLUMNS))
     rows = rows_of(found)
     for row in rows:
@@ -349,14 +349,14 @@ def read_file(store: Store, file: RecordFile, *, table: str) -> Contents:
 
 
 def table_of(columns: Mapping[str, Sequence[Any]]) -> Table:
-    """The columns of `ARROW_SCHEMA` as a table; the time is given in microseconds."""
+    """Build a table of `ARROW_SCHEMA`; times are in microseconds."""
     plain = {name: ARROW_SCHEMA.field(name).type for name in COLUMNS} | {"at": DataType.int64()}
     arrays = [Array(columns[name], type=plain[name]).cast(ARROW_SCHEMA.field(name).type) for name in COLUMNS]
     return Table.from_arrays(arrays, schema=ARROW_SCHEMA)
 
 
 def joined(tables: Iterable[Table]) -> Table:
-    """The rows of several such tables, one after the other."""
+    """Concatenate such tables."""
     return Table.from_batches(
         [batch for table in tables for batch in table.to_batches()], schema=ARROW_SCHEMA
     )
@@ -367,6 +367,7 @@ def rows_of(table: Table) -> tuple[Row, ...]:
     return tuple(Row(*values) for values in zip(*columns, strict=True))
 
 
+# Merges.
 FILES_MAX: Final = 10
 ROWS_FULL: Final = 1000
 BYTES_FULL: Final = 4 * 1024 * 1024
@@ -375,13 +376,13 @@ _TIERS: Final = (10, 100, ROWS_FULL)
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """A run of files to become one."""
+    """Neighbouring files to be merged into one."""
 
     files: tuple[RecordFile, ...]
 
 
 def choose_merge(files: Sequence[RecordFile]) -> Merge | None:
-    """The smallest tier whose newest files are due; None when none is."""
+    """The newest files of the smallest tier that is due; None if none is."""
     for rows_below in _TIERS:
         first = len(files)
         while first > 0 and files[first - 1].rows < rows_below and files[first - 1].bytes < BYTES_FULL:

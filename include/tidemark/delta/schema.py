@@ -1,9 +1,10 @@
-"""Declared columns as Delta's own schema, so that a log can be made without starting Spark.
+"""Schemas of Delta tables: declared columns as a Delta schema, and the shape that a log has on record.
 
-What a table has on record about its columns and its rows, as Delta keeps it.
+Both work without Spark, so that a log can be created without starting it.
 
-A row's hash leaves NULL columns out (`spark.digest`), so rows that were written before a column came keep
-their digests, and files that lack it are read as NULL. Anything else would change what is on record.
+A row's hash leaves out NULL columns (`spark.digest`). So rows that were written before a column was added
+keep their digests, and files that lack it are read as NULL. Any other change would contradict the recorded
+data.
 """
 
 from __future__ import annotations
@@ -46,19 +47,19 @@ QUARANTINE_COLUMNS: Final = (
 
 
 def log_schema(shape: Shape) -> Schema:
-    """The columns of a shard's log. All are nullable: a delete has its key and its sequence only."""
+    """The schema of a shard's log. All columns are nullable: a delete has only its key and its sequence."""
     columns = (Column(name, _parsed(kind)) for name, kind in shape.columns.items())
     return _schema((*columns, *LOG_COLUMNS))
 
 
 def declared_json(columns: Columns) -> dict[str, Any]:
-    """Declared columns as Spark and Delta write them in JSON."""
+    """Declared columns in the JSON format of Spark and Delta."""
     fields = [_field(column.name, column.type, nullable=column.nullable) for column in columns]
     return {"type": "struct", "fields": fields}
 
 
 def quarantine_schema() -> Schema:
-    """The columns of the log that takes a pipeline's bad records."""
+    """The schema of the log for a pipeline's rejected records."""
     return _schema(QUARANTINE_COLUMNS)
 
 
@@ -105,7 +106,7 @@ _DDL: Final = {kind: name for name, kind in SCALARS.items()}
 
 
 def check_columns(table: str, there: Schema, declared: Schema | None) -> None:
-    """`InvalidUsage` for a control table whose columns are not those of this version."""
+    """`InvalidUsage` if a table has columns that this version doesn't write."""
     wanted = {field.name: field for field in (declared or there).fields}
     for field in there.fields:
         if wanted.get(field.name) != field:
@@ -116,7 +117,7 @@ def check_columns(table: str, there: Schema, declared: Schema | None) -> None:
 
 
 def check_marks_last(table: str, there: Mapping[str, str]) -> None:
-    """`InvalidUsage` for a table that would forget its marks."""
+    """`InvalidUsage` if the table's application transactions expire, because marks would be lost."""
     if _EXPIRING_IDS in there:
         raise InvalidUsage(
             f"{table} has {_EXPIRING_IDS}: its marks would expire, and old work would be done again",
@@ -130,12 +131,11 @@ def _recorded_schema(text: str) -> Schema:
 
 
 def schema_of(head: TableHead) -> Schema:
-    """The columns of a table's version."""
     return _recorded_schema(str(head.metadata["schemaString"]))
 
 
 def lacking(there: Schema | None, declared: Schema | None) -> list[Field]:
-    """The declared columns that a table doesn't have yet; none where there is no table."""
+    """The declared columns that a table lacks; empty if there is no table."""
     if there is None or declared is None:
         return []
     names = {field.name for field in there.fields}
@@ -143,7 +143,7 @@ def lacking(there: Schema | None, declared: Schema | None) -> list[Field]:
 
 
 def properties_of(shape: Shape) -> dict[str, str]:
-    """How a log's rows are folded, as properties of its table."""
+    """A shape's keys and sequence as table properties."""
     found = {
         _KEYS: None if shape.keys is None else json.dumps(list(shape.keys)),
         _SEQUENCE_BY: shape.sequence_by,
@@ -169,7 +169,7 @@ def shape_of(schema: Schema, properties: Mapping[str, str]) -> Shape:
 
 
 def _ddl(kind: Any) -> str:
-    """A type of Delta's as a pipeline file has it."""
+    """A Delta type in the notation of pipeline files."""
     if isinstance(kind, str):
         return _DDL.get(kind, kind.upper())
     match kind["type"]:

@@ -1,19 +1,16 @@
-"""The log entry of a state's commit, decided purely: a checked head and a change give the actions.
+"""A state's Delta table: the log entry of a commit, decided purely, and the handle that commits it.
 
-Nothing is read and nothing is written here; time and names come from outside. What the change says is
-compared with the head first. A wrong place would hide a row of another key, so whatever does not add up is
-refused: rows that a file does not have, rows that are hidden already, and a total that is not the carried
-one.
+`decide_entry` neither reads nor writes; time and names are arguments. It first compares the change with the
+head. A wrong row number would hide a row of another key, so every inconsistency is rejected: rows that a file
+does not have, rows that are already hidden, and a row count that differs from the expected one.
 
-The order of actions is: `commitInfo`, `protocol` and `metaData` where they change, `txn`, removes, adds,
-`cdc`. A file whose vector changes is removed with its exact previous vector, and added again as the log has
-it, but for the vector and `tightBounds`. One of which no row is left is only removed.
+The order of actions is: `commitInfo`, `protocol` and `metaData` if they change, `txn`, removes, adds, `cdc`.
+A file whose vector changes is removed with its exact previous vector, and added again unchanged except for
+the vector and `tightBounds`. A file without a visible row is only removed.
 
-A state's table: its checked head, and the one way to change it.
-
-`commit` is for a change that was worked out on the head that it is given: it reads the vectors of the touched
+`StateTable.commit` takes a change that was computed on the given head: it reads the vectors of the touched
 files at that head, decides the entry, makes the vector file durable and puts the entry. A lost race is a
-value, and leaves no vector file behind; the caller removes its own data files, or decides again.
+returned value and leaves no vector file behind; the caller removes its own data files, or decides again.
 """
 
 from __future__ import annotations
@@ -39,8 +36,8 @@ from tidemark.delta.store import Store
 
 @dataclass(frozen=True, slots=True)
 class NewFile:
-    """A file that was written for this commit; `path` as the log is to spell it, `stats` as JSON. `hidden`
-    rows of it have gone since it was written; it comes with a vector of its own then."""
+    """A data file written for this commit; `path` as the log spells it, `stats` as JSON. `hidden` are rows
+    that were deleted since it was written; they get a vector."""
 
     path: str
     bytes: int
@@ -69,12 +66,12 @@ class NewFile:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a commit does to a table.
+    """The effect of a commit on a table.
 
-    `hidden` are rows that go, by their files; `removed` are files that go as a whole. `carried` rows of those
-    are among the added ones again, for tables that have no vectors. `rows_after` is how many rows a reader
-    must see then. `feed` are the files of the change data feed, which list every change. `facts` go into the
-    commit's own information. A change that is not `of_rows` rearranges files."""
+    `hidden` are rows to hide, by file; `removed` are files to remove. `carried` counts rows of removed files
+    that the added files contain again, for tables without vectors. `rows_after` is the number of rows that a
+    reader must see afterwards. `feed` are files of the change data feed, which list every change. `facts` go
+    into `commitInfo`. A change that is not `of_rows` only rearranges files or changes metadata."""
 
     operation: str
     rows_after: int
@@ -91,13 +88,13 @@ class Change:
 
     @property
     def new_paths(self) -> list[str]:
-        """The files that the commit names for the first time, vectors aside."""
+        """The files that the commit names for the first time, without vectors."""
         return [file.path for file in (*self.added, *self.feed)]
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """The actions of one version, and the vector file that they name, to be written first."""
+    """The actions of one version, and the vector file that they name, which is written first."""
 
     version: int
     actions: tuple[Action, ...]
@@ -116,7 +113,7 @@ def decide_entry(
     previous: Mapping[str, Rows] | None = None,
 ) -> Entry:
     """The entry that makes the change on this head. `previous` are the rows that the head's vectors hide in
-    the files of `hidden`, as they were read."""
+    the files of `hidden`."""
     version = head.version + 1
     protocol, metadata = change.protocol or head.protocol, change.metadata or head.metadata
     check_features(table, protocol, metadata)
@@ -127,7 +124,7 @@ def decide_entry(
     }
     _check_rows(head, change, vectors, metadata, table=table)
     kept = {path: rows for path, rows in vectors.items() if len(rows) < head.files[path].rows}
-    # Paths in order: the same change gives the same entry.
+    # Sorted paths: the same change gives the same entry.
     order = sorted(kept)
     hiding = [file for file in change.added if file.hidden]
     packed = [*(kept[path] for path in order), *(file.hidden for file in hiding)]
@@ -179,7 +176,7 @@ def _united(head: TableHead, path: str, rows: Rows, before: Rows | None) -> Rows
 def _check_rows(
     head: TableHead, change: Change, vectors: Mapping[str, Rows], metadata: Mapping[str, Any], *, table: str
 ) -> None:
-    """What a reader will see must be what the change says."""
+    """Check that readers will see exactly the row count of the change."""
     configuration: Mapping[str, str] = metadata.get("configuration") or {}
     hiding = vectors or any(file.hidden for file in change.added)
     if hiding and not is_on(configuration, VECTORS):
@@ -192,7 +189,7 @@ def _check_rows(
             raise InvariantViolation(f"{path} is to go, and is not a file of version {head.version}")
     hidden = sum(len(rows) for rows in change.hidden.values())
     whole = set(change.removed)
-    # Files that go need no statistics, so that a rebuild mends a table whose rows can't be counted.
+    # Removed files need no statistics, so that a rebuild repairs a table whose rows can't be counted.
     kept = sum(file.live for path, file in head.files.items() if path not in whole)
     added = sum(file.live for file in change.added)
     after = kept - hidden + added
@@ -206,8 +203,8 @@ def _check_rows(
 
 
 def _check_feed(head: TableHead, change: Change, moved: int, *, is_fed: bool, table: str) -> None:
-    """A feed lists all changes or nothing. Without one, readers take the changes from files and vectors; rows
-    that are carried from file to file would be among those too."""
+    """Check that the feed lists all changes or none. Without a feed, readers derive the changes from files
+    and vectors, and would see carried rows as changes."""
     listed = sum(file.rows for file in change.feed)
     if not listed and not (change.carried and is_fed):
         return
@@ -236,7 +233,7 @@ def _remove(file: LiveFile, change: Change, now_ms: int) -> Action:
 
 
 def _hiding(file: LiveFile, vector: Descriptor) -> Action:
-    """A file that is there, with another vector; all else is as the log has it."""
+    """An existing file with a new vector, otherwise as the log has it."""
     stats = loosened(str(file.add["stats"]))
     return {**file.add, "dataChange": True, "stats": stats, "deletionVector": vector.action}
 
@@ -254,8 +251,8 @@ def _cdc(file: NewFile) -> Action:
 
 
 def loosened(stats: str) -> str:
-    """Statistics that say of themselves that their bounds may be wider than the rows; all else, digit by
-    digit, as it was: a number that is read and written again may not be the same."""
+    """Set `tightBounds` to false in JSON statistics. All other text stays as it is, because a number that is
+    parsed and written again may differ."""
     parse, at = json.JSONDecoder().raw_decode, stats.index("{") + 1
     while (start := _skip(stats, at)) < len(stats) and stats[start] == '"':
         name, at = parse(stats, start)
@@ -270,19 +267,20 @@ def loosened(stats: str) -> str:
 
 
 def _skip(text: str, at: int) -> int:
-    """The next character that is no white space."""
+    """The position of the next character that is not white space."""
     while at < len(text) and text[at] in " \t\r\n":
         at += 1
     return at
 
 
+# The table.
 ROWS: Final = "tidemark.rows"
-"""An application transaction: the last version whose commit was of rows. Unlike log entries it is not cleaned
-away."""
+"""An application transaction: the last version whose commit changed rows. Log clean-up keeps it, unlike
+entries."""
 
 
 class StateTable:
-    """One process's handle on a state. It keeps the last head and the vectors of its files."""
+    """One process's handle on a state. It caches the last head and the vectors of its files."""
 
     def __init__(
         self,
@@ -299,18 +297,18 @@ class StateTable:
         self._vectors: dict[str, tuple[object, Rows]] = {}
 
     def head(self) -> TableHead:
-        """The newest version; one without a table has version -1."""
+        """Read the newest version; a missing table has version -1."""
         self._head = read_head(self.store, self._head)
         self._vectors = {path: known for path, known in self._vectors.items() if path in self._head.files}
         return self._head
 
     @property
     def known(self) -> TableHead:
-        """The newest version that this handle has seen."""
+        """The newest version that this handle has read."""
         return self._head
 
     def hidden(self, head: TableHead, paths: Iterable[str]) -> dict[str, Rows]:
-        """The rows that a head's vectors hide, of those of the files that have one."""
+        """The hidden rows of these files at a head; files without a vector are left out."""
         found: dict[str, Rows] = {}
         wanted = {}
         for path in paths:
@@ -327,8 +325,8 @@ class StateTable:
         return found | read
 
     def commit(self, head: TableHead, change: Change) -> CommitOutcome:
-        """Make the next version, if and only if the table still stands at `head`. The bytes of the change's
-        own files must be on disk already."""
+        """Commit the next version, if and only if the table is still at `head`. The bytes of the change's own
+        files must already be on disk."""
         if change.of_rows:
             change = replace(change, txns={**change.txns, ROWS: head.version + 1})
         entry = decide_entry(
@@ -346,7 +344,7 @@ class StateTable:
             self._forget(entry)
             raise
         if isinstance(outcome, Conflict):
-            # What came in between may have been cleaned away, and can't be followed entry by entry then.
+            # Entries in between may have been cleaned up; then the log can't be followed from the old head.
             self._head = TableHead()
             self._forget(entry)
         elif isinstance(outcome, Committed) and head is self._head:
@@ -355,8 +353,8 @@ class StateTable:
         return outcome
 
     def tidy_log(self) -> None:
-        """Make a checkpoint if one is due by what is known of the log, and let go of entries that are past
-        their retention. For after a commit, and never a part of it."""
+        """Write a checkpoint if one is due, and delete log entries past their retention. Call it after a
+        commit; it is never part of one."""
         if not self._head.checkpoint_due:
             return
         size = make_checkpoint(self.store, self.options)
@@ -378,6 +376,6 @@ class StateTable:
         )
 
     def _forget(self, entry: Entry) -> None:
-        """Remove the vector file of an entry that did not go in, and never will."""
+        """Remove the vector file of an entry that was not committed and never will be."""
         if entry.vector_path:
             self.store.remove_quietly(entry.vector_path)

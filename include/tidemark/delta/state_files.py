@@ -1,15 +1,13 @@
-"""A data file's statistics for the Delta log, as good as those that Delta writes itself.
+"""The data files of a state: their statistics, and the extra columns for index and digest.
 
-Readers leave files out by them, so a bound may be too wide and never too narrow. What can't be said exactly
-is widened (a long text's maximum is rounded up, a time's to whole milliseconds) or left out: no bounds where
-a NaN is among the values, because readers disagree where NaN stands; none for booleans, binary and nested
-lists and maps. Decimals are written with all their digits.
+Each file has two columns that are not in the table's schema, so readers ignore them: the hash of a row's key
+(16 bytes) and the digest of the row. So after a lost index, on another machine or in a compaction no row is
+hashed again. Files that other programs write lack these columns.
 
-The data files of a state: rows, and beside them what finds and proves them.
-
-Each file has two columns that are not in the table's schema, so that readers pass over them: the hash of a
-row's key (16 bytes) and the digest of the row. A lost index, a second machine or a compaction then needs no
-row to be hashed again. A file that somebody else has written does not have them.
+Statistics are as good as Delta's own. Readers skip files by them, so a bound may be too wide but never too
+narrow. Inexact bounds are widened (a long text's maximum is rounded up, a time's to whole milliseconds) or
+left out: there are none for columns with a NaN, because readers disagree on its order, nor for booleans,
+binary, lists and maps. Decimals keep all their digits.
 """
 
 from __future__ import annotations
@@ -36,15 +34,16 @@ from tidemark.delta.index_runs import Numbers
 from tidemark.delta.state import NewFile
 from tidemark.delta.store import Store
 
+# Statistics.
 COLUMNS_MAX: Final = 32
-"""Delta's own default: further columns have no statistics."""
+"""Delta's default: further columns have no statistics."""
 TEXT_CHARACTERS_MAX: Final = 32
 _LAST: Final = "\U0010ffff"
 _MILLISECOND: Final = timedelta(milliseconds=1)
 
 
 def statistics(rows: pa.Table, *, columns_max: int = COLUMNS_MAX) -> str:
-    """The statistics of a file with these rows, as JSON; the columns are those of the table's schema."""
+    """The statistics of a file with these rows, as JSON; the columns must be those of the table's schema."""
     found: dict[str, dict[str, Any]] = {"minValues": {}, "maxValues": {}, "nullCount": {}}
     for count, (path, column) in enumerate(_leaves(rows)):
         if count >= columns_max:
@@ -61,8 +60,8 @@ def statistics(rows: pa.Table, *, columns_max: int = COLUMNS_MAX) -> str:
 def footer_statistics(
     footer: pq.FileMetaData, *, columns_max: int = COLUMNS_MAX, columns: Container[str] | None = None
 ) -> str:
-    """The same of a file that is written already, from its footer alone, and of these columns only if some
-    are given. A footer does not tell whether a NaN is among the numbers, so fractions have no bounds."""
+    """The statistics of an existing file, from its footer; of `columns` only, if given. A footer does not
+    show whether a column has NaN, so floating-point columns have no bounds."""
     found: dict[str, dict[str, Any]] = {"minValues": {}, "maxValues": {}, "nullCount": {}}
     groups = [footer.row_group(group) for group in range(footer.num_row_groups)]
     at = 0
@@ -86,7 +85,7 @@ def footer_statistics(
 def _footer_leaves(
     path: tuple[str, ...], fields: Iterable[pa.Field]
 ) -> Iterator[tuple[tuple[str, ...], pa.DataType, int]]:
-    """The columns of a file in their order, each with how many it is: a map is two, a list what is in it."""
+    """The columns of a file in order, each with its number of Parquet columns."""
     for field in fields:
         if pa.types.is_struct(field.type):
             yield from _footer_leaves((*path, field.name), _inner(field.type))
@@ -99,7 +98,7 @@ def _inner(kind: pa.DataType) -> list[pa.Field]:
 
 
 def _width(kind: pa.DataType) -> int:
-    """How many columns of a file a type takes."""
+    """How many Parquet columns a type takes: a map takes two or more, a list as many as its element."""
     if pa.types.is_map(kind):
         return _width(kind.key_type) + _width(kind.item_type)
     return sum(_width(field.type) for field in _inner(kind)) if pa.types.is_nested(kind) else 1
@@ -114,13 +113,13 @@ def _footer_bounds(kind: pa.DataType, chunks: Sequence[Any]) -> tuple[str | None
         low = _widened(min(chunk.min for chunk in filled), is_high=False)
         high = _widened(max(chunk.max for chunk in filled), is_high=True)
     except (OverflowError, ValueError):
-        # A time that is no value here, like one after the year 9999.
+        # Python has no such time, for example one after the year 9999.
         return None, None
     return low, high
 
 
 def _leaves(rows: pa.Table) -> Iterator[tuple[tuple[str, ...], pa.ChunkedArray]]:
-    """The columns, and the fields of structs by their names. A field of a NULL struct is NULL."""
+    """The columns and struct fields by path. A field of a NULL struct is NULL."""
     for name in rows.column_names:
         yield from _leaves_of((name,), rows[name])
 
@@ -139,7 +138,7 @@ def _leaves_of(
 
 
 def _bounds(column: pa.ChunkedArray) -> tuple[str | None, str | None]:
-    """The lowest and the highest value as JSON; None where they can't be given."""
+    """The minimum and maximum as JSON; None if they can't be given."""
     kind = column.type
     if column.null_count == len(column) or not _has_order(kind):
         return None, None
@@ -149,7 +148,7 @@ def _bounds(column: pa.ChunkedArray) -> tuple[str | None, str | None]:
     try:
         low, high = (_widened(ends[end].as_py(), is_high=end == "max") for end in ("min", "max"))
     except (OverflowError, ValueError):
-        # A time that is no value here, like one after the year 9999.
+        # Python has no such time, for example one after the year 9999.
         return None, None
     return low, high
 
@@ -163,7 +162,7 @@ def _has_order(kind: pa.DataType) -> bool:
 
 
 def _widened(value: Any, *, is_high: bool) -> str | None:
-    """A bound as JSON, at or beyond the value."""
+    """A bound as JSON that includes the value."""
     match value:
         case Decimal():
             return format(value, "f")
@@ -180,7 +179,7 @@ def _widened(value: Any, *, is_high: bool) -> str | None:
             return json.dumps(value.isoformat())
         case float():
             if value == 0:
-                # For some readers -0.0 lies below 0.0, and equals it all the same.
+                # Some readers order -0.0 below 0.0, although both are equal.
                 return "0.0" if is_high else "-0.0"
             return json.dumps(value) if value - value == 0 else None
         case _:
@@ -188,7 +187,7 @@ def _widened(value: Any, *, is_high: bool) -> str | None:
 
 
 def _text(value: str, *, is_high: bool) -> str | None:
-    """The beginning of a text; as a maximum, with a last character that is above all that can follow."""
+    """A prefix of a text; for a maximum, followed by a character that sorts above any continuation."""
     if len(value) <= TEXT_CHARACTERS_MAX:
         return value
     if not is_high:
@@ -206,7 +205,7 @@ def _put(values: dict[str, Any], path: tuple[str, ...], text: str) -> None:
 
 
 def _object(values: dict[str, Any]) -> str:
-    """JSON of texts that are JSON already: a decimal's digits must not go through a float."""
+    """Join values that are already JSON: a decimal's digits must not pass through a float."""
     inner = (
         f"{json.dumps(name, ensure_ascii=False)}:{_object(one) if isinstance(one, dict) else one}"
         for name, one in values.items()
@@ -214,6 +213,7 @@ def _object(values: dict[str, Any]) -> str:
     return "{" + ",".join(inner) + "}"
 
 
+# Rows and the extra columns.
 KEY: Final = "_tidemark_key"
 DIGEST: Final = "_tidemark_digest"
 BESIDE: Final = (KEY, DIGEST)
@@ -234,7 +234,7 @@ class RowKeys:
 
 
 def keys_of(hashes: pa.ChunkedArray, digests: pa.ChunkedArray, sequences: Any = None) -> RowKeys:
-    """Key hashes of 16 bytes, and digests, as numbers."""
+    """Convert 16-byte key hashes and digests to numpy arrays."""
     halves = np.frombuffer(b"".join(_bytes_of(chunk) for chunk in hashes.chunks), ">u8").reshape(-1, 2)
     return RowKeys(
         halves[:, 0].astype(np.uint64),
@@ -256,8 +256,8 @@ def _bytes_of(chunk: pa.Array) -> bytes:
 
 
 def described(store: Store, folder: str) -> list[NewFile]:
-    """The files with rows that an engine has written into a folder of its own, by their footers, and have
-    them on disk; its other files are removed."""
+    """The non-empty files that Spark wrote into a folder, described by their footers and synced to disk.
+    Other files in the folder are removed."""
     found: list[NewFile] = []
     try:
         for name in store.names_after(folder, ""):
@@ -279,9 +279,11 @@ def described(store: Store, folder: str) -> list[NewFile]:
 
 
 def parquet_options(schema: pa.Schema, *, beside: Container[str]) -> dict[str, Any]:
-    """How files of a state are written. What stands beside the rows are hashes, which don't repeat. Fractions
-    have neither bounds nor a dictionary in the file. Its bounds are made without NaNs, and Spark believes
-    that there are none; and in a dictionary it does not find 0.0 for -0.0."""
+    """Parquet options for files of a state.
+
+    The extra columns (`beside`) are hashes, which don't repeat, so they get no dictionary. Floating-point
+    columns get neither bounds nor a dictionary: Parquet bounds ignore NaN, and Spark concludes that there is
+    none; in a dictionary Spark does not find 0.0 for -0.0."""
     sink = io.BytesIO()
     pq.write_table(schema.empty_table(), sink)
     known = pq.read_metadata(io.BytesIO(sink.getvalue())).schema
@@ -297,7 +299,7 @@ def parquet_options(schema: pa.Schema, *, beside: Container[str]) -> dict[str, A
 
 
 def write_rows(store: Store, rows: pa.Table, *, version: int, nonce: UUID) -> NewFile:
-    """Write rows to one file, and have it on disk. Statistics leave out what stands beside them."""
+    """Write rows to one file and sync it to disk. The statistics leave out the extra columns."""
     out = io.BytesIO()
     plain = [name for name in BESIDE if name in rows.column_names]
     pq.write_table(rows, out, **parquet_options(rows.schema, beside=plain))

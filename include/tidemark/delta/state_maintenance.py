@@ -1,16 +1,17 @@
-"""Keeping a state's table in shape: small files merged, hidden rows purged, old files deleted. No engine.
+"""Maintenance of a state's tables without Spark: merge small files, purge hidden rows, delete old files.
 
-A compaction copies the rows of some files to one, and commits that in their place, `dataChange` false. It
-gives way to nobody: what publishes have hidden meanwhile is hidden in the copy too (`delta.carry`), and the
-commit is made on the newest head, as often as it takes. It begins again only where that can't be: rows came
-back, the copy was deleted, or the table takes no vectors and a publish has rewritten a file.
+A compaction copies the rows of some files to one file, and commits it in their place with `dataChange` false.
+A concurrent publish does not defeat it: rows that were hidden in the meantime are hidden in the copy too
+(`delta.compaction`), and the commit is retried on the newest head. The copy is made again only if hidden rows
+became visible again, the copy was deleted, or the table has no vectors and a publish rewrote a file.
 
-The copy's name says up to which version it may come in (`delta.state_vacuum`). One that is overtaken gets the
-name of a later version, further ahead each time: in an object store that is a copy, which takes its time.
+The copy's name holds the last version that it may be committed with (`delta.vacuum`). If that version has
+passed, the copy is renamed for a later one, further ahead each time, because renaming in an object store is a
+slow copy.
 
-The table keeps its retention at what the pipeline file says, so that a VACUUM by other hands, which goes by
-it, removes nothing that a version within `state_history_days` needs. With RETAIN 0 it does; then readers of
-such a version are told which file is gone.
+The table's retention property is kept at the pipeline file's value. So a VACUUM by another program removes
+nothing that a version within `state_history_days` needs. A VACUUM with RETAIN 0 does; then reading such a
+version fails with the name of the missing file.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ _DAY_MS: Final = 86_400_000
 
 @dataclass(frozen=True, slots=True)
 class MaintainedState:
-    """A shard's tables, as far as their upkeep goes; `uri` is the shard's folder."""
+    """A shard's tables for maintenance; `uri` is the shard's folder."""
 
     uri: str
     history_days: int = 7
@@ -85,25 +86,25 @@ class DeltaStateKeeper:
         return read_state_status(kept.state, app=app, since=since, storage_options=kept.storage_options)
 
     def merge(self, shard: ShardId, *, tombstones: int) -> None:
-        """Merge small files, those of the tombstones too."""
+        """Merge small files of the state and the tombstones."""
         for table in self._tables(shard, tombstones):
-            # Above this a file is left alone, so that a row is not rewritten for ever.
+            # Larger files are not merged, so that a row is not rewritten again and again.
             _compact(table, _below(SMALL_BYTES), operation="OPTIMIZE", files_min=2)
 
     def purge(self, shard: ShardId) -> None:
-        """Write the state's files anew out of which deletion vectors have taken rows enough."""
+        """Rewrite the state's files that have many hidden rows."""
         for table in self._tables(shard, VERSION_NONE):
             kept = retained_vector_bytes(read_history(table.store), after_ms=self._after_ms(shard))
             _compact(table, partial(_is_due_for_rewrite, kept), operation="REORG", files_min=1)
 
     def vacuum(self, shard: ShardId, *, tombstones: int) -> None:
-        """Delete what no version within the retention needs."""
+        """Delete files that no version within the retention needs."""
         kept_ms = self._of(shard).history_days * _DAY_MS
         for table in self._tables(shard, tombstones):
             vacuum(table.store, now_ms=_now_ms(), kept_ms=kept_ms)
 
     def _after_ms(self, shard: ShardId) -> int:
-        """What was taken out before that is kept for nobody."""
+        """The start of the retention period: files removed before it are not kept."""
         return _now_ms() - self._of(shard).history_days * _DAY_MS
 
     def _of(self, shard: ShardId) -> MaintainedState:
@@ -113,8 +114,8 @@ class DeltaStateKeeper:
         return self._states[shard]
 
     def _tables(self, shard: ShardId, tombstones: int) -> list[StateTable]:
-        """The state, and its tombstones if they are those that belong to it: those of a publish that died may
-        have replaced the ones that the state still needs."""
+        """The state, and its tombstones if they have the given rows: an interrupted publish may have replaced
+        the tombstones that the state still needs."""
         kept = self._of(shard)
         options = kept.storage_options
         state, dead = (StateTable(uri, storage_options=options) for uri in (kept.state, kept.tombstones))
@@ -133,7 +134,7 @@ def _now_ms() -> int:
 
 
 def _keep_history(table: StateTable, wanted: Mapping[str, str]) -> None:
-    """Set the retention of the pipeline file where one is missing or another."""
+    """Set the table's retention to that of the pipeline file, if it differs."""
     for _ in range(COMMITS_MAX):
         head = table.head()
         if wanted.items() <= head.configuration.items():
@@ -146,18 +147,19 @@ def _keep_history(table: StateTable, wanted: Mapping[str, str]) -> None:
 
 
 def tidy(table: StateTable) -> None:
-    """What a publish leaves to do, for after it: merge the smallest files where they are many, write a small
-    file anew that has hidden rows enough, make a checkpoint if one is due. A row is copied once for each of
-    the sizes that its file grows through, so the work follows what is published; larger files are left to
-    maintenance."""
+    """Tidy a table after a publish: merge its smallest files if they are many, or else rewrite a small file
+    with many hidden rows; write a checkpoint if one is due.
+
+    A row is copied once for each size class that its file grows through, so the work is proportional to the
+    rows published. Larger files are left to maintenance."""
     files = table.head().files.values()
     for least, limit in pairwise((0, *TIDY_BYTES)):
-        # Those that are smaller don't count: a file would be copied again for each few of them.
+        # Smaller files don't count: otherwise a file would be copied again for each few of them.
         if sum(least <= file.bytes < limit for file in files) >= TIDY_FILES:
             _compact(table, _below(limit), operation="OPTIMIZE", files_min=2)
             break
     else:
-        # Files that are smaller are merged soon.
+        # Smaller files are merged soon anyway.
         if any(TIDY_BYTES[0] <= file.bytes < TIDY_BYTES[-1] and is_due_for_rewrite(file) for file in files):
             _compact(table, _is_small_and_due, operation="REORG", files_min=1)
     table.tidy_log()
@@ -178,7 +180,7 @@ def _below(limit: int) -> Callable[[LiveFile], bool]:
 def _compact(
     table: StateTable, is_due: Callable[[LiveFile], bool], *, operation: str, files_min: int
 ) -> None:
-    """Put one file in the place of several, as often as there are some to be."""
+    """Replace the files that are due by fewer files, group by group."""
     head = table.head()
     check_features(table.store.uri, head.protocol, head.metadata)
     schema = table_schema(head)
@@ -189,8 +191,8 @@ def _compact(
 
 
 def _grouped(sources: Iterable[Source], beside: Callable[[Source], tuple[str, ...]]) -> list[list[Source]]:
-    """Files that become one: of a good size together, the older ones first. Those that have other columns
-    beside the schema don't mix, or the copy would lose them."""
+    """Group the files to merge, by total size, older ones first. Files with different extra columns are not
+    mixed, because the copy would lose columns."""
     found: list[list[Source]] = []
     ordered = sorted(sources, key=lambda source: (beside(source), source.file.path))
     for _, alike in groupby(ordered, beside):
@@ -230,7 +232,7 @@ def _replace(
 
 
 def _put_in(table: StateTable, copied: Sequence[Copied], copy: NewFile | None, operation: str) -> bool:
-    """Commit a copy in the place of its files, on the newest head; False where it has to be made again."""
+    """Commit a copy in place of its files on the newest head; False if the copy must be made again."""
     try:
         for tried in range(COMMITS_MAX):
             head = table.head()
@@ -248,7 +250,7 @@ def _put_in(table: StateTable, copied: Sequence[Copied], copy: NewFile | None, o
                     return False
             has_rows = copy is not None and len(gone) < copy.rows
             if not has_rows and not paths:
-                # All of it has gone to other files, or for good.
+                # All rows have moved to other files or were deleted.
                 _forget(table, copy)
                 return True
             added = [replace(copy, hidden=gone)] if copy is not None and has_rows else []
@@ -261,7 +263,7 @@ def _put_in(table: StateTable, copied: Sequence[Copied], copy: NewFile | None, o
                     table.tidy_log()
                 return True
     except Indeterminate:
-        # The entry may be there, or may still come: it needs its file.
+        # The entry may exist or may still appear: keep its file.
         raise
     except Exception:
         _forget(table, copy)
@@ -271,8 +273,8 @@ def _put_in(table: StateTable, copied: Sequence[Copied], copy: NewFile | None, o
 
 
 def _named_later(table: StateTable, copy: NewFile, version: int, *, ahead: int) -> NewFile | None:
-    """A copy that may come in with a version; under its own name where that says so already. None where a
-    vacuum has taken it for a leftover."""
+    """The copy under a name that allows a commit as `version`, renamed if necessary; None if a vacuum has
+    deleted it as a leftover."""
     until = file_version(copy.path)
     if until is not None and until >= version:
         return copy

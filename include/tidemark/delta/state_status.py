@@ -1,11 +1,11 @@
-"""What a state's table says of itself, read from its log (`delta.head`).
+"""The status of a state's table, read from its log (`delta.head`).
 
-A commit of a state carries its facts as JSON in `userMetadata`. Any other commit is judged by what it did
-(`carry.stranger`): one that changes no row, as compaction, vacuum and new properties do, is harmless under
-whatever name; one that does is a stranger's.
+A commit of a state carries its facts as JSON in `userMetadata`. Any other commit is judged by its effect
+(`compaction.foreign_write`): one that changes no row, such as a compaction, a vacuum or a change of
+properties, is harmless under any name; one that changes rows is a foreign write.
 
-Entries may have been cleaned away, also the one of a publish on record. Then what has become of the rows is
-told by what lasts: the number of live rows, and the application transactions.
+Entries may have been cleaned up, including that of the recorded publish. Then the status rests on what
+clean-up keeps: the number of live rows and the application transactions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.core.ids import TXN_NONE, Txn, WriterToken
 from tidemark.core.publish import VERSION_NONE, Published, StateCommit, StateStatus
 from tidemark.delta.commit import Action, entry_actions, entry_path
-from tidemark.delta.compaction import foreign_write as stranger
+from tidemark.delta.compaction import foreign_write
 from tidemark.delta.head import TableHead, entries_after, open_head
 from tidemark.delta.state import ROWS
 from tidemark.delta.store import Store
@@ -31,12 +31,12 @@ _EXPIRING_IDS: Final = "delta.setTransactionRetentionDuration"
 
 
 def app_id(pipeline: str, shard: str) -> str:
-    """The application that a state's commits are counted under."""
+    """The application id of a state's commits."""
     return f"tidemark/{pipeline}/{shard}"
 
 
 def encoded(commit: StateCommit) -> str:
-    """The facts of a commit, as it carries them."""
+    """The facts of a commit as JSON, for `userMetadata`."""
     digest = commit.digest
     return json.dumps(
         {
@@ -52,7 +52,7 @@ def encoded(commit: StateCommit) -> str:
 
 
 def decoded(text: object) -> StateCommit | None:
-    """The facts in a commit's metadata; None where there are none of ours."""
+    """The facts in a commit's `userMetadata`; None if it has none of ours."""
     try:
         facts = json.loads(text) if isinstance(text, str) else None
     except ValueError:
@@ -70,17 +70,17 @@ def decoded(text: object) -> StateCommit | None:
 
 @dataclass(frozen=True, slots=True)
 class _Commit:
-    """One entry: the facts in it, or the name of a commit of rows that has none; neither if harmless."""
+    """One entry: its facts, or the name of a foreign write; neither for a harmless commit."""
 
     version: int
     facts: StateCommit | None
-    stranger: str
+    foreign: str
 
 
 @dataclass(frozen=True, slots=True)
 class _Followed:
-    """A log, followed from a version on. `opened` is the first head after the version that is known; it is
-    the version's own unless entries were cleaned away."""
+    """A log followed from a version on. `opened` is the head at that version, or the first one after it if
+    entries were cleaned up."""
 
     opened: TableHead
     newest: TableHead
@@ -88,11 +88,11 @@ class _Followed:
 
 
 def _follow(store: Store, version: int, known: TableHead | None = None) -> _Followed:
-    """From a version on; `known` is a head that the caller has, to go on from where that is not later."""
+    """Follow the log from a version on, starting at the head `known` if that is not later."""
     usable = known if known is not None and VERSION_NONE < known.version <= version else None
     found = _followed(store, version, usable or open_head(store, until=version))
     if usable is not None and found.newest.version < version:
-        # The entries that follow it were cleaned away.
+        # The entries after it were cleaned up.
         return _followed(store, version, open_head(store, until=version))
     return found
 
@@ -105,7 +105,7 @@ def _followed(store: Store, version: int, before: TableHead) -> _Followed:
             opened = after
         else:
             facts = _facts_in(actions)
-            name = stranger(before, actions, after) if facts is None else ""
+            name = foreign_write(before, actions, after) if facts is None else ""
             commits.append(_Commit(after.version, facts, name))
         before = after
     return _Followed(opened, before, commits)
@@ -117,8 +117,8 @@ def _facts_in(actions: Sequence[Action]) -> StateCommit | None:
 
 
 def same_rows_version(uri: str, version: int, storage_options: Mapping[str, str] | None = None) -> int:
-    """The newest version up to which a table was only rearranged or described since the given one.
-    `InvalidUsage` where its log has forgotten what was done since."""
+    """The newest version with the same rows as the given one. `InvalidUsage` if the log no longer shows
+    it."""
     followed = _follow(Store(uri, storage_options or {}), version)
     if followed.newest.version <= version:
         return version
@@ -126,14 +126,15 @@ def same_rows_version(uri: str, version: int, storage_options: Mapping[str, str]
     if same > version and followed.opened.txns.get(ROWS) != version:
         raise _forgotten(uri, version)
     for commit in followed.commits:
-        if commit.facts is not None or commit.stranger:
+        if commit.facts is not None or commit.foreign:
             return same
         same = commit.version
     return same
 
 
 def lost_files(uri: str, version: int, storage_options: Mapping[str, str] | None = None) -> list[str]:
-    """The files of an older version, vectors too, that are not there any more: a VACUUM has removed them."""
+    """The missing files of an older version, including vectors: a VACUUM has removed them. `InvalidUsage` if
+    the log no longer has that version."""
     store = Store(uri, storage_options or {})
     followed = _follow(store, version)
     if followed.newest.version <= version:
@@ -164,8 +165,8 @@ def read_state_status(
     storage_options: Mapping[str, str] | None = None,
     known: TableHead | None = None,
 ) -> StateStatus:
-    """Where a state's table stands, and what was done to it since a recorded publish. `known` is a head that
-    the caller has read before: what led to it is not read again."""
+    """The status of a state's table, and the commits since a recorded publish. `known` is a head that the
+    caller has read before; the log up to it is not read again."""
     store = Store(uri, storage_options or {})
     recorded = since.version if since is not None else VERSION_NONE
     followed = _follow(store, recorded, known)
@@ -177,10 +178,10 @@ def read_state_status(
             f"{uri} has {_EXPIRING_IDS}: what was published would be forgotten", hint="unset it on the table"
         )
     commits = followed.commits
-    strangers = [f"{one.version} {one.stranger}" for one in commits if one.stranger]
+    strangers = [f"{one.version} {one.foreign}" for one in commits if one.foreign]
     if since is not None and followed.opened.version > recorded:
         strangers[:0] = _unseen(followed.opened, since, app)
-    # One may be ahead of its record. A second was worked out without knowing of the first.
+    # One publish may be ahead of the record. A second was computed without knowledge of the first.
     strangers += [f"{one.version} a second publish" for one in [c for c in commits if _moves(c, since)][1:]]
     at, at_record = _at(store, recorded)
     newest = next((one for one in reversed(commits) if one.facts is not None), None)
@@ -195,7 +196,7 @@ def read_state_status(
 
 
 def _at(store: Store, version: int) -> tuple[StateCommit | None, str]:
-    """The facts of a version's own entry, and its writer; both empty where it was cleaned away."""
+    """The facts of a version's own entry, and its writer; both empty if the entry was cleaned up."""
     if version == VERSION_NONE:
         return None, ""
     try:
@@ -212,8 +213,8 @@ def _at(store: Store, version: int) -> tuple[StateCommit | None, str]:
 
 
 def _unseen(head: TableHead, since: Published, app: str) -> list[str]:
-    """What entries did that were cleaned away: as long as they are no publish, rows may be neither more nor
-    less than what was published."""
+    """Foreign writes in entries that were cleaned up: without a later publish, the row count must be the
+    published one."""
     if head.txns.get(app, TXN_NONE) != since.txn:
         return []
     wanted = since.commit.digest.count
@@ -225,6 +226,6 @@ def _unseen(head: TableHead, since: Published, app: str) -> list[str]:
 
 
 def _moves(commit: _Commit, since: Published | None) -> bool:
-    """Whether a commit is a publish of later transactions; a rebuild may leave the transaction as it is."""
+    """Whether a commit publishes later transactions. (A rebuild may keep the transaction.)"""
     published = since.txn if since is not None else TXN_NONE
     return commit.facts is not None and commit.facts.txn > published

@@ -1,17 +1,12 @@
-"""What delta-rs raises, in our words.
+"""The files of one Delta table, on a local disk or in an object store.
 
-The client of an object store: conditional puts, and reading in pieces (`delta.store`).
+delta-rs's own file handler reads and deletes, so that data and log use the same options. It passes whole
+bytes: no pyarrow thread calls back into Python, which can abort a process at its exit.
 
-The files of one Delta table, on a local disk or in an object store, behind one address.
-
-Reading and deleting go through delta-rs's own file handler, so that a table's data and its log are reached
-with the same options. Bytes in, bytes out: no pyarrow thread ever calls back into Python, which is what can
-abort a process at its exit.
-
-Writing goes another way (`put_synced`, `sync_folders`, `put_if_absent`), because delta-rs neither syncs what
-it writes nor lets a caller put a file only if there is none. Where the two kinds of store differ,
-they differ here and nowhere else: on a disk a file is synced and then linked to its name, an object store is
-asked for a conditional put. A put that it has answered is durable.
+Writes (`put_synced`, `sync_folders`, `put_if_absent`) don't use delta-rs, because it neither syncs its writes
+nor offers put-if-absent. All differences between the two kinds of store are in this module: on a disk a file
+is synced and then linked to its name; an object store gets a conditional put, which is durable once
+acknowledged.
 """
 
 from __future__ import annotations
@@ -44,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def housekeeping(table: str) -> Iterator[None]:
-    """Work that a commit does for the next ones: the commit stands, whatever becomes of it."""
+    """Log an error of the block as a warning. The commit before it is valid in any case."""
     try:
         yield
     except BaseException as error:
@@ -54,13 +49,14 @@ def housekeeping(table: str) -> Iterator[None]:
 
 
 def panicked(error: BaseException) -> bool:
-    """delta-rs met something that it has no error for; its class can't be imported."""
+    """Whether the error is a panic of delta-rs. Its class can't be imported."""
     return type(error).__name__ == "PanicException"
 
 
 @contextmanager
 def reading(table: str) -> Iterator[None]:
-    """Loading a table's log: a store that doesn't answer may be asked again, a damaged log may not."""
+    """Translate errors of loading a table's log: an unavailable store is `Determinate`, a damaged log an
+    `InvariantViolation`."""
     try:
         yield
     except (TidemarkError, TableNotFoundError):
@@ -76,12 +72,12 @@ def reading(table: str) -> Iterator[None]:
 
 
 _CLIENT_OPTIONS = ("allow_http", "allow_invalid_certificates", "connect_timeout", "proxy_url", "timeout")
-# What only delta-rs knows: how it locks a store, which nobody needs who puts by a condition.
+# Options of delta-rs alone: locking, which conditional puts don't need.
 _OF_DELTA_RS = ("dynamo", "locking_provider", "unsafe_rename")
 
 
 def open_objects(uri: str, options: Mapping[str, str]) -> ObjectStore:
-    """The store behind an address, with the options that delta-rs takes."""
+    """Open the object store at an address, with the options of delta-rs."""
     known: Any = {
         name.lower(): value
         for name, value in options.items()
@@ -100,8 +96,7 @@ def open_objects(uri: str, options: Mapping[str, str]) -> ObjectStore:
 
 
 class ObjectReader(io.RawIOBase):
-    """A file of an object store to be read in pieces, as Python's files are: the client's own reader has no
-    `closed`, which pyarrow asks for."""
+    """A seekable reader of an object. The client's own reader lacks `closed`, which pyarrow needs."""
 
     def __init__(self, objects: ObjectStore, path: str) -> None:
         self._reader = obstore.open_reader(objects, path)
@@ -123,7 +118,7 @@ class ObjectReader(io.RawIOBase):
 
 
 def local_path(uri: str) -> Path | None:
-    """The folder that an address means on this machine, or None for an object store."""
+    """The local folder of an address; None for an object store."""
     parsed = urlparse(uri)
     if parsed.scheme == "file":
         return Path(unquote(parsed.path))
@@ -131,7 +126,7 @@ def local_path(uri: str) -> Path | None:
 
 
 class Store:
-    """Whole files below a table's root."""
+    """The files below a table's root."""
 
     def __init__(self, uri: str, storage_options: Mapping[str, str]) -> None:
         self.uri = uri
@@ -150,8 +145,8 @@ class Store:
         return self._handler
 
     def put_synced(self, path: str, data: bytes) -> None:
-        """Write one file whose name nobody else uses, and have it on disk; `sync_folders` makes its name
-        last. OSError when it can't be."""
+        """Write a file with a unique name and sync its bytes; `sync_folders` makes its name durable. OSError
+        on failure."""
         if self.folder is None:
             self._put_object(path, data)
             return
@@ -161,8 +156,8 @@ class Store:
 
     @contextmanager
     def writing(self, path: str) -> Iterator[BinaryIO]:
-        """A file whose name nobody else uses, to be written in pieces; it is on disk at the end, and not
-        there after an error. `sync_folders` makes its name last. OSError when it can't be written."""
+        """Open a file with a unique name for writing. It is synced at the end and removed after an error;
+        `sync_folders` makes its name durable. OSError if it can't be written."""
         if self.folder is None:
             from obstore.exceptions import BaseError
 
@@ -187,7 +182,7 @@ class Store:
             raise
 
     def move(self, path: str, target: str) -> None:
-        """Give a file of our own another name, which nobody uses. FileNotFoundError when there is none."""
+        """Rename a file of our own to a unique name. FileNotFoundError if it doesn't exist."""
         if self.folder is not None:
             os.rename(self.folder / path, self.folder / target)  # noqa: PTH104
             return
@@ -199,13 +194,13 @@ class Store:
             raise OSError(f"{path} was not renamed: {error}") from error
 
     def sync_files(self, paths: Iterable[str]) -> None:
-        """Have the bytes of files on disk that another program has written here. OSError when they can't."""
+        """Sync files that another program has written here. OSError on failure."""
         if self.folder is not None:
             for path in paths:
                 _sync(self.folder / path)
 
     def sync_folders(self, paths: Iterable[str]) -> None:
-        """Have the names of these files on disk, up to the table's own."""
+        """Make the names of these files durable, up to that of the table."""
         if self.folder is None:
             return
         folders: set[Path] = set()
@@ -219,10 +214,10 @@ class Store:
             _sync(folder)
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
-        """Make a file that is not there, whole and lasting; False where there is one, which stays as it is.
+        """Create a complete, durable file; False if it exists already, which stays unchanged.
 
-        OSError when it can't be made, or when nobody knows. A name of its own for each attempt: two writers
-        never write into one file."""
+        OSError if it can't be created, or if the outcome is unknown. Each attempt writes to a file of its
+        own, so two writers never write into the same file."""
         if self.folder is None:
             return self._put_object(path, data)
         target = self.folder / path
@@ -231,7 +226,7 @@ class Store:
         try:
             _write_synced(attempt, data)
             try:
-                # Unlike a rename, a link never takes the place of what is there.
+                # Unlike a rename, a link never replaces an existing file.
                 os.link(attempt, target)
             except FileExistsError:
                 return False
@@ -258,27 +253,27 @@ class Store:
         return self._objects
 
     def get(self, path: str) -> bytes:
-        """The whole file. FileNotFoundError when there is none, OSError when it can't be read."""
+        """The whole file. FileNotFoundError if it doesn't exist, OSError if it can't be read."""
         if self.folder is not None:
             return (self.folder / path).read_bytes()
         data: bytes = self._files().open_input_file(path).read()  # type: ignore[call-arg]
         return data
 
     def opened(self, path: str) -> Any:
-        """A file to be read in pieces: a path on a disk, else an object that reads and seeks."""
+        """Open a file for random access: a path on a disk, a seekable reader for an object store."""
         if self.folder is not None:
             return str(self.folder / path)
 
         return ObjectReader(self._object_store(), path)
 
     def size(self, path: str) -> int:
-        """How many bytes a file has. FileNotFoundError when there is none."""
+        """The size in bytes. FileNotFoundError if the file doesn't exist."""
         if self.folder is not None:
             return (self.folder / path).stat().st_size
         return int(self._object_store().head(path)["size"])
 
     def has(self, path: str) -> bool:
-        """Whether the file is there. OSError when that can't be told."""
+        """Whether the file exists. OSError if the store doesn't answer."""
         if self.folder is not None:
             return (self.folder / path).is_file()
         try:
@@ -288,18 +283,18 @@ class Store:
         return True
 
     def listed(self) -> dict[str, int]:
-        """Every file below the root with its size; none where there is no root."""
+        """All files below the root with their sizes; empty if there is no root."""
         if self.folder is not None and not self.folder.is_dir():
             return {}
         infos = self._files().get_file_info_selector("", True, True)
         return {info.path: info.size for info in infos if info.size is not None}
 
     def names_after(self, folder: str, name: str) -> list[str]:
-        """The files of a folder whose names sort after one; none where there is no folder. OSError when that
-        can't be told."""
+        """The files of a folder whose names sort after `name`; empty if there is no folder. OSError if it
+        can't be listed."""
         if self.folder is not None:
             try:
-                # Not by Path, which makes one for each: a log has tens of thousands.
+                # Not with pathlib, which creates an object for each: a log has tens of thousands.
                 found = os.listdir(self.folder / folder)  # noqa: PTH208
             except FileNotFoundError:
                 return []
@@ -314,7 +309,7 @@ class Store:
         return sorted(one for one in found if one > name)
 
     def modified_ms(self, paths: Iterable[str]) -> dict[str, int]:
-        """When files were last written; one that is gone is left out."""
+        """The modification times of files; missing files are left out."""
         found: dict[str, int] = {}
         for path in paths:
             with suppress(FileNotFoundError):
@@ -326,7 +321,7 @@ class Store:
         return found
 
     def folders(self) -> list[str]:
-        """The names of the folders at the root; none where there is no root."""
+        """The names of the folders at the root; empty if there is no root."""
         if self.folder is not None:
             return (
                 sorted(one.name for one in self.folder.iterdir() if one.is_dir())
@@ -337,7 +332,7 @@ class Store:
         return sorted(info.path.strip("/") for info in infos if info.size is None)
 
     def delete(self, path: str) -> None:
-        """Delete a file, and on a disk its folders when they are empty. One that is gone is no error."""
+        """Delete a file, and on a disk its folders if they are empty. A missing file is not an error."""
         try:
             self._files().delete_file(path)
         except FileNotFoundError:
@@ -350,13 +345,13 @@ class Store:
                     folder.rmdir()
 
     def remove_quietly(self, path: str) -> None:
-        """Remove a file of our own that nobody can see; what stays behind is swept by maintenance."""
+        """Remove an invisible file of our own. Errors are ignored: maintenance removes leftovers."""
         with suppress(OSError):
             self._files().delete_file(path)
 
 
 def _write_synced(path: Path, data: bytes) -> None:
-    """Write a file that is not there yet, and wait until it is on disk."""
+    """Create a file and sync it."""
     with path.open("xb") as file:
         file.write(data)
         file.flush()
@@ -364,7 +359,7 @@ def _write_synced(path: Path, data: bytes) -> None:
 
 
 def _make_folder(folder: Path) -> None:
-    """Make a folder, and have its name on disk; one that is there is left."""
+    """Create a folder and its parents, and make their names durable."""
     if not folder.is_dir():
         _make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
@@ -372,7 +367,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Wait until a file's bytes, or the names in a folder, are on disk."""
+    """Sync a file's bytes, or the names in a folder."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,16 +1,16 @@
-"""One Delta table that is changed by conditional commits and by nothing else.
+"""A Delta table that is changed only by conditional commits: the basis of control tables and logs.
 
-A commit is made on a head that was loaded at a known version (`delta.head`), and is one log entry of our own
-(`delta.commit`): its next version, put if absent. delta-rs makes checkpoints and cleans the log.
+A commit is made on a head that was loaded at a known version (`delta.head`). It is one log entry of our own
+(`delta.commit`): the next version, put if absent. delta-rs writes checkpoints and cleans up the log.
 
-A table that others have set back under this process, by a restored copy, is noticed: its version never goes
-back, and a commit is made only on the entry that was loaded.
+If a table is rolled back under this process, for example by a restored copy, the process detects it: the
+version must never decrease, and a commit is made only on the entry that was loaded.
 
-Marks are Delta application transactions `tidemark.<name>`, which log clean-up keeps. Another one is a
-checksum of the declared ones, `tidemark.check`, so that a flipped digit in a mark is noticed. Marks under
-`FREE` are not declared and not in the checksum: there may be one for each of thousands of shards.
+Marks are Delta application transactions `tidemark.<name>`, which log clean-up keeps. `tidemark.check` is a
+checksum of the declared marks, so that a changed digit is detected. Marks under `FREE` are neither declared
+nor in the checksum: there may be one for each of thousands of shards.
 
-Restriction: an object is for one thread of one process; make it after a fork, not before.
+Restriction: use an object in one thread of one process; create it after a fork, not before.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ FREE: Final = "shard."
 
 
 def marks_check(marks: Mapping[str, int]) -> int:
-    """The checksum of all marks; 0 before there are any."""
+    """The checksum of all marks; 0 if there are none."""
     return link(0, json.dumps(sorted(marks.items()))) if marks else 0
 
 
 class ControlTable:
-    """A Delta table, its marks, and its one way to change."""
+    """A handle on a Delta table and its marks."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class ControlTable:
         return self._table.version
 
     def refresh(self) -> Head:
-        """Load the newest version. A table that is not there yet has no marks, and is not made."""
+        """Load the newest version. A missing table has no marks and is not created."""
         now = self._seconds()
         table = self._newest(now)
         if table.version < self._reached:
@@ -108,8 +108,8 @@ class ControlTable:
         return self._head
 
     def _newest(self, now: float) -> TableHead:
-        """The newest head. One that is old is looked for from a checkpoint on, too: the entries that followed
-        it may have been cleaned away."""
+        """The newest head. If the loaded head is old, the table is opened at a checkpoint too, because the
+        entries after the head may have been cleaned up."""
         table = self._table
         if table.version != VERSION_NONE and not 0 <= now - self._head_at < COMMIT_SECONDS_MAX:
             opened = open_head(self.store)
@@ -119,7 +119,7 @@ class ControlTable:
         return read_head(self.store, table)
 
     def _entry(self, version: int) -> bytes:
-        """The log entry of a version; empty where it was cleaned away."""
+        """The log entry of a version; empty if it was cleaned up."""
         try:
             return self.store.get(entry_path(version))
         except FileNotFoundError:
@@ -135,20 +135,20 @@ class ControlTable:
         )
 
     def mark(self, name: str) -> int | None:
-        """A mark of the loaded version, declared or not."""
+        """A mark of the loaded version, declared or not; None if it is not set."""
         return self._table.txns.get(APP_PREFIX + name)
 
     def columns(self) -> Schema | None:
-        """Those of the loaded version."""
+        """The columns of the loaded version; None if there is no table."""
         return schema_of(self._table) if self.version != VERSION_NONE else None
 
     def described(self) -> tuple[Schema, Mapping[str, str]] | None:
-        """The columns and properties of the newest version, unchecked; None where there is no table."""
+        """The columns and properties of the newest version, unchecked; None if there is no table."""
         table = read_head(self.store, self._table)
         return (schema_of(table), table.configuration) if table.version != VERSION_NONE else None
 
     def declare(self, schema: Schema, configuration: Mapping[str, str]) -> None:
-        """Have the table, with these columns at least. One that is there keeps what it has."""
+        """Create the table, or add the columns that it lacks. Existing columns and properties stay."""
         if self.refresh().version == VERSION_NONE:
             self._create(schema, configuration)
             self.refresh()
@@ -171,8 +171,8 @@ class ControlTable:
         return self._table.files.values()
 
     def prepare(self, head: Head, moved: Iterable[str]) -> bool:
-        """Stand at `head`, making the table if it isn't there, and giving it the columns that it lacks; False
-        when it has moved on."""
+        """Prepare a commit on `head`: create a missing table and add missing columns. False if the table has
+        moved on."""
         unknown = {name for name in moved if name not in self._mark_names and not name.startswith(FREE)}
         if unknown:
             raise InvalidUsage(f"{self.uri} does not keep the marks {sorted(unknown)}")
@@ -184,7 +184,7 @@ class ControlTable:
         return head.version == self.version
 
     def _add(self, columns: list[Field], *, declared: Schema | None) -> None:
-        """Give the table columns, in a commit of its own. Whoever comes second finds them there."""
+        """Add columns in a separate commit. It is no error if another process adds them first."""
         fields = [*schema_of(self._table).fields, *columns]
         cause = self._describe("ADD COLUMNS", schema=Schema(fields).to_json())
         self.refresh()
@@ -193,7 +193,7 @@ class ControlTable:
             raise Determinate(f"{self.uri} can't get the columns {names}", hint="retry") from cause
 
     def set_property(self, name: str, value: str) -> None:
-        """Give the table a property, in a commit of its own, unless it has it."""
+        """Set a property in a separate commit, unless it is set already. A missing table is ignored."""
         cause: Exception | None = None
         for _ in range(PROPERTY_TRIES_MAX):
             self.refresh()
@@ -205,8 +205,8 @@ class ControlTable:
     def _describe(
         self, operation: str, *, schema: str = "", properties: Mapping[str, str] | None = None
     ) -> Exception | None:
-        """Change what the table says of itself, on the loaded version; the error of a commit that failed.
-        Whether it is so now, the caller has to look."""
+        """Commit new metadata on the loaded version; return the error of a failed commit. The caller must
+        check the result."""
         known = self._table.metadata
         text = schema or str(known["schemaString"])
         configuration = {**self._table.configuration, **(properties or {})}
@@ -231,7 +231,7 @@ class ControlTable:
         return None
 
     def _create(self, schema: Schema | None, configuration: Mapping[str, str]) -> None:
-        """Put-if-absent of the table itself. Whoever comes second uses the first one's."""
+        """Create the table if it is absent. It is no error if another process creates it first."""
         if schema is None:
             raise InvalidUsage(f"{self.uri} is not there, and has no schema to be made with")
         text, at_ms = schema.to_json(), self._now_ms()
@@ -255,12 +255,12 @@ class ControlTable:
         marks: Mapping[str, int],
         files: Sequence[str] = (),
     ) -> CommitOutcome:
-        """One conditional commit on the loaded version; `moved` are the new marks, `marks` all after it. The
-        bytes of `files` are on disk, their names not yet."""
+        """Commit on the loaded version, conditionally; `moved` are the changed marks, `marks` all marks
+        afterwards. The bytes of `files` must be on disk; their names need not be."""
         if self.version == VERSION_NONE:
             raise InvalidUsage(f"{self.uri} is not loaded", hint="ask for its head first")
         if (found := self._entry(self.version)) != self._base:
-            # It may have been cleaned away: then a checkpoint has it, or others have gone on.
+            # If it was cleaned up, a checkpoint has its content, or other commits have followed.
             newest = newest_version(self.store, self.version)
             if found or newest < self.version:
                 raise self._set_back(self.version)
@@ -276,7 +276,7 @@ class ControlTable:
         self, version: int, operation: str, actions: Sequence[Action], *, files: Sequence[str] = ()
     ) -> CommitOutcome:
         info = commit_info(operation, attempt=uuid.uuid4().hex, at_ms=self._now_ms())
-        # Whatever came in between, the next head is looked for again, unless this one is in.
+        # Unless this commit succeeds, the next head is searched for again, because others may have committed.
         head_at, self._head_at = self._head_at, NEVER
         outcome = put_entry(self.store, version, [info, *actions], files=files, seconds=self._seconds)
         if isinstance(outcome, Committed):
@@ -287,13 +287,14 @@ class ControlTable:
         return int(self._seconds() * 1000)
 
     def tidy_log(self) -> None:
-        """Keep the log short, when it is due for it by what was loaded of it."""
+        """Write a checkpoint and clean up the log, if the loaded head says that it is due."""
         if self._table.checkpoint_due:
             self._table = replace(self._table, entries_bytes=0)
             make_checkpoint(self.store, self._options)
 
     def sweep(self, *, retention_hours: int) -> int:
-        """Remove the files that were replaced more than the retention ago, or can't be committed any more."""
+        """Remove files that were replaced longer ago than the retention, or can't be committed any more;
+        return how many."""
         from tidemark.delta.vacuum import vacuum
 
         return len(vacuum(self.store, now_ms=self._now_ms(), kept_ms=retention_hours * 3_600_000))

@@ -1,4 +1,4 @@
-"""A table's shape, as far as its maintenance goes: small files, hidden rows, old files. Needs no JVM."""
+"""Statistics of a table for maintenance: small files, hidden rows, old files. Needs no JVM."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ HISTORY_BYTES_MIN: Final = 1 << 30
 
 
 def is_due_for_rewrite(file: LiveFile, vector_bytes: int = 0) -> bool:
-    """Whether it is worth it to write a file anew, without the rows that are hidden in it: they are many, or
-    the vectors that are kept of it, which each publish writes whole, have more bytes than the file."""
+    """Whether to rewrite a file without its hidden rows: they are many, or its retained vectors, which each
+    publish writes in full, are larger than the file."""
     return file.hidden > HIDDEN_ROWS_DUE * max(_rows(file), 1) or vector_bytes > file.bytes
 
 
 def retained_vector_bytes(history: History, *, after_ms: int) -> Counter[str]:
-    """How many bytes the vectors of each data file have, those of versions within the retention too."""
+    """The bytes of each data file's vectors, including those of older versions within the retention."""
     found: Counter[str] = Counter()
     live = ((file.path, file.vector, after_ms + 1) for file in history.head.files.values())
     gone = ((file.path, file.vector, file.at_ms) for file in history.removed)
@@ -39,9 +39,11 @@ def retained_vector_bytes(history: History, *, after_ms: int) -> Counter[str]:
 
 @dataclass(frozen=True, slots=True)
 class TableStats:
-    """`small` files could be merged; `hidden` of the `rows` are taken out by deletion vectors; `worn` files
-    are due to be written anew; `old` files are needed by no version within the retention, `waiting` ones not
-    by the newest version."""
+    """Statistics of a table for maintenance.
+
+    `small` files could be merged; `hidden` of the `rows` are hidden by deletion vectors; `worn` files are due
+    to be rewritten; no version within the retention needs the `old` files; the newest version does not need
+    the `waiting` ones."""
 
     files: int
     bytes: int
@@ -59,22 +61,22 @@ class TableStats:
 
     @property
     def merge_due(self) -> bool:
-        """Whether merging small files is worth it."""
+        """Whether to merge small files."""
         return self.small >= SMALL_FILES_DUE
 
     @property
     def purge_due(self) -> bool:
-        """Whether it is worth it to write files anew without the rows that are hidden in them."""
+        """Whether to rewrite files without their hidden rows."""
         return self.worn > 0
 
     @property
     def history_large(self) -> bool:
-        """Whether what only older versions need is much more than the table itself."""
+        """Whether the files that only older versions need are much larger than the table itself."""
         return self.waiting_bytes > max(HISTORY_TIMES_MAX * self.bytes, HISTORY_BYTES_MIN)
 
 
 def _rows(file: LiveFile) -> int:
-    """How many rows a file has; 0 where its statistics don't say, as others may leave them."""
+    """The number of rows of a file; 0 if another program left it without statistics."""
     try:
         return file.rows
     except InvalidUsage:
@@ -84,7 +86,7 @@ def _rows(file: LiveFile) -> int:
 def table_stats(
     uri: str, *, now_ms: int, kept_ms: int, storage_options: Mapping[str, str] | None = None
 ) -> TableStats | None:
-    """The shape of a table; None where there is no table."""
+    """The statistics of a table; None if there is no table."""
     store = Store(uri, storage_options or {})
     found = read_listing(store)
     head, active = found.history.head, list(found.history.head.files.values())

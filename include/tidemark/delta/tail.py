@@ -1,8 +1,8 @@
-"""A log's tail without an engine: read, and folded to the last record of each key.
+"""A log's tail without Spark: read, and folded to the last record of each key.
 
-It is `core.fold` on arrays. The log's parts carry what is needed beside their rows: the hash of the key, and
-the digest of the row. A tail that can't be read here (`Unsuited`) is one for Spark, which gives the same: one
-whose sequence is no whole number, or whose files were written by something else.
+This is `core.fold` on arrays. The log's parts have the key hash and the row digest beside their rows. A tail
+that can't be read here (`Unsuited`) is left to Spark, which gives the same result: one whose sequence is not
+an integer, a date or a time, or whose files were written by another program.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _UPSERT: Final = "U"
 
 
 class Unsuited(Exception):
-    """Why something is left to Spark."""
+    """This work is left to Spark; the message is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoldedTail:
-    """One record of each key: the rows as the log has them, and numpy's view of what decides."""
+    """One record per key: the rows as the log has them, and numpy arrays of the values that decide."""
 
     rows: pa.Table
     keys: RowKeys
@@ -40,7 +40,7 @@ class FoldedTail:
     txns: npt.NDArray[np.int64]
 
     def taken(self, chosen: npt.NDArray[np.bool_]) -> FoldedTail:
-        """Those of the records."""
+        """The chosen records."""
         if chosen.all():
             return self
         keys = RowKeys(
@@ -62,7 +62,7 @@ def read_tail(
     keys: Sequence[str],
     sequence: str | None,
 ) -> FoldedTail:
-    """The rows of a log's files with lower <= txn < upper, folded where there are keys."""
+    """The rows of a log's files with lower <= txn < upper, folded if there are keys."""
     tables = [_read(log, path, columns, is_keyed=bool(keys)) for path in paths]
     if not tables:
         raise Unsuited("the tail has no files")
@@ -89,8 +89,8 @@ def read_tail(
 
 
 def _last(keys: RowKeys, txns: npt.NDArray[np.int64]) -> npt.NDArray[np.intp]:
-    """The places of the last record of each key, by (sequence, txn), in the records' order. A transaction has
-    one record of a key, so nothing else has to tell them apart."""
+    """The positions of the last record of each key by (sequence, txn), ascending. A transaction has one
+    record per key, so this order is total."""
     by = [txns, *([keys.sequence] if keys.sequence is not None else []), keys.lo, keys.hi]
     order = np.lexsort(by)
     hi, lo = keys.hi[order], keys.lo[order]
@@ -121,7 +121,7 @@ def _read(log: Store, path: str, columns: Sequence[str], *, is_keyed: bool) -> p
 
 
 def sequence_numbers(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
-    """A sequence as whole numbers in the same order: itself, days or microseconds."""
+    """A sequence as integers in the same order: the numbers themselves, days, or microseconds."""
     kind = column.type
     if column.null_count:
         raise Unsuited("a sequence is NULL")

@@ -1,18 +1,19 @@
-"""Which files of a table may be deleted: those that no version within the retention needs.
+"""Vacuum: delete the files of a table that no version within the retention needs.
 
-It is for states, tombstones and control tables. Delta's own clean-ups don't do here. That of delta-rs deletes
-deletion vectors that are in use, and by age what is about to be committed; Spark's passes over the folder of
-our vectors. So this goes by the log:
+It serves states, tombstones and control tables, where other vacuums don't work. That of delta-rs deletes
+deletion vectors that are in use, and deletes by age files that are about to be committed. Spark's skips the
+folder of our vectors. So this one decides by the log:
 
-- what the newest version has stays, and so do its vectors;
-- what an entry took out stays for the retention, with the vector that it had then, and goes after it;
-- what no entry names, and has a name of ours, was written for a version, or for any up to it: it goes when
-  that version is there, because then it can't come in any more. No clock is asked, so no writer is too slow;
-- what no entry names, and has another's name, goes by its age, as Delta's own clean-up does it;
-- files of the change data feed stay for the retention from the entry on that names them.
+- Files and vectors of the newest version stay.
+- A removed file stays for the retention, with the vector that it had then, and is deleted after it.
+- An unreferenced file with a name of ours was written for a version, or for any version up to it. It is
+  deleted once that version exists, because it can't be committed any more. No clock is involved, so a slow
+  writer loses nothing.
+- An unreferenced file with a foreign name is deleted by age, as Delta does it.
+- Files of the change data feed stay for the retention, counted from the entry that names them.
 
-The files are listed before the head is read. One that is written meanwhile is for a later version; one that
-is committed meanwhile is in the head.
+Files are listed before the head is read. A file that is written in between is for a later version; a file
+that is committed in between is in the head.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from tidemark.delta.store import Store
 RETENTION: Final = "delta.deletedFileRetentionDuration"
 LOG_RETENTION: Final = "delta.logRetentionDuration"
 LOG_DAYS_MIN: Final = 30
-"""For how long Delta keeps a table's log by itself."""
+"""Delta's default retention of a table's log."""
 _RETENTION_DEFAULT: Final = "interval 1 week"
 _INTERVAL: Final = re.compile(r"(?:interval )?(\d+) (week|day|hour|minute|second)s?\Z", re.IGNORECASE)
 _UNIT_MS: Final = {
@@ -44,9 +45,8 @@ _FEED: Final = "_change_data/"
 
 
 def retention_properties(days: int) -> dict[str, str]:
-    """For how long files stay that the newest version doesn't need, in Delta's words: a VACUUM by anybody
-    goes by it. Their versions stay for as long: without its log a file can't be read, and Delta refuses a
-    table that would keep files for longer."""
+    """The retention of removed files as Delta properties, which any VACUUM obeys. The log is kept at least as
+    long: without it a file can't be read, and Delta rejects a table that keeps files longer than its log."""
     return {
         RETENTION: f"interval {days} days",
         LOG_RETENTION: f"interval {max(days, LOG_DAYS_MIN)} days",
@@ -55,7 +55,7 @@ def retention_properties(days: int) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Obsolete:
-    """A file that may go, and why."""
+    """A file to delete, and the reason."""
 
     path: str
     bytes: int
@@ -64,8 +64,9 @@ class Obsolete:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The files of a table with their sizes, and the history that was read after them. `modified_ms` tells
-    the age of files with another's name, `fed_ms` when the entry was made that names a file of the feed."""
+    """The files of a table with their sizes, and the history that was read afterwards. `modified_ms` are the
+    modification times of files with foreign names; `fed_ms` are the times of the entries that name files of
+    the feed."""
 
     listed: Mapping[str, int]
     history: History
@@ -74,7 +75,7 @@ class Listing:
 
 
 def read_listing(store: Store) -> Listing:
-    """List a table's files, and read what its log says of them."""
+    """List a table's files, then read its log."""
     listed = store.listed()
     modified_ms = store.modified_ms(path for path in listed if _is_tables(path) and version_in(path) is None)
     history = read_history(store)
@@ -88,7 +89,8 @@ def read_listing(store: Store) -> Listing:
 
 
 def _named_in_feed(store: Store, version: int | None, newest: int) -> dict[str, int]:
-    """The feed's files of an entry, and when it was made; none where there is no entry, or no more."""
+    """The feed's files of an entry, and the entry's time; empty if the entry does not exist or was cleaned
+    up."""
     if version is None or version > newest:
         return {}
     try:
@@ -102,7 +104,7 @@ def _named_in_feed(store: Store, version: int | None, newest: int) -> dict[str, 
 
 
 def decide_vacuum(found: Listing, *, now_ms: int, kept_ms: int) -> list[Obsolete]:
-    """What may go of the listed files."""
+    """The listed files that may be deleted."""
     head = found.history.head
     if head.version < 0:
         return []
@@ -125,7 +127,7 @@ def decide_vacuum(found: Listing, *, now_ms: int, kept_ms: int) -> list[Obsolete
 
 
 def vacuum(store: Store, *, now_ms: int, kept_ms: int, dry_run: bool = False) -> Sequence[Obsolete]:
-    """Delete what may go; whoever comes second finds nothing to do."""
+    """Delete obsolete files and return them; `dry_run` only returns them. Concurrent vacuums are harmless."""
     found = read_listing(store)
     if found.history.head.version >= 0:
         check_remembered(found.history.head, kept_ms)
@@ -137,7 +139,7 @@ def vacuum(store: Store, *, now_ms: int, kept_ms: int, dry_run: bool = False) ->
 
 
 def version_in(path: str) -> int | None:
-    """The version that a file was written for; None for a name that is not ours."""
+    """The version that a file was written for; None for a foreign name."""
     vector = _VECTOR.match(path)
     if vector is not None:
         return (
@@ -152,7 +154,7 @@ def version_in(path: str) -> int | None:
 
 
 def _is_tables(path: str) -> bool:
-    """Whether it is a file of a kind that tables have; others are nobody's business."""
+    """Whether a file is of a kind that tables have. Other files are ignored."""
     if _VECTOR.match(path) is not None or version_in(path) is not None:
         return True
     return path.endswith(".parquet") and not path.removeprefix(_FEED).startswith("_")
@@ -173,7 +175,7 @@ def _paths(location: str, vector: deletion_vectors.Descriptor | None) -> Iterato
 
 
 def check_remembered(head: TableHead, kept_ms: int) -> None:
-    """The table's log must remember what was taken out for as long as that is kept."""
+    """`InvalidUsage` if the table's log lists removed files for a shorter time than files are to be kept."""
     text = head.configuration.get(RETENTION, _RETENTION_DEFAULT)
     found = _INTERVAL.match(text.strip())
     if found is None or int(found[1]) * _UNIT_MS[found[2].lower()] < kept_ms:

@@ -1,1 +1,1 @@
-"""What the pipeline needs from the world, as protocols: ledgers, a source, a data plane, a state plane."""
+"""The interfaces that the pipeline needs, as protocols: ledgers, a source, a data plane, a state plane."""

@@ -1,19 +1,17 @@
-"""The control plane's port: ledgers with one conditional commit.
+"""Ports of the control plane: ledgers with one conditional commit, and the files behind the logs.
 
 Promise of a `Ledger`, for every implementation (`tests/contract` checks it against each):
 
-- `commit` changes the ledger only if it still stands at the given head; records and marks go in
-  together or not at all. Of any number of commits on one head, exactly one is `Committed`.
-- `Conflict` and `Determinate` mean that nothing was written. `Indeterminate` means that nobody
-  knows: read back, never guess (Invariant 5).
-- `read` and `find` answer from the snapshot that this object's last `head` loaded, so that a
-  decision sees one moment. An old snapshot is allowed at any time; a commit on it conflicts.
+- `commit` changes the ledger only if it is still at the given head; records and marks are committed together
+  or not at all. Of any number of commits on one head, exactly one is `Committed`.
+- `Conflict` and `Determinate` mean that nothing was written. `Indeterminate` means that the outcome is
+  unknown: read back, never guess (Invariant 5).
+- `read` and `find` answer from the version that this object's last `head` loaded, so that a decision sees one
+  moment. An old version is allowed at any time; a commit on it conflicts.
 
-The reader's port: which files a shard's log has, and whether a file is what it was sealed as.
-
-Promise: `listed` is one snapshot of a log, whole. `fault` looks at one file and changes nothing; it may be
-called by several threads at once. Where the store doesn't answer, both raise `Determinate`: a file that
-can't be asked for is not a file that is gone.
+Promise of `PartFiles`: `listed` is one complete version of a log. `fault` checks one file and changes
+nothing; several threads may call it at once. If the store doesn't answer, both raise `Determinate`: an
+unreachable file is not a missing file.
 """
 
 from __future__ import annotations
@@ -43,11 +41,11 @@ class Ledger(Protocol[R]):
     """Numbered records with integer marks, changed by compare-and-append."""
 
     def head(self) -> Head:
-        """Load the newest snapshot that can be had, and tell its version and marks."""
+        """Load the newest available version; return its number and marks."""
         ...
 
     def mark(self, name: str) -> int:
-        """A mark by its name, at the snapshot of the last `head`; 0 where there is none."""
+        """A mark by name, in the version of the last `head`; 0 if it is not set."""
         ...
 
     def read(self, lower: int, upper: int) -> Sequence[R]:
@@ -55,22 +53,22 @@ class Ledger(Protocol[R]):
         ...
 
     def find(self, key: str) -> Sequence[R]:
-        """The records with this key, in order of their numbers."""
+        """The records with this key, sorted by number."""
         ...
 
     def commit(self, head: Head, put: Put[R, Any]) -> CommitOutcome:
-        """Add the records and move the marks, if and only if the ledger still stands at `head`."""
+        """Add the records and move the marks, if and only if the ledger is still at `head`."""
         ...
 
 
 @runtime_checkable
 class ReportsCommitTime(Protocol):
-    """A ledger that keeps when its records were committed, by their writers' clocks. For alarms and
-    retention: no decision about what happened depends on it."""
+    """A ledger that keeps the commit times of its records, by their writers' clocks. For alarms and retention
+    only: no decision about what happened depends on it."""
 
     def written_at(self, number: int) -> datetime | None:
-        """When the last record of a number was committed; None where that is not known. A binding comes after
-        the claims of runs that found nothing, which have its number."""
+        """When the last record of a number was committed; None if unknown. A binding has the same number as
+        the claims of runs that found nothing before it."""
         ...
 
 
@@ -78,24 +76,24 @@ class Log(Ledger[LogEntry], Protocol):
     """A shard's log: a ledger whose records are the sealed parts."""
 
     def files(self) -> Sequence[LogFile]:
-        """The active files, which have the rows that readers see, at the snapshot of the last `head`."""
+        """The active files, which have the rows that readers see, in the version of the last `head`."""
         ...
 
     def shape(self) -> Shape | None:
-        """The shape that is on record now; None where none is."""
+        """The shape on record; None if there is none."""
         ...
 
     def declare(self, shape: Shape) -> None:
-        """Put a shape on record, or the columns that the recorded one lacks; what is recorded never changes
-        otherwise. One that doesn't fit leaves the record as it is."""
+        """Record a shape, or the columns that the recorded one lacks. What is recorded never changes
+        otherwise; a shape that doesn't fit changes nothing."""
         ...
 
 
 class MaintainedLog(Log, Protocol):
-    """A log as its maintenance sees it."""
+    """A log with the operations of maintenance."""
 
     def replace(self, head: Head, put: Put[Replacement, Any]) -> CommitOutcome:
-        """Change files and marks, if and only if the log still stands at `head`."""
+        """Replace files and move marks, if and only if the log is still at `head`."""
         ...
 
     def leftovers(self) -> Sequence[Leftover]:
@@ -103,7 +101,7 @@ class MaintainedLog(Log, Protocol):
         ...
 
     def delete(self, leftovers: Sequence[Leftover]) -> None:
-        """Delete files that may go; who comes second finds nothing to do."""
+        """Delete these files. Files that another process has already deleted are ignored."""
         ...
 
 
@@ -112,7 +110,7 @@ class Control(Protocol):
 
     @property
     def bindings(self) -> Ledger[BindingRecord]:
-        """A chapter of the history, as the seals are: a commit to one moves the head of both."""
+        """A chapter of the history, like the seals: a commit to one moves the head of both."""
         ...
 
     @property
@@ -131,21 +129,21 @@ class Control(Protocol):
     def leases(self) -> Ledger[Lease]: ...
 
     def shards(self) -> Sequence[ShardId]:
-        """The names that may be shards with a log, whatever a pipeline file says."""
+        """The names that may be shards with a log, whether or not a pipeline file declares them."""
         ...
 
     def log(self, shard: ShardId) -> Log:
-        """The shard's log: the parts that its readers see. Made when it is first asked for."""
+        """The shard's log: the parts that its readers see. It is created on first use."""
         ...
 
     def publishes(self, shard: ShardId) -> Ledger[Published]:
-        """The record of the shard's publishes. Made when it is first committed to."""
+        """The record of the shard's publishes. Its first commit creates it."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LogListing:
-    """A log at one version of its table: the first transaction it has not passed, and its files."""
+    """A log at one version of its table: its upper and its files."""
 
     version: int
     upper: Txn
@@ -158,11 +156,11 @@ class PartFiles(Protocol):
     def listed(
         self, shard: ShardId, *, lower: Txn, upper: Txn | None = None, columns: Sequence[str] = ()
     ) -> LogListing:
-        """The log as it stands, with the files that may have rows of [lower, upper); bounds are given for
-        these columns, where there are any."""
+        """The current log, with the files that may have rows of [lower, upper), and the bounds of these
+        columns, if known."""
         ...
 
     def fault(self, shard: ShardId, part: Part, *, whole: bool) -> str:
-        """Why the file can't be read as what was sealed; empty when it can. `whole` reads all its pages
-        and checks their checksums, else size and footer are looked at."""
+        """Why the file differs from the sealed one; empty if it doesn't. `whole` reads all pages and verifies
+        their checksums; otherwise only size and footer are checked."""
         ...

@@ -1,12 +1,11 @@
-"""The data plane's port: turning bound input into staged parts.
+"""Ports of the data plane and the gate: stage bound input, and check staged rows.
 
-Promise: `stage` and `replay` of one binding give the same digests, whatever the parallelism.
-What `stage` writes belongs to the attempt's token alone and is invisible to readers. `discard`
-removes the files of that one attempt, and is a no-op when there are none.
+Promise of a `DataPlane`: `stage` and `replay` of one binding give the same digests, whatever the parallelism.
+The files that `stage` writes belong to the attempt's token alone and are invisible to readers. `discard`
+removes the files of that one attempt, and is a no-op if there are none.
 
-The gate's port: what the user's own expectations say of rows that are only staged.
-
-Promise: an opinion depends on the staged rows and the expectations alone, and holds no row of them.
+Promise of a `Gate`: an opinion depends only on the staged rows and the user's expectations, and contains no
+row.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ class DataPlane(Protocol):
     """Reads, decodes, folds, counts and writes; never decides."""
 
     def stage(self, binding: Binding, token: WriterToken) -> Staged:
-        """Write the transaction's parts under the token, and count what was read and written."""
+        """Write the transaction's parts under the token, and compute digests of the rows read and written."""
         ...
 
     def read_back(self, staged: Staged, *, moved: Mapping[ShardId, Sequence[Part]] | None = None) -> Digests:
-        """The digests that the transaction's rows give when they are read again: from the staged parts or,
-        for a shard in `moved`, from these files of its log, which may have other transactions' rows too."""
+        """The digests of the transaction's rows, read again: from the staged parts or, for a shard in
+        `moved`, from these files of its log, which may have rows of other transactions too."""
         ...
 
     def replay(self, binding: Binding) -> Staged:
-        """What staging would give now, computed without writing anything."""
+        """The result that staging would give now, computed without writing anything."""
         ...
 
     def discard(self, txn: Txn, token: WriterToken) -> None:
@@ -43,11 +42,11 @@ class DataPlane(Protocol):
         ...
 
     def damaged(self, shard: ShardId, parts: Sequence[Part]) -> Sequence[Part]:
-        """Those of the parts whose file is gone, cut, or can't be opened."""
+        """The parts whose file is missing, truncated, or can't be opened."""
         ...
 
     def restore(self, shard: ShardId, *, lost: Part, copy: Part) -> None:
-        """Put the file of a staged part in the place of a lost one, whole or not at all."""
+        """Replace the file of a lost part by that of a staged one, atomically."""
         ...
 
     def attempts(self) -> Sequence[tuple[Txn, WriterToken]]:
@@ -56,35 +55,35 @@ class DataPlane(Protocol):
 
 
 class MaintainedPlane(DataPlane, Protocol):
-    """A data plane as maintenance sees it."""
+    """A data plane with the operations of maintenance."""
 
     @property
     def kept(self) -> Merger:
-        """What rewrites the files of its logs."""
+        """The merger of its logs' files."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Opinion:
-    """What the expectations ask for: stop the transaction, hold a shard for a reason, or just be told."""
+    """The result of the expectations: reasons to stop the transaction, to hold shards, or only to warn."""
 
     failed: tuple[str, ...] = ()
     held: Mapping[ShardId, str] = field(default_factory=dict)
     warned: tuple[str, ...] = ()
     checked: int = field(default=0, compare=False)
-    """How many expectations were asked, for people."""
+    """The number of expectations checked, for people."""
 
 
 class Gate(Protocol):
-    """Looks at staged rows; never decides."""
+    """Checks staged rows; never decides."""
 
     def opinion(self, staged: Staged) -> Opinion:
-        """What the expectations of every shard say of these rows."""
+        """The result of every shard's expectations for these rows."""
         ...
 
 
 class NoExpectations:
-    """The gate of a pipeline that declares none."""
+    """The gate of a pipeline without expectations."""
 
     def opinion(self, staged: Staged) -> Opinion:
         return Opinion()

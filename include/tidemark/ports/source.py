@@ -1,8 +1,8 @@
-"""The source's port: what there is to bind, whether it is still there, and how far it may forget.
+"""Ports of a source: what can be bound, whether it is still readable, and what may be discarded.
 
-Promise: steps end at boundaries of the source's own transactions, each one above the one before
-and none larger than a transaction may be. An offer that is lower than what is bound is reported
-as it is; the core refuses it.
+Promise: steps end at boundaries of the source's own transactions, each one above the previous, and none
+larger than a transaction may be. An offer that is lower than the bound input is returned as it is; the core
+rejects it.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from tidemark.core.replay import Replayable
 
 
 class Source(Protocol):
-    """Where change records come from."""
+    """A source of change records."""
 
     def offer(self, last: Binding | None) -> Sequence[Step]:
-        """What could be bound next, above the last binding, cut into transactions."""
+        """The input that can be bound next, above the last binding, divided into transactions."""
         ...
 
     def inspect(self, binding: Binding) -> str:
-        """Why the bound input can't be read any more as it was; empty when it can."""
+        """Why the bound input can't be read any more as it was; empty if it can."""
         ...
 
     def replayable(self, bindings: Sequence[Binding]) -> Sequence[Replayable]:
-        """For each binding, whether its input can still be read as it was, and until when that is so."""
+        """For each binding, whether and until when its input can still be read as it was."""
         ...
 
     def acknowledge(self, frontier: Frontier) -> None:
-        """Everything below is durable for every shard; the source may forget it. Never goes back."""
+        """Acknowledge that everything below the frontier is durable for every shard; the source may discard
+        it. The frontier never goes back."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SourceReport:
-    """Where a source stands by its own account. `cost` is what it keeps for us meanwhile, `kept_bytes` how
-    much that is, None where it isn't counted; `trouble` says what is wrong and what to do, and is empty when
-    nothing is."""
+    """A source's report of its position. `cost` describes what it keeps for this pipeline, `kept_bytes` is
+    its size, None if not counted. `trouble` is the problem and its remedy; empty if there is none."""
 
     acknowledged: str
     cost: str = ""
@@ -61,32 +61,31 @@ class SkippedInput(Protocol):
 
 @runtime_checkable
 class ReportsSkipped(Protocol):
-    """A source that leaves some of what it sees for later, and can say what."""
+    """A source that may leave input for later, and reports it."""
 
     @property
     def skipped(self) -> Sequence[SkippedInput]:
-        """What the last offer did not take."""
+        """The input that the last offer left out."""
         ...
 
 
 @runtime_checkable
 class ReportsPosition(Protocol):
-    """A source that remembers for us, and can say how much."""
+    """A source that keeps input for this pipeline, and reports how much."""
 
     def standing(self) -> SourceReport:
-        """Where it stands now; one that can't be asked says so in `trouble`."""
+        """The current report; if the source can't be reached, `trouble` is why."""
         ...
 
     def shown(self, frontier: Frontier) -> str:
-        """A frontier as the source's own people write it."""
+        """A frontier in the source's own notation."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Input that is there and belongs to no transaction yet: how many pieces of it, how many bytes (0 where
-    nobody counts them), and when the oldest came. `unit` is what the pieces are; `trouble` says why that
-    can't be known, and is empty when it is."""
+    """Input that is not bound yet: the number of pieces, their bytes (0 if not counted), and the age of the
+    oldest. `unit` names the pieces; `trouble` is why this is unknown, and is empty otherwise."""
 
     pieces: int = 0
     bytes: int = 0
@@ -97,17 +96,17 @@ class Waiting:
 
 @runtime_checkable
 class ReportsWaiting(Protocol):
-    """A source that can say what waits in it, and since when."""
+    """A source that reports its waiting input."""
 
     def waiting(self, last: Binding | None) -> Waiting:
-        """What is there above the last binding; binds and reads nothing."""
+        """The input above the last binding; binds and reads nothing."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Unneeded:
-    """Files that a source kept for replays and that nobody reads any more; `waiting` are those that still
-    have to stay, and `held_by` says for what."""
+    """Files that a source kept for replays and that are no longer needed; `waiting` are those that must still
+    stay, and `held_by` is the reason."""
 
     files: int = 0
     bytes: int = 0
@@ -118,22 +117,23 @@ class Unneeded:
 
 @runtime_checkable
 class RetainsInput(Protocol):
-    """A source that keeps what was bound, so that replays can read it, until maintenance lets it go."""
+    """A source that keeps bound input for replays until maintenance deletes it."""
 
     def unneeded(self, since: Txn) -> Unneeded:
-        """What no transaction from `since` on reads, and the source itself will not ask for again."""
+        """The files that no transaction from `since` on reads, and that the source itself will not need
+        again."""
         ...
 
     def let_go(self, since: Txn) -> Unneeded:
-        """Remove it; returns what went."""
+        """Delete these files; return what was deleted."""
         ...
 
 
 class ShardKeysPort(Protocol):
-    """What a source may ask of the shards: for a source that says "all rows are gone", and no more."""
+    """Queries of a source about the shards: for a source that reports only "all rows are deleted"."""
 
     def untouched(self, shards: Sequence[ShardId]) -> Set[ShardId]:
-        """Those of the shards that nothing was ever bound to."""
+        """The shards that nothing was ever bound to."""
         ...
 
     def is_settled(self, shard: ShardId) -> bool:
@@ -141,9 +141,10 @@ class ShardKeysPort(Protocol):
         ...
 
     def is_paused(self, shard: ShardId) -> bool:
-        """Whether the shard's log waits until someone releases it: it is not settled before that."""
+        """Whether the shard's log waits for a release; until then the shard is not settled."""
         ...
 
     def keys(self, shard: ShardId, columns: Sequence[str]) -> Iterator[Mapping[str, Any]]:
-        """At least the keys of all rows that the shard has; once it is settled, of all that are bound."""
+        """At least the keys of all rows that the shard has; once it is settled, of all rows that are
+        bound."""
         ...

@@ -1,15 +1,14 @@
-"""The state plane's port: folding a log's tail into a state by one commit, and reading both.
+"""Ports of the state plane: publish a log's tail into a state by one commit, and maintain log and state.
 
-Promise: `publish` makes exactly one commit of the state's table, on the state that it was worked out against;
-none when that has moved on meanwhile (`Conflict`: decide again) or when it raises `Determinate`; after an
-error that leaves this open, `standing` tells. The commit carries its `StateCommit`. All inputs are pinned (a
-range of transactions at a version of the log, the state at its record), so that doing it again gives the same
-rows.
+Promise of `publish`: it makes exactly one commit of the state's table, on the state that it was computed
+from. It makes none if that has changed in the meantime (`Conflict`: decide again) or if it raises
+`Determinate`; after an error that leaves this open, `standing` shows the outcome. The commit carries its
+`StateCommit`. All inputs are pinned (a range of transactions at a version of the log, the state at its
+record), so that repeating it gives the same rows.
 
-What maintenance needs of the engines: merging a log's files, and keeping a state's table in shape.
-
-Promise: neither changes a row. The `merge` of a log writes to a folder of its own that nobody sees; whoever
-calls puts it into the log. What a `StateKeeper` commits, publishers and readers recognise as no publish.
+Promise of maintenance: it changes no row. The `merge` of a log writes to a separate, invisible folder; the
+caller commits it to the log. Publishers and readers recognize that a `StateKeeper`'s commits are not
+publishes.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ from tidemark.core.seal import Part
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """The log's rows with lower <= txn < upper, at a version of its table that shows them all.
+    """The log's rows with lower <= txn < upper, at a version of its table that has them all.
 
-    `watermark` is the highest sequence below `lower`: tombstones that are too late for it may go. `link` is
-    that of its last transaction."""
+    `watermark` is the highest sequence below `lower`: tombstones that are too late for it may be removed.
+    `link` is that of its last transaction."""
 
     lower: Txn
     upper: Txn
@@ -44,10 +43,10 @@ class Tail:
 
 
 class StateStatusReader(Protocol):
-    """Tells where states stand; needs no engine."""
+    """Reads the status of states; needs no Spark."""
 
     def standing(self, shard: ShardId, since: Published | None) -> StateStatus:
-        """What the table says of itself, and of what happened to it since the given record."""
+        """The status of the state's table, including changes since the given record."""
         ...
 
 
@@ -57,35 +56,35 @@ class StatePlane(StateStatusReader, Protocol):
     def publish(
         self, shard: ShardId, tail: Tail, *, base: Published | None, token: WriterToken
     ) -> tuple[int, StateCommit] | Conflict:
-        """Bring the state from `base` to the tail's end; the version and the commit that did it."""
+        """Bring the state from `base` to the tail's end; return the new version and its commit."""
         ...
 
     def tidy(self, shard: ShardId) -> None:
-        """What a publish has left to do for the next ones and for readers, once it is on record. It changes
-        no row, takes about as long as a publish, and raises nothing: what fails is left for the next time."""
+        """Tidy the state after a publish is on record, for later publishes and readers. It changes no row,
+        takes about as long as a publish, and raises nothing: work that fails is left for the next time."""
         ...
 
     def rebuild(
         self, shard: ShardId, tail: Tail, *, base: Published | None, token: WriterToken
     ) -> tuple[int, StateCommit] | Conflict:
-        """Replace the whole state, by one commit, with what the tail makes of `base` (or of nothing)."""
+        """Replace the whole state, by one commit, with the fold of the tail onto `base` (or onto nothing)."""
         ...
 
     def digest(self, shard: ShardId, version: int) -> Digest:
-        """The digest of the rows that the state has at a version."""
+        """The digest of the state's rows at a version."""
         ...
 
     def repeated(self, shard: ShardId, version: int) -> int:
-        """How many keys have more than one row at a version. A digest doesn't tell: a row that a publish
-        forgot to take out is in the digest that it carried forward, too."""
+        """The number of keys with more than one row at a version. A digest doesn't show this: if a publish
+        fails to remove a row, the digest that it carries forward includes the row too."""
         ...
 
 
 class Merger(Protocol):
-    """Rewrites the files of a log. `Determinate` when it can't, because files are damaged or gone."""
+    """Rewrites the files of a log. `Determinate` if files are damaged or missing."""
 
     def merge(self, shard: ShardId, files: Sequence[Part], *, folder: str) -> tuple[Part, ...]:
-        """Write the rows of these files to few in a folder below the log."""
+        """Write the rows of these files to fewer files in a folder below the log."""
         ...
 
     def digests_by_txn(self, shard: ShardId, parts: Sequence[Part]) -> Mapping[Txn, Digest]:
@@ -94,16 +93,16 @@ class Merger(Protocol):
 
 
 class StateKeeper(StateStatusReader, Protocol):
-    """Rewrites and cleans the tables of a state, without changing a row. `tombstones` is the version of those
-    that belongs to the state: where they have moved on, by a publish that is not through, they are left.
-    `BeingPublished` when publishes have left it no chance; nothing is half done then."""
+    """Rewrites and cleans the tables of a state without changing a row. `tombstones` is the version of the
+    tombstones that belongs to the state; if an unfinished publish has moved them on, they are left alone.
+    `BeingPublished` if publishes prevent the work; nothing is left half done."""
 
     def merge(self, shard: ShardId, *, tombstones: int) -> None:
         """Merge small files."""
         ...
 
     def purge(self, shard: ShardId) -> None:
-        """Write the files anew that deletion vectors have taken rows out of."""
+        """Rewrite the files whose rows deletion vectors hide."""
         ...
 
     def vacuum(self, shard: ShardId, *, tombstones: int) -> None:

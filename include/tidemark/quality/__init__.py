@@ -1,1 +1,1 @@
-"""The Great Expectations side of the gate: digests documented, the user's own checks run, no row shown."""
+"""Great Expectations at the gate: documents the digests and runs the user's checks, without showing rows."""

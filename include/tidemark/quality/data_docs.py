@@ -1,8 +1,8 @@
-"""The pages of Data Docs, made so that they need nothing but themselves.
+"""Self-contained pages for Data Docs.
 
-Great Expectations' pages load styles and scripts from public addresses, and its index is drawn by such a
-script: without the internet it is empty. Here the index is a plain table, and the other pages lose whatever
-comes from elsewhere. What a script would fold is shown.
+Great Expectations' pages load styles and scripts from public addresses, and such a script draws the index:
+without internet access it is empty. Here the index is a plain table, and the other pages have no external
+resources. Content that a script would collapse is always shown.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _STYLE: Final = """\
 
 
 def self_contained(page: str) -> str:
-    """A page without anything from elsewhere, and with a style of its own."""
+    """The page without external resources, and with its own style."""
     own = _FOREIGN_IMAGE.sub("none", _FOREIGN.sub("", page))
     return own.replace("</head>", f"{_STYLE}</head>", 1)
 
 
 class PlainPage(DefaultJinjaPageView):
-    """A result's page, as Great Expectations makes it, without what comes from elsewhere."""
+    """Great Expectations' page of a result, without external resources."""
 
     def render(self, document: Any, template: str | None = None, **kwargs: Any) -> str:
         page = super().render(document, template, **kwargs)  # type: ignore[no-untyped-call]
@@ -73,7 +73,7 @@ class PlainIndex(DefaultJinjaIndexPageView):
 
 
 def _rows(content: Any) -> Iterator[dict[str, Any]]:
-    """The rows of the index, wherever they are in what Great Expectations wants to show."""
+    """The rows of the index, found at any depth of Great Expectations' document."""
     if isinstance(content, dict):
         if _LINK in content:
             yield content

@@ -1,7 +1,7 @@
-"""Digests as a table that Great Expectations can check: one row per transaction and endpoint.
+"""Digests as a table for Great Expectations: one row for each transaction and endpoint.
 
-The table holds counts and digests, never rows. Core decides, Great Expectations documents, and the two must
-agree endpoint by endpoint: if they ever part, one of them is wrong, and nothing may be sealed on either.
+The table has counts and digests, never rows of data. Core decides and Great Expectations documents. The two
+must agree on every endpoint: if they differ, one of them is wrong, and nothing may be sealed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 SUITE: Final = "digests"
 COLUMNS: Final = (*("txn", "endpoint", "recorded_count", "found_count", "recorded_digest", "found_digest"),)
-# Everything may be shown: the table has no value of any row.
+# Results may be complete, because the table has no values of rows.
 _RESULT_FORMAT: Final = {"result_format": "COMPLETE", "unexpected_index_column_names": ["txn", "endpoint"]}
 
 Pair = tuple[Txn, Digests, Digests]
@@ -30,8 +30,8 @@ Row = tuple[str, str, str, str, str, str]
 
 
 def check_digests(pairs: Sequence[Pair], *, site: Path | None) -> tuple[Finding, ...]:
-    """The finding on each transaction, by `core.replay.judge`, checked and documented by Great
-    Expectations (Invariants 7 and 8). A disagreement of the two raises `InvariantViolation`."""
+    """The finding of `core.replay.judge` on each transaction, checked and documented by Great Expectations
+    (Invariants 7 and 8). Raises `InvariantViolation` if the two disagree."""
     findings = tuple(judge(txn, recorded=recorded, found=found) for txn, recorded, found in pairs)
     rows = summary(pairs)
     result = _validated(rows, site)
@@ -43,12 +43,12 @@ def check_digests(pairs: Sequence[Pair], *, site: Path | None) -> tuple[Finding,
 
 
 def run_name(first: Txn, last: Txn | None = None) -> str:
-    """The name under which Data Docs show a transaction, or a range of them."""
+    """The name of a transaction, or of a range of them, in Data Docs."""
     return f"txn-{first}" if last is None or last == first else f"txn-{first}-to-{last}"
 
 
 def summary(pairs: Sequence[Pair]) -> list[Row]:
-    """The rows of the table, as text: an endpoint that one side does not have is empty there."""
+    """The rows of the table, as text. The fields of a side that lacks the endpoint are empty."""
     return [
         (
             str(txn),
@@ -73,7 +73,7 @@ def _validated(rows: Sequence[Row], site: Path | None) -> ExpectationSuiteValida
     engine.load()
     import pandas
 
-    # As objects: a text column of another type could turn the empty text into a missing value.
+    # With another dtype, pandas could turn an empty text into a missing value.
     frame = pandas.DataFrame(list(rows), columns=list(COLUMNS), dtype=object)
     return engine.validate(
         frame, _suite(len(rows)), site=site, engine="pandas", name=SUITE, result_format=_RESULT_FORMAT

@@ -1,14 +1,12 @@
-"""Great Expectations, kept small: imported late, one context per process and site, no network, no noise.
+"""A small interface to Great Expectations: late import, one context per process and site, no network access.
 
-Its import is the gate's largest cost, and most of that is compiling and loading libraries that only draw
-charts and compare distributions. Those are put off until something asks for them, which none of the
-expectations that a pipeline file may name does. Progress bars and log messages are off: an exception's text
-may quote a row. The context is in memory; only the validation results that `document` is given reach a disk.
+The import is the gate's largest cost. Most of it is spent on libraries that only draw charts and compare
+distributions. Their import is deferred until first use; no expectation that a pipeline file may name uses
+them. Progress bars and log messages are off, because an exception's text may quote a row. The context is in
+memory; only the validation results that are passed to `document` are written to disk.
 
-Old pages of Data Docs: which they are, and their removal. The verdicts themselves stay in the journal.
-
-Needs no Great Expectations: the files' times tell their age, and the index is a plain table, of which the
-rows go whose pages are gone.
+Maintenance removes old pages of Data Docs (`old_pages`, `remove_pages`) without importing Great Expectations:
+a page's age is the age of its file. The verdicts themselves stay in the journal.
 """
 
 from __future__ import annotations
@@ -36,19 +34,19 @@ if TYPE_CHECKING:
 
 SITE: Final = "site"
 RESULTS_ON_INDEX_MAX: Final = 200
-"""The index page reads every result that it lists again."""
+"""Limited because building the index page reads every listed result again."""
 
 _PAGES: Final = "tidemark.quality.data_docs"
 _LATER: Final = ("altair", "scipy.stats")
 _QUERY_LOGGERS: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
-"""PySpark's, which print every failed query with its message."""
+"""PySpark's loggers, which print every failed query with its message."""
 
 
 class _Later(ModuleType):
-    """Stands for a module that is imported when something of it is used."""
+    """A placeholder that imports its module on first use of an attribute."""
 
     def __getattr__(self, name: str) -> Any:
-        # `inspect` asks every module of the process for its __file__; that is not a use.
+        # `inspect` reads __file__ of every module in the process; that is not a use.
         if name.startswith("__"):
             raise AttributeError(name)
         if sys.modules.get(self.__name__) is self:
@@ -58,7 +56,8 @@ class _Later(ModuleType):
 
 @contextmanager
 def _put_off(names: Sequence[str]) -> Iterator[None]:
-    """Within, importing one of the modules costs nothing; nobody else sees the stand-ins afterwards."""
+    """Within this context, an import of one of these modules gives a placeholder. Afterwards `sys.modules`
+    has none of the placeholders."""
     placed = {name: _Later(name) for name in names if name not in sys.modules}
     sys.modules.update(placed)
     try:
@@ -71,8 +70,8 @@ def _put_off(names: Sequence[str]) -> Iterator[None]:
 
 @cache
 def load() -> ModuleType:
-    """The library, imported once, silent."""
-    # It tells of hundreds of types that it registers; in a task's log that hides what matters.
+    """Import the library, once."""
+    # It logs hundreds of registered types, which would hide other messages in a task's log.
     logging.getLogger("great_expectations").setLevel(logging.WARNING)
     with _put_off(_LATER):
         import great_expectations
@@ -81,7 +80,7 @@ def load() -> ModuleType:
 
 @cache
 def context_for(site: Path | None) -> AbstractDataContext:
-    """This process's context for a Data Docs site, or for none."""
+    """This process's context, with a Data Docs site or without one."""
     gx = load()
     from great_expectations.data_context.types.base import (
         DataContextConfig,
@@ -123,10 +122,10 @@ def _folder(path: Path) -> dict[str, object]:
 
 @cache
 def batch_definition(site: Path | None, engine: str, asset: str) -> BatchDefinition[Any]:
-    """How a DataFrame of `engine` (pandas or spark) is handed over, under the asset's name."""
+    """The batch definition that passes a DataFrame of `engine` (pandas or spark) under the asset's name."""
     sources = context_for(site).data_sources
     if engine == "spark":
-        # Persisting would copy the staged rows into memory, and nothing would ever release them.
+        # Persisting would copy the staged rows into memory and never release them.
         frames = sources.add_or_update_spark(f"{engine}_{asset}", persist=False).add_dataframe_asset(asset)
         return frames.add_batch_definition_whole_dataframe("all")
     tables = sources.add_or_update_pandas(f"{engine}_{asset}").add_dataframe_asset(asset)
@@ -136,7 +135,7 @@ def batch_definition(site: Path | None, engine: str, asset: str) -> BatchDefinit
 def expectation(
     kind: str, kwargs: Mapping[str, Any], meta: Mapping[str, object] | None = None
 ) -> Expectation:
-    """The library's own object for an expectation; raises what it raises when the kwargs don't fit."""
+    """The library's object for an expectation. Raises the library's own error if the kwargs don't fit."""
     load()
     from great_expectations.expectations.registry import get_expectation_impl
 
@@ -153,7 +152,7 @@ def validate(
     name: str,
     result_format: Mapping[str, object],
 ) -> ExpectationSuiteValidationResult:
-    """The results of all expectations on one DataFrame, in one pass over it where that can be."""
+    """The results of all expectations on one DataFrame, in one pass if possible."""
     gx = load()
     with _silent():
         batch = batch_definition(site, engine, name).get_batch({"dataframe": frame})
@@ -164,12 +163,12 @@ def validate(
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Within, nothing is logged that could quote a row."""
+    """Within this context, loggers that could quote a row are off."""
     loggers = [logging.getLogger("great_expectations")]
     if "pyspark" in sys.modules:
         from pyspark.logger import PySparkLogger
 
-        # Made by PySpark's own function: a plain logger of that name would break every later failed query.
+        # PySpark's own function must create them: PySpark can't log a failed query to a plain logger.
         loggers += [PySparkLogger.getLogger(name) for name in _QUERY_LOGGERS]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -182,8 +181,8 @@ def _silent() -> Iterator[None]:
 
 
 def document(results: Sequence[ExpectationSuiteValidationResult], *, site: Path, run_name: str) -> str:
-    """Keep the results, make a page of each, and return the index's path. What is given here is on disk
-    afterwards as it is: strip it first."""
+    """Store the results, build a page for each, and return the index's path. Results are written to disk
+    unchanged: strip values of rows before."""
     from great_expectations.core.run_identifier import RunIdentifier
     from great_expectations.data_context.types.resource_identifiers import (
         ExpectationSuiteIdentifier,
@@ -204,18 +203,20 @@ def document(results: Sequence[ExpectationSuiteValidationResult], *, site: Path,
     return str(site / "index.html")
 
 
+# Removal of old pages.
+
 _FOLDERS: Final = ("results", "validations")
 _LINKED: Final = re.compile(r"^<tr>.*?<a href=\"([^\"]+)\".*</tr>\n?", re.MULTILINE)
 
 
 def old_pages(site: Path, *, before_ms: int) -> list[tuple[Path, int]]:
-    """The results and pages that were written before some time, with their sizes."""
+    """The results and pages that were written before a time, with their sizes."""
     found: list[tuple[Path, int]] = []
     for name in _FOLDERS:
         for folder, _, files in os.walk(site / name):
             for file in files:
                 path = Path(folder, file)
-                with suppress(FileNotFoundError):  # Another maintenance may be at it.
+                with suppress(FileNotFoundError):  # Another process may run maintenance at the same time.
                     its = path.stat()
                     if its.st_mtime_ns < before_ms * 1_000_000:
                         found.append((path, its.st_size))
@@ -223,10 +224,10 @@ def old_pages(site: Path, *, before_ms: int) -> list[tuple[Path, int]]:
 
 
 def remove_pages(site: Path, pages: Sequence[tuple[Path, int]]) -> None:
-    """Remove pages, the folders that are empty after that, and their rows of the index."""
+    """Remove pages, the folders that become empty, and the rows of the index whose pages are gone."""
     for path, _ in pages:
         path.unlink(missing_ok=True)
-        with suppress(OSError):  # One that is not empty stays, with all above it.
+        with suppress(OSError):  # A folder that is not empty stays, and so do those above it.
             for folder in path.parents:
                 if folder.parent == site:
                     break

@@ -1,12 +1,11 @@
-"""What the user's expectations found, as values, and what that asks of the gate.
+"""The user's expectations on staged rows, run by Great Expectations on Spark, and their effect on the gate.
 
-The user's own suites, on the staged rows, by Great Expectations on Spark.
+A suite sees the upserted rows, with the declared columns. Deletions have only keys and would look like rows
+full of NULLs, so they are left out.
 
-A suite sees what would become of the table: the upserted rows, with the declared columns. Deletions carry
-keys only, so they would look like rows full of NULLs, and are left out.
-
-No value of a row leaves Spark but inside an aggregate: results have counts; an observed value is kept where
-it is a count, a share, a mean or a sum of a column that is not masked; an exception is reduced to its kind.
+Values of rows leave Spark only in aggregates. Results have counts. An observed value is kept only if it is an
+aggregate, such as a count, share, mean or sum, or part of the schema, and no column of the expectation is
+masked. An exception is reduced to its kind.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """One expectation of the user's suite on one shard's staged rows.
+    """The result of one expectation on one shard's staged rows.
 
-    `detail` is what was observed, or why it could not be; it never has a value of a row.
-    `broken_when` is, for the action quarantine, the SQL condition of the rows that break it.
+    `detail` is the observed value, or why the expectation could not be evaluated; it never has a value of a
+    row. `broken_when` is, for the action quarantine, the SQL condition for the rows that break it.
     """
 
     shard: ShardId
@@ -55,14 +54,14 @@ class Checked:
 
 
 def opinion_of(checked: Sequence[Checked]) -> Opinion:
-    """What the checks ask of the gate."""
+    """The effect of the results on the gate: failures, shards to pause, and warnings."""
     broken = [one for one in checked if not one.success]
     reasons: dict[ShardId, list[str]] = {}
     for one in broken:
         if one.action == "pause":
             reasons.setdefault(one.shard, []).append(_reason(one))
     return Opinion(
-        # Rows that break a quarantine check were moved aside when they were staged; what is left is a doubt.
+        # Staging has quarantined the rows that break such an expectation, so it must hold now.
         failed=tuple(str(one) for one in broken if one.action in ("fail", "quarantine")),
         held={shard: "; ".join(found) for shard, found in reasons.items()},
         warned=tuple(str(one) for one in broken if one.action == "warn"),
@@ -75,13 +74,13 @@ def _reason(checked: Checked) -> str:
     return f"{checked.expectation}{count}"
 
 
-# Counts, and not one unexpected value: a limit of 0 is answered without a job.
+# Counts without unexpected values: with a limit of 0, Spark runs no job for them.
 _RESULT_FORMAT: Final = {"result_format": "BASIC", "partial_unexpected_count": 0}
 _COUNTS: Final = frozenset(
     {"element_count", "unexpected_count", "unexpected_percent", "missing_count", "missing_percent"}
     | {"unexpected_percent_total", "unexpected_percent_nonmissing"}
 )
-# Where the observed value is computed from many rows or from the schema; a maximum is a row's own value.
+# The observed value comes from many rows or from the schema. A maximum would be the value of a single row.
 _OBSERVED: Final = frozenset(
     {
         "expect_column_mean_to_be_between",
@@ -102,7 +101,7 @@ _OBSERVED: Final = frozenset(
     }
 )
 _POSITION: Final = "position"
-# At the beginning only: further on, a message may quote a row.
+# Matched at the beginning only, because the rest of a message may quote a row.
 _ERROR_CLASS = re.compile(r"\s*(?:[\w.]+(?:Error|Exception):\s*)?\[([A-Z][A-Z0-9_]{3,}(?:\.[A-Z0-9_]+)*)\]")
 _ERROR_NAME = re.compile(r"^(?:\w+\.)*([A-Z]\w*(?:Error|Exception))(?::|$)", re.MULTILINE)
 
@@ -114,10 +113,10 @@ def check_rows(
     txn: Txn,
     site: Path | None,
 ) -> tuple[Checked, ...]:
-    """The results of each shard's suite on its staged rows, in the order in which they are declared.
+    """The results of each shard's suite on its staged rows, in the order of declaration.
 
-    A shard without expectations costs nothing; its rows are not asked for. An expectation that can't be
-    evaluated has not succeeded."""
+    The rows of a shard without expectations are not read. An expectation that can't be evaluated has
+    failed."""
     checked: list[Checked] = []
     documents: list[ExpectationSuiteValidationResult] = []
     for shard in shards:
@@ -152,14 +151,14 @@ def _check_shard(
 
 
 def _built(expectations: Sequence[Expectation]) -> tuple[list[LibraryExpectation], Mapping[int, str]]:
-    """The library's own objects, and why some can't be made, by position."""
+    """The library's objects, and by position the reasons why others can't be built."""
     built: list[LibraryExpectation] = []
     refused: dict[int, str] = {}
     for position, expectation in enumerate(expectations):
         meta = {_POSITION: position, "action": expectation.action}
         try:
             made = engine.expectation(expectation.type, expectation.kwargs, meta)
-        except Exception as error:  # Whatever it is, it comes from the file's own kwargs, not from a row.
+        except Exception as error:  # The message may be shown: it comes from the file's kwargs, not a row.
             refused[position] = " ".join(str(error).split())[:300]
         else:
             built.append(made)
@@ -173,7 +172,7 @@ def _position_of(result: ExpectationValidationResult) -> int:
 
 
 def _stripped(result: ExpectationValidationResult, shard: ShardConfig) -> ExpectationValidationResult:
-    """The result without anything that could be a value of a row."""
+    """The result without values of rows."""
     expectation = shard.expectations[_position_of(result)]
     kept = {key: value for key, value in result.result.items() if key in _COUNTS}
     is_masked = not set(shard.masked).isdisjoint(expectation.columns)
@@ -190,7 +189,7 @@ def _stripped(result: ExpectationValidationResult, shard: ShardConfig) -> Expect
 
 
 def exception_kinds(info: Mapping[str, Any] | None) -> Iterator[str]:
-    """The kinds of the exceptions that were raised, whether there is one or one per metric."""
+    """The kinds of the raised exceptions; there may be one, or one for each metric."""
     if not info:
         return
     if "raised_exception" in info:

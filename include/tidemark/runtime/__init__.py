@@ -1,1 +1,1 @@
-"""What Spark needs on a machine: a Java, jars, and the folder that they are kept in."""
+"""Spark's requirements on a machine: Java, jars, and the folder for both."""

@@ -1,4 +1,4 @@
-"""Where Tidemark keeps what it fetched: one folder, inside the project, safe to delete."""
+"""The folder for Tidemark's downloads and local files; it is safe to delete."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 
 
 def home() -> Path:
-    """The folder for jars, a fetched Java, Data Docs and logs.
+    """The folder for jars, a downloaded Java, Data Docs and logs. It may not exist yet.
 
-    `$TIDEMARK_HOME` if it is set, else `.tidemark` in the checkout that this package runs from, else
-    `.tidemark` in the user's home folder (a wheel has no checkout): the same for all processes of one user,
-    wherever they run. The folder may not exist yet.
+    `$TIDEMARK_HOME` if it is set, else `.tidemark` in the checkout that this package runs from, else (for a
+    wheel, which has no checkout) `.tidemark` in the user's home folder. It does not depend on the working
+    directory.
     """
     chosen = os.environ.get("TIDEMARK_HOME")
     if chosen:
@@ -23,15 +23,15 @@ def home() -> Path:
 
 
 def jars_folder() -> Path:
-    """Where the jars of jars.lock lie."""
+    """The folder for the jars of jars.lock."""
     return home() / "jars"
 
 
 def java_folder() -> Path:
-    """The Java that set-up fetched, on a machine that had none that Spark runs on."""
+    """The folder for the Java that set-up downloads if the machine has none that Spark supports."""
     return home() / "java"
 
 
 def archive_file() -> Path:
-    """The archive of Spark's classes that JVMs start from, where set-up has made one."""
+    """The class archive from which Spark's JVMs start, if set-up has made one."""
     return home() / "cache" / "spark.jsa"

@@ -1,24 +1,20 @@
-"""The jars that Spark needs and does not carry: Delta, the Kafka reader and Avro's functions.
+"""The jars that Spark needs and does not include: Delta, the Kafka reader and the Avro functions.
 
-`jars.lock`, beside this file, lists every one with its SHA-256 sum. Set-up downloads them once into a folder;
-after that no job resolves anything from a network.
+`jars.lock`, beside this file, lists every jar with its SHA-256 sum. Set-up downloads them once into a folder;
+after that no job needs the network to resolve jars. Set-up and `make jars-lock` call
+`python -m tidemark.runtime.jars fetch | verify | lock`.
 
 Promises:
 
-- exactly the listed jars land in the folder, each under its final name only when its sum is right;
-- a jar whose sum is wrong is never used: the error names the jar, both sums and the remedy;
-- an interrupted download leaves nothing that a later one takes for done.
+- the folder has exactly the listed jars; a jar gets its final name only once its sum is verified;
+- a jar with a wrong sum is never used: the error names the jar, both sums and the remedy;
+- a later download never takes the remains of an interrupted one for complete.
 
-`python -m tidemark.runtime.jars fetch | verify | lock` is what set-up and `make jars-lock` call.
+Spark includes Apache Ivy and knows the public repositories. This module downloads with it, through a JVM
+gateway without a Spark session. To use a mirror, name an Ivy settings file in `$TIDEMARK_IVY_SETTINGS`.
 
-Download jars with the resolver that is inside Spark.
-
-Spark carries Apache Ivy and knows the public repositories; this module asks it, through a bare JVM gateway
-(no Spark session), for artifacts. A mirror is a matter of Ivy's own settings file, named by
-`$TIDEMARK_IVY_SETTINGS`.
-
-Known limitation: `MavenUtils` is internal to Spark. It is called here only, at set-up only, and a Spark
-upgrade that changes it fails at set-up, not in a job.
+Known limitation: `MavenUtils` is internal to Spark. Only this module calls it, and only at set-up, so a Spark
+upgrade that changes it fails at set-up and not in a job.
 """
 
 from __future__ import annotations
@@ -42,7 +38,7 @@ from tidemark.runtime.java import use_java
 LOCK = Path(__file__).with_name("jars.lock")
 
 Download = Callable[[list["Coordinate"], Path], dict["Coordinate", Path]]
-"""Resolves coordinates, as they are, into files below the given folder."""
+"""Downloads exactly these coordinates into files below the given folder."""
 
 
 @dataclass(frozen=True, order=True)
@@ -55,7 +51,7 @@ class Coordinate:
 
     @classmethod
     def parse(cls, text: str) -> Coordinate:
-        """Read `group:artifact:version`."""
+        """Parse `group:artifact:version`. Raises `InvalidUsage` for other text."""
         fields = text.split(":")
         if len(fields) != 3 or not all(fields):
             raise InvalidUsage(f"{text!r} is not a coordinate", hint="write group:artifact:version")
@@ -66,7 +62,8 @@ class Coordinate:
 
     @property
     def filename(self) -> str:
-        """The name it has in the folder; the group keeps two artifacts of one name apart."""
+        """The file name in the folder. It includes the group, because two groups may have an artifact of the
+        same name."""
         return f"{self.group}_{self.artifact}-{self.version}.jar"
 
 
@@ -79,7 +76,7 @@ class LockedJar:
 
 
 class WrongSum(Determinate):
-    """A jar's bytes are not the ones that jars.lock lists."""
+    """A jar does not have the sum that jars.lock lists."""
 
     def __init__(self, jar: LockedJar, found: str, *, where: str) -> None:
         super().__init__(
@@ -108,9 +105,9 @@ def read_lock(path: Path = LOCK) -> list[LockedJar]:
 
 
 def jar_paths(folder: Path | None = None) -> list[Path]:
-    """The jars' paths, for a session. Looks only that they are there: names appear only on whole files.
+    """The paths of the jars, for a session. Raises `InvalidUsage` if one is missing.
 
-    Raises `InvalidUsage` with the missing ones.
+    Does not verify sums: only verified files get their final names.
     """
     folder = folder or jars_folder()
     paths = [folder / jar.coordinate.filename for jar in read_lock()]
@@ -124,7 +121,7 @@ def jar_paths(folder: Path | None = None) -> list[Path]:
 
 
 def verify(folder: Path, jars: Iterable[LockedJar]) -> None:
-    """Every jar is there and has its sum, or `InvalidUsage` or `WrongSum` for the first that hasn't."""
+    """Raise `InvalidUsage` for the first jar that is missing, or `WrongSum` if its sum is wrong."""
     for jar in jars:
         path = folder / jar.coordinate.filename
         if not path.is_file():
@@ -135,14 +132,14 @@ def verify(folder: Path, jars: Iterable[LockedJar]) -> None:
 
 
 def fetch(folder: Path, jars: list[LockedJar], download: Download) -> list[Coordinate]:
-    """Bring the folder to exactly the listed jars; return those that had to be downloaded.
+    """Make the folder have exactly the listed jars; return those that were downloaded.
 
-    A present jar with a wrong sum is downloaded again. Every download is checked before any is placed.
+    A jar with a wrong sum is downloaded again. All downloads are verified before the first one is placed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     wanted = [jar for jar in jars if not _is_right(folder / jar.coordinate.filename, jar.sha256)]
     if wanted:
-        # On the folder's own file system, so that placing a jar is one rename.
+        # On the same file system as the folder, so that placing a jar is one rename.
         with tempfile.TemporaryDirectory(prefix="jars-", dir=folder.parent) as scratch:
             files = download([jar.coordinate for jar in wanted], Path(scratch))
             for jar in wanted:
@@ -169,14 +166,14 @@ def _is_right(path: Path, sha256: str) -> bool:
 
 
 def _place(source: Path, target: Path) -> None:
-    """Move a file to its final name, its bytes on disk first: a name must never outlive its content."""
+    """Move a file to its final name. Its content is synced first: the name must not exist without it."""
     with source.open("rb") as file:
         os.fsync(file.fileno())
     source.replace(target)
 
 
 def _sweep_scratch(parent: Path) -> None:
-    """Remove what an interrupted download left. Set-up runs one at a time, so none of it is in use."""
+    """Remove the remains of interrupted downloads. Only one set-up runs at a time, so none is in use."""
     for leftover in parent.glob("jars-*"):
         shutil.rmtree(leftover, ignore_errors=True)
 
@@ -206,15 +203,17 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
+# Download with Spark's Ivy.
+
 DELTA = Coordinate("io.delta", "delta-spark_4.1_2.13", "4.4.0")
 
 KAFKA = [
     Coordinate("org.apache.commons", "commons-pool2", "2.12.1"),
     Coordinate("org.apache.kafka", "kafka-clients", "3.9.1"),
-    # Published last as 4.1.1. All but its expressions is in Spark's own jars.
+    # The latest release is 4.1.1. Everything except its expressions is in Spark's own jars.
     Coordinate("org.apache.spark", "spark-avro_2.13", "4.1.1"),
     Coordinate("org.apache.spark", "spark-sql-kafka-0-10_2.13", "4.1.3"),
-    # Published last as 4.0.0. The reader asks for its own version and works with this one.
+    # The latest release is 4.0.0. The reader requires its own version, but works with this one.
     Coordinate("org.apache.spark", "spark-token-provider-kafka-0-10_2.13", "4.0.0"),
 ]
 
@@ -224,7 +223,7 @@ _HEADER = """\
 
 
 def download_jars(coordinates: list[Coordinate], scratch: Path) -> dict[Coordinate, Path]:
-    """Fetch exactly these artifacts, without their dependencies, into files below `scratch`."""
+    """Download exactly these artifacts, without dependencies, into files below `scratch`."""
     files = _resolve(coordinates, scratch, transitive=False)
     by_name = {path.name: path for path in files}
     absent = [str(coordinate) for coordinate in coordinates if coordinate.filename not in by_name]
@@ -238,8 +237,8 @@ def download_jars(coordinates: list[Coordinate], scratch: Path) -> dict[Coordina
 def resolved_lock(parent: Path) -> str:
     """Resolve Delta with its dependencies and the Kafka reader's fixed list; return the text of jars.lock.
 
-    An artifact that Spark ships is left out, whatever its version: class loading asks Spark's jars first, so
-    a second copy would only be carried about.
+    Artifacts that Spark includes are left out in any version: Spark's own jars come first in class loading,
+    so a second copy would never be used.
     """
     with tempfile.TemporaryDirectory(prefix="jars-", dir=parent) as scratch:
         tree = Path(scratch) / "tree"
@@ -252,7 +251,7 @@ def resolved_lock(parent: Path) -> str:
 
 
 def _resolve(coordinates: list[Coordinate], ivy_home: Path, *, transitive: bool) -> list[Path]:
-    """Let Ivy resolve and retrieve; its cache and its output stay below `ivy_home`."""
+    """Resolve and download with Ivy. Its cache and its files stay below `ivy_home`."""
     with _jvm() as jvm:
         transcript = jvm.java.io.ByteArrayOutputStream()
         stream = jvm.java.io.PrintStream(transcript)
@@ -281,7 +280,7 @@ def _resolve(coordinates: list[Coordinate], ivy_home: Path, *, transitive: bool)
 
 @contextmanager
 def _jvm() -> Iterator[Any]:
-    """A JVM with Spark's classes on its path and no session; gone at the end."""
+    """A JVM with Spark's classes and without a session. It ends with this context."""
     use_java()
     from pyspark.java_gateway import launch_gateway
 
@@ -291,16 +290,16 @@ def _jvm() -> Iterator[Any]:
         yield gateway.jvm
     finally:
         gateway.shutdown()
-        # Its standard input is what the JVM watches: closed, it ends.
+        # The JVM ends when its standard input is closed.
         gateway.proc.stdin.close()
         gateway.proc.wait(timeout=30)
 
 
 def _trust_what_the_user_trusts(jvm: Any) -> None:
-    """Verify servers against `$SSL_CERT_FILE` where it is set, as pip and uv do.
+    """Verify servers against `$SSL_CERT_FILE` if it is set, as pip and uv do.
 
-    A JVM has certificates of its own and knows nothing of that variable, so behind a proxy with its own
-    authority everything but the jars would arrive. Only this short-lived JVM is told.
+    A JVM has its own certificates and ignores that variable, so behind a proxy with its own authority every
+    download but the jars would succeed. This affects only this short-lived JVM.
     """
     bundle = os.environ.get("SSL_CERT_FILE")
     if not bundle:
@@ -321,9 +320,9 @@ def _trust_what_the_user_trusts(jvm: Any) -> None:
 
 
 def _first_reason(transcript: str) -> str:
-    """What the resolver said went wrong first: the rest repeats it for every artifact."""
+    """The resolver's first error; the others repeat it for every artifact. Empty if there is none."""
     lines = [line.strip() for line in transcript.splitlines()]
-    # An exception says more than a repository that merely doesn't have the artifact.
+    # An exception is more informative than a repository that doesn't have the artifact.
     for word in ("Exception", "access error", "not found"):
         for line in lines:
             if word in line:
@@ -332,7 +331,7 @@ def _first_reason(transcript: str) -> str:
 
 
 def _coordinate_of(path: Path, ivy_home: Path) -> Coordinate:
-    """The coordinate of a retrieved jar, from Ivy's cache: the file's name alone is ambiguous."""
+    """The coordinate of a downloaded jar, from Ivy's cache, because the file's name alone is ambiguous."""
     for cached in (ivy_home / "cache").glob("*/*/*/*.jar"):
         group, artifact = cached.parts[-4], cached.parts[-3]
         coordinate = Coordinate(group, artifact, cached.stem.removeprefix(f"{artifact}-"))
@@ -342,7 +341,7 @@ def _coordinate_of(path: Path, ivy_home: Path) -> Coordinate:
 
 
 def _ships_with_spark(coordinate: Coordinate) -> bool:
-    """Whether one of Spark's own jars is this artifact, in any version."""
+    """Whether Spark includes this artifact in any version."""
     import pyspark
 
     own = Path(pyspark.__file__).parent / "jars"

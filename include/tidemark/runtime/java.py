@@ -1,8 +1,8 @@
-"""Find a Java that Spark runs on.
+"""The search for a Java installation that Spark supports.
 
-Spark 4.1 needs Java 17 or later, and stops at start-up from 24 on: its Hadoop client asks for a security
-manager that those versions no longer have. Candidates are asked for their version by running them, because
-a path says little (launchers, shims, symbolic links).
+Spark 4.1 needs Java 17 or later. From Java 24 on it fails at start-up, because its Hadoop client needs a
+security manager, which these versions don't have. Candidates are run to get their version: a path may be a
+launcher, a shim or a symbolic link.
 
 `python -m tidemark.runtime.java` prints the chosen home, or the reason why there is none.
 """
@@ -28,16 +28,16 @@ _ANSWER_SECONDS_MAX = 60
 
 @dataclass(frozen=True)
 class Java:
-    """A Java installation that Spark runs on; `home` is fit for `JAVA_HOME`."""
+    """A Java installation that Spark supports; `home` is a value for `JAVA_HOME`."""
 
     home: Path
     version: int
 
 
 def find_java() -> Java:
-    """The first fit Java of: `$JAVA_HOME`, `java` on the PATH, the one that set-up fetched.
+    """The first supported Java of: `$JAVA_HOME`, `java` on the PATH, the one that set-up downloaded.
 
-    Raises `InvalidUsage`, with every candidate that was looked at, where none is fit.
+    Raises `InvalidUsage`, with all candidates, if none is supported.
     """
     seen: list[str] = []
     for origin, launcher, home in _candidates():
@@ -57,14 +57,14 @@ def find_java() -> Java:
 
 
 def use_java() -> Java:
-    """Find a fit Java and point this process and its children at it."""
+    """Find a supported Java, and set `JAVA_HOME` for this process and its children."""
     java = find_java()
     os.environ["JAVA_HOME"] = str(java.home)
     return java
 
 
 def _candidates() -> Iterator[tuple[str, Path, Path | None]]:
-    """(where it comes from, the launcher, its home where that is known without asking)."""
+    """The candidates: description, launcher, and home if that is known without running the launcher."""
     java_home = os.environ.get("JAVA_HOME")
     if java_home:
         yield "JAVA_HOME", Path(java_home) / "bin" / "java", Path(java_home)
@@ -73,12 +73,12 @@ def _candidates() -> Iterator[tuple[str, Path, Path | None]]:
         yield "java on the PATH", Path(on_path), None
     fetched = java_folder()
     if (fetched / "bin" / "java").exists():
-        # Its launcher is a wrapper; the home it reports is the bare runtime, without the wrapper.
+        # Its launcher is a wrapper, and would report the home of the runtime without the wrapper.
         yield "the fetched Java", fetched / "bin" / "java", fetched
 
 
 def _ask(launcher: Path) -> tuple[int, Path] | None:
-    """The version and home that a launcher reports, or None where it doesn't run."""
+    """The version and home that a launcher reports; None if it doesn't run."""
     try:
         done = subprocess.run(
             [str(launcher), "-XshowSettings:properties", "-version"],
@@ -89,7 +89,7 @@ def _ask(launcher: Path) -> tuple[int, Path] | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    # "1.8" is how versions before 9 spell themselves.
+    # Versions before 9 have the form "1.8".
     version = re.search(r"java\.specification\.version = (?:1\.)?(\d+)", done.stderr)
     home = re.search(r"java\.home = (.+)", done.stderr)
     if done.returncode != 0 or version is None or home is None:
@@ -98,7 +98,7 @@ def _ask(launcher: Path) -> tuple[int, Path] | None:
 
 
 def main() -> int:
-    """Print the chosen home; 1 and the reason on standard error where there is none."""
+    """Print the chosen home. If there is none, print the reason to standard error and return 1."""
     try:
         java = find_java()
     except InvalidUsage as error:

@@ -1,1 +1,4 @@
-"""The binding side of sources: what there is to bind, and whether it is still there. Loads no engine."""
+"""Sources on the binding side: which input can be bound, and whether bound input still exists.
+
+Nothing in this package loads Spark.
+"""

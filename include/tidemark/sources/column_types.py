@@ -1,8 +1,8 @@
-"""The types that records declare for their columns, as a pipeline file would have them.
+"""Column types for a pipeline file, derived from the schemas that records carry.
 
-Kafka Connect's schemas beside JSON, Avro schemas and Parquet footers each have types of their own. What is
-given here is a type that their values are read in, to the last digit; a type that has none is refused, and
-can be declared in the pipeline file by someone who knows what to make of it.
+Kafka Connect schemas in JSON, Avro schemas and Parquet footers each have their own types. This module maps
+each one to a type that holds its values without loss. A type without such a match is refused; the user then
+declares the column's type in the pipeline file.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _AS_WRITTEN: Final = frozenset(
     | {f"io.debezium.time.{name}" for name in ("MicroDuration", "NanoDuration")}
     | {"io.debezium.data.Bits", "org.apache.kafka.connect.data.Time"}
 )
-"""Their values are taken as the connector writes them."""
+"""Types whose values are read as the connector writes them."""
 _UNIT_OF_MODE: Final = {
     "connect": "org.apache.kafka.connect.data.Timestamp",
     "microseconds": "io.debezium.time.MicroTimestamp",
@@ -94,8 +94,8 @@ def _struct(fields: Iterator[tuple[str, str]]) -> str:
 
 
 def connect_type(schema: Mapping[str, Any], settings: Debezium, *, depth: int = 0) -> str:
-    """The type of a field of a Connect schema, as a JSON converter writes it. What times and decimals count
-    is looked up for a column or for the elements of one, and not deeper (`spark.values`)."""
+    """The type of a field of a Connect schema, as a JSON converter writes it. Times and decimals are decoded
+    in a column or in the elements of an array, not deeper (`spark.values`); deeper ones are refused."""
     kind, name = str(schema.get("type")), str(schema.get("name") or "")
     if depth > 1 and (name == _DECIMAL or name in _NAMED):
         raise _no_type(f"{name} inside of another type")
@@ -103,7 +103,7 @@ def connect_type(schema: Mapping[str, Any], settings: Debezium, *, depth: int = 
         return _connect_decimal(schema, settings)
     if name in _NAMED:
         return _NAMED[name]
-    # A text is kept as it is, whatever it is called.
+    # A string is read as it is, whatever its schema's name.
     if name and name not in _AS_WRITTEN and kind not in ("string", "struct"):
         raise _no_type(name)
     match kind:
@@ -134,8 +134,8 @@ def _connect_decimal(schema: Mapping[str, Any], settings: Debezium) -> str:
 
 
 def avro_columns(text: str, *, row: str = "") -> dict[str, Any]:
-    """The columns of a record, or of the record in a field `row` of it, with their schemas: names that are
-    written elsewhere in the schema are put in their places."""
+    """The columns of a record, or of the record in its field `row`, with their schemas. References to named
+    types are resolved."""
     from fastavro.schema import parse_schema
 
     named: dict[str, Any] = {}
@@ -166,7 +166,7 @@ def _resolved(schema: Any, named: Mapping[str, Any]) -> Any:
 
 
 def _nullable(schema: Any) -> tuple[Any, bool]:
-    """A schema without its NULL, and whether that leaves one."""
+    """A schema without its NULL branch, and whether exactly one type is left."""
     if not isinstance(schema, list):
         return schema, True
     rest = [one for one in schema if one != "null"]
@@ -174,7 +174,7 @@ def _nullable(schema: Any) -> tuple[Any, bool]:
 
 
 def avro_type(schema: Any, settings: Debezium | None) -> str:
-    """The type of a resolved Avro schema. `settings` are those of a connector, whose names count then."""
+    """The type of a resolved Avro schema. With a connector's `settings`, `connect.name` is used as well."""
     found, single = _nullable(schema)
     if not single:
         raise _no_type("a union of several types")
@@ -200,7 +200,8 @@ def avro_type(schema: Any, settings: Debezium | None) -> str:
 
 
 def _avro_connect(kind: str, name: str, settings: Debezium) -> str:
-    """Of a number the bytes don't tell what it counts: the connector's settings do."""
+    """The type of a field with a Connect name. A number does not carry its unit: the connector's settings
+    give it, and must match the name."""
     mode = settings.time_precision_mode
     if kind == "long" and name in _NAMED and _UNIT_OF_MODE.get(mode) != name:
         raise InvalidUsage(
@@ -222,7 +223,8 @@ def _avro_connect(kind: str, name: str, settings: Debezium) -> str:
 
 
 def parquet_columns(path: str) -> dict[str, tuple[pa.DataType, str]]:
-    """The columns of a file, each with its Arrow type and, where it is a plain one, its physical type."""
+    """The columns of a file, each with its Arrow type and, for a column that isn't nested, its physical
+    type."""
     file = pq.ParquetFile(path)
     try:
         plain = {
@@ -235,7 +237,7 @@ def parquet_columns(path: str) -> dict[str, tuple[pa.DataType, str]]:
 
 
 def parquet_type(kind: pa.DataType, physical: str = "") -> str:
-    """The type of a Parquet column that Spark reads it in."""
+    """The type in which Spark reads a Parquet column."""
     if physical == "INT96":
         return "TIMESTAMP"
     if pa.types.is_dictionary(kind):

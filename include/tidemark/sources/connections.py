@@ -1,8 +1,8 @@
-"""Connections by id, as Airflow spells them: in the environment, as JSON or as a URI.
+"""Airflow connections by id, read from the environment as JSON or as a URI.
 
-The connection `orders_db` is found in the variable `AIRFLOW_CONN_ORDERS_DB`. Where Airflow runs a step it
-puts the connection there, from whatever backend has it (`tidemark.airflow.steps`). A connection is kept
-in memory only; no message, record or command line has a value of it.
+The connection `orders_db` comes from the variable `AIRFLOW_CONN_ORDERS_DB`. When Airflow runs a step, it
+sets this variable from its own backend (`tidemark.airflow.steps`). A connection stays in memory: no message,
+record or command line contains a value of it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tidemark.core.errors import InvalidUsage
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """The fields of a connection, empty where it has none. It shows none of them."""
+    """The fields of a connection, empty where it has none. Its `repr` shows none of them."""
 
     host: str = field(default="", repr=False)
     port: str = field(default="", repr=False)
@@ -30,15 +30,15 @@ class Connection:
 
 
 def variable_of(conn_id: str) -> str:
-    """The environment variable that a connection is found in."""
+    """The name of the environment variable that holds a connection."""
     return f"AIRFLOW_CONN_{conn_id.upper()}"
 
 
 def find_connection(
     conn_id: str, environ: Mapping[str, str] = os.environ, *, example: str = ""
 ) -> Connection:
-    """The connection; `InvalidUsage` when it is not there, or can't be read. `example` shows how to write one
-    of its kind."""
+    """The connection. Raises `InvalidUsage` when it is missing or can't be parsed; `example` is a connection
+    of the same kind for the hint."""
     text = environ.get(variable_of(conn_id), "")
     if not text:
         hint = f"make it in Airflow, or set {variable_of(conn_id)} to its JSON or URI"
@@ -46,7 +46,7 @@ def find_connection(
     try:
         return _from_json(text) if text.lstrip().startswith("{") else _from_uri(text)
     except (ValueError, TypeError, AttributeError):
-        # What is wrong may be told by the text, which holds the password: nothing of it is said.
+        # The parser's error may quote the text, which holds the password, so the message omits it.
         raise InvalidUsage(f"connection {conn_id!r} can't be read", hint=f"write {example}") from None
 
 

@@ -1,10 +1,12 @@
-"""An archive of Spark's loaded classes, from which a JVM starts with a third less work.
+"""A class data sharing (CDS) archive of Spark's classes, which makes a JVM start faster.
 
-Starting Spark is mostly reading, checking and linking some fifteen thousand classes. Java can do that once
-and map the result into every later JVM (class data sharing). `python -m tidemark.spark.class_archive` makes the
-archive, by rehearsing the kind of work that Tidemark does; set-up does it once. `session_confs` uses the
-archive where there is one. Another Java or other jars than it was made with refuse it by themselves and
-start as they would without, so it needs no care.
+A starting Spark spends most of its time on reading, verifying and linking some fifteen thousand classes.
+Java can do that once and map the result into every later JVM.
+
+`python -m tidemark.spark.class_archive` makes the archive: it runs a small example of Tidemark's work and
+dumps the loaded classes. Set-up does it once. `session_confs` uses the archive if there is one. A JVM with
+another Java version or other jars ignores the archive and starts without it, so the archive needs no
+maintenance.
 """
 
 from __future__ import annotations
@@ -25,13 +27,13 @@ _DUMP_SECONDS_MAX = 300
 
 
 def archive_options() -> str:
-    """The JVM's options to start from the archive; empty where there is none."""
+    """The JVM options to start from the archive; empty if there is no archive."""
     file = archive_file()
     return f"-XX:SharedArchiveFile={file} {_QUIET}" if file.is_file() and " " not in str(file) else ""
 
 
 def make_archive() -> Path:
-    """Make the archive, or make it again, and put it in place whole. `Determinate` where this Java can't."""
+    """Make or replace the archive atomically. Raises `Determinate` if this Java can't write one."""
     from tidemark.spark.session import build_session
 
     file = archive_file()
@@ -52,7 +54,8 @@ def make_archive() -> Path:
         gateway: Any = spark.sparkContext._gateway
         _rehearse(spark, folder)
         spark.stop()
-        # The JVM writes the archive as it ends; it ends when nobody talks to it any more.
+        # The JVM writes the archive when it exits; it exits when its connection and its standard input
+        # close.
         gateway.shutdown()
         gateway.proc.stdin.close()
         gateway.proc.wait(timeout=_DUMP_SECONDS_MAX)
@@ -63,7 +66,7 @@ def make_archive() -> Path:
 
 
 def _rehearse(spark: SparkSession, folder: Path) -> None:
-    """What a transaction and a publish do, in small: parse, fold, hash, append, replace by key, read."""
+    """Run a transaction and a publish in small: parse, fold, hash, append, merge by key, read."""
     lines = [f'{{"id": {n % 7}, "name": "n{n}", "at": "2026-01-01T00:00:0{n % 10}Z"}}\n' for n in range(40)]
     (folder / "in").mkdir()
     (folder / "in" / "one.json").write_text("".join(lines), encoding="utf-8")
@@ -85,10 +88,10 @@ def _rehearse(spark: SparkSession, folder: Path) -> None:
 
 
 def main() -> int:
-    """Make the archive for whoever sets a machine up; without one Spark only starts slower."""
+    """Make the archive; exit code 1 if that fails."""
     try:
         sys.stdout.write(f"archive: {make_archive()}\n")
-    except Exception as error:  # Whatever goes wrong here, everything works without the archive.
+    except Exception as error:  # Everything works without the archive.
         sys.stderr.write(f"archive: none was made ({error}); Spark starts slower without it\n")
         return 1
     return 0

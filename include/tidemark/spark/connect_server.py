@@ -1,17 +1,16 @@
-"""A warm Spark of one's own: start a Spark Connect server, and stop it.
+"""Starting, finding and stopping a Spark Connect server, among them the project's warm Spark.
 
-The server is the one inside of the pyspark package, with the jars and confs of `session_confs`. It listens on
-the loopback interface only, and asks for a token, which it gets by its environment: a command line is for
-everybody on the machine to read. Clients find the token in the same variable, and must say `localhost`: to
-any other name they speak TLS as soon as there is a token.
+The server is the one in the pyspark package, with the jars and confs of `session_confs`. It listens on the
+loopback interface only and requires a token. It gets the token through its environment, because every user
+of the machine can read a command line. Clients read the token from the same variable and must use the host
+name `localhost`: for any other name a client with a token speaks TLS.
 
-Known limitation: paths are the server's. A pipeline's folders have to be where the server sees them too.
+The warm Spark is one server per project that outlives the command that started it. `tidemark spark start`
+records it in a file below `home()` that only its owner can read, because the token is in it. Every command
+of the project finds it there until `tidemark spark stop`. A record whose process has ended is ignored; the
+start time of the process distinguishes it from a later process with the same pid.
 
-The warm Spark of a project: one Spark Connect server that outlasts the command that has started it.
-
-`tidemark spark start` notes the server below `home()`, readable by its owner only, since its token is in the
-note. Every command of the same project finds it there, until `tidemark spark stop`. A note whose process has
-ended is worth nothing; a process that has been given the same number since is told from it by its start.
+Known limitation: paths are resolved by the server. It must see the pipeline's folders under the same paths.
 """
 
 from __future__ import annotations
@@ -46,14 +45,14 @@ _LOG_CHARACTERS_MAX: Final = 2_000
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server that this process has started. As a context, it ends with it."""
+    """A server that this process started. As a context manager it stops the server on exit."""
 
     url: str
     process: subprocess.Popen[bytes]
     log_file: Path
 
     def stop(self) -> None:
-        """End the server; one that doesn't listen is killed. A second time is nothing."""
+        """Stop the server; kill it if it doesn't stop in time. Idempotent."""
         if self.process.poll() is not None:
             return
         self.process.terminate()
@@ -83,9 +82,10 @@ def start_server(
     confs: Mapping[str, str] | None = None,
     start_seconds_max: float = 300,
 ) -> Server:
-    """Start a server and wait until it listens. `folder` gets its log, its confs and its temporary files.
+    """Start a server and wait until it listens. `folder` receives its log, confs and temporary files.
 
-    Raises `InvalidUsage` where it can't be started as asked, `Determinate` where it doesn't come up.
+    Raises `InvalidUsage` if the token is empty or the port is in use, `Determinate` if the server doesn't
+    come up.
     """
     if not token:
         raise InvalidUsage(
@@ -136,13 +136,13 @@ def _launch(port: int, token: str, folder: Path, confs: Mapping[str, str]) -> Se
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            start_new_session=True,  # It ends when it is told to, not with a terminal.
+            start_new_session=True,  # The server outlives the terminal.
         )
     return Server(f"sc://{_HOST}:{port}", process, log_file)
 
 
 def _wait(server: Server, port: int, *, seconds_max: float) -> None:
-    """Until the server listens; it ends with the process, or with the time (Invariant 14)."""
+    """Wait until the server listens; give up when its process ends or at the deadline (Invariant 14)."""
     deadline = time.monotonic() + seconds_max
     while not _listens(port):
         ended = server.process.poll()
@@ -161,13 +161,15 @@ def _listens(port: int) -> bool:
         return False
 
 
+# The warm Spark.
+
 _WARM_STOP_SECONDS_MAX: Final = 20.0
 _WARM_POLL_SECONDS: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class WarmServer:
-    """A server that was started, by whichever process."""
+    """The recorded server, whichever process started it."""
 
     url: str
     token: str
@@ -188,7 +190,7 @@ def _note() -> Path:
 
 
 def find() -> WarmServer | None:
-    """The server on note, alive or not; None where none was started, or it was stopped."""
+    """The recorded server, alive or not; None if none was started or it was stopped."""
     try:
         return WarmServer(**json.loads(_note().read_text(encoding="utf-8")))
     except FileNotFoundError:
@@ -196,7 +198,7 @@ def find() -> WarmServer | None:
 
 
 def start(*, memory: str) -> WarmServer:
-    """Start the project's server; `InvalidUsage` where there is one."""
+    """Start the project's server. Raises `InvalidUsage` if one is running."""
     found = find()
     if found is not None and found.is_alive:
         raise InvalidUsage(
@@ -213,7 +215,8 @@ def start(*, memory: str) -> WarmServer:
 
 
 def stop() -> WarmServer | None:
-    """End the project's server, and wait until it has ended; returns what was on note."""
+    """Stop the project's server, wait until its process ends, and return its record (None if there was
+    none)."""
     found = find()
     if found is not None and found.is_alive:
         os.kill(found.pid, signal.SIGTERM)
@@ -230,7 +233,8 @@ def stop() -> WarmServer | None:
 
 
 def process_start(pid: int) -> str:
-    """When a process began, in the system's own count; empty for one that is not there or has ended."""
+    """The start time of a process in clock ticks since boot; empty if the process doesn't exist or has
+    ended."""
     try:
         state, *facts = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

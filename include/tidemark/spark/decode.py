@@ -1,25 +1,25 @@
-"""The rules that a parsed record must keep, and what becomes of one that doesn't.
+"""Routing of records to shards, and the rules that decide between change, bad record and refusal.
 
-Every record goes to exactly one *slot*: a change of the shard, a bad record, or one that carries no change.
+Every record gets exactly one *slot*: a change of the shard, a bad record, or a record without a change.
 
-- A *bad* record has a reason, and goes where `on_error` says: quarantine, a refusal of the transaction, or
-  the shard itself with NULL values and the reason in the error column, if its key could be read. One that is
-  too late is set aside in quarantine in any case: it is late, not broken. So is one that is too far ahead,
-  by a bound of the user's; by the default one it stops the transaction.
-- A *refusal* stops the transaction before anything is written, because the declared policy has to hold for
-  all of it at once: an undeclared column, a missing one, a truncate, a changed key (scenarios E4, D7).
+- A *bad* record has a reason. `on_error` decides where it goes: to quarantine, to a refusal of the
+  transaction, or into the shard itself with NULL values and the reason in the error column (if its key is
+  readable). A record that is too late always goes to quarantine. So does a record that is too far ahead of
+  a `max_advance` that the user has set; if it is too far ahead of the default bound, it stops the
+  transaction.
+- A *refusal* stops the transaction before anything is written, because the declared policy must hold for
+  the whole transaction: an undeclared column, a missing column, a truncate, a changed key (scenarios E4,
+  D7).
 
-A column that a record leaves out is not the same as NULL: with `on_schema_change: fail` it is a dropped
-column, and refused; with `missing_as_null`, where records of several shapes are expected, it is NULL.
-A deletion needs its key only. A key is bad when all its parts are NULL; one NULL part is a value like any
-other, but every part must be there.
+A column that a record leaves out is not NULL. With `on_schema_change: fail` it is a dropped column, which
+is refused; with `missing_as_null` it is NULL. A deletion needs only its key. A key is bad if all its parts
+are NULL; a single NULL part is a value like any other, but every part must be present.
 
-All expressions here are SQL text (see `sql`), over the columns that `documents` describes.
+A record goes to the only shard, to the shard of its table, or to the shard of a column's value. Route
+values are compared as text, so a route to 1 matches "1" too. Records of tables that the pipeline excludes
+carry no change; records that match no shard are bad.
 
-Which shard a record goes to: the only one, the one of its table, or the one of a column's value.
-
-A value is compared as text, so a route to 1 takes "1" too. Records of tables that the pipeline excludes carry
-no change; records that no shard takes are bad ones.
+All expressions here are SQL text (see `sql`) over the columns that `documents` describes.
 """
 
 from __future__ import annotations
@@ -78,12 +78,12 @@ REFUSAL_MARK: Final = "tidemark-refusal"
 
 
 def decode(frame: DataFrame, rules: Rules, *, explain: bool) -> DataFrame:
-    """The records with their slot, and the log's columns where they are changes.
+    """The records with their slot, and the log's columns for those that are changes.
 
-    The frame has an open envelope and `_shard`, NULL where no shard takes the record. Added are the declared
-    columns, `_op`, `_slot` and `_sequence` (a number, of changes and of records that are too far ahead);
-    position and `_hash` stay. With `explain`, `_shard`, `_key`, `_raw` and the full `_reason` come along; who
-    only counts does without.
+    The frame must have an open envelope and `_shard`, which is NULL if no shard matches. The result has the
+    declared columns, `_op`, the position, `_hash`, `_slot` and `_sequence` (a number, for changes and for
+    records that are too far ahead). With `explain` it also has `_shard`, `_key`, `_raw` and the full
+    `_reason`; counting does not need them.
     """
     parsed = doc.parse(frame, rules.form, rules.shard)
     explain = explain or rules.shard.on_error != "quarantine"
@@ -112,7 +112,7 @@ def _fatal(rules: Rules) -> str:
 
 
 def _dropped(rules: Rules) -> str:
-    """A declared column that an otherwise good record lacks, where that must stop the transaction."""
+    """A declared column that an otherwise good record lacks, if that must stop the transaction."""
     shard = rules.shard
     optional = [column.name for column in shard.columns if column.nullable and column.name not in shard.keys]
     if shard.on_schema_change != "fail" or not optional:
@@ -122,7 +122,8 @@ def _dropped(rules: Rules) -> str:
 
 
 def _unusual(rules: Rules) -> str:
-    """Most records name the declared columns in one order; a comparison is cheaper than set differences."""
+    """Whether a record's names differ from the usual ones. Most records have the declared columns in one
+    order, and this comparison is cheaper than a set difference."""
     usual = {rules.shard.columns.names, tuple(doc.known_schema(rules.shard).names)}
     return " AND ".join(
         [f"{doc.NAMES} IS NOT NULL", *(f"{doc.NAMES} != {texts(names)}" for names in sorted(usual))]
@@ -130,7 +131,7 @@ def _unusual(rules: Rules) -> str:
 
 
 def _values(rules: Rules) -> list[str]:
-    """The declared columns: values where the record is a change, NULL elsewhere."""
+    """The declared columns: values for changes, NULL for all other records."""
     shard, kept = rules.shard, _inline_errors(rules)
     good = f"isnull(_flaw) AND NOT {doc.SKIP} AND isnull(_late)"
     always = set() if rules.keeps_all else {*shard.keys, shard.sequence_by}
@@ -145,7 +146,7 @@ def _values(rules: Rules) -> list[str]:
 
 
 def _facts(rules: Rules) -> list[str]:
-    """What else goes into the fold: operation, position, slot, sequence and the input's hash."""
+    """The fold's other inputs: operation, position, slot, sequence and the input's hash."""
     shard, kept, kind = rules.shard, _inline_errors(rules), rules.sequence_type
     fails = (
         f" WHEN isnotnull(_flaw) AND NOT {kept} THEN {_refuse('_flaw')}" if shard.on_error == "fail" else ""
@@ -174,7 +175,7 @@ def _facts(rules: Rules) -> list[str]:
 
 
 def _reasons(rules: Rules) -> list[str]:
-    """What quarantine keeps of a bad record."""
+    """The columns of a bad record in quarantine."""
     return [
         SHARD,
         f"{_key(rules)} AS {KEY}",
@@ -184,7 +185,7 @@ def _reasons(rules: Rules) -> list[str]:
 
 
 def _key(rules: Rules) -> str:
-    """The key as text, if all of it could be read: a part that could not is not a part that is NULL."""
+    """The key as text if all of it is readable; an unreadable part is not the same as a NULL part."""
     keys = list(rules.shard.keys)
     if not keys:
         return NULL_TEXT
@@ -192,15 +193,15 @@ def _key(rules: Rules) -> str:
     found = {key: found_text(rules, key) for key in keys}
     lost = [f"(isnull({value_of(key)}) AND isnotnull({text}))" for key, text in found.items() if text]
     absent = "0" if rules.keeps_all else f"array_size({absent_names(keys)})"
-    # Where the value can't be read at all, the record's own key may have been.
+    # If the value is unreadable, the record's own key may still be readable.
     without = " OR ".join(f"isnull({value_of(key)})" for key in keys) if rules.form.keyed else "true"
     unread = f"coalesce({' OR '.join([f'{absent} > 0', *lost])}, {without})"
     return case(f"({some}) AND NOT {unread}", key_text({key: value_of(key) for key in keys}))
 
 
 def _inline_errors(rules: Rules) -> str:
-    """Whether a broken record stays in its shard: only when asked for, and when its key and its place in the
-    order were readable."""
+    """Whether a broken record stays in its shard: only with `on_error: inline`, and if its key and sequence
+    are readable."""
     if rules.shard.on_error != "inline":
         return "false"
     needed = [*rules.shard.keys, *filter(None, [rules.shard.sequence_by])]
@@ -210,18 +211,18 @@ def _inline_errors(rules: Rules) -> str:
 
 
 def _refuse(fact: str) -> str:
-    """Stop the job with the fact and the position, in a form that the driver finds in the error's text."""
+    """Stop the job with the fact and the position, in a form that the driver can find in the error text."""
     place = f"concat_ws(' ', '[[{REFUSAL_MARK}', {PARTITION}, {OFFSET}, {ORDINAL}, {fact})"
     return f"cast(raise_error(concat({place}, ']]')) as int)"
 
 
 def hashed_columns(shard: ShardConfig) -> StructType:
-    """What a shard's output hash covers: the declared columns and the operation."""
+    """The columns that a shard's output hash covers: the declared columns and the operation."""
     return log_hashed(doc.declared_schema(shard))
 
 
 def shards_of(config: PipelineConfig) -> tuple[ShardConfig, ...]:
-    """All shards: those listed, and those of the tables that are named."""
+    """All shards: those listed, and those of the tables that are named without a pattern."""
     found = {shard.name: shard for shard in config.shards}
     for table in config.tables.include if config.tables is not None else ():
         shard = config.shard_for_table(table) if not is_pattern(table) else None
@@ -230,8 +231,11 @@ def shards_of(config: PipelineConfig) -> tuple[ShardConfig, ...]:
     return tuple(found.values())
 
 
+# Routing.
+
+
 def route(read: DataFrame, form: doc.RecordForm, config: PipelineConfig) -> DataFrame:
-    """The records with their envelope open, and `_shard`; NULL where no shard takes the record."""
+    """The records with an open envelope and `_shard`, which is NULL if no shard matches."""
     shards = shards_of(config)
     if len(shards) == 1 and shards[0].route is None:
         return doc.open_envelope(read, form, f"{literal(shards[0].name)} AS {SHARD}")
@@ -273,7 +277,7 @@ def _by_table(frame: DataFrame, config: PipelineConfig, shards: Sequence[ShardCo
     routed = frame.withColumn(SHARD, F.coalesce(*[F.try_element_at(known, name) for name in spellings]))
     ignored = F.lit(False)
     for pattern in config.tables.exclude if config.tables is not None else ():
-        # fnmatch's regular expression ends in \z or \Z; rlike needs both ends said.
+        # fnmatch's regular expression ends in \z or \Z; rlike needs both anchors.
         expression = "^" + translate(glob_of(pattern)).removesuffix(r"\Z").removesuffix(r"\z") + "$"
         for name in spellings:
             ignored = ignored | F.coalesce(name.rlike(expression), F.lit(False))

@@ -1,23 +1,24 @@
-"""Digests of DataFrames: the 64-bit row hash, and the sums that make a `core.checksum.Digest` of it.
+"""Digests of DataFrames: the 64-bit row hash, the key hash, and the sums that make a
+`core.checksum.Digest`.
 
-Encoding 2. A row is a set of named values: its hash is `xxhash64` over the encoding number and then, for each
-column that is not NULL, by name, a number made of the name and the value. So a column that is NULL in every
-row changes no hash, nor does the order of columns: a table that gets a column keeps its digests. By itself
-`xxhash64` adds nothing for a NULL, so that (NULL, 'a') would be ('a', NULL); the names keep them apart. A
-nested value is hashed by itself first:
+Encoding 2. A row is a set of named values. Its hash is `xxhash64` over the encoding number and then, for
+each column that is not NULL, in the order of names, a number derived from the name, and the value. So
+neither a column that is NULL in every row nor the order of columns changes a hash: a table that gets a
+column keeps its digests. `xxhash64` skips NULLs, so (NULL, 'a') would equal ('a', NULL); the names keep
+them apart. A nested value is hashed by itself first:
 
 - a struct: its null flag, then each of its fields;
 - an array: its null flag, its size, then the hash of each element in order;
-- a map: its null flag, its size, then the hashes of its entries, sorted, since a map has no order.
+- a map: its null flag, its size, then the sorted hashes of its entries, since a map has no order.
 
-The types are part of it (INT 1 is not BIGINT 1), so callers hash declared columns in declared types.
-0.0 and -0.0 are one value, as they are to SQL, and so are all NaNs. Golden vectors in the tests hold the
-encoding in place; whatever changes a hash changes `core.checksum.ENCODING` too.
+Types are part of the hash (INT 1 is not BIGINT 1), so callers hash declared columns in declared types. 0.0
+and -0.0 are one value, as in SQL, and so are all NaNs. Golden vectors in the tests pin the encoding; a
+change of any hash must change `core.checksum.ENCODING` too.
 
-A digest is never a scan of its own. Observe it where rows pass by in the *last* stage of a job: Spark counts
-each task of a result stage once, however often it ran, but counts a shuffle's map task again when a lost
-executor makes it run again (Invariant 7). What is known only before a shuffle, such as the hash of the raw
-input, is carried through it as a column.
+A digest is never a scan of its own. Observe it in the *last* stage of a job: Spark counts each task of a
+result stage once, however often it ran, but counts a shuffle's map task again if a lost executor makes it
+run again (Invariant 7). A value that is known only before a shuffle, such as the hash of the raw input, is
+carried through it as a column.
 """
 
 from __future__ import annotations
@@ -67,27 +68,27 @@ DIGEST_PARTS: Final = (COUNT, XOR, LOW, HIGH)
 
 
 def row_hash(schema: StructType) -> Column:
-    """The hash of a row that has these columns."""
+    """The hash of a row with these columns."""
     return F.expr(row_hash_sql(schema))
 
 
 def row_hash_sql(schema: StructType, *, given: Mapping[str, str] | None = None) -> str:
-    """`row_hash` as text. What is `given` stands for a column that the rows don't have."""
+    """`row_hash` as SQL text. `given` has expressions for columns that the rows don't have."""
     terms = [str(ENCODING)]
     for field in sorted(schema.fields, key=lambda field: field.name):
         value = (given or {}).get(field.name, quoted(field.name))
         inner = _terms(value, field.dataType, field.name)
         hashed = value if isinstance(field.dataType, _ATOMS) else f"xxhash64({', '.join(inner)})"
-        # What is NULL counts for nothing, the name's number too.
+        # A NULL value must add nothing to the hash, so its name adds nothing either.
         terms.append(f"nvl2({value}, {_number_of(field.name)}L, NULL)")
         terms.append(value if hashed == value else f"nvl2({value}, {hashed}, NULL)")
     return f"xxhash64({', '.join(terms)})"
 
 
 def key_hash_sql(keys: StructType) -> str:
-    """The hash of a key, 16 bytes, as SQL text: the first half of SHA-256 over its parts by name, each with
-    its type, whether it is NULL, and its length. One that could be made to collide would have a publish
-    remove another key's row."""
+    """The 16-byte hash of a key as SQL text: the first half of SHA-256 over its parts in the order of
+    names, each with its type, null flag and length. The hash must be collision-resistant: with a collision,
+    a publish would remove another key's row."""
     parts = []
     for field in sorted(keys.fields, key=lambda field: field.name):
         kind, value = field.dataType.simpleString(), quoted(field.name)
@@ -98,7 +99,7 @@ def key_hash_sql(keys: StructType) -> str:
 
 
 def _key_text(value: str, kind: DataType) -> str:
-    """A part of a key as text: equal for equal values only, whatever a session's settings are."""
+    """A key part as text: equal only for equal values, independent of the session's settings."""
     if isinstance(kind, StringType):
         return value
     if isinstance(kind, BinaryType):
@@ -108,7 +109,7 @@ def _key_text(value: str, kind: DataType) -> str:
     if isinstance(kind, TimestampType):
         return f"cast(unix_micros({value}) as string)"
     if isinstance(kind, DecimalType):
-        # A cast writes some decimals with an exponent, but only outside of ANSI mode.
+        # A cast writes some decimals with an exponent, but only outside ANSI mode.
         return f"to_json(struct({value} AS v))"
     if isinstance(kind, BooleanType | ByteType | IntegerType | LongType | ShortType | TimestampNTZType):
         return f"cast({value} as string)"
@@ -116,12 +117,12 @@ def _key_text(value: str, kind: DataType) -> str:
 
 
 def _number_of(name: str) -> int:
-    """63 bits that stand for a name."""
+    """A 63-bit number derived from a column name."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest()) >> 1
 
 
 def _terms(value: str, kind: DataType, name: str, depth: int = 0) -> list[str]:
-    """What goes into a nested hash for one value: the null flag first, then the value in fixed form."""
+    """The terms of one value in a nested hash: the null flag, then the value in a fixed form."""
     if isinstance(kind, StructType):
         terms = [f"isnull({value})"]
         for field in kind.fields:
@@ -150,9 +151,10 @@ def _element(kind: DataType, name: str, depth: int) -> str:
 
 
 def partials(value: Column | str, *, prefix: str) -> list[Column]:
-    """Aggregates of a hash that make a digest of any group of rows; `prefix` names them apart.
+    """The aggregates of a hash from which `digest_of` makes a digest; `prefix` makes their names unique.
 
-    The hash is a column or SQL text. A NULL one, which `row_hash` never is, leaves its row out."""
+    The hash is a column or SQL text. A NULL hash, which `row_hash` never returns, leaves its row out.
+    """
     if isinstance(value, str):
         return [
             F.expr(f"count({value}) AS {prefix}{COUNT}"),
@@ -170,7 +172,7 @@ def partials(value: Column | str, *, prefix: str) -> list[Column]:
 
 
 def digest_of(found: Mapping[str, Any], *, prefix: str) -> Digest:
-    """The digest in a row of `partials`. Sums of no rows are NULL, and count as 0."""
+    """The digest in a row of `partials`. Sums of no rows are NULL and count as 0."""
     if prefix + COUNT not in found:
         raise InvariantViolation(f"nothing was counted under {prefix!r}, found {sorted(found)}")
     parts = {part: int(found[prefix + part] or 0) for part in DIGEST_PARTS}

@@ -1,35 +1,29 @@
-"""The names that a JSON object has: which, and whether one of them stands there twice.
+"""From raw records to typed values, for each format and envelope; no value silently becomes NULL.
 
-Of two values under one name nobody can say which counts, so such a record is bad. Known limitation: only a
-record's own names are looked at, not those inside of its values, of its envelope or of its key.
-
-How a line of CSV is cut into fields, and which lines can't be: the quotes of a field have to be closed.
-
-Spark's parser has an answer for every line. A field whose quote is not closed on its line, because it goes on
-in the next one or because a quote in it was not escaped, is taken as it stands, quote and all, and nobody is
-told. So such a line is not given to the parser: it is a bad record as a whole, and its key is not known.
-
-Debezium's envelope, opened: a change with its `before` and `after`, with or without its schema.
-
-Kafka Connect's JSON converter writes `{"schema": …, "payload": …}`, values and keys alike, or the payload
-alone. Both are read, record by record. What the schema says of the columns goes along (see `values`).
-
-From raw records to typed values, for each format and envelope, with nothing turned into NULL in silence.
-
-Whatever a record looked like, `parse` gives the same few columns, and `decode` applies the rules to them:
+`parse` returns the same columns for every format, and `decode` applies the rules to them:
 
 =============  ==================================================================================
 `_v`           a struct of the shard's known columns in their declared types
-`_names`       the columns that the record has; NULL when it can't be read as a record at all
-`_broken`      true when a value does not fit its column's type, which is then NULL in `_v`, or when a
+`_names`       the columns that the record has; NULL if it is not readable as a record at all
+`_broken`      true if a value does not fit its column's type (it is then NULL in `_v`), or if a
                JSON object has one name twice
-`_gone`        true when the envelope itself says that the row is deleted
-`_skip`        true for what carries no change: a tombstone, an empty record
-`_refusal`     why the whole transaction must stop, when the envelope alone gives a reason
+`_gone`        true if the envelope marks the row as deleted
+`_skip`        true for a record without a change: a tombstone, an empty record
+`_refusal`     why the whole transaction must stop, if the envelope alone gives a reason
 =============  ==================================================================================
 
-A value that is merely spelled otherwise is taken: a number in a STRING column keeps its text, a decimal may
-be quoted. A value of another type (text in an INT, 3.7 in an INT, 2147483648 in an INT) is broken.
+A different spelling of a value is accepted: a number in a STRING column keeps its text, a decimal may be
+quoted. A value of another type (text in an INT, 3.7 in an INT, 2147483648 in an INT) is broken.
+
+JSON: an object with one name twice is bad, because its value is ambiguous. Known limitation: only the
+record's own names are checked, not those inside its values, its envelope or its key.
+
+CSV: Spark's parser accepts every line. If a quote is not closed on its line, because the field continues on
+the next line or a quote in it is not escaped, the parser silently takes the field as it is, quote included.
+So the parser never gets such a line: the whole line is a bad record, and its key is unknown.
+
+Debezium: Kafka Connect's JSON converter writes `{"schema": …, "payload": …}`, for values and keys alike, or
+the payload alone. Each record may have either form. The column types in the schema are kept (see `values`).
 """
 
 from __future__ import annotations
@@ -65,11 +59,17 @@ from tidemark.spark.values import CORRUPT, TYPES, TYPES_TYPE, ValueEncoding, ddl
 _WITH_COLONS: Final = (MapType, StructType, TimestampNTZType, TimestampType)
 
 
-def names_in(document: str, known: StructType, *, values: str) -> str:
-    """The names in a JSON object, which is read once more only where that can tell something new.
+# JSON objects: the names that they have.
 
-    It can't where every known column has a value, and so is there, and the text has no more colons than that:
-    an object has at most as many names as colons. Values with colons of their own are read once more.
+
+def names_in(document: str, known: StructType, *, values: str) -> str:
+    """SQL for the names in a JSON object. The object is parsed again only if that can find another name.
+
+    It can't if every known column has a value and the text has no more colons than known columns, because
+    an object has at most as many names as colons. Types whose values contain colons are always parsed
+    again.
+
+
     """
     # Spark reads the first JSON value of a text and ignores the rest of it.
     closed = f"endswith({document}, '}}') OR endswith(rtrim({document}), '}}')"
@@ -83,19 +83,22 @@ def names_in(document: str, known: StructType, *, values: str) -> str:
 
 
 def repeats(names: str, known: StructType) -> str:
-    """Whether a name is there twice. Most objects have the known names in one order, and are left alone."""
+    """Whether a name occurs twice. Objects with the known names in the usual order skip the check."""
     twice = f"array_size(array_distinct({names})) < array_size({names})"
     return f"coalesce({names} != {texts(known.names)} AND {twice}, false)"
 
 
 def repeated_name(document: str) -> str:
-    """The first name that an object has twice; NULL where none is. Reads the object once more."""
+    """The first name that an object has twice; NULL if there is none. Parses the object again."""
     names = f"json_object_keys({document})"
     return f"get(filter({names}, (name, at) -> array_position({names}, name) <= at), 0)"
 
 
+# CSV: cutting a line into fields.
+
+
 def fields_of(schema: str, csv: CsvOptions) -> str:
-    """The fields of a record as a struct, as SQL text; NULL where a quote is not closed."""
+    """SQL for the fields of a record as a struct; NULL if a quote is not closed."""
     options = {
         "sep": csv.delimiter,
         "quote": csv.quote,
@@ -110,8 +113,8 @@ def fields_of(schema: str, csv: CsvOptions) -> str:
 def unclosed(csv: CsvOptions) -> str:
     """Whether a field begins with a quote and does not end with one. Most lines have no quote at all.
 
-    What is well quoted is taken out; no other field may begin with a quote then. Quotes in the middle of a
-    field that does not begin with one are text. The quantifiers never give back, so a line is read once.
+    The expression removes well-quoted fields; after that, no field may begin with a quote. Quotes inside a
+    field that does not begin with one are text. The quantifiers are possessive, so a line is read once.
     """
     delimiter, quote, escape = (re.escape(one) for one in (csv.delimiter, csv.quote, csv.escape or csv.quote))
     text = f"[^{quote}{escape}]*+"
@@ -121,6 +124,8 @@ def unclosed(csv: CsvOptions) -> str:
     begun = f"(\\A|{delimiter}){quote}"
     return f"(contains({RAW}, {literal(csv.quote)}) AND {rest} rlike {literal(begun)})"
 
+
+# Debezium's envelope: a change with its `before` and `after`, with or without its schema.
 
 ORIGIN_TYPE: Final = "struct<db:string,schema:string,table:string>"
 _CHANGE: Final = f"before:string,after:string,op:string,source:{ORIGIN_TYPE}"
@@ -132,8 +137,8 @@ TRUNCATES: Final = case("_inner.op = 't'", f"concat_ws(' ', 'a truncate', {_TABL
 
 
 def opened_envelope(frame: DataFrame, kept: Sequence[str], *, typed: bool) -> DataFrame:
-    """What is kept of a record, with the change as `_inner`, whether it stands alone or not; and what its
-    schema says of the columns."""
+    """The kept columns of a record, its change as `_inner`, with or without a payload around it, and the
+    column types of its schema if `typed`."""
     schema = f",{_SCHEMA}" if typed else ""
     outer = f"from_json({RAW}, 'struct<payload:struct<{_CHANGE}>,{_CHANGE}{schema}>') AS _all"
     inner = "coalesce(_all.payload, struct(_all.before, _all.after, _all.op, _all.source)) AS _inner"
@@ -142,13 +147,13 @@ def opened_envelope(frame: DataFrame, kept: Sequence[str], *, typed: bool) -> Da
 
 
 def envelope_document(*, keyed: bool) -> str:
-    """The row of an opened change; of a deletion without a `before` the key of its record."""
+    """The row of an opened change; for a deletion without a `before`, the record's key."""
     by_key = case("_inner.op = 'd'", KEY_DOCUMENT) if keyed else "cast(null as string)"
     return f"coalesce(_inner.after, _inner.before, {by_key})"
 
 
 def broken_envelope(corrupt: str, gone: str, needed: Sequence[str]) -> str:
-    """Whether a record is broken: a deletion needs no more than its key, and its place in the order."""
+    """Whether a record is broken. A deletion needs only its key and its sequence."""
     readable = " AND ".join(f"isnotnull({value})" for value in needed)
     return f"({corrupt} AND NOT ({gone} AND {readable}))"
 
@@ -159,6 +164,8 @@ def envelope_key() -> str:
     alone = f"isnull({opened_envelope}.schema.type)"
     return f"CASE WHEN {alone} THEN {KEY_DOCUMENT} ELSE {opened_envelope}.payload END AS {KEY_DOCUMENT}"
 
+
+# Records of every format.
 
 SHARD: Final = "_shard"
 VALUES: Final = "_v"
@@ -176,8 +183,9 @@ _KEY_VALUES: Final = "_k"
 
 @dataclass(frozen=True, slots=True)
 class RecordForm:
-    """How the records of one transaction are written. `header` names the columns of CSV and Parquet files; a
-    `keyed` record has a key and `headers` beside its value. `unreadable` says in SQL why it can't be read."""
+    """How the records of one transaction are written. `header` names the columns of CSV and Parquet files.
+    A `keyed` record has a key and `headers` beside its value. `unreadable` is SQL for the reason why a
+    record can't be read."""
 
     format: str
     envelope: str
@@ -192,12 +200,12 @@ class RecordForm:
 
 @lru_cache(maxsize=4_096)
 def _fields_of(columns: Schema) -> tuple[StructField, ...]:
-    """As Spark has them; no Spark is needed for that."""
+    """The columns as Spark fields; needs no Spark session."""
     return tuple(StructType.fromJson(declared_json(columns)).fields)
 
 
 def declared_schema(shard: ShardConfig) -> StructType:
-    """The columns of a shard's state: those declared and, with inline errors, the error column."""
+    """The columns of a shard's state: the declared ones and, with inline errors, the error column."""
     fields = _fields_of(shard.columns)
     if shard.error_column is None:
         return StructType(list(fields))
@@ -205,7 +213,8 @@ def declared_schema(shard: ShardConfig) -> StructType:
 
 
 def known_schema(shard: ShardConfig) -> StructType:
-    """What a record may have: the declared columns, and those that only a condition or a route looks at."""
+    """The columns that a record may have: the declared ones, and those that only a condition or a route
+    uses."""
     fields = list(_fields_of(shard.columns))
     names = {field.name for field in fields}
     condition = shard.apply_as_deletes
@@ -219,15 +228,16 @@ def known_schema(shard: ShardConfig) -> StructType:
 
 
 def record_columns(form: RecordForm) -> list[str]:
-    """What a record is and where it stood, as it was read."""
+    """The columns of a record as it was read, with its position."""
     beside = [KEY_DOCUMENT, NO_KEY, NO_VALUE, RECORD] if form.keyed else []
     return [DATA if form.format == "parquet" else RAW, HASH, *POSITION, *beside]
 
 
 def open_envelope(frame: DataFrame, form: RecordForm, *more: str) -> DataFrame:
-    """The frame with `_doc`, the JSON text of the row, and what the envelope says of it.
+    """The frame with `_doc` (the JSON text of the row) and the envelope's columns.
 
-    `more` are expressions over the read columns to add in the same step."""
+    `more` are expressions over the read columns to add in the same step.
+    """
     if form.envelope != "debezium":
         document = RAW if form.format == "json" else "cast(null as string)"
         gone = skip = "false"
@@ -263,7 +273,7 @@ def open_envelope(frame: DataFrame, form: RecordForm, *more: str) -> DataFrame:
 
 
 def parse(frame: DataFrame, form: RecordForm, shard: ShardConfig) -> DataFrame:
-    """The frame with the columns that are described above."""
+    """The frame with the columns that the module docstring describes."""
     known = known_schema(shard)
     match form.format:
         case "json":
@@ -309,33 +319,33 @@ def _read(
 
 
 def _json_text(document: str, field: str) -> str:
-    """How a document has a field, to the last digit of a number."""
+    """The text of a field in a document, with every digit of a number."""
     return f"try_variant_get(try_parse_json({document}), {literal('$.' + field)}, 'string')"
 
 
 def _with_headers(parsed: DataFrame, form: RecordForm, known: StructType) -> DataFrame:
-    """The values with the columns that are headers, whatever the record's value has under their names."""
+    """The values with the columns that come from headers; these override equal names in the value."""
     names = [field.name for field in known.fields if field.name in form.headers]
     found = ", ".join(f"{header_text(form.headers[name])} AS {quoted(name)}" for name in names)
     rest = [name for name in parsed.columns if name not in (VALUES, NAMES)]
-    # What can't be read as a record has no names at all.
+    # A record that is not readable has no names at all.
     named = f"{case(f'isnotnull({NAMES})', f'array_union({NAMES}, {texts(names)})')} AS {NAMES}"
     return parsed.selectExpr(*rest, f"struct({VALUES}.*, {found}) AS {VALUES}", named)
 
 
 def _completed(parsed: DataFrame, shard: ShardConfig, known: StructType, writing: ValueEncoding) -> DataFrame:
-    """The values, named and judged, with the key columns of the record's own key where the value has none, or
-    can't be read. The key is parsed only where it is needed."""
+    """The values, named and checked, with key columns from the record's key where the value lacks them or
+    is unreadable. The key is parsed only if needed."""
     keys = [field for field in known.fields if field.name in shard.keys]
     lacking = " OR ".join(f"isnull({VALUES}.{quoted(key.name)})" for key in keys)
     needed = f"NOT {GONE} AND isnotnull({KEY_DOCUMENT}) AND (isnull({NAMES}) OR {lacking})"
     fields = [f"{VALUES}.{quoted(field.name)}" for field in known.fields if field not in keys]
     for name in (quoted(key.name) for key in keys):
-        # What was read of a value that breaks off is no key.
+        # A truncated value may have yielded a key; it is not trusted.
         own = f"{case(f'isnotnull({NAMES})', f'{VALUES}.{name}')}"
         fields.append(f"coalesce({own}, {_KEY_VALUES}.{name}, {VALUES}.{name}) AS {name}")
     ours = texts(list(shard.keys))
-    # A key may have more fields than the table has key columns; only those count.
+    # A key may have more fields than the table has key columns; the others are ignored.
     of_key = f"array_intersect(json_object_keys({KEY_DOCUMENT}), {ours})"
     named = (
         f"CASE WHEN {GONE} THEN array_intersect({NAMES}, {ours})"
@@ -350,7 +360,8 @@ def _completed(parsed: DataFrame, shard: ShardConfig, known: StructType, writing
 
 
 def _key_change(shard: ShardConfig, known: StructType, writing: ValueEncoding) -> str:
-    """A row that changes its key is a deletion and an insertion; Debezium sends both, and never this."""
+    """Why a record that changes its row's key is refused: Debezium sends a deletion and an insertion
+    instead."""
     keys = [field for field in known.fields if field.name in shard.keys]
     before = writing.judged(writing.read_json(BEFORE, keys), keys)
     changed = " OR ".join(
@@ -375,7 +386,7 @@ def _parse_csv(frame: DataFrame, form: RecordForm, known: StructType) -> DataFra
 
 
 def csv_text(form: RecordForm) -> str:
-    """The fields of a CSV record as text, for saying which one is broken."""
+    """The fields of a CSV record as text, for the reason that names the broken one."""
     schema = ddl_of([StructField(name, StringType()) for name in form.header])
     return fields_of(schema, form.csv)
 
@@ -385,7 +396,7 @@ def _names_of(form: RecordForm) -> str:
 
 
 def _values_of(struct: str, there: Sequence[str], known: StructType) -> str:
-    """The known columns out of a struct that may not have them all."""
+    """The known columns from a struct that may lack some of them."""
     values = [
         f"cast({f'{struct}.{quoted(field.name)}' if field.name in there else 'null'}"
         f" as {field.dataType.simpleString()}) AS {quoted(field.name)}"

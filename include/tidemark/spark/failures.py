@@ -1,4 +1,4 @@
-"""What a failed Spark job means to the caller: a refusal of the input, input that is gone, or a retry."""
+"""Translation of failed Spark jobs into errors of the four families: refused input, lost input, or retry."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tidemark.spark.inputs import Input
 from tidemark.spark.read import is_missing_path
 from tidemark.spark.session import SERVER_GONE
 
-# Over Spark Connect there is no gateway to Java, and it need not be installed.
+# With Spark Connect alone, py4j need not be installed.
 try:
     from py4j.protocol import Py4JJavaError
 
     JOB_ERRORS: tuple[type[Exception], ...] = (PySparkException, Py4JJavaError)
 except ImportError:
     JOB_ERRORS = (PySparkException,)
-"""What a job that fails may raise, classic or over Spark Connect."""
+"""The exceptions of a failed job, classic or over Spark Connect."""
 
 _REFUSAL = re.compile(rf"\[\[{REFUSAL_MARK} (\S+) (\d+) (\d+) (.*?)\]\]", re.DOTALL)
 _LOST_OFFSETS = re.compile(
@@ -47,7 +47,7 @@ _AHEAD = (
 
 
 class Refused(InvalidUsage):
-    """A record that stops its whole transaction; nothing was written."""
+    """A record stopped its whole transaction; nothing was written."""
 
     def __init__(self, txn: Txn, *, place: str, record: int, fact: str) -> None:
         super().__init__(
@@ -61,14 +61,15 @@ class Refused(InvalidUsage):
 
 
 def translated(error: Exception, txn: Txn, read: Input) -> TidemarkError:
-    """The error of one of the four families that a job's failure stands for."""
+    """The error of one of the four families for a job's failure."""
     text = str(error)
     refusal = _REFUSAL.search(text)
     if refusal is not None:
         partition, offset, record, fact = refusal[1], int(refusal[2]), int(refusal[3]), refusal[4]
         return Refused(txn, place=read.place(partition, offset, record), record=record, fact=fact)
     missing = isinstance(error, AnalysisException) and is_missing_path(error)
-    # Java calls files not found that it may not open, or has no room for, and Spark has files of its own.
+    # Java also reports "not found" for files that it may not open or has no space for, and Spark has files
+    # of its own.
     missing = missing or (_MISSING_FILE.search(text) is not None and read.is_gone())
     if missing or _LOST_OFFSETS.search(text):
         return InputGone(txn, what=text[:_MESSAGE_CHARACTERS_MAX])
@@ -91,7 +92,7 @@ def translated(error: Exception, txn: Txn, read: Input) -> TidemarkError:
 
 
 def _denied(txn: Txn, *, by_tls: bool, said: str, cause: str) -> InvalidUsage:
-    """Spark's reader was not let in, or did not trust who answered; a retry mends neither."""
+    """The error for a failed authentication of Spark's reader, by credentials or TLS; a retry can't help."""
     if not by_tls:
         fact = f"kafka refuses the credentials of Spark's reader in transaction {txn}: {said}"
         return InvalidUsage(fact, hint="check user, password and security settings of the connection")
@@ -106,7 +107,7 @@ def _denied(txn: Txn, *, by_tls: bool, said: str, cause: str) -> InvalidUsage:
 def _other_type(
     txn: Txn, column: str, found: str, declared: str, *, file: re.Match[str] | None
 ) -> InvalidUsage:
-    """A Parquet file has a column in a type that the declared one can't hold; a retry does not mend that."""
+    """The error for a Parquet column that does not fit its declared type; a retry can't help."""
     where = f"file {file[1]!r}" if file is not None else "a file"
     types = f"as {found}, declared is {declared.strip()}"
     return InvalidUsage(
@@ -118,7 +119,7 @@ def _other_type(
 
 @contextmanager
 def shard_job_errors(shard: str) -> Iterator[None]:
-    """Within, a job that fails is an error that names the shard, and what to do about a damaged part."""
+    """Turn a failed job into an error that names the shard and the remedy for a damaged part."""
     try:
         yield
     except JOB_ERRORS as error:
@@ -129,7 +130,7 @@ def shard_job_errors(shard: str) -> Iterator[None]:
 
 
 def cause_in(text: str) -> str:
-    """What a Java error says went wrong at the bottom, without the stack around it."""
+    """The innermost cause in a Java error, without the stack trace."""
     if SERVER_GONE in text:
         return "the Spark server has gone away"
     bottom = _CAUSE.findall(text)

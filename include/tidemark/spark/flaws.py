@@ -1,4 +1,4 @@
-"""What makes a record bad: the reasons that are kept with it, as SQL text over the columns of `documents`."""
+"""The reasons why a record is bad, as SQL text over the columns of `documents`."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from tidemark.spark.documents import repeated_name, unclosed
 from tidemark.spark.fold import lateness_number, sequence_number_sql
 from tidemark.spark.read import KEY_DOCUMENT, NO_KEY, NO_VALUE, RAW
 from tidemark.spark.sql import case, coalesced, literal, quoted, texts
-from tidemark.spark.values import CORRUPT
-from tidemark.spark.values import toast_reason as told
+from tidemark.spark.values import CORRUPT, toast_reason
 
 SHARD: Final = doc.SHARD
 NULL_TEXT: Final = "cast(null as string)"
 FOUND: Final = ", found "
-"""What a value of the record comes after, in a reason."""
+"""Separates the fact from the record's value in a reason."""
 TOO_FAR_AHEAD: Final = "too far ahead: "
 _VALUE_CHARACTERS_MAX: Final = 80
 _EDGES: Final = r"(?s)\A(?:\s.*|.*\s)\z"
@@ -35,18 +34,18 @@ _UNREADABLE: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What decides over the records of one shard in one transaction."""
+    """The rules for the records of one shard in one transaction."""
 
     shard: ShardConfig
     form: doc.RecordForm
     txn: Txn
     watermark: int | None = None
     stages: bool = True
-    """Whether the records are staged; else they are those of a transaction that may be sealed already."""
+    """False if the records are not staged but compared: their transaction may be sealed already."""
 
     @property
     def keeps_all(self) -> bool:
-        """The append envelope: no key, no order, no deletion."""
+        """Whether the envelope is append: no key, no order, no deletion."""
         return self.form.envelope == "append"
 
     @property
@@ -56,13 +55,13 @@ class Rules:
 
     @property
     def refuses_ahead(self) -> bool:
-        """Whether a record that is too far ahead stops the transaction. A bound that the user has chosen sets
-        it aside; the default one asks."""
+        """Whether a record that is too far ahead stops the transaction. The default bound does; a bound
+        that the user set sends the record to quarantine."""
         return self.stages and self.shard.max_advance is None
 
     @property
     def highest(self) -> int | None:
-        """The highest sequence that is not too far ahead, as a number; None where any may come."""
+        """The highest sequence that is not too far ahead, as a number; None if there is no bound."""
         kind, bounded = self.sequence_type, self.stages or self.shard.max_advance is not None
         if kind is None or self.shard.lateness is None or self.watermark is None or not bounded:
             return None
@@ -88,12 +87,12 @@ def absent_names(names: list[str]) -> str:
 
 
 def first_of(before: str, names: str) -> str:
-    """A message with the first of the names; NULL when there is none."""
+    """A message with the first of the names; NULL if there are none."""
     return case(f"array_size({names}) > 0", f"concat({literal(before)}, ' \\'', {names}[0], '\\'')")
 
 
 def flaw_of(rules: Rules, *, explain: bool) -> str:
-    """Why a record is bad; NULL when it isn't."""
+    """Why a record is bad; NULL if it is good. Without `explain`, short marks replace the full reasons."""
     shard = rules.shard
     broken = _broken_columns(rules) if explain else "'broken'"
     unreadable = _unreadable(rules) if explain else "'unreadable'"
@@ -106,18 +105,18 @@ def flaw_of(rules: Rules, *, explain: bool) -> str:
         checks.insert(0, case(unclosed(rules.form.csv), "'a quote is not closed on its line'"))
     if shard.keys and not rules.keeps_all:
         keys = list(shard.keys)
-        # The array is looked at only where a part is NULL: absent and NULL look the same up to here.
+        # The array is computed only if a part is NULL: up to here, absent and NULL look the same.
         some_null = " OR ".join(f"isnull({value_of(key)})" for key in keys)
         all_null = " AND ".join(f"isnull({value_of(key)})" for key in keys)
         missing = first_of("missing key column", absent_names(keys))
         if rules.form.keyed:
-            # Bytes that give no document may have had the column.
+            # The column may be in key bytes that give no document.
             unread = f"NOT {NO_KEY} AND isnull({KEY_DOCUMENT}) AND isnotnull({missing})"
             missing = f"CASE WHEN {unread} THEN {literal(rules.form.key_unreadable)} ELSE {missing} END"
         checks.append(case(some_null, missing))
         checks.append(case(all_null, literal(f"the key ({', '.join(keys)}) is NULL")))
     if shard.sequence_by is not None:
-        # Nobody can say whether it comes before or after the others of its key; a deletion neither.
+        # Without a sequence, the order among the records of its key is unknown, for deletions too.
         placeless = f"sequence_by column '{shard.sequence_by}' is NULL"
         checks.append(case(f"isnull({value_of(shard.sequence_by)})", literal(placeless)))
     for column in shard.columns:
@@ -132,7 +131,7 @@ def flaw_of(rules: Rules, *, explain: bool) -> str:
 
 
 def _unreadable(rules: Rules) -> str:
-    """Why a record is none."""
+    """Why a record is unreadable."""
     said = literal(_UNREADABLE[rules.form.envelope])
     if rules.form.unreadable:
         said = f"CASE WHEN isnull({RAW}) THEN {rules.form.unreadable} ELSE {said} END"
@@ -143,13 +142,13 @@ def _unreadable(rules: Rules) -> str:
 
 
 def _broken_columns(rules: Rules) -> str:
-    """Which values don't fit. Reads the record once more, which only broken ones pay for."""
+    """Which values don't fit. Parses the record again, a cost that only broken records have."""
     said: list[str] = []
     if rules.form.format == "json":
         twice = repeated_name(doc.DOCUMENT)
         said.append(case(f"isnotnull({twice})", f"concat('it has the name \\'', {twice}, '\\' twice')"))
     if rules.form.writing.debezium is not None:
-        said.append(told(f"{doc.VALUES}.{CORRUPT}"))
+        said.append(toast_reason(f"{doc.VALUES}.{CORRUPT}"))
     if rules.form.keyed and rules.shard.keys:
         lacking = " OR ".join(f"isnull({found_text(rules, key)})" for key in rules.shard.keys)
         no_key = f"isnull(json_object_keys({KEY_DOCUMENT}))"
@@ -173,9 +172,9 @@ def _broken_columns(rules: Rules) -> str:
 
 
 def _visible(rules: Rules, name: str, found: str) -> str:
-    """The beginning of a value as a reason shows it. A text of JSON is in quotes, so that nobody takes it for
-    a number, and a text of CSV where it begins or ends with a space, which nobody would see otherwise. A text
-    that is cut has no closing quote."""
+    """The beginning of a value, as a reason shows it. JSON text is in quotes, to distinguish it from a
+    number. CSV text is in quotes if it begins or ends with white space, to make that visible. A value that
+    is cut has no closing quote."""
     in_quotes = f"concat('\\'', {found}, '\\'')"
     if rules.form.format == "json":
         quotes = f"startswith({_json_value(rules, name, as_written=True)}, '\"')"
@@ -185,7 +184,7 @@ def _visible(rules: Rules, name: str, found: str) -> str:
 
 
 def found_text(rules: Rules, name: str) -> str | None:
-    """What a record has for a column, as text; None for formats whose values have types of their own."""
+    """The text that a record has for a column; None for formats with typed values."""
     if rules.form.format == "json":
         return _json_value(rules, name)
     if rules.form.format == "csv" and name in rules.form.header:
@@ -194,8 +193,8 @@ def found_text(rules: Rules, name: str) -> str | None:
 
 
 def _json_value(rules: Rules, name: str, *, as_written: bool = False) -> str:
-    """A value of the record, or of its key, as text; `as_written` leaves a text its quotes of JSON, which
-    Spark takes off unless it looks for the value in an array."""
+    """A value of the record, or of its key, as text. `as_written` keeps the quotes of JSON text, which
+    Spark removes unless the path goes through an array."""
     documents = [doc.DOCUMENT]
     if rules.form.keyed and name in rules.shard.keys:
         documents.append(KEY_DOCUMENT)
@@ -205,7 +204,7 @@ def _json_value(rules: Rules, name: str, *, as_written: bool = False) -> str:
 
 
 def misplaced(rules: Rules) -> str:
-    """Why a good record's sequence is out of reach of the watermark; NULL when it isn't."""
+    """Why a good record's sequence is too late or too far ahead; NULL if it is neither."""
     return coalesced([_too_late(rules), _too_far_ahead(rules)])
 
 
@@ -218,8 +217,8 @@ def _too_far_ahead(rules: Rules) -> str:
     watermark = sequence_text(rules.watermark, unit=shard.lateness_unit)
     fact = f"'{shard.sequence_by}' is more than {shard.advance_max}{unit} above the watermark {watermark}"
     shown = literal("***") if shard.sequence_by in shard.masked else f"cast({value} as string)"
-    told = f"concat({literal(f'{TOO_FAR_AHEAD}{fact}{FOUND}')}, {shown})"
-    return case(f"{sequence_number_sql(value, kind)} > {highest}", told)
+    message = f"concat({literal(f'{TOO_FAR_AHEAD}{fact}{FOUND}')}, {shown})"
+    return case(f"{sequence_number_sql(value, kind)} > {highest}", message)
 
 
 def _too_late(rules: Rules) -> str:

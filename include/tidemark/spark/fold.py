@@ -1,17 +1,17 @@
-"""The one fold, on DataFrames: for each key the row that is last by (`sequence_by`, txn, position).
+"""The fold on DataFrames: for each key, the last row by (`sequence_by`, txn, position).
 
-It is `core.fold.fold` with Spark's means. Publish, fresh read and rebuild call `fold`; ingest, which counts
-losers too, marks the winners (`is_last`). The same things hold for both:
+It is `core.fold.fold` in Spark. Publish, fresh read and rebuild call `fold`; ingest, which also counts the
+losing rows, marks the winners with `is_last`. Both follow the same rules:
 
-- Keys are compared null-safe, as grouping does: a NULL part is a value like any other.
-- A NULL sequence is older than any other, as in Spark's order of structs. Decoding lets none through.
-- Deletes take part like all else; whoever wants only living rows filters `_op` afterwards.
+- Keys are compared null-safe, as in GROUP BY: a NULL part is a value like any other.
+- A NULL sequence is older than any other, as in Spark's struct order. Decoding passes no such row on.
+- Deletes take part like upserts. Filter `_op` afterwards to get live rows only.
 
-It is a window, which moves rows as they are, where an aggregation would make a struct of each one and sort
-twice. Where only the winners are wanted, each task leaves out the losers among its own rows first: a million
-updates of one key become one row before anything is shuffled.
+The fold is a window function, which moves rows as they are; an aggregation would build a struct of each row
+and sort twice. In `fold`, each task drops the losers among its own rows before the shuffle: a million
+updates of one key become one row.
 
-Rows must carry the position columns.
+Rows must have the position columns.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ UPSERT: Final = "U"
 DELETE: Final = "D"
 
 POSITION: Final = (PARTITION, OFFSET, ORDINAL)
-"""Where a record stood, in the order in which positions are compared."""
+"""A record's position, in the order in which positions are compared."""
 
 LOG_COLUMNS: Final = (
     StructField(TXN, LongType()),
@@ -52,56 +52,56 @@ LOG_COLUMNS: Final = (
     StructField(OFFSET, LongType()),
     StructField(ORDINAL, LongType()),
 )
-"""What a log has after the declared columns."""
+"""The columns of a log after the declared ones."""
 
 _RANK: Final = "_tidemark_rank"
 
 
 @dataclass(frozen=True, slots=True)
 class FoldRule:
-    """What identifies a row, and which of two is the newer one."""
+    """The key columns that identify a row, and the column that orders the rows of a key."""
 
     keys: tuple[str, ...]
     sequence_by: str | None = None
 
 
 def log_schema(declared: StructType) -> StructType:
-    """The columns of a shard's log. All are nullable: a delete has its key and sequence only."""
+    """The columns of a shard's log. All are nullable: a delete has only its key and sequence."""
     fields = [StructField(field.name, field.dataType) for field in declared.fields]
     return StructType([*fields, *LOG_COLUMNS])
 
 
 def log_hashed(declared: StructType) -> StructType:
-    """What the hash of a log's row covers: the declared columns and the operation."""
+    """The columns that the hash of a log's row covers: the declared ones and the operation."""
     return StructType(list(declared.fields)).add(OP, StringType())
 
 
 def is_last(rule: FoldRule) -> str:
-    """Whether a row of one transaction is the last of its key, as SQL text, for who needs the others too.
+    """SQL for whether a row of one transaction is the last of its key; the losing rows stay.
 
-    It brings all rows of a key together, and leaves them in key order."""
+    It shuffles all rows of a key together and leaves them in key order.
+    """
     return f"{_rank(rule, POSITION)} = 1"
 
 
 def fold(frame: DataFrame, rule: FoldRule, *, place: tuple[str, ...] = (TXN, *POSITION)) -> DataFrame:
-    """The last row of each key, deletes included, with the frame's own columns.
+    """The last row of each key, deletes included, with the frame's columns.
 
-    `place` tells rows of one key and one sequence apart."""
+    `place` orders the rows of one key and one sequence.
+    """
     ranked = frame.selectExpr("*", f"{_rank(rule, place)} AS {_RANK}")
     return ranked.where(f"{_RANK} = 1").drop(_RANK)
 
 
 def _rank(rule: FoldRule, place: tuple[str, ...]) -> str:
-    """A row's number among those of its key, the last one first."""
+    """A row's rank among the rows of its key; the last row has rank 1."""
     order = place if rule.sequence_by is None else (rule.sequence_by, *place)
     latest = ", ".join(f"{quoted(name)} DESC NULLS LAST" for name in order)
     return f"row_number() OVER (PARTITION BY {', '.join(map(quoted, rule.keys))} ORDER BY {latest})"
 
 
 def sequence_number_sql(value: str, kind: DataType) -> str:
-    """A sequence as a number, for watermark and lateness: itself, microseconds or days.
-
-    SQL text of SQL text."""
+    """SQL for a sequence as a number, for watermark and lateness: the value itself, microseconds or days."""
     if isinstance(kind, TimestampType | TimestampNTZType):
         return f"unix_micros(cast({value} as timestamp))"
     if isinstance(kind, DateType):

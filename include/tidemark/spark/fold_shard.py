@@ -1,8 +1,8 @@
-"""One transaction's work on one shard: fold, count, write; and the quarantine of what was bad.
+"""One transaction's work on one shard: fold, count and write its rows; and the quarantine of bad records.
 
 All counting happens in the last stage of the job that writes, so a stage that runs twice counts once
-(Invariant 7): every record comes there with its hash, winners and losers, and then the losers are left out.
-Counts that Spark doesn't deliver are taken again (`shared_server.counted`).
+(Invariant 7): every record, winner or loser, reaches that stage with its hash, and the losers are dropped
+there. If Spark doesn't deliver the counts, they are counted again (`session.counted`).
 """
 
 from __future__ import annotations
@@ -54,20 +54,20 @@ from tidemark.spark.sql import opaque, quoted
 QUARANTINE_COLUMNS: Final = StructType(
     [StructField(name, StringType()) for name in (SHARD, KEY, RAW, REASON)]
 )
-"""What a quarantined record's output hash covers."""
+"""The columns that a quarantined record's output hash covers."""
 
 _OUT: Final = "_out"
 _AT: Final = "_at"
 _FILTER_BARRIER: Final = f"monotonically_increasing_id() AS {_AT}"
-"""Spark would put a filter below the decoding, as one expression that has each rule in it many times over,
-and take minutes for that. What counts records can't be passed, even if nobody counts."""
+"""Spark would push a filter below the decoding, into one expression that repeats each rule many times, and
+plan for minutes. A filter is never pushed below `monotonically_increasing_id`."""
 _IN_PREFIX, _OUT_PREFIX, _BAD_PREFIX = "in_", "out_", "bad_"
 WRITE_CONFS: Final = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}
-"""Times as numbers: a footer tells their bounds, and who reads a file without Spark takes them for what they
-are. Those of Spark's older format have neither bounds nor a time zone."""
+"""Timestamps as INT64 microseconds: the footer has their bounds, and other readers recognise them. INT96,
+Spark's older format, has neither bounds nor a time zone."""
 WRITE_OPTIONS: Final = {
     "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
-    # Hashes don't repeat: a dictionary of them is made for nothing.
+    # Hashes don't repeat, so a dictionary is useless.
     f"parquet.enable.dictionary#{KEY_HASH}": "false",
     f"parquet.enable.dictionary#{DIGEST}": "false",
 }
@@ -75,7 +75,7 @@ WRITE_OPTIONS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Sink:
-    """Where an attempt's rows go: to its part files, or, without a store, nowhere."""
+    """The destination of an attempt's rows: its part files or, without a store, none."""
 
     store: PartStore | None
     txn: Txn
@@ -90,7 +90,7 @@ class Sink:
         frame.write.options(**WRITE_OPTIONS).mode("error").parquet(folder)
 
     def parts(self, shard: ShardId, count: int) -> tuple[Part, ...]:
-        """What has been written; without a store, what would have been."""
+        """The parts that were written; without a store, one nameless part with the row count."""
         if self.store is None:
             return (Part("", count, 0),) if count else ()
         return self.store.parts(shard, self.txn, self.token)
@@ -98,7 +98,7 @@ class Sink:
 
 @dataclass(slots=True)
 class Totals:
-    """What a transaction adds up to so far."""
+    """The running totals of a transaction."""
 
     watermark: int | None = None
     source: Digest = field(default_factory=Digest)
@@ -112,7 +112,7 @@ class Totals:
             self.shards[shard] = ShardParts(parts, digest, deletes=deletes)
 
     def take(self, shard: ShardId, folded: Folded) -> None:
-        """Count one shard in."""
+        """Add one shard's result."""
         self.source = self.source.merge(folded.source)
         self.bad[shard] = folded.bad
         self.add(shard, folded.parts, folded.digest, deletes=folded.deletes)
@@ -122,8 +122,8 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """What one shard's records came to: those read, the bad ones, what was written, the highest sequence of
-    the changes, and that of the records that are too far ahead."""
+    """The result of one shard: digests of the records read, of the bad ones and of the rows written, the
+    highest sequence of the changes, and the highest of the records that are too far ahead."""
 
     source: Digest
     bad: Digest
@@ -135,9 +135,10 @@ class Folded:
 
 
 def fold_shard(frame: DataFrame, rules: Rules, sink: Sink, *, parts: int) -> Folded:
-    """Decode, fold, count and write one shard's records in one job, into so many parts.
+    """Decode, fold, count and write one shard's records in one job, into `parts` parts.
 
-    With 0 parts it is all one task, and one part."""
+    With 0 parts, one task does it all and writes one part.
+    """
     shard = ShardId(rules.shard.name)
     columns = _log_columns(rules)
     is_bad = f"{SLOT} = {BAD}"
@@ -171,7 +172,8 @@ def fold_shard(frame: DataFrame, rules: Rules, sink: Sink, *, parts: int) -> Fol
 
 
 def refuse_if_all_ahead(rules: Rules, folded: Folded) -> None:
-    """Set nothing aside as too far ahead where no record is within reach: all that follows would be, too."""
+    """Raise `InvalidUsage` if all records are too far ahead: to quarantine them would quarantine all later
+    records too."""
     kind, ahead, unit = rules.sequence_type, folded.ahead, rules.shard.lateness_unit
     if ahead is None or folded.digest.count or kind is None or rules.watermark is None:
         return
@@ -186,12 +188,12 @@ def refuse_if_all_ahead(rules: Rules, folded: Folded) -> None:
 
 
 def _reduced(frame: DataFrame, rules: Rules, *, parts: int) -> tuple[DataFrame, str]:
-    """The decoded records where those of one key are together, and which of them win, as SQL text."""
+    """The decoded records with those of one key together, and SQL for which of them win."""
     is_change = f"{SLOT} = {CHANGES}"
     decoded = decode(frame, rules, explain=False)
     if rules.keeps_all:
         return decoded.coalesce(parts or 1).sortWithinPartitions(*POSITION), is_change
-    # Not before the shuffle is it known who wins, and not before it may be counted what was read.
+    # The winner of a key is known only after the shuffle, and only there may the input be counted.
     keys = [quoted(key) for key in rules.shard.keys]
     last = is_last(FoldRule((*rules.shard.keys, SLOT), rules.shard.sequence_by))
     reduced = decoded.repartition(parts, *keys) if parts else decoded.coalesce(1)
@@ -199,14 +201,14 @@ def _reduced(frame: DataFrame, rules: Rules, *, parts: int) -> tuple[DataFrame, 
 
 
 def folded_rows(frame: DataFrame, rules: Rules, *, parts: int) -> DataFrame:
-    """The rows that one shard's records come to, for who wants to see them and not to count them."""
+    """The rows that one shard's records give, without counting."""
     reduced, wins = _reduced(frame, rules, parts=parts)
     marked = reduced.selectExpr("*", f"{wins} AS {_OUT}", _FILTER_BARRIER).where(f"{_OUT} AND {_AT} >= 0")
     return marked.select(*map(quoted, hashed_columns(rules.shard).names))
 
 
 def _log_columns(rules: Rules) -> list[str]:
-    """A log's columns, each in its place."""
+    """The log's columns in their order."""
     txn = _txn_column(rules.txn)
     return [txn if name == TXN else quoted(name) for name in log_schema(declared_schema(rules.shard)).names]
 
@@ -221,7 +223,8 @@ def _txn_column(txn: Txn) -> str:
 
 
 def quarantine(bad: Mapping[str, tuple[DataFrame, Rules]], sink: Sink, totals: Totals) -> None:
-    """Write the bad records of all shards, in one more job; they must be those that were counted."""
+    """Write the bad records of all shards in one more job. They must be exactly the records that were
+    counted."""
     expected = Digest()
     union: DataFrame | None = None
     for name, (frame, rules) in bad.items():

@@ -1,12 +1,11 @@
-"""The shape of bound files that only the files themselves can tell: a CSV header, a Parquet schema.
+"""The input of a binding, files or Kafka offsets, as the data plane reads it.
 
-It is read on the driver, one line or one footer per file, before any job starts: a transaction has one shape,
-and files that disagree about it stop the transaction with their names (scenario E4).
+The plane asks an input for the form of its records, the records, the number of parts, and the name of a
+place in a message. Everything else is the same for every source.
 
-What a binding's input is to the plane: files or topics, each with its own way of being read.
-
-The plane asks for the form of the records, for the records, into how many parts they go, and how to name a
-place in a message. All else is the same for every source.
+The columns of files (a CSV header, a Parquet schema) are read on the driver, one line or one footer per
+file, before any job starts. All files of a transaction must agree; a disagreement stops the transaction and
+names the files (scenario E4).
 """
 
 from __future__ import annotations
@@ -64,15 +63,15 @@ def form_of(config: PipelineConfig, folder: str, files: Sequence[BoundFile]) -> 
 
 
 def rows_schema(form: doc.RecordForm, shards: Sequence[ShardConfig]) -> StructType:
-    """The columns to read from Parquet files, in declared types; those that no shard knows are refused by
-    name, and so are those that two shards declare differently."""
+    """The columns to read from Parquet files, in declared types. Raises `InvalidUsage` for a column that no
+    shard declares, and for one that two shards declare differently."""
     types: dict[str, DataType] = {}
     for shard in shards:
-        for field in doc.known_schema(shard).fields:
-            if types.setdefault(field.name, field.dataType) != field.dataType:
-                said = f"{types[field.name].simpleString()} and {field.dataType.simpleString()}"
+        for column in doc.known_schema(shard).fields:
+            if types.setdefault(column.name, column.dataType) != column.dataType:
+                said = f"{types[column.name].simpleString()} and {column.dataType.simpleString()}"
                 raise InvalidUsage(
-                    f"column {field.name!r} of the parquet files is declared as {said}",
+                    f"column {column.name!r} of the parquet files is declared as {said}",
                     hint="declare it alike in all shards",
                 )
     extra = [name for name in form.header if name not in types]
@@ -89,8 +88,8 @@ def undeclared(name: str) -> InvalidUsage:
 def _file_columns(
     folder: str, files: Sequence[BoundFile], columns_of: Callable[[str], tuple[str, ...]]
 ) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Each file's name with its columns. One that the disk doesn't give may be there the next time, one that
-    is not what it should be won't."""
+    """Each file's name with its columns. An I/O error is `Determinate`, because the file may be readable
+    later; a malformed file is `InvalidUsage`."""
     for file in files:
         try:
             yield file.name, columns_of(f"{folder}/{file.name}")
@@ -103,7 +102,7 @@ def _file_columns(
 
 
 def _same_columns(shapes: Iterable[tuple[str, tuple[str, ...]]]) -> tuple[str, ...]:
-    """The one shape of all files; empty files have none."""
+    """The columns, which must be the same in all files; empty files are ignored."""
     first: tuple[str, tuple[str, ...]] | None = None
     for name, columns in shapes:
         if not columns:
@@ -122,7 +121,7 @@ def _same_columns(shapes: Iterable[tuple[str, tuple[str, ...]]]) -> tuple[str, .
 def _all_columns(
     shapes: Iterable[tuple[str, tuple[str, ...]]], shards: Sequence[ShardConfig]
 ) -> tuple[str, ...]:
-    """The columns of all files. What a row can't do without has to be in each of them."""
+    """The columns of all files. Keys and other required columns must be in each file."""
     known = {name: columns for name, columns in shapes if columns}
     united = tuple(dict.fromkeys(column for columns in known.values() for column in columns))
     needed = {name for shard in shards for name in _needed(shard)}.intersection(united)
@@ -154,7 +153,7 @@ def _csv_header(path: str, options: CsvOptions) -> tuple[str, ...]:
         [line],
         delimiter=options.delimiter,
         quotechar=options.quote,
-        # A quote that escapes itself is a doubled one, which is read anyway.
+        # A doubled quote is read in any case.
         escapechar=None if options.escape == options.quote else options.escape,
     )
     return tuple(next(reader))
@@ -167,39 +166,39 @@ def _parquet_names(path: str) -> tuple[str, ...]:
 _TASKS_PER_CORE: Final = 3
 _HEADER_LINE: Final = 0
 _RECORD_BYTES: Final = 500
-"""What a record of a topic is guessed to be; nobody counts its bytes before it is read."""
+"""An estimate: the bytes of a topic's records are unknown before they are read."""
 
 
 class Input(Protocol):
-    """The input of one transaction. It is false when there is nothing in it."""
+    """The input of one transaction. It is falsy if it is empty."""
 
     def __bool__(self) -> bool: ...
 
     def form(self, config: PipelineConfig) -> doc.RecordForm:
-        """How its records are written."""
+        """How the records are written."""
         ...
 
     def read(
         self, spark: SparkSession, config: PipelineConfig, form: doc.RecordForm, *, cores: int
     ) -> DataFrame:
-        """Its records, each with its position."""
+        """The records, each with its position."""
         ...
 
     def parts(self, *, cores: int) -> int:
-        """How many parts a shard gets; 0 for so little that one task does it all."""
+        """How many parts a shard gets; 0 if one task can do it all."""
         ...
 
     def place(self, partition: str, offset: int, ordinal: int) -> str:
-        """Where a record stands, for people."""
+        """A record's location, for messages."""
         ...
 
     def is_gone(self) -> bool:
-        """Whether some of it is not there, as far as can be seen from here."""
+        """Whether some of the input is missing, as far as this process can see."""
         ...
 
     def damage(self, said: str) -> str:
-        """What of the input can't be read, however often it is tried; empty where nothing is known to be. It
-        is looked for where a failed job has said so."""
+        """Which input is permanently unreadable; empty if none is known to be. Checked after a failed job
+        whose message is `said`."""
         ...
 
 
@@ -249,7 +248,7 @@ class FilesInput:
 
 @dataclass(frozen=True, slots=True)
 class TopicsInput:
-    """The offsets of a binding. They are read from where the topics are today, by the connection of today."""
+    """The offsets of a binding. The recorded offsets are read through today's connection."""
 
     source: KafkaSource
     ranges: tuple[Range, ...]
@@ -292,11 +291,11 @@ class TopicsInput:
         )
 
     def value_schemas(self, config: PipelineConfig) -> AvroSchemas | None:
-        """What the values were written with; None for those that are no Avro."""
+        """The schemas that the values were written with; None if they are not Avro."""
         return self._schemas("value", _kafka(config).value_schema)
 
     def _schemas(self, part: str, given: AvroSchemas | None) -> AvroSchemas | None:
-        """What the values or keys were written with: as the configuration has it, or as the registry had."""
+        """The schemas of values or keys: from the configuration, or recorded from the registry."""
         if given is None or not given.is_registered:
             return given
         return AvroSchemas.of(self.schemas.get(part, {}))
@@ -330,7 +329,7 @@ def input_of(config: PipelineConfig, binding: Binding, *, today: PipelineConfig)
 
 
 def _kafka(config: PipelineConfig) -> KafkaSource:
-    """The source by the configuration that was recorded; `input_of` has looked that it is one."""
+    """The recorded Kafka source; `input_of` has checked the type."""
     if not isinstance(config.source, KafkaSource):
         raise InvariantViolation(f"a {config.source.type} source has no topics")
     return config.source

@@ -1,29 +1,25 @@
-"""Avro bytes as JSON text, so that from there on a record is like any other.
+"""Reading the exact offsets of a binding from Kafka with Spark's reader, and Avro bytes as JSON text.
 
-Avro does not say of itself what it is, and Spark gives a row of NULLs for bytes that it can't read, which may
-as well be a row. So the schema is read as a part of a record around it, beside an *end*: some bytes that are
-put after the given ones. What can't be read has no end; bytes that are too few or too many leave another one,
-and are not read either. Nothing but the exact bytes of the schema passes.
-
-Text keeps every value: decimals and times are written in full, bytes as base64, what has no value as null. A
-union of several types is an object with `member0`, `member1` and so on, as Spark has it.
-
-Known limitation: bytes that some other schema wrote, and that this one reads to the end by chance, are taken.
-
-Reading the exact offsets of a binding from Kafka, with Spark's own reader.
-
-The reader is given the partitions and both ends of each range, and reads committed records only; an offset
-that is not there any more stops it. How it cuts the ranges into tasks makes no difference to a record's
-position, which is its partition and its offset (Invariant 6).
-
-A record comes as:
+The reader gets the partitions and both ends of each range, and reads committed records only. An offset that
+no longer exists stops it. A record's position is its partition and offset, so it does not depend on how the
+reader splits ranges into tasks (Invariant 6). A record has these columns:
 
 ============  =====================================================================================
-`_record`     what it was, for quarantine: the bytes of `key` and `value`, and the `headers`
-`_raw`        the value's JSON text; NULL where there is none, or where its bytes can't be read
+`_record`     the original, for quarantine: the bytes of `key` and `value`, and the `headers`
+`_raw`        the value's JSON text; NULL if there is no value or its bytes are unreadable
 `_key_doc`    the key as a JSON object
 `_hash`       over the bytes of key, value and headers, and the timestamp
 ============  =====================================================================================
+
+Avro bytes do not identify their schema, and for unreadable bytes Spark returns a row of NULLs, which may
+also be a valid row. So the schema is wrapped in a record with an *end marker*, and the marker's bytes are
+appended to the given ones. Unreadable bytes yield no marker; too few or too many bytes yield another one.
+Only bytes that match the schema exactly pass.
+
+The JSON text loses no value: decimals and times are written in full, bytes as base64, missing values as
+null. A union of several types is an object with `member0`, `member1` and so on, as in Spark.
+
+Known limitation: bytes of another schema that this schema happens to read to the end are accepted.
 """
 
 from __future__ import annotations
@@ -58,10 +54,14 @@ WIRE_BYTES: Final = 5
 _OPTIONS: Final = "map('mode', 'PERMISSIVE')"
 
 
-def avro_json(column: str, schemas: AvroSchemas, *, single: str = "") -> str:
-    """SQL for the JSON object of a column's bytes; NULL where they are not of the schemas.
+# Avro bytes as JSON text.
 
-    A schema that is none of a record gives an object with this `single` name."""
+
+def avro_json(column: str, schemas: AvroSchemas, *, single: str = "") -> str:
+    """SQL for the JSON object of a column's bytes; NULL if they do not match the schemas.
+
+    A schema that is not a record gives an object with the one name `single`.
+    """
     if schemas.plain:
         return _decoded(column, schemas.plain, single)
     rest = f"substring({column}, {WIRE_BYTES + 1})"
@@ -72,7 +72,7 @@ def avro_json(column: str, schemas: AvroSchemas, *, single: str = "") -> str:
 
 
 def not_avro(column: str, schemas: AvroSchemas) -> str:
-    """SQL for why a column's bytes give no object."""
+    """SQL for the reason why a column's bytes give no object."""
     if schemas.plain:
         return "'it is not Avro of the given schema'"
     begin = f"substring({column}, 1, {WIRE_BYTES})"
@@ -88,25 +88,27 @@ def not_avro(column: str, schemas: AvroSchemas) -> str:
 
 
 def _wire(number: int) -> str:
-    """What Confluent's wire format begins with: a zero, and the id in four bytes."""
+    """The prefix in Confluent's wire format: a zero byte, then the schema id in four bytes."""
     return f"X'00{number:08X}'"
 
 
 def _decoded(column: str, schema: str, single: str) -> str:
-    """The part's own text, out of that of the record around it: taken out as text, since an expression that
-    stands in a condition and in its result would decode twice."""
+    """The JSON text of the wrapped value. It is extracted as text: an expression that occurs in a condition
+    and in its result would decode twice."""
     around = (
         '{"type":"record","name":"tidemark_around","fields":[{"name":"v","type":' + schema + "},"
         '{"name":"end","type":{"type":"fixed","name":"tidemark_end","size":' + str(len(_END)) + "}}]}"
     )
     found = f"from_avro(concat({column}, X'{_END.hex()}'), {literal(around)}, {_OPTIONS})"
-    # A text may have characters that a dot takes for the end of a line.
+    # (?s), because text may contain line terminators.
     whole = literal(r'(?s)^\{"v":(.*),"end":"' + base64.b64encode(_END).decode() + r'"\}$')
     part = f"nullif(regexp_extract(to_json({found}, {JSON_OPTIONS}), {whole}, 1), '')"
     if is_record(schema):
         return part
     return f"concat({literal('{' + json.dumps(single) + ':')}, {part}, '}}')"
 
+
+# Reading topics.
 
 _HEADER: Final = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
 _HASHED: Final = StructType(
@@ -118,14 +120,14 @@ _HASHED: Final = StructType(
     ]
 )
 _SPLIT_RECORDS: Final = 50_000
-"""A range that is worth another task."""
+"""A range of this many records is worth another task."""
 _NUMBER: Final = r"^-?(0|[1-9]\\d*)(\\.\\d+)?$"
 
 
 @dataclass(frozen=True, slots=True)
 class RecordEncoding:
-    """How values and keys are written: as Avro where schemas are given, else as text. A key that is one value
-    and no object is that of the column `key`."""
+    """How values and keys are written: as Avro if schemas are given, else as text. A key that is a single
+    value belongs to the column `key`."""
 
     key_format: str
     key: StructField | None = None
@@ -133,14 +135,14 @@ class RecordEncoding:
     key_schemas: AvroSchemas | None = None
 
     def value_document(self) -> str:
-        """The value as a JSON object; NULL where there is none, or where the bytes are not of it."""
+        """The value as a JSON object; NULL if there is none, or if the bytes do not match."""
         text = "cast(value as string)"
         if self.value_schemas is not None:
             return avro_json("value", self.value_schemas)
         return case(f"is_valid_utf8({text})", text)
 
     def key_document(self) -> str:
-        """The key as a JSON object; NULL where there is none, or where the bytes are not of it."""
+        """The key as a JSON object; NULL if there is none, or if the bytes do not match."""
         if self.key_schemas is not None:
             return avro_json("key", self.key_schemas, single=self.key.name if self.key is not None else "key")
         return _key_document(self.key if self.key_format == "string" else None)
@@ -155,8 +157,8 @@ def read_topics(
     written: RecordEncoding,
     tasks_max: int,
 ) -> DataFrame:
-    """The records of these ranges. `settings` are the Java client's, and the names of the groups that
-    its consumers need begin with `group`."""
+    """The records of these ranges. `settings` are the Java client's; the consumer groups that it creates
+    have the prefix `group`."""
     reader = spark.read.format("kafka").options(**{f"kafka.{name}": text for name, text in settings.items()})
     records = (
         reader.option("kafka.isolation.level", "read_committed")
@@ -183,7 +185,7 @@ def read_topics(
 
 
 def raw_text(*, keyed: bool) -> str:
-    """What quarantine keeps of a record: all of it, exactly."""
+    """The text of a record in quarantine, which keeps all of it exactly."""
     if not keyed:
         return RAW
     headers = f"transform({RECORD}.headers, h -> struct(h.key AS key, {bytes_text('h.value')} AS value))"
@@ -192,13 +194,13 @@ def raw_text(*, keyed: bool) -> str:
 
 
 def header_text(name: str) -> str:
-    """The text of a record's header; of several with one name the last one's."""
+    """The text of a record's header; of several with one name, the last one."""
     named = f"filter({RECORD}.headers, h -> h.key = {literal(name)})"
     return bytes_text(f"try_element_at({named}, -1).value")
 
 
 def _tasks(ranges: Sequence[Range], tasks_max: int) -> int:
-    """At least one task for each partition; more where there is work for them."""
+    """At least one task for each partition; more for large ranges."""
     records = sum(one.size for one in ranges)
     return max(len(ranges), min(tasks_max, records // _SPLIT_RECORDS))
 
@@ -218,13 +220,14 @@ def _offsets(ends: Mapping[Range, int]) -> str:
 
 
 def _key_document(key: StructField | None) -> str:
-    """The key as a JSON object; NULL where there is none, or where the bytes are no text."""
+    """The key as a JSON object; NULL if there is none, or if the bytes are not UTF-8."""
     text = "cast(key as string)"
     if key is None:
         return case(f"is_valid_utf8({text})", text)
     quoted = f"to_json(named_struct({literal(key.name)}, {text}))"
     if isinstance(key.dataType, NumericType | BooleanType):
-        # A number in quotes would not be one; anything else in its place is quoted, and then does not fit.
+        # A number must not be quoted. Any other text in its place is quoted, and then does not fit the
+        # type.
         bare = f"concat({literal(f'{json.dumps(key.name)}:')}, {text}, '}}')"
         is_bare = f"{text} rlike '{_NUMBER}' OR {text} IN ('true', 'false')"
         quoted = f"CASE WHEN {is_bare} THEN concat('{{', {bare}) ELSE {quoted} END"

@@ -1,7 +1,7 @@
-"""Columns that are new in a transaction's records, for shards that get them (`add_columns`).
+"""New columns in a transaction's records, for shards that accept them (`add_columns`).
 
-Looked for once the transaction was refused: records that have no new columns pay nothing. All of its records
-are asked, so it does not matter which one was met first; what they tell has to agree.
+The search runs only after the transaction was refused, so records without new columns cost nothing. It
+covers all records of the transaction, so the order of records does not matter; their schemas must agree.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _SEND: Final = "; or have the connector send schemas along (value.converter.sche
 
 @dataclass(frozen=True, slots=True)
 class DeclaredColumn:
-    """A new column, and what the record or file at a place tells of it; None where it tells nothing."""
+    """A new column and its type in the schema of a record or file; `kind` is None without a schema."""
 
     shard: str
     column: str
@@ -54,7 +54,8 @@ class DeclaredColumn:
 
 
 def columns_of(told: Iterator[DeclaredColumn], txn: Txn) -> dict[ShardId, dict[str, str]]:
-    """The types of the new columns by shard; `InvalidUsage` for one that is told in two ways, or none."""
+    """The types of the new columns by shard. Raises `InvalidUsage` for a column with two types or with
+    none."""
     found: dict[ShardId, dict[str, DeclaredColumn]] = {}
     for one in told:
         if one.kind is None:
@@ -74,8 +75,8 @@ def growing_shards(config: PipelineConfig) -> tuple[ShardConfig, ...]:
 
 
 def columns_of_files(config: PipelineConfig, read: FilesInput, txn: Txn) -> Iterator[DeclaredColumn]:
-    """What the footers of Parquet files tell. A file has columns, not records that have some: each of the
-    growing shards gets them."""
+    """The new columns in the footers of Parquet files. Columns belong to the file, not to records: every
+    growing shard gets them."""
     for file in read.files:
         place = f"file {file.name!r}"
         columns = parquet_columns(f"{read.folder}/{file.name}")
@@ -88,7 +89,7 @@ def columns_of_files(config: PipelineConfig, read: FilesInput, txn: Txn) -> Iter
 def columns_of_records(
     config: PipelineConfig, read: Input, form: doc.RecordForm, routed: DataFrame, txn: Txn
 ) -> Iterator[DeclaredColumn]:
-    """What the schemas of records tell: those beside them, or those that they were written with."""
+    """The new columns in the schemas of records: Kafka Connect schemas beside them, or Avro schemas."""
     schemas = read.value_schemas(config) if isinstance(read, TopicsInput) else None
     settings = (config.debezium or Debezium()) if config.envelope == "debezium" else None
     types = _AvroTypes(schemas, settings) if schemas is not None else _ConnectTypes(settings or Debezium())
@@ -96,7 +97,7 @@ def columns_of_records(
         names = texts([*doc.known_schema(shard).names, *form.headers])
         there = f"{doc.SHARD} = {literal(shard.name)} AND NOT {doc.SKIP}"
         if form.envelope != "debezium":
-            there += f" AND NOT {doc.GONE}"  # What deletes is its key alone.
+            there += f" AND NOT {doc.GONE}"  # A deletion has only its key.
         new = routed.where(there).selectExpr(
             "*", f"explode(array_except(json_object_keys({doc.DOCUMENT}), {names})) AS {_NAME}"
         )
@@ -112,7 +113,7 @@ def columns_of_records(
 
 @contextmanager
 def _named(txn: Txn, place: str, column: str) -> Iterator[None]:
-    """Within, a type that can't be had is told with its column and where that was met."""
+    """Add the column and its place to an error about its type."""
     try:
         yield
     except InvalidUsage as error:
@@ -121,7 +122,7 @@ def _named(txn: Txn, place: str, column: str) -> Iterator[None]:
 
 
 class _ConnectTypes:
-    """By the schemas that Kafka Connect's JSON converter writes beside its records."""
+    """Types from the schemas that Kafka Connect's JSON converter writes beside its records."""
 
     _row = f"get(filter(from_json({RAW}, '{_SCHEMA}').schema.fields, f -> f.field = 'after'), 0)"
     evidence = f"get(filter({_row}.fields, c -> get_json_object(c, '$.field') = {_NAME}), 0)"
@@ -139,7 +140,7 @@ class _ConnectTypes:
 
 
 class _AvroTypes:
-    """By the Avro schemas that records were written with. Of a connector's, the row is in `after`."""
+    """Types from the Avro schemas of the records. In a connector's schema, the row is in `after`."""
 
     def __init__(self, schemas: AvroSchemas, settings: Debezium | None) -> None:
         self._settings = settings

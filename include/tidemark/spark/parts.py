@@ -1,9 +1,9 @@
-"""Part files: where an attempt's parts lie, what is in them by their own footers, and how they go away.
+"""Part files: their paths, their description by footers, their checks and their removal.
 
-A part lies inside the log's folder, `<shard>/log/_txn-<20 digits>/<token>/`, and is invisible until a commit
-of the log adds it. The underscore makes the folder a hidden one, which a VACUUM leaves alone whatever its
-retention is: a part that waits to be sealed, or to be appended, is safe from other hands. Everything here
-touches names and footers, and rows only to find out whether a file is damaged.
+A part is inside the log's folder, `<shard>/log/_txn-<20 digits>/<token>/`, and is invisible until a commit
+of the log adds it. VACUUM ignores folders that begin with an underscore, whatever its retention: a part
+that waits for its seal or its append is safe from it. This module reads names and footers, and rows only to
+find out whether a file is damaged.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ class PartStore:
         return f"{self.location}/{shard}/log"
 
     def parts(self, shard: ShardId, txn: Txn, token: WriterToken) -> tuple[Part, ...]:
-        """The attempt's parts that have rows, described by their footers; all other files are removed."""
+        """The attempt's parts that have rows, described by their footers. Removes all other files."""
         return self.described(shard, attempt_folder(txn, token))
 
     def described(self, shard: ShardId, folder: str) -> tuple[Part, ...]:
-        """The same of any folder below a log, which is the caller's own."""
+        """`parts` for any folder below a log that the caller owns."""
         store, root = self._store
         log = f"{root}/{shard}/log"
         found: list[Part] = []
@@ -77,8 +77,8 @@ class PartStore:
         return tuple(sorted(found, key=lambda part: part.path))
 
     def _sync(self, shard: ShardId, paths: Sequence[str]) -> None:
-        """Have parts and their names on disk: what is sealed must outlast the power. A sync that failed is
-        not tried again on the same file, which may be damaged then: a retry stages parts of its own."""
+        """Make parts and their names durable before they are sealed. A failed sync is not repeated on the
+        same file, which may be damaged: a retry stages new parts."""
         files = Store(self.log_root(shard), {})
         try:
             files.sync_files(paths)
@@ -89,7 +89,7 @@ class PartStore:
             ) from error
 
     def existing(self, shard: ShardId, parts: Sequence[Part]) -> list[str]:
-        """The paths of those parts that are there, as Spark spells them."""
+        """The paths of those parts that exist, as Spark spells them."""
         store, root = self._store
         infos = store.get_file_info([f"{root}/{shard}/log/{part.path}" for part in parts])
         return [
@@ -99,7 +99,7 @@ class PartStore:
         ]
 
     def readable(self, shard: ShardId, parts: Sequence[Part]) -> list[str]:
-        """The paths of those parts that have a footer, whatever is in them, as Spark spells them."""
+        """The paths of those parts that have a readable footer, as Spark spells them."""
         store, root = self._store
         return [
             f"{self.log_root(shard)}/{part.path}"
@@ -108,7 +108,7 @@ class PartStore:
         ]
 
     def damaged(self, shard: ShardId, parts: Sequence[Part]) -> list[Part]:
-        """Those of the parts whose file is gone, cut, or has no readable footer."""
+        """Those parts whose file is missing, truncated, or has no readable footer."""
         store, root = self._store
         paths = [f"{root}/{shard}/log/{part.path}" for part in parts]
         infos = store.get_file_info(paths)
@@ -119,15 +119,16 @@ class PartStore:
         ]
 
     def are_whole(self, shard: ShardId, parts: Sequence[Part]) -> bool:
-        """Whether those of the parts that are there can be read to their ends, page by page, with the pages'
-        checksums. A store that does not answer raises `OSError`: it says nothing of the parts."""
+        """Whether those parts that exist can be read to their ends, with the checksums of their pages.
+        Raises `OSError` if the store does not answer, because then nothing is known about the parts."""
         store, root = self._store
         paths = [f"{root}/{shard}/log/{part.path}" for part in parts]
         there = [info.path for info in store.get_file_info(paths) if info.type == fs.FileType.File]
         return all(_is_whole(store, path) for path in there)
 
     def restore(self, shard: ShardId, *, lost: Part, copy: Part) -> None:
-        """Move a staged part's file to a lost part's path; a rename, so readers see all of it or nothing."""
+        """Move a staged part's file to a lost part's path. It is a rename, so readers see all of it or
+        nothing."""
         store, root = self._store
         log = f"{root}/{shard}/log"
         store.create_dir(f"{log}/{lost.path}".rsplit("/", 1)[0])
@@ -135,7 +136,7 @@ class PartStore:
         self._sync(shard, [lost.path])
 
     def discard(self, txn: Txn, token: WriterToken) -> None:
-        """Remove one attempt's folders, in every shard; those of other attempts are not looked at."""
+        """Remove one attempt's folders in every shard."""
         _, root = self._store
         for shard in self._shards():
             self._remove(f"{root}/{shard}/log/{attempt_folder(txn, token)}")
@@ -170,12 +171,12 @@ class PartStore:
                 yield info.path.rsplit("/", 1)[-1]
 
     def _shards(self) -> list[str]:
-        """The folders of shards; the control tables' begins with an underscore."""
+        """The folders of shards; the control tables' folder begins with an underscore."""
         _, root = self._store
         return [name for name in self._folders(root) if not name.startswith("_")]
 
     def _remove(self, folder: str) -> None:
-        """Remove a folder, also while others remove it: one that finds a file gone looks again."""
+        """Remove a folder. If a concurrent removal deletes a file first, try again."""
         store, _ = self._store
         while store.get_file_info(folder).type == fs.FileType.Directory:
             with suppress(FileNotFoundError):
@@ -199,7 +200,7 @@ def _opens(store: fs.FileSystem, path: str, part: Part) -> bool:
 
 
 def _rows_in(store: fs.FileSystem, path: str) -> int | None:
-    """How many rows a file has by its footer; None when it has none."""
+    """The number of rows in a file's footer; None if there is no readable footer."""
     try:
         rows: int = pq.read_metadata(path, filesystem=store).num_rows
     except (OSError, ValueError):
@@ -208,9 +209,9 @@ def _rows_in(store: fs.FileSystem, path: str) -> int | None:
 
 
 def stats_of(footer: pq.FileMetaData) -> str:
-    """A part's statistics for the Delta log, out of its footer: true, or left out.
+    """A part's statistics for the Delta log, from its footer: exact, or left out.
 
-    Bounds are given for integers, dates and short text; a reader takes what is missing as unknown.
+    It gives bounds for integers, dates and short text; readers treat missing bounds as unknown.
     """
     lowest: dict[str, Any] = {}
     highest: dict[str, Any] = {}
@@ -228,7 +229,7 @@ def stats_of(footer: pq.FileMetaData) -> str:
         try:
             low, high = (_bound(pick(getattr(chunk, end) for chunk in filled)) for pick, end in _ENDS)
         except (OverflowError, ValueError):
-            # A time that is no value here, like one after the year 9999.
+            # A value that Python can't represent, such as a time after the year 9999.
             continue
         if low is not None and high is not None:
             lowest[name], highest[name] = low, high
@@ -240,7 +241,7 @@ _ENDS: Final = ((min, "min"), (max, "max"))
 
 
 def _bound(value: object) -> object:
-    """A bound as the Delta log writes it; None for a type whose bound can't be given exactly."""
+    """A bound as the Delta log writes it; None for a type without an exact bound."""
     if isinstance(value, bool):
         return None
     if isinstance(value, int) or (isinstance(value, str) and len(value) <= _TEXT_CHARACTERS_MAX):

@@ -1,14 +1,14 @@
 """The data plane on Spark: one bound transaction in, staged part files and digests out.
 
 One shard costs one job: read, decode, fold, hash and write in a single pass over the input. Several shards
-share one read, which is kept for the time of the transaction, and are worked on side by side. Bad records are
-counted in that pass, and only when there are some does a second one write them to quarantine; it must find
-exactly those that were counted.
+share one read, which is persisted for the transaction, and run in parallel. The pass counts bad records;
+only if there are some does a second job write them to quarantine, and it must find exactly those that were
+counted.
 
-The plane works in a session of its own, a child of the one it is given, so that its settings (how files are
-cut, ANSI, time zone, strict parsing, no adaptive re-planning) hold whatever the caller's are, and leave those
-alone. They are set once and never again, so one plane may serve several threads: the next transaction can be
-staged while the last one is read back. The session may be one on a Spark Connect server.
+The plane has its own sessions, children of the given one, so its settings (block size, ANSI, time zone,
+strict parsing, no adaptive re-planning) neither depend on the caller's nor change them. They are set once,
+so several threads may use one plane: the next transaction can be staged while the last one is read back.
+The sessions may be on a Spark Connect server.
 """
 
 from __future__ import annotations
@@ -61,28 +61,28 @@ _CONFS: Final = {
     "spark.sql.parser.escapedStringLiterals": "false",
     "spark.sql.json.enablePartialResults": "true",
     "spark.sql.json.enableExactStringParsing": "true",
-    # It would leave out columns that aren't read further, and with them the complaints about their values.
+    # The optimization would drop unused columns, and with them the errors about their values.
     "spark.sql.optimizer.enableJsonExpressionOptimization": "false",
     "spark.sql.optimizer.enableCsvExpressionOptimization": "false",
-    # What is large says itself into how many partitions it goes; all else is a handful of rows.
+    # Large frames set their number of partitions explicitly; all others have a handful of rows.
     "spark.sql.shuffle.partitions": "1",
-    # The old default has no statistics, and other engines have dropped it.
+    # The old default, INT96, has no statistics, and other engines have dropped it.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.parquet.compression.codec": "zstd",
 }
 
 RULES: Final = 4
-"""Which records are applied and which are set aside, and as what. Whatever gives another row or another
-quarantined record for the same input raises it: a replay of what older rules sealed is not comparable.
-2: a record whose `sequence_by` is NULL is quarantined; arrays of PostgreSQL with bounds of their own too.
-3: reasons show a text of JSON in quotes. 4: an object with one name twice is bad."""
+"""The version of the rules that turn records into rows and quarantined records. Raise it with every change
+that gives another result for the same input: a replay of a transaction that was sealed under older rules
+is not comparable. 2: a record whose `sequence_by` is NULL is quarantined, and so is a PostgreSQL array with
+explicit bounds. 3: reasons show JSON text in quotes. 4: an object with one name twice is bad."""
 
 
 class SparkPlane:
-    """The `DataPlane` port on a Spark session. Several threads may use it at once.
+    """The `DataPlane` port on a Spark session. It is thread-safe.
 
-    `watermark_before` tells the watermark that the seals had reached before a transaction; it is asked only
-    when a shard declares a lateness.
+    `watermark_before` returns the watermark of the seals before a transaction; it is called only if a shard
+    declares a lateness.
     """
 
     def __init__(
@@ -105,12 +105,12 @@ class SparkPlane:
         _check(config)
 
     def close(self) -> None:
-        """End the plane's own sessions; the one that it was given stays."""
+        """Close the plane's own sessions; the given one stays open."""
         self._sessions.close()
 
     def stage(self, binding: Binding, token: WriterToken) -> Staged:
-        """Write the transaction's parts under the token. Nothing is left of an attempt that fails."""
-        # A token's earlier parts may be sealed; cleaning up after ourselves must never reach them.
+        """Write the transaction's parts under the token. A failed attempt leaves nothing behind."""
+        # A token's earlier parts may be sealed; the clean-up below must never reach them.
         if self._store.has(binding.txn, token):
             raise InvalidUsage(
                 f"token {token!r} has staged transaction {binding.txn} already", hint="use a new token"
@@ -125,12 +125,12 @@ class SparkPlane:
             raise
 
     def replay(self, binding: Binding) -> Staged:
-        """What staging would give now; not a byte is written."""
+        """The result of staging now, without writing anything."""
         return self._run(binding, Sink(None, binding.txn, WriterToken("")))
 
     def read_back(self, staged: Staged, *, moved: Mapping[ShardId, Sequence[Part]] | None = None) -> Digests:
-        """The digests of the transaction's rows as they are on disk, in one job; a lost file has no rows, and
-        a shard with a file that can't be read has none at all."""
+        """The digests of the transaction's rows as they are on disk, in one job. A lost file has no rows; a
+        shard with an unreadable file has none at all."""
         merged = dict(moved or {})
         shards = {shard: added.parts for shard, added in staged.shards.items()} | merged
         found = self.kept.digests(staged.txn, shards, merged=merged)
@@ -138,7 +138,7 @@ class SparkPlane:
         return {SOURCE: staged.source, **counted}
 
     def rows(self, shard: ShardId, parts: Sequence[Part]) -> DataFrame:
-        """The rows of a shard's parts, as a log has them."""
+        """The rows of a shard's parts, in the log's columns."""
         columns = log_schema(doc.declared_schema(self._config.shard(shard)))
         return self._sessions.many.read.schema(columns).parquet(*self._store.existing(shard, parts))
 
@@ -147,24 +147,25 @@ class SparkPlane:
         self._store.discard(txn, token)
 
     def damaged(self, shard: ShardId, parts: Sequence[Part]) -> Sequence[Part]:
-        """Those of the parts whose file is gone, cut, or can't be opened."""
+        """Those parts whose file is missing, truncated, or can't be opened."""
         return self._store.damaged(shard, parts)
 
     def restore(self, shard: ShardId, *, lost: Part, copy: Part) -> None:
-        """Put the file of a staged part in the place of a lost one."""
+        """Replace a lost part's file by the file of a staged part."""
         self._store.restore(shard, lost=lost, copy=copy)
 
     def attempts(self) -> Sequence[tuple[Txn, WriterToken]]:
-        """The attempts that have files below the logs; which of them a log has, its own table tells."""
+        """The attempts that have files below the logs, committed or not."""
         return self._store.attempts()
 
     def sample(
         self, binding: Binding, shards: Mapping[ShardId, Sequence[Part]], *, limit: int
     ) -> tuple[Difference, ...]:
-        """Up to `limit` keys of each shard whose rows are not the same in the input and in these parts.
+        """Up to `limit` keys of each shard whose rows differ between the input and these parts.
 
-        A part that is lost or cut has no rows. The input is read with the recorded configuration; a column
-        that is masked there or in the configuration of today is never shown."""
+        A part that is lost or truncated has no rows. The input is read with the recorded configuration; a
+        column that is masked in it or in today's configuration is never shown.
+        """
         config, read = self._recorded(binding)
         if not read:
             return ()
@@ -179,7 +180,7 @@ class SparkPlane:
                 shard = rules[name].shard
                 masked = {*shard.masked, *today.get(name, ())}
                 if masked and shard.error_column is not None:
-                    # It quotes values, and was written with the masks of then.
+                    # The error column quotes values, and was written with the recorded masks.
                     masked.add(shard.error_column)
                 paths, spark = self._store.readable(name, parts), routed.sparkSession
                 kept = self.kept.rows(spark, binding.txn, hashed_columns(shard), paths) if paths else None
@@ -213,7 +214,7 @@ class SparkPlane:
         )
 
     def _new_columns(self, binding: Binding) -> dict[ShardId, dict[str, str]]:
-        """The columns that shards get from the records of a transaction that was refused."""
+        """The columns that a refused transaction's records would add to shards."""
         config, read = self._recorded(binding)
         if not read or not growing_shards(config):
             return {}
@@ -231,7 +232,7 @@ class SparkPlane:
     def _prepared(
         self, config: PipelineConfig, read: Input, txn: Txn, watermark: int | None, *, stages: bool = False
     ) -> tuple[DataFrame, dict[str, Rules], int]:
-        """The routed records, what decides over those of each shard, and into how many parts they go."""
+        """The routed records, the rules of each shard, and the number of parts."""
         form = read.form(config)
         count = read.parts(cores=self._cores)
         spark = self._sessions.many if count else self._sessions.few
@@ -258,8 +259,8 @@ class SparkPlane:
 
 
 def _by_shard(routed: DataFrame, shards: Sequence[str]) -> dict[str, DataFrame]:
-    """The routed records of each shard that has some; the first one's job also counts those that no shard
-    takes."""
+    """The routed records of each shard that has some; the first shard's job also counts records without a
+    shard."""
     if len(shards) == 1:
         return {shards[0]: routed}
     touched = {row[SHARD] for row in routed.select(SHARD).distinct().collect()}
@@ -279,7 +280,7 @@ def _no_watermark(txn: Txn) -> int | None:
 
 
 def _check(config: PipelineConfig) -> None:
-    """What this plane can't do is refused when it is made (Invariant 14)."""
+    """Refuse a configuration that this plane doesn't support when the plane is made (Invariant 14)."""
     if config.envelope == "debezium" and config.source.format not in ("json", "avro"):
         raise InvalidUsage(
             f"a debezium envelope in {config.source.format} files can't be read", hint="use format: json"
@@ -292,5 +293,5 @@ def _check(config: PipelineConfig) -> None:
 
 
 def engine_of(spark: SparkSession) -> str:
-    """What a digest depends on besides the input: the engine, and how rows are decoded and hashed."""
+    """The engine and the versions of hashing and decoding; a digest depends on these and on the input."""
     return f"spark {spark.version}, encoding {ENCODING}, rules {RULES}"

@@ -1,17 +1,17 @@
-"""What a folded tail comes to in a state: the rows that go, the rows that come, and the digests of both.
+"""The changes that a folded tail makes in a state: rows to remove, rows to add, and the digests of both.
 
-The state's rows that have a key of the tail (`tail.met`) are found in one scan and kept, a few numbers each.
-Most of them go. Those that stay, because they are newer or the same, are usually none, and then the tail's
-own rows are what comes, as they are: nothing else is joined, and no row is kept twice.
+There are two ways to find them; the commit is the same. `ShardIndex` uses the key index, without Spark and
+without a scan of the state: it reads and folds the tail as arrays, looks its keys up in the index, and
+writes its rows, so the cost depends on the tail alone. It raises `Unsuited` where the index does not apply,
+for example for a tail or a state above its bounds, a sequence that is neither an integer nor a time, and a
+table without deletion vectors.
 
-The rows that go are told to the commit by their places: of each file, the numbers of its rows.
+`changes_of` is the way for those cases. It finds the state's rows with a key of the tail
+(`tail.matching_rows`) in one Spark scan and persists a few numbers for each. Most of them are removed.
+Usually none stays because it is newer or equal; then the tail's rows are added as they are, without another
+join.
 
-What a tail changes in a state, found by the key index: no Spark, and no scan of the state.
-
-The tail is read and folded on arrays, its keys are looked up in the index, and its rows are written as they
-are. So the cost follows the tail. What the index is not for (`Unsuited`) is left to Spark, which finds the
-places by a scan (`spark.changes`): a tail or a state above its bounds, a sequence that is no whole number, a
-table without deletion vectors. The commit is the same.
+The commit gets the rows to remove as row numbers per file.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from tidemark.spark.session import counted, persisted
 from tidemark.spark.state_table import NextVersion, StateSpec
 from tidemark.spark.tables import at_version, log_files, parquet_rows, within_key_bounds
 from tidemark.spark.tail import FILE, OLD_HASH, REMOVED, ROW, changes, matching_rows, with_file_positions
-from tidemark.spark.tombstones import commit_tombstones
+from tidemark.spark.tombstones import tombstoned
 from tidemark.spark.views import with_declared_columns
 
 _REMOVED: Final = "removed_"
@@ -59,12 +59,13 @@ _ADDED: Final = "added_"
 _CHANGE: Final = "_change_type"
 _FEED_FOLDER: Final = "_change_data/"
 ROWS_PER_FILE: Final = 250_000
-"""A publish's rows go into as few files as keep every task busy."""
+"""A publish writes as few files as keep every task busy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """The tail's rows that change something (`rows`, deletions among them), and the state's rows that go."""
+    """The tail's rows that change something (`rows`, deletions included), and the state's rows to remove
+    (`gone`)."""
 
     spec: StateSpec
     rows: DataFrame
@@ -74,12 +75,12 @@ class Changes:
 
     @property
     def upserts(self) -> DataFrame:
-        """The rows that come."""
+        """The rows to add."""
         return self.rows.where(F.col(OP) == UPSERT).select(*self.spec.columns)
 
     def written(self, version: NextVersion) -> tuple[dict[str, Any], Digest]:
-        """Write all of it for a version: what its commit has to do, and the digest of the rows that come,
-        counted as they are written."""
+        """Write the files of a version. Returns the arguments of its commit, and the digest of the added
+        rows, counted while they are written."""
         files = max(1, -(-self.rows_max // ROWS_PER_FILE))
         new: list[NewFile] = []
         found = counted(
@@ -99,7 +100,7 @@ class Changes:
     def _rewritten(
         self, version: NextVersion, new: Sequence[NewFile], paths: Mapping[str, str]
     ) -> dict[str, Any]:
-        """The touched files written anew, without the rows that go, for a table that has no vectors."""
+        """The touched files, rewritten without the removed rows, for a table without deletion vectors."""
         columns, gone = self.spec.columns, F.broadcast(cast("DataFrame", self.gone))
         state = _placed(self.rows, self.spec, version.head)
         touched = state.where(F.col(FILE).isin(list(paths)))
@@ -124,7 +125,7 @@ class Changes:
 def changes_in_state(
     folded: DataFrame, tail: Tail, spec: StateSpec, base: Published | None, head: TableHead
 ) -> Iterator[Changes]:
-    """What a folded tail changes in a state that stands at this head, or in none."""
+    """The changes of a folded tail in a state at this head; `base` is None if there is no state yet."""
     files = log_files(spec, lower=tail.lower, upper=tail.upper, version=tail.log_version)
     rows = sum(file.part.rows for file in files)
     if base is None or not spec.rule.keys or not head.files:
@@ -142,19 +143,20 @@ def changes_in_state(
 
 
 def _placed(folded: DataFrame, spec: StateSpec, head: TableHead) -> DataFrame:
-    """The state's declared columns at a head, and where each row lies."""
+    """The state's declared columns at a head, with each row's file and row number."""
     spark = folded.sparkSession
     if "deletionVectors" in (head.protocol.get("readerFeatures") or ()):
         state = at_version(spark, spec.state, head.version)
     else:
-        # Delta tells the numbers of rows only where a table may have vectors; else its files are its rows.
+        # Delta provides row numbers only for tables that may have deletion vectors; without them, all rows
+        # in the files are live.
         schema = StructType.fromJson(json.loads(head.metadata["schemaString"]))
         state = parquet_rows(spark, schema, [f"{spec.state}/{file.location}" for file in head.files.values()])
     return with_declared_columns(with_file_positions(state), spec).select(*spec.columns, FILE, ROW)
 
 
 def rows_by_file(gone: DataFrame) -> dict[str, Rows]:
-    """The places of rows, by files as Spark names them: numbers, and no value of a row."""
+    """Row numbers by file, as Spark names the files; no values of rows are collected."""
     found = gone.groupBy(FILE).agg(F.collect_list(ROW).alias(ROW)).toArrow()
     return {
         file.as_py(): Rows(rows.values.to_numpy(zero_copy_only=False).astype(np.uint32))
@@ -163,8 +165,8 @@ def rows_by_file(gone: DataFrame) -> dict[str, Rows]:
 
 
 def _path_of(head: TableHead, file: str) -> str:
-    """A file of Spark's by the log's spelling of its path. Names are unique by what is random in them; a
-    table in which they are not is refused rather than guessed at."""
+    """The path in the Delta log for a file that Spark names. File names are unique because part of them is
+    random; if a name is not unique, raise `InvariantViolation` instead of guessing."""
     name = unquote(file).rsplit("/", 1)[-1]
     found = [path for path, one in head.files.items() if one.location.rsplit("/", 1)[-1] == name]
     if len(found) != 1:
@@ -181,19 +183,21 @@ def digest_of_rows(rows: DataFrame, spec: StateSpec) -> Digest:
     return digest_of(found.first().asDict(), prefix=_ADDED)  # type: ignore[union-attr]
 
 
+# Publish by the key index.
+
 TAIL_ROWS_MAX: Final = 1_000_000
 TAIL_BYTES_MAX: Final = 64 << 20
 """A longer tail would take too much of this process's memory."""
 ALIKE_BYTES_MAX: Final = 256 << 20
-"""Spark compares faster what lies in more than so much of the state."""
+"""Above this size of touched files, Spark compares equal rows faster."""
 
 Engine = Callable[[LiveFile], RowKeys]
 
 
 @dataclass(frozen=True, slots=True)
 class IndexedPublish:
-    """A tail laid over a state: what its commit has to do, the digest after it, and the tombstones'
-    version."""
+    """A tail laid over a state: the arguments of its commit, the digest after it, the tombstones' version,
+    and the new file with its keys."""
 
     change: Mapping[str, Any]
     digest: Digest
@@ -202,7 +206,7 @@ class IndexedPublish:
 
 
 class ShardIndex:
-    """The key indexes of one shard: its state's, and its tombstones'."""
+    """The key indexes of one shard: of its state, and of its tombstones."""
 
     def __init__(self, spec: StateSpec, *, engine: Engine) -> None:
         self._spec, self._engine = spec, engine
@@ -217,8 +221,8 @@ class ShardIndex:
         return self._dead
 
     def lay(self, tail: Tail, base: Published | None, version: NextVersion) -> IndexedPublish | Conflict:
-        """Work out and write what a tail changes in a state that stands at this version's head; `Unsuited`
-        where that is for Spark, before anything is written."""
+        """Compute and write the changes of a tail in a state at this version's head. Raises `Unsuited`,
+        before anything is written, if Spark must do it."""
         folded = self._folded(tail, version.head)
         before = base.commit.digest if base is not None else Digest()
         tombstones = VERSION_NONE
@@ -240,7 +244,7 @@ class ShardIndex:
         return IndexedPublish(change, over.digest, tombstones, (added[0], comes.keys) if added else None)
 
     def keep(self, head: TableHead, laid: IndexedPublish) -> None:
-        """After the commit: have the new file in the index, while its keys are at hand."""
+        """Add the new file to the index after the commit, while its keys are in memory."""
         if laid.new is not None and self._spec.rule.keys:
             file, keys = laid.new
             self._state_index.add(head, DataFile(file.path, file.bytes, file.rows), keys)
@@ -280,7 +284,7 @@ class ShardIndex:
         if size > ALIKE_BYTES_MAX:
             raise Unsuited(f"rows may be the same again in {size} bytes of the state")
         for number in touched:
-            # Equal digests make it likely, and not certain.
+            # Equal digests make equality likely, not certain.
             at = np.flatnonzero(same & (hits.records["file"] == number))
             file = version.head.files[hits.paths[number]]
             columns = list(self._spec.declared.names)
@@ -302,17 +306,17 @@ class ShardIndex:
         return found
 
     def _bury(self, folded: FoldedTail, dead: NextVersion, watermark: int | None) -> int | Conflict:
-        """Add the tail's deletes to the tombstones; their version to read from now on."""
+        """Add the tail's deletes to the tombstones. Returns the version to read from now on."""
         spec = self._spec
         deletes = folded.taken(~folded.upserts)
         if not len(deletes.keys):
             return dead.head.version
         rows = deletes.rows.select([*spec.rule.keys, str(spec.rule.sequence_by), TXN, KEY])
-        return commit_tombstones(dead, spec, dead.put(rows), watermark=watermark)
+        return tombstoned(dead, spec, dead.put(rows), watermark=watermark)
 
 
 def keys_found(rows: pa.Table, *, sequence: str | None) -> RowKeys:
-    """What Spark has worked out for a file that does not say it."""
+    """The keys that Spark computed for a file without stored key hashes."""
     found = keys_of(rows[KEY], rows[DIGEST])
     if sequence is None:
         return found

@@ -1,17 +1,17 @@
-"""Reading the exact files of a binding, with a position for every record that depends on nothing else.
+"""Reading the exact files of a binding, with a position for every record that is the same in every run.
 
-Text is read line by line, one block of a file to a partition: `monotonically_increasing_id`, which starts
-again in each partition, is then the line's number in its block, and both make up the ordinal. That needs no
-sort, no window and no second pass, and is the same at every parallelism (Invariant 6). Two settings of the
-session make it so (`READ_CONFS`): a file is cut at multiples of a fixed size and nowhere else, and no two
-blocks are packed together, because opening one is said to cost more than a partition may hold. Afterwards
-`coalesce` gives each task several blocks, so ten thousand small files are not ten thousand tasks. Parquet
-knows the number of a row by itself (`_metadata.row_index`).
+Text is read line by line, one block of a file per partition. `monotonically_increasing_id` starts again in
+each partition, so it is the line's number in its block; block and line number make up the ordinal. That
+needs no sort, no window and no second pass, and is the same at every parallelism (Invariant 6). Two
+settings (`READ_CONFS`) guarantee it: files are split at multiples of a fixed size only, and the cost of
+opening a file is set above the size of a partition, so that Spark never packs two blocks together.
+Afterwards `coalesce` gives each task several blocks, so ten thousand small files are not ten thousand
+tasks. Parquet provides the number of a row (`_metadata.row_index`).
 
-Compressed text is known by its suffix (.gz, .zst).
+Compressed text is recognised by its suffix (.gz, .zst).
 
 Known limitations: a file that is compressed as a whole, as by gzip, is one block. A record is a line: a CSV
-field with a line break in quotes becomes two broken records, which are reported and not repaired.
+field with a quoted line break becomes two broken records, which are reported and not repaired.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ KEY_DOCUMENT: Final = "_key_doc"
 RECORD: Final = "_record"
 NO_KEY: Final = "_no_key"
 NO_VALUE: Final = "_no_value"
-"""What most records are asked of theirs; the rest of it is large, and goes along only where it is shown."""
+"""Flags that suffice for most records; `_record` is large and is read only for quarantine and headers."""
 _RAW_SCHEMA: Final = StructType([StructField(RAW, StringType())])
 _PLAIN_PATH: Final = re.compile(r"/[\w./=-]*\Z", re.ASCII)
 
@@ -65,9 +65,10 @@ def read_lines(
     tasks_max: int,
     block_bytes: int = BLOCK_BYTES,
 ) -> DataFrame:
-    """The lines of the files: `_raw`, its `_hash`, and the position. Blank lines count, but are left out.
+    """The lines of the files: `_raw`, its `_hash`, and the position. Blank lines are numbered but left out.
 
-    `block_bytes` is the size at which the session cuts files."""
+    `block_bytes` is the size at which the session splits files.
+    """
     block = f"shiftleft(_metadata.file_block_start div {block_bytes}L, {LINE_BITS})"
     reader = spark.read.text([_path(folder, file) for file in files])
     numbered = reader.selectExpr(
@@ -84,7 +85,7 @@ def read_lines(
 def read_rows(
     spark: SparkSession, folder: str, files: Sequence[BoundFile], schema: StructType, *, tasks_max: int
 ) -> DataFrame:
-    """The rows of Parquet files that have these columns: `_data`, its `_hash`, and the position."""
+    """The rows of Parquet files with these columns: `_data`, its `_hash`, and the position."""
     reader = spark.read.schema(schema).parquet(*[_path(folder, file) for file in files])
     numbered = reader.selectExpr(
         f"struct({', '.join(map(quoted, schema.names))}) AS {DATA}",
@@ -97,7 +98,7 @@ def read_rows(
 
 
 def _blocks(files: Sequence[BoundFile], block_bytes: int) -> int:
-    """How many blocks the files have at most."""
+    """An upper bound for the number of blocks."""
     return sum(1 + file.size // block_bytes for file in files)
 
 
@@ -106,15 +107,15 @@ def is_missing_path(error: AnalysisException) -> bool:
 
 
 def _path(folder: str, file: BoundFile) -> str:
-    """The file's path as Spark takes it: characters that a glob would read are escaped."""
+    """The file's path with glob characters escaped, for Spark."""
     return re.sub(r"([\\{}\[\]*?])", r"\\\1", f"{folder}/{file.name}")
 
 
 def _sequences(frame: DataFrame, folder: str, files: Sequence[BoundFile]) -> dict[str, int]:
-    """The file number for each path in Spark's own spelling; all files must have been found."""
+    """The file number by path, as Spark spells paths. Raises `Determinate` if a file was not found."""
     known = {f"{folder}/{file.name}": file.seq for file in files}
     if all(map(_PLAIN_PATH.match, known)):
-        # These are spelled as they are; a file that is not there has stopped the reader already.
+        # Spark does not change plain paths, and the reader has failed already if a file is missing.
         return {f"file:{slashes}{path}": seq for path, seq in known.items() for slashes in ("", "//")}
     found: dict[str, int] = {}
     for spelled in frame.inputFiles():
@@ -131,12 +132,12 @@ def _sequences(frame: DataFrame, folder: str, files: Sequence[BoundFile]) -> dic
 
 
 def _position(sequences: dict[str, int]) -> tuple[str, str, str]:
-    """The position columns, out of `_file` and the ordinal."""
+    """The position columns, from `_file` and the ordinal."""
     return f"'{FILES}' AS {PARTITION}", f"{_sequence_of('_file', sequences)} AS {OFFSET}", ORDINAL
 
 
 def _sequence_of(path: str, sequences: dict[str, int]) -> str:
-    """A file's number by its path: a constant hash table, since a map is searched from end to end.
+    """SQL for a file's number by its path: a constant hash table, since Spark searches a map linearly.
 
     It has as many buckets as paths: every record is looked up, and paths are slow to compare.
     """
@@ -150,20 +151,22 @@ def _sequence_of(path: str, sequences: dict[str, int]) -> str:
     text = literal(json.dumps(buckets, ensure_ascii=False))
     table = f"from_json({text}, 'array<map<string,bigint>>')"
     bucket = f"get({table}, cast(pmod(crc32(cast({path} as binary)), {count}L) as int))"
-    # Without a number the order would be wrong in silence.
+    # Without a file number, the order would be silently wrong.
     unknown = f"raise_error(concat('a record of a file that is not bound: ', {path}))"
     return f"coalesce(try_element_at({bucket}, {path}), cast({unknown} as bigint))"
 
 
 def parts_of(files: Sequence[BoundFile], *, cores: int) -> int:
-    """How many parts a shard gets: none too large, and the same work for every core where it is worth a file.
+    """How many parts a shard gets: none too large, and equal work for every core if the input is large
+    enough.
 
-    0 for so little that one task has read and folded it before two stages could be scheduled."""
+    0 if one task reads and folds the input faster than two stages can be scheduled.
+    """
     return parts_for(sum(map(_read_bytes, files)), cores=cores)
 
 
 def parts_for(size: int, *, cores: int) -> int:
-    """`parts_of` for so many bytes."""
+    """`parts_of` for a size in bytes."""
     if size <= _ONE_TASK_BYTES_MAX:
         return 0
     parts = max(1, -(-size // _PART_BYTES), min(cores, size // _PART_BYTES_MIN))
@@ -172,5 +175,5 @@ def parts_for(size: int, *, cores: int) -> int:
 
 
 def _read_bytes(file: BoundFile) -> int:
-    """How much a file is once it is decompressed, roughly."""
+    """An estimate of a file's size after decompression."""
     return file.size * (_COMPRESSED_TIMES if file.name.lower().endswith(_COMPRESSED) else 1)

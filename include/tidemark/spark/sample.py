@@ -1,9 +1,8 @@
-"""Which rows of a shard's transaction differ: what the input gives now beside what the parts have, by key.
+"""A sample of the rows that differ between a transaction's input and its parts, by key.
 
-Both sides are put below each other and grouped by the key, which compares keys as grouping does: a NULL part
-equals a NULL part (U13). Columns are compared by their hashes, as digests are, so that whatever changed a
-digest is found, in any type. Rows stay where they are; only the sample, limited first, comes to the driver,
-as text that is cut and, for masked columns, never made.
+Both sides are combined by a union and grouped by key, so a NULL part equals a NULL part (U13). Columns are
+compared by their hashes, as in digests, so that every change of a digest is found, in any type. Only the
+limited sample reaches the driver, as truncated text; text of masked columns is never produced.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ _KEY: Final = "_tidemark_key_"
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
-    """How the rows of one shard in one transaction are told apart and shown.
+    """Compares and shows the rows of one shard in one transaction.
 
-    Where all records are rows (the append envelope), a row has no key but all that it is."""
+    With the append envelope, the whole row is the key."""
 
     rules: Rules
     masked: Collection[str]
@@ -54,7 +53,7 @@ class Sampler:
     def differing(
         self, given: DataFrame | None, kept: DataFrame | None, *, parts: int, limit: int
     ) -> tuple[Difference, ...]:
-        """Up to `limit` keys, in their order, whose rows are not the same on both sides."""
+        """Up to `limit` keys, in key order, whose rows differ between the two sides."""
         sides = [(INPUT, given), (TABLE, kept)]
         there = [self._side(side, frame) for side, frame in sides if frame is not None]
         if not there:
@@ -105,7 +104,7 @@ class Sampler:
 
 
 def _counts() -> list[Any]:
-    """Per key and side: how many rows, what they hash to together, and the first of them by its text."""
+    """Aggregates per key and side: the number of rows, their combined hash, and the first row by its text."""
     found = []
     for side in (INPUT, TABLE):
         here = f"{_SIDE} = {literal(side)}"

@@ -1,7 +1,7 @@
-"""Start Spark and take a small Delta table through a write, an update and a read.
+"""A self-test of Spark and Delta: write a small table, delete from it, and read it back.
 
-`python -m tidemark.spark.self_test FOLDER` does it in a process of its own, so that whoever asks can set a
-deadline and never inherits the JVM.
+`python -m tidemark.spark.self_test FOLDER` runs it in a process of its own, so that the caller can set a
+deadline and does not inherit the JVM.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tidemark.spark.session import build_session
 
 @dataclass(frozen=True)
 class SelfTest:
-    """What a passed self-test measured."""
+    """The measurements of a passed self-test."""
 
     java_version: str
     session_seconds: float
@@ -25,7 +25,8 @@ class SelfTest:
 
 
 def run_selftest(folder: Path) -> SelfTest:
-    """Write ten rows below `folder`, delete one, read nine back; `InvariantViolation` if they aren't nine."""
+    """Write ten rows below `folder`, delete one, read nine back. Raises `InvariantViolation` on another
+    count."""
     begun = time.monotonic()
     spark = build_session("tidemark-selftest", master="local[1]", scratch_folder=folder / "scratch")
     started = time.monotonic()
@@ -49,7 +50,7 @@ def run_selftest(folder: Path) -> SelfTest:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the self-test in the folder given; one line of result or of reason."""
+    """Run the self-test in the given folder; print one line, the result or the reason of a failure."""
     try:
         result = run_selftest(Path(arguments[0]))
     except TidemarkError as error:

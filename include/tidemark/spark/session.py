@@ -1,39 +1,32 @@
-"""Session settings that are changed for a while.
+"""Spark sessions: how they are made and configured, and safe counting and persisting in a shared Spark.
 
-Several shards at once: what Spark does for a small one is mostly planning, which one thread does alone.
+Every setting is a conf that callers can override. The choices, and why:
 
-Jobs of several threads share the executors; how many tasks run at once stays what it was.
+- `spark.jars` is the verified list of jars.lock. Nothing is resolved from a network at start.
+- Delta's extension and catalog are on, so SQL and DataFrames recognise Delta tables.
+- Times are UTC and ANSI is on: a failed cast is an error in every session, not a NULL in some.
+- Shuffles have as many partitions as the master has cores, and `snapshotPartitions` of Delta is 2. With the
+  defaults, 200 and 50, a batch of some thousand rows spends most of its time on scheduling tasks.
+- The cache of generated code has room for 1000 entries. One transaction and its publishes need more than
+  the default of 100, and all would be compiled again for the next transaction.
+- A local driver starts from the archive of Spark's classes, if set-up has made one.
+- No web interface, no progress bar, warnings only. This includes py4j, which otherwise logs every
+  connection to the JVM at debug level.
+- Avro's decoder has limits. Bytes that are not Avro may begin with any length, and it would allocate that
+  much.
 
-Counting and persisting in a Spark that others use too.
-
-All sessions of a Spark, on a Connect server those of every client, have two things in common that make one
+All sessions of one Spark (on a Connect server, those of every client) share two things that make one
 client's results depend on another's:
 
-- **The cache.** Spark looks for persisted rows by the plan alone, whoever persisted them, and a file is part
-  of a plan by its path. The rows that a killed client has left persisted would answer for a file that has
-  changed since, and a replay would call it identical. `persisted` gives every frame a plan of its own.
-- **The listener bus.** What is observed reaches the observer by it. A Connect server waits a tenth of a
-  second for that and then sends nothing; a server that is busy with others takes longer. `counted` counts
-  again what has not come, in a job of its own.
+- **The cache.** Spark finds persisted rows by the plan alone, whichever client persisted them, and a plan
+  identifies a file by its path. Rows that a killed client left persisted would be returned for a file that
+  has changed since, and a replay would call it identical. `persisted` makes the plan of every frame unique.
+- **The listener bus.** It delivers observed metrics. A Connect server waits a tenth of a second for them
+  and then sends nothing; a busy server takes longer. `counted` counts again in a separate job if nothing
+  arrives.
 
-Known limitation: what a killed client has persisted stays on its Connect server, on disk where memory is
-short, until the server is stopped.
-
-One way to make a Spark session: Delta's catalog, the cached jars, and defaults for small batches.
-
-Everything here is a conf that can be overridden; what is chosen, and why:
-
-- `spark.jars` is the checked list of jars.lock. Nothing is resolved from a network at start.
-- Delta's extension and catalog are on, so that SQL and DataFrames see Delta tables as such.
-- Times are UTC and ANSI is on: a cast that fails is an error in every session, not a NULL in some.
-- Shuffles have as many partitions as the master has cores, and Delta's snapshots few: the defaults, 200 and
-  50, are tasks that a batch of some thousand rows spends most of its time scheduling.
-- Compiled code is kept: one transaction and its publishes have more than the hundred pieces of the default,
-  which would all be compiled again for the next one.
-- A local driver starts from the archive of Spark's classes, where set-up has made one.
-- No web interface, no progress bar, warnings only; from Python's side of it too, which otherwise tells a log
-  that takes all messages of every connection to the JVM.
-- Avro's decoder has limits. Bytes that are none may begin with any length, and it would make room for it.
+Known limitation: rows that a killed client has persisted stay on its Connect server, on disk if memory is
+short, until the server stops.
 """
 
 from __future__ import annotations
@@ -65,7 +58,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def confs_set(spark: SparkSession, confs: Mapping[str, str]) -> Iterator[None]:
-    """Session settings for a while; afterwards they are as they were."""
+    """Set session confs for the duration of the context, then restore them."""
     before = {name: spark.conf.get(name, None) for name in confs}
     try:
         for name, value in confs.items():
@@ -86,10 +79,12 @@ _AT_ONCE_MAX: Final = 4
 
 
 def in_parallel(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
-    """What `work` gives for each item, in the items' order.
+    """The results of `work` for each item, in the order of the items.
 
-    The first error in that order is raised when everything that had begun has ended, so that its traces can
-    be removed; what had not begun then never does."""
+    Spark plans a small job in one thread, so several threads plan several shards at once. Their jobs share
+    the executors. The first error in the items' order is raised after all started work has ended, so that
+    its traces can be removed; work that has not started by then is cancelled.
+    """
     if len(items) <= 1:
         return [work(item) for item in items]
     pool = ThreadPoolExecutor(min(_AT_ONCE_MAX, len(items)), thread_name_prefix="shard")
@@ -105,8 +100,8 @@ OBSERVED_SECONDS_MAX: Final = 30.0
 
 @contextmanager
 def persisted(frame: DataFrame) -> Iterator[DataFrame]:
-    """A frame that is used more than once; computed again, from its pinned input, if it gets lost. Nobody
-    else's frame has its plan: a literal is part of a plan, and this one is never used twice."""
+    """Persist a frame that is used more than once; Spark recomputes lost blocks from the pinned input. A
+    unique literal makes its plan unique, so that no other frame shares its cache entry."""
     own = frame.where(f"'{uuid4()}' IS NOT NULL")
     own.persist()
     try:
@@ -118,10 +113,10 @@ def persisted(frame: DataFrame) -> Iterator[DataFrame]:
 def counted(
     frame: DataFrame, aggregates: Sequence[Column], run: Callable[[DataFrame], None]
 ) -> Mapping[str, Any]:
-    """Run a job that takes in all rows of a frame, and count them as they pass, each once; the aggregates by
-    their names.
+    """Run a job that consumes all rows of a frame, and count each row once on the way. Returns the
+    aggregates by name.
 
-    The frame has to give the same rows when it is computed again: the counts may be those of a second job.
+    The frame must be deterministic: the counts may come from a second job.
     """
     seen = Observation()
     run(frame.observe(seen, *aggregates))
@@ -131,14 +126,14 @@ def counted(
 
 
 def has_arrived(seen: Observation) -> bool:
-    """Whether what was observed has come, or came in time. A classic session would wait for ever for an event
-    that the listener bus has dropped (Invariant 14); over Connect the server has waited already. An empty row
-    without a schema says that Spark could not collect it."""
+    """Whether the observed metrics have arrived, after a bounded wait. A classic session would wait forever
+    for an event that the listener bus dropped (Invariant 14); over Connect, the server has waited already.
+    A row without a schema means that Spark could not collect the metrics."""
     observed = getattr(seen, "_jo", None)
     if observed is None:
         return True
     deadline = time.monotonic() + OBSERVED_SECONDS_MAX
-    # `getOrEmpty` fails where nothing has come within its tenth of a second; this waits as long.
+    # Each `getRowOrEmpty` waits up to a tenth of a second, so this loop needs no sleep.
     while (row := observed.getRowOrEmpty()).isEmpty():
         if time.monotonic() > deadline:
             return False
@@ -151,10 +146,11 @@ _AVRO_LIMITS = (
 )
 _PARALLELISM = "spark.default.parallelism"
 _TRAVEL = "spark.databricks.delta.vacuum.enforceTimeTravelWithinDeletedFileRetentionDuration"
-"""Delta refuses to read a version that is older than what its VACUUM may take, whether or not it has taken
-any of it. A publish may have to start from such a version, and readers look whether its files are there."""
+"""By default, Delta refuses to read a version that is older than the retention of its VACUUM, even if
+nothing was removed. A publish may have to start from such a version, and readers check that its files
+exist."""
 SERVER_GONE: Final = "StatusCode.UNAVAILABLE"
-"""What the error of a call has in it that reached no server."""
+"""Part of the error text of a call that reached no server."""
 _RETRIES_MAX = 5
 _SAID_CHARACTERS_MAX = 1_000
 _BACKOFF_MILLISECONDS_MAX = 4_000
@@ -162,19 +158,20 @@ INTERPRETED: Final = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
-"""For a few thousand rows: to write code for them and to compile it is most of a small job's work."""
+"""For a few thousand rows, generating and compiling code is most of a small job's work."""
 
 ROWS_FEW: Final = 5_000
-"""Up to so many rows are worked on without code of their own."""
+"""Up to this many rows are processed without generated code."""
 
 SHORT_JOBS: Final = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
 }
-"""For a Spark that has small jobs only: the second compiler would never earn its work back. With one compiler
-Java keeps a fifth of the usual room for code, which Spark fills in minutes and then compiles all again."""
+"""For a Spark that runs small jobs only: the second JIT compiler would never pay off. With one compiler,
+Java reserves a fifth of the usual code cache; Spark fills that in minutes and then compiles everything
+again."""
 
 _SHUFFLE_PARTITIONS_ELSEWHERE = 32
-"""For a master whose cores can't be known from here; adaptive execution merges what is too small."""
+"""For a master whose number of cores is unknown here; adaptive execution merges small partitions."""
 
 
 def build_session(
@@ -186,14 +183,14 @@ def build_session(
     log_file: Path | None = None,
     confs: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """A Spark session fit for Delta, made or, where this process already has one, found.
+    """Create a Spark session with Delta, or return the one that this process already has.
 
-    `jars_folder` is where the jars of jars.lock lie, `scratch_folder` where Spark may write temporary files;
-    both have defaults. With a `log_file`, Spark's messages go there and not to the terminal. `confs` come
-    last and win. A process has one JVM: confs that are read at its start (jars, memory, catalog) do nothing
-    to a session that already exists.
+    `jars_folder` has the jars of jars.lock, `scratch_folder` is for Spark's temporary files; both have
+    defaults. With a `log_file`, Spark's messages go there and not to the terminal. `confs` override all
+    others. A process has one JVM: confs that are read at its start (jars, memory, catalog) do not affect a
+    session that already exists.
 
-    Raises `InvalidUsage` where Java or a jar is missing, with what to do about it.
+    Raises `InvalidUsage` with a remedy if Java or a jar is missing.
     """
     from pyspark.sql import SparkSession
 
@@ -201,7 +198,7 @@ def build_session(
     talk = logging.getLogger("py4j")
     if talk.level == logging.NOTSET:
         talk.setLevel(logging.WARNING)
-    # Spark warns, and picks an interface, on machines whose own name is a loopback address.
+    # On a machine whose host name resolves to a loopback address, Spark warns and picks an interface.
     if master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     merged = {
@@ -221,8 +218,8 @@ def build_session(
 
 
 def _start_quietly(confs: Mapping[str, str], log_file: Path) -> None:
-    """Start this process's JVM, if it has none, with its own output in the log: what Java and Spark's scripts
-    say before there is a logger would go to the terminal."""
+    """Start this process's JVM, if it has none, with its output in the log. Otherwise messages that Java
+    and Spark's scripts write before the logger exists would go to the terminal."""
     from pyspark import SparkConf, SparkContext
     from pyspark.errors import PySparkRuntimeError
     from pyspark.java_gateway import launch_gateway
@@ -245,9 +242,10 @@ def _start_quietly(confs: Mapping[str, str], log_file: Path) -> None:
 def connect_session(url: str, *, token: str | None = None) -> SparkSession:
     """A session on a Spark Connect server, such as `sc://localhost:15002`.
 
-    Delta's extension and jars are the server's affair. Without a `token` the one in
-    `SPARK_CONNECT_AUTHENTICATE_TOKEN` is used; with one, the host has to be `localhost`. A process has either
-    sessions like this one or those of `build_session`, never both. `Determinate` where no server answers.
+    The server provides Delta's extension and jars. Without a `token`, the one in
+    `SPARK_CONNECT_AUTHENTICATE_TOKEN` is used; with a token, the host must be `localhost`. A process has
+    either Connect sessions or those of `build_session`, never both. Raises `Determinate` if no server
+    answers.
     """
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
@@ -266,8 +264,8 @@ def connect_session(url: str, *, token: str | None = None) -> SparkSession:
 
 
 def connect_address(url: str, token: str | None) -> str:
-    """The URL with the token in it, whatever its characters: PySpark quotes a URL that it can't read in its
-    error, and the token with it."""
+    """The URL with the escaped token. Escaping is necessary: PySpark's error for a malformed URL quotes the
+    URL, and with it the token."""
     if token is None:
         return url
     joint = ";" if "/;" in url else "/;"
@@ -275,9 +273,9 @@ def connect_address(url: str, token: str | None) -> str:
 
 
 def _silence_client() -> None:
-    """Keep PySpark's client from logging every call that fails, with its stack: each is an exception anyway,
-    and of a server that goes away there are hundreds. The client is silent by itself until something sets
-    logging up anew, as Airflow does in its tasks."""
+    """Stop PySpark's client from logging every failed call with its stack trace: each call raises an
+    exception anyway, and a server that goes away causes hundreds. The client is silent by default until
+    logging is configured anew, as in Airflow's tasks."""
     from pyspark.sql.connect.logging import logger
 
     if "SPARK_CONNECT_LOG_LEVEL" not in os.environ:
@@ -286,7 +284,8 @@ def _silence_client() -> None:
 
 
 def _impatient(session: Any) -> Any:
-    """By default a client waits ten minutes for a server that died; whoever runs us retries anyway."""
+    """Shorten the retries. By default a client waits ten minutes for a dead server; Tidemark's callers
+    retry anyway."""
     from pyspark.sql.connect.client.retries import DefaultPolicy
 
     policy = DefaultPolicy(max_retries=_RETRIES_MAX, max_backoff=_BACKOFF_MILLISECONDS_MAX)
@@ -295,16 +294,16 @@ def _impatient(session: Any) -> Any:
 
 
 def is_connect(spark: SparkSession) -> bool:
-    """Whether the session is one on a Spark Connect server."""
+    """Whether the session is on a Spark Connect server."""
     return type(spark).__module__.startswith("pyspark.sql.connect")
 
 
 def child_session(spark: SparkSession) -> SparkSession:
-    """A session with confs of its own, in the same Spark."""
+    """A session with its own confs in the same Spark."""
     if is_connect(spark):
-        _ = spark.version  # The server makes a session when it is first asked something.
+        _ = spark.version  # The server creates a session on the first request.
         clone = _impatient(spark.cloneSession())  # type: ignore[attr-defined]
-        # PySpark leaves this out of a clone, and can't end it without.
+        # PySpark does not set this on a clone, and can't close the clone without it.
         clone.release_session_on_close = True
         found: SparkSession = clone
         return found
@@ -312,8 +311,8 @@ def child_session(spark: SparkSession) -> SparkSession:
 
 
 class Sessions:
-    """Sessions with confs of their own in one Spark, each made when it is first needed: `many` for any number
-    of rows, `few` for so few that no code is generated for them."""
+    """Sessions with their own confs in one Spark, each created on first use: `many` for any number of rows,
+    `few` for few rows, without generated code."""
 
     def __init__(self, spark: SparkSession, confs: Mapping[str, str]) -> None:
         self._spark = spark
@@ -328,7 +327,8 @@ class Sessions:
         return self._made({**INTERPRETED, **self._confs})
 
     def close(self) -> None:
-        """End them. A Spark Connect server would keep them for an hour; classic ones go by themselves."""
+        """Close the sessions. A Spark Connect server would keep them for an hour; classic ones need no
+        closing."""
         made = [self.__dict__.pop(name) for name in ("many", "few") if name in self.__dict__]
         for session in filter(is_connect, made):
             session.stop()
@@ -336,15 +336,16 @@ class Sessions:
     def _made(self, confs: Mapping[str, str]) -> SparkSession:
         session = child_session(self._spark)
         for name, value in confs.items():
-            # Spark warns of some when they are set, even to what they are. Asked with a default, Connect
-            # gives that instead of Spark's own.
+            # Spark warns about some confs even if they are set to their current value. With a default
+            # argument, Connect returns that default instead of Spark's own.
             if session.conf.get(name) != value:
                 session.conf.set(name, value)
         return session
 
 
 def cores_of(spark: SparkSession) -> int:
-    """How many tasks run at once; a Connect server that doesn't say is asked by a job of as many tasks."""
+    """How many tasks run at once. If a Connect server has no setting for it, a small job counts its
+    partitions."""
     if not is_connect(spark):
         return spark.sparkContext.defaultParallelism
     if said := spark.conf.get(_PARALLELISM, None):
@@ -357,19 +358,20 @@ def cores_of(spark: SparkSession) -> int:
 def _log_confs(log_file: Path) -> dict[str, str]:
     log_file.parent.mkdir(parents=True, exist_ok=True)
     settings = Path(__file__).with_name("log4j2.properties")
-    # Spark splits the options at spaces, except between quotes, where a backslash spares the next character.
+    # Spark splits the options at spaces outside quotes; inside quotes, a backslash escapes the next
+    # character.
     place = str(log_file).replace("\\", r"\\").replace('"', r"\"")
     options = f'-Dlog4j2.configurationFile={settings.as_uri()} "-Dtidemark.spark.log={place}"'
     return {"spark.driver.extraJavaOptions": options}
 
 
 def quiet_options() -> str:
-    """Java options for a Spark that writes to somebody else's log: errors only, from its start."""
+    """Java options for a Spark that writes into another program's log: errors only, from the start."""
     return f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2-errors.properties').as_uri()}"
 
 
 def session_confs(*, master: str, jars: list[Path], scratch_folder: Path | None = None) -> dict[str, str]:
-    """The confs of `build_session`, for who starts Spark otherwise (`spark-submit`, a Connect server)."""
+    """The confs of `build_session`, for other ways to start Spark (`spark-submit`, a Connect server)."""
     partitions = str(_shuffle_partitions(master))
     confs = {
         "spark.jars": ",".join(str(path) for path in jars),
@@ -384,14 +386,14 @@ def session_confs(*, master: str, jars: list[Path], scratch_folder: Path | None 
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
-        # The default options: `spark.driver.extraJavaOptions` stays for who calls.
+        # These are the default options: `spark.driver.extraJavaOptions` stays free for the caller.
         "spark.driver.defaultJavaOptions": _AVRO_LIMITS,
         "spark.executor.defaultJavaOptions": _AVRO_LIMITS,
     }
     if master.startswith("local"):
-        # What it is by itself, where a client over Spark Connect can see it.
+        # Spark's own default, but as a conf it is visible to a Spark Connect client.
         confs[_PARALLELISM] = partitions
-        # A driver that is elsewhere has no such file.
+        # Only a local driver has the archive file.
         confs["spark.driver.defaultJavaOptions"] = f"{_AVRO_LIMITS} {archive_options()}".strip()
     if scratch_folder is not None:
         confs["spark.local.dir"] = str(scratch_folder)
@@ -400,7 +402,7 @@ def session_confs(*, master: str, jars: list[Path], scratch_folder: Path | None 
 
 
 def _shuffle_partitions(master: str) -> int:
-    """The cores of a local master; a fixed middle number for any other."""
+    """The cores of a local master; a fixed number for any other."""
     if master == "local":
         return 1
     local = re.fullmatch(r"local\[(\*|\d+)(?:,\s*\d+)?\]", master)

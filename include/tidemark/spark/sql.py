@@ -1,8 +1,8 @@
-"""SQL text made by code: quoted names and literals.
+"""Safe construction of SQL text: quoted names, literals and common expressions.
 
-Expressions over many columns are written as text and parsed by Spark once. Built column by column through
-Python, one transaction took more than five thousand calls into the JVM, and half of a small one's time.
-Nothing of a pipeline file gets in here but through these functions.
+Expressions over many columns are written as text, which Spark parses once. Building them column by column
+in Python took more than five thousand calls into the JVM per transaction, half the time of a small one.
+Values from a pipeline file enter SQL only through these functions.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 
 def quoted(name: str) -> str:
-    """A column name that Spark takes as it is, with dots, spaces and backticks in it."""
+    """A quoted column name; it may contain dots, spaces and backticks."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def literal(value: str | int | bool) -> str:
-    """A value as SQL writes it. Text assumes the default of `spark.sql.parser.escapedStringLiterals`."""
+    """A value as a SQL literal. Text requires the default of `spark.sql.parser.escapedStringLiterals`."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int):
@@ -25,7 +25,7 @@ def literal(value: str | int | bool) -> str:
     return f"'{escaped}'"
 
 
-# A dollar might begin a `${variable}`, which Spark would put in.
+# A dollar sign may begin a `${variable}`, which Spark would substitute.
 _ESCAPED = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\0": "\\0", "$": "\\u0024"}
 
 
@@ -37,33 +37,34 @@ def texts(values: Sequence[str]) -> str:
 
 
 def coalesced(values: Iterable[str]) -> str:
-    """The first of these that is not NULL."""
+    """The first of these values that is not NULL."""
     return f"coalesce({', '.join(values)}, cast(null as string))"
 
 
 def case(condition: str, value: str) -> str:
-    """The value where the condition holds, else NULL."""
+    """The value if the condition holds, else NULL."""
     return f"CASE WHEN {condition} THEN {value} END"
 
 
 def bytes_text(value: str) -> str:
-    """Bytes as text that gives them back: as they are where they are UTF-8, else as `base64:…`."""
+    """Bytes as text, without loss: as they are if they are valid UTF-8, else as `base64:…`."""
     text = f"cast({value} as string)"
     is_text = f"isnull({value}) OR is_valid_utf8({text})"
     return f"CASE WHEN {is_text} THEN {text} ELSE concat('base64:', base64({value})) END"
 
 
 def opaque(value: int, *, beside: str) -> str:
-    """A number that stays out of the code which Spark generates, since the next transaction has another.
+    """A number that does not occur in Spark's generated code, since the next transaction has another one.
 
-    A literal would be written into that code, so every transaction's would be compiled anew. `beside` names
-    a column that is never negative; Spark can't know that, and so can't fold the expression.
+    A literal would become part of the code, and Spark would compile it again for every transaction.
+    `beside` names a column that is never negative; Spark doesn't know that, so it can't fold the
+    expression.
     """
     return f"get(from_json('[{value}]', 'array<bigint>'), cast({beside} < 0 as int))"
 
 
 def key_text(values: Mapping[str, str]) -> str:
-    """A key as JSON text, from expressions by name; equal for equal keys only, in any session's time zone."""
+    """A key as JSON text, from expressions by name; equal only for equal keys, in any session's time zone."""
     fields = ", ".join(f"{value} AS {quoted(name)}" for name, value in values.items())
     return f"to_json(struct({fields}), {JSON_OPTIONS})"
 
@@ -71,9 +72,9 @@ def key_text(values: Mapping[str, str]) -> str:
 _EXACT = {
     "ignoreNullFields": "false",
     "timeZone": "UTC",
-    # By default a timestamp's text ends at its milliseconds, and two values could have the same one.
+    # By default a timestamp's text ends at milliseconds, so two values could have the same text.
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
 }
 JSON_OPTIONS = f"map({', '.join(literal(text) for pair in _EXACT.items() for text in pair)})"
-"""For `to_json`: a text that loses nothing, in any session's time zone."""
+"""For `to_json`: text without loss, in any session's time zone."""

@@ -1,13 +1,14 @@
-"""The state plane on Spark: a tail folded into a state by one Delta commit (`tidemark.ports.state`).
+"""The state plane on Spark: folds a log's tail into a state by one Delta commit (`tidemark.ports.state`).
 
-The steps of a publish: fold the tail at its pinned version of the log; find the state's rows of its keys, by
-the key index (`spark.indexed`, without Spark) or, where that is not for it, in one scan (`spark.changes`);
-write tombstones; write the rows that come; make one commit (`delta.state`). The commit carries the digest of
-the whole state after it, carried forward from the hashes of the rows that go and come.
+A publish folds the tail at its pinned version of the log; finds the state's rows of its keys, by the key
+index (`publish.ShardIndex`, without Spark) or, where that does not apply, by one scan
+(`publish.changes_of`); writes tombstones; writes the new rows; and makes one commit (`delta.state`). The
+commit has the digest of the whole state after it, carried forward from the hashes of the removed and added
+rows.
 
-Spark only reads and writes files, so a classic session, Spark Connect and a cluster are the same. A commit is
-made on the head that its changes were worked out against, or not at all: a state that has moved on meanwhile,
-by another publisher or by one that died, is a `Conflict`, and the caller decides again.
+Spark only reads and writes files, so a classic session, Spark Connect and a cluster behave alike. A commit
+applies to the head that its changes were computed for, or fails: if another publisher has moved the state
+on meanwhile, the result is a `Conflict`, and the caller decides again.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ from tidemark.spark.tombstones import write_tombstones
 from tidemark.spark.views import Pins, fresh, is_small, tail_at, with_declared_columns
 
 _PLANNED_ONCE = {"spark.sql.adaptive.enabled": "false"}
-"""A publish has a few small joins whose sizes are known. Planned again after every stage, each of them
-would be three jobs instead of one."""
+"""A publish has a few small joins of known sizes. With adaptive execution, each would be three jobs instead
+of one."""
 
 
 class SparkStatePlane:
@@ -85,13 +86,13 @@ class SparkStatePlane:
 
     @property
     def _spark(self) -> SparkSession:
-        """The first use starts it."""
+        """The session; the first use starts it."""
         if callable(self._session):
             self._session = self._session()
         return self._session
 
     def _table(self, shard: ShardId) -> StateTable:
-        """What is known of a state's table so far is kept."""
+        """The handle of a state's table, which is cached with its known head."""
         if shard not in self._tables:
             uri = self._specs.of(shard).state
             self._tables[shard] = StateTable(uri, storage_options=self._options)
@@ -109,7 +110,7 @@ class SparkStatePlane:
         return self._indexes[shard]
 
     def _keys_of(self, spec: StateSpec, file: LiveFile) -> RowKeys:
-        """The keys and digests of a file that somebody else has written."""
+        """The keys and digests of a file that another writer has written."""
         rows = parquet_rows(self._spark, spec.declared, [f"{spec.state}/{file.location}"])
         named = [F.col(quoted(name)) for name in filter(None, [spec.rule.sequence_by])]
         placed = rows.select(*spec.beside, *named, F.col("_metadata.row_index").alias(ROW)).orderBy(ROW)
@@ -149,7 +150,7 @@ class SparkStatePlane:
             )
         version = self._next(shard)
         if not self._stands_at(shard, base, version.head.version):
-            # What this handle knows may be so old that entries after it were cleaned away.
+            # The cached table may be so old that the log entries after it were removed.
             del self._tables[shard]
             return Conflict()
         try:
@@ -200,8 +201,8 @@ class SparkStatePlane:
         return outcome if isinstance(outcome, Conflict) else (outcome.version, commit)
 
     def _stands_at(self, shard: ShardId, base: Published | None, version: int) -> bool:
-        """Whether a version of the state has the rows that a publish has left there, and nothing since. The
-        look at it that decided on the publish is good for this, if it was one at the same version."""
+        """Whether a version of the state has exactly the rows of a publish. The status that decided on the
+        publish is reused if it was read at the same version."""
         since, found = self._standings.get(shard, (None, None))
         if found is None or since != base or found.version != version:
             found = self.standing(shard, base)
@@ -210,7 +211,8 @@ class SparkStatePlane:
     def _commit(
         self, shard: ShardId, version: NextVersion, commit: StateCommit, **change: Any
     ) -> CommitOutcome:
-        """One commit, also when nothing changes, so that the table tells how far it is."""
+        """Make one commit, even if no row changes, so that the table records the transaction that it has
+        reached."""
         spec = self._specs.of(shard)
         return version.commit(
             "WRITE",
@@ -250,7 +252,7 @@ class SparkStatePlane:
 
 @contextmanager
 def _tail(spark: SparkSession, spec: StateSpec, pins: Pins) -> Iterator[DataFrame]:
-    """The tail that is folded in; kept where it is more than the log's rows, since all look at it twice."""
+    """The folded tail; persisted if it costs more than reading the log's rows, because it is used twice."""
     tail = tail_at(spark, spec, pins)
     if tail is None:
         raise InvariantViolation("a publish needs a tail")

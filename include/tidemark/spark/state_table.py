@@ -1,11 +1,9 @@
-"""What a shard's state is: where it lies, its columns and keys, and what its table may do.
+"""A shard's state table: its location, columns and keys, its protocol and properties, and its next version.
 
-What a table of ours says of itself in its log: columns, properties and protocol, as actions.
-
-Spark writes the files of a table's coming version, and Python commits them (`delta.state`).
-
-They are plain Parquet files in folders of their own for each attempt, whose names say for which version they
-are: they go in with that version or never (`delta.state_vacuum`). A commit that did not go in leaves no file.
+Spark writes the files of a table's next version, and Python commits them (`delta.state`). The files are
+plain Parquet files in a folder per attempt, whose name has the version that they are for: they become part
+of that version or of none (`delta.vacuum`). A failed commit removes its files, unless its outcome is
+unknown.
 """
 
 from __future__ import annotations
@@ -46,8 +44,8 @@ from tidemark.spark.sql import quoted
 
 @dataclass(frozen=True, slots=True)
 class StateSpec:
-    """A shard, as far as its state goes. `uri` is the shard's folder; `lateness` is in the unit of
-    `fold.sequence_number_sql`. A shard without keys is append-only: its state is its log's rows."""
+    """The state of a shard. `uri` is the shard's folder; `lateness` is in the unit of
+    `fold.sequence_number_sql`. A shard without keys is append-only: its state has all rows of its log."""
 
     name: str
     uri: str
@@ -81,28 +79,28 @@ class StateSpec:
 
     @property
     def row_hash(self) -> Column:
-        """The hash of a state's row: that of the log's row that it came with."""
+        """The hash of a state's row, equal to the hash of its row in the log."""
         return F.expr(row_hash_sql(log_hashed(self.declared), given={OP: f"'{UPSERT}'"}))
 
     @property
     def key_hash(self) -> list[Column]:
-        """The hash of a row's key, for files; none where there are no keys."""
+        """The hash of a row's key, for files; empty without keys."""
         return [F.expr(key_hash_sql(self.keys)).alias(KEY)] if self.rule.keys else []
 
     @property
     def beside(self) -> list[Column]:
-        """What stands beside the rows in a state's files."""
+        """The hash columns that a state's files have beside the rows."""
         return [*self.key_hash, self.row_hash.alias(DIGEST)]
 
     def same_key(self, left: str, right: str) -> str:
-        """Whether the rows of two aliases have one key, as SQL text."""
+        """SQL for whether the rows of two aliases have the same key."""
         return self.equal(
             {key: (f"{left}.{quoted(key)}", f"{right}.{quoted(key)}") for key in self.rule.keys}
         )
 
     def equal(self, keys: Mapping[str, tuple[str, str]]) -> str:
-        """Whether two keys are equal, part by part, a NULL to a NULL. What can't be NULL is compared as it
-        is: Spark looks plain numbers up much faster."""
+        """SQL for whether two keys are equal, part by part, null-safe. Parts that can't be NULL are
+        compared with `=`, because Spark's lookup of plain numbers is much faster."""
         equals = {field.name: "<=>" if field.nullable else "=" for field in self.declared.fields}
         return " AND ".join(f"{one} {equals[key]} {other}" for key, (one, other) in keys.items())
 
@@ -122,7 +120,7 @@ class StateSpecs:
 
 
 def specs_of(config: PipelineConfig) -> StateSpecs:
-    """What a pipeline's file says of its states."""
+    """The states that a pipeline file declares."""
     return StateSpecs(
         config.name,
         {
@@ -156,7 +154,7 @@ def spec_of(shard: ShardConfig, uri: str, envelope: str, *, history_days: int = 
 
 
 def state_properties(spec: StateSpec) -> dict[str, str]:
-    """A new state's properties. Nothing here lets application transactions expire."""
+    """The properties of a new state. None of them makes application transactions expire."""
     return {
         VECTORS: str(spec.deletion_vectors).lower(),
         FEED: str(spec.change_data_feed).lower(),
@@ -165,13 +163,13 @@ def state_properties(spec: StateSpec) -> dict[str, str]:
 
 
 def retention_of(spec: StateSpec) -> dict[str, str]:
-    """For how long a shard's tables keep what their newest version doesn't need."""
+    """The retention of a shard's tables for files and versions that the newest version doesn't need."""
     return retention_properties(spec.history_days)
 
 
 def description(head: TableHead, columns: StructType, properties: Mapping[str, str]) -> dict[str, Any]:
-    """The protocol and metadata that a commit on a head has to bring along: those of a new table, or with
-    columns that it lacks; nothing where it has them all. A table that is there keeps its properties."""
+    """The protocol and metadata that a commit on a head must include: those of a new table, or those with
+    new columns; empty if the table has all columns. An existing table keeps its properties."""
     declared: list[dict[str, Any]] = json.loads(columns.json())["fields"]
     if head.version == VERSION_NONE:
         schema = _schema(declared)
@@ -202,7 +200,7 @@ def _schema(fields: list[dict[str, Any]]) -> str:
 
 
 def _nullable(kind: Any) -> Any:
-    """A type in which every value may be NULL, as Delta's own writer makes tables."""
+    """A type in which every value may be NULL, as Delta's own writer creates tables."""
     if not isinstance(kind, dict):
         return kind
     free = {"nullable": True, "containsNull": True, "valueContainsNull": True}
@@ -228,11 +226,11 @@ class NextVersion:
         return self._table.store
 
     def hidden(self, paths: Iterable[str]) -> dict[str, Rows]:
-        """The rows that vectors hide in these files."""
+        """The rows that deletion vectors hide in these files."""
         return self._table.hidden(self.head, paths)
 
     def write(self, rows: DataFrame, *, within: str = "") -> list[NewFile]:
-        """Write rows; those of the files that have any."""
+        """Write rows with Spark. Returns the files that have rows."""
         folder = within + file_folder(self.head.version + 1, uuid4())
         rows.write.options(**WRITE_OPTIONS).mode("error").parquet(f"{self.store.uri}/{folder}")
         found = described(self.store, folder)
@@ -240,7 +238,7 @@ class NextVersion:
         return found
 
     def put(self, rows: pa.Table) -> list[NewFile]:
-        """Write rows without an engine; no file where there are none."""
+        """Write rows without Spark. Returns no file if there are no rows."""
         if not rows.num_rows:
             return []
         found = write_rows(self.store, rows, version=self.head.version + 1, nonce=uuid4())
@@ -248,12 +246,13 @@ class NextVersion:
         return [found]
 
     def commit(self, operation: str, rows_after: int, **change: Any) -> CommitOutcome:
-        """Make the version, if and only if the table still stands at the head."""
+        """Commit the version if the table is still at the head; else remove its files and return
+        `Conflict`."""
         made = Change(operation, rows_after, **change)
         try:
             outcome = self._table.commit(self.head, made)
         except Indeterminate:
-            # The entry may be there, or may still come: it needs its files.
+            # The commit may have succeeded, or may still succeed: it needs its files.
             raise
         except Exception:
             self.forget()
@@ -263,6 +262,6 @@ class NextVersion:
         return outcome
 
     def forget(self) -> None:
-        """Remove the files, for a version that will not be."""
+        """Remove the files of a version that will not be committed."""
         for file in self._new:
             self.store.delete(file.path)

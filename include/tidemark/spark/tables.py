@@ -1,14 +1,11 @@
-"""A shard's tables at a version: its log's rows, its state's rows, and which files need opening for them.
+"""A shard's tables at a version: the rows of its log and state, and the files that hold them.
 
-The files of a log and of tombstones are listed by delta-rs and read as the Parquet files that they are:
-through Delta's own reader Spark would first work out the table's whole snapshot, in several jobs, for each
-new version.
+delta-rs lists the files of logs and tombstones, and Spark reads them as plain Parquet: Delta's own reader
+would first compute the list of all files, in several jobs, for each new version.
 
-The rows of log files as they are on disk: counted for a proof, and merged by compaction.
-
-Merging copies rows as they are, each with its `_txn`, ordered by it, so that who wants one transaction of a
-merged file reads few of its pages. What was written is counted again from the disk, per transaction, before
-anybody relies on it.
+`LogRows` counts log rows as they are on disk, for proofs, and merges log files for compaction. A merge
+copies rows unchanged, each with its `_txn`, in the order of `_txn`, so that a read of one transaction opens
+few pages. The result is counted again from disk, per transaction, before it is used.
 """
 
 from __future__ import annotations
@@ -62,22 +59,22 @@ def at_version(spark: SparkSession, uri: str, version: int) -> DataFrame:
 
 
 def read_version(spark: SparkSession, spec: StateSpec, uri: str, version: int) -> DataFrame:
-    """The rows that a Delta table of a shard has at one version."""
+    """The rows of a shard's Delta table at one version."""
     return at_version(spark, uri, same_rows(spec, uri, version))
 
 
 def same_rows(spec: StateSpec, uri: str, version: int) -> int:
-    """The newest version that has the same rows: after a compaction it has fewer files, and VACUUM takes the
-    others away."""
+    """The newest version with the same rows: after a compaction it has fewer files, and VACUUM removes the
+    others."""
     return same_rows_version(uri, version, spec.storage_options)
 
 
 def log_files(spec: StateSpec, *, lower: int, upper: int, version: int) -> list[LogFile]:
-    """The log's parts that may have rows with lower <= txn < upper, by their statistics; with the bounds of
-    the key's first column."""
+    """The log's parts that may have rows with lower <= txn < upper, by their statistics, with the bounds of
+    the first key column."""
     found: list[LogFile] = []
     for add in _adds(spec, spec.log, version):
-        # A part that doesn't say is looked into.
+        # A part without statistics may have any transaction.
         first, last = _bounds(add, TXN) or (TXN_NONE, upper)
         if first < upper and last >= lower:
             part = Part(add["path"], int(add["num_records"] or 0), int(add["size_bytes"]))
@@ -103,7 +100,7 @@ def _adds(spec: StateSpec, uri: str, version: int) -> list[dict[str, Any]]:
 
 
 def _bounds(add: Mapping[str, Any], column: str) -> tuple[Any, Any] | None:
-    """The lowest and the highest value of a column in a file; None where its statistics don't say."""
+    """The lowest and highest value of a column in a file; None if its statistics have none."""
     least, most = add.get(f"min.{column}"), add.get(f"max.{column}")
     return None if least is None or most is None else (least, most)
 
@@ -111,8 +108,9 @@ def _bounds(add: Mapping[str, Any], column: str) -> tuple[Any, Any] | None:
 def log_rows(spark: SparkSession, spec: StateSpec, *, lower: int, upper: int, version: int) -> DataFrame:
     """The log's rows with lower <= txn < upper, at a version of its table.
 
-    A part that has no others is read as it is: the bounds would stand in the code that Spark generates, and
-    every read would wait for new code to be compiled."""
+    If all parts are within the bounds, there is no filter: the bounds would be literals in Spark's
+    generated code, and every read would compile new code.
+    """
     files = log_files(spec, lower=lower, upper=upper, version=version)
     rows = parquet_rows(spark, log_schema(spec.declared), log_paths(spec, files))
     if all(lower <= file.txn_first and file.txn_last < upper for file in files):
@@ -121,7 +119,7 @@ def log_rows(spark: SparkSession, spec: StateSpec, *, lower: int, upper: int, ve
 
 
 def table_rows(spark: SparkSession, spec: StateSpec, uri: str, schema: StructType, version: int) -> DataFrame:
-    """The rows that a table of ours has at a version, where no row is ever deleted in its place."""
+    """The rows of a table at a version; only for tables without deletion vectors."""
     adds = _adds(spec, uri, same_rows(spec, uri, version))
     return parquet_rows(spark, schema, [f"{uri}/{add['path']}" for add in adds])
 
@@ -132,17 +130,18 @@ def parquet_rows(spark: SparkSession, schema: StructType, paths: Sequence[str]) 
 
 
 def log_paths(spec: StateSpec, files: Sequence[LogFile]) -> list[str]:
-    """Where the files of a log lie."""
+    """The paths of these log files."""
     return [f"{spec.log}/{file.part.path}" for file in files]
 
 
 def within_key_bounds(
     state: DataFrame, tail: Sequence[LogFile], spec: StateSpec, *, version: int
 ) -> DataFrame:
-    """The state's rows that may have a key of the tail; Delta leaves out files by this condition.
+    """The state's rows that may have a key of the tail; Delta skips files by this condition.
 
-    Where it would leave out none there is no condition, since the bounds stand in the generated code; nor
-    for types whose statistics may be rounded."""
+    There is no condition if it would skip no file, since its bounds become literals in the generated code;
+    nor for types whose statistics may be rounded.
+    """
     name = spec.rule.keys[0]
     exact = isinstance(spec.declared[name].dataType, _EXACT)
     if not exact or not tail or any(name not in file.lowest for file in tail):
@@ -157,7 +156,7 @@ def within_key_bounds(
 
 _HASH: Final = "_hash"
 BESIDE: Final = (StructField(DIGEST, LongType()), StructField(KEY, BinaryType()))
-"""What stands beside a log's rows, outside of its schema."""
+"""The hash columns beside a log's rows, which are not in the table's schema."""
 _UNREADABLE: Final[tuple[type[Exception], ...]] = (*JOB_ERRORS, OSError)
 
 
@@ -174,9 +173,9 @@ class LogRows:
     def digests(
         self, txn: Txn, shards: Mapping[ShardId, Sequence[Part]], *, merged: Collection[ShardId] = ()
     ) -> dict[ShardId, Digest]:
-        """The digests of a transaction's rows that these files have now, in one job. A lost file has no rows,
-        and a shard with a damaged file has none at all; a job that fails otherwise is `Determinate`. Those of
-        the `merged` shards have other transactions' rows too."""
+        """The digests of a transaction's rows in these files as they are now, in one job. A lost file has
+        no rows; a shard with a damaged file has none at all; any other failed job raises `Determinate`. The
+        files of `merged` shards also have rows of other transactions."""
         try:
             return self._counted(txn, shards, merged)
         except JOB_ERRORS:
@@ -195,7 +194,7 @@ class LogRows:
                 damaged = False
             if damaged:
                 return None
-            # Nothing is wrong with the files, so nothing is known of their rows (Invariant 5).
+            # The files are whole, so the failure does not show that rows are lost (Invariant 5).
             raise Determinate(
                 f"the rows of {shard} can't be read back: {cause_in(str(error))}", hint="retry"
             ) from error
@@ -208,15 +207,15 @@ class LogRows:
 
         def framed(shard: ShardId) -> DataFrame | None:
             paths = self._store.existing(shard, shards[shard])
-            # A literal lets Parquet pass by the other transactions of a merged file, at the cost of code that
-            # is compiled for this transaction alone; a part has nothing to pass by.
+            # In a merged file, a literal makes Parquet skip other transactions, but Spark compiles code for
+            # this transaction alone; a part has nothing to skip.
             number = literal(int(txn)) if shard in merged else opaque(txn, beside=TXN)
             return self._hashed(spark, shard, paths).where(f"{TXN} = {number}") if paths else None
 
         found = zip(shards, in_parallel(framed, list(shards)), strict=True)
         frames = {shard: frame for shard, frame in found if frame is not None}
         if len(frames) == 1:
-            # Without groups the sums are plain variables of the generated code.
+            # Without groups, the sums are plain variables in the generated code.
             ((shard, frame),) = frames.items()
             (row,) = frame.agg(*partials(_HASH, prefix="")).collect()
             return {shard: digest_of(row.asDict(), prefix="")}
@@ -227,7 +226,7 @@ class LogRows:
         return {ShardId(row[SHARD]): digest_of(row.asDict(), prefix="") for row in counted}
 
     def rows(self, spark: SparkSession, txn: Txn, columns: StructType, paths: Sequence[str]) -> DataFrame:
-        """These columns of a transaction's rows in some files, in the session that uses them."""
+        """These columns of a transaction's rows in some files, read in the given session."""
         schema = StructType([*columns.fields, StructField(TXN, LongType())])
         return spark.read.schema(schema).parquet(*paths).where(f"{TXN} = {int(txn)}L").drop(TXN)
 
@@ -235,15 +234,15 @@ class LogRows:
         columns = self._columns[shard]
         schema = StructType([*columns.fields, StructField(TXN, LongType()), StructField(DIGEST, LongType())])
         rows = spark.read.schema(schema).parquet(*paths)
-        # A publish carries forward what stands beside a row. Where that is not the row's own, the row counts
-        # as another one.
+        # A publish carries forward the stored hash of a row. If it is not the row's own hash, the row
+        # counts as another one.
         own = row_hash_sql(columns)
         return rows.selectExpr(TXN, f"{own} AS {_HASH}", DIGEST).selectExpr(
             TXN, f"CASE WHEN {_HASH} = coalesce({DIGEST}, {_HASH}) THEN {_HASH} ELSE ~{_HASH} END AS {_HASH}"
         )
 
     def merge(self, shard: ShardId, files: Sequence[Part], *, folder: str) -> tuple[Part, ...]:
-        """Write the rows of these files to one in a folder below the log."""
+        """Write the rows of these files to one file in a folder below the log."""
         paths = [f"{self._store.log_root(shard)}/{file.path}" for file in files]
         reader = self._sessions.many.read
         if shard != QUARANTINE:
@@ -266,8 +265,8 @@ class LogRows:
 
     @contextmanager
     def _merging(self, shard: ShardId) -> Iterator[None]:
-        """Files that can't be read are a reason to leave them alone: what was merged may be gone too, where
-        another maintenance has shut this one out."""
+        """Turn unreadable files into `Determinate`. They may be gone because another maintenance has fenced
+        this one out."""
         try:
             yield
         except _UNREADABLE as error:

@@ -1,12 +1,12 @@
-"""What a log's tail changes in a state: DataFrames in, a DataFrame of changes out.
+"""The comparison of a log's tail with the state, by joins: which rows are removed, and which are added.
 
-The tail is folded by the one rule, then rows that lose (older than the state's row or than a tombstone)
-and rows that change nothing are left out, so that a publish writes changes and nothing else, and a
-change feed shows changes and nothing else (scenario U6). Keys are compared null-safe everywhere (U13).
+The tail is folded first. Then rows that lose (older than the state's row or than a tombstone) and rows that
+change nothing are dropped, so that a publish writes only changes and a change data feed has only changes
+(scenario U6). Keys are compared null-safe everywhere (U13).
 
-The state is read once, joined to the tail, which is small: the tail is sent to the state's rows, not the
-other way round (`met`). The same pass says where each row that has to go lies (`with_places`), so that nobody
-needs to look for it again. Files of the state that can't have a key of the tail are not opened.
+The state is read once, and the tail, which is small, is broadcast to its rows (`matching_rows`). The same
+pass finds the file and row number of each row to remove (`with_file_positions`), so no second search is
+necessary. Files of the state that can't have a key of the tail are not opened.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ OLD_HASH: Final = "_tidemark_before"
 REMOVED: Final = "_tidemark_goes"
 _PREFIX: Final = "_tidemark_s_"
 
-# A short alias would be taken for a column of that name, if the shard has one.
+# A short alias could be the name of one of the shard's columns.
 TARGET: Final = "_tidemark_target"
 SOURCE: Final = "_tidemark_source"
 _DEAD: Final = "_tidemark_dead"
 
 BROADCAST_ROWS_MAX: Final = 1_000_000
-"""A longer tail is left to Spark's own choice of join."""
+"""For a longer tail, Spark chooses the join."""
 
 
 def folded(rows: DataFrame, spec: StateSpec, *, lower: int, upper: int) -> DataFrame:
     """One row per key of a log's rows with lower <= txn < upper, deletes included: the declared columns,
-    `_txn` and `_op`. Those of one transaction are folded as they are."""
+    `_txn` and `_op`. The rows of a single transaction are folded already."""
     narrow = rows.select(*spec.columns, TXN, OP)
-    # A transaction has one row of a key, so where it stood in there needs no reading.
+    # A transaction has one row per key, so its position need not be read.
     return fold(narrow, spec.rule, place=(TXN,)) if spec.rule.keys and upper - lower > 1 else narrow
 
 
@@ -59,15 +59,15 @@ def folded_tail(spark: SparkSession, spec: StateSpec, *, lower: int, upper: int,
 
 
 def with_file_positions(state: DataFrame) -> DataFrame:
-    """A state's columns, and where each row lies: its file, and its number in it."""
+    """A state's columns, with each row's file and row number."""
     return state.select(
         "*", F.col("_metadata.file_path").alias(FILE), F.col("_metadata.row_index").alias(ROW)
     )
 
 
 def is_older(sequence: str, txn: str, *, than: str, at: str | None = None) -> Column:
-    """Whether a record loses to another record of its key or to its row, by (sequence, txn), where NULL is
-    the lowest: `core.fold` on columns, as `delta.overlay.is_older` is on arrays. A state's rows stand before
+    """Whether a record loses to another record of its key or to its row, by (sequence, txn) with NULL
+    lowest. It is `core.fold` on columns, as `delta.overlay.is_older` is on arrays. A state's row precedes
     all transactions."""
     other = F.lit(TXN_NONE).cast("bigint") if at is None else F.col(at)
     record, rival = ((F.col(sequence), F.col(txn)), (F.col(than), other))
@@ -90,7 +90,7 @@ def without_tombstoned(tail: DataFrame, tombstones: DataFrame | None, spec: Stat
 
 
 def equal_values(left: Column, right: Column, kind: DataType) -> Column:
-    """Null-safe equality of a value of any type; a map that can't be compared counts as changed."""
+    """Null-safe equality for any type; a map that can't be compared counts as changed."""
     if isinstance(kind, MapType):
         if _has_map(kind.valueType) or _has_map(kind.keyType):
             return left.isNull() & right.isNull()
@@ -109,13 +109,13 @@ def _has_map(kind: DataType) -> bool:
 
 
 def broadcastable(tail: DataFrame, rows: int) -> DataFrame:
-    """The tail as a join's small side."""
+    """The tail as the broadcast side of a join, if it is short enough."""
     return F.broadcast(tail) if rows <= BROADCAST_ROWS_MAX else tail
 
 
 def matching_rows(tail: DataFrame, state: DataFrame, spec: StateSpec, *, rows: int) -> DataFrame:
-    """The state's rows whose key the tail has: the key, the tail's `_op`, whether the row goes, its hash, and
-    its place. A row stays that is newer, or that an upsert would not change."""
+    """The state's rows whose key is in the tail: the key, the tail's `_op`, whether the row is removed, its
+    hash, its file and row number. A row stays if it is newer, or if an upsert would not change it."""
     renamed = tail.select([F.col(quoted(name)).alias(_PREFIX + name) for name in tail.columns])
     keys = spec.equal({key: (quoted(key), quoted(_PREFIX + key)) for key in spec.rule.keys})
     sequence, op = spec.rule.sequence_by, F.col(_PREFIX + OP)
@@ -140,8 +140,8 @@ def matching_rows(tail: DataFrame, state: DataFrame, spec: StateSpec, *, rows: i
 
 
 def changes(tail: DataFrame, stays: DataFrame | None, spec: StateSpec, *, rows: int) -> DataFrame:
-    """The tail's rows that are not for a row of the state that stays; a deletion of what isn't there is
-    among them, and does nothing."""
+    """The tail's rows except those for a state's row that stays. Deletions of absent keys are included;
+    they have no effect."""
     if stays is None:
         return tail
     keys = F.expr(spec.same_key(SOURCE, TARGET))

@@ -1,12 +1,13 @@
-"""Tombstones: the deleted keys of a shard with `sequence_by`, so that a late older record stays out.
+"""Tombstones: the deleted keys of a shard with `sequence_by`, so that a late, older record does not bring
+them back.
 
-A row is a key, its sequence and its transaction. They are written before the state's commit, and more of
-them than needed do no harm: a tombstone only ever says what the log says too. So a publish that died is
-simply done again. Each publish records the table's version that belongs to it; readers pin that one.
+A row is a key, its sequence and its transaction. Tombstones are written before the state's commit, and
+extra ones are harmless, because the log has the same deletions. So a publish that died is repeated. Each
+publish records the version of the tombstone table that belongs to it; readers pin that version.
 
-They are only ever added to, and a key's last one counts. With a lateness, a tombstone goes when no record
-that could lose to it can come any more: its sequence is further than the lateness below the watermark of what
-the *previous* publish had. They go by files, as soon as that is so for all in one: nothing is rewritten.
+Tombstones are only appended, and the last one of a key counts. With a lateness, a tombstone expires when no
+record can lose to it any more: its sequence is more than the lateness below the watermark of the *previous*
+publish. Whole files expire, once all tombstones in them have; nothing is rewritten.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def read_tombstones(spark: SparkSession, spec: StateSpec, version: int) -> DataFrame | None:
-    """The last tombstone of each key, at a version; None where the shard has none."""
+    """The last tombstone of each key at a version; None if the shard has none."""
     if spec.rule.sequence_by is None or version == VERSION_NONE:
         return None
     return _last(_rows(spark, spec, version), spec)
@@ -68,10 +69,11 @@ def write_tombstones(
     watermark: int | None,
     afresh: bool = False,
 ) -> int | Conflict:
-    """Add the tail's deletes, let go of files that are too late, and return the version to read from now on;
-    `Conflict` where another publisher has added some meanwhile.
+    """Append the tail's deletes, remove expired files, and return the version to read from now on;
+    `Conflict` if another publisher has committed meanwhile.
 
-    `afresh` forgets what was there, for a rebuild from the first transaction."""
+    `afresh` removes all earlier tombstones, for a rebuild from the first transaction.
+    """
     sequence = spec.rule.sequence_by
     if sequence is None or not spec.rule.keys:
         return VERSION_NONE
@@ -81,10 +83,10 @@ def write_tombstones(
         return base
     version = NextVersion(spec.tombstones, spec.storage_options)
     added = version.write(rows.select("*", *spec.key_hash))
-    return commit_tombstones(version, spec, added, watermark=watermark, afresh=afresh)
+    return tombstoned(version, spec, added, watermark=watermark, afresh=afresh)
 
 
-def commit_tombstones(
+def tombstoned(
     version: NextVersion,
     spec: StateSpec,
     added: Sequence[NewFile],
@@ -92,7 +94,7 @@ def commit_tombstones(
     watermark: int | None,
     afresh: bool = False,
 ) -> int | Conflict:
-    """Commit new tombstones, and the end of those that are too late."""
+    """Commit new tombstones and the removal of expired files."""
     head = version.head
     gone = list(head.files) if afresh else _too_late(head, spec, watermark)
     after = sum(file.rows for file in added) + head.rows - sum(head.files[path].live for path in gone)
@@ -102,8 +104,7 @@ def commit_tombstones(
 
 
 def _too_late(head: TableHead, spec: StateSpec, watermark: int | None) -> list[str]:
-    """The files in which every tombstone's sequence is too late, by their statistics; what these don't say is
-    not known, and stays."""
+    """The files whose tombstones have all expired, by their statistics. A file without statistics stays."""
     if watermark is None or spec.lateness is None:
         return []
     name, line = str(spec.rule.sequence_by), watermark - spec.lateness
@@ -117,7 +118,7 @@ def _too_late(head: TableHead, spec: StateSpec, watermark: int | None) -> list[s
 
 
 def _number(bound: object) -> int | None:
-    """A bound in statistics as `fold.sequence_number_sql` has it: itself, days or microseconds."""
+    """A bound in statistics in the unit of `fold.sequence_number_sql`: itself, days or microseconds."""
     if isinstance(bound, int):
         return bound
     if not isinstance(bound, str):

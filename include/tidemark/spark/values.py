@@ -1,38 +1,32 @@
-"""Decimals as sources write them, in their declared type and never rounded: one with more digits than its
-column has does not fit.
+"""Values that Spark's parsers would misread: they are read in another type and checked here.
 
-The parsers round. So a number is read with all the digits behind the point that there is room for, and must
-be equal to what the column can hold. A type of many digits leaves little room, and there the number's own
-text is looked at too.
+Times and dates. The JSON parser takes an integer in a TIMESTAMP as seconds, and both it and the CSV parser
+take text like `12:30` as a time of today. So times and dates are read as text, at any depth: a time must
+begin with its year and month, a date must be a date alone or at midnight. Any other value does not fit its
+column.
 
-Big values that an update left alone and the database did not send: what a connector writes in their place.
+Decimals are never rounded; one with more digits than its column does not fit. The parsers round, so a
+number is read with as many decimal places as there is room for, and must equal the value that the column
+can hold. A type with many digits leaves little room; then the number's own text is checked too.
 
-Postgres keeps big values beside their rows. Of an update it sends those that changed, and all of them only
-where the table has `REPLICA IDENTITY FULL`. For one that it did not get, Debezium's connector writes
+Debezium writes numbers: days in a DATE, and in a TIMESTAMP milli-, micro- or nanoseconds, by the record's
+schema or, without one, by the connector's setting. A DECIMAL is the number, its text, or the base64 of its
+unscaled value, by the connector's setting; a schema that contradicts the setting makes the record bad.
+
+Unchanged TOAST values. PostgreSQL stores big values outside their rows. For an update it sends only those
+that changed, unless the table has `REPLICA IDENTITY FULL`. For a value that it did not get, Debezium writes
 
 ==========================================  ==========================================================
-a text, JSON or bytes                       a text of its own
-an array of texts                           that text as its one element
-an array of uuids                           the uuid that Java makes of that text
-an array of INTEGER, BIGINT, some of DATE   the numbers of the text's characters
+a text, JSON or bytes                       a placeholder text
+an array of texts                           the placeholder as its one element
+an array of uuids                           the uuid that Java derives from the placeholder
+an array of INTEGER, BIGINT, some of DATE   the character codes of the placeholder
 an array of anything else                   NULL, as if the row had none
 ==========================================  ==========================================================
 
-NULL is what the row has where the record has a `before` of an update, as every table with full identity does.
-Without one nobody can tell, so such a record is bad, and the row keeps its value. A row that changes its key
-is inserted anew, and has the same gaps: a header tells it from other insertions.
-
-Values that Spark's parsers would take for something else: read in another type, and judged here.
-
-The JSON parser takes an integer in a TIMESTAMP as seconds, and both it and CSV's take text like `12:30` as a
-time of today, whatever the writer meant. So times and dates are read as text, at any depth, and must be that:
-a time begins with its year and month, a date is a date alone or at midnight. Anything else does not fit its
-column. Decimals, which the parsers round, are judged in `decimals`.
-
-Debezium writes numbers: days in a DATE, and in a TIMESTAMP milli-, micro- or nanoseconds, by the connector's
-setting or, where the record brings its schema along, by that; the schema counts. A DECIMAL is the number, its
-text, or the base64 of its unscaled value as bytes, by the connector's setting; a schema that says otherwise
-makes it bad.
+If the record of an update has a `before`, as with full identity, NULL is the row's value. Without a
+`before` it is ambiguous, so such a record is bad, and the row keeps its value. A row that changes its key
+is inserted anew with the same gaps; a header distinguishes it from other insertions.
 """
 
 from __future__ import annotations
@@ -65,18 +59,21 @@ from tidemark.spark.sql import case, literal, quoted
 
 _DIGITS_MAX: Final = 38
 _ROOM_DIGITS: Final = 18
-"""As many as a double may have behind the point, so that what was worked out in doubles is noticed."""
+"""The decimal places that a double may have, so that results of double arithmetic are detected."""
 _HEX: Final = "'0123456789ABCDEF'"
 
 
+# Decimals.
+
+
 def read_type(kind: DecimalType, mode: str) -> DataType:
-    """What a parser is told that a decimal is. Text would not keep the digits of a JSON number."""
+    """The type in which a parser reads a decimal. Text would not keep the digits of a JSON number."""
     whole = DecimalType(_DIGITS_MAX, _DIGITS_MAX - kind.precision + kind.scale)
     return {"precise": BinaryType(), "double": DoubleType()}.get(mode, whole)
 
 
 def of_number(read: str, kind: DecimalType, *, text: str) -> str:
-    """The decimal of a number that was read with room; `text` is how it was written, empty if unknown."""
+    """The decimal of a number that was read with room; `text` is its original text, empty if unknown."""
     number = f"try_cast({read} as {kind.simpleString()})"
     fits = f"{number} = {read}"
     if text and _DIGITS_MAX - kind.precision < _ROOM_DIGITS:
@@ -86,20 +83,20 @@ def of_number(read: str, kind: DecimalType, *, text: str) -> str:
 
 
 def of_double(read: str, kind: DecimalType) -> str:
-    """The decimal of a double: its shortest text is the number that was meant."""
+    """The decimal of a double: its shortest text is the intended number."""
     number = f"try_cast(cast({read} as string) as {kind.simpleString()})"
     return case(f"cast({number} as double) = {read}", number)
 
 
 def of_bytes(read: str, kind: DecimalType) -> str:
-    """The decimal of an unscaled value as bytes, the highest one first."""
+    """The decimal of an unscaled value as big-endian bytes."""
     text = f"concat(cast({_unscaled(read)} as string), 'E-{kind.scale}')"
     return case(f"octet_length({read}) BETWEEN 1 AND 16", f"try_cast({text} as {kind.simpleString()})")
 
 
 def _unscaled(read: str) -> str:
-    """The number that up to 16 bytes are, the highest one first and with the sign. It is taken in two halves,
-    of a negative one from its complement, so that no step has more digits than the number."""
+    """The signed number of up to 16 big-endian bytes. It is computed from two halves, for a negative number
+    from its complement, so that no step has more digits than the number."""
     negative = f"substring(hex({read}), 1, 1) >= '8'"
     digits = f"CASE WHEN {negative} THEN translate(hex({read}), {_HEX}, reverse({_HEX})) ELSE hex({read}) END"
     halves = [f"substring(lpad({digits}, 32, '0'), {start}, 16)" for start in (1, 17)]
@@ -108,8 +105,10 @@ def _unscaled(read: str) -> str:
     return f"CASE WHEN {negative} THEN try_subtract(-1BD, {number}) ELSE {number} END"
 
 
+# Unchanged TOAST values.
+
 PARTIAL: Final = "_partial"
-"""Whether the record is of a change that may leave out what it does not change."""
+"""Whether the record's change may omit unchanged values."""
 PLACEHOLDER: Final = "__debezium_unavailable_value"
 ADVICE: Final = "ALTER TABLE … REPLICA IDENTITY FULL has it sent"
 _UUID: Final = "b68a35a7-17ad-35b3-af2a-ae46edb4545a"
@@ -118,13 +117,13 @@ _REASON: Final = "column '"
 
 
 def partial(*, keyed: bool) -> str:
-    """`_partial`, of an opened envelope."""
+    """`_partial`, for an opened envelope."""
     moved = f"exists({RECORD}.headers, h -> h.key = '__debezium.oldkey')" if keyed else "false"
     return f"isnull(_inner.before) AND (_inner.op = 'u' OR coalesce({moved}, false)) AS {PARTIAL}"
 
 
 def is_toasted(read: str, kind: DataType) -> str | None:
-    """Whether an array is not known; None for types that are not judged here."""
+    """SQL for whether an array was not sent; None for types that are not checked here."""
     if not isinstance(kind, ArrayType):
         return None
     missing = f"(isnull({read}) AND {PARTIAL})"
@@ -146,9 +145,11 @@ def reason(column: str) -> str:
 
 
 def toast_reason(corrupt: str) -> str:
-    """The reason that was put into the column for what is corrupt; NULL for any other text there."""
+    """The reason in the column for corrupt records; NULL for any other text in it."""
     return f"CASE WHEN startswith({corrupt}, {literal(_REASON)}) THEN {corrupt} END"
 
+
+# Times, dates, and the check of all types.
 
 _MONTH: Final = r"^(?!0000)\d{4}-\d{1,2}"
 _DATE: Final = _MONTH + r"-\d{1,2}([T ]00:00(:00([.]0+)?)?)?Z?$"
@@ -157,7 +158,7 @@ _INTEGER: Final = r"^-?\d+$"
 _NUMBER: Final = r"^-?\d+([.]\d+)?$"
 _DAYS: Final = (-719_162, 2_932_896)
 _MICROS: Final = (-62_135_596_800_000_000, 253_402_300_799_999_999)
-"""From the year 1 to the year 9999, like the texts above: what reads tables has no others."""
+"""The years 1 to 9999, as in the texts above: other readers of the tables support no others."""
 _DECIMAL: Final = literal("org.apache.kafka.connect.data.Decimal")
 _DAYS_NAMES: Final = "'io.debezium.time.Date', 'org.apache.kafka.connect.data.Date'"
 _UNITS: Final = {
@@ -169,7 +170,7 @@ _UNITS: Final = {
 _MODE_UNITS: Final = {"connect": "ms", "microseconds": "us", "nanoseconds": "ns"}
 CORRUPT: Final = "_corrupt"
 TYPES: Final = "_types"
-"""What the record's own schema says of its columns; NULL where it brings none."""
+"""The column types in the record's own schema; NULL if it has none."""
 _LOGICAL: Final = "name:string,parameters:struct<scale:string>"
 TYPES_TYPE: Final = f"array<struct<field:string,{_LOGICAL},items:struct<{_LOGICAL}>>>"
 
@@ -183,38 +184,38 @@ class ValueEncoding:
 
     @classmethod
     def of(cls, config: PipelineConfig) -> ValueEncoding:
-        """What a pipeline's configuration says."""
+        """The settings of a pipeline's configuration."""
         if config.envelope != "debezium" or config.source.type == "postgres":
             return cls()
         settings = config.debezium or Debezium()
-        # Avro's decimals are numbers before anybody reads them here.
+        # Avro's decimals are converted to numbers before they get here.
         mode = settings.decimal_handling_mode if config.source.format == "json" else None
         return cls(settings, mode or "string")
 
     @property
     def unit(self) -> str:
-        """Of a number in a TIMESTAMP, where no schema tells."""
+        """The unit of a number in a TIMESTAMP, if the record has no schema."""
         return _MODE_UNITS.get(self.debezium.time_precision_mode, "") if self.debezium else ""
 
     @property
     def days(self) -> bool:
-        """Whether a number in a DATE counts days, where no schema tells."""
+        """Whether a number in a DATE counts days, if the record has no schema."""
         return self.debezium is not None and self.debezium.time_precision_mode != "isostring"
 
     def read_json(self, document: str, fields: Sequence[StructField]) -> str:
-        """A document's fields as the parser gives them, what is judged here in another type."""
+        """A document's fields from the parser; the types that are checked here are read in another type."""
         schema = literal(ddl_of([*self.read_fields(fields), StructField(CORRUPT, StringType())]))
         return f"from_json({document}, {schema}, {reader_options({})})"
 
     def read_fields(self, fields: Sequence[StructField]) -> list[StructField]:
-        """The fields in the types that a parser is told."""
+        """The fields in the types that the parser uses."""
         return [StructField(field.name, self._read_type(field.dataType)) for field in fields]
 
     def judged(
         self, struct: str, fields: Sequence[StructField], *, text: Callable[[str], str] | None = None
     ) -> str:
-        """What a parser gave, in the declared types; where something does not fit, it is corrupt too. `text`
-        tells how the value of a field was written."""
+        """The parser's result in the declared types; a value that does not fit makes the record corrupt.
+        `text` returns the original text of a field."""
         judges = {
             f.name: _ValueCheck.of(self, f.name, text(f.name) if text is not None else "") for f in fields
         }
@@ -230,14 +231,14 @@ class ValueEncoding:
         return f"if(isnull({struct}), null, struct({', '.join([*columns, corrupt])}))"
 
     def _unsent(self, struct: str, fields: Sequence[StructField]) -> dict[str, str]:
-        """By column, whether a connector left it out."""
+        """By column, whether the connector did not send it."""
         if self.debezium is None:
             return {}
         found = {f.name: is_toasted(f"{struct}.{quoted(f.name)}", f.dataType) for f in fields}
         return {name: unsent for name, unsent in found.items() if unsent is not None}
 
     def judges(self, kind: DataType) -> bool:
-        """Whether a type is one of those that are judged here, or has one inside."""
+        """Whether a type, or one inside it, is checked here."""
         match kind:
             case ArrayType():
                 return self.judges(kind.elementType)
@@ -250,7 +251,7 @@ class ValueEncoding:
         return isinstance(kind, DateType | DecimalType | TimestampType | TimestampNTZType)
 
     def advice(self, found: str, kind: DataType) -> str:
-        """What to do about a value that does not fit, as the end of a sentence; empty where nothing is."""
+        """The remedy for a value that does not fit, as the end of a sentence; empty if there is none."""
         if not self.judges(kind) or isinstance(kind, ArrayType | MapType | StructType):
             return "''"
         if isinstance(kind, StringType | BinaryType):
@@ -264,7 +265,7 @@ class ValueEncoding:
         return f"CASE WHEN {found} rlike {literal(_NUMBER)} THEN {literal(said)} ELSE '' END"
 
     def _read_type(self, kind: DataType) -> DataType:
-        """What the parser is told that a value is."""
+        """The type in which the parser reads a value."""
         match kind:
             case ArrayType():
                 return ArrayType(self._read_type(kind.elementType))
@@ -281,8 +282,8 @@ class ValueEncoding:
 
 @dataclass(frozen=True, slots=True)
 class _ValueCheck:
-    """Judges the values of one column. `name` and `scale` are what the record's schema says of it, `text` is
-    how it was written, empty where that is not known."""
+    """Checks the values of one column. `name` and `scale` are from the record's schema; `text` is the
+    original text, empty if unknown."""
 
     writing: ValueEncoding
     name: str
@@ -302,7 +303,7 @@ class _ValueCheck:
         return replace(self, text="", depth=self.depth + 1)
 
     def value(self, read: str, kind: DataType) -> str:
-        """A value in its declared type; NULL for one that does not fit."""
+        """A value in its declared type; NULL if it does not fit."""
         if not self.writing.judges(kind):
             return read
         inner = f"x{self.depth}"
@@ -326,7 +327,7 @@ class _ValueCheck:
         return self._time(read, kind)
 
     def misfit(self, read: str, kind: DataType) -> str:
-        """Whether a value, or one inside of it, is there and does not fit."""
+        """Whether a value, or one inside it, is present and does not fit."""
         inner = f"x{self.depth}"
         match kind:
             case ArrayType():
@@ -343,7 +344,7 @@ class _ValueCheck:
         return f"(isnotnull({read}) AND isnull({self.value(read, kind)}))"
 
     def _time(self, read: str, kind: DataType) -> str:
-        """The time or date of a text, or of a number whose unit is known."""
+        """The time or date of a text, or of a number with a known unit."""
         of_connector = self.writing.debezium is not None
         match kind:
             case DateType():
@@ -352,12 +353,12 @@ class _ValueCheck:
                 )
                 number = self._date(read)
             case TimestampNTZType():
-                # Debezium writes a time without a zone as if it were one in UTC.
+                # Debezium writes a time without a zone as if it were UTC.
                 ends = "Z?$" if of_connector else "$"
                 text = case(f"{read} rlike {literal(_UNZONED + ends)}", f"try_cast({read} as timestamp_ntz)")
                 number = f"cast({self._timestamp(read)} as timestamp_ntz)"
             case _:
-                # A zone may move a time out of the years that its text is in.
+                # A zone may move a time out of the supported years.
                 time = f"try_cast({read} as timestamp)"
                 fits = f"unix_micros({time}) BETWEEN {_MICROS[0]}L AND {_MICROS[1]}L"
                 text = case(f"{read} rlike {literal(_MONTH)} AND {fits}", time)
@@ -400,7 +401,8 @@ class _ValueCheck:
 
 
 def reader_options(more: Mapping[str, str]) -> str:
-    """Reader options as a SQL map; what does not fit is kept in the corrupt column, never dropped."""
+    """Reader options as a SQL map; a value that does not fit goes to the corrupt column and is never
+    dropped."""
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT, **more}
     return f"map({', '.join(literal(text) for pair in options.items() for text in pair)})"
 

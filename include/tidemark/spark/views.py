@@ -1,23 +1,21 @@
-"""The three ways to read a shard: its state, the state with the log's tail folded in, and its log.
+"""The ways to read a shard: its state, its fresh rows, its log, batches of changes, and its open errors.
 
-`fresh` is exact at a transaction: the state at its recorded version and the tail at a pinned version of
-the log, so what is appended or published meanwhile makes no difference (Invariant 15). The tail's keys are
-sent to the state's rows, which stay where they are, and its folded rows are put beside what is left of them.
+`fresh` is the state with the log's tail folded in. It is exact at a transaction: it reads the state at its
+recorded version and the tail at a pinned version of the log, so concurrent appends and publishes make no
+difference (Invariant 15). The tail's keys are broadcast to the state's rows, and its folded rows are added
+to the rows that remain.
 
-A batch of a shard's transactions as a DataFrame: one Spark read of exactly the files that were looked at.
+`changes_of` is one Spark read of exactly the listed files. Every read of a batch verifies the checksums of
+pages: without that, Parquet can silently return another value for a flipped bit.
 
-Pages carry checksums, and every read of a batch checks them: without that a flipped bit inside a page can
-come out of Parquet as another value, in silence.
+`open_errors` are the quarantined records whose key has no later good row (scenario E2). Nothing is stored
+for it. A bad record of a known key is open until the shard's log has a row of that key that is later by
+(transaction, position). Keys are compared as their text in quarantine, in which a NULL part is a value like
+any other (U13).
 
-Open errors: quarantined records whose key has had no good row since (scenario E2).
-
-Nothing is stored for it. A bad record of a known key stands open until the shard's log has a row of that key
-which is later by (transaction, position): the key's last good value is then newer than the error. Keys are
-compared as the text that quarantine keeps of them, in which a NULL part is a value like any other (U13).
-
-Known limitations: a record that could not be read at all, or one of whose key parts could not, has no key in
-quarantine, and so is never an open error of some key. With `sequence_by`, a good record that comes after the
-error but is older by its sequence leaves no row of its own where a newer one of the same transaction does.
+Known limitations: a record that is unreadable, or has an unreadable key part, has no key in quarantine and
+is never an open error. With `sequence_by`, a good record that follows the error but has an older sequence
+leaves no row if a newer one in the same transaction does.
 """
 
 from __future__ import annotations
@@ -64,7 +62,7 @@ _STATE_ROWS_FEW = 20 * ROWS_FEW
 
 @dataclass(frozen=True, slots=True)
 class Pins:
-    """What a read is fixed to: a publish (or none yet), a version of the log and its upper."""
+    """The versions that a read is pinned to: a publish (or none yet), a version of the log and its upper."""
 
     base: Published | None
     log_version: int
@@ -76,7 +74,7 @@ class Pins:
 
 
 def read_state(spark: SparkSession, spec: StateSpec, base: Published) -> DataFrame:
-    """The state as a publish left it, or `HistoryGone` when files of an older version were removed."""
+    """The state of a publish. Raises `HistoryGone` if files of its version were removed."""
     version = same_rows_version(spec.state, base.version, spec.storage_options)
     lost = lost_files(spec.state, version, spec.storage_options)
     if lost:
@@ -87,7 +85,7 @@ def read_state(spark: SparkSession, spec: StateSpec, base: Published) -> DataFra
 
 
 def with_declared_columns(rows: DataFrame, spec: StateSpec) -> DataFrame:
-    """Rows with all declared columns: one that a version of the table didn't have yet is NULL."""
+    """Rows with all declared columns; a column that the table's version lacks is NULL."""
     there = set(rows.columns)
     lacking = {f.name: F.lit(None).cast(f.dataType) for f in spec.declared.fields if f.name not in there}
     return rows.withColumns(lacking) if lacking else rows
@@ -101,7 +99,7 @@ def read_log(spark: SparkSession, spec: StateSpec, pins: Pins, *, lower: Txn = T
 
 
 def is_small(spec: StateSpec, pins: Pins) -> bool:
-    """Whether there are so few rows to look at that compiling code for them would be most of the work."""
+    """Whether there are so few rows that compiling code for them would be most of the work."""
     if pins.base is not None and pins.base.commit.digest.count > _STATE_ROWS_FEW:
         return False
     files = log_files(spec, lower=pins.lower, upper=pins.upper, version=pins.log_version)
@@ -109,7 +107,7 @@ def is_small(spec: StateSpec, pins: Pins) -> bool:
 
 
 def tail_at(spark: SparkSession, spec: StateSpec, pins: Pins) -> DataFrame | None:
-    """The folded tail above the pinned publish, buried records left out; None when there is no tail."""
+    """The folded tail above the pinned publish, without tombstoned records; None if there is no tail."""
     rows = tail_rows(spark, spec, pins)
     if rows is None:
         return None
@@ -119,7 +117,7 @@ def tail_at(spark: SparkSession, spec: StateSpec, pins: Pins) -> DataFrame | Non
 
 
 def tail_rows(spark: SparkSession, spec: StateSpec, pins: Pins) -> DataFrame | None:
-    """The log's rows above the pinned publish; None when there is no tail."""
+    """The log's rows above the pinned publish; None if there is no tail."""
     if pins.upper < pins.lower:
         raise InvalidUsage(f"a read below {pins.upper} can't start from a publish of {pins.lower - 1}")
     if pins.upper == pins.lower or pins.log_version == VERSION_NONE:
@@ -153,8 +151,9 @@ def _with_tail(
 ) -> DataFrame:
     """The state with a tail over it: its rows, and the last of each key.
 
-    Which rows of the state give way is asked of the tail as it is: one record that wins is enough, so the
-    keys need no fold before they are sent to the state."""
+    The rows that the state loses are found with the unfolded tail: one winning record is enough, so the
+    keys need no fold before they are broadcast.
+    """
     rule = spec.rule
     same = F.expr(spec.same_key(TARGET, SOURCE))
     if rule.sequence_by is None:
@@ -176,9 +175,11 @@ def _with_tail(
     return kept.unionAll(won.where(F.col(OP) == UPSERT).select(*spec.columns))
 
 
+# Batches of changes.
+
 CHECK_PAGES: Final = "parquet.page.verify-checksum.enabled"
 LISTING: Final = {"spark.sql.sources.parallelPartitionDiscovery.parallelism": "16"}
-"""Spark asks for the sizes of many files in a job; by default with a task for each of them."""
+"""Spark lists many files in a job, by default with one task per file."""
 
 
 def log_changes(
@@ -203,15 +204,16 @@ def log_changes(
 def rows_as_changes(
     rows: DataFrame, spec: StateSpec, *, as_of: Txn, conditions: Sequence[Condition] = ()
 ) -> DataFrame:
-    """A shard's current rows in the shape of changes: upserts at the snapshot's transaction, without a
-    position, because what they were made of may be long gone."""
+    """A shard's current rows in the columns of changes: upserts at transaction `as_of`, without a position,
+    because their original records may be gone."""
     made = {TXN: F.lit(as_of), OP: F.lit(UPSERT)}
     added = [made.get(one.name, F.lit(None)).cast(one.dataType).alias(one.name) for one in LOG_COLUMNS]
     return _matching(rows.select(*spec.columns, *added), spec, conditions)
 
 
 def _matching(rows: DataFrame, spec: StateSpec, conditions: Sequence[Condition]) -> DataFrame:
-    """The rows that meet every condition. A delete has no values but its key's, so it meets the others."""
+    """The rows that meet every condition. A delete has only its key's values, so it meets all other
+    conditions."""
     met = [_condition(one) if one.column in spec.rule.keys else _or_delete(one) for one in conditions]
     return rows.where(reduce(Column.__and__, met)) if met else rows
 
@@ -235,6 +237,8 @@ def _condition(condition: Condition) -> Column:
             return column >= value
 
 
+# Open errors.
+
 _TYPES: Final = {TXN: LongType(), OFFSET: LongType(), ORDINAL: LongType()}
 RECORD: Final = StructType(
     [
@@ -242,7 +246,7 @@ RECORD: Final = StructType(
         for name in (TXN, SHARD, KEY, RAW, REASON, PARTITION, OFFSET, ORDINAL)
     ]
 )
-"""A quarantined record as its log has it."""
+"""The columns of a record in the quarantine's log."""
 
 _WHEN: Final = f"struct({', '.join((TXN, *POSITION))})"
 _LAST: Final = "_last"
@@ -250,7 +254,7 @@ _LAST: Final = "_last"
 
 @dataclass(frozen=True, slots=True)
 class ErrorPins:
-    """What is looked at: a version of either log, and the first transaction that is not."""
+    """The versions that are read: one of each log, and the upper."""
 
     quarantine_version: int
     log_version: int
@@ -258,9 +262,7 @@ class ErrorPins:
 
 
 def open_errors(spark: SparkSession, spec: StateSpec, quarantine_uri: str, pins: ErrorPins) -> DataFrame:
-    """The shard's records in quarantine that are still open, in the columns of the quarantine's log.
-
-    A shard without keys, whose records are all rows, has none."""
+    """The shard's open errors, in the columns of the quarantine's log; empty for a shard without keys."""
     errors = _errors(spark, spec, quarantine_uri, pins)
     lower = errors.agg(F.min(TXN)).collect()[0][0] if errors is not None else None
     if errors is None or lower is None:
@@ -270,14 +272,14 @@ def open_errors(spark: SparkSession, spec: StateSpec, quarantine_uri: str, pins:
     rows = log_rows(spark, spec, lower=lower, upper=pins.upper, version=pins.log_version)
     key = key_text({name: quoted(name) for name in spec.rule.keys})
     keyed = rows.selectExpr(f"{key} AS {KEY}", f"{_WHEN} AS {_LAST}")
-    # The log is as long as it is; only rows of keys that have errors go on from here.
+    # The log may be long; only rows of keys with errors pass.
     last = keyed.join(errors.select(KEY), KEY, "left_semi").groupBy(KEY).agg(F.max(_LAST).alias(_LAST))
     still = errors.join(last, KEY, "left").where(f"{_LAST} IS NULL OR {_LAST} < {_WHEN}")
     return still.select(*RECORD.names)
 
 
 def _errors(spark: SparkSession, spec: StateSpec, uri: str, pins: ErrorPins) -> DataFrame | None:
-    """The shard's records in quarantine that have a key; None when there can't be any."""
+    """The shard's records in quarantine that have a key; None if there can't be any."""
     if pins.quarantine_version == VERSION_NONE or not spec.rule.keys:
         return None
     log = replace(spec, name=QUARANTINE, uri=uri)

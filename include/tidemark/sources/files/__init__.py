@@ -1,1 +1,1 @@
-"""Files that land in a folder, as a source."""
+"""The source that reads files from a folder."""

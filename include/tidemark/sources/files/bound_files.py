@@ -1,8 +1,9 @@
-"""Which files are bound: an index on disk of what the bindings say, so that a run reads only the newest ones.
+"""An on-disk index of the bound files, so that a run reads only the newest bindings.
 
-It is a cache. Each transaction in it has a mark of its binding; one that is not that of the ledger, a copy of
-an index, or a file that can't be used, and all of it is made again from the bindings. Several processes may
-use it at once; one that has an older snapshot of the ledger than others sees only its own transactions.
+The index is a cache. It stores a mark, a hash of the binding, for each transaction. If a mark differs from
+the ledger's binding, or the index is a copy or can't be used, it is built again from the bindings. Several
+processes may use it at once. A process that read the ledger at an older version sees only the transactions
+of that version.
 """
 
 from __future__ import annotations
@@ -39,11 +40,12 @@ _COLUMNS: Final = "seq, name, size, hash, mtime_ns, changed_ns"
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 ReadBindings = Callable[[Txn, Txn], Sequence[Binding]]
-"""The bindings of the transactions from one up to another; all of them are there."""
+"""Reads the bindings of the transactions in [lower, upper), all of which exist."""
 
 
 class BoundFiles:
-    """The files of the bindings up to the last one that was learnt. Without a path, for this object only."""
+    """The files of all bindings up to the one last passed to `learn`. Without a path, the index is private
+    to this object."""
 
     def __init__(self, path: Path | None, read: ReadBindings) -> None:
         self._path = path
@@ -53,22 +55,23 @@ class BoundFiles:
 
     @property
     def is_made(self) -> bool:
-        """Whether the index is there, for who only looks and makes nothing."""
+        """Whether the index exists. Read-only callers check this first, so as not to create it."""
         return self._path is None or self._path.exists()
 
     def learn(self, last: Binding | None) -> None:
-        """Know the files of this binding and of all before it, and of no other."""
+        """Bring the index up to this binding. `among` then sees the files of this binding and of those before
+        it, and no others."""
         self._last = last
         if last is not None:
             self._whatever_happens(lambda: self._learn(last))
 
     def among(self, names: Iterable[str]) -> dict[str, BoundFile]:
-        """Those of the names that are bound, each with what it was bound as."""
+        """The bound files among the names, as their bindings recorded them."""
         last, wanted = self._last, list(names)
         return {} if last is None else self._whatever_happens(lambda: self._among(last, wanted))
 
     def _whatever_happens(self, work: Callable[[], T]) -> T:
-        """Do the work with the shared index, or with one of this object's own where that can't be used."""
+        """Do the work with the shared index or, if that can't be used, with a private one."""
         try:
             return work()
         except (sqlite3.Error, OSError) as error:
@@ -83,7 +86,7 @@ class BoundFiles:
         checked = last if last.txn <= top else self._read(Txn(top), Txn(top + 1))[0] if top else None
         if checked is not None and self._mark(checked.txn) != _mark_of(checked):
             top = self._emptied()
-        # In order: where a transaction is, all before it are.
+        # In order, so that the index never has a transaction without all those before it.
         for lower in range(top + 1, last.txn + 1, BINDINGS_AT_ONCE):
             upper = min(lower + BINDINGS_AT_ONCE, last.txn + 1)
             self._add(self._read(Txn(lower), Txn(upper)))
@@ -91,14 +94,15 @@ class BoundFiles:
     def _among(self, last: Binding, names: Sequence[str]) -> dict[str, BoundFile]:
         for _ in range(LOOKS_MAX):
             with self._locked("BEGIN") as db:
-                # Others may have emptied it since, to make it again.
+                # Another process may have emptied the index since, to build it again.
                 if self._mark(last.txn) == _mark_of(last):
                     return _found(db, names, upper=last.txn + 1)
             self._learn(last)
         raise sqlite3.OperationalError("others make it again and again")
 
     def _add(self, bindings: Sequence[Binding]) -> None:
-        """Add the files of some transactions, all or none; what another process has added is there."""
+        """Add the files of these transactions in one commit. Those that another process has added are
+        skipped."""
         with self._locked("BEGIN IMMEDIATE") as db:
             for binding in bindings:
                 if self._mark(binding.txn) is not None:
@@ -134,7 +138,7 @@ class BoundFiles:
 
     @contextmanager
     def _locked(self, begin: str) -> Iterator[sqlite3.Connection]:
-        """One transaction: no other process writes within it."""
+        """One SQLite transaction."""
         db = self._connected()
         db.execute(begin)
         try:
@@ -150,21 +154,21 @@ class BoundFiles:
                 with suppress(OSError):
                     self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
                     os.close(os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600))
-            # An empty name is a file of its own, which goes with the connection.
+            # For an empty name SQLite makes a temporary file, which it removes with the connection.
             name = str(self._path) if self._path is not None else ""
             self._db = sqlite3.connect(
                 name, timeout=WAIT_SECONDS, isolation_level=None, check_same_thread=False
             )
             if _boot():
-                # Only a machine that goes down could lose what isn't synced, and that is noticed.
+                # Only a machine crash loses writes that aren't synced, and the boot id reveals a restart.
                 self._db.execute("PRAGMA synchronous=OFF")
             self._db.executescript(_TABLES)
             self._require_original()
         return self._db
 
     def _require_original(self) -> None:
-        """Empty a copy, which may have been made while others wrote, and the index of a machine that has gone
-        down since: either may lack pages, and nothing would tell."""
+        """Empty the index if it is a copy, or if the machine has restarted since. A copy may have been made
+        during a write, and a crash may lose unsynced pages; SQLite would not detect either."""
         db, origin = self._connected(), "SELECT file FROM origin"
         found = self._path.stat() if self._path is not None else None
         here = f"{found.st_dev}:{found.st_ino}:{_boot()}" if found is not None else ""
@@ -177,7 +181,8 @@ class BoundFiles:
                 db.execute("INSERT INTO origin VALUES (?)", (here,))
 
     def _give_up(self) -> None:
-        """Go on with an index of this object's own. One that is no index is removed, for the next process."""
+        """Continue with a private index. A corrupt shared index is removed, so that the next process builds a
+        new one."""
         if self._db is not None:
             with suppress(sqlite3.Error):
                 self._db.close()
@@ -201,7 +206,7 @@ def _found(db: sqlite3.Connection, names: Sequence[str], *, upper: int) -> dict[
 
 
 def _boot() -> str:
-    """What tells one life of the machine from the next; empty where the system doesn't."""
+    """An id that changes with every boot of the machine; empty where the system has none."""
     try:
         return BOOT.read_text().strip()
     except OSError:
@@ -213,12 +218,12 @@ def _is_sound(path: Path) -> bool:
         with closing(sqlite3.connect(path, timeout=WAIT_SECONDS)) as db:
             return bool(db.execute("PRAGMA quick_check").fetchone() == ("ok",))
     except sqlite3.OperationalError:
-        return True  # It is in use, or on a disk that refuses: others may have it.
+        return True  # It is locked, or the disk refuses: other processes may still use it.
     except sqlite3.DatabaseError:
         return False
 
 
 def _mark_of(binding: Binding) -> bytes:
-    """What tells a binding from any other of its number: who asked, from where to where, for what."""
+    """A hash that differs between two bindings of the same transaction number."""
     said = repr((binding.txn, binding.owner, binding.lower, binding.upper, binding.manifest))
     return hashlib.blake2b(said.encode(), digest_size=16).digest()

@@ -1,9 +1,8 @@
-"""What a file holds: its hash, how many records, and whether it can be unpacked, without decoding any.
+"""A file's content without decoding it: hash, number of records, whether it unpacks, and record locations.
 
-Where a record of a file stands, as people look for it: the file's name, and the line or the row.
-
-Text is read in blocks, and a record's ordinal has the block and the record's number in it, from 0 on. People
-and editors count from 1; blank lines and a header are lines too.
+A record location for people is the file's name and a line or row number. Text is read in blocks, and a
+record's ordinal combines the block with the record's number in it, both from 0. Locations count from 1, as
+editors do; blank lines and a header are lines too.
 """
 
 from __future__ import annotations
@@ -25,7 +24,8 @@ _PARQUET_MAGIC = b"PAR1"
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """A whole file, read once. `records` is 0 where nobody asked; `flaw` says why it can't be whole."""
+    """A file that was read to its end. `records` is 0 unless counting was requested. `flaw` is the reason why
+    the file is incomplete, or empty."""
 
     size: int
     hash: str
@@ -36,10 +36,10 @@ class Content:
 
 
 def read_content(path: str, *, file_format: str, count_records: bool) -> Content:
-    """Hash the file, and count its lines or ask the Parquet footer for its rows.
+    """Hash the file and, with `count_records`, count its lines or read the Parquet footer's row count.
 
-    The size and time are those of the open file after its last byte, so a writer that is still at work is
-    noticed by comparing them with what the listing saw. A symlink is not opened.
+    Size and times are read from the open file after its last byte. If they differ from the listing's, the
+    file is still being written. A symlink raises `OSError`.
     """
     digest = hashlib.blake2b(digest_size=HASH_BYTES)
     buffer = bytearray(READ_BYTES)
@@ -72,7 +72,8 @@ def _is_packed(path: str) -> bool:
 
 
 def _packed_lines(path: str) -> int:
-    """Lines of an unpacked file. A broken one counts up to the break: only a transaction's size needs it."""
+    """The lines of a packed file. A corrupt file counts up to the corruption: only a transaction's size
+    depends on the count."""
     lines = 0
     last = b"\n"
     try:
@@ -85,7 +86,7 @@ def _packed_lines(path: str) -> int:
 
 
 def packing_flaw(path: str) -> str:
-    """Why a packed file can't be unpacked to its end; empty when it can, isn't packed, or can't be opened."""
+    """Why a packed file can't be unpacked to its end. Empty if it can, isn't packed, or can't be opened."""
     if not _is_packed(path):
         return ""
     try:
@@ -115,23 +116,25 @@ def _parquet_rows(path: str) -> int:
     try:
         return int(pq.read_metadata(path).num_rows)
     except (OSError, ValueError):
-        return 0  # Only a transaction's size needs it; whoever reads the file will say what is wrong.
+        return 0  # Only a transaction's size depends on the count; reading the file reports the error.
 
 
 BLOCK_BYTES: Final = 32 * 1024**2
-"""Where a file is cut; another number would give other ordinals, in the same order."""
+"""The size of the blocks that text is read in. Another size changes the ordinals, but not their order."""
 LINE_BITS: Final = 33
 
 
 def line_place(ordinal: int, *, what: str = "line") -> str:
-    """As Hadoop has it, a line belongs to the block that it begins in, and one that begins at the very start
-    of a block to the block before."""
+    """The location of a record within its file.
+
+    As in Hadoop, a line belongs to the block in which it begins; a line that begins exactly at the start of a
+    block belongs to the block before."""
     block, number = divmod(ordinal, 1 << LINE_BITS)
     after = f" of those that begin after byte {block * BLOCK_BYTES}" if block else ""
     return f"{what} {number + 1}{after}"
 
 
 def record_place(manifest: Manifest, offset: int, ordinal: int) -> str:
-    """A record's file and its place in it."""
+    """The location of a record for people: its file, and its line or row."""
     name = next((repr(file.name) for file in manifest.files if file.seq == offset), str(offset))
     return f"file {name}, {line_place(ordinal, what='row' if manifest.format == 'parquet' else 'line')}"

@@ -1,10 +1,9 @@
-"""Which files of a folder could be bound: names, patterns, markers and age; nothing is opened.
+"""The files of a folder: those that can be bound, and changes to those that are bound.
 
-Left out are names that begin with `.` or `_`, names that a writer or a browser uses while it is not done, and
-everything behind a symlink: a link could lead out of the folder, or show one file under two names. What was
-left out for a reason that a user may want to know is told with that reason.
-
-What happened to a file after it was bound.
+A listing goes by names, patterns, markers and age; it opens no file. It leaves out names that begin with `.`
+or `_`, names that writers and browsers use for unfinished files, and everything behind a symlink: a link
+could lead out of the folder, or show one file under two names. Files that a user may miss are reported with
+the reason.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ FORMAT_SUFFIXES: Final = {
 }
 COMPRESSION_SUFFIXES: Final = (".gz", ".zst")
 LAX_SUFFIXES: Final = (".bz2", ".deflate", ".lz4", ".snappy")
-"""What Spark unpacks by such a name, but takes for an empty file where it is not what the name says."""
+"""Suffixes that are refused: if the content is not compressed that way, Spark reads the file as empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A file that is there."""
+    """A file of the folder."""
 
     name: str
     size: int
@@ -43,13 +42,13 @@ class Found:
     changed_ns: int
 
     def settled_at(self, now_ns: int) -> int:
-        """When it was written last. A time in the future says nothing; the inode's own time is used then."""
+        """The time of the last write. If that is in the future, the inode's change time is used instead."""
         return self.mtime_ns if self.mtime_ns <= now_ns else self.changed_ns
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A file that is not bound now, and why; one that `waits` is likely to be taken by a later run."""
+    """A file that is not bound now, and why. A file that `waits` is likely to be bound by a later run."""
 
     name: str
     reason: str
@@ -57,12 +56,12 @@ class Skipped:
 
 
 def is_temporary(name: str) -> bool:
-    """Whether a file's own name says that it is not data, or not yet."""
+    """Whether a file's name marks it as hidden or unfinished."""
     return name.startswith((".", "_")) or name.lower().endswith(TEMPORARY_SUFFIXES)
 
 
 def matcher(pattern: str | None, file_format: str) -> Callable[[str], bool]:
-    """A test for relative names: by a glob, or by the suffixes of the format."""
+    """A predicate for relative names: the glob `pattern`, or else the suffixes of the format."""
     if pattern is not None:
         compiled = re.compile(glob_to_regex(pattern), re.DOTALL)
         return lambda name: compiled.match(name) is not None
@@ -73,11 +72,11 @@ def matcher(pattern: str | None, file_format: str) -> Callable[[str], bool]:
 
 
 def glob_to_regex(pattern: str) -> str:
-    """`**` for a whole name is any folders, `*` and `?` stay inside one name, `[ab]` and `[!ab]` are one
-    character.
+    """The regular expression for a glob. `**` as a whole name matches any folders, `*` and `?` stay within
+    one name, `[ab]` and `[!ab]` match one character.
 
-    What stands between two stars is best found where it first is, so that nothing is ever tried twice: the
-    time to match grows with the length of a name, whatever the pattern is."""
+    The text between two stars matches at its first occurrence and is never retried, so for every pattern the
+    time to match grows only with the length of the name."""
     names = pattern.split("/")
     runs: list[list[str]] = [[]]
     for name in names[:-1]:
@@ -109,14 +108,15 @@ def _name_to_regex(name: str) -> str:
 
 
 def _starred(first: str, others: Sequence[str], one: str) -> str:
-    """Texts with any number of something between them."""
+    """A regular expression for the texts with any number of `one` between them."""
     if not others:
         return first
     return first + "".join(f"(?>{one}*?{text})" for text in others[:-1]) + f"{one}*{others[-1]}"
 
 
 class Listing:
-    """One look at a folder: `files` by name, all `names` seen, and what was `skipped`."""
+    """One listing of a folder: matching `files` by name, all `names`, and the `skipped` files. Raises
+    `InvalidUsage` if the folder itself can't be listed."""
 
     def __init__(self, folder: str, matches: Callable[[str], bool]) -> None:
         self.files: dict[str, Found] = {}
@@ -169,7 +169,7 @@ class Listing:
             self.skipped.append(Skipped(ascii(name), "its name is not UTF-8"))
             return
         if ":" in entry.name:
-            # Hadoop takes what stands before it for the scheme of a URI, and every read would fail.
+            # Hadoop takes the text before a colon for the scheme of a URI, and every read would fail.
             self.skipped.append(Skipped(name, "Spark can't read a name with a colon: rename it"))
             return
         if name.lower().endswith(LAX_SUFFIXES):
@@ -180,14 +180,15 @@ class Listing:
         try:
             found = entry.stat(follow_symlinks=False)
         except FileNotFoundError:
-            return  # Renamed or removed since the folder was read.
+            return  # The file was renamed or removed after the folder was read.
         if not stat.S_ISREG(found.st_mode):
             self.skipped.append(Skipped(name, "it is not a regular file"))
             return
         self.files[name] = Found(name, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
     def with_markers(self, marker: str | None) -> Iterator[Found]:
-        """The files in order of their names; with a `marker`, those that have theirs, and no marker file."""
+        """The files in order of names. With a `marker`, only those whose marker exists, and no marker files;
+        files without theirs are added to `skipped`."""
         markers: dict[str, str] = {}
         if marker is not None:
             for name in self.files:
@@ -205,12 +206,14 @@ class Listing:
             yield self.files[name]
 
 
+# Changes to bound files.
+
 NAMED_MAX: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One bound file that is not what it was."""
+    """A change to a bound file."""
 
     file: BoundFile
     what: str
@@ -221,7 +224,7 @@ class Change:
 
 
 def listed(changes: Sequence[Change]) -> str:
-    """The changes for a message; empty when there are none."""
+    """The changes as text for a message; empty if there are none."""
     more = [f"and {len(changes) - NAMED_MAX} more"] if len(changes) > NAMED_MAX else []
     return "; ".join([*map(str, changes[:NAMED_MAX]), *more])
 
@@ -229,10 +232,10 @@ def listed(changes: Sequence[Change]) -> str:
 def find_change(
     folder: str, file: BoundFile, hash_of: Callable[[Found], str], *, thorough: bool = True
 ) -> Change | None:
-    """Compare a file with its binding: size and times first, the content only when one of them moved.
+    """Compare a file with its binding: first size and times, and the content only if one of them differs.
 
-    The time of a file's last change moves for its owner or its name, too, so who looks at many files may
-    leave it out (`thorough`). But nobody can set it: it tells of new content under the old size and time."""
+    Users can't set the inode's change time, so it reveals new content under the old size and time. It also
+    moves when the owner or the name changes. A check of many files may skip it (`thorough=False`)."""
     path = f"{folder}/{file.name}"
     try:
         found = os.lstat(path)
@@ -254,6 +257,6 @@ def find_change(
 
 
 def _is_outside(folder: str, path: str) -> bool:
-    """Whether a folder on the way has become a link that leads out."""
+    """Whether a symlink on the path leads out of the folder."""
     base = os.path.realpath(folder)
     return os.path.commonpath([base, os.path.realpath(path)]) != base

@@ -1,8 +1,8 @@
-"""A file source's notes in a binding: exactly which files, in which order, with what content.
+"""The manifest of a file source in a binding: exactly which files, in which order, with which content.
 
 The text is JSON, `{"kind": "files", "format": …, "files": [{"seq", "name", "size", "hash", "mtime_ns",
-"changed_ns"}, …]}`. A file's *sequence number* is its offset in the one partition, `files`: dense from 0 in
-the order of binding.
+"changed_ns"}, …]}`. A file's *sequence number* is its offset in the only partition, `files`. Numbers are
+dense from 0, in the order of binding.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _KIND = "files"
 
 @dataclass(frozen=True, slots=True)
 class BoundFile:
-    """One file as it was when it was bound. `name` is relative to the source's folder, with `/`. `changed_ns`
-    is when the system says that it was last changed, which nobody can set; 0 where that is not on record."""
+    """A file as it was when it was bound. `name` is relative to the source's folder, with `/`. `changed_ns`
+    is the inode's change time, which users can't set; 0 if it is not recorded."""
 
     seq: int
     name: str
@@ -33,9 +33,9 @@ class BoundFile:
 
 @dataclass(frozen=True, slots=True)
 class TableRead:
-    """A reading of a database's table: the position in its log that the rows stand for; which of all tables
-    that may have that name it was; and the record of what the catalog said of it. 0 and empty where that is
-    not on record."""
+    """The last snapshot of a database table: its position in the write-ahead log, the table's oid (a table of
+    the same name that was created again has another one), and the record of its catalog entry. `oid` is 0 and
+    `catalog` empty if not recorded."""
 
     lsn: int
     oid: int = 0
@@ -46,8 +46,8 @@ class TableRead:
 class Manifest:
     """The files of one transaction, in order of their sequence numbers.
 
-    `snapshots` are a captured database's: by table, its last reading. Every manifest has those of all tables
-    read so far."""
+    `snapshots` is used for a captured database: for each table its last snapshot. Every manifest has those of
+    all tables read so far."""
 
     format: str
     files: tuple[BoundFile, ...]
@@ -69,7 +69,8 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str) -> Manifest:
-        """The manifest of a binding, checked: dense numbers, and names that stay inside the folder."""
+        """The manifest of a binding. Raises `InvariantViolation` unless numbers are dense and all names stay
+        inside the folder."""
         try:
             found = json.loads(text)
             if found["kind"] != _KIND:
@@ -100,5 +101,5 @@ def _check(files: Sequence[BoundFile]) -> None:
 
 
 def is_inside(name: str) -> bool:
-    """Whether a relative name stays below its folder, as far as the text can tell."""
+    """Whether a relative name stays below its folder, judged by its text alone."""
     return not {"", ".", ".."} & set(name.split("/")) and "\0" not in name

@@ -1,25 +1,25 @@
-"""Files that land in a folder, as a source: bound once each, by name, with the hash of their content.
+"""A folder of files as a source: each file is bound once, by name, with the hash of its content.
 
-Promise: every settled file that was not bound yet is offered, in order of names, and none twice; it does not
-matter whether its name sorts before those that are bound (scenario S6). Numbers are dense from the last
-binding, so each file, and each record in it, belongs to exactly one transaction (Invariant 1).
+Promise: the source offers every settled file that is not yet bound, in order of names, and no file twice. A
+new file may sort before the bound ones (scenario S6). Sequence numbers are dense from the last binding, so
+each file, and each record in it, belongs to exactly one transaction (Invariant 1).
 
-Files don't change. What happens to a bound file afterwards is noticed, never ignored:
+Bound files must not change. The source detects it when they do:
 
-- *removed* or moved away: `inspect` names it for the transactions that need it; the offer goes on, because
-  clearing away what was processed is normal;
-- *truncated* or *changed*: `inspect` names it too, and the offer fails, because the new content under the old
-  name would otherwise be lost in silence. Renaming such a file lets it be taken as a new one.
+- *removed* or moved away: `inspect` names the file for the transactions that need it. The offer continues,
+  because it is normal to clear processed files away.
+- *truncated* or *changed*: `inspect` names the file, and the offer fails, because the new content under the
+  old name would otherwise be lost silently. After a rename the file is offered as a new one.
 
-A time stamp that moved while the content stayed is no change. Size and time may stay while the content moves;
-then the system's own time of the last change has moved, and the content is hashed: before a transaction is
-sealed, for each of its files, and by the offer for those that were changed last, within `TOUCHED_BYTES_MAX`.
-A file that is still being written is left for later: by its age (`settle_seconds`), by its marker, by its
-missing Parquet footer, and by a size or time that moves while it is hashed.
+A new time stamp on the same content is not a change. If the content changes and size and time stamp stay, the
+inode's change time still moves, and the content is hashed again: before a seal, for each of the transaction's
+files; in an offer, for the most recently changed files, up to `TOUCHED_BYTES_MAX`. The source skips a file
+that is still being written: it is younger than `settle_seconds`, or lacks its marker or its Parquet footer,
+or its size or time moves while it is hashed.
 
-Known limitations: it is meant for a local or mounted folder. `max_records` counts lines, so a CSV file with
-line breaks inside of quotes counts high. Where times of last changes are too coarse, what is written twice
-within one tick, with the same size, is one content; `settle_seconds` waits longer than that.
+Known limitations: the folder must be local or mounted. `max_records` counts lines, so it counts a CSV file
+with quoted line breaks too high. If change times are coarse, two writes of the same size within one tick look
+like one; a `settle_seconds` longer than a tick avoids this.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ from tidemark.sources.files.manifest import PARTITION, BoundFile, Manifest
 
 THREADS: Final = 4
 INDEX_FILE: Final = "1.sqlite"
-"""Another number for another layout: processes of two versions may work side by side."""
+"""The number changes with the layout, so that processes of two versions can run side by side."""
 TOUCHED_BYTES_MAX: Final = 256 * 1024**2
-"""How much of what has kept its size and time an offer reads again, of what was changed last."""
+"""How many bytes an offer hashes again of bound files whose change time alone moved, the latest first."""
 _SKIPPED_LOGGED_MAX: Final = 20
 
 logger = logging.getLogger(__name__)
 
 
 class BoundFileChanged(InvalidUsage):
-    """Files that are bound have other content now, which nobody has read."""
+    """Bound files have new content, which no transaction has read."""
 
     def __init__(self, changes: Sequence[Change]) -> None:
         super().__init__(
@@ -71,7 +71,7 @@ class BoundFileChanged(InvalidUsage):
 
 @dataclass(frozen=True, slots=True)
 class FileRules:
-    """Which files of the folder are taken, and when; the words are those of the pipeline file."""
+    """Which files of the folder are bound, and when. The fields are named as in the pipeline file."""
 
     format: str
     pattern: str | None = None
@@ -81,7 +81,7 @@ class FileRules:
 
 @dataclass(frozen=True, slots=True)
 class FileLimits:
-    """How much goes into one transaction. One file that is larger by itself is one of its own."""
+    """The limits of one transaction. A file that exceeds them by itself gets a transaction of its own."""
 
     files_max: int = 10_000
     bytes_max: int = 4 * 1024**3
@@ -110,7 +110,7 @@ class FileSource:
         self._bound = BoundFiles(index, self._bound_between)
         self._contents: dict[str, tuple[Found, Content]] = {}
         self.skipped: tuple[Skipped, ...] = ()
-        """What the last offer left out, and why."""
+        """The files that the last offer left out, with the reasons."""
 
     @classmethod
     def of(cls, config: PipelineConfig, *, bindings: Ledger[BindingRecord]) -> FileSource:
@@ -129,7 +129,7 @@ class FileSource:
         )
 
     def offer(self, last: Binding | None) -> Sequence[Step]:
-        """Everything new, cut into transactions; `BoundFileChanged` when bound names have other content."""
+        """All new files, cut into transactions. Raises `BoundFileChanged` if a bound file has new content."""
         listing, bound = self._look(last)
         changes = self._changes(listing, bound)
         if changes:
@@ -148,8 +148,8 @@ class FileSource:
         return list(self._cut(whole, lower))
 
     def waiting(self, last: Binding | None) -> Waiting:
-        """The files that no transaction has yet, those that still settle among them; not those whose marker
-        is missing. None is opened."""
+        """The files that are not bound yet, including those that still settle, but not those whose marker is
+        missing. Opens no file."""
         try:
             listing, bound = self._look(last, makes=False)
         except InvalidUsage as error:
@@ -160,13 +160,13 @@ class FileSource:
         return Waiting(len(new), sum(file.size for file in new), oldest / 1e9 if oldest is not None else None)
 
     def _tell(self) -> None:
-        """Say what is left out, and first, as a warning, what no later run will take either."""
+        """Log the skipped files. Those that no later run will bind come first, as warnings."""
         for one in sorted(self.skipped, key=lambda one: one.waits)[:_SKIPPED_LOGGED_MAX]:
             level = logging.INFO if one.waits else logging.WARNING
             logger.log(level, "file %r is not taken: %s", one.name, one.reason)
 
     def inspect(self, binding: Binding) -> str:
-        """Which bound files are not what they were; empty when all are."""
+        """Which bound files have changed; empty if none has."""
         return self._gone(binding, thorough=True)
 
     def _gone(self, binding: Binding, *, thorough: bool) -> str:
@@ -175,15 +175,16 @@ class FileSource:
         return listed([change for change in changes if change is not None])
 
     def replayable(self, bindings: Sequence[Binding]) -> Sequence[Replayable]:
-        """Files have no retention of their own: they can be read until someone changes or removes them."""
+        """Which transactions still have all their files. Files have no retention: they stay replayable until
+        a user changes or removes them."""
         return [Replayable(gone=self._gone(binding, thorough=False)) for binding in bindings]
 
     def acknowledge(self, frontier: Frontier) -> None:
-        """Nothing: files are the user's, and are never moved or removed."""
+        """Does nothing: Tidemark never moves or removes the user's files."""
 
     def _look(self, last: Binding | None, *, makes: bool = True) -> tuple[Listing, dict[str, BoundFile]]:
-        """What is in the folder, and what of it is bound up to the last binding. Who only looks at a pipeline
-        leaves no index behind, which might be another user's."""
+        """The folder's files, and those of them that are bound up to the last binding. With `makes=False` no
+        index is created on disk: a read-only command may run as another user."""
         listing = Listing(self._folder, self._matches)
         if not makes and not self._bound.is_made:
             self._bound = BoundFiles(None, self._bound_between)
@@ -191,7 +192,8 @@ class FileSource:
         return listing, self._bound.among(listing.files)
 
     def _bound_between(self, lower: Txn, upper: Txn) -> list[Binding]:
-        """The bindings of these transactions, all of which a head has shown; an older snapshot is left."""
+        """The bindings in [lower, upper), all of which a head has shown. If the ledger was read at an older
+        version, it is read again."""
         wanted = list(range(lower, upper))
         for _ in range(2):
             found = [one for one in self._bindings.read(lower, upper) if isinstance(one, Binding)]
@@ -201,7 +203,7 @@ class FileSource:
         raise InvariantViolation(f"bindings {lower} to {upper - 1} are not all there")
 
     def _changes(self, listing: Listing, bound: Mapping[str, BoundFile]) -> list[Change]:
-        """The bound files whose size or times moved, and whose content did too."""
+        """The bound files whose size or times differ, and whose content differs too."""
         moved: list[BoundFile] = []
         touched: list[tuple[int, BoundFile]] = []
         for name, known in bound.items():
@@ -220,7 +222,7 @@ class FileSource:
         return [change for change in changes if change is not None and not change.is_removal]
 
     def _hash_of(self, file: Found) -> str:
-        """The hash of a bound file as it is now; read once for each size and time."""
+        """The current hash of a bound file, computed once for each size and time."""
         return self._content(file, count_records=False).hash
 
     def _content(self, file: Found, *, count_records: bool) -> Content:
@@ -232,13 +234,13 @@ class FileSource:
         return known[1]
 
     def _fresh(self, listing: Listing, bound: Mapping[str, BoundFile]) -> Iterator[Found]:
-        """The files to bind, in order of their names."""
+        """The settled files that are not bound, in order of names."""
         now_ns = int(self._now() * 1e9)
         settle_ns = int(self._rules.settle_seconds * 1e9)
         for file in listing.with_markers(self._rules.ready_marker):
             if file.name in bound:
                 continue
-            # Without a wait the clocks of this machine and of the file server don't matter.
+            # Without a settle time, clocks that differ between this machine and the file server don't matter.
             if settle_ns and now_ns - file.settled_at(now_ns) < settle_ns:
                 reason = f"it is younger than {self._rules.settle_seconds} s"
                 listing.skipped.append(Skipped(file.name, reason, waits=True))
@@ -252,7 +254,7 @@ class FileSource:
             return list(pool.map(self._read_one, files))
 
     def _read_one(self, file: Found) -> Content | None:
-        """The content; None when the file is gone, or can't be opened. Read once for each size and time."""
+        """The content, or None if the file can't be opened."""
         try:
             return self._content(file, count_records=self._limits.records_max is not None)
         except OSError:

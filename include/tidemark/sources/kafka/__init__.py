@@ -1,1 +1,1 @@
-"""Kafka topics, as a source."""
+"""The source that reads Kafka topics."""

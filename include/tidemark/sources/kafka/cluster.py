@@ -1,9 +1,7 @@
-"""When records were written: the first one of each partition from an offset on is fetched.
+"""A client for a Kafka cluster: topics and their ids, read-committed offsets, record times, group offsets.
 
-Asking a Kafka cluster: topics and their ids, offsets as a read-committed reader sees them, group offsets.
-
-Every call has a deadline, and ends in one error that says what is so: a cluster that can't be reached may be
-tried again, one that refuses the credentials may not. The client's own log lines are kept off the terminal.
+Every call has a deadline. A cluster that can't be reached raises `Determinate`, which may be retried. Refused
+credentials raise `InvalidUsage`. The client library's own log lines are discarded.
 """
 
 from __future__ import annotations
@@ -29,11 +27,11 @@ if TYPE_CHECKING:
 ONE_RECORD_EACH: Final = {
     "isolation.level": "read_committed",
     "enable.partition.eof": True,
-    # An offset that is gone is an error; the default would go on at the end of the partition.
+    # An expired offset is an error; by default the consumer would continue at the end of the partition.
     "auto.offset.reset": "error",
     "queued.min.messages": 1,
 }
-"""The settings of a consumer that reads times."""
+"""The settings of a consumer that reads one record of each partition, for its time."""
 _POLL_SECONDS: Final = 0.1
 
 
@@ -44,9 +42,10 @@ def read_times(
     seconds_max: float,
     refusal: Callable[[], InvalidUsage | None],
 ) -> tuple[dict[str, float], list[str]]:
-    """The times in seconds, and the partitions that have not answered. A partition that has no record from
-    its offset on, only what compaction or aborted transactions left, is in neither. The client's own errors
-    come out as they are; `refusal` is asked for what it was refused meanwhile."""
+    """The time in seconds of each partition's first record at or after its offset, and the partitions that
+    did not answer in time. A partition without such a record (only gaps from compaction or aborted
+    transactions) is in neither. Raises the client's `KafkaException`, or the error that `refusal` returns
+    while waiting."""
     from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, KafkaError, KafkaException, TopicPartition
 
     wanted = {name: TopicPartition(*split_partition(name), offset) for name, offset in starts.items()}
@@ -88,7 +87,7 @@ _FORBIDDEN: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic as the cluster has it now."""
+    """A topic of the cluster, with the names of its partitions."""
 
     name: str
     id: str
@@ -96,7 +95,7 @@ class Topic:
 
 
 class Cluster:
-    """A cluster. Its settings are looked up, and it is connected to, when it is first asked something."""
+    """A Kafka cluster. The first call looks its settings up and connects."""
 
     def __init__(
         self, settings: Callable[[], Mapping[str, str]], *, wait_seconds_max: float = WAIT_SECONDS_MAX
@@ -111,7 +110,7 @@ class Cluster:
         return self._settings()[SERVERS]
 
     def describe(self, names: Iterable[str]) -> dict[str, Topic]:
-        """Those of the topics that are there."""
+        """The topics that exist, by name."""
         from confluent_kafka import KafkaException, TopicCollection
 
         asked = self._admin().describe_topics(TopicCollection(list(names)), **self._deadline())
@@ -129,28 +128,28 @@ class Cluster:
         return found
 
     def earliest(self, partitions: Iterable[str]) -> dict[str, int]:
-        """The first offset that each partition still has."""
+        """The earliest offset of each partition."""
         from confluent_kafka.admin import OffsetSpec
 
         return self._offsets(dict.fromkeys(partitions, OffsetSpec.earliest()))
 
     def stable(self, partitions: Iterable[str]) -> dict[str, int]:
-        """The last stable offset of each partition: all transactions below it are decided."""
+        """The last stable offset of each partition: all transactions below it are committed or aborted."""
         from confluent_kafka.admin import OffsetSpec
 
         return self._offsets(dict.fromkeys(partitions, OffsetSpec.latest()))
 
     def first_since(self, times: Mapping[str, int]) -> dict[str, tuple[int, int]]:
-        """Offset and time of each partition's first record from its time (in milliseconds) on; partitions
-        without one are left out."""
+        """Offset and time of each partition's first record at or after the given time, in milliseconds.
+        Partitions without such a record are left out."""
         from confluent_kafka.admin import OffsetSpec
 
         found = self._listed({name: OffsetSpec.for_timestamp(time) for name, time in times.items()})
         return {name: (one.offset, one.timestamp) for name, one in found.items() if one.offset != _NO_OFFSET}
 
     def first_times(self, group: str, starts: Mapping[str, int]) -> dict[str, float]:
-        """When the first record of each partition from an offset on was written, in seconds; a partition
-        without one is left out. One record of each is fetched, without a trace in the group."""
+        """The time, in seconds, of each partition's first record at or after its offset. Partitions without
+        such a record are left out. Fetches one record of each, and commits nothing for the group."""
         from confluent_kafka import KafkaException
 
         if not starts:
@@ -169,7 +168,7 @@ class Cluster:
         return times
 
     def settings(self, topic: str) -> dict[str, str] | None:
-        """A topic's settings, its broker's where it has none of its own; None where they may not be seen."""
+        """A topic's settings, with the broker's defaults; None if this user may not read them."""
         from confluent_kafka import KafkaException
         from confluent_kafka.admin import ConfigResource
 
@@ -184,7 +183,7 @@ class Cluster:
         return {name: entry.value for name, entry in found.items() if entry.value is not None}
 
     def committed(self, group: str, partitions: Iterable[str]) -> dict[str, int]:
-        """The offsets that a consumer group has for these partitions."""
+        """The offsets that a consumer group has committed for these partitions."""
         from confluent_kafka import KafkaException, TopicPartition
 
         asked = [TopicPartition(*split_partition(name)) for name in partitions]
@@ -197,7 +196,7 @@ class Cluster:
         return {partition_name(one.topic, one.partition): one.offset for one in listed if one.offset >= 0}
 
     def commit(self, group: str, offsets: Mapping[str, int]) -> None:
-        """Give a consumer group these offsets."""
+        """Commit these offsets for a consumer group."""
         from confluent_kafka import KafkaException, TopicPartition
 
         given = [TopicPartition(*split_partition(name), offset) for name, offset in offsets.items()]
@@ -210,15 +209,14 @@ class Cluster:
 
     @contextmanager
     def _member(self, group: str, more: Mapping[str, Any] | None = None) -> Iterator[Consumer]:
-        """A consumer that never joins its group. The admin client has calls for a group's offsets too, but
-        ends the whole process by a fault where the broker it asks is not, or not yet, the one that has the
-        group."""
+        """A consumer that never joins its group. The admin client also has calls for a group's offsets, but
+        they crash the process if the broker that it asks is not, or not yet, the group's coordinator."""
         from confluent_kafka import Consumer, KafkaException
 
         self._complaints.clear()
         settings: dict[str, Any] = {**self._settings(), "error_cb": self._complain}
         settings |= {"group.id": group, "enable.auto.commit": False}
-        # What a commit waits for a broker at most; without it, for 45 s.
+        # This bounds how long a commit waits for a broker; the default is 45 s.
         settings |= {"session.timeout.ms": int(self._wait_seconds_max * 1000), "heartbeat.interval.ms": 500}
         settings |= more or {}
         try:
@@ -261,7 +259,7 @@ class Cluster:
         return self._client
 
     def _deadline(self) -> dict[str, float]:
-        """The option of a request that is made now; what was complained of before does not count for it."""
+        """The timeout option of a new request. Clears the client's errors from earlier requests."""
         self._complaints.clear()
         return {"request_timeout": self._wait_seconds_max}
 
@@ -277,7 +275,7 @@ class Cluster:
             raise self._failure(error) from None
 
     def _result(self, future: Future[Any]) -> Any:
-        """The answer; refused credentials end the wait at once, since the client would go on trying."""
+        """The result. Refused credentials end the wait at once, because the client would keep retrying."""
         deadline = time.monotonic() + self._wait_seconds_max + 1
         while True:
             try:
@@ -311,7 +309,7 @@ class Cluster:
         return Determinate(fact, hint=hint)
 
     def _refusal(self) -> InvalidUsage | None:
-        """What was complained of that no retry mends; a broker that ends TLS says so by an alert."""
+        """The client's first error that no retry fixes, such as a TLS alert; None if there is none."""
         refused = (text for name, text in self._complaints if name in _REFUSED or "SSL alert" in text)
         return next((self._denied(text) for text in refused), None)
 
@@ -326,13 +324,13 @@ class Cluster:
 
 
 def _unusable(error: KafkaException) -> InvalidUsage:
-    """Settings that the client itself refuses."""
+    """The error for settings that the client refuses."""
     fact = f"the kafka client can't be set up: {error.args[0].str()}"
     return InvalidUsage(fact, hint="check the connection's settings")
 
 
 def _quiet() -> logging.Logger:
-    """A log for the client's own lines, which nobody reads."""
+    """A logger that discards the client's log lines."""
     quiet = logging.getLogger(f"{__name__}.client")
     quiet.propagate = False
     if not quiet.handlers:

@@ -1,20 +1,18 @@
-"""Asking a schema registry, over HTTP, for every schema that a topic's records were written with.
+"""Connection settings for both Kafka clients, and a client for the schema registry.
 
-A producer registers a schema before it writes with it, under the subject `<topic>-value` or `<topic>-key`. So
-who first looks where a topic ends, and then asks, has the schemas of all records up to there. They go into
-the binding: a replay asks nobody.
+A connection has the form of Airflow's Kafka provider: its `extra` holds librdkafka's settings, including
+`bootstrap.servers`. Tidemark binds with librdkafka and reads with Spark's Java client, which has other names
+for some settings; `java_settings` translates them. A setting that can't be given to both clients is refused:
+if the two saw different offsets, the binding would be wrong.
 
-The address and the credentials are those of the connection, under the names that Confluent's clients use:
-`schema.registry.url` and `basic.auth.user.info`. They go to that address alone, and into no message.
+The registry's address and credentials come from the same connection, under the names that Confluent's clients
+use: `schema.registry.url` and `basic.auth.user.info`. A producer registers a schema, under the subject
+`<topic>-value` or `<topic>-key`, before it writes with it. A caller that first reads a topic's end offsets
+and then the registry therefore has the schemas of all records below these offsets. The binding records them,
+so a replay does not need the registry.
 
-How a Kafka cluster is reached: the settings of a connection, for both clients.
-
-A connection is written the way Airflow's Kafka provider has it: its `extra` holds librdkafka's settings,
-`bootstrap.servers` among them. Tidemark binds with librdkafka and reads with Spark's Java client, which names
-some things differently; `java_settings` translates. A setting that can't be given to both is refused by name,
-because offsets that one client sees and the other doesn't would be a wrong binding.
-
-Settings are kept in memory only; no message, record or command line has a value of them.
+Settings stay in memory: no message, record or command line contains a value of them. The registry's
+credentials are sent to its own address only.
 """
 
 from __future__ import annotations
@@ -35,6 +33,8 @@ from tidemark.config.kafka import KafkaSource, is_record, schema_text
 from tidemark.core.errors import Determinate, InvalidUsage, TidemarkError
 from tidemark.sources.connections import find_connection
 
+# The schema registry.
+
 URL: Final = "schema.registry.url"
 USER: Final = "basic.auth.user.info"
 WAIT_SECONDS_MAX: Final = 20.0
@@ -46,14 +46,14 @@ _TRIED_AGAIN: Final = (408, 429, 500, 502, 503, 504)
 
 
 class _NoRedirect(HTTPRedirectHandler):
-    """Credentials are for the registry, not for whom it names."""
+    """Follows no redirect, so that the credentials reach the registry only."""
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
         return None
 
 
 def _is_usable(url: str) -> bool:
-    """Whether an address has a host, perhaps a port, and nothing that could be a secret."""
+    """Whether an address has a host, a valid port if any, and no user or query, which could hold a secret."""
     try:
         place = urlsplit(url)
         named = bool(place.hostname) and (place.port is None or place.port > 0)
@@ -63,12 +63,13 @@ def _is_usable(url: str) -> bool:
 
 
 class Registry:
-    """A registry; `settings` are those of the connection."""
+    """A schema registry. `settings` are those of the connection; raises `InvalidUsage` without a usable
+    address."""
 
     def __init__(self, settings: Mapping[str, str]) -> None:
         url = settings.get(URL, "")
         if not _is_usable(url):
-            # What was written may hold a password, so it is not shown.
+            # The address may hold a password, so the message omits it.
             hint = f"write https://host:port, with user:password in {USER}"
             raise InvalidUsage(f"the connection has no usable {URL}", hint=hint)
         self._base = url.rstrip("/")
@@ -77,8 +78,8 @@ class Registry:
         self._open = build_opener(_NoRedirect).open
 
     def schemas(self, subject: str, *, records: bool) -> dict[int, str]:
-        """Every schema of a subject by its id, deleted ones too, since records of them may be left. With
-        `records`, one that is of a single value is refused."""
+        """Every schema of a subject by its id. Deleted schemas are included, because the topic may still have
+        records of them. With `records`, a schema that is not a record is refused."""
         path = f"/subjects/{quote(subject, safe='')}/versions"
         versions = self._get(f"{path}?deleted=true", subject)
         if not isinstance(versions, list) or not all(isinstance(version, int) for version in versions):
@@ -142,6 +143,8 @@ class Registry:
         return InvalidUsage(fact, hint=f"check {URL} of the connection")
 
 
+# The cluster.
+
 SERVERS: Final = "bootstrap.servers"
 _REGISTRY: Final = (URL, USER)
 _SAME: Final = (SERVERS, "security.protocol", "client.id")
@@ -169,11 +172,11 @@ _IGNORED: Final = (
     "isolation.level",
     "socket.timeout.ms",
 )
-"""What a connection made for consumers often has, and what is decided here."""
+"""Settings that connections for consumers often have. They are ignored, because Tidemark sets them itself."""
 
 
 def settings_of(source: KafkaSource, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """librdkafka's settings for a source; `InvalidUsage` when its connection can't be used."""
+    """librdkafka's settings for a source. Raises `InvalidUsage` if its connection can't be used."""
     if source.kafka_config_id is None:
         return {SERVERS: source.bootstrap_servers or ""}
     name = source.kafka_config_id
@@ -182,7 +185,7 @@ def settings_of(source: KafkaSource, environ: Mapping[str, str] = os.environ) ->
     known = {*_SAME, *_FILES, *_SASL, _HOST_CHECK}
     unknown = sorted(settings.keys() - known)
     if _KEY_PASSWORD in unknown:
-        # OpenSSL closes keys in a way that Java's client has no means to open.
+        # Java's client can't decrypt keys that OpenSSL has encrypted.
         fact = f"connection {name!r} has the setting {_KEY_PASSWORD!r}, and Java's client can't use it"
         hint = "remove it, and name a key without a password, in a file that nobody else may read"
         raise InvalidUsage(fact, hint=hint)
@@ -197,13 +200,13 @@ def settings_of(source: KafkaSource, environ: Mapping[str, str] = os.environ) ->
 
 
 def registry_settings(source: KafkaSource, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """What a source's connection says of a schema registry; none where it has no connection."""
+    """The schema registry settings of a source's connection; empty if it has no connection."""
     settings = _settings(source.kafka_config_id, environ) if source.kafka_config_id is not None else {}
     return {key: value for key, value in settings.items() if key in _REGISTRY}
 
 
 def _settings(name: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """All that a connection has in its extra."""
+    """All settings in a connection's `extra`."""
     example = '{"conn_type": "kafka", "extra": {"bootstrap.servers": "…"}}'
     found = find_connection(name, environ, example=example)
     return {str(key): _text(value) for key, value in found.extra.items()}
@@ -214,8 +217,8 @@ def _text(value: Any) -> str:
 
 
 def java_settings(settings: Mapping[str, str]) -> dict[str, str]:
-    """The same settings for the Java client. Certificates and keys are read now, so that the machines that
-    run Spark's tasks need no files."""
+    """The same settings for the Java client. Certificates and keys are read here, so that Spark's executors
+    don't need the files."""
     made = {key: settings[key] for key in _SAME if key in settings}
     for key, target in _FILES.items():
         if key in settings:
@@ -244,6 +247,6 @@ def _content(path: str, key: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A value as a JAAS configuration writes it."""
+    """A value, quoted for a JAAS configuration."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'

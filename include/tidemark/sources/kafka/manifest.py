@@ -1,20 +1,19 @@
-"""A Kafka source's notes in a binding: which topics by their ids, and which offsets of which partitions.
+"""The manifest of a Kafka source in a binding: which topics, by id, and which offsets; and their retention.
 
-The text is JSON, `{"kind": "kafka", "topics": {name: id}, "ranges": {"orders-0": [lower, upper]}}`. A topic's
-id is given by the cluster and never again: a topic that was deleted and made anew under its old name has
-another one. `topics` has every topic that was ever bound, `ranges` only what this transaction reads. With a
-schema registry there is also `"schemas": {"value": {id: schema}, "key": {…}}`, as it was then.
+The text is JSON, `{"kind": "kafka", "topics": {name: id}, "ranges": {"orders-0": [lower, upper]}}`. The
+cluster never gives a topic's id twice: a topic that is deleted and created again under its name has another
+id. `topics` has every topic that was ever bound, `ranges` only the offsets of this transaction. With a schema
+registry there is also `"schemas": {"value": {id: schema}, "key": {…}}`, as registered at the time of binding.
 
-Until when topics keep the records of a transaction, as far as their own settings say.
+`lifetimes` derives from the topics' retention settings how long a transaction's records stay. A broker
+removes whole segments, the oldest first, each once its newest record is older than `retention.ms`. So if a
+record of time T is at or before an offset, that offset is kept at least until T plus `retention.ms`. A broker
+can look up the first offset at or after a time. A few such lookups cover all transactions at once, and no
+record is read.
 
-A broker removes whole segments, the oldest first, each once its newest record is older than `retention.ms`.
-So if a record of time T stands at an offset or before it, that offset is kept until T plus `retention.ms` at
-the least. A broker knows the first offset from any time on; asked for a few times, it has told enough for all
-transactions at once, and no record is read.
-
-Known limitation: a time that is told is a sure one, and the broker may keep the offsets for longer: by the
-steps of `LEFT_HOURS`, and by what is left of a segment. `retention.bytes` and compaction keep no time, and
-are told as a caveat.
+Known limitation: a reported time is a lower bound. The broker may keep the offsets longer, by a step of
+`LEFT_HOURS` and by the rest of a segment. `retention.bytes` and compaction remove records independently of
+their times; they are reported as a caveat.
 """
 
 from __future__ import annotations
@@ -72,12 +71,12 @@ class KafkaManifest:
 
     @classmethod
     def of(cls, topics: Mapping[str, str], ranges: Iterable[tuple[str, int, int]]) -> KafkaManifest:
-        """The manifest of these partitions' offsets, each (name, lower, upper); empty ranges are left out."""
+        """The manifest of these ranges, each (partition name, lower, upper). Empty ranges are left out."""
         made = [Range(*split_partition(name), lower, upper) for name, lower, upper in ranges if lower < upper]
         return cls(dict(sorted(topics.items())), tuple(sorted(made)))
 
     def reading(self, ranges: Iterable[tuple[str, int, int]]) -> KafkaManifest:
-        """The same notes on these ranges."""
+        """The same manifest with these ranges."""
         return replace(self, ranges=KafkaManifest.of(self.topics, ranges).ranges)
 
     def to_json(self) -> str:
@@ -89,7 +88,8 @@ class KafkaManifest:
 
     @classmethod
     def from_json(cls, text: str) -> KafkaManifest:
-        """The manifest of a binding, checked."""
+        """The manifest of a binding. Raises `InvariantViolation` if it can't be read, or a range's topic has
+        no id."""
         try:
             found = json.loads(text)
             if found["kind"] != _KIND:
@@ -109,27 +109,29 @@ class KafkaManifest:
         return made
 
 
+# Retention.
+
 LEFT_HOURS: Final = (0, 1, 3, 6, 12, 24, 48, 96, 168, 336, 720, 2160)
-"""For how long a transaction is left, in the steps that are told apart."""
+"""The steps, in hours, in which a transaction's remaining retention is measured."""
 _HOUR_MS: Final = 3_600_000
 _UNLIMITED: Final = "-1"
 
 Mark = tuple[int, int]
 """An offset, and the time of its record in milliseconds."""
 FirstSince = Callable[[Mapping[str, int]], Mapping[str, Mark]]
-"""For each partition a time in milliseconds; for each that has one, its first record from then on."""
+"""Takes a time in milliseconds for each partition; returns the first record at or after it, if any."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How long a topic keeps a record: None where no time ends it. `caveat` is what may end it sooner."""
+    """How long a topic keeps a record; None without a time limit. `caveat` is why it may go sooner."""
 
     milliseconds: int | None = None
     caveat: str = ""
 
     @classmethod
     def of(cls, topic: str, settings: Mapping[str, str] | None) -> Retention:
-        """By a topic's settings; None are settings that may not be seen."""
+        """The retention by a topic's settings; they are None if this user may not read them."""
         if settings is None:
             return cls(caveat=f"topic {topic!r} does not show its retention")
         policies = settings.get("cleanup.policy", "delete").split(",")
@@ -155,16 +157,16 @@ def lifetimes(
     first_since: FirstSince,
     now_ms: int,
 ) -> list[Replayable]:
-    """Until when each transaction's offsets, all of which are there now, are kept."""
+    """How long each transaction stays replayable. Precondition: all its offsets still exist."""
     names = {one.name for ranges in transactions for one in ranges}
     kept = {name: retentions[split_partition(name)[0]].milliseconds for name in names}
     limited = {name: milliseconds for name, milliseconds in kept.items() if milliseconds is not None}
     marks = _marks(limited, first_since, now_ms=now_ms)
 
     def until_ms(one: Range) -> int:
-        """Of all records at or before the first offset the newest is the one that counts."""
+        """The newest record at or before the first offset determines the time."""
         times = [time for offset, time in marks[one.name] if offset <= one.lower]
-        # Its time is over when there is none: the broker takes it when it comes by.
+        # Without such a record the retention has passed, and the broker may remove the offset any time.
         return max(times) + limited[one.name] if times else now_ms
 
     def lifetime(ranges: Sequence[Range]) -> Replayable:
@@ -193,5 +195,5 @@ def _marks(limited: Mapping[str, int], first_since: FirstSince, *, now_ms: int) 
 
 
 def topics_of(transactions: Iterable[Iterable[Range]]) -> list[str]:
-    """The topics that are read, in order."""
+    """The topics of these transactions, sorted."""
     return sorted({one.topic for ranges in transactions for one in ranges})

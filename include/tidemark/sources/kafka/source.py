@@ -1,20 +1,18 @@
-"""Cutting what there is to read of topics into transactions.
+"""Kafka topics as a source, bound by topic id and by offsets up to the last stable offset.
 
-Kafka topics as a source: bound by topic id and by offsets up to the last stable one.
+Promise: a binding names exactly which offsets of which partitions it reads. All of them lie below the last
+stable offset, so no producer's transaction among them is open; both the binding and the read are
+read-committed. Only the last binding determines where a pipeline continues. The consumer group's offsets are
+committed for lag monitoring, and never used (scenario S1).
 
-Promise: a binding names, for every partition, exactly which offsets it reads, and all of them are decided:
-what a transaction has open or aborted is not among the records, in the binding as in the read. Where to go on
-comes from the last binding alone; the consumer group's offsets are written for who watches lag, and never
-read (scenario S1).
-
-- `start` says where a pipeline begins. A partition that appears later begins at 0, and a topic that is added
-  later at its earliest record.
-- Gaps in the offsets, which compaction and transactions leave, are no loss: a binding counts offsets, a read
-  counts records (S3).
-- Offsets that expired before they were bound become a transaction of their own, of exactly the lost range. It
-  can't be read, so the run stops there and names it; skipping it takes a recorded reason, and costs nothing
-  that is still there (S4).
-- A topic that is gone, or that was made anew under its name, is an error that no retry mends (S5).
+- `start` determines where a pipeline begins. A partition that appears later begins at 0. A topic that is
+  added later begins at its earliest record.
+- Gaps in the offsets, from compaction and transactions, are no loss: a binding counts offsets, a read counts
+  records (S3).
+- Offsets that expire before they are bound become a transaction of their own, with exactly the lost range. It
+  can't be read, so the run stops and names it. Skipping it needs a recorded reason, and skips only the lost
+  offsets (S4).
+- A topic that was deleted, or created again under the same name, is an error that no retry fixes (S5).
 
 Known limitation: `max_records` counts offsets, so a transaction over a compacted range has fewer records.
 """
@@ -46,8 +44,9 @@ Offsets = Mapping[str, int]
 def steps_of(
     firsts: Offsets, lows: Offsets, ends: Offsets, *, kept: Offsets, notes: KafkaManifest, records_max: int
 ) -> Iterator[Step]:
-    """The lost offsets, if there are any, then the others, at most `records_max` in a transaction. `notes` is
-    what all their manifests have in common."""
+    """The steps: first the lost offsets, if any, then the others, at most `records_max` per transaction.
+    `kept` are the offsets of partitions that are no longer read; `notes` is the common part of all
+    manifests."""
     reached = dict(firsts)
     lost = {name: (first, lows[name]) for name, first in firsts.items() if first < lows[name]}
     if lost:
@@ -55,7 +54,7 @@ def steps_of(
         manifest = notes.reading((name, first, low) for name, (first, low) in lost.items())
         yield Step(Frontier.of({**kept, **reached}), manifest.to_json())
     if all(reached[name] == ends[name] for name in reached) and not lost:
-        # Nothing to read. Where the pipeline begins is worth a binding all the same.
+        # There is nothing to read, but a binding still records where the pipeline begins.
         yield Step(Frontier.of({**kept, **reached}), notes.to_json())
     while any(reached[name] < ends[name] for name in reached):
         shares = _shares({name: ends[name] - offset for name, offset in reached.items()}, records_max)
@@ -65,8 +64,8 @@ def steps_of(
 
 
 def _shares(left: Offsets, limit: int) -> dict[str, int]:
-    """How many offsets of each partition go into one transaction: equal shares, and what the short ones
-    leave over goes to the others."""
+    """How many offsets of each partition go into one transaction: equal shares. Partitions with fewer offsets
+    than their share leave the rest to the others."""
     shares: dict[str, int] = {}
     waiting = sorted((offsets, name) for name, offsets in left.items() if offsets)
     for index, (offsets, name) in enumerate(waiting):
@@ -81,7 +80,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 class TopicLost(InvalidUsage):
-    """A topic is not the one that is bound, or not there at all."""
+    """A bound topic was deleted, or created again under the same name."""
 
     def __init__(self, what: str) -> None:
         super().__init__(what, hint="bind the new topic in a new pipeline, or restore the old one")
@@ -121,23 +120,23 @@ class TopicSource:
         )
 
     def offer(self, last: Binding | None) -> Sequence[Step]:
-        """Everything up to the last stable offsets, cut into transactions; what is lost comes first."""
+        """All offsets up to the last stable ones, cut into transactions. Lost offsets come first."""
         known = _known(last)
         topics = self._topics(known)
         firsts, lows, ends = self._extent(last, topics)
         bound = last.upper.as_dict() if last is not None else {}
-        # Partitions of topics that are no longer listed stay where they are; others must be there still.
+        # Partitions of topics that the pipeline file no longer lists keep their offsets in the frontier.
         kept = {name: offset for name, offset in bound.items() if split_partition(name)[0] not in topics}
         ids = {**known.topics, **{topic.name: topic.id for topic in topics.values()}}
-        # After the ends: whoever wrote below them had registered its schema before.
+        # Read after the ends: a producer registers its schema before it writes, so all of them are there.
         notes = KafkaManifest(dict(sorted(ids.items())), schemas=self._schemas(topics))
         if any(ends[name] < first for name, first in firsts.items()):
             return [Step(Frontier.of({**kept, **ends}), notes.to_json())]
         return list(steps_of(firsts, lows, ends, kept=kept, notes=notes, records_max=self._records_max))
 
     def waiting(self, last: Binding | None) -> Waiting:
-        """The offsets above the last binding, and the time of the first record among them: that of each
-        partition is fetched. Records have the times that their producers, or the topic, gave them."""
+        """The number of offsets above the last binding, and the time of the oldest record among them, for
+        which one record of each partition is fetched. Times are those of the producers or the topic."""
         try:
             firsts, lows, ends = self._extent(last, self._topics(_known(last)))
             for name, first in firsts.items():
@@ -152,13 +151,13 @@ class TopicSource:
         return Waiting(offsets, oldest_seconds=min(times.values(), default=None), unit=_UNIT)
 
     def inspect(self, binding: Binding) -> str:
-        """Which of the bound offsets can't be read any more; empty when all can."""
+        """Which of the bound offsets can no longer be read; empty if all can."""
         (gone,) = self._gone([KafkaManifest.from_json(binding.manifest)])
         return gone
 
     def replayable(self, bindings: Sequence[Binding]) -> Sequence[Replayable]:
-        """Whether the offsets are still there, and until when the topics' retention keeps them. The cluster
-        is asked a fixed number of questions, however many transactions there are."""
+        """Whether the offsets still exist, and until when the topics' retention keeps them. The number of
+        requests does not depend on the number of transactions."""
         manifests = [KafkaManifest.from_json(binding.manifest) for binding in bindings]
         gone = self._gone(manifests)
         there = [() if text else made.ranges for made, text in zip(manifests, gone, strict=True)]
@@ -169,8 +168,8 @@ class TopicSource:
         return [Replayable(text) if text else one for text, one in zip(gone, kept, strict=True)]
 
     def acknowledge(self, frontier: Frontier) -> None:
-        """Show how far the pipeline is, as the offsets of its consumer group; never back, and never in the
-        way: nothing reads them here, so a cluster that refuses them is a warning."""
+        """Commit the pipeline's progress as the offsets of its consumer group; never backwards. A failure is
+        only a warning, because Tidemark doesn't use these offsets."""
         ours = {n: o for n, o in frontier.offsets if split_partition(n)[0] in self._source.topics}
         try:
             committed = self._cluster.committed(self._group, ours)
@@ -181,7 +180,7 @@ class TopicSource:
             _LOG.warning("the offsets of group %s could not be committed: %s", self._group, error)
 
     def standing(self) -> SourceReport:
-        """The consumer group's offsets, and how much there is that no transaction has bound yet."""
+        """The consumer group's offsets, and how many offsets are not bound yet."""
         upper = self._bindings.head().upper
         last = next((one for one in self._bindings.read(upper - 1, upper) if isinstance(one, Binding)), None)
         bound = last.upper.as_dict() if last is not None else {}
@@ -196,7 +195,7 @@ class TopicSource:
         return SourceReport(self._acknowledged(ends), cost=f"{waiting:,} offsets to be read")
 
     def _acknowledged(self, partitions: Iterable[str]) -> str:
-        """The group's offsets; a cluster that does not tell them is no trouble, since nothing needs them."""
+        """The group's offsets, or why they are unknown; that is no trouble, as nothing depends on them."""
         try:
             committed = self._cluster.committed(self._group, partitions)
         except TidemarkError as error:
@@ -204,7 +203,7 @@ class TopicSource:
         return self.shown(Frontier.of(committed))
 
     def shown(self, frontier: Frontier) -> str:
-        """Partitions and offsets; of many the first ones, and all of them summed up."""
+        """Partitions and offsets as text; if there are many, the first ones and the totals."""
         named = [f"{name}:{offset}" for name, offset in frontier.offsets]
         if len(named) > _NAMED_MAX:
             total = sum(offset for _, offset in frontier.offsets)
@@ -212,7 +211,7 @@ class TopicSource:
         return " ".join(named) or "nothing"
 
     def _gone(self, manifests: Sequence[KafkaManifest]) -> list[str]:
-        """What of each can't be read any more, all looked at together."""
+        """For each manifest, which offsets can no longer be read. All are checked with the same requests."""
         names = topics_of(made.ranges for made in manifests)
         topics = self._cluster.describe(names) if names else {}
         partitions = {one.name for made in manifests for one in made.ranges if _is_there(one, topics, made)}
@@ -224,10 +223,10 @@ class TopicSource:
         ]
 
     def _extent(self, last: Binding | None, topics: Mapping[str, Topic]) -> tuple[Offsets, Offsets, Offsets]:
-        """Where each partition goes on, and where it begins and ends."""
+        """For each partition: where the pipeline continues, its earliest and its last stable offset."""
         known = _known(last)
         partitions = [name for topic in topics.values() for name in topic.partitions]
-        # In this order: both only grow, so no partition begins above its end.
+        # Both only grow, so in this order no partition's earliest offset is above its end.
         lows = self._cluster.earliest(partitions)
         ends = self._cluster.stable(partitions)
         bound = last.upper.as_dict() if last is not None else {}
@@ -242,7 +241,8 @@ class TopicSource:
         return firsts, lows, ends
 
     def _topics(self, known: KafkaManifest) -> dict[str, Topic]:
-        """The listed topics, each the one that is bound."""
+        """The topics of the pipeline file. Raises `TopicLost` for a bound topic that is gone or has another
+        id, and `InvalidUsage` for any other that doesn't exist."""
         found = self._cluster.describe(self._source.topics)
         for name in self._source.topics:
             if name not in found and name in known.topics:
@@ -257,23 +257,24 @@ class TopicSource:
         return found
 
     def _start(self, name: str, last: Binding | None, *, lows: Offsets, ends: Offsets, timed: Offsets) -> int:
-        """Where a partition of a topic that is not bound yet begins."""
+        """The first offset to read of a partition whose topic is not bound yet."""
         source = self._source
         if last is not None:
             return lows[name]
         if source.start_time is not None:
-            # What came in since the ends were read is left to the next transaction, whatever its time.
+            # A record that arrived after the ends were read is left to the next transaction.
             return min(timed.get(name, ends[name]), ends[name])
         if name in source.start_offsets:
             if source.start_offsets[name] > ends[name]:
                 fact = f"the start {source.start_offsets[name]} of {name} is above its end {ends[name]}"
                 raise InvalidUsage(fact, hint="give an offset that is there, or latest")
             return source.start_offsets[name]
-        # A run before us has found the topics empty, and with that its latest: 0.
+        # An earlier run claimed the first transaction and found the topics empty, so its latest offset was 0.
         return 0 if self._has_begun() else ends[name] if source.start == "latest" else lows[name]
 
     def _schemas(self, topics: Iterable[str]) -> dict[str, dict[int, str]]:
-        """The schemas that the registry has for these topics' records, where the source says so."""
+        """The registered schemas of these topics, for keys and values that the source reads with the
+        registry."""
         given = (("value", self._source.value_schema), ("key", self._source.key_schema))
         asked = [part for part, schemas in given if schemas is not None and schemas.is_registered]
         if not asked:
@@ -286,7 +287,7 @@ class TopicSource:
         return found
 
     def _since(self, partitions: Sequence[str], moment: datetime) -> dict[str, int]:
-        """The first offset of each partition from a moment on; those without one are left out."""
+        """The first offset of each partition at or after a time. Partitions without one are left out."""
         asked = dict.fromkeys(partitions, int(moment.timestamp() * 1000))
         return {name: offset for name, (offset, _) in self._cluster.first_since(asked).items()}
 
@@ -317,7 +318,7 @@ def _is_there(one: Range, topics: Mapping[str, Topic], manifest: KafkaManifest) 
 def _gone(
     one: Range, manifest: KafkaManifest, topics: Mapping[str, Topic], lows: Offsets, ends: Offsets
 ) -> str:
-    """What of a range can't be read; empty when all can."""
+    """Which offsets of a range can't be read, and why; empty if all can."""
     topic = topics.get(one.topic)
     if topic is None:
         return f"{one}: topic {one.topic!r} is gone"

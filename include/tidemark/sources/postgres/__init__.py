@@ -1,1 +1,4 @@
-"""Change capture from PostgreSQL: a logical slot into change files, which transactions are bound to."""
+"""The source that captures changes from PostgreSQL.
+
+A capture reads a logical replication slot into change files. Transactions are bound to these files.
+"""

@@ -1,10 +1,11 @@
-"""Which tables a pipeline takes now, against those that it took when it last bound something.
+"""The capture of changes from a slot into change files, from the last binding up to a commit.
 
-Capture: what the slot has above the last binding, into change files, up to a commit.
+Before a capture, the pipeline's tables are compared with those of the last binding: which must be read, and
+whether the others are unchanged (`known_readings`, `wanted_tables`, `SameTables`).
 
-Peeking changes nothing in the slot, so the same is seen again until it is acknowledged; commits that are
-bound already are passed over (Invariant 1). A peek is asked for so many changes; when all of them are bound,
-for more.
+Peeking does not move the slot, so it returns the same changes until they are acknowledged. The capture skips
+commits that are already bound (Invariant 1). A peek has a limited number of changes; if all of them are
+bound, a larger peek follows.
 """
 
 from __future__ import annotations
@@ -56,13 +57,15 @@ from tidemark.sources.postgres.snapshot import asked_again
 from tidemark.sources.postgres.tables import PublishedTable, shape_flaws, taken_shards
 from tidemark.sources.postgres.values import Lines, ordered
 
+# Which tables are read, and whether they are still the same.
+
 
 def known_readings(config: PipelineConfig, last: Binding | None) -> dict[str, TableRead]:
-    """Where each table was read into the shard that it goes to now. Those are left out that the pipeline has
-    given up, and those that go to another shard.
+    """The bound snapshot of each table in its current shard. Tables that left the pipeline, or go to another
+    shard now, are left out.
 
-    Either takes a higher generation: else a process with older settings would pass over the changes of a
-    table that was added, and nobody would know."""
+    Both need a higher generation (`InvalidUsage`): otherwise a process with an older pipeline file would
+    silently skip the changes of a table that was added."""
     if last is None:
         return {}
     known = dict(Manifest.from_json(last.manifest).snapshots)
@@ -88,7 +91,7 @@ def known_readings(config: PipelineConfig, last: Binding | None) -> dict[str, Ta
 def wanted_tables(
     config: PipelineConfig, files: ChangeFiles, known: Mapping[str, TableRead]
 ) -> dict[str, int]:
-    """The tables to read, and the position that a reading of each must reach at least."""
+    """The tables that need a snapshot, with the position that it must reach at least."""
     asked = asked_again(files)
     return {
         name: asked.get(name, 0)
@@ -98,8 +101,7 @@ def wanted_tables(
 
 
 class SameTables:
-    """Looks whether tables are still what was read: the same ones, with nothing done to them that their log
-    does not carry."""
+    """Checks that tables are still the ones that were read, without changes that the WAL does not carry."""
 
     def __init__(
         self,
@@ -116,8 +118,8 @@ class SameTables:
     def refusals(
         self, known: Mapping[str, TableRead], shards: Mapping[str, ShardConfig], *, anew: Container[str]
     ) -> Iterator[InvalidUsage]:
-        """What has happened to tables, but for those that are read `anew`; and which of those can't be read.
-        Whether a table's columns fit is told along with it: its next reading needs that."""
+        """The errors of all tables. A table that this run reads (`anew`) only needs columns that fit its
+        shard. A changed table is checked for that too, because it must be read again."""
         for table, shard in shards.items():
             flaws = [] if table in anew else list(self.flaws({table: known[table]}))
             yield from flaws
@@ -125,7 +127,7 @@ class SameTables:
                 yield from shape_flaws(self._published, {table: shard})
 
     def flaws(self, known: Mapping[str, TableRead]) -> Iterator[InvalidUsage]:
-        """What has happened to each table, with what to do. Where nothing is on record, nothing is told."""
+        """An error, with the remedy, for each table that has changed; none for one without a record."""
         for table, read in known.items():
             if read.oid not in (0, self._published[table].relation.oid):
                 yield another_table(table)
@@ -141,7 +143,7 @@ class SameTables:
                 yield InvalidUsage(f"table {table}: {', '.join(found)}", hint=reread(table))
 
     def _rewritten(self, table: str, before: CatalogFacts, now: CatalogFacts) -> Iterator[str]:
-        """Whether all rows of the table, or of a partition, are new, and no truncate tells why."""
+        """A reason, if all rows of the table, or of a partition, are new, and no truncate explains it."""
         for oid in before.other_files(now):
             if is_rewritten(self._db, oid, since=before.since.get(oid, 0)):
                 if self._published[table].relation.oid not in self._truncated:
@@ -154,7 +156,7 @@ class SameTables:
         return truncated_tables(self._db, source.slot, source.publication, lower=self._lower)
 
     def recorded(self, table: str, read: TableRead) -> TableRead:
-        """A reading with what the catalog says now."""
+        """The snapshot with a record of the current catalog entry."""
         before, published = recorded_facts(self._files, table, read), self._published[table]
         facts = published.facts if before is None else before.carried_on(published.facts)
         name = read.catalog if facts == before else put_facts(self._files, facts)
@@ -162,7 +164,7 @@ class SameTables:
 
 
 def another_table(table: str) -> InvalidUsage:
-    """Rows of two tables that had one name at different times are never mixed."""
+    """The error for a table that has the name of another one. Rows of two tables are never mixed."""
     return InvalidUsage(
         f"table {table} is not the one that was read: it was dropped and made anew, or renamed",
         hint=reread(table),
@@ -170,10 +172,12 @@ def another_table(table: str) -> InvalidUsage:
 
 
 def _shards_of(binding: Binding) -> dict[str, str]:
-    """The shard that each table went to, by a binding's own configuration."""
+    """The shard of each table in a binding's configuration."""
     shards = json.loads(binding.configuration.text)["shards"]
     return {shard["route"]["table"]: shard["name"] for shard in shards if shard.get("route")}
 
+
+# Capture.
 
 logger = logging.getLogger(__name__)
 
@@ -181,23 +185,24 @@ CHANGES_PER_PEEK: Final = 500_000
 KEYS_AT_ONCE: Final = 10_000
 _NOT_TAKEN: Final = -1
 Bound = tuple[int, Begin | Commit]
-"""The number of a message that begins or ends a source transaction, and what it says."""
+"""A message that begins or ends a source transaction, with its number."""
 
 
 class NotYet(Exception):
-    """A truncate can be taken only when everything before it is in the shard's log."""
+    """A truncate can be captured only once everything before it is in the shard's log."""
 
 
 def while_paused(fact: str, shard: ShardId) -> InvalidUsage:
-    """What needs all of a shard in its log is refused while that waits: it may be for days."""
+    """The error for an operation that must wait for a paused shard's log. The pause may last for days, so it
+    is an error and not a wait."""
     hint = f"release it first: tidemark release PIPELINE {shard} --reason …"
     return InvalidUsage(f"{fact} while shard {shard} is paused", hint=hint)
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """From where a capture goes on, and what is known of tables: where they were read, and what they are now.
-    `follows` says that something is to be bound before it."""
+    """Where a capture starts, the snapshots of the tables, and the tables as they are now. `follows` is
+    whether this offer has steps before the capture's."""
 
     lower: Frontier
     snapshots: Mapping[str, TableRead]
@@ -206,8 +211,8 @@ class Start:
 
 
 class Capture:
-    """One reading of the slot, from the last binding on. `waits` says that it ends before a truncate, which
-    can be taken once everything before it is done."""
+    """One pass over the slot, from the last binding on. `waits` is whether it ends before a truncate that can
+    be captured only once everything before it is done."""
 
     def __init__(self, config: PipelineConfig, files: ChangeFiles, start: Start, kept: ShardKeysPort) -> None:
         self.waits = False
@@ -230,8 +235,9 @@ class Capture:
         self._is_ours = self._is_alone = False
 
     def take(self, batches: Iterable[Sequence[bytes]]) -> None:
-        """Hear all messages of a peek. What must be refused ends it at the commit before, and is raised
-        only when nothing comes before it: so everything up to there is bound under the settings of now."""
+        """Process all messages of a peek. A change that must be refused ends the capture at the commit before
+        it. The error is raised only if nothing comes before it, so that everything before it is bound with
+        the current settings."""
         try:
             for batch in batches:
                 self._hear(Messages(batch))
@@ -250,7 +256,8 @@ class Capture:
         return self._cutter.steps
 
     def _hear(self, messages: Messages) -> None:
-        """Hear rows together, as far as tables keep their shapes and there is no truncate between them."""
+        """Process a batch. Rows are processed together unless a table's columns change, or a truncate comes,
+        between them."""
         first, bounds = 0, list[Bound]()
         for at in np.flatnonzero(~messages.is_row).tolist():
             try:
@@ -274,11 +281,11 @@ class Capture:
                         self._relations[message.oid] = message
                         self._tables.pop(message.oid, None)
                 case _:
-                    pass  # Types are known by their oid, origins and messages are no rows.
+                    pass  # Types are identified by their oids; origins and logical messages have no rows.
         self._rows(messages, first, len(messages.messages), bounds)
 
     def _rows(self, messages: Messages, first: int, end: int, bounds: Sequence[Bound]) -> None:
-        """Take the rows from one message up to another, and the begins and commits between them."""
+        """Process the rows, begins and commits of the messages in [first, end)."""
         refusal: InvalidUsage | None = None
         while True:
             heard = [bound for bound in bounds if bound[0] < end]
@@ -286,14 +293,15 @@ class Capture:
                 taken = self._taken(messages, first, end, heard)
                 break
             except Broken as broken:
-                # What comes before it is taken.
+                # Process the messages before it.
                 end, refusal = broken.at, broken.error
         self._hand_over(taken, heard)
         if refusal is not None:
             raise refusal
 
     def _taken(self, messages: Messages, first: int, end: int, bounds: Sequence[Bound]) -> Taken:
-        """The rows that are taken, as records. The transaction that is open at first has the number 0."""
+        """The records of the rows that the pipeline needs. The source transaction that is open at the start
+        has the number 0."""
         begins = [(at, bound) for at, bound in bounds if isinstance(bound, Begin)]
         begun = [self._begun, *(begin for _, begin in begins)]
         rows = first + np.flatnonzero(messages.is_row[first:end])
@@ -307,7 +315,7 @@ class Capture:
         for at, pair in enumerate(pairs.tolist()):
             transaction, oid = pair // len(oids), int(oids[pair % len(oids)])
             begin = begun[transaction]
-            # Rows of what is bound already are passed over.
+            # Skip rows that are already bound.
             if begin is None or begin.lsn < self._lower:
                 continue
             relation, shard = self._known(oid)
@@ -340,7 +348,7 @@ class Capture:
         return taken
 
     def _hand_over(self, taken: Taken, bounds: Sequence[Bound]) -> None:
-        """Let the cutter hear records, begins and commits in their order."""
+        """Pass records, begins and commits to the cutter in their order."""
         transaction = done = 0
         self._defer(taken, transaction)
         self._is_ours |= transaction in taken.ours
@@ -378,7 +386,7 @@ class Capture:
                 continue
             self._is_alone = True
             place = place_of(relation, lsn=self._begun.lsn, xid=self._begun.xid)
-            # Rows of the same source transaction are in no log yet, so their keys can't be swept.
+            # Rows of the same source transaction are not in the shard's log yet, so their keys are unknown.
             if not self._applies or oid in self._touched:
                 self._record([truncated(place)])
                 continue
@@ -396,7 +404,8 @@ class Capture:
         self._cutter.records(Lines.of(records), 0, len(records))
 
     def _is_in_snapshot(self, relation: Relation, begun: Begin) -> bool:
-        """Whether the reading of the table has this change already. If not, it must be one of that table."""
+        """Whether the table's snapshot already has this change. If not, raises `InvalidUsage` unless the
+        change is of the same table."""
         name = self._names.get(relation.oid, relation.name)
         read = self._snapshots.get(name, TableRead(0))
         if begun.lsn >= read.lsn and (name != relation.name or read.oid not in (0, relation.oid)):
@@ -407,7 +416,7 @@ class Capture:
         relation = self._relations.get(oid)
         if relation is None:
             raise InvariantViolation(f"a row of table {oid} came before the table was described")
-        # One that was read, and is called otherwise now, is still ours.
+        # A table that was read, and renamed since, still belongs to the pipeline.
         return relation, self._shards.get(self._names.get(oid, relation.name))
 
 
@@ -419,8 +428,8 @@ def captured(
     start: Start,
     kept: ShardKeysPort,
 ) -> Capture:
-    """What can be bound, its files durable; nothing only when the slot has nothing more, or when what it has
-    must wait."""
+    """A capture whose files are durable. It has no steps only if the slot has nothing more, or if the next
+    change must wait."""
     changes_max = CHANGES_PER_PEEK
     while True:
         capture = Capture(config, files, start, kept)

@@ -1,30 +1,28 @@
-"""What the database's catalog says of a table that its log does not: recorded, and compared by every run.
+"""Changes to a table that only the database's catalog shows, and whether a table's columns fit its shard.
 
-The log carries rows, and with them a table's columns by name. It says nothing when a column gets another
-column's name, when `ALTER TABLE` gives new values to all rows, when an enum's label is renamed, or while a
-publication leaves a table out. Each of these leaves a trace in the catalog:
+The write-ahead log carries rows, with the table's columns by name. It does not show that a column got another
+column's name, that `ALTER TABLE` gave new values to all rows, that an enum's label was renamed, or that a
+publication left a table out. The catalog does:
 
 ==========================================  ===========================================================
-what happened                               what tells it
+change                                      evidence in the catalog
 ==========================================  ===========================================================
 columns were renamed, or swapped names      another name for a column's number (`attnum`)
 a column was dropped and added again        another number for its name
 an enum's label was renamed                 another label for its oid
-the publication was made anew or altered    its oid, and the row that has its options
+the publication was recreated or altered    its oid, and the version of its row (`xmin`)
 the table was out of the publication        the oid of its membership
-the key was made anew                       the oid of its constraint
+the key was recreated                       the oid of its constraint
 all rows were rewritten                     the file (`relfilenode`), and no row older than the record
 ==========================================  ===========================================================
 
-These facts are recorded when a table is read, in a file that every binding names (`TableRead.catalog`), and
-compared before anything more is bound. Where they differ, rows that are there may not be what was captured:
-the table is refused by name until it is read anew.
+These facts are recorded when a table is read, in a file that every binding names (`TableRead.catalog`). Every
+run compares them before it binds anything more. If they differ, the captured rows may differ from the table's
+rows, and the table is refused by name until it is read again.
 
-`VACUUM FULL` and `CLUSTER` give a table another file too, and keep its rows with the transactions that wrote
-them, where `ALTER TABLE` writes every row anew. So one row that is older than the record shows that nothing
-was rewritten. A truncate that is still to be captured explains another file as well.
-
-Whether the columns of a table, as they were when rows were written, fit the shard that it goes to.
+`VACUUM FULL` and `CLUSTER` also give a table another file, but they keep the transaction ids of its rows;
+`ALTER TABLE` writes every row with a new one. So one row that is older than the record shows that nothing was
+rewritten. A truncate that is not captured yet explains another file as well.
 """
 
 from __future__ import annotations
@@ -55,8 +53,8 @@ _WHOLE_SLOT: Final = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class CatalogFacts:
-    """A table's facts. `files` are those of the tables that its rows are stored in, by their oids; `since` is
-    the oldest transaction that may have been open when each was recorded."""
+    """The recorded facts of a table. `files` are the files of the tables that store its rows, by table oid.
+    `since` is the oldest transaction that may have been open when each file was recorded."""
 
     publication: str
     members: tuple[int, ...]
@@ -83,7 +81,7 @@ class CatalogFacts:
         return cls(found["publication"], members, found["key"], found["columns"], enums, files, since)
 
     def differences(self, now: CatalogFacts) -> Iterator[str]:
-        """What has happened to the table since, as far as it needs no look at its rows."""
+        """The changes to the table since the record, except rewrites, which need a look at its rows."""
         if self.publication != now.publication:
             yield "its publication was made anew or altered, and may have left changes out"
         elif self.members and not set(self.members) & set(now.members):
@@ -101,36 +99,36 @@ class CatalogFacts:
                 yield f"the label {label!r} of an enum was renamed to {now.enums[oid]!r}"
 
     def other_files(self, now: CatalogFacts) -> list[int]:
-        """The tables of rows that have another file now."""
+        """The oids of the tables whose file has changed."""
         return [oid for oid, file in self.files.items() if now.files.get(oid, file) != file]
 
     def carried_on(self, now: CatalogFacts) -> CatalogFacts:
-        """What to record now. A column or a label that is gone is kept: its name may come back."""
+        """The facts to record now. Dropped columns and labels are kept, because their names may come back."""
         same = {oid: since for oid, since in self.since.items() if self.files.get(oid) == now.files.get(oid)}
         columns, enums = {**self.columns, **now.columns}, {**self.enums, **now.enums}
         return replace(now, columns=columns, enums=enums, since={**now.since, **same})
 
 
 def oldest_open(db: psycopg.Connection) -> int:
-    """The oldest transaction that is open; rows of older ones were there before."""
+    """The oldest open transaction; all older ones have ended."""
     row = db.execute("SELECT pg_snapshot_xmin(pg_current_snapshot())::text").fetchone()
     return int(row[0]) if row is not None else 0
 
 
 def put_facts(files: ChangeFiles, facts: CatalogFacts) -> str:
-    """Record facts, durable when this returns; returns their name."""
+    """Record the facts, durable when this returns; returns the record's name."""
     data = facts.to_json().encode()
     name = hashlib.blake2b(data, digest_size=8).hexdigest()
     path = files.folder / f"catalog-{name}.json"
     try:
-        os.utime(path)  # It is young again: maintenance removes old ones that no binding names.
+        os.utime(path)  # Maintenance removes old records that no binding names, so make this one young.
     except FileNotFoundError:
         files.write(path, data)
     return name
 
 
 def recorded_facts(files: ChangeFiles, table: str, read: TableRead) -> CatalogFacts | None:
-    """What is on record of a table; None where nothing was recorded yet."""
+    """The recorded facts of a table; None if nothing is recorded yet."""
     if not read.catalog:
         return None
     path = files.folder / f"catalog-{read.catalog}.json"
@@ -142,13 +140,13 @@ def recorded_facts(files: ChangeFiles, table: str, read: TableRead) -> CatalogFa
 
 
 def reread(table: str) -> str:
-    """What has a table read anew, as a hint."""
+    """A hint with the command that reads a table again."""
     return f"`tidemark source reread PIPELINE {quote(table)}` replaces what its shard has with the rows now"
 
 
 def is_rewritten(db: psycopg.Connection, oid: int, *, since: int) -> bool:
-    """Whether the table, by its oid, has no row that is older than a transaction. The age of a row's
-    transaction counts from now and goes round, so beyond half of that nothing can be told."""
+    """Whether the table with this oid has no row older than the transaction `since`. True as well if that is
+    unknown: the table is gone, or `since` is so old that transaction ids have wrapped around."""
     row = db.execute(
         "SELECT format('%%I.%%I', n.nspname, c.relname) FROM pg_class c"
         " JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %s",
@@ -164,7 +162,7 @@ def is_rewritten(db: psycopg.Connection, oid: int, *, since: int) -> bool:
 
 
 def truncated_tables(db: psycopg.Connection, slot: str, publication: str, *, lower: int) -> set[int]:
-    """The tables whose truncate the slot has, from a position on, by their oids."""
+    """The oids of the tables with a truncate in the slot, at or above a position."""
     found: set[int] = set()
     begun = 0
     with closing(peek(db, slot, publication, changes_max=_WHOLE_SLOT)) as batches:
@@ -177,13 +175,16 @@ def truncated_tables(db: psycopg.Connection, slot: str, publication: str, *, low
     return found
 
 
+# Whether columns fit.
+
+
 def refused(table: str, fact: str, hint: str) -> InvalidUsage:
     return InvalidUsage(f"table {table}: {fact}", hint=hint)
 
 
 def written_columns(relation: Relation, shard: ShardConfig, has: Set[str] | None) -> tuple[int, ...]:
-    """Where the columns stand that are captured, once they are known to fit. `has` are those that the table
-    has by now; None where nobody knows."""
+    """The positions of the captured columns. Raises `InvalidUsage` if they don't fit the shard. `has` are the
+    columns that the table has now; None if unknown."""
     names = [column.name for column in relation.columns]
     plain = [column.plain for column in relation.columns]
     if twice := [name for at, name in enumerate(names) if plain[at] in plain[:at]]:
@@ -196,8 +197,8 @@ def written_columns(relation: Relation, shard: ShardConfig, has: Set[str] | None
 
 
 def _dropped(names: Sequence[str], shard: ShardConfig, has: Set[str] | None) -> Set[str]:
-    """The columns that were added and dropped again before anybody declared them. One that is gone may have
-    been renamed instead: not if the table has no column that these rows had not."""
+    """The columns that were added and dropped again before they were declared. A missing column could also
+    have been renamed, unless the table now has only columns that these rows have too."""
     if has is None or not has <= set(names):
         return frozenset()
     return {name for name in names if name not in has and shard.columns.get(plain_name(name)) is None}
@@ -239,7 +240,7 @@ def _check_columns(
 
 
 def _where(shard: ShardConfig) -> str:
-    """What can be done about columns that differ: a shard with rows keeps its own."""
+    """Where to declare another type. A shard that has rows keeps its types."""
     return (
         f"in shard {shard.name} if that has no rows yet, else in one of another name, with a higher"
         " generation of the pipeline, and the table is read into it anew"

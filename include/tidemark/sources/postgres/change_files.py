@@ -1,24 +1,23 @@
-"""Change files: written whole, once, and cut into steps at the source's own commits.
+"""The files of captured changes: written atomically, cut into steps at source commits, removed when unneeded.
 
-A file is named for the commits of its step and for its content, `<first>-<last>-<number>-<hash>.json.zst`,
-and is put if absent: it is written aside, made durable, and linked to its name. A capture that is done again
-after a crash finds its files there. What a binding doesn't name is never read.
+A file's name has the commits of its step and a hash of its content:
+`<first>-<last>-<number>-<hash>.json.zst`. A file is put if absent: it is written under a temporary name, made
+durable, and linked to its name. A capture that is repeated after a crash finds its files. A file that no
+binding names is never read.
 
-A step ends at a commit, never within one. A source transaction that doesn't fit into memory goes to several
-files (*fragments*), as they fill, and is a step of its own; it becomes visible with its binding, whole.
+A step ends at a source commit. A source transaction that is too large to hold in memory is written to several
+files (*fragments*) as they fill, and is a step of its own. It becomes visible as a whole, with its binding.
 
-The files have rows, so they are for their owner alone, and for the group of a folder that was made for one.
+The files hold rows, so only their owner may read them, and the folder's group if the folder's mode allows it.
 
-Captured files that nobody needs any more.
+A file's name also has its position in the write-ahead log: change files that of their last commit, snapshots
+and their notes that of the snapshot. A transaction reads commits at or above the position where it begins;
+snapshots that were bound before it have a lower position, or are kept until they do. So one position
+determines which files can be removed, without reading a manifest: no transaction that begins there or later
+reads a file below it, whether a binding names the file or a crash left it.
 
-Every file tells in its name up to where in the database's log it goes: change files the last commit that is
-in them, first readings and their notes the position that they stand for. A transaction reads what was
-committed at or above the position where it begins, and readings that were bound before it stand for a lower
-one, or are kept until they do. So one position decides, and no manifest has to be read: what lies below it is
-read by no transaction that begins there or later, whether a binding names it or a crash has left it.
-
-Records of the catalog have no position. The newest binding names those that are still compared with, and the
-notes of readings those that will be.
+Catalog records have no position. The newest binding names those that are still compared, and the notes of
+snapshots those that will be.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ from tidemark.sources.postgres.pgoutput import lsn_text
 from tidemark.sources.postgres.values import Lines
 
 WAL: Final = "wal"
-"""The frontier's partition that tells how far the log is bound; records stand in `files`."""
+"""The frontier's partition for the bound position in the write-ahead log. Records belong to `files`."""
 FRAGMENT_BYTES: Final = 16 * 1024**2
 _LEVEL: Final = 1
 
@@ -61,12 +60,12 @@ class ChangeFiles:
         self._is_made = False
 
     def put(self, prefix: str, lines: Sequence[bytes | memoryview], seq: int) -> BoundFile:
-        """Write the lines as one file, durable when this returns; the same lines again are the same file."""
+        """Write the lines as one file, durable when this returns. The same lines give the same file."""
         data = pa.Codec("zstd", compression_level=_LEVEL).compress(b"".join(lines), asbytes=True)
         content = hashlib.blake2b(data, digest_size=HASH_BYTES).hexdigest()
         path = self.folder / f"{prefix}-{content[:12]}.json.zst"
         if path.exists():
-            # Whoever has linked it may have died before its name was durable.
+            # The process that linked it may have died before the name was durable.
             self._make()
             _sync(self.folder)
         else:
@@ -75,7 +74,7 @@ class ChangeFiles:
         return BoundFile(seq, path.name, found.st_size, content, found.st_mtime_ns)
 
     def write(self, path: Path, data: bytes) -> None:
-        """Put a file if it is absent, whole and durable."""
+        """Write a file atomically if it is absent; durable when this returns."""
         self._make()
         aside = self._aside(data)
         with contextlib.suppress(FileExistsError):
@@ -84,7 +83,7 @@ class ChangeFiles:
         _sync(self.folder)
 
     def replace(self, path: Path, data: bytes) -> None:
-        """Write a file in the place of the one that is there."""
+        """Write a file atomically over an existing one; durable when this returns."""
         self._make()
         self._aside(data).replace(path)
         _sync(self.folder)
@@ -104,7 +103,7 @@ class ChangeFiles:
         return path
 
     def _make(self) -> None:
-        """Have the folder, and its own name durable, with those of the folders above it that are new."""
+        """Create the folder. Its name, and those of new folders above it, are durable when this returns."""
         if not self._is_made:
             above = [folder for folder in self.folder.parents if not folder.exists()]
             self.folder.parent.mkdir(parents=True, exist_ok=True)
@@ -123,7 +122,7 @@ def _sync(folder: Path) -> None:
 
 
 def put_in_pieces(files: ChangeFiles, prefix: str, lines: Iterable[bytes]) -> tuple[BoundFile, ...]:
-    """Put any number of lines as files of bounded size."""
+    """Write the lines as files of bounded size."""
     put: list[BoundFile] = []
     piece: list[bytes] = []
     size = 0
@@ -140,7 +139,7 @@ def put_in_pieces(files: ChangeFiles, prefix: str, lines: Iterable[bytes]) -> tu
 
 @dataclass(slots=True)
 class Buffer:
-    """Lines that are not in a file yet."""
+    """Lines that are not written to a file yet."""
 
     pieces: list[memoryview] = field(default_factory=list)
     count: int = 0
@@ -153,7 +152,7 @@ class Buffer:
         self.size += len(data)
 
     def move_to(self, other: Buffer) -> None:
-        """Have another one take all lines over."""
+        """Move all lines to another buffer."""
         other.count, other.size = other.count + self.count, other.size + self.size
         other.pieces.extend(self.taken())
 
@@ -163,7 +162,7 @@ class Buffer:
 
 
 class StepCutter:
-    """Hears records and commits; makes files and steps of them. `steps` are those that are complete."""
+    """Writes records to files, and cuts them into steps at commits. `steps` are the completed ones."""
 
     def __init__(
         self, files: ChangeFiles, limits: Transaction, lower: Frontier, snapshots: dict[str, TableRead]
@@ -179,16 +178,16 @@ class StepCutter:
 
     @property
     def is_begun(self) -> bool:
-        """Whether anything was heard before the open source transaction."""
+        """Whether this capture has anything before the open source transaction."""
         return bool(self.steps or self._records or self._wal > self._closed)
 
     def begin(self, commit: int) -> None:
-        """A source transaction starts whose commit lies at `commit`."""
+        """Begin a source transaction; `commit` is the position of its commit."""
         self._commit, self._spilled = commit, 0
 
     def records(self, lines: Lines, first: int, end: int) -> None:
-        """Records of the open source transaction. A fragment ends with the line that fills it, however the
-        lines come."""
+        """Add records of the open source transaction. A fragment ends with the line that fills it, however
+        the lines are split into calls."""
         while first < end:
             filled = lines.bounds[first] + FRAGMENT_BYTES - self._open.size
             upto = end if lines.bounds[end] < filled else int(np.searchsorted(lines.bounds, filled))
@@ -201,8 +200,8 @@ class StepCutter:
                 self._spill_open()
 
     def commit(self, end: int, *, alone: bool = False) -> None:
-        """The open source transaction is whole, and the log is read up to `end`. With `alone`, nothing
-        else goes into its step, so that it can be skipped by itself."""
+        """End the open source transaction; the WAL is read up to `end`. With `alone` it gets a step of its
+        own, so that it can be skipped by itself."""
         count, size = self._open.count, self._open.size
         if self._spilled:
             self._spill_open()
@@ -225,7 +224,7 @@ class StepCutter:
             self._put(self._step)
 
     def abandon(self) -> None:
-        """Forget the open source transaction."""
+        """Discard the open source transaction."""
         self._open.taken()
         if self._spilled:
             self._seq -= len(self._bound)
@@ -233,7 +232,7 @@ class StepCutter:
             self._spilled = self._records = self._bytes = 0
 
     def close(self) -> None:
-        """End the step at the last commit, if there was one since the last step."""
+        """End the step at the last commit. Does nothing without a commit since the last step."""
         self._put(self._step)
         if self._bound or self._wal > self._closed:
             manifest = Manifest("json", tuple(self._bound), self._snapshots)
@@ -262,6 +261,8 @@ class StepCutter:
         self._seq += 1
 
 
+# Removing files that are no longer needed.
+
 TEMPORARY_SECONDS_MAX: Final = 86_400
 _CHANGES = re.compile(r"[0-9a-f]{16}-([0-9a-f]{16})-\d{4,}-[0-9a-f]{12}\.json\.zst\Z")
 _READING = re.compile(r"([0-9a-f]{16})-snapshot-[0-9a-f]{12}-s?\d{4,}-[0-9a-f]{12}\.json\.zst\Z")
@@ -271,8 +272,10 @@ _TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.tmp\Z")
 
 
 def unneeded(files: ChangeFiles, *, bound: int, acknowledged: int, catalogs: Set[str] | None) -> Unneeded:
-    """What goes no further than where the first kept transaction begins. Of that, what the slot is not past
-    yet has to wait. `catalogs` are those that the newest binding names; None where nothing is bound."""
+    """The files that can be removed, and those that must wait for the slot. `bound` is where the first
+    transaction within the retention begins: it needs no file below. Of these, files at or above
+    `acknowledged` wait. `catalogs` are the catalog records that the newest binding names; None if nothing is
+    bound."""
     free = _free(files, min(bound, acknowledged), catalogs)
     waiting = [one for one in files_below(files, bound) if one not in free]
     held = f"the slot, acknowledged up to {lsn_text(acknowledged)}" if waiting else ""
@@ -280,8 +283,8 @@ def unneeded(files: ChangeFiles, *, bound: int, acknowledged: int, catalogs: Set
 
 
 def let_go(files: ChangeFiles, *, below: int, catalogs: Set[str] | None) -> Unneeded:
-    """Delete what lies below a position, what was never finished, and records of the catalog that nothing
-    names; returns what went."""
+    """Delete the files below a position, unfinished writes, and catalog records without a reference; returns
+    their count and size."""
     found = _free(files, below, catalogs)
     for path, _ in found:
         path.unlink(missing_ok=True)
@@ -293,7 +296,8 @@ def _free(files: ChangeFiles, below: int, catalogs: Set[str] | None) -> list[tup
 
 
 def _unnamed_catalogs(files: ChangeFiles, named: Set[str] | None) -> list[tuple[Path, int]]:
-    """Records of the catalog that nothing names. A young one may be about to be bound."""
+    """The catalog records that neither a binding nor a note names. A young one may be about to be bound, so
+    it is left."""
     if named is None:
         return []
     found = [(path, its, match[1]) for path, its in _listed(files) if (match := _CATALOG.match(path.name))]
@@ -311,7 +315,7 @@ def _counted(files: Sequence[tuple[Path, int]]) -> tuple[int, int]:
 
 
 def files_below(files: ChangeFiles, lsn: int) -> list[tuple[Path, int]]:
-    """The captured files that go no further than this position, and their sizes."""
+    """The captured files below this position, with their sizes."""
     found: list[tuple[Path, int]] = []
     for path, its in _listed(files):
         match = _CHANGES.match(path.name) or _READING.match(path.name) or _NOTE.match(path.name)
@@ -321,7 +325,7 @@ def files_below(files: ChangeFiles, lsn: int) -> list[tuple[Path, int]]:
 
 
 def abandoned_writes(files: ChangeFiles) -> list[tuple[Path, int]]:
-    """Files that a process began to write and died over: nobody writes one for a day."""
+    """The temporary files of processes that died while writing. No write takes a day."""
     old = time.time() - TEMPORARY_SECONDS_MAX
     left = [(path, its) for path, its in _listed(files) if _TEMPORARY.match(path.name)]
     return [(path, its.st_size) for path, its in left if its.st_mtime < old]
@@ -329,5 +333,5 @@ def abandoned_writes(files: ChangeFiles) -> list[tuple[Path, int]]:
 
 def _listed(files: ChangeFiles) -> Iterator[tuple[Path, os.stat_result]]:
     for path in sorted(files.folder.iterdir()) if files.folder.is_dir() else ():
-        with suppress(FileNotFoundError):  # Another maintenance may be at it.
+        with suppress(FileNotFoundError):  # Another process may run maintenance at the same time.
             yield path, path.stat()

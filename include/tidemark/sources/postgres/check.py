@@ -1,4 +1,4 @@
-"""What has to be so before changes can be captured: each requirement, whether it holds, how to mend it."""
+"""The requirements for capturing changes from PostgreSQL: whether each is met, and how to fix it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = 
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """One thing that must be so. `fix` is SQL or a sentence; empty when nothing is to be done."""
+    """One requirement. `fix` is SQL or a sentence; it applies only if the requirement is not met."""
 
     what: str
     ok: bool
@@ -51,8 +51,9 @@ class Requirement:
 
 
 def requirements(config: PipelineConfig, known: SlotSource | None = None) -> list[Requirement]:
-    """Every requirement of a pipeline, looked at now. One that can't be looked at is not met. What is `known`
-    of tables that were read before is compared with what they are now."""
+    """All requirements of a pipeline, checked now. If the check itself fails, the result has an unmet
+    requirement with the reason. With `known`, tables that were read before are compared with the record of
+    their catalog entries."""
     source = config.source
     if not isinstance(source, PostgresSource):
         raise InvalidUsage(
@@ -73,7 +74,7 @@ def requirements(config: PipelineConfig, known: SlotSource | None = None) -> lis
 
 
 def shards_yaml(conn_id: str, publication: str) -> str:
-    """The `shards` of a pipeline file that takes all tables of a publication, in types that lose nothing."""
+    """The `shards` section of a pipeline file for all tables of a publication, with lossless types."""
     with translated_errors(), closing(connect(conn_id)) as db:
         tables = published_tables(db, publication)
     lines = ["shards:"]
@@ -128,7 +129,7 @@ def _server(db: psycopg.Connection) -> Iterator[Requirement]:
 
 
 def _role(db: psycopg.Connection) -> tuple[str, str]:
-    """The name of who is connected, and as SQL writes it."""
+    """The name of the connected user, plain and quoted for SQL."""
     user = str(_one(db, "SELECT current_user"))
     return user, sql.Identifier(user).as_string(db)
 

@@ -1,6 +1,6 @@
-"""Sessions with a database, by the id of a connection. No password ever leaves this module.
+"""Database sessions by connection id, and the translation of database errors.
 
-What PostgreSQL says when it refuses a connection names user, host and database, never the password.
+No password leaves this module: PostgreSQL's messages name user, host and database, never the password.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ SETTINGS: Final = {
     "idle_in_transaction_session_timeout": "0",
     "row_security": "off",
 }
-"""A session's settings decide how values are spelled; these spell every value in full. A reading takes as
-long as its table is big, whatever limits the server has for others. And the server refuses to read a table
-whose policies would hide rows from us, instead of leaving them out."""
+"""The settings of a session. The text form of values depends on them; these make it lossless. The timeouts of
+statements and idle transactions are off, because a snapshot of a large table takes long. With `row_security`
+off, the server refuses to read a table whose policies hide rows from this user, instead of omitting the rows
+silently."""
 NOT_UTF8: Final = (
     "a database whose encoding is SQL_ASCII may hold any bytes: mend the row, then `tidemark source reread`"
     " its table, which passes over changes that still have them"
@@ -56,7 +57,8 @@ def parameters_of(conn_id: str, environ: Mapping[str, str] = os.environ) -> dict
 
 
 def connect(conn_id: str, *, replication: bool = False) -> psycopg.Connection:
-    """A session that spells values in full; one for `replication` may make slots, and takes no parameters."""
+    """A session with lossless text values. A `replication` session can create slots, and its statements take
+    no parameters."""
     options = " ".join(f"-c {name}={value}" for name, value in SETTINGS.items())
     more = {"replication": "database"} if replication else {}
     try:
@@ -73,17 +75,17 @@ def connect(conn_id: str, *, replication: bool = False) -> psycopg.Connection:
         if any(word in said for word in _REFUSALS):
             raise InvalidUsage(fact, hint="check its login, password, database and rights") from None
         raise Determinate(fact, hint="check that the server runs and can be reached") from None
-    # Whatever the server's default is: each statement is to see what was committed before it.
+    # Each statement must see all commits before it, whatever the server's default isolation level is.
     db.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
     if db.info.server_version >= _TRANSACTION_TIMEOUT_FROM:
-        # Not among the settings: an older server would refuse the session for it.
+        # Not in SETTINGS, because an older server would refuse the session.
         db.execute("SET transaction_timeout = 0")
         db.commit()
     return db
 
 
 class SlotInUse(Determinate):
-    """Another process works with the slot, for longer than a session waits."""
+    """Another process holds the slot for longer than the session's lock timeout."""
 
     @classmethod
     def told(cls, error: psycopg.Error) -> SlotInUse:
@@ -93,7 +95,7 @@ class SlotInUse(Determinate):
 
 @contextmanager
 def translated_errors() -> Iterator[None]:
-    """Let the database's own errors come out in our families, with the words it used."""
+    """Translates the database's errors into Tidemark's error families, with the server's message."""
     try:
         yield
     except TidemarkError:

@@ -1,22 +1,19 @@
-"""Rows of a table as COPY sends them: the statement, the blocks that come, and the records in them.
+"""Snapshots of tables, read with COPY: all at one WAL position, over several parallel sessions.
 
-The server prints every value by its type's own output, as it does for the log, so a row that is read and one
-that is captured are the same record. COPY escapes what would end a value or a line, so tabs and line ends
-tell where each stands; a value with an escape in it is taken back by itself.
+A temporary replication slot is created for the snapshots. With it the database exports a transaction snapshot
+that has exactly the transactions whose commit lies before the slot's position. Several sessions import it and
+copy tables, and page ranges of large tables, in parallel. So a change whose commit lies before the position
+is in the rows already, and the capture skips it. A change at or after the position is captured.
 
-Reading tables whole: all at one position of the log, by several connections at once, with progress.
+An exported snapshot does not protect against rewrites: a table that is truncated or rewritten later is empty
+in it. So each session locks the tables in ACCESS SHARE mode before the slot is created. Rows can be written
+meanwhile; statements that rewrite a table, or change its columns, wait until the tables are read.
 
-A temporary slot is made for the readings; the database hands out, with it, a snapshot that has exactly the
-transactions whose commit lies before the slot's position. Several sessions take that snapshot over and copy
-tables, and ranges of a big table's pages, side by side. So a change whose commit lies before the position is
-in the rows already, and is dropped from the pipeline's own slot; one at or after it is not, and is taken.
+COPY prints every value with its type's output function, as logical decoding does. So a row gives the same
+record whether it is copied or captured. COPY escapes tabs and line ends within values, so the remaining ones
+delimit values and rows. A value with an escape is decoded individually.
 
-A snapshot has the rows of a table, but not the table: one that is rewritten or truncated after it was made is
-empty under it. So each session locks the tables before the slot is made, as a query does: rows come and go
-meanwhile, and what would rewrite a table, or change its columns, waits until they are read.
-
-A table that was read is noted (`snapshot.put_note`) once all its rows are durable: after a crash it is not
-read again.
+A table gets a note (`snapshot.put_note`) once all its rows are durable: it is not read again after a crash.
 """
 
 from __future__ import annotations
@@ -59,14 +56,15 @@ _ESCAPED: Final = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """A range of a table's pages; without an end, all from the first on. `count` is what it had before."""
+    """A range of a table's pages; without an `end`, all pages from the first on. `count` is the number of
+    pages when the read began, for progress."""
 
     first: int = 0
     end: int | None = None
     count: int = 0
 
     def conditions(self) -> Iterator[sql.Composable]:
-        """What is so for the rows in it; nothing for all rows."""
+        """The SQL conditions that select its rows; none for all rows."""
         if self.first:
             yield sql.SQL("ctid >= {}").format(sql.Literal(f"({self.first},0)"))
         if self.end is not None:
@@ -74,10 +72,10 @@ class Pages:
 
 
 def copy_statement(table: PublishedTable, pages: Pages) -> sql.Composed:
-    """Copy rows, each value in its text form. Rows of tables that inherit from it are theirs: changes of them
-    come under their own names."""
+    """The COPY statement for a range of rows, with values in text form. It leaves out the rows of inheriting
+    tables, whose changes are sent under their own names."""
     columns = sql.SQL(", ").join(sql.Identifier(column.name) for column in table.relation.columns)
-    # The filter is the database's own text, as its catalog prints it.
+    # The row filter is SQL text from the database's catalog.
     own = [sql.SQL(f"({table.row_filter})")] if table.row_filter else []
     conditions: list[sql.Composable] = [*own, *pages.conditions()]
     where = sql.SQL(" WHERE ") + sql.SQL(" AND ").join(conditions) if conditions else sql.SQL("")
@@ -85,16 +83,16 @@ def copy_statement(table: PublishedTable, pages: Pages) -> sql.Composed:
 
 
 def from_sql(table: PublishedTable) -> sql.Composable:
-    """The table with the rows that are its own: those of its partitions are, those of heirs are not."""
+    """The table in a FROM clause, with its partitions, but without inheriting tables."""
     name = sql.Identifier(table.relation.schema, table.relation.table)
     return name if table.is_partitioned else sql.SQL("ONLY {}").format(name)
 
 
 def blocks(db: psycopg.Connection, statement: sql.Composed) -> Iterator[bytes]:
-    """What a COPY sends, in blocks of whole rows.
+    """The output of a COPY, in blocks of whole rows.
 
-    The server sends a row at a time, and libpq hands them out so: at its own level that costs a fifth of what
-    the cursor's iterator costs. A session that was left in the middle of it is of no more use."""
+    libpq returns one row at a time. Calling it directly costs a fifth of the cursor's iterator. If the
+    generator is closed early, the session can't be used again."""
     begun = db.pgconn.exec_(statement.as_bytes(db))
     if begun.status != ExecStatus.COPY_OUT:
         raise errors.error_from_result(begun)
@@ -116,7 +114,7 @@ def blocks(db: psycopg.Connection, statement: sql.Composed) -> Iterator[bytes]:
 
 
 def copied(table: Table, block: bytes, place: bytes) -> Lines:
-    """The rows of a block as records of rows that are there."""
+    """The rows of a block as change records."""
     data = np.frombuffer(block, np.uint8)
     columns = len(table.relation.columns)
     ends = np.flatnonzero((data == _TAB) | (data == _END))
@@ -136,7 +134,7 @@ def copied(table: Table, block: bytes, place: bytes) -> Lines:
 
 
 def unescaped(value: bytes) -> str:
-    """A value's text out of the format of COPY."""
+    """A value's text, without COPY's escapes."""
     return re.sub(r"\\(.)", lambda found: _ESCAPED.get(found[1], found[1]), value.decode())
 
 
@@ -156,8 +154,8 @@ def read_tables(
     *,
     rows_max: int | None,
 ) -> dict[str, Snapshot]:
-    """All rows of these tables as they are now, in files of at most `rows_max` rows, each table noted. With
-    `db` the catalog is looked at."""
+    """Snapshots of these tables, all at one position, in files of at most `rows_max` rows. Each table has its
+    note when this returns. `db` is used to query the catalog."""
     if not tables:
         return {}
     ranges = {name: ranges_of(_pages_of(db, tables[name][0])) for name in sorted(tables)}
@@ -171,9 +169,9 @@ def read_tables(
 
 
 def _locked(tables: Tables, published: Mapping[str, PublishedTable]) -> Tables:
-    """The tables as they are under their locks. One that was changed between the look at the catalog and its
-    lock is refused. Another file is no such change: whoever truncated the table meanwhile was done before its
-    rows are read."""
+    """The tables as they are under their locks. Raises `Determinate` for a table that changed between the
+    first catalog query and its lock. Another file is not such a change: a truncate in between has ended
+    before the rows are read."""
     for name, (before, _) in tables.items():
         if name not in published or not published[name].is_same_but_for_files(before):
             raise Determinate(f"table {name} was changed when it was about to be read", hint="run again")
@@ -181,8 +179,8 @@ def _locked(tables: Tables, published: Mapping[str, PublishedTable]) -> Tables:
 
 
 def _exported(db: psycopg.Connection, table: str) -> tuple[int, str]:
-    """The position of a new temporary slot, and the name of the snapshot that stands for it. Both live as
-    long as the connection, on which nothing else may be said."""
+    """The position of a new temporary slot, and the name of its exported snapshot. The snapshot is valid
+    until the next command on this connection, the slot until the connection ends."""
     slot = f"tidemark_{secrets.token_hex(8)}_{os.getpid()}"
     try:
         made = db.execute(f"CREATE_REPLICATION_SLOT {slot} TEMPORARY LOGICAL pgoutput (SNAPSHOT 'export')")
@@ -199,7 +197,7 @@ def _exported(db: psycopg.Connection, table: str) -> tuple[int, str]:
 
 
 class Sessions:
-    """One session per thread, all with one snapshot and the same locks, until the end of the readings."""
+    """One session for each thread, all with the same exported snapshot and the same locks."""
 
     def __init__(self) -> None:
         self._all: list[psycopg.Connection] = []
@@ -217,8 +215,8 @@ class Sessions:
         return len(self._all)
 
     def lock(self, conn_id: str, count: int, tables: Sequence[PublishedTable]) -> None:
-        """Make so many sessions, each with locks of its own: one that asks for them later would queue up
-        behind whoever waits for the others to end."""
+        """Open `count` sessions, and lock the tables in each. A session that locked them later would queue
+        behind statements that wait for the other sessions."""
         for _ in range(count):
             self._all.append(connect(conn_id))
         listed = sql.SQL(", ").join(map(from_sql, tables))
@@ -227,13 +225,13 @@ class Sessions:
             db.execute(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(listed))
 
     def share(self, snapshot: str) -> None:
-        """Have all of them see what the snapshot has."""
+        """Import the exported snapshot into all sessions."""
         for db in self._all:
             db.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot)))
             self._free.put(db)
 
     def mine(self) -> psycopg.Connection:
-        """The session of the thread that asks; no more threads may ask than there are sessions."""
+        """The session of the calling thread. There must not be more threads than sessions."""
         if not hasattr(self._mine, "db"):
             self._mine.db = self._free.get_nowait()
         found: psycopg.Connection = self._mine.db
@@ -242,7 +240,7 @@ class Sessions:
 
 @dataclass(slots=True)
 class Progress:
-    """How far the readings are, by pages; says so now and then."""
+    """The progress of the snapshots, in pages."""
 
     tables: int
     pages: int
@@ -252,7 +250,7 @@ class Progress:
     lock: Lock = field(default_factory=Lock)
 
     def done(self, pages: int, *, now: float) -> str:
-        """Count pages that were read; what to tell, if it is time to."""
+        """Add pages that were read. Returns a message every few seconds, and otherwise an empty text."""
         with self.lock:
             self.pages_done += pages
             if now - max(self.told_at, self.started) < REPORT_EVERY_SECONDS:
@@ -265,7 +263,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What all readings of one snapshot share."""
+    """The common settings of all snapshots at one position."""
 
     files: ChangeFiles
     sessions: Sessions
@@ -307,7 +305,7 @@ def read_range(
     reading: Reading,
     progress: Progress,
 ) -> Sequence[tuple[BoundFile, int]]:
-    """Copy a range of a table's pages into files; returns them with their rows."""
+    """Copy a range of a table's pages into files; returns each file with its number of rows."""
     prefix = f"{reading.lsn:016x}-{reading_prefix(published.name, shard)}-{number:04d}"
     table, place = Table.of(published.relation, shard), place_of(published.relation, lsn=reading.lsn, xid=0)
     put: list[tuple[BoundFile, int]] = []
@@ -338,14 +336,14 @@ def read_range(
 
 
 def ranges_of(pages: int) -> list[Pages]:
-    """A table's pages in ranges; the last one has no end, so that a table that has grown is read whole."""
+    """The page ranges of a table. The last one has no end, so that a table that grows is read completely."""
     firsts = range(0, max(pages, 1), PAGES_PER_RANGE)
     ranges = [Pages(first, first + PAGES_PER_RANGE, PAGES_PER_RANGE) for first in firsts[:-1]]
     return [*ranges, Pages(firsts[-1], None, max(pages, 1) - firsts[-1])]
 
 
 def _pages_of(db: psycopg.Connection, table: PublishedTable) -> int:
-    """How many pages the table has; a partitioned one has none itself, and is read as one range."""
+    """The number of pages of a table; 0 for a partitioned table, which is read as one range."""
     query = "SELECT pg_relation_size(%s::oid) / current_setting('block_size')::int"
     row = db.execute(query, (table.relation.oid,)).fetchone()
     return int(row[0]) if row is not None and row[0] is not None else 0

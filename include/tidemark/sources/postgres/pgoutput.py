@@ -1,25 +1,16 @@
-"""Positions in PostgreSQL's write-ahead log: a number to us, `16/B374D848` to PostgreSQL.
+"""A parser for the messages of PostgreSQL's `pgoutput` plugin (protocol version 1), and for WAL positions.
 
-The pieces that `pgoutput` messages are made of: numbers and texts, taken from the front of bytes.
+The format is described in PostgreSQL's documentation, "Logical Replication Message Formats".
 
-The messages of PostgreSQL's `pgoutput` plugin, from bytes to values (protocol version 1).
+Promise: every byte of a message is accounted for. A message that is truncated, has extra bytes or is of an
+unknown kind is refused and never read in part, because the rest would be lost silently. `parse` raises
+`InvalidUsage`. Row messages raise `Broken`, also if the number of values is not the table's number of
+columns, or a value is of an unknown kind.
 
-Promise: every byte of a message is accounted for. A message that is cut, has bytes left over or is of an
-unknown kind is refused with `InvalidUsage`, never read halfway: what is behind it would be lost in silence.
+Most messages are rows. One by one, Python would need microseconds for each value. So `Messages` puts them
+into one block of memory, and parses the first value of all rows at once, then the second, and so on.
 
-The format is described in PostgreSQL's documentation, "Logical Replication Message Formats". Rows are most of
-what comes, and are not read one by one: see `pgrows`.
-
-Restriction: streamed transactions and two-phase commits (protocols 2 to 4) are not read.
-
-The row messages of `pgoutput`, many at a time: where in their bytes every value stands.
-
-Message by message, Python needs microseconds for each value. So messages are put into one piece of memory,
-and each step is taken for all rows at once: the first value of every row, then the second, and so on.
-
-Promise: as in `pgoutput`, every byte is accounted for. A row that is cut, has bytes left over, has another
-number of values than its table has columns, or a value of an unknown kind is found (`Broken`), and never read
-halfway.
+Restriction: streamed transactions and two-phase commits (protocols 2 to 4) are not supported.
 """
 
 from __future__ import annotations
@@ -37,12 +28,12 @@ from tidemark.core.errors import InvalidUsage
 
 
 def lsn_text(lsn: int) -> str:
-    """A log position as PostgreSQL writes it."""
+    """A WAL position in PostgreSQL's text form, such as `16/B374D848`."""
     return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
 
 
 def parsed_lsn(text: str) -> int:
-    """A log position out of PostgreSQL's spelling."""
+    """A WAL position from PostgreSQL's text form. Raises `InvalidUsage` if it isn't one."""
     high, slash, low = text.partition("/")
     try:
         if not slash:
@@ -56,7 +47,7 @@ _UINT8, _UINT16, _INT32, _UINT32, _INT64, _UINT64 = (struct.Struct(f"!{code}") f
 
 
 class Reader:
-    """Takes bytes from the front; says where a message stops making sense."""
+    """Reads values from the front of a message. Invalid bytes raise `InvalidUsage` with their position."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -139,26 +130,26 @@ class Reader:
 
 
 _EPOCH_SECONDS: Final = 946_684_800
-"""2000-01-01, from which the server counts."""
+"""2000-01-01, the epoch of the server's times."""
 _BEGIN: Final = struct.Struct("!xQqI")
 _COMMIT: Final = struct.Struct("!xxQQq")
 
 
 def plain_name(name: str) -> str:
-    """What a shard calls a column: the same, but for characters that a column of a plain Delta table can't
-    have, which become `_`."""
+    """The name of a column in its shard: the same, with `_` for characters that a plain Delta table doesn't
+    allow in column names."""
     plain = re.sub(r"\W", "_", name)
     return f"_{plain}" if plain[:1].isdigit() else plain
 
 
 def spelled(name: str) -> str:
-    """A schema's or a table's name as part of a longer one: in quotes when it has a dot or a quote itself."""
+    """A schema's or a table's name as part of a qualified name: quoted if it has a dot or a quote."""
     return f'"{name.replace(chr(34), chr(34) * 2)}"' if "." in name or '"' in name else name
 
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """A source transaction starts. `lsn` is where its commit record begins."""
+    """The begin of a source transaction. `lsn` is the start of its commit record."""
 
     lsn: int
     committed_us: int
@@ -166,13 +157,13 @@ class Begin:
 
     @property
     def committed_seconds(self) -> float:
-        """When it was committed, by the clock of the server, in seconds since 1970."""
+        """The time of the commit by the server's clock, in seconds since 1970."""
         return _EPOCH_SECONDS + self.committed_us / 1e6
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """It ends. The slot may be advanced to `end_lsn` once everything up to here is durable."""
+    """The end of a source transaction. The slot may advance to `end_lsn` once everything below is durable."""
 
     lsn: int
     end_lsn: int
@@ -181,7 +172,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class RelationColumn:
-    """A column of a published table. `in_key` says that it is part of the replica identity."""
+    """A column of a published table. `in_key` is whether it is part of the replica identity."""
 
     name: str
     type_oid: int
@@ -190,7 +181,7 @@ class RelationColumn:
 
     @property
     def plain(self) -> str:
-        """What a shard calls the column."""
+        """The name of the column in its shard."""
         return plain_name(self.name)
 
 
@@ -211,7 +202,7 @@ class Relation:
 
 @dataclass(frozen=True, slots=True)
 class TypeName:
-    """A type that is not built in."""
+    """A type that is not built into PostgreSQL."""
 
     oid: int
     schema: str
@@ -220,7 +211,7 @@ class TypeName:
 
 @dataclass(frozen=True, slots=True)
 class Truncate:
-    """All rows of these tables are gone."""
+    """A truncate of these tables."""
 
     relations: tuple[int, ...]
     cascade: bool
@@ -229,7 +220,7 @@ class Truncate:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where the transaction came from, if it was replicated here."""
+    """The origin of a source transaction that was replicated into this database."""
 
     lsn: int
     name: str
@@ -237,7 +228,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class LogicalMessage:
-    """What somebody wrote with `pg_logical_emit_message`."""
+    """A message written with `pg_logical_emit_message`."""
 
     transactional: bool
     lsn: int
@@ -249,8 +240,8 @@ Message = Begin | Commit | Relation | TypeName | Truncate | Origin | LogicalMess
 
 
 def parse(data: bytes) -> Message:
-    """The message that these bytes are; it must not be a row."""
-    # Every transaction has these two, and many have only one row: the short way for them.
+    """Parse one message, which must not be a row."""
+    # A fast path: every transaction has these two messages, and many have only one row.
     if data[:1] == b"B" and len(data) == _BEGIN.size:
         return Begin(*_BEGIN.unpack(data))
     if data[:2] == b"C\0" and len(data) == _COMMIT.size:
@@ -295,20 +286,22 @@ def _relation(reader: Reader) -> Relation:
     return Relation(oid, schema or "pg_catalog", table, identity, tuple(columns))
 
 
+# Row messages, many at once.
+
 Bytes = npt.NDArray[np.uint8]
 Numbers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 TEXT, BINARY, NULL, UNCHANGED = b"tbnu"
-"""The kinds of values. An unchanged one was stored out of line, did not change, and was not sent."""
+"""The kinds of values. `UNCHANGED` is a TOAST value that did not change and was not sent."""
 INSERT, UPDATE, DELETE = b"IUD"
 KEY, OLD, NEW = b"KON"
 _PADDING: Final = bytes(8)
-"""Behind the last message, so that a number that is cut can be looked at."""
+"""Follows the last message, so that reading a truncated number stays within the data."""
 
 
 class Broken(Exception):
-    """A row message that can't be taken: the first one, by its number, and why."""
+    """The first row message that must be refused: its number `at`, and the `error` to raise."""
 
     def __init__(self, at: int, error: InvalidUsage) -> None:
         super().__init__(at, error)
@@ -317,26 +310,26 @@ class Broken(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """Where values stand, by row and column; one that is not there has no size."""
+    """The positions of values in the data, by row and column. A value that was not sent has size 0."""
 
     starts: Numbers
     sizes: Numbers
     kinds: Bytes
 
     def where(self, rows: Flags) -> Spans:
-        """Those of some rows."""
+        """The positions for some rows."""
         return Spans(self.starts[rows], self.sizes[rows], self.kinds[rows])
 
     def of(self, columns: Sequence[int]) -> Spans:
-        """Those of some columns."""
+        """The positions for some columns."""
         at = list(columns)
         return Spans(self.starts[:, at], self.sizes[:, at], self.kinds[:, at])
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The row messages of one table: their numbers, what they do, and their values. Without an old row
-    (`marks` is NEW) the old values are NULL; a deletion has no new ones."""
+    """The row messages of one table: their numbers, their operations and their values. Without an old row
+    (`marks` is NEW) the old values are NULL; the new values of a deletion are NULL."""
 
     numbers: Numbers
     does: Bytes
@@ -345,7 +338,7 @@ class Rows:
     new: Spans
 
     def where(self, rows: Flags) -> Rows:
-        """Some of them."""
+        """Some of the rows."""
         if rows.all():
             return self
         numbers, does, marks = self.numbers[rows], self.does[rows], self.marks[rows]
@@ -353,7 +346,7 @@ class Rows:
 
 
 class Messages:
-    """Messages in one piece of memory, and what their first bytes say."""
+    """Messages in one block of memory, with the kind and the relation of each."""
 
     def __init__(self, messages: Sequence[bytes]) -> None:
         self.messages = messages
@@ -361,20 +354,20 @@ class Messages:
         self._ends = np.cumsum(sizes)
         self._starts = self._ends - sizes
         self.data: Bytes = np.frombuffer(b"".join([*messages, _PADDING]), np.uint8)
-        # An empty message is no row: whoever parses it says what is wrong.
+        # An empty message is not a row; `parse` raises the error for it.
         self._kinds = np.where(sizes > 0, self.data[self._starts], 0)
         self.is_row: Flags = np.isin(self._kinds, np.array([INSERT, UPDATE, DELETE], np.uint8))
         self.relations: Numbers = self._uint32(self._starts + 1)
 
     def rows(self, numbers: Numbers, columns: int) -> Rows:
-        """The rows of a table with so many columns."""
+        """The rows of a table with this number of columns. Raises `Broken` for the first invalid one."""
         at, ends = self._starts[numbers] + 6, self._ends[numbers]
         does, marks = self._kinds[numbers], self.data[at - 1]
         has_old, has_new = marks != NEW, does != DELETE
         broken = (at > ends) | ~np.isin(marks, np.array([KEY, OLD, NEW], np.uint8))
         broken |= ((does == INSERT) & has_old) | ((does == DELETE) & ~has_old)
         old, at, broken = self._values(at, ends, broken, has_old, columns)
-        # Between an old and a new row stands another mark.
+        # A mark separates the old from the new row.
         between = has_old & has_new
         broken |= between & (self.data[np.minimum(at, ends)] != NEW)
         new, at, broken = self._values(at + between, ends, broken, has_new, columns)
@@ -387,7 +380,8 @@ class Messages:
     def _values(
         self, at: Numbers, ends: Numbers, broken: Flags, there: Flags, columns: int
     ) -> tuple[Spans, Numbers, Flags]:
-        """The values behind `at` of the rows that have them there; where they end, and what is broken."""
+        """The values from position `at` for the rows in `there`; the positions where they end, and which rows
+        are broken."""
         starts = np.empty((len(at), columns), np.int64)
         sizes, kinds = np.zeros_like(starts), np.full(starts.shape, NULL, np.uint8)
         at = np.where(broken, ends, at)
@@ -408,7 +402,7 @@ class Messages:
         return self._int32(at) & 0xFFFFFFFF
 
     def _int32(self, at: Numbers) -> Numbers:
-        # A number may begin at any byte.
+        # A number may begin at any byte, so the words overlap.
         words = np.ndarray((len(self.data) - 3,), ">i4", self.data, strides=(1,))
         return words[at].astype(np.int64)
 

@@ -1,33 +1,29 @@
-"""Rows of tables whose key is deferrable: what a source transaction comes to, told when it ends.
+"""Change records made from row messages: one JSON line each, in Debezium's envelope.
 
-Under such a key rows may share one until the transaction ends: `UPDATE t SET id = id % 3 + 1` moves every row
-onto a key that another one still has. One change after the other, a row that has just moved would be deleted
-by the next one's move. So changes of these tables are held until the commit, and then each key is told once:
-the row that has it, or that it is gone.
+A record names its table and its commit. An update that changes the key becomes a deletion and an insertion. A
+truncate is a record of its own; the data plane refuses it and names the table.
 
-PostgreSQL sends changes of such a table only with `REPLICA IDENTITY FULL`, so the old row comes along whole,
-and tells which of the rows with one key is gone. A row that this transaction has not written is the one that
-had the key before; there is at most one.
+A change that can't be captured without loss is refused before anything is captured. No transaction is bound
+to it, and the slot keeps it until the cause is fixed. Refused are:
 
-Restriction: a source transaction's rows of these tables are held in memory.
-
-From row messages to change records: one JSON line each, in Debezium's envelope.
-
-A record names its table and the commit it belongs to. What can't be told without loss is refused before
-anything is captured, so nothing is bound to it, and the slot keeps it until the cause is mended:
-
-- a column that is not declared, or declared as a type that would lose something; a declared column that is
-  gone (with another `on_schema_change` than `fail`, a nullable one may be);
-- key columns that are not those of the table's replica identity (scenario D7);
-- a big value that did not change and was not sent. Where the replica identity is full, the old row comes
-  along and has it (scenario U14), and a big key comes along in any case. Without that nobody knows it, and
-  NULL would be a lie. A partition has an identity of its own, so an old row that is said to be whole may
-  have no more than a key: only a value that was sent counts;
-- a row that is gone, without its key. A table's own key is never NULL, so one that is was not sent: the
+- a column that is not declared, or is declared with a lossy type; a declared column that is missing (unless
+  it is nullable and `on_schema_change` is not `fail`);
+- key columns that differ from the table's replica identity (scenario D7);
+- an unchanged TOAST value that was not sent. With a full replica identity the old row has it (scenario U14),
+  and a TOASTed key is sent in any case. Otherwise the value is unknown, and NULL would be wrong. A partition
+  has a replica identity of its own, so even an old row that is marked as full may have only a key: only
+  values that were sent count;
+- a deletion without the row's key. A primary key is never NULL, so a NULL here was not sent: the replica
   identity of a partition may be an index on other columns.
 
-An update that changes the key is a deletion and an insertion. A truncate is a record of its own, which the
-data plane refuses by the table's name.
+Tables with a deferrable key need more. Their rows may share a key until the source transaction ends: `UPDATE
+t SET id = id % 3 + 1` moves every row onto a key that another row still has. Applied one by one, a row that
+has just moved would be deleted by the next row's move. So `Deferred` holds the changes of these tables until
+the commit, and then writes one record for each key: its row, or a deletion. PostgreSQL sends changes of such
+a table only with `REPLICA IDENTITY FULL`, so the old row is complete and identifies which of the rows with
+one key is gone. A row that the transaction did not write had the key before; there is at most one.
+
+Restriction: a source transaction's rows of tables with a deferrable key are held in memory.
 """
 
 from __future__ import annotations
@@ -70,11 +66,13 @@ from tidemark.sources.postgres.pgoutput import (
 )
 from tidemark.sources.postgres.values import Lines, RowWriter, values_at
 
+# Tables with a deferrable key.
+
 
 @dataclass(frozen=True, slots=True)
 class RowEvent:
-    """A row that is there from now on, or is gone. `key` is the record that deletes its key, `row` the one
-    that writes it; equal rows of a transaction have equal records."""
+    """A row that is written (`is_there`) or deleted. `key` is the record that deletes its key, `row` the
+    record that writes it. Equal rows of a transaction have equal records."""
 
     is_there: bool
     key: bytes
@@ -97,7 +95,7 @@ class Deferred:
         return oid in self._tables
 
     def add(self, oid: int, table: str, events: Iterable[RowEvent]) -> None:
-        """Hear events of a table, in their order."""
+        """Add events of a table, in their order."""
         _, keys = self._tables.setdefault(oid, (table, {}))
         for event in events:
             key = keys.setdefault(event.key, _Key())
@@ -109,7 +107,7 @@ class Deferred:
                 key.gone += 1
 
     def settled(self) -> Lines:
-        """The records that the transaction comes to; what was heard is forgotten."""
+        """The records of the transaction: one for each key that changed. Clears the events."""
         tables, self._tables = self._tables, {}
         return Lines.of([
             record for table, keys in tables.values() for key, one in keys.items()
@@ -118,7 +116,7 @@ class Deferred:
 
 
 def _record(table: str, key: bytes, found: _Key) -> bytes:
-    """What a key comes to; empty when nothing has changed."""
+    """The record for a key; empty if nothing has changed."""
     rows = list(found.rows.elements())
     if len(rows) > 1 or found.gone > 1:
         raise not_apart(table)
@@ -126,10 +124,12 @@ def _record(table: str, key: bytes, found: _Key) -> bytes:
 
 
 def not_apart(table: str) -> InvalidUsage:
-    """Rows that share a key, and nothing tells which of them is gone."""
+    """The error for rows that share a key if it is unknown which of them is gone."""
     fact = f"table {table}: its key is deferrable, and a transaction's rows can't be told apart"
     return InvalidUsage(fact, hint=reread(table))
 
+
+# All tables.
 
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False)
 _FULL_THEN_REREAD: Final = (
@@ -140,21 +140,22 @@ _FULL_THEN_REREAD: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table that goes to a shard, in the shape that it had when its rows were written."""
+    """A source table of a shard, with the columns that it had when its rows were written."""
 
     relation: Relation
     keys: tuple[int, ...]
-    """Where the shard's keys stand among the columns, in the table's order."""
+    """The positions of the shard's keys among the columns, in the table's order."""
     written: tuple[int, ...]
-    """Where the columns stand that are captured: all, but for those that the table has no more."""
+    """The positions of the captured columns: all except those that were dropped since."""
     there: RowWriter
-    """Writes rows that are there now."""
+    """Writes the records of inserted and updated rows."""
     gone: RowWriter
-    """Writes rows that are gone, by their keys alone."""
+    """Writes the records of deleted rows, which have only the key."""
 
     @classmethod
     def of(cls, relation: Relation, shard: ShardConfig, *, has: Set[str] | None = None) -> Table:
-        """The table, once its shape is known to fit the shard. `has` are the columns that it has by now."""
+        """The table. Raises `InvalidUsage` if its columns or its key don't fit the shard. `has` are the
+        columns that the table has in the catalog now; None if unknown."""
         names = [column.plain for column in relation.columns]
         written = written_columns(relation, shard, has)
         missing = [key for key in shard.keys if key not in names]
@@ -175,8 +176,9 @@ class Table:
     def changes(
         self, messages: Messages, numbers: Numbers, places: Sequence[bytes], place_of: Numbers
     ) -> Iterator[tuple[Lines, Numbers]]:
-        """The records of row messages, one each, or two where a key changes; and their order: twice the
-        message's number, and one more for a row that is there. A message that can't be taken is `Broken`."""
+        """The records of row messages, one each, or two if the key changes, with their order: twice the
+        message's number for a deletion, plus one for a written row. Raises `Broken` for the first message
+        that must be refused."""
         rows = messages.rows(numbers, len(self.relation.columns))
         is_there = rows.does != DELETE
         is_gone = ~is_there | self._has_moved(messages.data, rows)
@@ -191,7 +193,8 @@ class Table:
     def events(
         self, messages: Messages, numbers: Numbers, places: Sequence[bytes], place_of: Numbers
     ) -> list[list[RowEvent]]:
-        """What each message does to rows, with the old rows whole; see `deferred`."""
+        """The row events of each message, for a table with a deferrable key. Raises `Broken` for a message
+        without a complete old row."""
         rows = messages.rows(numbers, len(self.relation.columns))
         has_old, has_new = rows.does != INSERT, rows.does != DELETE
         lacking = has_old & (rows.marks != OLD)
@@ -215,7 +218,7 @@ class Table:
     def _keyed(
         self, data: Bytes, spans: Spans, values: Spans, places: Sequence[bytes], place_of: Numbers
     ) -> list[tuple[bytes, bytes]]:
-        """For each row the record that deletes its key, and the one that writes it."""
+        """For each row the record that deletes its key, and the record that writes it."""
         self._check_sent(values)
         of_keys = values.of(self.keys)
         keys = self.gone.lines(data, spans.of(self.keys), places, place_of, elsewhere=of_keys)
@@ -247,7 +250,7 @@ class Table:
         *,
         elsewhere: Spans | None = None,
     ) -> Lines:
-        """The records of rows that are there."""
+        """The records that write these rows."""
         if len(self.written) < len(self.relation.columns):
             spans, elsewhere = spans.of(self.written), elsewhere and elsewhere.of(self.written)
         return self.there.lines(data, spans, places, place_of, elsewhere=elsewhere)
@@ -266,7 +269,7 @@ class Table:
         return moved
 
     def _check_sent(self, spans: Spans, columns: Sequence[int] | None = None) -> None:
-        """Refuse a value that is not there, or not as text."""
+        """Refuse a value that was not sent, or not as text."""
         wrong = (spans.kinds == UNCHANGED) | (spans.kinds == BINARY)
         if not wrong.any():
             return
@@ -283,7 +286,7 @@ class Table:
         raise Broken(row, error)
 
     def _check_keys(self, keys: Spans) -> None:
-        """Refuse a row that is gone when its key was not sent."""
+        """Refuse a deletion whose key was not sent."""
         if (keys.kinds == NULL).any():
             row, at = (int(each[0]) for each in np.nonzero(keys.kinds == NULL))
             column = self.relation.columns[self.keys[at]].name
@@ -293,8 +296,8 @@ class Table:
 
 @dataclass(slots=True)
 class Taken:
-    """The records of some rows, in the order of their messages; which transactions have rows of our tables,
-    and of which tables they are taken."""
+    """The records of some rows, in the order of their messages. `ours` are the source transactions that have
+    rows of the pipeline's tables, `touched` the tables whose rows each one captured."""
 
     lines: Lines = field(default_factory=lambda: Lines.of([]))
     order: Numbers = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -303,12 +306,12 @@ class Taken:
     deferred: defaultdict[int, list[tuple[int, list[RowEvent]]]] = field(
         default_factory=lambda: defaultdict(list)
     )
-    """By transaction: of tables with a deferrable key, what happened to their rows."""
+    """By source transaction: the row events of tables with a deferrable key."""
 
 
 def _whole(rows: Rows) -> tuple[Spans, Spans]:
-    """The new rows as they were sent, and with what was not sent out of the old ones. What the old row does
-    not have is NULL in it."""
+    """The new rows as they were sent, and with unsent values filled in from the old rows. A value that the
+    old row lacks too stays `UNCHANGED`."""
     new, old = rows.new, rows.old
     lacks = (new.kinds == UNCHANGED) & (old.kinds == TEXT)
     starts, sizes = np.where(lacks, old.starts, new.starts), np.where(lacks, old.sizes, new.sizes)
@@ -316,7 +319,7 @@ def _whole(rows: Rows) -> tuple[Spans, Spans]:
 
 
 def place_of(relation: Relation, *, lsn: int, xid: int) -> bytes:
-    """Which table a record is of and which commit it came with, as the end of a line."""
+    """The end of a record's line: its table and its commit."""
     return b'%b,"lsn":%d,"txId":%d}}\n' % (_origin(relation.schema, relation.table), lsn, xid)
 
 
@@ -326,13 +329,13 @@ def _origin(schema: str, table: str) -> bytes:
 
 
 def swept(key: Mapping[str, Any], shard: ShardConfig, place: bytes) -> bytes:
-    """A key of a shard that is gone, whether it was there or not."""
+    """The record that deletes a key of a shard, whether or not the shard has it."""
     before = {name: _plain(value, shard.columns.get(name)) for name, value in key.items()}
     return f'{{"op":"d","before":{_text(before)},"after":null,'.encode() + place
 
 
 def _plain(value: Any, column: Column | None) -> Any:
-    """A key's value out of a shard's file, as JSON that its declared type reads back."""
+    """A key's value from a shard's file, as JSON that its declared type reads back."""
     match value:
         case datetime():
             zone = "Z" if column is not None and column.type.name == "TIMESTAMP" else ""
@@ -348,7 +351,7 @@ def _plain(value: Any, column: Column | None) -> Any:
 
 
 def truncated(place: bytes) -> bytes:
-    """All rows of a table are gone."""
+    """The record of a truncate."""
     return b'{"op":"t","before":null,"after":null,' + place
 
 

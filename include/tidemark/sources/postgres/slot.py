@@ -1,11 +1,12 @@
-"""The slot of a pipeline: where it stands, what it has, and how far it may forget.
+"""The replication slot of a pipeline: its status, its messages, and its advance.
 
-Everything that reads or moves a slot does so under one lock in the database, named for the slot and held by
-the transaction: two runs take turns, wherever they run, and a process that dies leaves no lock behind.
+Every operation that reads or advances a slot holds an advisory lock of the database, named for the slot and
+bound to the database transaction. So two runs take turns, on any machines, and a process that dies leaves no
+lock behind.
 
-A slot is refused, with its remedy, when what is captured next could not follow what was captured last: when
-it is missing, when the server has invalidated it, when it is ahead of what was acknowledged (it was made
-anew, or somebody advanced it), and when the database's log ends before what is bound (an older copy).
+A slot is refused, with a remedy, if the next capture could not continue the last one: the slot is missing;
+the server has invalidated it; it is ahead of the acknowledged position (it was created again, or another
+client advanced it); or the write-ahead log ends before the bound position (the database is an older copy).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tidemark.sources.postgres.pgoutput import lsn_text, parsed_lsn
 
 PLUGIN: Final = "pgoutput"
 MESSAGES_AT_ONCE: Final = 8
-"""More make it no faster, and each may be big."""
+"""Fetching more at once is no faster, and each message may be large."""
 _ANY_BYTES: Final = "SQL_ASCII"
 BATCH_MESSAGES_MAX: Final = 4_000
 BATCH_BYTES: Final = 4 * 1024**2
@@ -32,7 +33,7 @@ BATCH_BYTES: Final = 4 * 1024**2
 
 @dataclass(frozen=True, slots=True)
 class SlotState:
-    """A slot as the server describes it; positions are 0 where it has none."""
+    """A slot as the server reports it. A position that it doesn't have is 0."""
 
     name: str
     plugin: str
@@ -46,12 +47,12 @@ class SlotState:
 
     @property
     def retained_bytes(self) -> int:
-        """How much log the server keeps for this slot."""
+        """How many bytes of WAL the server retains for this slot."""
         return max(0, self.log_end - self.restart) if self.restart else 0
 
 
 class SlotLost(InvalidUsage):
-    """The slot can't give what comes next, and never will."""
+    """The slot has lost changes, or can't be used any more. No retry fixes this."""
 
 
 def create_sql(slot: str) -> str:
@@ -59,14 +60,15 @@ def create_sql(slot: str) -> str:
 
 
 def restart_hint(slot: str) -> str:
-    """The way out when changes are lost for good."""
+    """The remedy if changes are lost permanently."""
     return (
         f"changes are lost: {create_sql(slot)}, and begin a new pipeline with it, which reads the tables anew"
     )
 
 
 def lock(db: psycopg.Connection, slot: str) -> None:
-    """Wait for the slot to be ours until the transaction ends; the session's lock_timeout bounds it."""
+    """Lock the slot until the database transaction ends. Raises `SlotInUse` after the session's
+    lock_timeout."""
     try:
         db.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"tidemark slot {slot}",))
     except errors.LockNotAvailable as error:
@@ -74,8 +76,8 @@ def lock(db: psycopg.Connection, slot: str) -> None:
 
 
 def find_slot(db: psycopg.Connection, slot: str) -> SlotState | None:
-    """The slot, if the server has it."""
-    # A column that came with PostgreSQL 17 tells why; wal_status tells that it is lost in any version.
+    """The slot, or None if the server doesn't have it."""
+    # `invalidation_reason` exists since PostgreSQL 17; in every version, wal_status shows a lost slot.
     row = db.execute(
         "SELECT slot_name, coalesce(plugin, ''), coalesce(database, ''),"
         " coalesce(database = current_database(), false), confirmed_flush_lsn::text, restart_lsn::text,"
@@ -92,7 +94,8 @@ def find_slot(db: psycopg.Connection, slot: str) -> SlotState | None:
 
 
 def usable_slot(db: psycopg.Connection, slot: str) -> SlotState:
-    """The slot, once it is known to be one that can be read."""
+    """The slot. Raises `SlotLost` if it is missing or invalidated, and `InvalidUsage` if it belongs to
+    another plugin or database."""
     found = find_slot(db, slot)
     if found is None:
         raise SlotLost(
@@ -115,7 +118,7 @@ def usable_slot(db: psycopg.Connection, slot: str) -> SlotState:
 
 
 def check_continues(found: SlotState, *, bound: int, acknowledged: int) -> None:
-    """Refuse a slot that does not continue what is bound."""
+    """Raise `SlotLost` if the slot does not continue at the bound position."""
     if found.log_end < bound:
         raise SlotLost(
             f"the database's log ends at {lsn_text(found.log_end)}, and changes are bound up to"
@@ -134,24 +137,24 @@ def check_continues(found: SlotState, *, bound: int, acknowledged: int) -> None:
 def peek(
     db: psycopg.Connection, slot: str, publication: str, *, changes_max: int
 ) -> Generator[Sequence[bytes]]:
-    """The slot's messages from its position on, whole transactions only; they stay in the slot.
+    """The slot's messages from its position on, in complete source transactions. They stay in the slot.
 
-    `changes_max` is asked for after each transaction, so the last one may go beyond it. The messages come as
-    the server sends them, a few at a time, in batches that are cut by their bytes: neither a big transaction
-    nor rows that grow ever are in our memory. Until this ends or is closed, nothing else may be said in the
-    session; if it is closed before its end, nothing but the end of the transaction."""
+    The server checks `changes_max` after each source transaction, so the last one may exceed it. Messages are
+    streamed in batches of bounded size, so a large transaction is never held in memory. The session can't be
+    used for anything else until the generator ends or is closed; if it is closed early, the database
+    transaction must end next."""
     query = (
         "SELECT data FROM pg_logical_slot_peek_binary_changes(%s, NULL, %s,"
         " 'proto_version', '1', 'publication_names', %s)"
     )
     values = (slot, changes_max, sql.Identifier(publication).as_string(db))
     batch, size = list[bytes](), 0
-    # Such a server would refuse to send bytes that are no UTF-8; who takes the change looks at them.
+    # A SQL_ASCII server would refuse to send bytes that are not UTF-8. Here it sends them; `values` checks.
     is_raw = db.info.parameter_status("server_encoding") == _ANY_BYTES
     if is_raw:
         db.execute(f"SET LOCAL client_encoding = {_ANY_BYTES}")
     with db.cursor() as cursor:
-        # A generator, and not only the iterator that it is declared as.
+        # It is declared as an iterator, but is a generator, which can be closed.
         stream: Any = cursor.stream(query, values, binary=True, size=MESSAGES_AT_ONCE)
         with closing(stream) as rows:
             for (data,) in rows:
@@ -167,7 +170,7 @@ def peek(
 
 
 class Counted(Iterator[Sequence[bytes]]):
-    """Batches of messages, and how many messages there were so far."""
+    """Batches of messages, with the `count` of messages so far."""
 
     def __init__(self, batches: Iterator[Sequence[bytes]]) -> None:
         self._batches = batches
@@ -180,16 +183,16 @@ class Counted(Iterator[Sequence[bytes]]):
 
 
 def advance(db: psycopg.Connection, slot: str, lsn: int) -> None:
-    """Let the server forget everything below. Can't be taken back."""
+    """Advance the slot, so that the server may remove the WAL below. This can't be undone."""
     db.execute("SELECT pg_replication_slot_advance(%s, %s::pg_lsn)", (slot, lsn_text(lsn)))
 
 
 def mark(db: psycopg.Connection) -> int:
-    """Write a mark into the log, durable when this returns, and tell where it ends.
+    """Write a mark into the write-ahead log, durable when this returns; returns the position of its end.
 
-    It is the end of a record, and everything before it is flushed. Neither holds for the positions that the
-    server tells by itself: a slot that is advanced into the middle of a commit's record never shows that
-    commit. Must be called outside of a transaction."""
+    That position is the end of a WAL record, and everything before it is flushed. Neither is certain for the
+    positions that the server reports: a slot that is advanced into the middle of a commit record never sends
+    that commit. Must be called outside of a database transaction."""
     with db.transaction():
         db.execute("SET LOCAL synchronous_commit = on")
         row = db.execute("SELECT pg_logical_emit_message(true, 'tidemark', '')::text").fetchone()

@@ -1,7 +1,8 @@
-"""How far a slot may forget: to what is durable, and on over what the pipeline doesn't take.
+"""How far the slot may advance: to the durable position, and past changes that the pipeline doesn't need.
 
-Before a slot is advanced, the position is noted beside the captured files: a slot that is further than that
-note has lost changes. It is advanced to record boundaries only, a commit's end or a mark of our own.
+The new position is recorded beside the captured files before the slot is advanced. A slot beyond the recorded
+position has lost changes. A slot is advanced only to the end of a WAL record: a commit, or Tidemark's own
+mark.
 """
 
 from __future__ import annotations
@@ -39,21 +40,21 @@ ACKNOWLEDGED: Final = "acknowledged"
 
 
 def acknowledged(files: ChangeFiles) -> int:
-    """How far the slot may have been advanced; 0 when it never was."""
+    """The position up to which the slot may have been advanced; 0 if it never was."""
     path = files.folder / ACKNOWLEDGED
     return parsed_lsn(path.read_text()) if path.exists() else 0
 
 
 def last_bound(bindings: Ledger[BindingRecord]) -> Binding | None:
-    """The newest binding; None when nothing is bound."""
+    """The newest binding; None if nothing is bound."""
     upper = bindings.head().upper
     return next((one for one in bindings.read(upper - 1, upper) if isinstance(one, Binding)), None)
 
 
 @dataclass(frozen=True, slots=True)
 class SlotContents:
-    """What a slot has: `reached` is where the last commit ends that comes before what is needed, 0 for none,
-    `first` the first source transaction that is needed, if one was seen; `is_all` is whether that was all."""
+    """The contents of a slot. `first` is the first source transaction that is needed, if one was found.
+    `reached` is the end of the last commit before it, or 0. `is_all` is whether the whole slot was read."""
 
     reached: int
     first: Begin | None
@@ -61,7 +62,7 @@ class SlotContents:
 
 
 class SlotAdvance:
-    """Advances the slot of a pipeline; never back, and never past a change that is still to be bound."""
+    """Advances the slot of a pipeline; never backwards, and never past a change that is still to be bound."""
 
     def __init__(
         self,
@@ -73,7 +74,7 @@ class SlotAdvance:
         self._config, self._source, self._files, self._bindings = config, source, files, bindings
 
     def up_to(self, db: psycopg.Connection, lsn: int) -> None:
-        """Advance to a position below which all is durable, and on to the next change that is needed."""
+        """Advance to a position below which everything is durable, and then to the next needed change."""
         self._advance(db, lsn)
         found = self.look(db)
         reached = found.reached
@@ -96,11 +97,13 @@ class SlotAdvance:
     def look(
         self, db: psycopg.Connection, *, bound: int = 0, changes_most: int = CHANGES_PER_PEEK
     ) -> SlotContents:
-        """Up to which commit the slot has nothing that this pipeline takes, and what comes after that; of
-        what ends at `bound` or before, nothing counts. The slot stays where it is, and so many changes are
-        looked at, at most, and the rest of their transaction. A table that the last binding knows counts, and
-        one that was read since, whatever our settings say: a process with older ones must not let go of what
-        a newer one takes."""
+        """Find the first source transaction that the pipeline needs. Those that end at or below `bound` don't
+        count. Does not move the slot. Reads at most `changes_most` changes, and the rest of their source
+        transaction.
+
+        The tables of the last binding, and those with a newer snapshot, count as needed whatever this
+        process's settings are: a process with an older pipeline file must not advance the slot past changes
+        that a newer one needs."""
         changes_max = 1
         while True:
             with db.transaction():
@@ -119,7 +122,7 @@ class SlotAdvance:
             changes_max = changes_most
 
     def _bound_tables(self) -> tuple[set[str], set[int]]:
-        """Their names, and those that were read by their oids, whatever they are called by now."""
+        """The names of the needed tables, and the oids of those that are bound, as they may be renamed."""
         last = last_bound(self._bindings)
         if last is None:
             return noted_tables(self._files, lsn_min=0), set()
@@ -131,8 +134,8 @@ class SlotAdvance:
 def first_needed(
     batches: Iterable[Sequence[bytes]], tables: Set[str], oids: Set[int], *, bound: int = 0
 ) -> tuple[int, Begin | None]:
-    """Where the last commit ends before the first one that touches these tables, 0 when there is none, and
-    the source transaction that does. Those whose commit ends at `bound` or before don't count."""
+    """The first source transaction that changes these tables, or None; and the end of the last commit before
+    it, or 0. Source transactions that end at or below `bound` don't count."""
     needed: set[int] = set()
     reached = 0
     begun = Begin(0, 0, 0)

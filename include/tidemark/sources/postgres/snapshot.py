@@ -1,14 +1,15 @@
-"""What is known of a table's readings: which were made, which are asked for, and what is bound of them.
+"""Snapshots of database tables: notes of completed ones, requests for new ones, and their steps.
 
-A table that was read is noted in a file of its own (`snapshot-<table>-<position>.json`), put if absent once
-all its rows are durable. A note counts only while everything after its position is still to come: at or above
-what is bound and what the slot has let go.
+A completed snapshot has a note, `snapshot-<table>-<position>.json`, which is put if absent once all rows are
+durable. A note is usable only while every change after its position can still be captured: its position must
+be at or above both the bound position and the slot's.
 
-Someone can ask for a table to be read anew (`reread-<table>.json`, with the log's position at that time). The
-request is met by a reading at or above that position, and never has to be taken back.
+A user can request that a table is read again: `reread-<table>.json`, with the WAL position at that time. Any
+snapshot at or above that position fulfils the request, so a request never has to be removed.
 
-A table whose shard may have rows already (it is read anew, or was out of the pipeline for a while) is bound
-in one transaction, whatever its size: first a deletion of every key that the shard may have, then its rows.
+If a table's shard may already have rows (the table is read again, or was out of the pipeline for a while),
+the snapshot is bound as one transaction, whatever its size: first a deletion of every key that the shard may
+have, then the rows.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ _REQUEST: Final = "reread"
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A table's rows in files, numbered from 0, and how many rows each has. `sweep` are files with deletions
-    that come before the rows."""
+    """A table's rows in files, numbered from 0, with the number of rows in each. `sweep` are files of
+    deletions that come before the rows."""
 
     table: str
     read: TableRead
@@ -46,7 +47,8 @@ class Snapshot:
 
 
 def reading_prefix(table: str, shard: ShardConfig) -> str:
-    """What is read, for what shard, as part of a file's name: short, and without what a path would read."""
+    """The prefix of a snapshot's file names. It hashes the table, the shard and its columns, so it is short
+    and safe in a path."""
     read = f"{table}\n{shard.name}\n{shard.columns.ddl}"
     return f"{_NOTE}-{_hash(read)}"
 
@@ -54,7 +56,7 @@ def reading_prefix(table: str, shard: ShardConfig) -> str:
 def find_snapshot(
     files: ChangeFiles, table: str, shard: ShardConfig, *, lsn_min: int, oid: int
 ) -> Snapshot | None:
-    """The newest complete reading of a table for a shard that can still be used."""
+    """The newest complete snapshot of a table for a shard, at or above `lsn_min`; None if there is none."""
     notes = sorted(_notes(files, reading_prefix(table, shard), lsn_min=lsn_min), reverse=True)
     for found in _read_notes(notes):
         is_it = found.table == table and found.read.oid in (0, oid)
@@ -64,38 +66,38 @@ def find_snapshot(
 
 
 def _notes(files: ChangeFiles, prefix: str, *, lsn_min: int) -> list[Path]:
-    """The notes of readings at or above a position. Lower ones are not opened: maintenance removes them."""
+    """The notes of snapshots at or above a position. Lower ones are not opened: maintenance may be removing
+    them."""
     notes = files.folder.glob(f"{prefix}-*.json")
     return [note for note in notes if int(note.stem.rpartition("-")[2], 16) >= lsn_min]
 
 
 def put_note(files: ChangeFiles, snapshot: Snapshot, shard: ShardConfig) -> None:
-    """Note a reading whose files are durable."""
+    """Write the note of a snapshot whose files are durable."""
     name = f"{reading_prefix(snapshot.table, shard)}-{snapshot.read.lsn:016x}.json"
     files.write(files.folder / name, _to_json(snapshot).encode())
 
 
 def noted_tables(files: ChangeFiles, *, lsn_min: int) -> set[str]:
-    """The tables that were read at or above a position, bound or not."""
+    """The tables with a snapshot at or above a position, bound or not."""
     return {found.table for found in _read_notes(_notes(files, _NOTE, lsn_min=lsn_min))}
 
 
 def _read_notes(notes: Iterable[Path]) -> Iterator[Snapshot]:
-    """Maintenance may let a note go while they are read: one that is gone counts no more than one that was
-    gone before."""
+    """The snapshots of these notes. A note that maintenance removes meanwhile is skipped."""
     for note in notes:
         with suppress(FileNotFoundError):
             yield _from_json(note.read_text(encoding="utf-8"))
 
 
 def ask_again(files: ChangeFiles, table: str, *, lsn: int) -> None:
-    """Ask for a table to be read anew, at or above a position."""
+    """Request a new snapshot of a table, at or above a position."""
     path = files.folder / f"{_REQUEST}-{_hash(table)}.json"
     files.replace(path, json.dumps({"table": table, "lsn": lsn}).encode())
 
 
 def asked_again(files: ChangeFiles) -> dict[str, int]:
-    """The tables that were asked for, met or not, and the position that a reading must reach."""
+    """The requested tables, fulfilled or not, with the position that a snapshot must reach."""
     found = [json.loads(path.read_text(encoding="utf-8")) for path in files.folder.glob(f"{_REQUEST}-*.json")]
     return {str(one["table"]): int(one["lsn"]) for one in found}
 
@@ -103,8 +105,9 @@ def asked_again(files: ChangeFiles) -> dict[str, int]:
 def steps_of(
     snapshots: Sequence[Snapshot], known: Mapping[str, TableRead], lower: Frontier, limits: Transaction
 ) -> list[Step]:
-    """The readings as transactions, none larger than it may be unless one file is: small tables go together,
-    and one that has something to sweep goes alone. Each says what is known of all tables."""
+    """The snapshots as steps within the limits. Small tables share a step. A snapshot with a sweep has a step
+    of its own, and so has a file that exceeds the limits. Every manifest has the `known` snapshots of all
+    tables."""
     steps: list[Step] = []
     seq = lower[PARTITION]
     for group in _grouped(snapshots, limits):

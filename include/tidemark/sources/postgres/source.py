@@ -1,26 +1,23 @@
-"""Looks at a database that change nothing, for `status` and `source check`.
-
-A PostgreSQL database as a source: captured before it is bound, acknowledged after it is durable.
+"""A PostgreSQL database as a source: captured before it is bound, acknowledged after it is durable.
 
 A slot can't be read again once it has been advanced, so its changes are captured first: `offer` writes them
-to files below the warehouse, durable and put if absent, and the steps it returns name those files. From there
-on it is a source of files: ingest and replay read what was captured, and never the database.
+to files below the warehouse, durable and put if absent, and returns steps that name those files. From there
+on it is a source of files: ingest and replay read the captured files, and never the database.
 
-The frontier has two partitions: `files`, where records stand, and `wal`, the end of the last commit that is
-bound. A crash between capture and binding leaves files that no binding names; the next capture starts at the
-bound position and finds or writes the same ones (Invariant 1).
+The frontier has two partitions: `files`, to which records belong, and `wal`, the end of the last bound
+commit. A crash between capture and binding leaves files that no binding names. The next capture starts at the
+bound position, and finds or writes the same files (Invariant 1).
 
-`acknowledge` advances the slot, and nothing else does (Invariant 10). It is called after the checkpoint is
-durable, with the frontier of a bound transaction, which is a commit's end. Where the slot then has nothing
-for this pipeline, traffic of other tables alone, it is advanced past that too: WAL is not kept for it
-(scenario F13; `letting_go` does both). What the last binding knows of tables counts there too, so one that is
-given up is let go by an empty transaction, where no other is to be bound (scenarios F8, F9).
+Only `acknowledge` advances the slot (Invariant 10). It is called after the checkpoint is durable, with the
+frontier of a bound transaction, which is the end of a commit. If the slot then has only changes of other
+tables, it is advanced past them too, so that the server doesn't retain WAL for them (scenario F13; see
+`slot_advance`). The tables of the last binding count as needed. So when a table leaves the pipeline and
+nothing else is to be bound, an empty transaction records that (scenarios F8, F9).
 
-Captured files are what the pipeline's history is replayed from; maintenance lets go what lies below the
-retention (`unneeded`).
+Replays read the captured files. Maintenance removes those below the retention (`unneeded`, `let_go`).
 
-Known limitation: tables that are read at different times (after a crash, or added later) are not at one point
-in time until the log is read past the last of these readings.
+Known limitation: tables that are read at different times (after a crash, or because they were added later)
+are consistent with each other only once the WAL is read past the last of their snapshots.
 """
 
 from __future__ import annotations
@@ -86,7 +83,7 @@ _AT_LEAST: Final = "or more source transactions"
 
 @dataclass(frozen=True, slots=True)
 class Looks:
-    """One pipeline's database."""
+    """Read-only checks of a pipeline's database, for `status` and `source check`."""
 
     config: PipelineConfig
     source: PostgresSource
@@ -94,7 +91,7 @@ class Looks:
     bindings: Ledger[BindingRecord]
 
     def waiting(self, last: Binding | None) -> Waiting:
-        """The first source transaction that waits; `trouble` where that can't be told in little time."""
+        """The first source transaction that is not bound; `trouble` if that can't be determined quickly."""
         if last is None:
             return _untold("nothing is bound yet: the first rows of its tables wait")
         try:
@@ -126,7 +123,7 @@ class Looks:
             raise Determinate(fact, hint=hint) from None
 
     def changed_tables(self) -> tuple[int, list[InvalidUsage]]:
-        """How many tables are compared with what was recorded of them, and what has happened to them."""
+        """The number of tables compared with their catalog records, and an error for each difference."""
         last = last_bound(self.bindings)
         known = known_readings(self.config, last)
         wanted = wanted_tables(self.config, self.files, known)
@@ -150,7 +147,7 @@ DAY_SECONDS: Final = 86_400
 
 
 class SlotSource:
-    """The `Source` port over a replication slot. Connects only to offer and to acknowledge."""
+    """The `Source` port over a replication slot. Ingest and replay need no connection to the database."""
 
     def __init__(
         self, config: PipelineConfig, *, bindings: Ledger[BindingRecord], kept: ShardKeysPort
@@ -163,8 +160,9 @@ class SlotSource:
         self.files = ChangeFiles(config.source_location)
 
     def offer(self, last: Binding | None) -> Sequence[Step]:
-        """Readings of tables that need one, then the changes above the last binding. Nothing while a table
-        can't be read before everything that is bound is done: the run does that, and the next one reads."""
+        """Snapshots of the tables that need one, then the changes above the last binding. Returns nothing if
+        a table is to be read into a shard whose bound transactions are not all in its log: this run completes
+        them, and the next one reads the table."""
         known = known_readings(self._config, last)
         wanted = wanted_tables(self._config, self.files, known)
         changed = bool(wanted) or (last is not None and known.keys() != _snapshots(last).keys())
@@ -202,17 +200,18 @@ class SlotSource:
                 capture = captured(db, self._config, self._source, self.files, start, self._kept)
                 steps += capture.steps
                 if not steps:
-                    # Of a table that has changed its columns, what came before is bound first.
+                    # If a table has changed its columns, the changes before that are bound first.
                     raise_all(shape_flaws(published, shards))
         if changed and not steps and not capture.waits:
-            # All new tables are empty, or some were given up, and the slot has nothing up to the mark: which
-            # tables are taken from here on is bound alone.
+            # The new tables are empty, or tables left the pipeline, and the slot has nothing up to the mark.
+            # An empty transaction binds the new set of tables.
             upper = Frontier.of({PARTITION: lower[PARTITION], WAL: marked})
             steps = [Step(upper, Manifest("json", (), known).to_json())]
         return steps
 
     def ask_again(self, table: str) -> None:
-        """Have the next run read a table anew."""
+        """Request that the next run reads a table again. Raises `InvalidUsage` for a table that the pipeline
+        doesn't have."""
         if table not in taken_shards(self._config):
             known = ", ".join(sorted(taken_shards(self._config))) or "no table yet"
             raise InvalidUsage(f"the pipeline does not take table {table}", hint=f"it takes {known}")
@@ -220,7 +219,7 @@ class SlotSource:
             ask_again(self.files, table, lsn=slots.mark(db))
 
     def inspect(self, binding: Binding) -> str:
-        """Which captured files are not what they were; empty when all are."""
+        """Which captured files have changed; empty if none has."""
         folder = os.fspath(self.files.folder)
 
         def hash_of(file: Found) -> str:
@@ -231,8 +230,9 @@ class SlotSource:
         return listed([change for change in changes if change is not None])
 
     def replayable(self, bindings: Sequence[Binding]) -> Sequence[Replayable]:
-        """Captured changes stay until maintenance removes what lies below the retention, which is counted
-        from the seal: not earlier than so many days after the capture."""
+        """Which transactions still have all their files, and until when at least. Maintenance removes files
+        below the retention. That is counted from the seal, so they stay at least that long after the
+        capture."""
         return [Replayable(self.inspect(binding), self._kept_until(binding)) for binding in bindings]
 
     def _kept_until(self, binding: Binding) -> float | None:
@@ -241,41 +241,42 @@ class SlotSource:
         return max(written) / 1e9 + days * DAY_SECONDS if written and days is not None else None
 
     def unneeded(self, since: Txn) -> Unneeded:
-        """The captured files below the retention that are acknowledged too."""
+        """The captured files below the retention: those that are acknowledged, and those that wait for it."""
         bound, acknowledged = self._bound_below(since), self.acknowledged
         return unneeded(self.files, bound=bound, acknowledged=acknowledged, catalogs=self._catalogs())
 
     def let_go(self, since: Txn) -> Unneeded:
-        """Delete them; who comes second finds nothing to do."""
+        """Delete the unneeded files; idempotent."""
         below = min(self._bound_below(since), self.acknowledged)
         return let_go(self.files, below=below, catalogs=self._catalogs())
 
     def _catalogs(self) -> Set[str] | None:
-        """The records of the catalog that the newest binding names; None where nothing is bound."""
+        """The catalog records that the newest binding names; None if nothing is bound."""
         last = last_bound(self._bindings)
         if last is None:
             return None
         return {read.catalog for read in Manifest.from_json(last.manifest).snapshots.values()}
 
     def _bound_below(self, since: Txn) -> int:
-        """Where in the log the first transaction that is kept begins."""
+        """The WAL position where transaction `since`, the first within the retention, begins."""
         self._bindings.head()
         found = self._bindings.read(since - 1, since) if since > TXN_FIRST else ()
         return max((one.upper[WAL] for one in found if isinstance(one, Binding)), default=0)
 
     def acknowledge(self, frontier: Frontier) -> None:
-        """Advance the slot to the frontier, and on over what this pipeline doesn't need. Never goes back."""
+        """Advance the slot to the frontier, and past changes that the pipeline doesn't need; never
+        backwards. A slot that is in use is only a warning."""
         try:
             with translated_errors(), closing(self.connect()) as db:
                 SlotAdvance(self._config, self._source, self.files, self._bindings).up_to(db, frontier[WAL])
         except SlotInUse as error:
-            # Everything is durable, and the slot only remembers too much until the next acknowledgement.
+            # Everything is durable. The slot only retains more WAL than needed until the next run.
             logger.warning("%s; the next run acknowledges this too", error.fact)
 
     def standing(self) -> SourceReport:
-        """Where the slot stands, and how much log the server keeps for it; or why it can't go on."""
-        # What is bound is looked at before the slot, and what was acknowledged after it: a run that works
-        # meanwhile makes no difference.
+        """The slot's position, and how much WAL the server retains for it; or why it can't continue."""
+        # Read the binding before the slot, and the acknowledged position after it, so that a concurrent run
+        # does not cause a false alarm.
         bound = last_bound(self._bindings)
         position = ""
         try:
@@ -290,16 +291,16 @@ class SlotSource:
         return SourceReport(position, cost=f"{kept:,} bytes of log kept by the server", kept_bytes=kept)
 
     def waiting(self, last: Binding | None) -> Waiting:
-        """The first source transaction in the slot that is not bound and touches a table of the pipeline, by
-        the time of its commit. The slot stays where it is; a run that comes meanwhile waits for this."""
+        """The first source transaction in the slot that is not bound and changes a table of the pipeline,
+        with the time of its commit. Does not move the slot; a concurrent run waits for this check."""
         return self._looks.waiting(last)
 
     def shown(self, frontier: Frontier) -> str:
         return lsn_text(frontier[WAL])
 
     def changed_tables(self) -> tuple[int, list[InvalidUsage]]:
-        """How many of the tables that were read are compared with what was recorded of them then, and what
-        has happened to them that the log does not carry. Those that the next run reads anew are left out."""
+        """The number of tables compared with their catalog records, and an error for each change that the WAL
+        does not carry. Tables that the next run reads again are left out."""
         return self._looks.changed_tables()
 
     @property
@@ -311,11 +312,12 @@ class SlotSource:
 
     @property
     def acknowledged(self) -> int:
-        """How far the slot may have been advanced; 0 when it never was."""
+        """The position up to which the slot may have been advanced; 0 if it never was."""
         return acknowledged(self.files)
 
     def _tables(self, db: psycopg.Connection) -> tuple[dict[str, PublishedTable], dict[str, ShardConfig]]:
-        """The published tables and the shards that follow them, once their rows can be told apart."""
+        """The tables of the publication, and the shards by table. Raises `InvalidUsage` if changes would be
+        sent incompletely."""
         publication = self._source.publication
         published = published_tables(db, publication)
         shards = taken_shards(self._config)
@@ -324,7 +326,7 @@ class SlotSource:
         return published, shards
 
     def _again(self, tables: Tables) -> Set[ShardId]:
-        """The shards of these tables that may have rows already."""
+        """The shards of these tables that may already have rows."""
         shards = [ShardId(shard.name) for _, shard in tables.values()]
         return set(shards) - self._kept.untouched(shards) if shards else set()
 
@@ -336,12 +338,12 @@ class SlotSource:
         lsn_min: Mapping[str, int],
         again: Set[ShardId],
     ) -> list[Snapshot]:
-        """A reading of each table that is recent enough: one that a crash left over, or a new one."""
+        """A recent enough snapshot of each table: one that a crash left, or a new one."""
         found = {
             name: find_snapshot(self.files, name, shard, lsn_min=lsn_min[name], oid=published.relation.oid)
             for name, (published, shard) in tables.items()
         }
-        # One that has been changed since its reading is read again.
+        # A table that was changed since its snapshot is read again.
         found = {
             name: one and (None if list(same.flaws({name: one.read})) else one) for name, one in found.items()
         }
@@ -355,7 +357,7 @@ class SlotSource:
         ]
 
     def _swept(self, snapshot: Snapshot, published: PublishedTable, shard: ShardConfig) -> Snapshot:
-        """The reading with a deletion of every key that the shard may have in front of it."""
+        """The snapshot, preceded by a deletion of every key that the shard may have."""
         place = place_of(published.relation, lsn=snapshot.read.lsn, xid=0)
         lines = (swept(key, shard, place) for key in self._kept.keys(ShardId(shard.name), shard.keys))
         prefix = f"{snapshot.read.lsn:016x}-{reading_prefix(published.name, shard)}-s"
@@ -367,5 +369,5 @@ def _snapshots(binding: Binding) -> Mapping[str, TableRead]:
 
 
 def _start(confirmed: int) -> Frontier:
-    """Before the first binding: no file, and the log from where the slot was made."""
+    """The frontier before the first binding: no files, and the slot's first position."""
     return Frontier.of({PARTITION: 0, WAL: confirmed})

@@ -1,11 +1,9 @@
-"""What the database's catalog says of the published tables, and whether it fits the pipeline.
+"""The tables of a publication in the database's catalog, whether they fit the pipeline, and their discovery.
 
-Which tables a pipeline takes when its file leaves that to the database, and what columns they have.
-
-A table is taken as it is when it first goes to a shard, and that is put on record; with `on_schema_change:
-add_columns`, columns that it gets later are too. What else happens to it (a column that is dropped, a type or
-a key that changes, a table that is gone) is found by the checks that every declared schema goes through, and
-refused there by name.
+If the pipeline file leaves tables or columns to the database, they are discovered. A table's shape is
+recorded when the table first goes to a shard. With `on_schema_change: add_columns`, later columns are
+recorded too. The checks for declared schemas find every other change (a dropped column, a changed type or
+key, a missing table), and refuse it by name.
 """
 
 from __future__ import annotations
@@ -106,9 +104,9 @@ FROM kinds k JOIN pg_enum e ON e.enumtypid = k.kind GROUP BY 1
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A table that rows of a published one are stored in: itself, or a partition of it. The server sends old
-    rows by its `identity` and `key`, whatever the partitioned table has. `name` is as SQL writes it. One that
-    has no `toast` table stores no value out of line: its rows are never too long."""
+    """A table that stores rows of a published table: itself, or a partition of it. Its `identity` and `key`
+    determine the old rows that the server sends, not those of the partitioned table. `name` is quoted for
+    SQL. Without a `toast` table no value is stored out of line."""
 
     name: str
     identity: str
@@ -118,16 +116,16 @@ class Stored:
     toast: bool
 
     def sends(self, keys: Iterable[str]) -> bool:
-        """Whether a row that is gone comes with these columns."""
+        """Whether a deletion is sent with these columns of the row."""
         return self.identity == "f" or (self.identity != "n" and set(keys) <= set(self.key))
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedTable:
-    """A table of the publication as it is now. `key` is its primary key, or the index that is its identity;
-    `big` are the columns whose values may be stored out of line, `generated` those that are not sent. Rows of
-    a partitioned one are `stored` in its partitions, at any depth. With a deferrable key, rows may share a
-    key until their transaction ends."""
+    """A table of the publication as it is now. `key` is its primary key, or the index of its replica
+    identity. `big` are the columns that may have TOAST values, `generated` those that are not sent. The rows
+    of a partitioned table are `stored` in its partitions, at any depth. With a deferrable key, rows may share
+    a key until their transaction ends."""
 
     relation: Relation
     row_filter: str
@@ -144,7 +142,7 @@ class PublishedTable:
         return self.relation.name
 
     def is_same_but_for_files(self, other: PublishedTable) -> bool:
-        """Whether nothing tells them apart but the files that their rows are in."""
+        """Whether the two differ at most in the files that store their rows."""
         return self._without_files() == other._without_files()
 
     def _without_files(self) -> PublishedTable:
@@ -153,7 +151,7 @@ class PublishedTable:
 
 
 def published_tables(db: psycopg.Connection, publication: str) -> dict[str, PublishedTable]:
-    """The tables of a publication by name."""
+    """The tables of a publication by name. Raises `InvalidUsage` if the publication doesn't exist."""
     found = db.execute(
         "SELECT oid || ':' || xmin FROM pg_publication WHERE pubname = %s", (publication,)
     ).fetchone()
@@ -162,7 +160,7 @@ def published_tables(db: psycopg.Connection, publication: str) -> dict[str, Publ
             f"publication {publication!r} does not exist",
             hint=f"CREATE PUBLICATION {publication} FOR TABLE …, with every table of the pipeline",
         )
-    # Asked before the files: who rewrites a table after that is not older.
+    # Read before the files, so that a transaction that rewrites a table later is not older than this one.
     since = oldest_open(db)
     rows = db.cursor(row_factory=dict_row).execute(_TABLES, (publication,)).fetchall()
     enums: dict[int, dict[str, str]] = dict(db.execute(_ENUMS, ([row["oid"] for row in rows],)).fetchall())
@@ -209,7 +207,7 @@ def _published(
 
 
 def publish_flaw(db: psycopg.Connection, publication: str) -> InvalidUsage | None:
-    """What is wrong with a publication that leaves kinds of changes out; None when it sends them all."""
+    """The error for a publication that leaves out kinds of changes; None if it sends all of them."""
     columns = ", ".join(f"pub{option}" for option in _OPTIONS)
     query = f"SELECT {columns} FROM pg_publication WHERE pubname = %s"
     row = db.execute(query, (publication,)).fetchone()
@@ -225,7 +223,7 @@ def publish_flaw(db: psycopg.Connection, publication: str) -> InvalidUsage | Non
 
 
 def taken_shards(config: PipelineConfig) -> dict[str, ShardConfig]:
-    """The shards by the table that each follows."""
+    """The shards by their source table."""
     return {shard.route.table: shard for shard in config.shards if shard.route and shard.route.table}
 
 
@@ -240,7 +238,8 @@ def not_published(table: str, publication: str) -> InvalidUsage:
 def identity_flaws(
     published: Mapping[str, PublishedTable], shards: Mapping[str, ShardConfig], publication: str
 ) -> Iterator[InvalidUsage]:
-    """Every table whose rows could not be told apart, or not be told whole, each with what to do."""
+    """An error, with the remedy, for every table that is missing or whose rows would be sent without their
+    keys or TOAST values."""
     for name, shard in shards.items():
         table = published.get(name)
         if table is None:
@@ -269,7 +268,7 @@ def _to_full(tables: Iterable[Stored]) -> str:
 def shape_flaws(
     published: Mapping[str, PublishedTable], shards: Mapping[str, ShardConfig]
 ) -> Iterator[InvalidUsage]:
-    """Every table whose columns, as they are now, are not those that are declared, each with what to do."""
+    """An error, with the remedy, for every table whose current columns don't fit the declared ones."""
     for name, shard in shards.items():
         try:
             if name in published:
@@ -279,7 +278,7 @@ def shape_flaws(
 
 
 def raise_all(flaws: Iterable[InvalidUsage]) -> None:
-    """Tell everything that is wrong at once: one thing as it is, several with numbers."""
+    """Raise all flaws as one error: a single one as it is, several with numbers. Does nothing without one."""
     found = list(flaws)
     if len(found) == 1:
         raise found[0]
@@ -291,12 +290,14 @@ def raise_all(flaws: Iterable[InvalidUsage]) -> None:
         raise InvalidUsage(f"{len(found)} things are wrong: {facts}", hint=hints)
 
 
+# Discovery.
+
 logger = logging.getLogger(__name__)
 
 
 def discovered(config: PipelineConfig) -> PipelineConfig:
-    """The configuration with every table that it takes by now; those that are new are on record when this
-    returns. The database is asked only where the pipeline file leaves a schema to it."""
+    """The configuration with all its tables. New shapes are recorded when this returns. The database is
+    queried only if the pipeline file leaves a schema to it."""
     source = config.source
     if not isinstance(source, PostgresSource) or not uses_source_schemas(config):
         return config
@@ -313,7 +314,7 @@ def discovered(config: PipelineConfig) -> PipelineConfig:
 def shapes_now(
     config: PipelineConfig, published: Mapping[str, PublishedTable], recorded: TableShapes
 ) -> TableShapes:
-    """The shapes on record, with what is new in the database."""
+    """The recorded shapes, with the tables and columns that are new in the database."""
     tables, source = config.tables, config.source
     if tables is None or not isinstance(source, PostgresSource):
         return recorded
@@ -337,7 +338,7 @@ def shapes_now(
 def _shape_now(
     config: PipelineConfig, recorded: TableShape | None, shard: str, table: PublishedTable
 ) -> TableShape:
-    """The shape of a shard that the table goes to."""
+    """The current shape of the table's shard."""
     if recorded is None:
         if table.generated:
             logger.warning("%s", left_out(table))
@@ -353,12 +354,13 @@ def _shape_now(
 
 
 def left_out(table: PublishedTable) -> str:
-    """What is not captured of a table, for a message."""
+    """A message about the generated columns of a table, which are not captured."""
     return f"table {table.name}: generated columns are not sent, and left out: {', '.join(table.generated)}"
 
 
 def shape_of(table: PublishedTable) -> TableShape:
-    """A table as it is now, in types that lose nothing. A key's columns are never NULL."""
+    """The shape of a table as it is now, with lossless types. Key columns are NOT NULL. Raises `InvalidUsage`
+    for a table without a key."""
     if not table.key:
         raise InvalidUsage(
             f"table {table.name} has no primary key",

@@ -1,8 +1,8 @@
-"""PostgreSQL's values in text form, as JSON that the declared type reads back without loss.
+"""PostgreSQL's text values as JSON that the declared types read back without loss.
 
-A value's JSON follows from its PostgreSQL type alone. Which declared types read it back without loss is a
-table (`lossless`), and a column that is declared as another type is refused before anything is captured:
-Spark would round a number with too many decimals, and nobody would be told.
+A value's JSON depends only on its PostgreSQL type. `lossless` determines which declared types read it back
+without loss. A column with another declared type is refused before anything is captured: Spark would silently
+round a number with too many decimals.
 
 =====================  =============================  ===========================================
 PostgreSQL             captured as                    may be declared as
@@ -17,21 +17,18 @@ timestamp              text, ISO 8601                 TIMESTAMP_NTZ
 timestamptz            text, ISO 8601, in UTC         TIMESTAMP
 bytea                  base64                         BINARY
 arrays of these        list, or text with bounds      ARRAY of what the element may be
-all others             the text that PostgreSQL says  nothing but STRING
+all others             PostgreSQL's text              nothing but STRING
 =====================  =============================  ===========================================
 
-Everything may be declared STRING too. A value that the declared type doesn't have (infinity as a date, a
-year before Christ, an array whose bounds don't begin at 1) can't be read back, and is quarantined with its
-reason; it never becomes NULL.
+Every column may also be declared STRING. A value that the declared type doesn't have (infinity as a date, a
+year BC, an array whose bounds don't begin at 1) can't be read back. It is quarantined with the reason, and
+never becomes NULL.
 
-Rows as change records: one JSON line each, written for many rows at once.
-
-A line is made of pieces that are the same for every row (names, brackets, quotes) and of values, most of
-which stand in what the server has sent exactly as JSON has them. So a line is a list of places to copy bytes
-from, and one call of Arrow copies those of all rows. Only a value that JSON spells otherwise (a quote within
-a text, an array, a bytea) is written by itself, by `values.writer_of`.
-
-The same bytes always give the same lines, however they are split into calls.
+`RowWriter` writes rows as change records, one JSON line each, for many rows at once. A line consists of
+pieces that are the same for every row (names, brackets, quotes) and of values. Most values have the same
+bytes in the server's message and in JSON. So a line is a list of byte ranges, and one call of Arrow copies
+those of all rows. Only a value with another form in JSON (a text with a quote, an array, a bytea) is encoded
+individually, by `writer_of`. The same bytes always give the same lines, however they are split into calls.
 """
 
 from __future__ import annotations
@@ -100,7 +97,7 @@ class Spelling(Enum):
 
 
 def spelling_of(type_oid: int) -> Spelling:
-    """How values of a type are written."""
+    """How values of a type are written as JSON."""
     if type_oid in ELEMENTS or type_oid == BYTEA:
         return Spelling.ALONE
     if type_oid in _INTEGERS:
@@ -115,11 +112,11 @@ def spelling_of(type_oid: int) -> Spelling:
 
 
 def to_json(text: str | None, type_oid: int) -> Any:
-    """The JSON value of a text that a column of this type has."""
+    """The JSON value for the text form of a value of this type."""
     if text is None:
         return None
     if type_oid in ELEMENTS:
-        # Bounds other than from 1 on are written before it, `[0:1]={1,2}`, and a list has no place for them.
+        # Bounds that don't begin at 1 come first, `[0:1]={1,2}`. A JSON list can't express them.
         return text if text.startswith("[") else _list(text, ELEMENTS[type_oid])
     if type_oid in _INTEGERS:
         return int(text)
@@ -129,7 +126,7 @@ def to_json(text: str | None, type_oid: int) -> Any:
     if type_oid == BOOL:
         return text == "t"
     if type_oid in (TIMESTAMP, TIMESTAMPTZ):
-        # The session's time zone is UTC, so the offset is always this one.
+        # The session's time zone is UTC, so the offset is always +00.
         moment, before_christ = text.removesuffix(" BC"), text[-3:] if text.endswith(" BC") else ""
         moment = f"{moment[:-3]}Z" if moment.endswith("+00") else moment
         return moment.replace(" ", "T", 1) + before_christ
@@ -139,14 +136,14 @@ def to_json(text: str | None, type_oid: int) -> Any:
 
 
 def writer_of(type_oid: int) -> Callable[[str], str]:
-    """What writes a single value's text as JSON."""
+    """The function that encodes the text of a single value as JSON."""
     if spelling_of(type_oid) is Spelling.TEXT:
         return encode_basestring
     return lambda text: _ENCODER.encode(to_json(text, type_oid))
 
 
 def numeric_limits(modifier: int) -> tuple[int, int] | None:
-    """Precision and scale of a numeric column; None when it has no limits."""
+    """Precision and scale of a numeric column; None if it has no limits."""
     if modifier == _NO_MODIFIER:
         return None
     packed = modifier - 4
@@ -154,7 +151,7 @@ def numeric_limits(modifier: int) -> tuple[int, int] | None:
 
 
 def lossless(type_oid: int, modifier: int, declared: DataType) -> bool:
-    """Whether every ordinary value of the column comes out of the declared type as it was."""
+    """Whether the declared type preserves every ordinary value of the column."""
     if declared.name == "STRING":
         return True
     if type_oid in ELEMENTS:
@@ -164,13 +161,13 @@ def lossless(type_oid: int, modifier: int, declared: DataType) -> bool:
         if limits is None:
             return False
         precision, scale = limits
-        # A negative scale means zeros in front of the point, which need their digits too.
+        # A negative scale means zeros before the decimal point, which need digits too.
         return declared.scale >= scale and declared.precision - declared.scale >= precision - scale
     return declared.name in _DECLARED.get(type_oid, ())
 
 
 def declared_for(type_oid: int, modifier: int) -> str:
-    """The type to declare for a column, as DDL: the narrowest that loses nothing."""
+    """The type to declare for a column, as DDL: the narrowest lossless one."""
     if type_oid in ELEMENTS:
         return f"ARRAY<{declared_for(ELEMENTS[type_oid], modifier)}>"
     limits = numeric_limits(modifier) if type_oid == NUMERIC else None
@@ -182,7 +179,7 @@ def declared_for(type_oid: int, modifier: int) -> str:
 
 
 def _list(text: str, element: int) -> list[Any]:
-    """An array out of PostgreSQL's spelling, `{1,NULL,"a b"}`, with any number of dimensions."""
+    """An array parsed from PostgreSQL's text, `{1,NULL,"a b"}`, with any number of dimensions."""
     found, end = _elements(text, 0, element)
     if end != len(text):
         raise InvalidUsage(f"{text[:60]!r} is not an array", hint="report it, with the column's type")
@@ -190,7 +187,7 @@ def _list(text: str, element: int) -> list[Any]:
 
 
 def _elements(text: str, at: int, element: int) -> tuple[list[Any], int]:
-    """The elements behind the brace at `at`, and where the text goes on."""
+    """The elements after the brace at `at`, and the position after the closing brace."""
     found: list[Any] = []
     at += 1
     while at < len(text) and text[at] != "}":
@@ -203,7 +200,7 @@ def _elements(text: str, at: int, element: int) -> tuple[list[Any], int]:
             raw, at = _quoted(text, at)
             found.append(to_json(raw, element))
         else:
-            # Looked for once: a search for each of the ends may go through the whole array every time.
+            # One search for both ends: a search for each could scan the whole array for every element.
             stop = _STOP.search(text, at)
             raw = text[at : stop.start() if stop is not None else len(text)]
             found.append(None if raw.upper() == "NULL" else to_json(raw, element))
@@ -221,6 +218,8 @@ def _quoted(text: str, at: int) -> tuple[str, int]:
     return "".join(out), at + 1
 
 
+# Writing many rows at once.
+
 _AS_IT_IS, _QUOTED, _IS_NULL = range(3)
 _MUST_ESCAPE: Final = np.array([byte < 0x20 or byte in b'"\\' for byte in range(256)])
 _FLAGS: Final = (b"false", b"true")
@@ -229,7 +228,7 @@ _SPACE, _PLUS, _MINUS, _TRUE, _ZERO, _NINE = b" +-t09"
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Lines in one piece of memory; `bounds` are where each begins, and where the last one ends."""
+    """Lines in one block of memory. `bounds` has the start of each line, and the end of the last one."""
 
     data: memoryview
     bounds: Numbers
@@ -243,13 +242,13 @@ class Lines:
         return len(self.bounds) - 1
 
     def part(self, first: int, end: int) -> memoryview:
-        """Some of the lines, from one up to another."""
+        """The bytes of the lines in [first, end)."""
         return self.data[int(self.bounds[first]) : int(self.bounds[end])]
 
 
 def values_at(data: Bytes, starts: Numbers, sizes: Numbers, extra: Sequence[bytes] = ()) -> Any:
-    """The bytes that stand at these places, each behind the one before: the values have the even numbers, and
-    what is between them the odd ones. Then come the extra texts, which stand at the end of the data."""
+    """An Arrow array of the values at these ascending positions of `data`. Values have even indexes, the
+    bytes between them odd ones. Then come the `extra` texts, which are the end of `data`."""
     pairs = np.stack([starts, starts + sizes], axis=-1).ravel()
     lengths = np.fromiter(map(len, extra), np.int64, len(extra))
     behind = len(data) - lengths.sum() + np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
@@ -257,7 +256,7 @@ def values_at(data: Bytes, starts: Numbers, sizes: Numbers, extra: Sequence[byte
 
 
 def ordered(parts: Sequence[tuple[Lines, Numbers]]) -> tuple[Lines, Numbers]:
-    """Lines of several writers in the order of their numbers."""
+    """The lines of several writers, merged in the order of their numbers."""
     if not parts:
         return Lines.of([]), np.zeros(0, np.int64)
     if len(parts) == 1:
@@ -274,20 +273,20 @@ def _array(data: Bytes | memoryview, bounds: Numbers) -> Any:
 
 
 def _lines(array: Any, each: int = 1) -> Lines:
-    """The elements of an array that was just made, so many to a line."""
+    """The elements of a newly made array as lines, with `each` elements to a line."""
     _, bounds, data = array.buffers()
     found = np.frombuffer(bounds, np.int64)[: len(array) + 1 : each] if len(array) else np.zeros(1, np.int64)
     return Lines(memoryview(data or b"")[: int(found[-1])], np.ascontiguousarray(found))
 
 
 class RowWriter:
-    """Writes rows of these columns, each between `before` and `after`, with its place behind that."""
+    """Writes rows of these columns as lines: `before`, the values, `after`, and the row's end (`places`)."""
 
     def __init__(self, columns: Sequence[RelationColumn], before: str, after: str) -> None:
         names = [json.dumps(column.plain, ensure_ascii=False) for column in columns]
         self._writers = [writer_of(column.type_oid) for column in columns]
         self._spellings = [spelling_of(column.type_oid) for column in columns]
-        # What stands before a value depends on whether the one before it is quoted, and on what it is itself.
+        # The text before a value depends on whether the previous value is quoted, and on the value itself.
         self._pieces = [
             f"{quote}{',' if at else before}{name}:{mark}".encode()
             for at, name in enumerate(names)
@@ -305,8 +304,9 @@ class RowWriter:
         decoded: Callable[[bytes], str] = bytes.decode,
         elsewhere: Spans | None = None,
     ) -> Lines:
-        """A line for every row; its values stand in `data` in the order of rows and columns, but for those
-        that were not sent and stand `elsewhere`. `decoded` makes a text of one that is written by itself."""
+        """One line for each row. The values are in `data`, in the order of rows and columns. For values that
+        were not sent with the row, `elsewhere` has the positions. `decoded` decodes the bytes of a value that
+        is encoded individually. Raises `Broken` with the first row that can't be written."""
         rows, width = spans.sizes.shape
         made = _Made(data, spans)
         for column, spelling in enumerate(self._spellings):
@@ -314,7 +314,7 @@ class RowWriter:
         made.set_escaped([at for at, one in enumerate(self._spellings) if one is Spelling.TEXT])
         alone = self._written(data, elsewhere or spans, made.alone, decoded)
         extra = [*self._pieces, *_FLAGS, *places, *alone]
-        # The values come first, with what is between them, then the pieces, flags, places, and what is alone.
+        # The order of indexes: values with the bytes between them, pieces, flags, places, individual values.
         pieces = 2 * rows * width
         flags = pieces + len(self._pieces)
         placed = flags + len(_FLAGS)
@@ -333,7 +333,7 @@ class RowWriter:
     def _written(
         self, data: Bytes, spans: Spans, alone: Flags, decoded: Callable[[bytes], str]
     ) -> list[bytes]:
-        """The values that are written by themselves."""
+        """The values that are encoded individually."""
         found: list[bytes] = []
         for row, column in zip(*(each.tolist() for each in np.nonzero(alone)), strict=True):
             start = int(spans.starts[row, column])
@@ -348,7 +348,7 @@ class RowWriter:
 
 
 class _Made:
-    """How each value is to be written, and the bytes to copy it from."""
+    """How each value is written, and the bytes that it is copied from."""
 
     def __init__(self, data: Bytes, spans: Spans) -> None:
         self.data = data
@@ -362,7 +362,7 @@ class _Made:
         self._zones: list[Numbers] = []
 
     def spell(self, column: int, spelling: Spelling) -> None:
-        """Write the values of a column like this."""
+        """Set how the values of a column are written."""
         there = self._there[:, column]
         match spelling:
             case Spelling.FLAG:
@@ -370,7 +370,7 @@ class _Made:
             case Spelling.ALONE:
                 self.alone[:, column] |= there
             case Spelling.FLOAT:
-                # NaN and the infinities are the only ones that don't end in a digit.
+                # Only NaN and the infinities don't end in a digit.
                 self.states[there & ~self._end_in_digit(column), column] = _QUOTED
                 self.alone[:, column] |= there & self._is_negative_zero(column)
             case Spelling.TEXT | Spelling.PLAIN:
@@ -379,8 +379,8 @@ class _Made:
                 self._spell_time(column, there)
 
     def _spell_time(self, column: int, there: Flags) -> None:
-        """`2024-01-31 12:00:00.5+00` is written with T and Z; infinity, and a year that is not of four digits
-        or before Christ, by itself."""
+        """Copy `2024-01-31 12:00:00.5+00` with T and Z. Infinity, years BC, and years that don't have four
+        digits are encoded individually."""
         data, starts, sizes = self.data, self._starts[:, column], self._sizes[:, column]
         ends = starts + sizes
         usual = there & (sizes >= 19) & self._end_in_digit(column)
@@ -395,7 +395,7 @@ class _Made:
         self.alone[:, column] |= there & ~usual
 
     def _is_negative_zero(self, column: int) -> Flags:
-        """`-0` as JSON is an integer, which has no sign; as `-0.0` it keeps it."""
+        """Which values are `-0`. As JSON that is an integer without a sign, so it is written as `-0.0`."""
         found: Flags = self._sizes[:, column] == 2
         at = self._starts[found, column]
         found[found] = (self.data[at] == _MINUS) & (self.data[at + 1] == _ZERO)
@@ -406,7 +406,7 @@ class _Made:
         return (last >= _ZERO) & (last <= _NINE)
 
     def set_escaped(self, columns: Sequence[int]) -> None:
-        """Set texts apart that have something to escape, to be written by themselves."""
+        """Mark the texts that need escaping, which are encoded individually."""
         if columns:
             numbers = pa.array(self.numbers[:, columns].ravel())
             texts = _lines(values_at(self.data, self._starts, self._sizes).take(numbers))
@@ -416,7 +416,7 @@ class _Made:
         self.states[self.alone] = _AS_IT_IS
 
     def copied(self, numbers: Numbers, extra: Sequence[bytes]) -> Lines:
-        """Lines out of the values and of these texts, by their numbers."""
+        """The lines, copied from the values and the `extra` texts by their indexes."""
         data = np.concatenate([self.data, np.frombuffer(b"".join(extra), np.uint8)])
         for marks, written in ((self._times, b"T"), (self._zones, b"Z")):
             for at in marks:
@@ -426,7 +426,8 @@ class _Made:
 
 
 def _checked(lines: Lines) -> Lines:
-    """The lines, if they are UTF-8. A value stands between characters of ASCII, so no two can make one."""
+    """The lines. Raises `Broken` if they are not UTF-8. ASCII characters separate the values, so the bytes of
+    two values can't combine to one character."""
     try:
         str(lines.data, "utf-8")
     except UnicodeDecodeError as error:
