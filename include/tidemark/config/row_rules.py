@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from tidemark.config.expectations import defaults_of
 from tidemark.config.problems import COLUMN_NAME, shown
 from tidemark.core.errors import InvalidUsage
 
@@ -83,12 +82,11 @@ def _short(value: object) -> str:
 
 def broken_when(expectation: Expectation, place: str = "") -> str | None:
     """The Spark SQL condition of the rows that break it, never NULL; None where no row by itself does."""
-    kwargs = expectation.kwargs
     build = ROW_WISE.get(expectation.type)
-    mostly = kwargs.get("mostly")
+    mostly = expectation.kwargs.get("mostly")
     if build is None or (mostly is not None and mostly != 1):
         return None
-    broken = build({**defaults_of(expectation.type), **kwargs, _PLACE: place})
+    broken = build({**expectation.arguments, _PLACE: place})
     return None if broken is None else f"coalesce({broken}, false)"
 
 
