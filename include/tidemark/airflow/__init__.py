@@ -4,10 +4,14 @@
 
     globals().update(pipeline_dags("/path/to/the/pipeline/files"))
 
-Importing this, and so parsing a DAG, loads neither Spark nor a warehouse.
+Importing this, and so parsing a DAG, loads neither Spark nor a warehouse. The extra `airflow`.
 """
 
 from __future__ import annotations
+
+from tidemark.core.extras import require
+
+require("airflow")
 
 from tidemark.airflow.assets import shard_asset
 from tidemark.airflow.consumers import ShardConsumerOperator, ShardUpperSensor, shard_task

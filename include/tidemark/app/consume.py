@@ -204,8 +204,6 @@ class Consumer:
 
     def listen(self, *, follow: bool = False, poll_seconds: float = POLL_SECONDS) -> Iterator[Batch]:
         """The batches from the frontier on, until there is nothing more; with `follow`, until `stop`."""
-        from tidemark.spark.views import log_changes
-
         begun = False
         while True:
             self.delivered()
@@ -218,6 +216,8 @@ class Consumer:
                     return
                 self._stop.wait(poll_seconds)
                 continue
+            from tidemark.spark.views import log_changes
+
             frame = log_changes(
                 self._deployment.session(),
                 self._spec,

@@ -34,6 +34,7 @@ from obstore.exceptions import UnknownConfigurationKeyError
 from obstore.store import ObjectStore, from_url
 
 from tidemark.core.errors import Determinate, InvalidUsage, InvariantViolation, TidemarkError
+from tidemark.core.extras import require
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -139,6 +140,8 @@ class Store:
         self._handler: DeltaFileSystemHandler | None = None
         self._objects: ObjectStore | None = None
         self.folder = local_path(uri)
+        if self.folder is None:
+            require("s3")
 
     @property
     def local(self) -> bool:

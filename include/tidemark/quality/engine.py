@@ -27,6 +27,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
+from tidemark.core.extras import require
+
 if TYPE_CHECKING:
     from great_expectations.core import ExpectationSuiteValidationResult
     from great_expectations.core.batch_definition import BatchDefinition
@@ -71,7 +73,8 @@ def _put_off(names: Sequence[str]) -> Iterator[None]:
 
 @cache
 def load() -> ModuleType:
-    """The library, imported once, silent."""
+    """The library, imported once, silent. The extra `quality`."""
+    require("quality")
     # It tells of hundreds of types that it registers; in a task's log that hides what matters.
     logging.getLogger("great_expectations").setLevel(logging.WARNING)
     with _put_off(_LATER):
