@@ -67,12 +67,6 @@ class Predicate:
             case values:
                 return f"{self.column} IN ({', '.join(values)})"
 
-    def holds(self, value: object) -> bool:
-        """What the condition says of one value of the column."""
-        if self.is_null:
-            return value is None
-        return any(type(value) is type(known) and value == known for known in self.values)
-
 
 def parse_predicate(text: str) -> Predicate:
     """The condition that the text spells, or `InvalidUsage`."""

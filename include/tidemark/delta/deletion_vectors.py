@@ -170,12 +170,6 @@ def decoded85(text: str, size: int) -> bytes:
     return bytes(out[:size])
 
 
-def inline(rows: Rows) -> Descriptor:
-    """A vector that stands in the log entry."""
-    data = encoded(rows)
-    return Descriptor("i", encoded85(data), len(data), len(rows))
-
-
 def pack(vectors: Sequence[Rows], name: uuid.UUID) -> tuple[bytes, tuple[Descriptor, ...]]:
     """One file of several vectors, under the name, and their descriptors in the same order."""
     place = FOLDER + encoded85(name.bytes)
