@@ -67,21 +67,32 @@ __all__ = [
     "run",
 ]
 
-_WHERE: Final = {
-    "tidemark.app.api": ("RunResult", "publish", "quarantine", "run"),
-    "tidemark.config": ("ConfigInvalid", "PipelineConfig", "Problem"),
-    "tidemark.app.consume": ("Batch", "Consumer"),
-    "tidemark.core.errors": (
-        *("Determinate", "Indeterminate", "InvalidUsage", "InvariantViolation", "TidemarkError"),
-    ),
-    "tidemark.core.reading": ("Frozen",),
-    "tidemark.core.lease": ("LeaseLost",),
-    "tidemark.core.listing": ("Limits",),
-    "tidemark.core.listing": ("Truncated",),
-    "tidemark.app.views": ("Together", "View", "open_errors", "read", "read_together"),
-    "tidemark.app.workspace": ("load_pipeline",),
+_MODULES: Final = {
+    "Batch": "tidemark.app.consume",
+    "ConfigInvalid": "tidemark.config",
+    "Consumer": "tidemark.app.consume",
+    "Determinate": "tidemark.core.errors",
+    "Frozen": "tidemark.core.reading",
+    "Indeterminate": "tidemark.core.errors",
+    "InvalidUsage": "tidemark.core.errors",
+    "InvariantViolation": "tidemark.core.errors",
+    "LeaseLost": "tidemark.core.lease",
+    "Limits": "tidemark.core.listing",
+    "PipelineConfig": "tidemark.config",
+    "Problem": "tidemark.config",
+    "TidemarkError": "tidemark.core.errors",
+    "Together": "tidemark.app.views",
+    "Truncated": "tidemark.core.listing",
+    "View": "tidemark.app.views",
+    "RunResult": "tidemark.app.api",
+    "load_pipeline": "tidemark.app.workspace",
+    "open_errors": "tidemark.app.views",
+    "publish": "tidemark.app.api",
+    "quarantine": "tidemark.app.api",
+    "read": "tidemark.app.views",
+    "read_together": "tidemark.app.views",
+    "run": "tidemark.app.api",
 }
-_MODULES: Final = {name: module for module, names in _WHERE.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
