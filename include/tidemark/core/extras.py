@@ -18,7 +18,7 @@ EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
     "postgres": ("psycopg",),
     "quality": ("great_expectations",),
     "s3": ("obstore",),
-    "spark": ("pyspark", "delta"),
+    "spark": ("pyspark",),
 }
 """The modules that each extra has to bring; pyproject.toml has the packages."""
 
