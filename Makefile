@@ -9,7 +9,7 @@ TESTS ?= tests
 HEAVY := spark or airflow or server or browser or slow or sweep or s3
 
 .DEFAULT_GOAL := help
-.PHONY: help ready setup demo ui stop doctor test test-fast test-s3 test-all check format simulate crash read-crash soak debezium bench build lock jars-lock clean distclean
+.PHONY: help ready setup demo ui stop doctor test test-fast test-s3 test-all check format simulate crash read-crash soak debezium bench build lock jars-lock expectations clean distclean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":[^#]*## "} /^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' Makefile
@@ -82,6 +82,9 @@ lock: ready ## Resolve requirements.txt again into requirements.lock
 
 jars-lock: ready ## Resolve Spark's extra jars again into jars.lock
 	@$(PYTHON) -m tidemark.runtime.jars lock
+
+expectations: ready ## Read Great Expectations' signatures again into a data file
+	@$(PYTHON) -m scripts.expectations
 
 clean: ## Remove what tests, checks and builds left behind
 	@rm -rf build dist .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

@@ -155,7 +155,7 @@ def test_a_command_that_is_ended_from_within_keeps_its_exit_code(
     def ends() -> None:
         raise end
 
-    monkeypatch.setattr("tidemark.cli.shared.find_files", lambda _: ends())
+    monkeypatch.setattr("tidemark.app.workspace.find_files", lambda _: ends())
     assert ended_with(monkeypatch, "check", "--json") == code
 
 

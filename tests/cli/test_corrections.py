@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from tidemark.app import bad_records
 from tidemark.cli import rows
-from tidemark.cli import rows as corrections
 from tidemark.cli.app import app
+from tidemark.cli.rows import ROWS_MAX
 from tidemark.config import load_pipeline
 from tidemark.core.errors import InvalidUsage
 
@@ -91,12 +92,12 @@ def test_raw_is_in_the_order_of_the_source_and_says_what_is_cut(
         asked.append(limit)
         return kept("a", "b", "c")[:limit]
 
-    monkeypatch.setattr(rows, "quarantined", newest)
+    monkeypatch.setattr(bad_records, "quarantined", newest)
     told = shop.tell("quarantine", "p", "--raw")
     assert (told.stdout, told.stderr) == ("a\nb\nc\n", "")
     told = shop.tell("quarantine", "p", "--raw", "--limit", "2")
     assert (told.stdout, told.stderr) == ("b\nc\n", "there are more: these are the newest 2\n")
-    assert asked == [rows.ROWS_MAX + 1, 3]
+    assert asked == [ROWS_MAX + 1, 3]
     refused = shop.tell("quarantine", "p", "--raw", "--json").exception
     assert "exclude each other" in str(refused)
 
@@ -108,9 +109,9 @@ def test_raw_shows_no_record_that_may_have_a_masked_value(
     """A masked record that is given back would put the mask into the table."""
     shop.says(MASKED)
     found = kept('{"id": "x", "n": "canary"}', "canary", shard=shard)
-    monkeypatch.setattr(rows, "quarantined", lambda uri, *, txn, limit: found)
+    monkeypatch.setattr(bad_records, "quarantined", lambda uri, *, txn, limit: found)
     placed = [{**one, "place": f"line {one['_txn']}"} for one in found[::-1]]
-    monkeypatch.setattr(corrections, "with_places", lambda deployment, records: placed)
+    monkeypatch.setattr(rows, "with_places", lambda deployment, records: placed)
     told = shop.tell("quarantine", "p", "--raw")
     assert told.stdout == ""
     assert isinstance(told.exception, InvalidUsage)
@@ -132,4 +133,4 @@ def test_the_hint_says_the_way_of_each_source(shop: Shop, source: str, way: str)
     shard = f"{{name: t, schema: id BIGINT NOT NULL, keys: [id]{route}}}"
     envelope = "debezium" if route else "upsert"
     shop.says(f"name: p\nenvelope: {envelope}\nsource: {source}\nshards: [{shard}]\n")
-    assert way in corrections.how_to_correct(load_pipeline(shop.folder / "p.yaml"))
+    assert way in rows.how_to_correct(load_pipeline(shop.folder / "p.yaml"))

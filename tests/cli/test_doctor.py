@@ -92,12 +92,16 @@ def test_unequal_pyspark_and_client_are_refused() -> None:
 
 
 def test_a_package_of_another_version_or_none_is_refused() -> None:
-    assert not doctor.check_package("delta-spark", "==4.4.0", lambda _: "4.4.1").ok
+    assert not doctor.check_package("delta-spark", "==4.4.0", "spark", lambda _: "4.4.1").ok
 
     def absent(name: str) -> str:
         raise metadata.PackageNotFoundError(name)
 
-    assert doctor.check_package("delta-spark", "==4.4.0", absent).found == "not installed"
+    missing = doctor.check_package("deltalake", ">=1.6.6", "", absent)
+    assert (missing.ok, missing.found) == (False, "not installed")
+    extra = doctor.check_package("delta-spark", "==4.4.0", "spark", absent)
+    assert (extra.ok, extra.found) == (True, "not installed, comes with tidemark[spark]")
+    assert doctor.required_versions()["delta-spark"] == ("==4.4.0", "spark")
 
 
 def test_a_warehouse_that_cannot_be_written_is_named(tmp_path: Path) -> None:

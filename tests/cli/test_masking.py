@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
+from tidemark.app.bad_records import masked_record
 from tidemark.cli.app import app
-from tidemark.cli.rows import masked_record
 from tidemark.config import KafkaSource, PipelineConfig
 
 CANARY = "canary-4711"

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from tidemark.app.workspace import open_deployment
 from tidemark.cli.app import app
-from tidemark.cli.shared import open_deployment
 from tidemark.core.errors import InvalidUsage
 from tidemark.spark import connect_server, session
 from tidemark.spark.connect_server import Server

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from tidemark.app.workspace import open_deployment
 from tidemark.cli.app import app
-from tidemark.cli.shared import open_deployment
 from tidemark.core.checksum import Digest
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import Txn, WriterToken

@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
+from tests.delta.helpers import inline
 from tests.support.state_table import new_table, schema_json
 from tidemark.core.errors import InvalidUsage, InvariantViolation
-from tidemark.delta.deletion_vectors import Descriptor, inline, unpack
+from tidemark.delta.deletion_vectors import Descriptor, unpack
 from tidemark.delta.head import TableHead
 from tidemark.delta.state import Change, Entry, NewFile, decide_entry, loosened
 

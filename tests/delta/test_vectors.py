@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap, BitMap64
 
+from tests.delta.helpers import inline
 from tidemark.core.errors import Determinate, InvalidUsage, InvariantViolation
 from tidemark.delta.deletion_vectors import (
     Descriptor,
@@ -18,7 +19,6 @@ from tidemark.delta.deletion_vectors import (
     decoded85,
     encoded,
     encoded85,
-    inline,
     name_for,
     pack,
     read_vectors,

@@ -13,7 +13,6 @@ from tidemark.core.binding import (
     Step,
     decide_mint,
     owned_in,
-    txn_of,
 )
 from tidemark.core.errors import InvalidUsage, InvariantViolation
 from tidemark.core.frontier import Frontier, FrontierRegressed, Position
@@ -102,13 +101,9 @@ def test_m5_a_record_belongs_to_the_first_binding_that_covers_it() -> None:
         binding(2, {"p0": 50}, {"p0": 50, "p1": 50}),
         binding(3, {"p0": 50, "p1": 50}, {"p0": 100, "p1": 50}),
     ]
-    assert txn_of(bindings, Position("p0", 50)) == 3
-    assert txn_of(bindings, Position("p0", 49)) == 1
-    assert txn_of(bindings, Position("p1", 0)) == 2
-    assert txn_of(bindings, Position("p1", 50)) is None
-    assert txn_of(bindings, Position("p9", 0)) is None
-    assert txn_of([], Position("p0", 0)) is None
-    assert [b.holds(Position("p0", 50)) for b in bindings] == [False, False, True]
+    places = {("p0", 50): [3], ("p0", 49): [1], ("p1", 0): [2], ("p1", 50): [], ("p9", 0): []}
+    for place, txns in places.items():
+        assert [one.txn for one in bindings if one.holds(Position(*place))] == txns
 
 
 def test_a_run_is_its_partition_keys_or_its_dates_or_else_its_own() -> None:

@@ -26,7 +26,6 @@ from tidemark.core.lease import (
     decide_renew,
     decide_since,
     floor,
-    live_leases,
     observe,
     since_of,
 )
@@ -49,6 +48,11 @@ class Book:
 
     def current(self, name: str = "orders") -> Lease | None:
         return next((lease for lease in reversed(self.records) if lease.name == name), None)
+
+    @property
+    def live(self) -> list[Lease]:
+        last = {lease.name: lease for lease in self.records}
+        return [lease for lease in last.values() if lease.is_live]
 
     def commit(self, decision: Any) -> Any:
         assert isinstance(decision, Put), decision
@@ -276,19 +280,6 @@ def test_a_clock_that_jumps_ahead_counts_for_half_a_ttl_at_most() -> None:
         assert seen.expires(lease) is expires
 
 
-def test_live_leases_are_the_last_record_of_each_name() -> None:
-    book = Book()
-    first = book.acquired()
-    renewed = book.commit(book.renew(Tenure(first, 0), now=1, txn=4))
-    stock = Lease("stock", RIVAL, Txn(2), 9, TTL)
-    gone = Lease("gone", RIVAL, Txn(2), 8, TTL, LeaseState.EXPIRED)
-    # Order of reading doesn't matter, order of writing does.
-    assert live_leases([stock, gone, renewed, first, Lease("gone", RIVAL, Txn(2), 7, TTL)]) == (
-        renewed,
-        stock,
-    )
-
-
 def test_r4_the_floor_names_the_holder_for_the_dry_run() -> None:
     leases = [Lease("orders", ME, Txn(6), 1, TTL), Lease("stock", RIVAL, Txn(4), 2, TTL)]
     result = floor(leases, consumers={"state": Txn(5)}, window=Txn(9))
@@ -311,9 +302,9 @@ def test_r4_maintenance_under_a_live_lease_keeps_what_it_needs() -> None:
     book = Book()
     lease = book.acquired(start=3)
     seen = stopped(lease)
-    assert floor(live_leases(book.records), consumers={}, window=Txn(9)).txn == 3
+    assert floor(book.live, consumers={}, window=Txn(9)).txn == 3
     book.commit(decide_expire(head=book.head, current=lease, observation=seen))
-    assert floor(live_leases(book.records), consumers={}, window=Txn(9)).txn == 9
+    assert floor(book.live, consumers={}, window=Txn(9)).txn == 9
 
 
 def test_an_ended_lease_holds_nothing() -> None:

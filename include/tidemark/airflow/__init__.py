@@ -5,13 +5,18 @@
     globals().update(pipeline_dags("/path/to/the/pipeline/files"))
 
 Importing this, and so parsing a DAG, loads neither Spark nor a warehouse. Each name is loaded when it is
-first used: Airflow imports the package's plugin and provider while it is itself being imported.
+first used: Airflow imports the package's plugin and provider while it is itself being imported. The extra
+`airflow`.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
+
+from tidemark.core.extras import require
+
+require("airflow")
 
 if TYPE_CHECKING:
     from tidemark.airflow.assets import shard_asset

@@ -7,34 +7,32 @@
     tidemark.publish("pipelines/orders.yaml", shard="orders")
     bad = tidemark.quarantine("pipelines/orders.yaml", txn=3)
 
-Each does what the command of its name does, and raises the errors of `tidemark.core.errors`, whose family
-says whether a retry helps. A pipeline is given by its file's path, or by its name as to the command. Without
-a `spark` session the call finds or starts one as the command does: the warm Spark, or one of its own.
+Each does what the command of its name does. Errors are of the four families, which say whether a retry helps.
+A pipeline is what `load_pipeline` returned, its file's path, or its name as to the command. Without a `spark`
+session the call finds or starts one as the command does: the warm Spark, or one of its own.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tidemark.app.bad_records import quarantined_records
 from tidemark.app.publish import RunResult, publish_now, run_and_publish
-from tidemark.cli.rows import quarantined_records
-from tidemark.cli.run import chosen_shards
-from tidemark.cli.shared import new_attempt, open_deployment
+from tidemark.app.workspace import chosen_shards, new_attempt, open_deployment
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tidemark.app.deployment import Deployment
+    from tidemark.app.workspace import AnyPipeline
     from tidemark.core.ids import ShardId
     from tidemark.core.publish import Published, UpToDate
     from tidemark.pipeline.publish import NotDue
 
-__all__ = ["RunResult", "publish", "quarantine", "run"]
+__all__ = ["publish", "quarantine", "run"]
 
 
 def run(
-    pipeline: str | Path,
+    pipeline: AnyPipeline,
     *,
     environment: str | None = None,
     spark: SparkSession | None = None,
@@ -43,7 +41,7 @@ def run(
     publishes: bool = True,
 ) -> RunResult:
     """Bind new input, bring every open transaction to its logs, and publish what is due."""
-    deployment = _opened(pipeline, environment, spark, binds=True)
+    deployment = open_deployment(pipeline, environment, spark=spark, binds=True)
     try:
         return run_and_publish(
             deployment, new_attempt(run_id), transactions_max=transactions_max, publishes=publishes
@@ -53,14 +51,14 @@ def run(
 
 
 def publish(
-    pipeline: str | Path,
+    pipeline: AnyPipeline,
     *,
     shard: str | None = None,
     environment: str | None = None,
     spark: SparkSession | None = None,
 ) -> dict[ShardId, Published | UpToDate | NotDue]:
     """Bring the states, or one, up to their logs now, whatever the publish policy says."""
-    deployment = _opened(pipeline, environment, spark)
+    deployment = open_deployment(pipeline, environment, spark=spark)
     try:
         return publish_now(deployment, new_attempt(), chosen_shards(deployment, shard))
     finally:
@@ -68,7 +66,7 @@ def publish(
 
 
 def quarantine(
-    pipeline: str | Path,
+    pipeline: AnyPipeline,
     *,
     txn: int | None = None,
     only_open: bool = False,
@@ -79,14 +77,5 @@ def quarantine(
     """The records that could not be applied, the newest first, each with its place and the reason; with
     `only_open`, those whose key has had no good record since, which takes Spark. Values of masked columns are
     shown as ***."""
-    deployment = _opened(pipeline, environment, spark)
+    deployment = open_deployment(pipeline, environment, spark=spark)
     return quarantined_records(deployment, txn=txn, only_open=only_open, limit=limit)
-
-
-def _opened(
-    pipeline: str | Path, environment: str | None, spark: SparkSession | None, *, binds: bool = False
-) -> Deployment:
-    deployment = open_deployment(str(pipeline), environment, binds=binds)
-    if spark is not None:
-        deployment.session = lambda: spark
-    return deployment

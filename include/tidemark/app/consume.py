@@ -1,9 +1,8 @@
 """Reading a shard transaction by transaction, from Python: every change once, in order, across restarts.
 
-    from tidemark.app.deployment import Deployment
-    from tidemark.app.consume import Consumer
+    shop = tidemark.load_pipeline("pipelines/shop.yaml")
 
-    with Consumer(Deployment(config, lambda: spark), "orders", "billing") as billing:
+    with tidemark.Consumer(shop, "orders", "billing") as billing:
         for batch in billing.listen():
             batch.frame.write.format("delta").options(**batch.once).mode("append").save(target)
 
@@ -29,6 +28,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from tidemark.app.deployment import Deployment
+from tidemark.app.workspace import open_deployment
 from tidemark.core.errors import InvalidUsage, InvariantViolation, TidemarkError
 from tidemark.core.ids import TXN_FIRST, ShardId, Txn
 from tidemark.core.lease import SINCE, HolderToken, Lease, LeaseLost
@@ -42,9 +42,10 @@ from tidemark.pipeline.leases import TTL_SECONDS, Hold, Leases, take_hold
 from tidemark.pipeline.listing import readable
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
     from tidemark.app.deployment import Deployment
+    from tidemark.app.workspace import AnyPipeline
     from tidemark.config.shard import ShardConfig
     from tidemark.spark.state_table import StateSpec
 
@@ -88,6 +89,8 @@ def leases_of(deployment: Deployment) -> Leases:
 class Consumer:
     """A named reader of one shard. Use it in a `with`: it holds a lease, and lets go of it at the end.
 
+    :param pipeline: what `load_pipeline` returned, or the pipeline's name, or the path of its file
+    :param spark: the session that reads; without one the warm Spark is used, or one is started
     :param start: where a new consumer begins; by default at the first transaction that is kept
     :param where: conditions `(column, comparison, value)`, all of which its rows meet; files whose
         statistics rule that out are not opened. A delete is kept unless a condition on its key rules it out
@@ -96,19 +99,20 @@ class Consumer:
     :param wait_seconds: how long to wait for the lease at most; three times the ttl by default
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all but three by name
         self,
-        deployment: Deployment,
+        pipeline: AnyPipeline,
         shard: str,
         name: str,
         *,
+        spark: SparkSession | None = None,
         start: int | None = None,
         where: Sequence[tuple[str, str, Any]] = (),
         limits: Limits | None = None,
         ttl_seconds: float = TTL_SECONDS,
         wait_seconds: float | None = None,
     ) -> None:
-        self._deployment = deployment
+        self._deployment = deployment = open_deployment(pipeline, spark=spark)
         self._shard = ShardId(deployment.config.shard(shard).name)
         self._name = name
         self._lease_name = lease_name(name, self._shard)
@@ -200,8 +204,6 @@ class Consumer:
 
     def listen(self, *, follow: bool = False, poll_seconds: float = POLL_SECONDS) -> Iterator[Batch]:
         """The batches from the frontier on, until there is nothing more; with `follow`, until `stop`."""
-        from tidemark.spark.views import log_changes
-
         begun = False
         while True:
             self.delivered()
@@ -214,6 +216,8 @@ class Consumer:
                     return
                 self._stop.wait(poll_seconds)
                 continue
+            from tidemark.spark.views import log_changes
+
             frame = log_changes(
                 self._deployment.session(),
                 self._spec,

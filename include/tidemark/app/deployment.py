@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from tidemark.config import PipelineConfig
 from tidemark.config.discovered_tables import Columns, new_columns, uses_source_schemas, with_new_columns
 from tidemark.core.binding import Binding, BindingRecord, Configuration
 from tidemark.core.checksum import Digests
+from tidemark.core.extras import MissingExtra
 from tidemark.core.ids import QUARANTINE, ShardId, Txn, WriterToken
 from tidemark.core.publish import Policy
 from tidemark.core.seal import Part, Staged
@@ -53,7 +54,15 @@ def new_token() -> WriterToken:
 
 
 def source_of(config: PipelineConfig, bindings: Ledger[BindingRecord], kept: ShardKeysPort) -> Source:
-    """Where the pipeline's records come from. Nothing is connected to before it is asked."""
+    """Where the pipeline's records come from. Nothing is connected to before it is asked. A reader needs no
+    source: one whose library is not installed says so when it is asked."""
+    try:
+        return _source_of(config, bindings, kept)
+    except MissingExtra as error:
+        return cast("Source", AbsentSource(error))
+
+
+def _source_of(config: PipelineConfig, bindings: Ledger[BindingRecord], kept: ShardKeysPort) -> Source:
     match config.source.type:
         case "kafka":
             from tidemark.sources.kafka.source import TopicSource
@@ -65,6 +74,16 @@ def source_of(config: PipelineConfig, bindings: Ledger[BindingRecord], kept: Sha
             return SlotSource(config, bindings=bindings, kept=kept)
         case _:
             return FileSource.of(config, bindings=bindings)
+
+
+class AbsentSource:
+    """The `Source` port of a pipeline whose source's library is not installed: every use says so."""
+
+    def __init__(self, error: MissingExtra) -> None:
+        self._error = error
+
+    def __getattr__(self, name: str) -> Any:
+        raise self._error
 
 
 def discovered(config: PipelineConfig) -> PipelineConfig:

@@ -1,11 +1,8 @@
 """Reading shards from Python: the state, the fresh view, or the log, pinned and checked.
 
-    from tidemark.app.deployment import Deployment
-    from tidemark.app.views import View, read, read_together
-
-    shop = Deployment(config, lambda: spark)
-    rows = read(shop, "orders", view=View.FRESH)
-    found = read_together(shop)  # found.rows["orders"] and found.rows["items"], both as of found.txn
+    shop = tidemark.load_pipeline("pipelines/shop.yaml")
+    rows = tidemark.read(shop, "orders", view="fresh")
+    found = tidemark.read_together(shop)  # found.rows["orders"], found.rows["items"], both as of found.txn
 
 What is read never changes under the reader: versions are pinned before the first row is looked at, and a
 state that is not as it was published is refused (scenario M13). Shards that are read together are read at
@@ -19,6 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from tidemark.app.workspace import open_deployment
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import QUARANTINE, TXN_NONE, ShardId, Txn, next_txn
 from tidemark.core.lease import since_of
@@ -28,9 +26,10 @@ from tidemark.pipeline.listing import readable_upper
 from tidemark.pipeline.publish import checked_record, published_together
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
     from tidemark.app.deployment import Deployment
+    from tidemark.app.workspace import AnyPipeline
 
 
 class View(StrEnum):
@@ -40,15 +39,26 @@ class View(StrEnum):
     FRESH = "fresh"
     LOG = "log"
 
+    @classmethod
+    def _missing_(cls, value: object) -> View:
+        raise InvalidUsage(f"there is no view {value!r}", hint=f"use {', '.join(cls)}")
+
 
 def read(
-    deployment: Deployment, shard: str, *, view: View = View.FRESH, as_of: int | None = None
+    pipeline: AnyPipeline,
+    shard: str,
+    *,
+    view: View | str = View.FRESH,
+    as_of: int | None = None,
+    spark: SparkSession | None = None,
 ) -> DataFrame:
     """The shard's rows, as of a transaction or now.
 
     `state` is what was published last, at or below `as_of`. `fresh` is exact at `as_of`. `log` has every
     change up to it, from `since` on, with `_txn` and `_op`. What maintenance has let go is `Truncated`.
+    Without a `spark` session the warm Spark is used, or one is started.
     """
+    view, deployment = View(view), open_deployment(pipeline, spark=spark)
     from tidemark.spark.state_table import specs_of
     from tidemark.spark.views import Pins, fresh, read_log, read_state
 
@@ -86,16 +96,18 @@ class Together:
 
 
 def read_together(
-    deployment: Deployment,
+    pipeline: AnyPipeline,
     shards: Sequence[str] = (),
     *,
-    view: View = View.FRESH,
+    view: View | str = View.FRESH,
     as_of: int | None = None,
+    spark: SparkSession | None = None,
 ) -> Together:
     """These shards (all, by default) at one transaction: `as_of`, or the last one that is in all of them.
 
     States are published one by one, so `state` is as of the last transaction, at or below `as_of`, that a
     version of every state is exact at. A shard that waits at a held transaction holds the others back."""
+    view, deployment = View(view), open_deployment(pipeline, spark=spark)
     named = shards or deployment.shards
     names = tuple(ShardId(deployment.config.shard(shard).name) for shard in named)
     upper = min(readable_upper(deployment.control, name) for name in names)
@@ -115,7 +127,7 @@ def read_together(
     return Together(txn, rows)
 
 
-def open_errors(deployment: Deployment, shard: str) -> DataFrame:
+def open_errors(pipeline: AnyPipeline, shard: str, *, spark: SparkSession | None = None) -> DataFrame:
     """The shard's quarantined records whose key has had no good row since, as quarantine keeps them.
 
     Exact at the last transaction that both logs can be read at. A record without a readable key is not
@@ -124,6 +136,7 @@ def open_errors(deployment: Deployment, shard: str) -> DataFrame:
     from tidemark.spark.views import ErrorPins
     from tidemark.spark.views import open_errors as still_open
 
+    deployment = open_deployment(pipeline, spark=spark)
     name = ShardId(deployment.config.shard(shard).name)
     upper = min(readable_upper(deployment.control, name), readable_upper(deployment.control, QUARANTINE))
     quarantine_version, version = (deployment.control.log(one).head().version for one in (QUARANTINE, name))

@@ -86,9 +86,9 @@ MODULES: Final = {
 """The commands, in the order in which they are listed, each with the module that has it."""
 
 OBJECTS_PER_COLLECTION: Final = 50_000
-# Click's exception for what a person got wrong. Typer has had a copy of click inside it since some version,
-# and click's own one before, so only by way of a name of typer's is it the right one.
-_MISTAKE: Final[Any] = typer.BadParameter.__mro__[2]
+# Click's exception for what a person got wrong. Typer has a copy of click inside it since some version, and
+# had click's own before: which one it is, is known from a public exception that inherits from it.
+_MISTAKE: Final[Any] = next(kind for kind in typer.BadParameter.mro() if kind.__name__ == "ClickException")
 
 
 class Commands(Mapping[str, Any]):

@@ -69,7 +69,7 @@ def check(
 
 
 def _all() -> list[Path]:
-    from tidemark.cli.shared import find_files, pipeline_folders
+    from tidemark.app.workspace import find_files, pipeline_folders
 
     found = find_files(None)
     if not found:
@@ -79,7 +79,7 @@ def _all() -> list[Path]:
 
 
 def _expanded(files: Sequence[Path]) -> list[Path]:
-    from tidemark.cli.shared import find_files
+    from tidemark.app.workspace import find_files
 
     found: list[Path] = []
     for file in files:

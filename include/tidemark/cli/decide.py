@@ -7,14 +7,13 @@ from typing import Annotated
 
 import typer
 
+from tidemark.app.workspace import new_attempt, open_deployment
 from tidemark.cli.shared import (
     EXIT_CODES,
     EnvironmentOption,
     JsonOption,
     PipelineArgument,
     ReasonOption,
-    new_attempt,
-    open_deployment,
     print_json,
     say,
 )

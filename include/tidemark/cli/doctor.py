@@ -9,12 +9,14 @@ import dataclasses
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -53,15 +55,21 @@ def all_checks(*, warehouse: str, with_spark: bool) -> Iterator[Check]:
     yield check_python()
     required = required_versions()
     for package in PACKAGES:
-        yield check_package(package, required.get(package, ""))
+        yield check_package(package, *required.get(package, ("", "")))
+    if find_spec("pyspark") is not None:
+        yield from spark_checks(with_spark=with_spark)
+    if not is_uri(warehouse):
+        yield check_writable(Path(warehouse))
+    yield check_put_if_absent(warehouse)
+
+
+def spark_checks(*, with_spark: bool) -> Iterator[Check]:
+    """What the extra `spark` needs."""
     yield check_same_version("pyspark", "pyspark-client")
     yield check_java()
     yield check_jars()
     if with_spark:
         yield check_spark()
-    if not is_uri(warehouse):
-        yield check_writable(Path(warehouse))
-    yield check_put_if_absent(warehouse)
 
 
 def check_python(version: tuple[int, int] = sys.version_info[:2]) -> Check:
@@ -74,21 +82,31 @@ def check_python(version: tuple[int, int] = sys.version_info[:2]) -> Check:
     )
 
 
-def required_versions() -> dict[str, str]:
-    """package -> version specifier, as the installed tidemark declares them."""
+def required_versions() -> dict[str, tuple[str, str]]:
+    """package -> version specifier and extra, as the installed tidemark declares them."""
     from packaging.requirements import Requirement
 
     declared = [Requirement(line) for line in metadata.requires("tidemark") or []]
-    return {requirement.name: str(requirement.specifier) for requirement in declared}
+    return {one.name: (str(one.specifier), _extra_of(str(one.marker or ""))) for one in declared}
 
 
-def check_package(name: str, specifier: str, installed: Callable[[str], str] = metadata.version) -> Check:
-    """The package is installed in a version that tidemark declares it works with."""
+def _extra_of(marker: str) -> str:
+    found = re.search(r"""extra == ['"](\w+)['"]""", marker)
+    return found[1] if found is not None else ""
+
+
+def check_package(
+    name: str, specifier: str, extra: str = "", installed: Callable[[str], str] = metadata.version
+) -> Check:
+    """The package is installed in a version that tidemark declares it works with. One of an extra may be
+    missing: what needs it says so."""
     from packaging.specifiers import SpecifierSet
 
     try:
         version = installed(name)
     except metadata.PackageNotFoundError:
+        if extra:
+            return Check(name, ok=True, found=f"not installed, comes with tidemark[{extra}]")
         return Check(name, ok=False, found="not installed", remedy="run `make setup`")
     if not SpecifierSet(specifier).contains(version, prereleases=True):
         return Check(name, ok=False, found=f"{version}, needs {specifier}", remedy="run `make setup`")

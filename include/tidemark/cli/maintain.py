@@ -6,17 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tidemark.cli.shared import (
-    EXIT_CODES,
-    EnvironmentOption,
-    JsonOption,
-    find_names,
-    new_attempt,
-    open_deployment,
-    print_json,
-    print_table,
-    say,
-)
+from tidemark.app.workspace import find_names, new_attempt, open_deployment
+from tidemark.cli.shared import EXIT_CODES, EnvironmentOption, JsonOption, print_json, print_table, say
 
 if TYPE_CHECKING:
     from tidemark.app.maintenance import MaintenanceReport

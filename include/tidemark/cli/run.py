@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tidemark.app.workspace import chosen_shards, new_attempt, open_deployment
 from tidemark.cli.shared import (
     EXIT_BROKEN,
     EXIT_CODES,
@@ -14,8 +15,6 @@ from tidemark.cli.shared import (
     JsonOption,
     PipelineArgument,
     line_per_transaction,
-    new_attempt,
-    open_deployment,
     print_json,
     print_table,
     progress_line,
@@ -259,15 +258,6 @@ def _proven(last: Published | None) -> str:
     if last is None:
         return "nothing is published yet"
     return f"{last.commit.digest.count:,} rows as published at transaction {last.txn}, each key once"
-
-
-def chosen_shards(deployment: Deployment, shard: str | None) -> tuple[ShardId, ...]:
-    """One shard by its name, or all."""
-    from tidemark.core.ids import ShardId
-
-    if shard is None:
-        return deployment.shards
-    return (ShardId(deployment.config.shard(shard).name),)
 
 
 def rebuild(

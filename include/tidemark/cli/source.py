@@ -6,13 +6,13 @@ from typing import Annotated
 
 import typer
 
+from tidemark.app.workspace import open_deployment
 from tidemark.cli.shared import (
     EXIT_CODES,
     EXIT_USAGE,
     EnvironmentOption,
     JsonOption,
     PipelineArgument,
-    open_deployment,
     print_json,
     print_table,
     say,

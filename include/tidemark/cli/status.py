@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from tidemark.app.workspace import open_deployment
 from tidemark.cli.shared import (
     EXIT_ALARM,
     EXIT_CODES,
     EnvironmentOption,
     JsonOption,
     PipelineArgument,
-    open_deployment,
     print_json,
     print_table,
     say,

@@ -5,18 +5,17 @@ The commands that show transactions: `txns`, `show`, `journal`. None changes any
 
 from __future__ import annotations
 
-import json
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from tidemark.app.workspace import open_deployment
 from tidemark.cli.shared import (
     EXIT_CODES,
     EnvironmentOption,
     JsonOption,
     PipelineArgument,
-    open_deployment,
     print_json,
     print_table,
     rows_text,
@@ -25,13 +24,12 @@ from tidemark.cli.shared import (
 from tidemark.core.text import moment, seconds_in, span
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from tidemark.app.deployment import Deployment
     from tidemark.core.binding import Binding
     from tidemark.core.ids import Txn
     from tidemark.core.seal import Seal, SealOutcome
-    from tidemark.sources.files.manifest import Manifest
 
 
 _FILES_SHOWN_MAX: Final = 20
@@ -39,7 +37,9 @@ _FILES_SHOWN_MAX: Final = 20
 
 def show_input(binding: Binding) -> None:
     """The files of a binding by name, or the offsets that it reads."""
-    manifest = _manifest_of(binding)
+    from tidemark.app.bad_records import manifest_of
+
+    manifest = manifest_of(binding)
     if manifest is None:
         below = binding.lower.as_dict()
         rows = [(name, below.get(name, 0), upper) for name, upper in binding.upper.as_dict().items()]
@@ -85,26 +85,6 @@ def show_passed_over(deployment: Deployment) -> None:
         say(f"and {len(found) - _FILES_SHOWN_MAX:,} files more; --json has them all", style="yellow")
 
 
-def with_places(deployment: Deployment, records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Quarantined records with `place`: the file and the line, where the source is one of files."""
-    from tidemark.core.ids import Txn
-    from tidemark.pipeline.context import binding_at
-    from tidemark.sources.files.content import record_place
-
-    manifests: dict[int, Manifest | None] = {}
-    placed: list[dict[str, Any]] = []
-    for record in records:
-        txn, partition, offset = record["_txn"], record["_partition"], record["_offset"]
-        if txn not in manifests:
-            manifests[txn] = _manifest_of(binding_at(deployment.pipeline, Txn(txn)))
-        manifest = manifests[txn]
-        place = f"{partition}, offset {offset}"
-        if manifest is not None:
-            place = record_place(manifest, offset, record["_ordinal"])
-        placed.append({**record, "place": place})
-    return placed
-
-
 def warnings_of(deployment: Deployment, decided: tuple[SealOutcome, ...]) -> dict[Txn, tuple[str, ...]]:
     """What expectations with `action: warn` said of the transactions that this run sealed."""
     from tidemark.core.journal import Event
@@ -123,15 +103,6 @@ def warnings_of(deployment: Deployment, decided: tuple[SealOutcome, ...]) -> dic
         if entry.event is Event.JUDGED and entry.token == outcome.seal.token
     }
     return {txn: said for txn, said in found.items() if said}
-
-
-def _manifest_of(binding: Binding) -> Manifest | None:
-    """The files that were bound; None for a source of another kind."""
-    from tidemark.sources.files.manifest import PARTITION, Manifest
-
-    if not binding.manifest or json.loads(binding.manifest).get("kind") != PARTITION:
-        return None
-    return Manifest.from_json(binding.manifest)
 
 
 def register(app: typer.Typer) -> None:

@@ -71,12 +71,6 @@ class Predicate:
             case values:
                 return f"{self.column} IN ({', '.join(values)})"
 
-    def holds(self, value: object) -> bool:
-        """Whether the condition holds for one value of the column."""
-        if self.is_null:
-            return value is None
-        return any(type(value) is type(known) and value == known for known in self.values)
-
 
 def parse_predicate(text: str) -> Predicate:
     """The condition in the text. Raises `InvalidUsage`."""

@@ -1,12 +1,14 @@
-"""The values that an expectation's arguments may have, as Great Expectations takes them on Spark.
+"""The arguments of Great Expectations' checks, and the values that they may have on Spark.
 
-The library is not imported, that takes seconds; a test compares what is refused here with what it refuses.
+The library is not imported, that takes seconds: `expectations.json` has its signatures, as
+`make expectations` read them from the version that requirements.txt pins. A test compares what is refused
+here with what the library refuses.
 
 The Great Expectations checks that a pipeline file may name, and how they may be used.
 
-Named may be those that look at one table's rows and that Great Expectations can do on Spark. Left out are
-the ones that take SQL, which no pipeline file may send to an engine, those that need a second table or an
-order of rows, and statistical tests. Great Expectations itself is not imported: that takes seconds.
+Named may be those that look at one table's rows and that Great Expectations can do on Spark
+(`scripts/expectations.py` lists the others, and why). Great Expectations itself is not imported: that takes
+seconds.
 
 What would only fail at the gate is refused here: unknown arguments, values that no such argument takes, and
 values that don't fit the column's type. The last has a second reason: a cast that fails quotes the row's
@@ -21,12 +23,15 @@ lines, and a binding records what it said, not where it lay. Its path is relativ
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from time import strptime
 from typing import Any, Final
@@ -34,56 +39,86 @@ from typing import Any, Final
 from tidemark.config.document import DocumentReader, Node, problem_at
 from tidemark.config.paths import read_named
 from tidemark.config.problems import Flaw, Problem, nearest, shown
+from tidemark.config.row_rules import ROW_WISE
 from tidemark.config.schema import FLOATS, INTEGERS, Schema
 from tidemark.core.errors import InvalidUsage
 
-_TYPES: Final[Mapping[str, tuple[str, type | tuple[type, ...]]]] = {
-    **dict.fromkeys(("mostly", "multiplier", "sum_total", "threshold"), ("a number", (int, float))),
-    **dict.fromkeys(("column_index", "value"), ("an integer", int)),
-    **dict.fromkeys(("strict_min", "strict_max", "or_equal", "ties_okay", "exact_match"), ("a flag", bool)),
-    **dict.fromkeys(("double_sided", "allow_relative_error"), ("a flag", bool)),
-    **dict.fromkeys(("regex", "strftime_format", "type_", "match_on", "ignore_row_if"), ("text", str)),
-    **dict.fromkeys(("column", "column_A", "column_B"), ("a column's name", str)),
-    **dict.fromkeys(("value_set", "value_pairs_set", "regex_list", "type_list"), ("a list", list)),
-    **dict.fromkeys(("column_list", "column_set"), ("a list", list)),
-    "method": ("text", str),
-    "quantile_ranges": ("a mapping", dict),
+Types = type | tuple[type, ...]
+
+_TYPES: Final[Mapping[str, tuple[str, Types]]] = {
+    "number": ("a number", (int, float)),
+    "integer": ("an integer", int),
+    "flag": ("a flag", bool),
+    "text": ("text", str),
+    "list": ("a list", list),
+    "mapping": ("a mapping", dict),
 }
-_NUMBER: Final = ("a number", (int, float))
-# Those that are no different when they are left out. The others have a default, which null would replace.
-_MAY_BE_NULL: Final = frozenset(
-    {"min_value", "max_value", "or_equal", "ties_okay", "exact_match", "column_index"}
-    | {"type_list", "column_list", "column_set"}
-)
-_WORDS: Final[Mapping[str, tuple[str, ...]]] = {"match_on": ("any", "all"), "method": ("iqr", "std")}
-_PAIR_WORDS: Final = ("both_values_are_missing", "either_value_is_missing", "neither")
-_SEVERAL_WORDS: Final = ("all_values_are_missing", "any_value_is_missing", "never")
+_COLUMN: Final[tuple[str, Types]] = ("a column's name", str)
+_COLUMN_NAMES: Final = ("column", "column_A", "column_B")
+_BOUNDS: Final = ("min_value", "max_value")
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """What Great Expectations says of one argument; `words` are the only texts that it takes, if any."""
+
+    type: str
+    required: bool = False
+    default: Any = None
+    nullable: bool = False
+    words: tuple[str, ...] = ()
+
+
+def data_file() -> Traversable:
+    """Where the signatures are."""
+    return files("tidemark.config") / "expectations.json"
+
+
+def _signatures() -> dict[str, Mapping[str, Argument]]:
+    found = json.loads(data_file().read_text(encoding="utf-8"))["expectations"]
+    return {
+        kind: {
+            name: Argument(**{**facts, "words": tuple(facts.get("words", ()))})
+            for name, facts in signature.items()
+        }
+        for kind, signature in found.items()
+    }
+
+
+SIGNATURES: Final[Mapping[str, Mapping[str, Argument]]] = _signatures()
+"""The expectations that a pipeline file may name, each with its arguments."""
+
+
+def defaults_of(kind: str) -> dict[str, Any]:
+    """What an expectation takes for the arguments that it is not given."""
+    return {name: one.default for name, one in SIGNATURES.get(kind, {}).items() if one.default is not None}
+
+
 # What Python says of a text that is no regex in Java either. Of the rest Java knows more than Python.
 _NO_REGEX: Final = re.compile(r"unterminated character set|missing \),|unbalanced parenthesis|end of pattern")
 
 
-def value_flaws(
-    kind: str, kwargs: Mapping[str, Any], known: Sequence[str], *, moments: bool
-) -> Iterator[Flaw]:
-    """What is wrong with the values of the `known` arguments, each by itself; paths are below the
+def value_flaws(kind: str, kwargs: Mapping[str, Any], *, moments: bool) -> Iterator[Flaw]:
+    """What is wrong with the values of the expectation's arguments, each by itself; paths are below the
     expectation. Where bounds may be `moments`, what they are is not looked at here."""
-    wanted = dict(_TYPES) if moments else {**_TYPES, "min_value": _NUMBER, "max_value": _NUMBER}
     for name, value in kwargs.items():
-        if name not in known:
+        argument = SIGNATURES[kind].get(name)
+        if argument is None:
             continue
         path = ("kwargs", name)
+        wanted, types = _COLUMN if name in _COLUMN_NAMES else _TYPES[argument.type]
         if value is None:
-            if name not in _MAY_BE_NULL:
+            if not argument.nullable:
                 yield Flaw(path, f"{name} is nothing", "give it a value, or leave it out")
-        elif name in wanted and not _is(value, wanted[name][1]):
-            yield Flaw(path, f"{name} is {wanted[name][0]}, found {shown(value)}", "write it like that")
+        elif not (moments and name in _BOUNDS) and not _is(value, types):
+            yield Flaw(path, f"{name} is {wanted}, found {shown(value)}", "write it like that")
         elif not _is_finite(value):
             yield Flaw(path, f"{name} has a number without an end", "write a finite number")
-        elif (fact_and_hint := _mistake(kind, name, value)) is not None:
+        elif (fact_and_hint := _mistake(kind, name, value, argument.words)) is not None:
             yield Flaw(path, *fact_and_hint)
 
 
-def _is(value: object, wanted: type | tuple[type, ...]) -> bool:
+def _is(value: object, wanted: Types) -> bool:
     return isinstance(value, wanted) and (wanted is bool or not isinstance(value, bool))
 
 
@@ -95,12 +130,9 @@ def _is_finite(value: object) -> bool:
     return not isinstance(value, float) or math.isfinite(value)
 
 
-def _mistake(kind: str, name: str, value: Any) -> tuple[str, str] | None:
+def _mistake(kind: str, name: str, value: Any, words: tuple[str, ...]) -> tuple[str, str] | None:
     """The fact and the hint of a value that is of the right type and can't be used all the same."""
-    words = _WORDS.get(name)
-    if name == "ignore_row_if":
-        words = _PAIR_WORDS if "column_pair" in kind else _SEVERAL_WORDS
-    if words is not None:
+    if words:
         hint = nearest(value, words, otherwise=f"use {' or '.join(words)}")
         return None if value in words else (f"{name} is not {shown(value)}", hint)
     check = _CHECKS.get(name)
@@ -199,81 +231,7 @@ _CHECKS: Final[Mapping[str, Callable[[str, Any], tuple[str, str] | None]]] = {
 }
 
 
-_RANGE = "min_value max_value strict_min strict_max"
-_PAIR = "column_A! column_B! mostly ignore_row_if"
-_SEVERAL = "column_list! mostly ignore_row_if"
-
-ARGUMENTS: Final[Mapping[str, str]] = {
-    "expect_column_distinct_values_to_be_in_set": "column! value_set!",
-    "expect_column_distinct_values_to_contain_set": "column! value_set!",
-    "expect_column_distinct_values_to_equal_set": "column! value_set!",
-    "expect_column_max_to_be_between": f"column! {_RANGE}",
-    "expect_column_mean_to_be_between": f"column! {_RANGE}",
-    "expect_column_median_to_be_between": f"column! {_RANGE}",
-    "expect_column_min_to_be_between": f"column! {_RANGE}",
-    "expect_column_most_common_value_to_be_in_set": "column! value_set! ties_okay",
-    "expect_column_pair_values_a_to_be_greater_than_b": f"{_PAIR} or_equal",
-    "expect_column_pair_values_to_be_equal": _PAIR,
-    "expect_column_pair_values_to_be_in_set": f"{_PAIR} value_pairs_set!",
-    "expect_column_proportion_of_non_null_values_to_be_between": f"column! {_RANGE}",
-    "expect_column_proportion_of_unique_values_to_be_between": f"column! {_RANGE}",
-    "expect_column_quantile_values_to_be_between": "column! quantile_ranges! allow_relative_error",
-    "expect_column_stdev_to_be_between": f"column! {_RANGE}",
-    "expect_column_sum_to_be_between": f"column! {_RANGE}",
-    "expect_column_to_exist": "column! column_index",
-    "expect_column_type_to_be": "column! type_!",
-    "expect_column_unique_value_count_to_be_between": f"column! {_RANGE}",
-    "expect_column_value_lengths_to_be_between": f"column! mostly {_RANGE}",
-    "expect_column_value_lengths_to_equal": "column! mostly value!",
-    "expect_column_value_z_scores_to_be_less_than": "column! mostly threshold! double_sided!",
-    "expect_column_values_to_be_between": f"column! mostly {_RANGE}",
-    "expect_column_values_to_be_in_set": "column! mostly value_set!",
-    "expect_column_values_to_be_in_type_list": "column! mostly type_list",
-    "expect_column_values_to_be_json_parseable": "column! mostly",
-    "expect_column_values_to_be_null": "column! mostly",
-    "expect_column_values_to_be_of_type": "column! mostly type_!",
-    "expect_column_values_to_be_unique": "column! mostly",
-    "expect_column_values_to_match_regex": "column! mostly regex",
-    "expect_column_values_to_match_regex_list": "column! mostly regex_list! match_on",
-    "expect_column_values_to_match_strftime_format": "column! mostly strftime_format!",
-    "expect_column_values_to_not_be_in_set": "column! mostly value_set!",
-    "expect_column_values_to_not_be_null": "column! mostly",
-    "expect_column_values_to_not_be_outliers": "column! mostly method multiplier",
-    "expect_column_values_to_not_match_regex": "column! mostly regex!",
-    "expect_column_values_to_not_match_regex_list": "column! mostly regex_list!",
-    "expect_compound_columns_to_be_unique": _SEVERAL,
-    "expect_multicolumn_sum_to_equal": f"{_SEVERAL} sum_total!",
-    "expect_multicolumn_values_to_be_equal": _SEVERAL,
-    "expect_select_column_values_to_be_unique_within_record": _SEVERAL,
-    "expect_table_column_count_to_be_between": "min_value max_value",
-    "expect_table_column_count_to_equal": "value!",
-    "expect_table_columns_to_match_ordered_list": "column_list",
-    "expect_table_columns_to_match_set": "column_set exact_match",
-    "expect_table_row_count_to_be_between": _RANGE,
-    "expect_table_row_count_to_equal": "value!",
-}
-"""Each with its arguments; `!` marks those that it needs."""
-
-KNOWN: Final = frozenset(ARGUMENTS)
-ROW_WISE: Final = frozenset(
-    {
-        "expect_column_pair_values_a_to_be_greater_than_b",
-        "expect_column_pair_values_to_be_equal",
-        "expect_column_pair_values_to_be_in_set",
-        "expect_column_value_lengths_to_be_between",
-        "expect_column_value_lengths_to_equal",
-        "expect_column_values_to_be_between",
-        "expect_column_values_to_be_in_set",
-        "expect_column_values_to_be_null",
-        "expect_column_values_to_match_regex",
-        "expect_column_values_to_match_regex_list",
-        "expect_column_values_to_not_be_in_set",
-        "expect_column_values_to_not_be_null",
-        "expect_column_values_to_not_match_regex",
-        "expect_column_values_to_not_match_regex_list",
-    }
-)
-"""Those that each row holds or breaks by itself, so that the rows that break them can be quarantined."""
+KNOWN: Final = frozenset(SIGNATURES)
 
 _NUMERIC = re.compile(r"_(mean|median|stdev|sum|quantile|z_scores|outliers)_?")
 _TEXTUAL = re.compile(r"_(regex|lengths|strftime|json)_?")
@@ -303,20 +261,19 @@ def expectation_flaws(
 
 
 def _argument_flaws(kind: str, kwargs: Mapping[str, Any]) -> Iterator[Flaw]:
-    listed = ARGUMENTS[kind].split()
-    known = [name.removesuffix("!") for name in listed]
+    known = SIGNATURES[kind]
     for name in kwargs:
         if name not in known:
             hint = nearest(name, known, otherwise=f"it takes {', '.join(known)}")
             yield Flaw(("kwargs", name), f"{kind} takes no {shown(name)}", hint)
-    for name in listed:
-        if name.endswith("!") and kwargs.get(name[:-1]) is None:
-            yield Flaw(("kwargs",), f"{kind} needs {name[:-1]}", f"add {name[:-1]}")
-    yield from value_flaws(kind, kwargs, known, moments=_BOUNDED.search(kind) is not None)
+    for name, argument in known.items():
+        if argument.required and kwargs.get(name) is None:
+            yield Flaw(("kwargs",), f"{kind} needs {name}", f"add {name}")
+    yield from value_flaws(kind, kwargs, moments=_BOUNDED.search(kind) is not None)
     yield from _bound_flaws(kind, kwargs, known)
 
 
-def _bound_flaws(kind: str, kwargs: Mapping[str, Any], known: Sequence[str]) -> Iterator[Flaw]:
+def _bound_flaws(kind: str, kwargs: Mapping[str, Any], known: Collection[str]) -> Iterator[Flaw]:
     low, high = kwargs.get("min_value"), kwargs.get("max_value")
     if "min_value" in known and low is None and high is None:
         yield Flaw(("kwargs",), f"{kind} needs a bound", "add min_value or max_value")

@@ -13,11 +13,13 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tidemark.config.problems import COLUMN_NAME, shown
-from tidemark.config.shard import Expectation, ShardConfig
 from tidemark.core.errors import InvalidUsage
+
+if TYPE_CHECKING:
+    from tidemark.config.shard import Expectation, ShardConfig
 
 Kwargs = Mapping[str, Any]
 
@@ -80,12 +82,11 @@ def _short(value: object) -> str:
 
 def broken_when(expectation: Expectation, place: str = "") -> str | None:
     """The Spark SQL condition of the rows that break it, never NULL; None where no row by itself does."""
-    kwargs = expectation.kwargs
     build = ROW_WISE.get(expectation.type)
-    mostly = kwargs.get("mostly")
+    mostly = expectation.kwargs.get("mostly")
     if build is None or (mostly is not None and mostly != 1):
         return None
-    broken = build({**kwargs, _PLACE: place})
+    broken = build({**expectation.arguments, _PLACE: place})
     return None if broken is None else f"coalesce({broken}, false)"
 
 
@@ -162,7 +163,7 @@ def _matches(column: str, regex: str) -> str:
 
 def _match_regex(kwargs: Kwargs) -> str:
     column = _column(kwargs)
-    return _unless(column, _matches(column, kwargs.get("regex", "(?s).*")))
+    return _unless(column, _matches(column, kwargs["regex"]))
 
 
 def _not_match_regex(kwargs: Kwargs) -> str:
@@ -174,7 +175,7 @@ def _match_regex_list(kwargs: Kwargs) -> str | None:
     column, regexes = _column(kwargs), kwargs["regex_list"]
     if not regexes:
         return None
-    if kwargs.get("match_on", "any") == "all":
+    if kwargs["match_on"] == "all":
         return _unless(column, " AND ".join(_matches(column, regex) for regex in regexes))
     return _unless(column, _matches(column, "|".join(regexes)))
 
@@ -192,7 +193,7 @@ def _pair(kwargs: Kwargs, holds: str) -> str | None:
         "both_values_are_missing": f"NOT ({one} IS NULL AND {other} IS NULL)",
         "either_value_is_missing": f"{one} IS NOT NULL AND {other} IS NOT NULL",
         "neither": "true",
-    }.get(kwargs.get("ignore_row_if", "both_values_are_missing"))
+    }.get(kwargs["ignore_row_if"])
     return None if looked_at is None else f"{looked_at} AND NOT ({holds})"
 
 

@@ -20,6 +20,7 @@ from tidemark.config.base import (
     checked,
     is_pattern,
 )
+from tidemark.config.expectations import defaults_of
 from tidemark.config.problems import Flaw, nearest, raise_flaws, refused, shown
 from tidemark.config.schema import FLOATS, INTEGERS, RESERVED, TIMESTAMPS, Column, Schema
 from tidemark.core.errors import InvalidUsage
@@ -117,6 +118,11 @@ class Expectation(Model):
         several = [self.kwargs.get(name) for name in ("column_list", "column_set")]
         listed = [item for items in several if isinstance(items, list) for item in items]
         return tuple(name for name in (*single, *listed) if isinstance(name, str))
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What the check was given, and the library's defaults for the rest."""
+        return {**defaults_of(self.type), **self.kwargs}
 
 
 class ShardConfig(Model):

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -193,11 +192,3 @@ def decide_mint(
     if not minted:
         return Put(marks={}, records=(Claim(upper, owner),), result=result)
     return Put(marks={UPPER: upper + len(minted)}, records=tuple(minted), result=result)
-
-
-def txn_of(bindings: Sequence[Binding], position: Position) -> Txn | None:
-    """The transaction that a record belongs to; None if it is not bound yet.
-
-    Frontiers only grow, so it is the first binding that covers the position."""
-    index = bisect_right(bindings, 0, key=lambda binding: 1 if binding.upper.covers(position) else 0)
-    return bindings[index].txn if index < len(bindings) else None

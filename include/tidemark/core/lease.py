@@ -27,7 +27,7 @@ Known limitation: each renewal is a record, so choose a ttl of minutes, not of s
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, Literal, NewType
@@ -248,14 +248,6 @@ def decide_expire(*, head: Head, current: Lease, observation: Observation) -> Pu
         return HeldByOther(current)
     ended = replace(current, epoch=int(head.upper), state=LeaseState.EXPIRED)
     return Put(marks={UPPER: ended.epoch + 1}, records=(ended,), result=ended)
-
-
-def live_leases(records: Iterable[Lease]) -> tuple[Lease, ...]:
-    """The live leases: the last record of each name, without ended ones."""
-    last: dict[str, Lease] = {}
-    for lease in sorted(records, key=lambda lease: lease.epoch):
-        last[lease.name] = lease
-    return tuple(lease for _, lease in sorted(last.items()) if lease.is_live)
 
 
 @dataclass(frozen=True, slots=True)

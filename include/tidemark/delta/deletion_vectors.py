@@ -169,12 +169,6 @@ def decoded85(text: str, size: int) -> bytes:
     return bytes(out[:size])
 
 
-def inline(rows: Rows) -> Descriptor:
-    """A descriptor that holds the vector itself, for the log entry."""
-    data = encoded(rows)
-    return Descriptor("i", encoded85(data), len(data), len(rows))
-
-
 def pack(vectors: Sequence[Rows], name: uuid.UUID) -> tuple[bytes, tuple[Descriptor, ...]]:
     """Encode several vectors as the file `name`; return its bytes and the descriptors in the same order."""
     place = FOLDER + encoded85(name.bytes)

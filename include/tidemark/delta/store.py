@@ -1,12 +1,10 @@
 """The files of one Delta table, on a local disk or in an object store.
 
-delta-rs's own file handler reads and deletes, so that data and log use the same options. It passes whole
-bytes: no pyarrow thread calls back into Python, which can abort a process at its exit.
-
-Writes (`put_synced`, `sync_folders`, `put_if_absent`) don't use delta-rs, because it neither syncs its writes
-nor offers put-if-absent. All differences between the two kinds of store are in this module: on a disk a file
-is synced and then linked to its name; an object store gets a conditional put, which is durable once
-acknowledged.
+Files are read and written as whole bytes: no pyarrow thread calls back into Python, which can abort a process
+at its exit. Writes (`put_synced`, `sync_folders`, `put_if_absent`) don't use delta-rs, because it neither
+syncs its writes nor offers put-if-absent. All differences between the two kinds of store are in this module:
+on a disk a file is synced and then linked to its name; an object store gets a conditional put, which is
+durable once acknowledged.
 """
 
 from __future__ import annotations
@@ -23,12 +21,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 from urllib.parse import unquote, urlparse
 
 import obstore
-from deltalake._internal import DeltaFileSystemHandler
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from obstore.exceptions import UnknownConfigurationKeyError
 from obstore.store import ObjectStore, from_url
 
 from tidemark.core.errors import Determinate, InvalidUsage, InvariantViolation, TidemarkError
+from tidemark.core.extras import require
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -131,18 +129,14 @@ class Store:
     def __init__(self, uri: str, storage_options: Mapping[str, str]) -> None:
         self.uri = uri
         self._options = dict(storage_options)
-        self._handler: DeltaFileSystemHandler | None = None
         self._objects: ObjectStore | None = None
         self.folder = local_path(uri)
+        if self.folder is None:
+            require("s3")
 
     @property
     def local(self) -> bool:
         return self.folder is not None
-
-    def _files(self) -> DeltaFileSystemHandler:
-        if self._handler is None:
-            self._handler = DeltaFileSystemHandler(self.uri, self._options)
-        return self._handler
 
     def put_synced(self, path: str, data: bytes) -> None:
         """Write a file with a unique name and sync its bytes; `sync_folders` makes its name durable. OSError
@@ -159,15 +153,11 @@ class Store:
         """Open a file with a unique name for writing. It is synced at the end and removed after an error;
         `sync_folders` makes its name durable. OSError if it can't be written."""
         if self.folder is None:
-            from obstore.exceptions import BaseError
-
             with tempfile.TemporaryFile() as file:
                 yield cast("BinaryIO", file)
                 file.seek(0)
-                try:
+                with _as_os_error(f"{path} was not put"):
                     self._object_store().put(path, cast("BinaryIO", file))
-                except BaseError as error:
-                    raise OSError(f"{path} was not put: {error}") from error
             return
         target = self.folder / path
         _make_folder(target.parent)
@@ -186,12 +176,8 @@ class Store:
         if self.folder is not None:
             os.rename(self.folder / path, self.folder / target)  # noqa: PTH104
             return
-        from obstore.exceptions import BaseError
-
-        try:
+        with _as_os_error(f"{path} was not renamed"):
             self._object_store().rename(path, target)
-        except BaseError as error:
-            raise OSError(f"{path} was not renamed: {error}") from error
 
     def sync_files(self, paths: Iterable[str]) -> None:
         """Sync files that another program has written here. OSError on failure."""
@@ -237,14 +223,13 @@ class Store:
         return True
 
     def _put_object(self, path: str, data: bytes) -> bool:
-        from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
+        from obstore.exceptions import AlreadyExistsError, PreconditionError
 
-        try:
-            self._object_store().put(path, data, mode="create", use_multipart=False)
-        except (AlreadyExistsError, PreconditionError):
-            return False
-        except BaseError as error:
-            raise OSError(f"{path} was not put: {error}") from error
+        with _as_os_error(f"{path} was not put"):
+            try:
+                self._object_store().put(path, data, mode="create", use_multipart=False)
+            except (AlreadyExistsError, PreconditionError):
+                return False
         return True
 
     def _object_store(self) -> ObjectStore:
@@ -256,8 +241,8 @@ class Store:
         """The whole file. FileNotFoundError if it doesn't exist, OSError if it can't be read."""
         if self.folder is not None:
             return (self.folder / path).read_bytes()
-        data: bytes = self._files().open_input_file(path).read()  # type: ignore[call-arg]
-        return data
+        with _as_os_error(f"{path} can't be read"):
+            return bytes(self._object_store().get(path).bytes())
 
     def opened(self, path: str) -> Any:
         """Open a file for random access: a path on a disk, a seekable reader for an object store."""
@@ -270,24 +255,25 @@ class Store:
         """The size in bytes. FileNotFoundError if the file doesn't exist."""
         if self.folder is not None:
             return (self.folder / path).stat().st_size
-        return int(self._object_store().head(path)["size"])
+        with _as_os_error(f"{path} can't be read"):
+            return int(self._object_store().head(path)["size"])
 
     def has(self, path: str) -> bool:
         """Whether the file exists. OSError if the store doesn't answer."""
         if self.folder is not None:
             return (self.folder / path).is_file()
         try:
-            self._files().open_input_file(path)
+            self.size(path)
         except FileNotFoundError:
             return False
         return True
 
     def listed(self) -> dict[str, int]:
         """All files below the root with their sizes; empty if there is no root."""
-        if self.folder is not None and not self.folder.is_dir():
-            return {}
-        infos = self._files().get_file_info_selector("", True, True)
-        return {info.path: info.size for info in infos if info.size is not None}
+        if self.folder is not None:
+            return dict(_files_below(self.folder))
+        with _as_os_error(f"{self.uri} can't be listed"):
+            return {one["path"]: one["size"] for batch in self._object_store().list() for one in batch}
 
     def names_after(self, folder: str, name: str) -> list[str]:
         """The files of a folder whose names sort after `name`; empty if there is no folder. OSError if it
@@ -299,13 +285,9 @@ class Store:
             except FileNotFoundError:
                 return []
         else:
-            from obstore.exceptions import BaseError
-
-            try:
+            with _as_os_error(f"{folder} can't be listed"):
                 listed = self._object_store().list(folder, offset=f"{folder}/{name}")
                 found = [one["path"].removeprefix(f"{folder}/") for batch in listed for one in batch]
-            except BaseError as error:
-                raise OSError(f"{folder} can't be listed: {error}") from error
         return sorted(one for one in found if one > name)
 
     def modified_ms(self, paths: Iterable[str]) -> dict[str, int]:
@@ -328,13 +310,13 @@ class Store:
                 if self.folder.is_dir()
                 else []
             )
-        infos = self._files().get_file_info_selector("", True, False)
-        return sorted(info.path.strip("/") for info in infos if info.size is None)
+        with _as_os_error(f"{self.uri} can't be listed"):
+            return sorted(self._object_store().list_with_delimiter()["common_prefixes"])
 
     def delete(self, path: str) -> None:
         """Delete a file, and on a disk its folders if they are empty. A missing file is not an error."""
         try:
-            self._files().delete_file(path)
+            self._remove(path)
         except FileNotFoundError:
             return
         if self.folder is not None:
@@ -347,7 +329,40 @@ class Store:
     def remove_quietly(self, path: str) -> None:
         """Remove an invisible file of our own. Errors are ignored: maintenance removes leftovers."""
         with suppress(OSError):
-            self._files().delete_file(path)
+            self._remove(path)
+
+    def _remove(self, path: str) -> None:
+        if self.folder is not None:
+            (self.folder / path).unlink()
+            return
+        with _as_os_error(f"{path} was not deleted"):
+            self._object_store().delete(path)
+
+
+@contextmanager
+def _as_os_error(fact: str) -> Iterator[None]:
+    """Raise what an object store's client raises as an OSError; FileNotFoundError it raises by itself."""
+    from obstore.exceptions import BaseError
+
+    try:
+        yield
+    except BaseError as error:
+        raise OSError(f"{fact}: {error}") from error
+
+
+def _files_below(folder: Path) -> Iterator[tuple[str, int]]:
+    """Every file below a folder with its size; none where there is no folder. Only what is removed meanwhile
+    may be left out: OSError where a folder can't be listed."""
+
+    def refuse(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):
+            raise error
+
+    for parent, _, names in os.walk(folder, onerror=refuse, followlinks=True):
+        below = Path(parent).relative_to(folder)
+        for name in names:
+            with suppress(FileNotFoundError):
+                yield (below / name).as_posix(), (folder / below / name).stat().st_size
 
 
 def _write_synced(path: Path, data: bytes) -> None:

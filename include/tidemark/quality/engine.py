@@ -25,6 +25,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
+from tidemark.core.extras import require
+
 if TYPE_CHECKING:
     from great_expectations.core import ExpectationSuiteValidationResult
     from great_expectations.core.batch_definition import BatchDefinition
@@ -70,7 +72,8 @@ def _put_off(names: Sequence[str]) -> Iterator[None]:
 
 @cache
 def load() -> ModuleType:
-    """Import the library, once."""
+    """Import the library, once. The extra `quality`."""
+    require("quality")
     # It logs hundreds of registered types, which would hide other messages in a task's log.
     logging.getLogger("great_expectations").setLevel(logging.WARNING)
     with _put_off(_LATER):

@@ -1,1 +1,8 @@
-"""The data plane: Spark sessions, and the reading, decoding, folding and writing of rows as DataFrames."""
+"""The data plane: Spark sessions, and the reading, decoding, folding and writing of rows as DataFrames.
+
+The extra `spark`.
+"""
+
+from tidemark.core.extras import require
+
+require("spark")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tidemark.config.kafka import partition_name, split_partition
 from tidemark.core.errors import Determinate, InvalidUsage, TidemarkError
+from tidemark.core.extras import require
 from tidemark.sources.kafka.connection import SERVERS
 
 if TYPE_CHECKING:
@@ -73,6 +74,8 @@ def read_times(
         times[name] = written_ms / 1000
     return times, sorted(wanted)
 
+
+require("kafka")
 
 WAIT_SECONDS_MAX: Final = 20.0
 _NO_OFFSET: Final = -1
