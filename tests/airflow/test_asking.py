@@ -20,9 +20,9 @@ from tidemark.config import load_pipeline
 from tidemark.core.ids import Txn
 from tidemark.core.journal import Event
 from tidemark.core.replay import Finding, Verdict
+from tidemark.core.seal import Opinion
 from tidemark.pipeline.decide import skip
 from tidemark.pipeline.validate import Gated, Judged
-from tidemark.ports.plane import Opinion
 
 pytestmark = pytest.mark.airflow
 ANN = {"id": "7", "name": "ann"}

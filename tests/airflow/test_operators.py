@@ -27,7 +27,6 @@ from tidemark.app.job import Order, error_line, failure_in, perform
 from tidemark.app.tasks import SparkNeeded
 from tidemark.core.errors import InvalidUsage
 from tidemark.pipeline.run import run
-from tidemark.pipeline.stepwise import compare_plainly
 
 pytestmark = pytest.mark.airflow
 
@@ -45,7 +44,6 @@ class Bench:
             monkeypatch.setattr(f"tidemark.airflow.{user}.provide_connection", lambda *args: None)
         monkeypatch.setattr(SparkStepOperator, "connects", False)
         monkeypatch.setattr(SparkStepOperator, "submit", lambda _, context, order: self.job(order))
-        monkeypatch.setattr("tidemark.app.tasks.gate_of", lambda deployment: compare_plainly)
 
     def deployment(self) -> Any:
         pipeline = self.world.process()
@@ -56,6 +54,7 @@ class Bench:
             config=config,
             shards=(),
             with_new_columns=lambda work: work(),
+            confirm=lambda pairs: None,
         )
 
     def context(self, run_id: str = "r", *, clear_number: int = 0, **params: Any) -> Any:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.support.attempts import ingest, validate
 from tests.support.memory.control import MemoryControl
 from tests.support.memory.ledger import Chaos, Fault
 from tests.support.memory.plane import MemoryPlane
@@ -19,11 +20,9 @@ from tidemark.core.seal import Staged
 from tidemark.core.text import sequence_number, sequence_text
 from tidemark.pipeline.context import Pipeline, watermark_below
 from tidemark.pipeline.decide import set_watermark_back, skip
-from tidemark.pipeline.ingest import ingest
 from tidemark.pipeline.reclock import reclock
 from tidemark.pipeline.run import run
 from tidemark.pipeline.upsert import commit_staged
-from tidemark.pipeline.validate import validate
 
 FAR = 2**62
 

@@ -201,7 +201,7 @@ class ValidateOperator(SparkStepOperator):
 
     def without_spark(self, order: Order) -> Report:
         from tidemark.app import reports, tasks
-        from tidemark.pipeline.stepwise import known_plan
+        from tidemark.pipeline.reclock import known_plan
 
         deployment = tasks.open_pipeline(order.pipeline_file, order.environment or None)
         plan = known_plan(deployment.pipeline, order.attempt)
@@ -212,7 +212,8 @@ class ValidateOperator(SparkStepOperator):
     def with_spark(self, context: Context, order: Order) -> Report:
         """Judge; red, too, when a transaction that was to be proven has no verdict of this try."""
         from tidemark.app import reports, tasks
-        from tidemark.pipeline.stepwise import known_plan, verdicts_of
+        from tidemark.pipeline.reclock import known_plan
+        from tidemark.pipeline.validate import verdicts_of
 
         deployment = tasks.open_pipeline(order.pipeline_file, order.environment or None)
         asked = known_plan(deployment.pipeline, order.attempt).prove

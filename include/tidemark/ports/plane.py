@@ -12,13 +12,12 @@ Promise: an opinion depends on the staged rows and the expectations alone, and h
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
 
 from tidemark.core.binding import Binding
 from tidemark.core.checksum import Digests
 from tidemark.core.ids import ShardId, Txn, WriterToken
-from tidemark.core.seal import Part, Staged
+from tidemark.core.seal import Opinion, Part, Staged
 from tidemark.ports.state import Merger
 
 
@@ -64,15 +63,7 @@ class MaintainedPlane(DataPlane, Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Opinion:
-    """What the expectations ask for: stop the transaction, hold a shard for a reason, or just be told."""
-
-    failed: tuple[str, ...] = ()
-    held: Mapping[ShardId, str] = field(default_factory=dict)
-    warned: tuple[str, ...] = ()
-    checked: int = field(default=0, compare=False)
-    """How many expectations were asked, for people."""
+__all__ = ["Gate", "NoExpectations", "Opinion"]
 
 
 class Gate(Protocol):
