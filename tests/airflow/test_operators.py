@@ -72,9 +72,10 @@ def a_finished_run(bench: Bench) -> None:
     run(bench.world.process(), bench.world.attempt("r"))
 
 
-def test_a_proof_that_a_job_did_not_make_is_not_green(bench: Bench) -> None:
+def test_a_proof_that_a_job_did_not_make_is_not_green(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     a_finished_run(bench)
     validate = ValidateOperator(task_id="validate", pipeline_file="shop.yaml")
+    monkeypatch.setattr(validate, "without_spark", no_spark)
     with pytest.raises(AirflowException, match="this try has left no verdict on transactions 1"):
         validate.execute(bench.context(clear_number=1))
 

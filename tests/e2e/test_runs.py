@@ -256,15 +256,16 @@ def test_the_submit_path_does_the_same_as_the_connected_one(stack: Stack) -> Non
     run_id = client.trigger("submitted")
     kill_by_marking(stack, project, run_id)
     client.clear("submitted", run_id)
-    listed: set[str] = set()
+    listed: dict[int, str] = {}
     while client.run("submitted", run_id)["state"] not in FINAL_STATES:
-        listed |= set(map(title, pids()))
+        listed |= {pid: said for pid in pids() if (said := title(pid))}
         time.sleep(0.5)
     stack.ends("submitted", run_id)
     project.check()
-    assert any("jobs/validate.py" in line for line in listed), "the jobs were in the list"
-    assert not any("jobs/upsert.py" in line for line in listed), "a small publish starts no Spark"
-    assert not any(CANARY in line for line in listed), "and the connection's password was not"
+    drivers = {pid for pid, said in listed.items() if "deploy.SparkSubmit" in said and run_id in said}
+    assert len(drivers) == 1, "one application stages, reads back and asks the expectations"
+    assert all("jobs/ingest.py" in listed[pid] for pid in drivers)
+    assert not any(CANARY in said for said in listed.values()), "the connection's password is in no list"
     written = project.data_files()
     conf = {"pipeline": "submitted", "txn_from": 1, "txn_to": None, "mode": "verify", "dry_run": False}
     replay = stack.go("replay_submitted", conf=conf)
