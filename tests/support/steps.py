@@ -43,7 +43,7 @@ class Steps:
     def nth(self, name: str) -> str:
         """A step by how often this process has come to it."""
         self._counts[name] += 1
-        return f"{name} #{self._counts[name]}"
+        return f"{name} no. {self._counts[name]}"
 
     def around(self, name: str, call: Callable[[], Any]) -> Any:
         self._number += 1
