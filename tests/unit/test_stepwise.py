@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.support.memory.ledger import Crash, Fault
 from tests.support.memory.world import A, B, Script, World, newest, rec, simple
 from tidemark.core.binding import Binding
 from tidemark.core.errors import Determinate, InvalidUsage
@@ -106,6 +107,29 @@ def test_a_whole_run_leaves_the_evidence_and_the_verdict_that_its_steps_leave() 
 
     assert left(whole) == left(steps)
     assert len(left(whole)) == 2
+
+
+def test_a_run_that_died_before_its_seal_goes_on_with_what_it_had_staged() -> None:
+    world = World()
+    world.feed(rec("k", 1))
+    with pytest.raises(Crash):
+        run(world.process(Script().fault("seals.commit", Fault.CRASH_BEFORE)), world.attempt("r"))
+    again = Script()
+    run(world.process(again), world.attempt("r"))
+    assert "plane.write" not in again.calls
+    assert (world.seals[0].token, world.log_txns()) == ("w1", [1])
+
+
+def test_p4_a_run_that_is_to_prove_reads_again_each_time() -> None:
+    """The evidence of an earlier proof says what was there then."""
+    world = World()
+    world.feed(rec("k", 1))
+    run(world.process(), world.attempt("r"))
+    proves = world.attempt("r", cleared=True)
+    assert [one.verdict for one in run(world.process(), proves).findings] == [Verdict.IDENTICAL]
+    (path,) = world.files
+    world.files[path] = tuple(replace(row, value="tampered") for row in world.files[path])
+    assert [one.verdict for one in run(world.process(), proves).findings] == [Verdict.DIFFERS]
 
 
 def test_a_retry_uses_what_its_earlier_try_staged() -> None:
