@@ -31,6 +31,7 @@ from tidemark.pipeline.context import (
     Attempt,
     Pipeline,
     binding_at,
+    follows_watermark,
     note,
     seal_at,
     sealed_binding,
@@ -77,14 +78,17 @@ def keep(pipeline: Pipeline, evidence: Evidence) -> None:
 
 def is_usable(pipeline: Pipeline, binding: Binding, evidence: Evidence | None) -> bool:
     """Whether an earlier try of the same round has done this work, its files are still there, and they were
-    made by a pipeline file that fits."""
+    made by a pipeline file that fits, from the watermark that they are going to follow."""
     if evidence is None or evidence.staged is None:
         return False
     staged = evidence.staged
     if evidence.replayed:
         return True
     lost = any(pipeline.plane.damaged(name, staged.shards[name].parts) for name in staged.shards)
-    return not lost and fits(pipeline, binding.under(staged.configuration).configuration)
+    is_next = upper_relation(pipeline, staged.txn) is UpperRelation.AT
+    if lost or (is_next and not follows_watermark(pipeline.control, staged)):
+        return False
+    return fits(pipeline, binding.under(staged.configuration).configuration)
 
 
 def measure(pipeline: Pipeline, staged: Staged) -> tuple[Digests, Opinion]:

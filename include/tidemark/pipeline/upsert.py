@@ -48,12 +48,12 @@ from tidemark.pipeline.context import (
     Attempt,
     Pipeline,
     binding_at,
+    follows_watermark,
     note,
     seal_at,
     sealed_binding,
     settle,
     unfinished,
-    watermark_below,
 )
 from tidemark.pipeline.history import log_head, require_history
 from tidemark.pipeline.ingest import Progress, found_by, no_progress, upper_relation
@@ -108,7 +108,7 @@ def _past(pipeline: Pipeline, seal: Seal) -> Past:
 def _require_base(pipeline: Pipeline, seal: Seal) -> None:
     """What counts as late depends on the transaction before, and is final once that one is sealed; unless a
     person sets the watermark back, which touches the seals so that it is looked at again here."""
-    if seal.watermark is not None and seal.base != watermark_below(pipeline.control, seal.txn):
+    if not follows_watermark(pipeline.control, seal):
         raise Determinate(
             f"transaction {seal.txn} was staged above another watermark than the seals have now",
             hint="clear the ingest task, or run the pipeline again: it is staged anew",
