@@ -20,9 +20,9 @@ from tidemark.config import load_pipeline
 from tidemark.core.ids import Txn
 from tidemark.core.journal import Event
 from tidemark.core.replay import Finding, Verdict
+from tidemark.core.seal import Opinion
 from tidemark.pipeline.decide import skip
 from tidemark.pipeline.validate import Gated, Judged
-from tidemark.ports.plane import Opinion
 
 pytestmark = pytest.mark.airflow
 ANN = {"id": "7", "name": "ann"}
@@ -133,18 +133,19 @@ def test_what_somebody_else_has_decided_meanwhile_stays(desk: Desk) -> None:
 def test_what_passed_below_a_red_transaction_is_sealed_before_it_is_decided(desk: Desk) -> None:
     world = desk.airflow.world = World(records_max=1)
     world.feed(rec("k", 1), rec("k", 2))
-    verdicts = iter((Opinion(), Opinion(failed=("red",))))
+    opinions = {1: Opinion(), 2: Opinion(failed=("red",))}
+    opened = desk.airflow.deployment
+
+    def deployment() -> Any:
+        made = opened()
+        gate = SimpleNamespace(opinion=lambda staged: opinions[staged.txn])
+        object.__setattr__(made.pipeline, "gate", gate)
+        return made
+
+    desk.airflow.deployment = deployment  # type: ignore[method-assign]
     desk.airflow.task("reclock")
     desk.airflow.task("ingest")
     assert len(world.bindings) == 2
-    desk.airflow.opinion = SimpleNamespace()  # type: ignore[assignment]
-
-    def judge(order: Any) -> None:
-        deployment = desk.airflow.deployment()
-        object.__setattr__(deployment.pipeline, "gate", SimpleNamespace(opinion=lambda _: next(verdicts)))
-        perform("validate", deployment, order)
-
-    desk.airflow.job = judge
     with pytest.raises(TaskAwaitingInput) as waiting:
         desk.task().execute(desk.context())
     desk.answer(waiting.value, "Accept")

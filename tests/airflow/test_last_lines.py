@@ -86,7 +86,7 @@ def test_a_submitted_job_leaves_the_numbers_of_its_verdict_in_the_journal(bench:
     bench.world.feed(rec("k", 1))
     order = Order("shop.yaml", "r", "w1")
     from tidemark.pipeline.reclock import mint
-    from tidemark.pipeline.stepwise import verdicts_of
+    from tidemark.pipeline.validate import verdicts_of
 
     mint(bench.world.process(), order.attempt)
     perform("ingest", bench.deployment(), order)

@@ -57,7 +57,7 @@ def test_regression_a_line_of_progress_is_in_the_log_once(
     monkeypatch.setattr(SparkStepOperator, "over_connection", over)
     airflow.task("reclock")
     airflow.task("ingest")
-    assert lines_of(capsys.readouterr().out) == ["transaction 1: ingest"]
+    assert lines_of(capsys.readouterr().out) == ["transaction 1: ingest", "transaction 1: read back"]
     airflow.task("ingest")
     assert lines_of(capsys.readouterr().out) == [], "a retry finds it done"
 

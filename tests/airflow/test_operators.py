@@ -27,7 +27,6 @@ from tidemark.app.job import Order, error_line, failure_in, perform
 from tidemark.app.tasks import SparkNeeded
 from tidemark.core.errors import InvalidUsage
 from tidemark.pipeline.run import run
-from tidemark.pipeline.stepwise import compare_plainly
 
 pytestmark = pytest.mark.airflow
 
@@ -45,7 +44,6 @@ class Bench:
             monkeypatch.setattr(f"tidemark.airflow.{user}.provide_connection", lambda *args: None)
         monkeypatch.setattr(SparkStepOperator, "connects", False)
         monkeypatch.setattr(SparkStepOperator, "submit", lambda _, context, order: self.job(order))
-        monkeypatch.setattr("tidemark.app.tasks.gate_of", lambda deployment: compare_plainly)
 
     def deployment(self) -> Any:
         pipeline = self.world.process()
@@ -56,6 +54,7 @@ class Bench:
             config=config,
             shards=(),
             with_new_columns=lambda work: work(),
+            confirm=lambda pairs: None,
         )
 
     def context(self, run_id: str = "r", *, clear_number: int = 0, **params: Any) -> Any:
@@ -73,9 +72,10 @@ def a_finished_run(bench: Bench) -> None:
     run(bench.world.process(), bench.world.attempt("r"))
 
 
-def test_a_proof_that_a_job_did_not_make_is_not_green(bench: Bench) -> None:
+def test_a_proof_that_a_job_did_not_make_is_not_green(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     a_finished_run(bench)
     validate = ValidateOperator(task_id="validate", pipeline_file="shop.yaml")
+    monkeypatch.setattr(validate, "without_spark", no_spark)
     with pytest.raises(AirflowException, match="this try has left no verdict on transactions 1"):
         validate.execute(bench.context(clear_number=1))
 

@@ -28,12 +28,13 @@ from tidemark.app.tasks import open_pipeline
 from tidemark.config import load_pipeline
 from tidemark.core.binding import Owner
 from tidemark.core.ids import ShardId, WriterToken
-from tidemark.core.seal import Staged
+from tidemark.core.seal import Opinion, Staged
 from tidemark.pipeline.checkpoint import checkpoint
 from tidemark.pipeline.context import Attempt
+from tidemark.pipeline.ingest import gather
 from tidemark.pipeline.reclock import mint
-from tidemark.pipeline.stepwise import gather, judge_gathered, seal_judged
-from tidemark.ports.plane import Opinion
+from tidemark.pipeline.upsert import seal_judged
+from tidemark.pipeline.validate import judge_gathered
 
 pytestmark = pytest.mark.airflow
 

@@ -31,8 +31,10 @@ from tidemark.core.binding import Owner
 from tidemark.core.ids import WriterToken
 from tidemark.pipeline.checkpoint import checkpoint
 from tidemark.pipeline.context import Attempt
+from tidemark.pipeline.ingest import gather
 from tidemark.pipeline.reclock import mint
-from tidemark.pipeline.stepwise import gather, judge_gathered, seal_judged
+from tidemark.pipeline.upsert import seal_judged
+from tidemark.pipeline.validate import judge_gathered
 
 pytestmark = pytest.mark.airflow
 

@@ -25,9 +25,9 @@ from tidemark.airflow.replay import ReplayOperator
 from tidemark.app.job import perform
 from tidemark.core.ids import Txn
 from tidemark.core.journal import Event
+from tidemark.core.seal import Opinion
 from tidemark.pipeline.decide import accept
 from tidemark.pipeline.repair import repair
-from tidemark.ports.plane import Opinion
 
 pytestmark = pytest.mark.airflow
 STEPS = {"ingest": IngestOperator, "validate": ValidateOperator, "upsert": UpsertOperator}

@@ -17,10 +17,10 @@ from tidemark.core.replay import Verdict
 from tidemark.core.seal import Fenced
 from tidemark.core.shape import Misfit, NewColumns, Outgrown
 from tidemark.pipeline import reclock as minting
-from tidemark.pipeline import stepwise
 from tidemark.pipeline.run import replay
 from tidemark.pipeline.schema_change import put_on_record
 from tidemark.pipeline.upsert import announce_generation
+from tidemark.pipeline.validate import judge_gathered
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_the_steps_of_a_run_seal_what_was_staged_before_a_column_came(root: Path
     minting.mint(Typed(root).pipeline, own)
     done = tasks.ingest(Typed(root), own)
     assert [one["txn"] for one in done["staged"]] == [1, 2, 3]
-    stepwise.judge_gathered(Typed(root).pipeline, own)
+    judge_gathered(Typed(root).pipeline, own)
     assert tasks.upsert(Typed(root), own)["sealed"] == [1, 2, 3]
     assert Typed(root).recorded() == {**COLUMNS, "age": "INT"}
     narrow, *wide = Typed(root).sealed_columns()

@@ -19,16 +19,15 @@ from tests.maintenance.rig import (
     wanted_rows,
 )
 from tests.maintenance.test_reader import reading, rows_in
+from tests.support.attempts import ingest, validate
 from tidemark.app import maintenance
 from tidemark.app.deployment import new_token
 from tidemark.core.binding import Owner
 from tidemark.core.ids import Txn, WriterToken
 from tidemark.core.seal import Sealed, Staged
 from tidemark.pipeline.context import Attempt
-from tidemark.pipeline.ingest import ingest
 from tidemark.pipeline.reclock import reclock
 from tidemark.pipeline.upsert import bring_up_logs, commit_staged
-from tidemark.pipeline.validate import validate
 
 FED = 12
 

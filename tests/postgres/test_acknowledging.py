@@ -28,11 +28,10 @@ from tests.support.steps import BEFORE
 from tidemark.app import maintenance
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import ShardId
-from tidemark.core.seal import Staged
+from tidemark.core.seal import Opinion, Staged
 from tidemark.pipeline.checkpoint import GRACE_SECONDS
 from tidemark.pipeline.decide import release
 from tidemark.pipeline.run import run
-from tidemark.ports.plane import Opinion
 from tidemark.sources.files.manifest import Manifest
 from tidemark.sources.postgres import change_files
 from tidemark.sources.postgres.change_files import WAL

@@ -14,6 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from tests.support.attempts import ingest, validate
 from tests.support.memory.ledger import Crash, Fault
 from tests.support.memory.world import World, head_of, newest, rec
 from tidemark.core.errors import Determinate
@@ -21,15 +22,13 @@ from tidemark.core.frontier import Frontier
 from tidemark.core.ids import ShardId, Txn
 from tidemark.core.journal import Event
 from tidemark.core.replay import Verdict
-from tidemark.core.seal import Decision, Seal, Staged, skip_of
+from tidemark.core.seal import Decision, Opinion, Seal, Staged, skip_of
 from tidemark.core.shard import LogEntry, Paused
 from tidemark.pipeline.checkpoint import checkpoint
-from tidemark.pipeline.ingest import ingest
 from tidemark.pipeline.maintain import sweep
 from tidemark.pipeline.run import run
 from tidemark.pipeline.upsert import bring_up_log, commit_staged, put_seal
-from tidemark.pipeline.validate import Gated, validate
-from tidemark.ports.plane import Opinion
+from tidemark.pipeline.validate import Gated
 
 SHARDS = (ShardId("a"), ShardId("b"))
 RUNS = ("one", "two", "three")

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tidemark.core.ids import ShardId
-from tidemark.ports.plane import Opinion
+from tidemark.core.seal import Opinion
 from tidemark.quality.rows import Checked, exception_kinds, opinion_of
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from tests.support.attempts import ingest, validate
 from tests.support.deployed import attempt
 from tidemark.app import views
 from tidemark.app.consume import leases_of
@@ -24,12 +25,10 @@ from tidemark.config import PipelineConfig
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import ShardId, Txn
 from tidemark.pipeline.checkpoint import checkpoint
-from tidemark.pipeline.ingest import ingest
 from tidemark.pipeline.publish import publish
 from tidemark.pipeline.reclock import reclock
 from tidemark.pipeline.run import run
 from tidemark.pipeline.upsert import bring_up_log, commit_staged
-from tidemark.pipeline.validate import validate
 
 pytestmark = pytest.mark.spark
 

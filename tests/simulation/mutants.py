@@ -23,7 +23,7 @@ from tidemark.core.reading import Fetch
 from tidemark.core.replay import Finding, Verdict
 from tidemark.core.seal import Lost, Sealed
 from tidemark.core.shard import Appended, UpperMismatch
-from tidemark.pipeline import run, upsert
+from tidemark.pipeline import ingest, upsert
 
 
 @contextmanager
@@ -74,7 +74,7 @@ def append_decides_without_a_seal() -> Iterator[None]:
         return entry_of(own if own.touches(shard_id) else seal, shard_id)
 
     with (
-        patch.object(run, "commit_staged", remember),
+        patch.object(upsert, "commit_staged", remember),
         patch.object(shard, "entry_of", own_entry),
         patch.object(upsert, "drop_lost", lambda *args: None),
     ):
@@ -127,17 +127,15 @@ def flushes_reported_before_the_commit_fragment() -> Iterator[None]:
 @contextmanager
 def replay_commits_at_batch_ends() -> Iterator[None]:
     """Read on to the end of what is there, instead of to the recorded boundary."""
-    replay_plan = run.replay_plan
+    sealed_binding = ingest.sealed_binding
 
-    def plan(pipeline: Any, **kwargs: Any) -> Any:
+    def too_far(pipeline: Any, seal: Any) -> Any:
         bindings = pipeline.control.bindings
-        end = next(
-            b for b in reversed(bindings.read(1, bindings.head().upper)) if isinstance(b, Binding)
-        ).upper
-        steps = replay_plan(pipeline, **kwargs)
-        return tuple(replace(step, binding=replace(step.binding, upper=end)) for step in steps)
+        found = bindings.read(1, bindings.head().upper)
+        end = next(one for one in reversed(found) if isinstance(one, Binding)).upper
+        return replace(sealed_binding(pipeline, seal), upper=end)
 
-    with patch.object(run, "replay_plan", plan):
+    with patch.object(ingest, "sealed_binding", too_far):
         yield
 
 

@@ -19,11 +19,12 @@ from tidemark.core.replay import DataDiffers, Finding, InputGone
 from tidemark.core.seal import Fenced, Staged, skip_of
 from tidemark.pipeline.checkpoint import checkpoint
 from tidemark.pipeline.context import Attempt, Pipeline, binding_at
+from tidemark.pipeline.ingest import gather
 from tidemark.pipeline.maintain import sweep
 from tidemark.pipeline.reclock import reclock
 from tidemark.pipeline.run import run
-from tidemark.pipeline.stepwise import gather, judge_gathered, seal_judged
-from tidemark.pipeline.upsert import announce_generation, put_seal
+from tidemark.pipeline.upsert import announce_generation, put_seal, seal_judged
+from tidemark.pipeline.validate import judge_gathered
 
 SHARDS = (ShardId("a"), ShardId("b"))
 CONFIGURATION = Configuration.of("{}")
@@ -202,7 +203,7 @@ class World:
                 sweep(self.pipeline(self.scheduler))
 
     def truncater(self) -> None:
-        for _ in range(3):
+        for _ in range(6):
             with suppress(Crash, Determinate):
                 truncate(self)
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from tests.support.attempts import ingest, validate
 from tests.support.kafka import Broker
 from tests.support.kafka_pipeline import Rig, kv
 from tidemark.app import maintenance
@@ -23,11 +24,9 @@ from tidemark.core.seal import Decision, Lost
 from tidemark.pipeline import replay
 from tidemark.pipeline.checkpoint import checkpoint
 from tidemark.pipeline.decide import skip
-from tidemark.pipeline.ingest import ingest
 from tidemark.pipeline.reclock import reclock
 from tidemark.pipeline.run import run
 from tidemark.pipeline.upsert import commit_staged
-from tidemark.pipeline.validate import validate
 from tidemark.sources.kafka.source import TopicLost
 
 pytestmark = [pytest.mark.spark, pytest.mark.server]

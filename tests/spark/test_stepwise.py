@@ -19,9 +19,11 @@ from tidemark.core.errors import Determinate
 from tidemark.core.ids import Txn
 from tidemark.pipeline.context import Attempt, watermark_below
 from tidemark.pipeline.decide import skip
+from tidemark.pipeline.ingest import gather
 from tidemark.pipeline.reclock import reclock
 from tidemark.pipeline.run import run
-from tidemark.pipeline.stepwise import gather, judge_gathered, seal_judged
+from tidemark.pipeline.upsert import seal_judged
+from tidemark.pipeline.validate import judge_gathered
 from tidemark.ports.control import Control
 
 pytestmark = pytest.mark.spark

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,12 @@ class Steps:
         self._trace = trace
         self._fuse = fuse
         self._number = 0
+        self._counts: Counter[str] = Counter()
+
+    def nth(self, name: str) -> str:
+        """A step by how often this process has come to it."""
+        self._counts[name] += 1
+        return f"{name} no. {self._counts[name]}"
 
     def around(self, name: str, call: Callable[[], Any]) -> Any:
         self._number += 1
@@ -69,6 +76,8 @@ def table_name(uri: str) -> str:
 
 
 DECIDED = {"bound": "bind", "sealed": "seal"}
+REPEATED = ("_control/attempts", "_control/journal")
+"""Every try adds to these, so that the same step has another version in each."""
 
 
 def versions_in(path: str) -> str:
@@ -94,18 +103,17 @@ def wrap_control(steps: Steps) -> None:
         """The history's commits by what they decide."""
         decided = next((word for mark, word in DECIDED.items() if mark in moved), "")
         what = decided or f"commit {table_name(table.uri)}"
-        return f"{what} {table.version + 1}"
+        return steps.nth(what) if what.endswith(REPEATED) else f"{what} {table.version + 1}"
+
+    def record_file(store: Any, path: str, data: object) -> str:
+        what = f"write {table_name(store.uri)}"
+        return steps.nth(what) if what.endswith(REPEATED) else f"{what} {versions_in(path)}"
 
     wrap(ControlTable, "_create", lambda table, *args: f"make {table_name(table.uri)}", steps)
     wrap(ControlTable, "commit", at_version, steps)
     for housekeeping in ("create_checkpoint", "cleanup_metadata"):
         wrap(DeltaTable, housekeeping, lambda table, what=housekeeping: f"{what} {place(table)}", steps)
-    wrap(
-        Store,
-        "put_synced",
-        lambda store, path, data: f"write {table_name(store.uri)} {versions_in(path)}",
-        steps,
-    )
+    wrap(Store, "put_synced", record_file, steps)
 
 
 def wrap_planes(steps: Steps) -> None:

@@ -15,8 +15,9 @@ from tidemark.core.ids import Txn
 from tidemark.core.journal import Event
 from tidemark.core.seal import Decision
 from tidemark.pipeline.decide import accept
+from tidemark.pipeline.ingest import gather
 from tidemark.pipeline.reclock import reclock
-from tidemark.pipeline.stepwise import gather, judge_gathered
+from tidemark.pipeline.validate import judge_gathered
 
 T1 = Txn(1)
 

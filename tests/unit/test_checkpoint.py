@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.support.attempts import ingest, validate
 from tests.support.memory.ledger import Fault
 from tests.support.memory.world import Script, World, rec
 from tidemark.core.checkpoint import Checkpoint, TableMark, decide_checkpoint, flush_tracker
@@ -10,10 +11,8 @@ from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.ledger import UPPER, Head, Put
 from tidemark.core.seal import Decision, Part, Seal, ShardParts, Staged
 from tidemark.pipeline.checkpoint import checkpoint
-from tidemark.pipeline.ingest import ingest
 from tidemark.pipeline.reclock import reclock
 from tidemark.pipeline.upsert import commit_staged
-from tidemark.pipeline.validate import validate
 
 A, B = ShardId("a"), ShardId("b")
 

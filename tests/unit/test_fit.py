@@ -25,11 +25,12 @@ from tidemark.core.ledger import UPPER, Head, Put
 from tidemark.core.seal import Fenced, Part, Past, ShardParts, Staged, decide_seal, seal_of
 from tidemark.core.shape import Misfit, Shape, differences
 from tidemark.pipeline.context import Attempt, Pipeline
+from tidemark.pipeline.ingest import gather
 from tidemark.pipeline.reclock import reclock
 from tidemark.pipeline.run import run
 from tidemark.pipeline.schema_change import fit_of
-from tidemark.pipeline.stepwise import gather, judge_gathered, seal_judged
-from tidemark.pipeline.upsert import announce_generation
+from tidemark.pipeline.upsert import announce_generation, seal_judged
+from tidemark.pipeline.validate import judge_gathered
 
 T = ShardId("t")
 COLUMNS = {"id": "INT", "age": "INT"}

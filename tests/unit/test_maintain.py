@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.attempts import ingest, validate
 from tests.support.memory.ledger import Crash, Fault
 from tests.support.memory.world import A, Script, World, rec
 from tidemark.core.ids import Txn
-from tidemark.pipeline.ingest import ingest
 from tidemark.pipeline.maintain import sweep
 from tidemark.pipeline.reclock import reclock
 from tidemark.pipeline.run import run
 from tidemark.pipeline.upsert import commit_staged
-from tidemark.pipeline.validate import validate
 
 
 def staged_world() -> World:
-    """Transaction 1 is bound, and the attempt w1 has staged it."""
+    """Transaction 1 is bound, and the attempt w1 has staged it and died."""
     world = World()
     world.feed(rec("k", 1), rec("l", 2))
     attempt = world.attempt("owner")
     reclock(world.process(), attempt)
-    ingest(world.process(), attempt, Txn(1))
+    dies = Script().fault("attempts.commit", Fault.CRASH_BEFORE)
+    with pytest.raises(Crash):
+        ingest(world.process(dies), attempt, Txn(1))
     assert {path.split("/")[2] for path in world.files} == {"w1"}
     return world
 

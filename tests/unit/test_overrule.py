@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.support.attempts import ingest, validate
 from tests.support.memory.ledger import Crash, Fault
 from tests.support.memory.plane import MemoryPlane
 from tests.support.memory.world import A, B, Script, World, rec
@@ -14,15 +15,13 @@ from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.core.ids import Txn
 from tidemark.core.journal import Event
 from tidemark.core.replay import DataDiffers
-from tidemark.core.seal import Decision, Staged
+from tidemark.core.seal import Decision, Opinion, Staged
 from tidemark.pipeline.context import Pipeline
 from tidemark.pipeline.decide import accept, release, skip
-from tidemark.pipeline.ingest import ingest
 from tidemark.pipeline.reclock import reclock
 from tidemark.pipeline.run import run
 from tidemark.pipeline.upsert import commit_staged
-from tidemark.pipeline.validate import Gated, validate
-from tidemark.ports.plane import Opinion
+from tidemark.pipeline.validate import Gated
 
 T1 = Txn(1)
 

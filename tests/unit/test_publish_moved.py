@@ -8,20 +8,19 @@ from typing import Any
 
 import pytest
 
+from tests.support.attempts import ingest, validate
 from tests.support.memory.world import A, B, World, rec
 from tidemark.app import publish
 from tidemark.app.publish import publish_due
 from tidemark.core.binding import Configuration
 from tidemark.core.errors import Determinate
 from tidemark.core.ids import ShardId
-from tidemark.core.seal import Staged
+from tidemark.core.seal import Opinion, Staged
 from tidemark.pipeline.context import Pipeline
 from tidemark.pipeline.decide import release
-from tidemark.pipeline.ingest import ingest
 from tidemark.pipeline.reclock import reclock
 from tidemark.pipeline.upsert import commit_staged
-from tidemark.pipeline.validate import Gated, validate
-from tidemark.ports.plane import Opinion
+from tidemark.pipeline.validate import Gated
 
 SHARDS = (A, B, ShardId("c"))
 

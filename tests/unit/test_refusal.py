@@ -14,10 +14,9 @@ from tidemark.core.ids import Txn, WriterToken
 from tidemark.core.journal import Event
 from tidemark.core.seal import Staged
 from tidemark.pipeline.context import ATTEMPTS_MAX, Attempt, Pipeline
-from tidemark.pipeline.ingest import rejection_of
+from tidemark.pipeline.ingest import gather, refusal_of
 from tidemark.pipeline.reclock import reclock
 from tidemark.pipeline.run import run
-from tidemark.pipeline.stepwise import gather
 
 
 def stepwise(pipeline: Pipeline, attempt: Attempt) -> None:
@@ -53,7 +52,7 @@ def test_a_refusal_is_noted_once_until_its_reason_changes_and_is_no_more_when_it
     for number, reason in enumerate(["column 'a'", "column 'a'", "column 'b'", "column 'a'"]):
         tried(world, way, f"r{number}", InvalidUsage(reason))
     assert reasons(world) == [(1, "column 'a'"), (1, "column 'b'"), (1, "column 'a'")]
-    assert rejection_of(world.process(), Txn(1)) == "column 'a'"
+    assert refusal_of(world.process(), Txn(1)) == "column 'a'"
     run(world.process(), world.attempt("mended"))
     assert [seal.txn for seal in world.seals] == [1]
 

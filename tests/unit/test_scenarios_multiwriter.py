@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.attempts import ingest, validate
 from tests.support.memory.ledger import Crash, Fault
 from tests.support.memory.world import A, B, Script, World, head_of, rec
 from tidemark.core.binding import Binding
@@ -19,12 +20,11 @@ from tidemark.core.seal import Fenced, Lost, Sealed, SealOutcome, Staged
 from tidemark.core.shard import Appended, CaughtUp, UpperMismatch, entry_of
 from tidemark.pipeline.checkpoint import checkpoint
 from tidemark.pipeline.context import Attempt, Pipeline
-from tidemark.pipeline.ingest import ingest
+from tidemark.pipeline.ingest import gather
 from tidemark.pipeline.reclock import mint, reclock
 from tidemark.pipeline.run import run
-from tidemark.pipeline.stepwise import gather, judge_gathered, seal_judged
-from tidemark.pipeline.upsert import announce_generation, bring_up_log, commit_staged, put_entry
-from tidemark.pipeline.validate import validate
+from tidemark.pipeline.upsert import announce_generation, bring_up_log, commit_staged, put_entry, seal_judged
+from tidemark.pipeline.validate import judge_gathered
 from tidemark.ports.plane import DataPlane
 
 T1 = Txn(1)

@@ -10,6 +10,7 @@ from itertools import product
 
 import pytest
 
+from tests.support.attempts import ingest, validate
 from tests.support.memory.ledger import MemoryLedger
 from tests.support.memory.state import MemoryStatePlane, MemoryStates
 from tests.support.memory.world import A, B, World, rec
@@ -17,13 +18,11 @@ from tidemark.core.errors import InvariantViolation
 from tidemark.core.ids import Txn, WriterToken
 from tidemark.core.seal import Rebound, Staged
 from tidemark.pipeline.checkpoint import checkpoint
-from tidemark.pipeline.ingest import ingest
 from tidemark.pipeline.listing import readable_upper
 from tidemark.pipeline.maintain import sweep
 from tidemark.pipeline.publish import publish, rebuild
 from tidemark.pipeline.reclock import reclock
 from tidemark.pipeline.upsert import commit_staged
-from tidemark.pipeline.validate import validate
 
 
 def three() -> World:
@@ -43,13 +42,14 @@ def ledgers(world: World) -> dict[str, MemoryLedger]:  # type: ignore[type-arg]
 def decided(world: World) -> object:
     """All that is decided, to be read, or let go of."""
     truth = world.warehouse
-    versions = [one.version for one in (truth.log(A), truth.log(B), truth.checkpoints, truth.journal)]
+    versions = [one.version for one in (truth.log(A), truth.log(B), truth.checkpoints)]
     return world.seals, versions, world.source.acknowledged
 
 
 def durable(world: World) -> object:
     truth = world.warehouse
-    return decided(world), truth.history.version, truth.attempts.version, sorted(world.files)
+    noted = truth.attempts.version, truth.journal.version
+    return decided(world), truth.history.version, noted, sorted(world.files)
 
 
 def stopped(world: World) -> str:

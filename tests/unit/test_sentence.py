@@ -16,8 +16,10 @@ from tidemark.core.seal import Decision, Part, Seal, ShardParts
 from tidemark.core.summary import Proof, RunFacts, counted, named, run_sentence, step_sentence, waiting_text
 from tidemark.pipeline.context import Attempt, Pipeline
 from tidemark.pipeline.decide import skip
+from tidemark.pipeline.ingest import gather
 from tidemark.pipeline.reclock import mint
-from tidemark.pipeline.stepwise import gather, judge_gathered, seal_judged
+from tidemark.pipeline.upsert import seal_judged
+from tidemark.pipeline.validate import judge_gathered
 from tidemark.ports.source import Waiting
 
 ORDERS = ShardId("orders")

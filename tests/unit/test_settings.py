@@ -15,10 +15,12 @@ from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import Txn, WriterToken
 from tidemark.core.seal import Staged
 from tidemark.pipeline.context import Attempt, Pipeline
+from tidemark.pipeline.ingest import gather
 from tidemark.pipeline.reclock import reclock
 from tidemark.pipeline.repair import repair
 from tidemark.pipeline.run import run
-from tidemark.pipeline.stepwise import gather, judge_gathered, seal_judged
+from tidemark.pipeline.upsert import seal_judged
+from tidemark.pipeline.validate import judge_gathered
 
 NARROW = Configuration.of(json.dumps({"schema": "narrow", "shards": [{"name": "a"}]}))
 WIDE = Configuration.of(json.dumps({"schema": "wide", "shards": [{"name": "a"}]}))

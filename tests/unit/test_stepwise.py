@@ -7,29 +7,23 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.memory.world import A, B, Script, World, rec, simple
+from tests.support.memory.ledger import Crash, Fault
+from tests.support.memory.world import A, B, Script, World, newest, rec, simple
 from tidemark.core.binding import Binding
 from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.journal import Event
-from tidemark.core.replay import ExpectationsFailed, Finding, InputGone, Verdict
-from tidemark.core.seal import Decision, Lost, Sealed, Staged
+from tidemark.core.replay import ExpectationsFailed, InputGone, Verdict
+from tidemark.core.seal import Decision, Lost, Opinion, Sealed, Staged
 from tidemark.pipeline.checkpoint import checkpoint
 from tidemark.pipeline.context import Attempt, Pipeline
 from tidemark.pipeline.decide import accept, skip
+from tidemark.pipeline.ingest import gather
 from tidemark.pipeline.maintain import sweep
 from tidemark.pipeline.reclock import reclock
 from tidemark.pipeline.run import replay, run
-from tidemark.pipeline.stepwise import (
-    Pair,
-    compare_plainly,
-    gather,
-    judge_gathered,
-    seal_judged,
-    verdicts_of,
-)
-from tidemark.pipeline.validate import Judged, judged_in
-from tidemark.ports.plane import Opinion
+from tidemark.pipeline.upsert import seal_judged
+from tidemark.pipeline.validate import Judged, Pair, judge_gathered, judged_in, verdicts_of
 
 T1 = Txn(1)
 
@@ -98,13 +92,44 @@ def test_what_expectations_say_in_a_whole_run_is_in_the_journal_too(opinion: dic
     assert judged_in(entry).gated.opinion == Opinion(**opinion)  # type: ignore[arg-type]
 
 
-def test_a_run_whose_expectations_hold_writes_no_journal() -> None:
+def test_a_whole_run_leaves_the_evidence_and_the_verdict_that_its_steps_leave() -> None:
+    """Whichever way in: the same records in the attempts and in the journal, but for who made them."""
+    whole, steps = World(), World()
+    for world in (whole, steps):
+        world.feed(rec("k", 1))
+    run(whole.process(), whole.attempt("r"))
+    Run(steps, "r").whole()
+
+    def left(world: World) -> list[object]:
+        found = newest(world.warehouse.attempts)
+        verdicts = [entry.detail["verdict"] for entry in world.journal(Event.JUDGED)]
+        return [*((one.txn, one.round, one.found, one.opinion) for one in found), *verdicts]
+
+    assert left(whole) == left(steps)
+    assert len(left(whole)) == 2
+
+
+def test_a_run_that_died_before_its_seal_goes_on_with_what_it_had_staged() -> None:
     world = World()
     world.feed(rec("k", 1))
-    pipeline = world.process()
-    run(pipeline, world.attempt("r"))
-    pipeline.control.journal.head()
-    assert not list(pipeline.control.journal.find("1"))
+    with pytest.raises(Crash):
+        run(world.process(Script().fault("seals.commit", Fault.CRASH_BEFORE)), world.attempt("r"))
+    again = Script()
+    run(world.process(again), world.attempt("r"))
+    assert "plane.write" not in again.calls
+    assert (world.seals[0].token, world.log_txns()) == ("w1", [1])
+
+
+def test_p4_a_run_that_is_to_prove_reads_again_each_time() -> None:
+    """The evidence of an earlier proof says what was there then."""
+    world = World()
+    world.feed(rec("k", 1))
+    run(world.process(), world.attempt("r"))
+    proves = world.attempt("r", cleared=True)
+    assert [one.verdict for one in run(world.process(), proves).findings] == [Verdict.IDENTICAL]
+    (path,) = world.files
+    world.files[path] = tuple(replace(row, value="tampered") for row in world.files[path])
+    assert [one.verdict for one in run(world.process(), proves).findings] == [Verdict.DIFFERS]
 
 
 def test_a_retry_uses_what_its_earlier_try_staged() -> None:
@@ -204,14 +229,13 @@ def test_p4_what_lies_on_disk_is_put_before_the_gates_library_too(tampered: bool
         world.files[path] = tuple(replace(row, value="tampered") for row in world.files[path])
     seen: dict[str, bool] = {}
 
-    def compare(pairs: Sequence[Pair]) -> Sequence[Finding]:
+    def confirm(pairs: Sequence[Pair]) -> None:
         for _, recorded, found in pairs:
             seen.update({endpoint: recorded[endpoint] == found[endpoint] for endpoint in recorded})
-        return compare_plainly(pairs)
 
     run.clear()
     gather(run.pipeline, run.attempt)
-    (judged,) = judge_gathered(run.pipeline, run.attempt, compare=compare)
+    (judged,) = judge_gathered(run.pipeline, run.attempt, confirm=confirm)
     assert seen == {"source": True, "shard:a": True, "shard:a on disk": not tampered}
     assert judged.gated.passed is not tampered
 

@@ -11,11 +11,10 @@ from tidemark.app.reports import explained, gate_report
 from tidemark.core.checksum import Digest
 from tidemark.core.ids import Txn, WriterToken
 from tidemark.core.replay import Finding, Verdict
-from tidemark.core.seal import Decision, Seal
+from tidemark.core.seal import Decision, Opinion, Seal
 from tidemark.pipeline.announce import Announcement
 from tidemark.pipeline.replay import PARTS_DIFFER
 from tidemark.pipeline.validate import Gated, Judged
-from tidemark.ports.plane import Opinion
 
 
 def told(txn: int, gate: str, overruled: str = "") -> Announcement:

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from tests.support.attempts import ingest, validate
 from tests.support.memory.control import MemoryControl
-from tests.support.memory.ledger import Chaos, Fault
+from tests.support.memory.ledger import Chaos, Crash, Fault
 from tests.support.memory.plane import MemoryPlane
 from tests.support.memory.world import Script, World, rec
 from tidemark.core.binding import Binding
@@ -19,11 +20,9 @@ from tidemark.core.seal import Staged
 from tidemark.core.text import sequence_number, sequence_text
 from tidemark.pipeline.context import Pipeline, watermark_below
 from tidemark.pipeline.decide import set_watermark_back, skip
-from tidemark.pipeline.ingest import ingest
 from tidemark.pipeline.reclock import reclock
 from tidemark.pipeline.run import run
 from tidemark.pipeline.upsert import commit_staged
-from tidemark.pipeline.validate import validate
 
 FAR = 2**62
 
@@ -95,6 +94,16 @@ def test_what_was_staged_above_the_wrong_watermark_is_not_sealed() -> None:
     with pytest.raises(Determinate, match="was staged above another watermark"):
         commit_staged(pipeline, attempt, staged, validate(pipeline, staged))
     run(process(world), world.attempt())
+    assert [(seal.base, seal.watermark) for seal in world.seals][2:] == [(100, 101)]
+
+
+def test_a_retry_stages_anew_what_its_first_try_has_staged_above_the_wrong_watermark() -> None:
+    world = gone_wrong()
+    world.feed(rec("k", 101, sequence=101))
+    with pytest.raises(Crash):
+        run(process(world, Script().fault("seals.commit", Fault.CRASH_BEFORE)), world.attempt("r"))
+    set_watermark_back(process(world), world.attempt(), 100, reason="wrong clock")
+    run(process(world), world.attempt("r"))
     assert [(seal.base, seal.watermark) for seal in world.seals][2:] == [(100, 101)]
 
 

@@ -199,27 +199,17 @@ class ValidateOperator(SparkStepOperator):
     operator_extra_links = (*SparkStepOperator.operator_extra_links, DataDocsLink())
     ui_color = "#f7e9c9"
 
-    def without_spark(self, order: Order) -> Report:
+    def worked(self, context: Context, order: Order) -> Report:
+        """Judge by what ingest has measured. Spark is needed only where that does not count any more: this
+        task was cleared alone, or the pipeline file was changed. Red, too, when a transaction that was to be
+        proven has no verdict of this try."""
         from tidemark.app import reports, tasks
-        from tidemark.pipeline.stepwise import known_plan
-
-        deployment = tasks.open_pipeline(order.pipeline_file, order.environment or None)
-        plan = known_plan(deployment.pipeline, order.attempt)
-        if plan.finish or plan.prove:
-            raise tasks.SparkNeeded
-        return reports.verdicts_report(())
-
-    def with_spark(self, context: Context, order: Order) -> Report:
-        """Judge; red, too, when a transaction that was to be proven has no verdict of this try."""
-        from tidemark.app import reports, tasks
-        from tidemark.pipeline.stepwise import known_plan, verdicts_of
+        from tidemark.pipeline.reclock import known_plan
+        from tidemark.pipeline.validate import verdicts_of
 
         deployment = tasks.open_pipeline(order.pipeline_file, order.environment or None)
         asked = known_plan(deployment.pipeline, order.attempt).prove
-        if self.connects:
-            self.over_connection(order)
-        else:
-            self.submit(context, order)
+        super().worked(context, order)
         judged = verdicts_of(deployment.pipeline, order.attempt)
         red = [one for one in judged if not one.gated.passed]
         if red:
@@ -237,6 +227,10 @@ class ValidateOperator(SparkStepOperator):
             raise AirflowFailException(why)
         reports.require_verdicts(asked, {one.txn for one in judged if one.replayed})
         return reports.verdicts_report(judged)
+
+    def after_submit(self, order: Order) -> Report:
+        """The verdicts are in the journal."""
+        return {}
 
     def answered(
         self, context: Context, asked: dict[str, int], options: list[str], event: dict[str, Any]

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -188,24 +189,24 @@ class SparkStepOperator(SparkSubmitOperator):
         return told
 
     def performed(self, context: Context, order: Order) -> Report:
+        """Do the step, with errors as Airflow knows them."""
+        try:
+            provide_connection(order.pipeline_file, order.environment)
+            return self.worked(context, order)
+        except TidemarkError as error:
+            raise failure(error) from error
+
+    def worked(self, context: Context, order: Order) -> Report:
         """Try without Spark; if the step asks for it, go on with Spark."""
         from tidemark.app.tasks import SparkNeeded
 
-        try:
-            provide_connection(order.pipeline_file, order.environment)
+        with suppress(SparkNeeded):
             return self.without_spark(order)
-        except SparkNeeded:
-            pass
-        except TidemarkError as error:
-            raise failure(error) from error
         try:
             return self.with_spark(context, order)
         except SparkNeeded:
             # Somebody has committed since the job ended, so that a state is due again.
-            again = Determinate(f"there is more for {self.step} than its job has done", hint="retry")
-            raise failure(again) from None
-        except TidemarkError as error:
-            raise failure(error) from error
+            raise Determinate(f"there is more for {self.step} than its job has done", hint="retry") from None
 
     def without_spark(self, order: Order) -> Report:
         """The step, as far as the control plane goes."""

@@ -18,8 +18,7 @@ from tidemark.pipeline import decide
 from tidemark.pipeline.context import Attempt, note
 from tidemark.pipeline.ingest import upper_relation
 from tidemark.pipeline.replay import bound_range
-from tidemark.pipeline.stepwise import seal_judged
-from tidemark.pipeline.upsert import LogReport
+from tidemark.pipeline.upsert import LogReport, seal_judged
 
 REASON_CHARACTERS_MAX = 1_000
 

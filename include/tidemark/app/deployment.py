@@ -22,15 +22,15 @@ from tidemark.core.checksum import Digests
 from tidemark.core.extras import MissingExtra
 from tidemark.core.ids import QUARANTINE, ShardId, Txn, WriterToken
 from tidemark.core.publish import Policy
-from tidemark.core.seal import Part, Staged
+from tidemark.core.seal import Opinion, Part, Staged
 from tidemark.core.shape import NewColumns, Outgrown, Shapes
 from tidemark.delta.control import DeltaControl
 from tidemark.delta.schema import log_schema, properties_of, quarantine_schema
 from tidemark.pipeline.checkpoint import is_paused, is_settled
 from tidemark.pipeline.context import Pipeline, untouched, watermark_below
 from tidemark.pipeline.schema_change import not_taken, recorded_columns
+from tidemark.pipeline.validate import Pair
 from tidemark.ports.control import Ledger
-from tidemark.ports.plane import Opinion
 from tidemark.ports.source import ShardKeysPort, Source
 from tidemark.ports.state import Merger, StateKeeper
 from tidemark.runtime.home import home
@@ -200,6 +200,19 @@ class Deployment:
     def data_docs(self) -> Path:
         """Where Great Expectations documents what it found, as a site to open in a browser."""
         return home() / "data-docs" / self.config.name
+
+    def confirm(self, pairs: Sequence[Pair]) -> None:
+        """Have Great Expectations check the gate's comparisons once more and document them in the Data Docs;
+        loads the library."""
+        if pairs:
+            from tidemark.quality.digests import check_digests
+
+            check_digests(pairs, site=self.data_docs)
+
+    @property
+    def has_expectations(self) -> bool:
+        """Whether a shard declares expectations, which Great Expectations is loaded for."""
+        return any(shard.expectations for shard in self.config.shards)
 
     def plane(self) -> SparkPlane:
         """The data plane; the first call starts Spark."""

@@ -32,8 +32,8 @@ from tidemark.core.binding import Owner
 from tidemark.core.errors import Determinate, Indeterminate, InvalidUsage, TidemarkError
 from tidemark.core.ids import Txn, WriterToken
 from tidemark.pipeline.context import Attempt
+from tidemark.pipeline.ingest import Progress
 from tidemark.pipeline.replay import VERIFY
-from tidemark.pipeline.run import Progress
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -148,17 +148,13 @@ def perform(
 ) -> dict[str, Any]:
     """Do one step; the same function in a worker, in a job and over a connection."""
     from tidemark.app import reports, tasks
-    from tidemark.pipeline.stepwise import judge_gathered
 
     attempt, progress = order.attempt, progress or print_progress
     match step:
         case "ingest":
             return tasks.ingest(deployment, attempt, progress=progress)
         case "validate":
-            gate = tasks.gate_of(deployment)
-            return reports.verdicts_report(
-                judge_gathered(deployment.pipeline, attempt, compare=gate, progress=progress)
-            )
+            return tasks.validate(deployment, attempt, progress=progress)
         case "upsert":
             return tasks.upsert(deployment, attempt, progress=progress, publishes_all=order.publish)
         case "replay":

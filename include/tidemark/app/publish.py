@@ -27,8 +27,10 @@ from tidemark.core.ids import TXN_FIRST, ShardId, Txn
 from tidemark.core.publish import Published, UpToDate
 from tidemark.core.seal import Lost, Sealed, SealOutcome
 from tidemark.pipeline.context import Attempt, unfinished
+from tidemark.pipeline.ingest import Progress, no_progress
 from tidemark.pipeline.publish import NotDue, is_due, publish
-from tidemark.pipeline.run import Decided, Progress, RunReport, no_callback, no_progress, run
+from tidemark.pipeline.run import Decided, RunReport, no_callback, run
+from tidemark.pipeline.validate import unconfirmed
 
 SEALS_LOOKED_AT_MAX: Final = 1_000
 BACKLOG_SECONDS: Final = 60.0
@@ -125,7 +127,8 @@ def run_and_publish(
     decided: Decided = no_callback,
 ) -> RunResult:
     """One run of a pipeline, and the publishes that are due during it and at its end; the next transaction is
-    staged while the one before is committed."""
+    staged while the one before is committed. Verdicts are documented where Great Expectations is loaded
+    anyway: its import takes seconds, and each page a good part of one."""
     publisher = BacklogPublisher(deployment, attempt, progress=progress)
     outcomes: list[SealOutcome] = []
 
@@ -141,6 +144,7 @@ def run_and_publish(
             deployment.pipeline,
             attempt,
             transactions_max=left,
+            confirm=deployment.confirm if deployment.has_expectations else unconfirmed,
             progress=progress,
             decided=through,
             background=background,

@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, Final, NoReturn
 from tidemark.app import maintenance
 from tidemark.app.deployment import Deployment, discovered
 from tidemark.app.publish import publish_due, publish_now
-from tidemark.app.reports import LISTED_MAX, Report, gathered_report, publish_report, shard_report
+from tidemark.app.reports import (
+    LISTED_MAX,
+    Report,
+    gathered_report,
+    publish_report,
+    shard_report,
+    verdicts_report,
+)
 from tidemark.app.transactions import sentence_of
 from tidemark.config import load_pipeline
 from tidemark.core.checksum import SOURCE
@@ -25,16 +32,18 @@ from tidemark.core.errors import TidemarkError
 from tidemark.core.ids import QUARANTINE, ShardId, Txn
 from tidemark.core.replay import Difference, Finding, Verdict
 from tidemark.core.seal import Seal
-from tidemark.pipeline import reclock as minting
-from tidemark.pipeline import stepwise
 from tidemark.pipeline.announce import Announcement, announcements, note_overruled
 from tidemark.pipeline.checkpoint import checkpoint as advance
 from tidemark.pipeline.context import Attempt, seal_at, sealed_binding
+from tidemark.pipeline.ingest import Progress, found_by, gather, no_progress
 from tidemark.pipeline.publish import last_published
+from tidemark.pipeline.reclock import known_plan, mint, only_proves, owned_txns
 from tidemark.pipeline.repair import repair
 from tidemark.pipeline.replay import REPAIR, bound_range, merged_files, replay_plan
-from tidemark.pipeline.run import Progress, no_progress, replay
+from tidemark.pipeline.run import replay
 from tidemark.pipeline.schema_change import left_out
+from tidemark.pipeline.upsert import seal_judged
+from tidemark.pipeline.validate import judge_gathered
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -67,7 +76,7 @@ def open_pipeline(
 
 def open_to_bind(file: str | Path, environment: str | None, attempt: Attempt) -> Deployment:
     """The deployment for the step that binds. A run that only proves needs no source that can be asked."""
-    proves = attempt.cleared and stepwise.only_proves(open_pipeline(file, environment).pipeline, attempt)
+    proves = attempt.cleared and only_proves(open_pipeline(file, environment).pipeline, attempt)
     return open_pipeline(file, environment, binds=not proves)
 
 
@@ -77,8 +86,8 @@ def reclock(deployment: Deployment, attempt: Attempt) -> Report:
     A run whose share another run has bound is one that the scheduler has forgotten and the warehouse
     remembers. That is told, and treated as a clear: proven, never done again.
     """
-    owned = minting.mint(deployment.pipeline, attempt)
-    plan = stepwise.known_plan(deployment.pipeline, attempt)
+    owned = mint(deployment.pipeline, attempt)
+    plan = known_plan(deployment.pipeline, attempt)
     return {
         "pipeline": deployment.config.name,
         "owned": list(owned.txns),
@@ -91,10 +100,8 @@ def reclock(deployment: Deployment, attempt: Attempt) -> Report:
 
 
 def ingest(deployment: Deployment, attempt: Attempt, *, progress: Progress = no_progress) -> Report:
-    """Stage what is open; replay what is to be proven."""
-    gathered = deployment.with_new_columns(
-        lambda: stepwise.gather(deployment.pipeline, attempt, progress=progress)
-    )
+    """Stage and measure what is open; replay what is to be proven."""
+    gathered = deployment.with_new_columns(lambda: gather(deployment.pipeline, attempt, progress=progress))
     return gathered_report(gathered)
 
 
@@ -105,14 +112,10 @@ def load_gate() -> None:
     engine.load()
 
 
-def gate_of(deployment: Deployment) -> stepwise.Compare:
-    """The comparison by Great Expectations, which documents every verdict in the pipeline's Data Docs."""
-    from tidemark.quality.digests import check_digests
-
-    def compare(pairs: Sequence[stepwise.Pair]) -> Sequence[Finding]:
-        return check_digests(pairs, site=deployment.data_docs) if pairs else ()
-
-    return compare
+def validate(deployment: Deployment, attempt: Attempt, *, progress: Progress = no_progress) -> Report:
+    """Judge what was staged and replayed; every verdict is documented."""
+    confirm = deployment.confirm
+    return verdicts_report(judge_gathered(deployment.pipeline, attempt, confirm=confirm, progress=progress))
 
 
 def upsert(
@@ -123,12 +126,12 @@ def upsert(
     publishes_all: bool = False,
 ) -> Report:
     """Seal what passed, bring the logs up, and publish what is due, or all that has rows."""
-    deployment.with_new_columns(lambda: stepwise.seal_judged(deployment.pipeline, attempt, progress=progress))
+    deployment.with_new_columns(lambda: seal_judged(deployment.pipeline, attempt, progress=progress))
     if publishes_all:
         deployment.with_new_columns(lambda: publish_now(deployment, attempt, deployment.shards))
     else:
         deployment.with_new_columns(lambda: publish_due(deployment, attempt, progress=progress))
-    found = stepwise.found_by(deployment.pipeline, attempt)
+    found = found_by(deployment.pipeline, attempt)
     staged = {one.txn: one.token for one in found if one.staged is not None and not one.replayed}
     seals = seals_of(deployment, sorted(staged))
     own = {(one.txn, one.token) for one in found}
@@ -155,9 +158,9 @@ def checkpoint(deployment: Deployment, attempt: Attempt) -> tuple[Report, Sequen
     """Advance the checkpoint, acknowledge the source, and tell what the run did to each shard, as far as it
     was not announced before. What a person has overruled goes on record first."""
     reached = advance(deployment.pipeline)
-    found = stepwise.found_by(deployment.pipeline, attempt)
+    found = found_by(deployment.pipeline, attempt)
     staged = {one.txn for one in found if not one.replayed}
-    txns = sorted(staged.union(stepwise.owned_txns(deployment.pipeline, attempt)))
+    txns = sorted(staged.union(owned_txns(deployment.pipeline, attempt)))
     told = announcements(deployment.pipeline, attempt, seals_of(deployment, txns))
     note_overruled(deployment.pipeline, attempt, told)
     news = [one for one in told if not one.unchanged]

@@ -18,14 +18,14 @@ from tidemark.core.binding import Binding
 from tidemark.core.errors import TidemarkError
 from tidemark.core.ids import ShardId, Txn
 from tidemark.core.journal import Event
-from tidemark.core.seal import Lost, Seal, Sealed
+from tidemark.core.seal import Seal
 from tidemark.core.summary import Proof, RunFacts, quarantined_in, run_sentence, waiting_text
 from tidemark.core.text import plain
 from tidemark.pipeline.announce import announcement_of
 from tidemark.pipeline.context import Attempt, Pipeline, attempts_at, binding_at
+from tidemark.pipeline.ingest import found_by
+from tidemark.pipeline.reclock import owned_txns
 from tidemark.pipeline.replay import bound_range
-from tidemark.pipeline.run import RunReport
-from tidemark.pipeline.stepwise import found_by, owned_txns
 from tidemark.pipeline.timeline import refused_since, times_of, written_at
 
 Row = dict[str, Any]
@@ -193,19 +193,3 @@ def idle(pipeline: Pipeline) -> RunFacts:
     except TidemarkError as error:
         return RunFacts(waiting=waiting_text(0, "", error.fact))
     return RunFacts(waiting=waiting_text(waiting.pieces, waiting.unit, waiting.trouble))
-
-
-def sentence_of_report(deployment: Deployment, report: RunReport) -> str:
-    """The same sentence for a run that is this process's own."""
-    seals: dict[Txn, Seal] = {}
-    own: set[Txn] = set()
-    for outcome in report.decided:
-        match outcome:
-            case Sealed(seal):
-                seals[seal.txn] = seal
-                own.add(seal.txn)
-            case Lost(winner):
-                seals[winner.txn] = winner
-    proofs = tuple(Proof(one.txn, str(one.verdict)) for one in report.findings)
-    facts = RunFacts(tuple(seals.values()), frozenset(own), proofs)
-    return run_sentence(facts if facts != RunFacts() else idle(deployment.pipeline))

@@ -67,10 +67,10 @@ def run(
     standard error when it is through.
     """
     from tidemark.app.publish import run_and_publish
-    from tidemark.app.transactions import sentence_of_report
+    from tidemark.app.transactions import sentence_of
     from tidemark.cli.transactions import passed_over, warnings_of
+    from tidemark.pipeline.reclock import only_proves
     from tidemark.pipeline.schema_change import left_out
-    from tidemark.pipeline.stepwise import only_proves
 
     attempt = new_attempt(run_id, cleared=prove)
     proves = prove and only_proves(open_deployment(pipeline, environment).pipeline, attempt)
@@ -86,7 +86,7 @@ def run(
         )
     report, published = worked.report, worked.published
     warned = warnings_of(deployment, report.decided)
-    sentence = sentence_of_report(deployment, report)
+    sentence = sentence_of(deployment.pipeline, attempt)
     if as_json:
         told = {"run_id": attempt.owner.run_id, "sentence": sentence, "report": report}
         told |= {"published": published, "warned": warned}

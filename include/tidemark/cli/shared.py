@@ -23,7 +23,8 @@ from tidemark.core.text import moment, plain, span
 if TYPE_CHECKING:
     from tidemark.core.ids import ShardId
     from tidemark.core.seal import SealOutcome, ShardParts
-    from tidemark.pipeline.run import Decided, Progress
+    from tidemark.pipeline.ingest import Progress
+    from tidemark.pipeline.run import Decided
 
 
 EXIT_RETRY: Final = 1
@@ -119,7 +120,7 @@ def say(text: str, *, style: str = "") -> None:
 @contextmanager
 def progress_line(quiet: bool) -> Iterator[Progress]:
     """A line that shows which transaction is in which phase, on a terminal only."""
-    from tidemark.pipeline.run import no_progress
+    from tidemark.pipeline.ingest import no_progress
 
     if quiet or not sys.stderr.isatty():
         with source_messages(lambda text: None):

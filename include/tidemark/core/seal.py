@@ -11,10 +11,13 @@ rejected here, and nowhere else. And it is the condition for a sweep: an attempt
 under another token can never be committed, so its parts may be deleted; an attempt of an open transaction may
 still be sealed, so they may not.
 
-Evidence is what an attempt has found, stored for later steps in other processes. If the steps of a run are
-separate tasks, one task stages parts, a second judges them and a third seals them. They pass results as
-records here, not as messages: any process can continue, and none depends on a scheduler's memory. Evidence
-decides nothing. It can be produced again at any time; only the seal decides what is committed.
+Evidence is what an attempt has staged and measured, stored for the later steps of the run.
+
+The parts that the ingest step staged are judged by the validate step and sealed by the upsert step, which may
+be processes of their own. They are joined by records, not by messages: any process can pick a record up, and
+none depends on a scheduler's memory. Everything that needs rows is measured when the evidence is made, so
+that the later steps need no data plane. Evidence decides nothing. It can be made again at any time, and what
+is sealed is decided by the seal alone.
 """
 
 from __future__ import annotations
@@ -304,10 +307,25 @@ def decide_generation(*, head: Head, generation: int) -> Put[Seal, int] | int:
 
 
 @dataclass(frozen=True, slots=True)
+class Opinion:
+    """What the user's expectations ask for: stop the transaction, hold a shard for a reason, or just be
+    told."""
+
+    failed: tuple[str, ...] = ()
+    held: Mapping[ShardId, str] = field(default_factory=dict)
+    warned: tuple[str, ...] = ()
+    checked: int = field(default=0, compare=False)
+    """How many expectations were asked, for people."""
+
+
+@dataclass(frozen=True, slots=True)
 class Evidence:
     """What one attempt of one run found: parts it staged, digests of a replay, or why it can't read.
 
-    `round` counts how often the run was cleared. A replay's `staged` has no files."""
+    `round` counts how often the run was cleared. A replay's `staged` has no files. `found` is what a
+    read-back gave after the parts were written: of the staged parts or, for a replay, of the sealed ones.
+    `opinion` is what the expectations say of the staged rows; `settings` is the fingerprint of the
+    configuration that declares them."""
 
     number: int
     txn: Txn
@@ -317,6 +335,9 @@ class Evidence:
     staged: Staged | None = None
     replayed: bool = False
     gone: str = ""
+    found: Digests = field(default_factory=dict)
+    opinion: Opinion = field(default_factory=Opinion)
+    settings: str = ""
 
     def __post_init__(self) -> None:
         if (self.staged is None) is not bool(self.gone):
@@ -328,12 +349,12 @@ class Evidence:
 
 
 def decide_evidence(*, head: Head, found: Sequence[Evidence], new: Evidence) -> Put[Evidence, None] | None:
-    """Keep the evidence under the next number, unless it is there already after a lost reply."""
+    """Keep the evidence under the next number. `found` is what was kept since the first try: the evidence is
+    among it after a lost reply."""
     known = {(entry.txn, entry.token, entry.replayed) for entry in found}
     if (new.txn, new.token, new.replayed) in known:
         return None
-    entry = Evidence(head.upper, new.txn, new.owner, new.round, new.token, new.staged, new.replayed, new.gone)
-    return Put(marks={UPPER: head.upper + 1}, records=(entry,), result=None)
+    return Put(marks={UPPER: head.upper + 1}, records=(replace(new, number=head.upper),), result=None)
 
 
 def newest_of(

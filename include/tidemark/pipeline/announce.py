@@ -17,7 +17,7 @@ from tidemark.core.journal import Event, JournalEntry
 from tidemark.core.replay import Verdict
 from tidemark.core.seal import Decision, Evidence, Seal
 from tidemark.pipeline.context import Attempt, Pipeline, note_all
-from tidemark.pipeline.stepwise import found_by
+from tidemark.pipeline.ingest import found_by
 from tidemark.pipeline.validate import judged_in
 
 NOT_PROVEN: Final = "not proven"

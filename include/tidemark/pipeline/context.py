@@ -199,6 +199,11 @@ def watermark_below(control: Control, txn: Txn) -> int | None:
     return next((one.watermark for one in reversed(staged) if one is not None), None)
 
 
+def follows_watermark(control: Control, work: Staged | Seal) -> bool:
+    """Whether an attempt's records were judged from the watermark that its transaction has below it now."""
+    return work.watermark is None or work.base == watermark_below(control, work.txn)
+
+
 def _set_back(control: Control, txn: Txn, watermark: int) -> int:
     """What the journal says that the watermark below an open transaction was set back to."""
     control.journal.head()

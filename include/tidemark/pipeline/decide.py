@@ -14,6 +14,7 @@ from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import ShardId, Txn
 from tidemark.core.journal import Event
 from tidemark.core.ledger import GENERATION, Head, Put
+from tidemark.core.replay import InputGone
 from tidemark.core.seal import Lost, Seal, Sealed, SealOutcome, Staged, TooEarly, skip_of
 from tidemark.core.shard import Paused, UpperRelation
 from tidemark.pipeline.checkpoint import checkpoint
@@ -27,10 +28,9 @@ from tidemark.pipeline.context import (
     settle,
     watermark_below,
 )
-from tidemark.pipeline.ingest import ingest, upper_relation
-from tidemark.pipeline.stepwise import is_usable
+from tidemark.pipeline.ingest import gather_open, is_usable, upper_relation
 from tidemark.pipeline.upsert import LogReport, bring_up_log, bring_up_logs, commit_staged, put_seal
-from tidemark.pipeline.validate import Gated, Judged, judged_in, record, validate
+from tidemark.pipeline.validate import Gated, judged_in, open_case, pass_judgement
 
 
 def checked_reason(reason: str) -> str:
@@ -65,15 +65,24 @@ def accept(pipeline: Pipeline, attempt: Attempt, txn: Txn, *, reason: str, user:
     What the gate has judged is sealed as it was judged, without an engine. Where nothing of it is left, or
     its parts are not what was written, it is staged and judged anew."""
     checked_reason(reason)
-    before = judged_before(pipeline, txn)
-    outcome: Staged | SealOutcome = ingest(pipeline, attempt, txn) if before is None else before[0]
-    if isinstance(outcome, Staged):
-        gated = before[1] if before is not None else validate(pipeline, outcome)
-        if before is None:  # What the gate said outlasts the decision to overrule it.
-            record(pipeline, attempt, Judged(gated, replayed=False), token_of=outcome)
-        outcome = commit_staged(pipeline, attempt, outcome, gated, reason=reason.strip())
+    seen = judged_before(pipeline, txn) or _judged_now(pipeline, attempt, txn)
+    outcome = commit_staged(pipeline, attempt, *seen, reason=reason.strip())
     _refuse_unless_ours(outcome, txn)
     return _finished(pipeline, attempt, txn, Event.ACCEPTED, _said(attempt, reason, user))
+
+
+def _judged_now(pipeline: Pipeline, attempt: Attempt, txn: Txn) -> tuple[Staged, Gated]:
+    """Stage an open transaction and have it judged: what the gate said outlasts the decision to overrule
+    it."""
+    if upper_relation(pipeline, txn) is UpperRelation.ABOVE:
+        _refuse_unless_ours(TooEarly(pipeline.control.seals.head().upper), txn)
+    evidence = gather_open(pipeline, attempt, txn, found=())
+    if evidence is None:
+        raise _decided(seal_at(pipeline, txn))
+    (judged,) = pass_judgement(pipeline, attempt, [open_case(pipeline, attempt, evidence)])
+    if evidence.staged is None:
+        raise InputGone(txn, what=evidence.gone)
+    return evidence.staged, judged.gated
 
 
 def judged_before(pipeline: Pipeline, txn: Txn) -> tuple[Staged, Gated] | None:
@@ -147,16 +156,20 @@ def _touch_seals(pipeline: Pipeline, upper: Txn) -> bool:
 def _refuse_unless_ours(outcome: SealOutcome, txn: Txn) -> None:
     match outcome:
         case Lost(winner):
-            raise InvalidUsage(
-                f"transaction {txn} is already {winner.decision}, by {winner.token}",
-                hint="what is sealed stays; a later transaction can mend the rows",
-            )
+            raise _decided(winner)
         case TooEarly(upper):
             raise InvalidUsage(
                 f"transaction {txn} can't be decided before {upper}", hint=f"decide {upper} first, or run"
             )
         case Sealed():
             return
+
+
+def _decided(winner: Seal) -> InvalidUsage:
+    return InvalidUsage(
+        f"transaction {winner.txn} is already {winner.decision}, by {winner.token}",
+        hint="what is sealed stays; a later transaction can mend the rows",
+    )
 
 
 def _said(attempt: Attempt, reason: str, user: str) -> Mapping[str, str]:

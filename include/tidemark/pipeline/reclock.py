@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tidemark.core.binding import BindingRecord, Owned, Step, decide_mint, owned_in
+from tidemark.core.errors import Determinate
 from tidemark.core.ids import Txn
 from tidemark.core.ledger import Head, Put
 from tidemark.core.replay import RunPlan, plan_run
@@ -51,9 +52,38 @@ def mint(pipeline: Pipeline, attempt: Attempt) -> Owned:
 
 def reclock(pipeline: Pipeline, attempt: Attempt) -> RunPlan:
     """The run's work: open transactions to finish, lower ones first, and sealed ones to prove."""
-    owned = mint(pipeline, attempt)
+    return _plan(pipeline, attempt, mint(pipeline, attempt))
+
+
+def known_plan(pipeline: Pipeline, attempt: Attempt) -> RunPlan:
+    """What the run has to do now; its share was decided when it was reclocked."""
+    owned = _owned(pipeline, attempt)
+    if owned is None:
+        hint = "retry; if it stays so, clear the reclock task"
+        raise Determinate(f"{attempt.owner.identity} was not reclocked", hint=hint)
+    return _plan(pipeline, attempt, owned)
+
+
+def _plan(pipeline: Pipeline, attempt: Attempt, owned: Owned) -> RunPlan:
     sealed_upper = pipeline.control.seals.head().upper
     bound_upper = pipeline.control.bindings.head().upper
     return plan_run(
         owned=owned.txns, cleared=attempt.proves(owned), sealed_upper=sealed_upper, bound_upper=bound_upper
     )
+
+
+def owned_txns(pipeline: Pipeline, attempt: Attempt) -> tuple[Txn, ...]:
+    """The transactions that the run has bound."""
+    owned = _owned(pipeline, attempt)
+    return owned.txns if owned is not None else ()
+
+
+def only_proves(pipeline: Pipeline, attempt: Attempt) -> bool:
+    """Whether the run was cleared after its share was bound: it asks the source for nothing new. One whose
+    tries never came so far binds as if it were the first."""
+    return attempt.cleared and _owned(pipeline, attempt) is not None
+
+
+def _owned(pipeline: Pipeline, attempt: Attempt) -> Owned | None:
+    pipeline.control.bindings.head()
+    return owned_in(pipeline.control.bindings.find(attempt.owner.identity))

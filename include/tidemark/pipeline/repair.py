@@ -27,7 +27,8 @@ from tidemark.core.replay import DataDiffers, Finding, judge, judge_replay
 from tidemark.core.seal import Part, Seal, ShardParts, Staged
 from tidemark.pipeline.context import Attempt, Pipeline, note, seal_at, sealed_binding
 from tidemark.pipeline.maintain import begin, merge_run, put
-from tidemark.pipeline.replay import merged_files, note_finding, read_sealed, replay_input
+from tidemark.pipeline.replay import merged_files, read_sealed, replay_input
+from tidemark.pipeline.validate import Gated, Judged, record
 from tidemark.ports.control import MaintainedLog
 from tidemark.ports.plane import MaintainedPlane
 
@@ -63,7 +64,7 @@ def repair(pipeline: Pipeline, attempt: Attempt, txn: Txn) -> Repaired:
     damage = find_damage(pipeline, seal, [shard for shard in seal.shards if shard not in merged])
     broken = {shard: files for shard, files in merged.items() if _is_broken(pipeline, seal, shard, files)}
     finding = replay_input(pipeline, binding, seal)
-    note_finding(pipeline, attempt, finding)
+    record(pipeline, attempt, Judged(Gated(finding), replayed=True))
     if not (damage or broken) or not finding.passed:
         return Repaired(finding)
     restored = _restored(pipeline, attempt, seal, damage) if damage else []

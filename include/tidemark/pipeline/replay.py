@@ -17,7 +17,6 @@ from tidemark.core.binding import Binding
 from tidemark.core.checksum import Digests
 from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.core.ids import TXN_FIRST, ShardId, Txn
-from tidemark.core.journal import Event
 from tidemark.core.lease import SINCE, Lease, since_of
 from tidemark.core.ledger import Head, Put
 from tidemark.core.listing import LogFile
@@ -33,7 +32,7 @@ from tidemark.core.replay import (
     plan_replay,
 )
 from tidemark.core.seal import Seal, Staged
-from tidemark.pipeline.context import Attempt, Pipeline, note, settle
+from tidemark.pipeline.context import Pipeline, settle
 
 VERIFY, REPAIR = "verify", "repair"
 MODES: Final = (VERIFY, REPAIR)
@@ -121,20 +120,6 @@ def confirmed_since(head: Head) -> Put[Lease, Txn] | Txn:
     """The first transaction whose parts are kept, in a way that only the newest snapshot can tell."""
     since = since_of(head)
     return Put(marks={SINCE: since}, records=(), result=since)
-
-
-def verify(pipeline: Pipeline, attempt: Attempt, binding: Binding, seal: Seal) -> Finding:
-    """Judge one sealed transaction by its input and by its parts as they are now; note the verdict."""
-    finding = replay_input(pipeline, binding, seal)
-    if finding.passed and seal.shards:
-        finding = judge_parts(pipeline, seal, read_sealed(pipeline, seal))
-    note_finding(pipeline, attempt, finding)
-    return finding
-
-
-def note_finding(pipeline: Pipeline, attempt: Attempt, finding: Finding) -> None:
-    detail = {"verdict": str(finding.verdict), "finding": str(finding), "run": attempt.owner.run_id}
-    note(pipeline, Event.VERIFIED, txn=finding.txn, token=attempt.token, detail=detail)
 
 
 ASKED_AT_ONCE_MAX: Final = 1_000

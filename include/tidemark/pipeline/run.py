@@ -1,42 +1,44 @@
-"""A whole run: reclock, then each open transaction through ingest, validate and upsert, then the
-checkpoint, and the proofs that a clear asked for. The command uses it as it is; Airflow runs the
-same steps as tasks."""
+"""A whole run in one process: the steps of each transaction in turn, as the command does it.
+
+The steps are those that Airflow runs as tasks: `ingest` stages and measures, `validate` judges, `upsert`
+seals, `checkpoint` acknowledges. A task does its step for all of the run's transactions; here each
+transaction goes through all steps before the next one, so that a backlog becomes visible as it is worked
+off.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from itertools import zip_longest
 
-from tidemark.core.errors import Determinate, TidemarkError
 from tidemark.core.ids import TXN_NONE, Txn
-from tidemark.core.replay import Finding, Verdict
-from tidemark.core.seal import Lost, SealOutcome, Staged, TooEarly
+from tidemark.core.replay import Finding, InputGone, Verdict
+from tidemark.core.seal import Evidence, Lost, SealOutcome
 from tidemark.core.shard import UpperRelation
 from tidemark.pipeline.checkpoint import checkpoint
 from tidemark.pipeline.context import Attempt, Pipeline, seal_at
-from tidemark.pipeline.ingest import Prefetch, ingest, note_rejection, upper_relation
+from tidemark.pipeline.ingest import Prefetch, Progress, found_by, gather_open, no_progress, upper_relation
 from tidemark.pipeline.reclock import reclock
-from tidemark.pipeline.replay import note_finding, replay_plan, verify
-from tidemark.pipeline.upsert import bring_up_logs, commit_staged
-from tidemark.pipeline.validate import Judged, record, validate
-from tidemark.ports.plane import Opinion
-
-Progress = Callable[[Txn, str], None]
-"""Told which transaction is in which phase, for people who watch."""
-
+from tidemark.pipeline.replay import replay_plan
+from tidemark.pipeline.upsert import bring_up_logs, drop_overtaken, seal_one, too_early, tries_in
+from tidemark.pipeline.validate import (
+    Confirm,
+    Gated,
+    Judged,
+    open_case,
+    pass_judgement,
+    proof_case,
+    record,
+    unconfirmed,
+)
 
 Decided = Callable[[SealOutcome], None]
-"""Told of each transaction when it is through, before the next one begins."""
-
-
-def no_progress(txn: Txn, phase: str) -> None:
-    """Nobody watches."""
+"""Called with each transaction's outcome when it is through, before the next one begins."""
 
 
 def no_callback(outcome: SealOutcome) -> None:
-    """Nobody asks."""
+    """No-op callback."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,47 +60,47 @@ def finish(
     attempt: Attempt,
     txn: Txn,
     *,
+    found: Sequence[Evidence] | None = None,
+    prefetch: Prefetch | None = None,
+    confirm: Confirm = unconfirmed,
     progress: Progress = no_progress,
-    ahead: Prefetch | None = None,
-    following: Txn | None = None,
 ) -> SealOutcome:
-    """Take one open transaction through to its logs, or find that someone has.
-
-    `ahead` may have staged it already, and is given the following one to stage meanwhile."""
-    progress(txn, "ingest")
-    outcome: Staged | SealOutcome = _staged(pipeline, attempt, txn, ahead)
-    if isinstance(outcome, Staged):
+    """Take one open transaction through to its logs, or find that another attempt has. `found` is what the
+    run had found when it began."""
+    if upper_relation(pipeline, txn) is UpperRelation.ABOVE:
+        raise too_early(txn, pipeline.control.seals.head().upper)
+    known = found_by(pipeline, attempt) if found is None else found
+    on_it = [one for one in known if one.txn == txn]
+    tries = tries_in(on_it).get(txn, {})
+    evidence = gather_open(pipeline, attempt, txn, found=on_it, prefetch=prefetch, progress=progress)
+    if evidence is None or (evidence.gone and upper_relation(pipeline, txn) is UpperRelation.BELOW):
+        winner = seal_at(pipeline, txn)
+        drop_overtaken(pipeline, attempt, winner, tries)
+        outcome: SealOutcome = Lost(winner)
+    else:
         progress(txn, "validate")
-        if ahead is not None:
-            ahead.begin(following, after=outcome)
-        gated = validate(pipeline, outcome)
-        if gated.opinion != Opinion():
-            # What the expectations say outlasts the run, also when nothing is sealed for it.
-            record(pipeline, attempt, Judged(gated, replayed=False), token_of=outcome)
+        case = open_case(pipeline, attempt, evidence)
+        (judged,) = pass_judgement(pipeline, attempt, [case], confirm=confirm)
+        if evidence.staged is None:
+            raise InputGone(txn, what=evidence.gone)
         progress(txn, "upsert")
-        outcome = commit_staged(pipeline, attempt, outcome, gated)
-    if isinstance(outcome, TooEarly):
-        raise Determinate(
-            f"transaction {txn} can't be decided before {outcome.upper}",
-            hint="run the pipeline: a run finishes the lower transactions first",
-        )
+        outcome = seal_one(pipeline, attempt, evidence.staged, judged.gated, tries)
     bring_up_logs(pipeline)
     return outcome
 
 
-def _staged(
-    pipeline: Pipeline, attempt: Attempt, txn: Txn, ahead: Prefetch | None
-) -> Staged | Lost | TooEarly:
-    """What staging came to. Whoever has lost may find its parts swept while it writes them: that is a lost
-    race, not an error (Invariant 4)."""
-    try:
-        staged = ahead.take(txn) if ahead is not None else None
-        return staged or ingest(pipeline, attempt, txn)
-    except (TidemarkError, OSError) as error:
-        if upper_relation(pipeline, txn) is not UpperRelation.BELOW:
-            note_rejection(pipeline, attempt, txn, error)
-            raise
-        return Lost(seal_at(pipeline, txn))
+def prove(
+    pipeline: Pipeline,
+    attempt: Attempt,
+    txn: Txn,
+    *,
+    confirm: Confirm = unconfirmed,
+    progress: Progress = no_progress,
+) -> Finding:
+    """Judge one sealed transaction by its input and by its parts as they are now, read again each time."""
+    case = proof_case(pipeline, attempt, txn, found=(), progress=progress)
+    pass_judgement(pipeline, attempt, [case], confirm=confirm)
+    return case.finding
 
 
 def run(
@@ -106,6 +108,7 @@ def run(
     attempt: Attempt,
     *,
     transactions_max: int | None = None,
+    confirm: Confirm = unconfirmed,
     progress: Progress = no_progress,
     decided: Decided = no_callback,
     background: Executor | None = None,
@@ -116,11 +119,20 @@ def run(
     `background`, each transaction of a backlog is staged there while the one before is committed."""
     plan = reclock(pipeline, attempt)
     todo = plan.finish[:transactions_max]
+    found = found_by(pipeline, attempt) if todo else ()
     outcomes: list[SealOutcome] = []
     reached = TXN_NONE
-    with Prefetch(pipeline, attempt, background) as ahead:
-        for txn, following in zip_longest(todo, todo[1:]):
-            outcome = finish(pipeline, attempt, txn, progress=progress, ahead=ahead, following=following)
+    with Prefetch(pipeline, attempt, todo, background) as prefetch:
+        for txn in todo:
+            outcome = finish(
+                pipeline,
+                attempt,
+                txn,
+                found=found,
+                prefetch=prefetch,
+                confirm=confirm,
+                progress=progress,
+            )
             outcomes.append(outcome)
             progress(txn, "checkpoint")
             reached = checkpoint(pipeline)
@@ -128,11 +140,7 @@ def run(
     if not todo:
         bring_up_logs(pipeline)  # Somebody may have died between a seal and its logs.
         reached = checkpoint(pipeline)
-    findings = [
-        finding
-        for txn in plan.prove
-        for finding in replay(pipeline, attempt, txn_from=txn, txn_to=txn, progress=progress)
-    ]
+    findings = [prove(pipeline, attempt, txn, confirm=confirm, progress=progress) for txn in plan.prove]
     return RunReport(tuple(outcomes), tuple(findings), reached)
 
 
@@ -142,6 +150,7 @@ def replay(
     *,
     txn_from: Txn,
     txn_to: Txn,
+    confirm: Confirm = unconfirmed,
     progress: Progress = no_progress,
 ) -> tuple[Finding, ...]:
     """Prove every sealed transaction of a range, one by one; a last one without a seal is finished.
@@ -150,14 +159,12 @@ def replay(
     else has sealed meanwhile, or before an old snapshot showed it, is proven like the others."""
     findings: list[Finding] = []
     for step in replay_plan(pipeline, txn_from=txn_from, txn_to=txn_to):
-        binding, seal = step.binding, step.seal
-        if seal is None:
-            outcome = finish(pipeline, attempt, binding.txn, progress=progress)
-            seal = outcome.winner if isinstance(outcome, Lost) else None
-        if seal is None:
-            findings.append(Finding(binding.txn, Verdict.IDENTICAL, why="finished now"))
-            note_finding(pipeline, attempt, findings[-1])
+        txn = step.binding.txn
+        if step.seal is None and not isinstance(
+            finish(pipeline, attempt, txn, confirm=confirm, progress=progress), Lost
+        ):
+            findings.append(Finding(txn, Verdict.IDENTICAL, why="finished now"))
+            record(pipeline, attempt, Judged(Gated(findings[-1]), replayed=True))
         else:
-            progress(binding.txn, "verify")
-            findings.append(verify(pipeline, attempt, binding, seal))
+            findings.append(prove(pipeline, attempt, txn, confirm=confirm, progress=progress))
     return tuple(findings)

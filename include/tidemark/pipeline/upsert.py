@@ -8,16 +8,18 @@ its digests with the winner's: the same number with other data is an error, neve
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 from tidemark.core.binding import Binding
 from tidemark.core.errors import Determinate, TidemarkError
-from tidemark.core.ids import TXN_FIRST, ShardId, Txn
+from tidemark.core.ids import TXN_FIRST, ShardId, Txn, WriterToken
 from tidemark.core.journal import Event
 from tidemark.core.ledger import Head, Put
 from tidemark.core.replay import DataDiffers, ExpectationsFailed, InputGone, judge_replay
 from tidemark.core.seal import (
+    Evidence,
     Lost,
     Past,
     Seal,
@@ -46,16 +48,17 @@ from tidemark.pipeline.context import (
     Attempt,
     Pipeline,
     binding_at,
+    follows_watermark,
     note,
     seal_at,
     sealed_binding,
     settle,
     unfinished,
-    watermark_below,
 )
 from tidemark.pipeline.history import log_head, require_history
-from tidemark.pipeline.ingest import upper_relation
-from tidemark.pipeline.validate import Gated
+from tidemark.pipeline.ingest import Progress, found_by, no_progress, upper_relation
+from tidemark.pipeline.reclock import known_plan, owned_txns
+from tidemark.pipeline.validate import Gated, last_judged
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +108,7 @@ def _past(pipeline: Pipeline, seal: Seal) -> Past:
 def _require_base(pipeline: Pipeline, seal: Seal) -> None:
     """What counts as late depends on the transaction before, and is final once that one is sealed; unless a
     person sets the watermark back, which touches the seals so that it is looked at again here."""
-    if seal.watermark is not None and seal.base != watermark_below(pipeline.control, seal.txn):
+    if not follows_watermark(pipeline.control, seal):
         raise Determinate(
             f"transaction {seal.txn} was staged above another watermark than the seals have now",
             hint="clear the ingest task, or run the pipeline again: it is staged anew",
@@ -135,6 +138,74 @@ def announce_generation(pipeline: Pipeline) -> int:
         return decide_generation(head=head, generation=pipeline.generation)
 
     return settle(pipeline.control.seals, decide, what="the announcement of a generation")
+
+
+def seal_judged(
+    pipeline: Pipeline, attempt: Attempt, *, progress: Progress = no_progress
+) -> tuple[SealOutcome, ...]:
+    """Seal in order what this run staged and the gate let through, and bring the logs up."""
+    tries_at = tries_in(found_by(pipeline, attempt))
+    outcomes: list[SealOutcome] = []
+    for txn, tries in sorted(tries_at.items()):
+        if upper_relation(pipeline, txn) is UpperRelation.BELOW:
+            outcomes += drop_overtaken(pipeline, attempt, seal_at(pipeline, txn), tries)
+            continue
+        progress(txn, "seal")
+        staged, gated = last_judged(pipeline, txn, tries)
+        outcomes.append(seal_one(pipeline, attempt, staged, gated, tries))
+    left = set(known_plan(pipeline, attempt).finish).intersection(owned_txns(pipeline, attempt))
+    if left:
+        hint = "retry; if it stays so, clear the ingest task"
+        raise Determinate(f"transaction {min(left)} is not staged", hint=hint)
+    bring_up_logs(pipeline)
+    return tuple(outcomes)
+
+
+def tries_in(found: Sequence[Evidence]) -> dict[Txn, dict[WriterToken, Staged]]:
+    """The tries at each transaction that have staged it, by their tokens."""
+    tries: dict[Txn, dict[WriterToken, Staged]] = {}
+    for entry in found:
+        if entry.staged is not None and not entry.replayed:
+            tries.setdefault(entry.txn, {})[entry.token] = entry.staged
+    return tries
+
+
+def seal_one(
+    pipeline: Pipeline, attempt: Attempt, staged: Staged, gated: Gated, tries: Mapping[WriterToken, Staged]
+) -> SealOutcome:
+    """Seal what the gate let through, or learn which attempt was first. The run's other tries are dropped."""
+    outcome = commit_staged(pipeline, attempt, staged, gated)
+    if isinstance(outcome, TooEarly):
+        raise too_early(staged.txn, outcome.upper)
+    others = {token: other for token, other in tries.items() if token != staged.token}
+    winner = outcome.winner if isinstance(outcome, Lost) else outcome.seal
+    drop_overtaken(pipeline, attempt, winner, others)
+    return outcome
+
+
+def too_early(txn: Txn, upper: Txn) -> Determinate:
+    """Why a transaction can't be sealed yet."""
+    return Determinate(
+        f"transaction {txn} can't be decided before {upper}",
+        hint="run the pipeline: a run finishes the lower transactions first",
+    )
+
+
+def drop_overtaken(
+    pipeline: Pipeline, attempt: Attempt, winner: Seal, tries: Mapping[WriterToken, Staged]
+) -> list[SealOutcome]:
+    """Drop, once, every try at a decided transaction that is not the one that decided it. Each is recorded
+    with its winner, and its parts go."""
+    others = {token: staged for token, staged in tries.items() if token != winner.token}
+    if not others:
+        return []
+    pipeline.control.journal.head()
+    entries = pipeline.control.journal.find(str(winner.txn))
+    dropped = {entry.token for entry in entries if entry.event is Event.LOST}
+    overtaken = [staged for token, staged in others.items() if token not in dropped]
+    for staged in overtaken:
+        drop_lost(pipeline, attempt, staged, winner)
+    return [Lost(winner) for _ in overtaken]
 
 
 def commit_staged(

@@ -1,15 +1,19 @@
 """Validate: the gate, while the data is only staged.
 
-A first attempt compares what the write computed with what a read-back of the parts computes; then come
-the user's own expectations. What does not pass was never visible (Invariant 15).
+A first attempt compares what the write computed with what a read-back of the parts gave; then come the user's
+own expectations. A proof compares with the seal twice: what the input gives now, and what the sealed parts
+give now. The rows were measured when they were staged or replayed (`pipeline.ingest`), so judging needs no
+data plane. What does not pass was never visible (Invariant 15).
 
-The gate's verdicts as rows of the journal: put there by the step that judged, found by those after it.
+The verdict is decided here, by `core.replay.judge`, whoever asks. `Confirm` may have it checked and
+documented elsewhere. It goes to the journal under the token of what was judged, and the upsert step finds it
+there.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -17,12 +21,23 @@ from tidemark.core.checksum import SOURCE, Digests
 from tidemark.core.errors import Determinate
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.journal import Event, JournalEntry
-from tidemark.core.replay import Finding, Verdict, judge
-from tidemark.core.seal import Staged
-from tidemark.pipeline.context import Attempt, Pipeline, note
-from tidemark.ports.plane import Opinion
+from tidemark.core.replay import Finding, Verdict, judge, judge_replay, judge_skipped
+from tidemark.core.seal import Evidence, Opinion, Staged, newest_of
+from tidemark.pipeline.context import Attempt, Pipeline, note, seal_at
+from tidemark.pipeline.ingest import Progress, found_by, gather_one, measured, no_progress
+from tidemark.pipeline.reclock import known_plan
+from tidemark.pipeline.replay import judge_parts
 
 EXPECTATIONS_FAILED: Final = "expectations not met"
+
+Pair = tuple[Txn, Digests, Digests]
+"""A transaction, with the digests that are on record and those that were found."""
+Confirm = Callable[[Sequence[Pair]], object]
+"""Checks the comparisons once more and documents them; raises where it comes to another result."""
+
+
+def unconfirmed(pairs: Sequence[Pair]) -> None:
+    """No-op confirmation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,20 +62,6 @@ class Gated:
         return EXPECTATIONS_FAILED if broken else str(self.finding.verdict)
 
 
-def validate(pipeline: Pipeline, staged: Staged) -> Gated:
-    """Read the staged parts back, compare every endpoint, and ask the expectations."""
-    found = pipeline.plane.read_back(staged)
-    finding = judge(staged.txn, recorded=staged.digests, found=found)
-    # Rows that are not those that were written need no opinion.
-    opinion = pipeline.gate.opinion(staged) if finding.passed else Opinion()
-    return Gated(finding, opinion, len(staged.digests), rows_in(staged.digests))
-
-
-def rows_in(digests: Digests) -> int:
-    """How many rows of shards the digests cover; what was read from the source is not among them."""
-    return sum(digest.count for endpoint, digest in digests.items() if endpoint != SOURCE)
-
-
 @dataclass(frozen=True, slots=True)
 class Judged:
     """What the gate said of one transaction, as the journal has it."""
@@ -73,7 +74,112 @@ class Judged:
         return self.gated.finding.txn
 
 
-def record(pipeline: Pipeline, attempt: Attempt, judged: Judged, *, token_of: Staged | None) -> None:
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One transaction before the gate: the finding, the comparisons that it rests on, and the staged parts
+    that it is about. A proof has none."""
+
+    finding: Finding
+    pairs: tuple[Pair, ...] = ()
+    staged: Staged | None = None
+    opinion: Opinion = field(default_factory=Opinion)
+    replayed: bool = False
+
+    @property
+    def gated(self) -> Gated:
+        compared = sum(len(recorded) for _, recorded, _ in self.pairs)
+        rows = rows_in(self.pairs[0][1]) if self.pairs else 0
+        return Gated(self.finding, self.opinion, compared, rows)
+
+
+def open_case(pipeline: Pipeline, attempt: Attempt, evidence: Evidence) -> Case:
+    """An open transaction by its evidence: are the parts what was written?"""
+    txn, staged = evidence.txn, evidence.staged
+    if staged is None:
+        return Case(Finding(txn, Verdict.INPUT_GONE, why=evidence.gone))
+    by_now = measured(pipeline, evidence, staged, round_min=attempt.round)
+    finding = judge(txn, recorded=staged.digests, found=by_now.found)
+    return Case(finding, ((txn, staged.digests, by_now.found),), staged, by_now.opinion)
+
+
+def proof_case(
+    pipeline: Pipeline,
+    attempt: Attempt,
+    txn: Txn,
+    *,
+    found: Sequence[Evidence] | None = None,
+    progress: Progress = no_progress,
+) -> Case:
+    """A sealed transaction by its evidence, which is made now where the run has none: are the input and the
+    parts what was sealed?"""
+    seal = seal_at(pipeline, txn)
+    skipped = judge_skipped(seal)
+    if skipped is not None:
+        return Case(skipped, replayed=True)
+    evidence = gather_one(pipeline, attempt, txn, replayed=True, found=found, progress=progress)
+    if evidence.staged is None:
+        return Case(Finding(txn, Verdict.INPUT_GONE, why=evidence.gone), replayed=True)
+    finding = judge_replay(seal, evidence.staged)
+    if finding.verdict is Verdict.NOT_COMPARABLE:
+        return Case(finding, replayed=True)
+    of_input = (txn, seal.digests, evidence.staged.digests)
+    if not finding.passed or not seal.shards:
+        return Case(finding, (of_input,), replayed=True)
+    finding = judge_parts(pipeline, seal, evidence.found)
+    # Parts that maintenance was free to remove, or that can't be compared, have a finding that says so.
+    compares = finding.verdict is Verdict.DIFFERS or not finding.why
+    of_parts = (txn, on_disk(seal.digests), on_disk(evidence.found))
+    return Case(finding, (of_input, of_parts) if compares else (of_input,), replayed=True)
+
+
+def on_disk(digests: Digests) -> Digests:
+    """The digests of what lies in the tables, beside those of what the input gives now."""
+    return {f"{endpoint} on disk": digest for endpoint, digest in digests.items() if endpoint != SOURCE}
+
+
+def rows_in(digests: Digests) -> int:
+    """How many rows of shards the digests cover; what was read from the source is not among them."""
+    return sum(digest.count for endpoint, digest in digests.items() if endpoint != SOURCE)
+
+
+def pass_judgement(
+    pipeline: Pipeline, attempt: Attempt, cases: Sequence[Case], *, confirm: Confirm = unconfirmed
+) -> tuple[Judged, ...]:
+    """Have the findings confirmed, and put the verdicts on record, in order."""
+    confirm([pair for case in cases for pair in case.pairs])
+    judged: list[Judged] = []
+    for case in sorted(cases, key=lambda case: (case.finding.txn, case.replayed)):
+        judged.append(Judged(case.gated, case.replayed))
+        record(pipeline, attempt, judged[-1], token_of=case.staged)
+    return tuple(judged)
+
+
+def judge_gathered(
+    pipeline: Pipeline,
+    attempt: Attempt,
+    *,
+    confirm: Confirm = unconfirmed,
+    progress: Progress = no_progress,
+) -> tuple[Judged, ...]:
+    """Put what was gathered before the gate: every staged transaction of the plan, and every proof."""
+    plan = known_plan(pipeline, attempt)
+    found = found_by(pipeline, attempt)
+    cases: list[Case] = []
+    for txn in plan.finish:
+        evidence = newest_of(found, txn)
+        if evidence is None:
+            break
+        progress(txn, "judge")
+        cases.append(open_case(pipeline, attempt, evidence))
+        if evidence.gone:
+            break
+    for txn in plan.prove:
+        progress(txn, "prove")
+        cases.append(proof_case(pipeline, attempt, txn, found=found))
+    return pass_judgement(pipeline, attempt, cases, confirm=confirm)
+
+
+def record(pipeline: Pipeline, attempt: Attempt, judged: Judged, *, token_of: Staged | None = None) -> None:
     """The verdict's row in the journal: under the token that was judged, with the one that judged."""
     finding, opinion = judged.gated.finding, judged.gated.opinion
     detail = {
@@ -118,3 +224,16 @@ def last_judged(pipeline: Pipeline, txn: Txn, tries: Mapping[WriterToken, Staged
         f"transaction {txn} as staged by {', '.join(tries)} was not validated",
         hint="retry; if it stays so, clear the validate task",
     )
+
+
+def verdicts_of(pipeline: Pipeline, attempt: Attempt) -> tuple[Judged, ...]:
+    """What this very attempt has put on record; for whoever waited for it in another process."""
+    plan = known_plan(pipeline, attempt)
+    pipeline.control.journal.head()
+    found = [
+        entry
+        for txn in sorted({*plan.finish, *plan.prove})
+        for entry in pipeline.control.journal.find(str(txn))
+        if entry.detail.get("by") == attempt.token
+    ]
+    return tuple(map(judged_in, found))

@@ -11,13 +11,12 @@ row.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
 
 from tidemark.core.binding import Binding
 from tidemark.core.checksum import Digests
 from tidemark.core.ids import ShardId, Txn, WriterToken
-from tidemark.core.seal import Part, Staged
+from tidemark.core.seal import Opinion, Part, Staged
 from tidemark.ports.state import Merger
 
 
@@ -61,17 +60,6 @@ class MaintainedPlane(DataPlane, Protocol):
     def kept(self) -> Merger:
         """The merger of its logs' files."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Opinion:
-    """The result of the expectations: reasons to stop the transaction, to hold shards, or only to warn."""
-
-    failed: tuple[str, ...] = ()
-    held: Mapping[ShardId, str] = field(default_factory=dict)
-    warned: tuple[str, ...] = ()
-    checked: int = field(default=0, compare=False)
-    """The number of expectations checked, for people."""
 
 
 class Gate(Protocol):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tidemark.config.row_rules import broken_when, described
 from tidemark.config.shard import Expectation, ShardConfig
 from tidemark.core.ids import ShardId, Txn
-from tidemark.ports.plane import Opinion
+from tidemark.core.seal import Opinion
 from tidemark.quality import engine
 from tidemark.quality.digests import run_name
 

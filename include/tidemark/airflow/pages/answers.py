@@ -36,7 +36,7 @@ from tidemark.core.reading import consumer_of
 from tidemark.core.summary import run_sentence
 from tidemark.core.text import plain
 from tidemark.pipeline.context import Attempt, attempts_at
-from tidemark.pipeline.stepwise import found_by
+from tidemark.pipeline.ingest import found_by
 
 OPEN_MAX: Final = 64
 OPEN_SECONDS_MAX: Final = 3_600.0
