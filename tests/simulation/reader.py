@@ -58,7 +58,7 @@ class Reader:
         self.lives = 0
 
     def work(self) -> None:
-        for _ in range(3):
+        for _ in range(5):
             self.lives += 1
             try:
                 self.read(self.world.scheduler, listings=3)
