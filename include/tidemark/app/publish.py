@@ -27,6 +27,7 @@ from tidemark.core.ids import TXN_FIRST, ShardId, Txn
 from tidemark.core.publish import Published, UpToDate
 from tidemark.core.seal import Lost, Sealed, SealOutcome
 from tidemark.pipeline.context import Attempt, unfinished
+from tidemark.pipeline.cuts import advance_cut
 from tidemark.pipeline.publish import NotDue, is_due, publish
 from tidemark.pipeline.run import Decided, Progress, RunReport, no_callback, no_progress, run
 
@@ -48,6 +49,7 @@ def publish_due(
         outcome = publish_if_due(deployment, attempt, shard, progress=progress)
         if isinstance(outcome, Published):
             done[shard] = outcome
+    advance_cut(deployment.control, deployment.shards)
     asked.note(upper)
     return done
 
@@ -185,6 +187,7 @@ class BacklogPublisher:
                 return
             if isinstance(done, Published):
                 self.published[shard] = done
+        advance_cut(self._deployment.control, self._deployment.shards)
         self._touched.clear()
         self._last_seconds = time.monotonic()
 
@@ -193,11 +196,13 @@ def publish_now(
     deployment: Deployment, attempt: Attempt, shards: Sequence[ShardId]
 ) -> dict[ShardId, Published | UpToDate | NotDue]:
     """Bring states up to their logs, whatever their policies say; a shard without rows has no state."""
-    return {
+    done = {
         shard: publish(deployment.control, deployment.state(), shard, token=attempt.token)
         for shard in shards
         if deployment.control.log(shard).head().upper > TXN_FIRST
     }
+    advance_cut(deployment.control, deployment.shards)
+    return done
 
 
 def publish_if_due(
