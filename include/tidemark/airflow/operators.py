@@ -297,9 +297,11 @@ class CheckpointOperator(ControlOperator, Announcing):
         self.on_success_callback = [*self.on_success_callback, note_events]
 
     def work(self, context: Context, deployment: Deployment, order: Order) -> Any:
-        from tidemark.app import tasks
+        from tidemark.airflow.stats import airflow_sink
+        from tidemark.app import metrics, tasks
 
         told, announcements = tasks.checkpoint(deployment, order.attempt)
+        metrics.send(airflow_sink(), lambda: metrics.of_run(deployment, order.attempt))
         self.txns_shown = [one.seal.txn for one in announcements]
         self.announce(context, deployment, order, told["shards"], announcements)
         for one in announcements:

@@ -17,6 +17,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tidemark.app import metrics
 from tidemark.app.publish import RunResult, publish_now, run_and_publish
 from tidemark.cli.rows import quarantined_records
 from tidemark.cli.run import chosen_shards
@@ -45,9 +46,11 @@ def run(
     """Bind new input, bring every open transaction to its logs, and publish what is due."""
     deployment = _opened(pipeline, environment, spark, binds=True)
     try:
-        return run_and_publish(
+        worked = run_and_publish(
             deployment, new_attempt(run_id), transactions_max=transactions_max, publishes=publishes
         )
+        metrics.send(metrics.opentelemetry_sink(), lambda: metrics.of_report(deployment, worked.report))
+        return worked
     finally:
         deployment.close()
 

@@ -67,6 +67,7 @@ def run(
     backlog what is due is published once a minute. Without a terminal, each transaction is told by a line on
     standard error when it is through.
     """
+    from tidemark.app import metrics
     from tidemark.app.publish import run_and_publish
     from tidemark.app.transactions import sentence_of_report
     from tidemark.cli.transactions import passed_over, warnings_of
@@ -86,6 +87,7 @@ def run(
             decided=line_per_transaction(as_json),
         )
     report, published = worked.report, worked.published
+    metrics.send(metrics.opentelemetry_sink(), lambda: metrics.of_report(deployment, report))
     warned = warnings_of(deployment, report.decided)
     sentence = sentence_of_report(deployment, report)
     if as_json:
