@@ -9,7 +9,7 @@ The operators: one per step of a run, and maintenance; thin, each around a funct
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from tidemark.app.deployment import Deployment
+    from tidemark.app.lineage import Lineage
     from tidemark.app.reports import Report
     from tidemark.pipeline.validate import Judged
 
@@ -294,14 +295,17 @@ class CheckpointOperator(ControlOperator, Announcing):
 
     def __init__(self, *, pipeline: str, shards: Sequence[str] = (), **kwargs: Any) -> None:
         super().__init__(pipelines=[pipeline], shards=shards, **kwargs)
+        self.lineage: Callable[[], Lineage] | None = None
         self.on_success_callback = [*self.on_success_callback, note_events]
 
     def work(self, context: Context, deployment: Deployment, order: Order) -> Any:
         from tidemark.airflow.stats import airflow_sink
-        from tidemark.app import metrics, tasks
+        from tidemark.app import lineage, metrics, tasks
+        from tidemark.app.transactions import decided_by
 
         told, announcements = tasks.checkpoint(deployment, order.attempt)
         metrics.send(airflow_sink(), lambda: metrics.of_run(deployment, order.attempt))
+        self.lineage = lambda: lineage.lineage_of(deployment, decided_by(deployment, order.attempt)[0])
         self.txns_shown = [one.seal.txn for one in announcements]
         self.announce(context, deployment, order, told["shards"], announcements)
         for one in announcements:
@@ -315,6 +319,14 @@ class CheckpointOperator(ControlOperator, Announcing):
             self.log.info("announced before, and unchanged: transactions %s", told["unchanged"])
         self.log.info("%s", step_sentence("checkpoint", told))
         return told
+
+    def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
+        """What the run read and wrote, for Airflow's OpenLineage provider, which asks when the task has
+        succeeded."""
+        from airflow.providers.openlineage.extractors import OperatorLineage
+
+        found = self.lineage() if self.lineage is not None else None
+        return OperatorLineage(inputs=found.inputs, outputs=found.outputs) if found is not None else None
 
 
 class MaintainOperator(SparkStepOperator):

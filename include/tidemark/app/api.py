@@ -17,7 +17,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tidemark.app import metrics
+from tidemark.app import lineage, metrics
 from tidemark.app.publish import RunResult, publish_now, run_and_publish
 from tidemark.cli.rows import quarantined_records
 from tidemark.cli.run import chosen_shards
@@ -46,9 +46,12 @@ def run(
     """Bind new input, bring every open transaction to its logs, and publish what is due."""
     deployment = _opened(pipeline, environment, spark, binds=True)
     try:
-        worked = run_and_publish(
-            deployment, new_attempt(run_id), transactions_max=transactions_max, publishes=publishes
-        )
+        attempt = new_attempt(run_id)
+        with lineage.emitted(deployment, attempt.owner.run_id) as told_lineage:
+            worked = run_and_publish(
+                deployment, attempt, transactions_max=transactions_max, publishes=publishes
+            )
+            told_lineage(worked.report)
         metrics.send(metrics.opentelemetry_sink(), lambda: metrics.of_report(deployment, worked.report))
         return worked
     finally:

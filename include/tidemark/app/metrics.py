@@ -25,7 +25,7 @@ from typing import Any, Final, Protocol
 
 from tidemark import __version__
 from tidemark.app.deployment import Deployment
-from tidemark.app.transactions import step_seconds
+from tidemark.app.transactions import decided_by, step_seconds
 from tidemark.core.alarms import Alarm
 from tidemark.core.ids import TXN_NONE
 from tidemark.core.seal import Lost, Seal, Sealed
@@ -33,7 +33,6 @@ from tidemark.core.status import Status
 from tidemark.core.summary import quarantined_in
 from tidemark.pipeline.context import Attempt, binding_at
 from tidemark.pipeline.run import RunReport
-from tidemark.pipeline.stepwise import found_by
 
 log = logging.getLogger(__name__)
 
@@ -137,18 +136,8 @@ def of_report(deployment: Deployment, report: RunReport) -> Iterator[Measure]:
 
 def of_run(deployment: Deployment, attempt: Attempt) -> Iterator[Measure]:
     """Of a run whose steps were tasks: by the evidence that they left in this round of it."""
-    staged = [
-        one
-        for one in found_by(deployment.pipeline, attempt)
-        if one.staged is not None and not one.replayed and one.round == attempt.round
-    ]
-    seals = deployment.control.seals
-    upper = seals.head().upper
-    own = {(one.txn, one.token) for one in staged}
-    tried = sorted({one.txn for one in staged if one.txn < upper})
-    found = [seal for txn in tried for seal in seals.read(txn, txn + 1)]
-    sealed = [seal for seal in found if (seal.txn, seal.token) in own]
-    yield from of_transactions(deployment, sealed, lost=len(found) - len(sealed))
+    sealed, lost = decided_by(deployment, attempt)
+    yield from of_transactions(deployment, sealed, lost=len(lost))
 
 
 def of_status(found: Status, alarms: Sequence[Alarm], *, now_seconds: float) -> Iterator[Measure]:

@@ -133,6 +133,23 @@ def _moments(deployment: Deployment, binding: Binding, seal: Seal | None) -> dic
     }
 
 
+def decided_by(deployment: Deployment, attempt: Attempt) -> tuple[list[Seal], list[Seal]]:
+    """The transactions that a run has staged in this round of it and that are sealed: those that it sealed
+    itself, and those that another run sealed first."""
+    staged = [
+        one
+        for one in found_by(deployment.pipeline, attempt)
+        if one.staged is not None and not one.replayed and one.round == attempt.round
+    ]
+    seals = deployment.control.seals
+    upper = seals.head().upper
+    own = {(one.txn, one.token) for one in staged}
+    tried = sorted({one.txn for one in staged if one.txn < upper})
+    found = [seal for txn in tried for seal in seals.read(txn, txn + 1)]
+    won = [seal for seal in found if (seal.txn, seal.token) in own]
+    return won, [seal for seal in found if seal not in won]
+
+
 def _shards(seal: Seal | None) -> Sequence[ShardId]:
     return sorted(seal.shards)[:STEPS_SHARDS_MAX] if seal is not None else ()
 
