@@ -23,7 +23,7 @@ from tidemark.airflow.pages.registry import PUBLISH, marked
 from tidemark.airflow.steps import SparkStepOperator, end_with_reason, failure, order_of, provide_connection
 from tidemark.app.job import Order
 from tidemark.core.errors import InvalidUsage, TidemarkError
-from tidemark.core.summary import named, short, step_sentence
+from tidemark.core.summary import named, named_in, short, step_sentence
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -163,10 +163,10 @@ class ReclockOperator(ControlOperator):
         if told["recognised"]:
             self.log.warning(
                 "%s was done before, by run %s, which this Airflow does not know as a clear or a retry. "
-                "Its transactions %s are proven again; nothing is bound to it anew.",
+                "It has %s, and that is proven again; nothing is bound to it anew.",
                 order.attempt.owner.identity,
                 told["recorded_run_id"],
-                told["owned"],
+                named_in(told["owned"]),
             )
         self.log.info("%s", step_sentence("reclock", told))
         return told

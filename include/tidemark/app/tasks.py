@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, Final, NoReturn
 from tidemark.app import maintenance
 from tidemark.app.deployment import Deployment, discovered
 from tidemark.app.publish import publish_due, publish_now
-from tidemark.app.reports import LISTED_MAX, Report, gathered_report, publish_report, shard_report
+from tidemark.app.reports import (
+    LISTED_MAX,
+    Report,
+    gathered_report,
+    publish_report,
+    shard_report,
+    txns_report,
+)
 from tidemark.app.transactions import sentence_of
 from tidemark.config import load_pipeline
 from tidemark.core.checksum import SOURCE
@@ -81,7 +88,7 @@ def reclock(deployment: Deployment, attempt: Attempt) -> Report:
     plan = stepwise.known_plan(deployment.pipeline, attempt)
     return {
         "pipeline": deployment.config.name,
-        "owned": list(owned.txns),
+        "owned": txns_report(owned.txns),
         "open": list(plan.finish[:LISTED_MAX]),
         "minted": owned.minted,
         "recognised": attempt.proves(owned) and not attempt.cleared,
@@ -136,8 +143,8 @@ def upsert(
     shards = [shard for shard in deployment.shards if shard in touched]
     published = {shard: last_published(deployment.control, shard) for shard in shards}
     return {
-        "sealed": [seal.txn for seal in seals if (seal.txn, seal.token) in own],
-        "lost": {str(seal.txn): seal.token for seal in seals if (seal.txn, seal.token) not in own},
+        "sealed": txns_report(seal.txn for seal in seals if (seal.txn, seal.token) in own),
+        "lost": txns_report(seal.txn for seal in seals if (seal.txn, seal.token) not in own),
         "published": {str(shard): publish_report(last) for shard, last in published.items() if last},
     }
 
