@@ -224,8 +224,12 @@ def ways_out(command: str, pipeline: str, one: Judged, there: str) -> list[str]:
     skip = f'  {command} skip {pipeline} {one.txn} --reason "..."{there}     passes over it'
     if one.gated.finding.verdict is Verdict.INPUT_GONE:
         return ["  restore the input and clear the run's tasks from ingest on; or", skip]
+    quarantine = (
+        "  write `action: quarantine` for the expectation, and clear from ingest on: sets the rows aside; or"
+    )
     return [
         "  fix the cause and clear the run's tasks from ingest on; or",
+        *([quarantine] if one.gated.opinion.failed else []),
         f'  {command} accept {pipeline} {one.txn} --reason "..."{there}   seals it as it is; or',
         skip,
     ]
