@@ -26,6 +26,7 @@ class Bench:
         self.clock, self.tries, self.error = 0.0, 0, error
         monkeypatch.setattr(publish, "is_due", lambda *args: True)
         monkeypatch.setattr(publish, "publish", self.publish)
+        monkeypatch.setattr(publish, "advance_cut", lambda *args: None)
         monkeypatch.setattr(publish.time, "monotonic", lambda: self.clock)
         head = SimpleNamespace(head=lambda: SimpleNamespace(upper=2))
         deployment: Any = SimpleNamespace(
