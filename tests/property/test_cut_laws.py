@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.memory.control import MemoryControl, MemoryWarehouse
-from tests.support.memory.ledger import MemoryLedger
+from tests.support.memory.ledger import Crash, Fault, MemoryLedger
+from tests.support.memory.world import Script
 from tidemark.core import cuts as core_cuts
 from tidemark.core.checksum import Digest
+from tidemark.core.errors import TidemarkError
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.ledger import UPPER, Committed, Put
 from tidemark.core.publish import Published, StateCommit
@@ -112,6 +116,22 @@ def test_every_cut_is_exact_in_every_shard_and_the_newest_is_the_highest_there_i
             assert cut <= highest
             assert not [txn for shard in SHARDS for txn in works.touched[shard] if cut < txn <= highest]
             assert advance_cut(works.control, SHARDS) == cut, "a second look finds nothing to add"
+
+
+@pytest.mark.parametrize("fault", [one for one in Fault if one is not Fault.NONE])
+def test_whatever_becomes_of_its_commit_a_cut_is_put_on_record_once(fault: Fault) -> None:
+    works = Pipeline()
+    works.seal({SHARDS[0], SHARDS[1]})
+    for shard in SHARDS[:2]:
+        works.publish(shard)
+    with suppress(Crash, TidemarkError):
+        advance_cut(MemoryControl(works.warehouse, Script().fault("cuts.commit", fault)), SHARDS)
+    for _ in works.warehouse.land_delayed():
+        """What was under way arrives late."""
+    assert advance_cut(MemoryControl(works.warehouse), SHARDS) == 1
+    cuts = MemoryControl(works.warehouse).cuts
+    found = cuts.read(1, cuts.head().upper)
+    assert [(one.number, one.txn, one.shard) for one in found] == [(1, 1, SHARDS[0]), (2, 1, SHARDS[1])]
 
 
 def test_a_process_that_does_not_know_a_shard_yet_does_not_cut_over_it() -> None:

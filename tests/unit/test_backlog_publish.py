@@ -69,3 +69,13 @@ def test_a_short_run_leaves_it_to_its_end(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_state_that_can_not_be_published_holds_no_transaction_up(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(monkeypatch, InvariantViolation("a hand was at the table"))
     assert (bench.go(7), bench.tries) == (7, 1)
+
+
+def test_a_cut_that_can_not_be_put_on_record_holds_no_transaction_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch)
+
+    def fails(*args: object) -> None:
+        raise InvariantViolation("the history was set back")
+
+    monkeypatch.setattr(publish, "advance_cut", fails)
+    assert (bench.go(7), bench.tries) == (7, 1)

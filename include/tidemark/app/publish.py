@@ -179,15 +179,15 @@ class BacklogPublisher:
                 self._touched.update(seal.shards)
         if self._failed or time.monotonic() - self._last_seconds < BACKLOG_SECONDS:
             return
-        for shard in [shard for shard in self._deployment.shards if shard in self._touched]:
-            try:
+        try:
+            for shard in [shard for shard in self._deployment.shards if shard in self._touched]:
                 done = publish_if_due(self._deployment, self._attempt, shard, progress=self._progress)
-            except TidemarkError:
-                self._failed = True
-                return
-            if isinstance(done, Published):
-                self.published[shard] = done
-        advance_cut(self._deployment.control, self._deployment.shards)
+                if isinstance(done, Published):
+                    self.published[shard] = done
+            advance_cut(self._deployment.control, self._deployment.shards)
+        except TidemarkError:
+            self._failed = True
+            return
         self._touched.clear()
         self._last_seconds = time.monotonic()
 
