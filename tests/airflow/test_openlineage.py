@@ -14,22 +14,24 @@ from typing import Any
 
 import attr
 import pytest
+from airflow.providers.openlineage import conf
 from airflow.providers.openlineage.extractors.base import DefaultExtractor
 from openlineage.client.facet_v2 import BaseFacet
 from openlineage.client.serde import Serde
 
 from tests.airflow.test_pages_api import HOSTILE, SECRET, loaded
 from tests.support.waiting import SECONDS_MAX
-from tidemark.airflow.operators import CheckpointOperator
+from tidemark.airflow.operators import CheckpointOperator, lineage_for_provider
 from tidemark.app import lineage
 from tidemark.app.deployment import Deployment
-from tidemark.app.lineage import Place, emitted, events_of, lineage_of
+from tidemark.app.lineage import Place, emitted, events_of
 from tidemark.app.tasks import open_pipeline
+from tidemark.core.binding import Owner
 from tidemark.core.errors import Determinate
-from tidemark.core.ids import ShardId, Txn
+from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.journal import Event
 from tidemark.core.seal import Seal, Sealed
-from tidemark.pipeline.context import note
+from tidemark.pipeline.context import Attempt, note
 
 pytestmark = pytest.mark.airflow
 
@@ -127,14 +129,23 @@ def test_every_facet_is_one_of_openlineages_own_and_says_where_its_schema_is(dep
     assert len(found) >= 9
 
 
-def test_the_providers_extractor_gets_them_from_the_checkpoint_task(deployment: Deployment) -> None:
+def test_the_providers_extractor_gets_them_from_the_checkpoint_task(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
     task = CheckpointOperator(task_id="checkpoint", pipeline_file="shop.yaml", pipeline="shop")
     extractor = DefaultExtractor(task)
     assert extractor.extract_on_complete(SimpleNamespace()) is None, "it has not run"
-    task.lineage = lambda: lineage_of(deployment, seals_of(deployment))
+    attempt = Attempt(Owner("first"), WriterToken("w"))
+    assert lineage_for_provider(deployment, attempt) is None, "the provider is not configured"
+    monkeypatch.setattr(conf, "is_disabled", lambda: False)
+    task.lineage = lineage_for_provider(deployment, attempt)
     found = extractor.extract_on_complete(SimpleNamespace())
     assert found is not None
     assert [len(one) for one in (found.inputs, found.outputs)] == [1, 1]
+    counted: Any = found.inputs[0].inputFacets["inputStatistics"]
+    assert counted.rowCount == 1, "what this run has sealed, and no other"
+    monkeypatch.setattr(lineage, "lineage_of", lambda *args: 1 / 0)
+    assert lineage_for_provider(deployment, attempt) is None, "lineage stops nothing"
 
 
 def test_a_run_of_the_command_is_emitted_by_the_clients_own_settings(

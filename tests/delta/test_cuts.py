@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import polars as pl
 import pytest
 from typer.testing import CliRunner
@@ -22,6 +24,7 @@ from tidemark.delta.state_status import same_rows_version
 from tidemark.delta.store import Store
 from tidemark.pipeline.cuts import advance_cut, cuts_of, renew_cut
 
+DOCUMENT = Path(__file__).parents[2] / "docs" / "reading.md"
 PUBLISHES = 30
 
 
@@ -137,3 +140,15 @@ def test_the_command_lists_cuts_and_finds_the_one_below_a_transaction(tmp_path: 
     assert told("--last", "1") == [(3, {SHARD: versions[2]})]
     shown = CliRunner().invoke(app, ["cuts", str(file)], catch_exceptions=False).output
     assert f"t {versions[2]}" in shown
+
+
+def test_the_documented_question_for_the_versions_of_a_cut_is_right_in_duckdb(tmp_path: Path) -> None:
+    """Its extension for Delta is not there in tests, so it gets the table's rows by another way."""
+    log = KeyedLog(tmp_path)
+    versions = [published(log, value) for value in ("a", "b", "c")]
+    rows = pl.read_delta(str(tmp_path / "p" / "_control" / "cuts"))
+    (asked,) = re.findall(r"^SELECT key, arg_max.*;$", DOCUMENT.read_text(), re.MULTILINE)
+    table = duckdb.from_arrow(rows.to_arrow())
+    for upper, version in ((17, versions[2]), (2, versions[1])):
+        question = re.sub(r"delta_scan\([^)]*\)", "cuts", asked).replace("<= 17", f"<= {upper}")
+        assert table.query("cuts", question).fetchall() == [(SHARD, str(version))]

@@ -8,8 +8,9 @@ The operators: one per step of a run, and maintenance; thin, each around a funct
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from tidemark.app.deployment import Deployment
     from tidemark.app.lineage import Lineage
     from tidemark.app.reports import Report
+    from tidemark.pipeline.context import Attempt
     from tidemark.pipeline.validate import Judged
 
 
@@ -101,6 +103,7 @@ def answer_in(event: Mapping[str, Any], options: Sequence[str]) -> tuple[str, st
     return choice, user, str((event.get("params_input") or {}).get(REASON) or "").strip()
 
 
+log = logging.getLogger(__name__)
 PLACES = ("TIDEMARK_ROOT", "TIDEMARK_WAREHOUSE")
 """The settings of a worker's environment that say where a pipeline's tables are."""
 
@@ -295,17 +298,16 @@ class CheckpointOperator(ControlOperator, Announcing):
 
     def __init__(self, *, pipeline: str, shards: Sequence[str] = (), **kwargs: Any) -> None:
         super().__init__(pipelines=[pipeline], shards=shards, **kwargs)
-        self.lineage: Callable[[], Lineage] | None = None
+        self.lineage: Lineage | None = None
         self.on_success_callback = [*self.on_success_callback, note_events]
 
     def work(self, context: Context, deployment: Deployment, order: Order) -> Any:
         from tidemark.airflow.stats import airflow_sink
-        from tidemark.app import lineage, metrics, tasks
-        from tidemark.app.transactions import decided_by
+        from tidemark.app import metrics, tasks
 
         told, announcements = tasks.checkpoint(deployment, order.attempt)
         metrics.send(airflow_sink(), lambda: metrics.of_run(deployment, order.attempt))
-        self.lineage = lambda: lineage.lineage_of(deployment, decided_by(deployment, order.attempt)[0])
+        self.lineage = lineage_for_provider(deployment, order.attempt)
         self.txns_shown = [one.seal.txn for one in announcements]
         self.announce(context, deployment, order, told["shards"], announcements)
         for one in announcements:
@@ -325,8 +327,27 @@ class CheckpointOperator(ControlOperator, Announcing):
         succeeded."""
         from airflow.providers.openlineage.extractors import OperatorLineage
 
-        found = self.lineage() if self.lineage is not None else None
+        found = self.lineage
         return OperatorLineage(inputs=found.inputs, outputs=found.outputs) if found is not None else None
+
+
+def lineage_for_provider(deployment: Deployment, attempt: Attempt) -> Lineage | None:
+    """What a run read and wrote, if Airflow's OpenLineage provider is there and on. It is read here, in the
+    task: the provider asks in a process that it has forked, where the warehouse's handles may not be used."""
+    try:
+        from airflow.providers.openlineage import conf
+    except ImportError:
+        return None
+    if conf.is_disabled():
+        return None
+    from tidemark.app.lineage import lineage_of
+    from tidemark.app.transactions import decided_by
+
+    try:
+        return lineage_of(deployment, decided_by(deployment, attempt)[0])
+    except Exception as error:  # Lineage stops nothing.
+        log.warning("lineage is left out: %s", error)
+        return None
 
 
 class MaintainOperator(SparkStepOperator):
