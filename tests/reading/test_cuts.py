@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import QueryBuilder
 from pyspark.sql import SparkSession
 
 from tests.reading.test_together import ITEMS, ORDERS, arrive, opened, tables_at
@@ -51,4 +52,5 @@ def _rows(engine: str, found: Any) -> set[tuple[Any, ...]]:
         return {tuple(row) for row in found.collect()}
     if engine == "polars":
         return set(found.rows())
-    return {tuple(row.values()) for row in found.to_pylist()}
+    rows = QueryBuilder().register("t", found).execute("SELECT * FROM t").read_all()
+    return set(zip(*(rows[name].to_pylist() for name in rows.column_names), strict=True))
