@@ -26,11 +26,14 @@ from tidemark.app import lineage
 from tidemark.app.deployment import Deployment
 from tidemark.app.lineage import Place, emitted, events_of
 from tidemark.app.tasks import open_pipeline
-from tidemark.core.binding import Owner
+from tidemark.config import PipelineConfig
+from tidemark.core.binding import Binding, Configuration, Owner
+from tidemark.core.checksum import Digest
 from tidemark.core.errors import Determinate
+from tidemark.core.frontier import Frontier
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.journal import Event
-from tidemark.core.seal import Seal, Sealed
+from tidemark.core.seal import Decision, Part, Seal, Sealed, ShardParts
 from tidemark.pipeline.context import Attempt, note
 
 pytestmark = pytest.mark.airflow
@@ -184,6 +187,66 @@ def test_datasets_are_named_as_openlineage_names_them() -> None:
     assert Place.of("/lake/in") == Place("file", "/lake/in")
     assert Place.of("file:///lake/in") == Place("file", "/lake/in")
     assert Place.of("s3://bucket/lake/shop") == Place("s3://bucket", "lake/shop")
+
+
+def told_by(
+    monkeypatch: pytest.MonkeyPatch, source: dict[str, Any], upper: dict[str, int], **shard: Any
+) -> Any:
+    """The lineage of one transaction of another source, with a published state, as it is sent."""
+    settings = {"name": "t", "schema": "id BIGINT, v STRING, h STRING", "keys": ["id"], **shard}
+    named = {"name": "shop", "source": source, "warehouse": "wh", "shards": [settings]}
+    kind = "debezium" if source["type"] == "postgres" else "upsert"
+    config = PipelineConfig.model_validate({**named, "envelope": kind})
+    binding = Binding(Txn(1), Frontier.of({}), Frontier.of(upper), Owner("r"), Configuration.of("{}"))
+    parts = ShardParts((Part("x", 1, 9),), Digest.of([1]))
+    seal = Seal(Txn(1), WriterToken("w"), 0, Decision.COMMITTED, Digest.of(range(3)), {ShardId("t"): parts})
+    empty = SimpleNamespace(head=lambda: SimpleNamespace(version=4), find=lambda key: [])
+    state = SimpleNamespace(version=12, txn=Txn(1))
+    monkeypatch.setattr(lineage, "binding_at", lambda pipeline, txn: binding)
+    monkeypatch.setattr(lineage, "last_published", lambda control, shard: state)
+    works: Any = SimpleNamespace(
+        config=config, pipeline=None, control=SimpleNamespace(journal=empty, log=lambda shard: empty),
+        shard_uri=lambda shard: f"s3://lake/shop/{shard}",
+    )  # fmt: skip
+    return json.loads(Serde.to_json(events_of(works, "r", [seal], begun=BEGUN)[-1]))
+
+
+def test_a_topic_is_the_origin_of_its_columns_but_not_of_headers_and_of_several_none_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source = {"type": "kafka", "topics": ["orders", "bills", "idle"], "bootstrap_servers": "a:9092,b:9092"}
+    source |= {"headers": {"h": "trace"}}
+    told = told_by(monkeypatch, source, {"orders-0": 5, "orders-1": 2})
+    assert [(one["namespace"], one["name"]) for one in told["inputs"]] == [("kafka://a:9092", "orders")]
+    log, state = told["outputs"]
+    assert (log["namespace"], log["name"], state["name"]) == ("s3://lake", "shop/t/log", "shop/t/state")
+    assert [one["facets"]["version"]["datasetVersion"] for one in (log, state)] == ["4", "12"]
+    fields = state["facets"]["columnLineage"]["fields"]
+    assert {name: one["inputFields"][0]["name"] for name, one in fields.items()} == {
+        "id": "orders",
+        "v": "orders",
+    }
+    told = told_by(monkeypatch, source, {"orders-0": 5, "bills-0": 1})
+    assert [one["name"] for one in told["inputs"]] == ["bills", "orders"]
+    assert "columnLineage" not in told["outputs"][1]["facets"]
+    assert told["inputs"][0]["inputFacets"]["inputStatistics"].get("rowCount") is None, (
+        "not known of it alone"
+    )
+
+
+def test_a_table_is_named_by_its_database_and_nothing_secret_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = {"type": "postgres", "postgres_conn_id": "shop_db", "slot": "s", "publication": "p"}
+    route = {"route": {"table": "public.orders"}}
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP_DB", "postgres://ann:s3cret@db.example:5433/shop")
+    told = told_by(monkeypatch, source, {"captured": 1}, **route)
+    (read,) = told["inputs"]
+    assert (read["namespace"], read["name"]) == ("postgres://db.example:5433", "shop.public.orders")
+    origin = told["outputs"][1]["facets"]["columnLineage"]["fields"]["v"]["inputFields"][0]
+    assert (origin["name"], origin["field"]) == ("shop.public.orders", "v")
+    assert "s3cret" not in json.dumps(told)
+    monkeypatch.delenv("AIRFLOW_CONN_SHOP_DB")
+    (read,) = told_by(monkeypatch, source, {"captured": 1}, **route)["inputs"]
+    assert (read["namespace"], read["name"]) == ("postgres://shop_db", "public.orders")
 
 
 PROGRAM = """\
