@@ -13,7 +13,7 @@ import sys
 
 ALL = (
     "flush", "start", "small", "control", "commit", "publish", "state", "flat", "kafka", "postgres", "reader",
-    "maintain", "peers", "airflow",
+    "maintain", "peers", "airflow", "pages",
 )  # fmt: skip
 
 

@@ -118,18 +118,19 @@ def test_a_gate_leads_to_its_data_docs_and_a_spark_task_to_the_address_that_its_
 
 def test_the_transactions_of_a_step_are_those_that_it_tells_of() -> None:
     told: dict[str, Any] = {
-        "owned": [],
+        "owned": {"count": 0, "ranges": []},
         "open": [4],
         "staged": [{"txn": 5}],
         "replayed": [6],
         "gone": {"7": "x"},
     }
-    told |= {"verdicts": [{"txn": 8}], "sealed": [9], "lost": {"10": "w"}, "findings": [{"txn": 11}]}
+    told |= {"verdicts": [{"txn": 8}], "findings": [{"txn": 11}]}
+    told |= {"sealed": {"count": 1, "ranges": [[9, 9]]}, "lost": {"count": 2, "ranges": [[10, 11]]}}
     assert [txns_of(step, told) for step in ("reclock", "ingest", "validate", "upsert", "replay")] == [
         [4],
         [5, 6, 7],
         [8],
-        [9, 10],
+        [9, 9, 10, 11],
         [11],
     ]
     assert txns_of("maintain", told) == []

@@ -174,9 +174,9 @@ def test_regression_a_cleared_run_that_never_bound_anything_asks_for_the_sources
     monkeypatch.setattr("tidemark.app.tasks.open_pipeline", opened)
     bench.world.feed(rec("k", 1))
     reclock = ReclockOperator(task_id="reclock", pipeline_file="shop.yaml")
-    assert reclock.execute(bench.context(clear_number=1))["owned"] == [1]
+    assert reclock.execute(bench.context(clear_number=1))["owned"]["ranges"] == [[1, 1]]
     assert asked[-1], "its first reclock has failed, and nothing is bound"
-    assert reclock.execute(bench.context(clear_number=2))["owned"] == [1]
+    assert reclock.execute(bench.context(clear_number=2))["owned"]["ranges"] == [[1, 1]]
     assert not asked[-1], "what is bound is proven, and needs no source"
     reclock.execute(bench.context("other"))
     assert asked[-1]

@@ -95,7 +95,7 @@ def test_the_steps_of_a_run_seal_what_was_staged_before_a_column_came(root: Path
     done = tasks.ingest(Typed(root), own)
     assert [one["txn"] for one in done["staged"]] == [1, 2, 3]
     judge_gathered(Typed(root).pipeline, own)
-    assert tasks.upsert(Typed(root), own)["sealed"] == [1, 2, 3]
+    assert tasks.upsert(Typed(root), own)["sealed"] == {"count": 3, "ranges": [[1, 3]]}
     assert Typed(root).recorded() == {**COLUMNS, "age": "INT"}
     narrow, *wide = Typed(root).sealed_columns()
     assert (narrow, ["`age` INT" in one for one in wide]) == ("", [True, True])

@@ -26,6 +26,7 @@ class Bench:
         self.clock, self.tries, self.error = 0.0, 0, error
         monkeypatch.setattr(publish, "is_due", lambda *args: True)
         monkeypatch.setattr(publish, "publish", self.publish)
+        monkeypatch.setattr(publish, "advance_cut", lambda *args: None)
         monkeypatch.setattr(publish.time, "monotonic", lambda: self.clock)
         head = SimpleNamespace(head=lambda: SimpleNamespace(upper=2))
         deployment: Any = SimpleNamespace(
@@ -67,4 +68,14 @@ def test_a_short_run_leaves_it_to_its_end(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_state_that_can_not_be_published_holds_no_transaction_up(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(monkeypatch, InvariantViolation("a hand was at the table"))
+    assert (bench.go(7), bench.tries) == (7, 1)
+
+
+def test_a_cut_that_can_not_be_put_on_record_holds_no_transaction_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch)
+
+    def fails(*args: object) -> None:
+        raise InvariantViolation("the history was set back")
+
+    monkeypatch.setattr(publish, "advance_cut", fails)
     assert (bench.go(7), bench.tries) == (7, 1)

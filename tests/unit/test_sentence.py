@@ -108,16 +108,24 @@ VERDICT = {
     "txn": 2, "verdict": "identical", "replayed": False, "held": {}, "warned": [],
     "compared": 3, "rows": 294, "expectations": 4,
 }  # fmt: skip
+NONE: dict[str, Any] = {"count": 0, "ranges": []}
+
+
+def only(txn: int) -> dict[str, Any]:
+    """One transaction, as a task tells it."""
+    return {"count": 1, "ranges": [[txn, txn]]}
+
+
 STEPS: list[tuple[str, dict[str, Any], str]] = [
-    ("reclock", {"owned": [2], "open": [2], "minted": True}, "bound transaction 2 for this run"),
+    ("reclock", {"owned": only(2), "open": [2], "minted": True}, "bound transaction 2 for this run"),
     (
         "reclock",
-        {"owned": [3], "open": [2, 3], "minted": True},
+        {"owned": only(3), "open": [2, 3], "minted": True},
         "bound transaction 3 for this run; transaction 2 open before",
     ),
-    ("reclock", {"owned": [1], "open": [], "minted": False}, "found transaction 1 for this run"),
-    ("reclock", {"owned": [], "open": [4], "minted": True}, "nothing new to bind; transaction 4 open"),
-    ("reclock", {"owned": [], "open": [], "minted": True}, "nothing to bind"),
+    ("reclock", {"owned": only(1), "open": [], "minted": False}, "found transaction 1 for this run"),
+    ("reclock", {"owned": NONE, "open": [4], "minted": True}, "nothing new to bind; transaction 4 open"),
+    ("reclock", {"owned": NONE, "open": [], "minted": True}, "nothing to bind"),
     (
         "ingest",
         {
@@ -136,24 +144,24 @@ STEPS: list[tuple[str, dict[str, Any], str]] = [
     ("ingest", {"staged": [], "replayed": [], "gone": {}, "total": {"gone": 0}}, "nothing to stage"),
     (
         "validate",
-        {"verdicts": [VERDICT]},
+        {"verdicts": [VERDICT], "total": 1},
         "transaction 2: identical, 3 digests compared, 294 rows, 4 expectations met",
     ),
     (
         "validate",
-        {"verdicts": [{**VERDICT, "replayed": True, "expectations": 0}]},
+        {"verdicts": [{**VERDICT, "replayed": True, "expectations": 0}], "total": 1},
         "replay of transaction 2: identical, 3 digests compared, 294 rows",
     ),
     (
         "validate",
-        {"verdicts": [{**VERDICT, "held": {"orders": "NULLs"}, "warned": ["late"]}]},
+        {"verdicts": [{**VERDICT, "held": {"orders": "NULLs"}, "warned": ["late"]}], "total": 1},
         "transaction 2: identical, 3 digests compared, 294 rows, 4 expectations,"
         " shard orders held: NULLs, warning: late",
     ),
-    ("validate", {"verdicts": []}, "nothing to validate"),
+    ("validate", {"verdicts": [], "total": 0}, "nothing to validate"),
     (
         "upsert",
-        {"sealed": [2], "lost": {"3": "w9"}, "published": {"orders": {"txn": 2}}},
+        {"sealed": only(2), "lost": only(3), "published": {"orders": {"txn": 2}}},
         "sealed transaction 2; transaction 3 decided by another run; states: orders at 2",
     ),
     ("checkpoint", {"sentence": "nothing to do", "checkpoint": 2}, "nothing to do; checkpoint 2"),

@@ -79,4 +79,4 @@ def test_a_run_that_the_scheduler_has_forgotten_is_recognised_by_every_try_of_it
     orders = [Order("p.yaml", run_id, f"w{number}", begun=begun) for number, begun in enumerate(dates)]
     told = [tasks.reclock(deployed(world), order.attempt) for order in orders]
     assert [one["recognised"] for one in told] == [False, False, True, True]
-    assert [one["owned"] for one in told] == [[1]] * 4
+    assert [one["owned"]["ranges"] for one in told] == [[[1, 1]]] * 4

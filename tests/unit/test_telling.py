@@ -50,6 +50,13 @@ def test_the_ways_out_of_a_red_gate_are_those_that_can_work(verdict: Verdict, wa
     assert "clear the run's tasks from ingest on" in said
 
 
+def test_rows_can_be_set_aside_where_an_expectation_is_not_met_and_nowhere_else() -> None:
+    way = "write `action: quarantine` for the expectation, and clear from ingest on"
+    assert way in explained([a_red(Verdict.IDENTICAL, replayed=False, failed=("v is NULL",))], FILE)
+    assert way not in explained([a_red(Verdict.DIFFERS, replayed=False)], FILE)
+    assert way not in explained([a_red(Verdict.DIFFERS, replayed=True, failed=("v is NULL",))], FILE)
+
+
 @pytest.mark.parametrize(
     ("verdict", "why", "way"),
     [

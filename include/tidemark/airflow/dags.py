@@ -263,6 +263,27 @@ def replay_dag(
     return {dag.dag_id: dag}
 
 
+def _regular(
+    kind: str,
+    schedule: str,
+    description: str,
+    default_args: Mapping[str, Any] | None,
+    dag_kwargs: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The settings of a DAG that runs by itself, over which the caller's win."""
+    return {
+        "schedule": schedule,
+        "start_date": START,
+        "catchup": False,
+        "max_active_runs": 1,
+        "tags": [TAG],
+        "description": description,
+        "default_args": {**DEFAULT_ARGS, **(default_args or {})},
+        **of_dag(kind),
+        **dag_kwargs,
+    }
+
+
 def maintain_dag(
     folder: str | Path,
     *,
@@ -277,17 +298,8 @@ def maintain_dag(
 
     Its tasks warn in their logs of what soon can't be proven any more."""
     files = _files(folder, environment, dag_id)
-    settings: dict[str, Any] = {
-        "schedule": "@daily",
-        "start_date": START,
-        "catchup": False,
-        "max_active_runs": 1,
-        "tags": [TAG],
-        "description": "Publish what is due, merge small files, let go and delete what nobody needs",
-        "default_args": {**DEFAULT_ARGS, **(default_args or {})},
-        **of_dag(MAINTAIN),
-        **dag_kwargs,
-    }
+    what = "Publish what is due, merge small files, let go and delete what nobody needs"
+    settings = _regular(MAINTAIN, "@daily", what, default_args, dag_kwargs)
     if not files:
         return {}
     with DAG(dag_id, **settings) as dag:
@@ -314,17 +326,8 @@ def health_dag(
 
     `default_args={"on_failure_callback": ...}` takes a notifier. It needs no Spark."""
     files = _files(folder, environment, dag_id)
-    settings: dict[str, Any] = {
-        "schedule": "*/10 * * * *",
-        "start_date": START,
-        "catchup": False,
-        "max_active_runs": 1,
-        "tags": [TAG],
-        "description": "Look for what needs somebody: blocked, stalled, behind, quarantine, kept log",
-        "default_args": {**DEFAULT_ARGS, **(default_args or {})},
-        **of_dag(HEALTH),
-        **dag_kwargs,
-    }
+    what = "Look for what needs somebody: blocked, stalled, behind, quarantine, kept log"
+    settings = _regular(HEALTH, "*/10 * * * *", what, default_args, dag_kwargs)
     if not files:
         return {}
     with DAG(dag_id, **settings) as dag:

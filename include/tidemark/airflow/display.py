@@ -111,17 +111,22 @@ def page_url(page: str, **parameters: Any) -> str:
     return f"{base}/tidemark/{page}" + (f"?{urlencode(parameters)}" if parameters else "")
 
 
+def _ends(told: Mapping[str, Any]) -> list[int]:
+    """The ends of the ranges that a task tells: enough to see whether it is one transaction."""
+    return [txn for ends in told["ranges"] for txn in ends]
+
+
 def txns_of(step: str, told: Mapping[str, Any]) -> list[int]:
-    """The transactions that a step was about, from what it tells."""
+    """The transactions that a step was about, from what it tells; of many, some."""
     match step:
         case "reclock":
-            return list(told["owned"] or told["open"])
+            return _ends(told["owned"]) or list(told["open"])
         case "ingest":
             return [*(one["txn"] for one in told["staged"]), *told["replayed"], *map(int, told["gone"])]
         case "validate":
             return [one["txn"] for one in told["verdicts"]]
         case "upsert":
-            return [*told["sealed"], *map(int, told["lost"])]
+            return [*_ends(told["sealed"]), *_ends(told["lost"])]
         case "replay":
             return [one["txn"] for one in told["findings"]]
         case _:

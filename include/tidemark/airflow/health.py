@@ -35,12 +35,19 @@ class HealthOperator(ControlOperator):
         self.on_failure_callback = [*self.on_failure_callback, note_alarms]
 
     def work(self, context: Context, deployment: Deployment, order: Order) -> Any:
-        from tidemark.app import status
+        from tidemark.airflow.stats import airflow_sink
+        from tidemark.app import metrics
+        from tidemark.app import status as health
+        from tidemark.app.status import status_of
 
-        found = status.check_alarms(deployment, now_seconds=time.time())
+        now = time.time()
+        status = status_of(deployment, now_seconds=now)
+        found = health.check_alarms(deployment, status)
+        ringing = (*found.new, *found.still)
+        metrics.send(airflow_sink(), lambda: metrics.of_status(status, ringing, now_seconds=now))
         for name in found.over:
             self.log.info("over: %s", name)
-            status.note_alarm_over(deployment, order.attempt, name)
+            health.note_alarm_over(deployment, order.attempt, name)
         for alarm in found.still:
             self.log.warning("told before: %s", alarm)
         if found.new:
@@ -54,10 +61,10 @@ class HealthOperator(ControlOperator):
 
 
 def _note(deployment: Deployment, order: Order, alarms: tuple[Alarm, ...]) -> None:
-    from tidemark.app import status
+    from tidemark.app import status as health
 
     for alarm in alarms:
-        status.note_alarm(deployment, order.attempt, alarm)
+        health.note_alarm(deployment, order.attempt, alarm)
 
 
 def _nothing() -> None:

@@ -8,6 +8,7 @@ The operators: one per step of a run, and maintenance; thin, each around a funct
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -23,13 +24,15 @@ from tidemark.airflow.pages.registry import PUBLISH, marked
 from tidemark.airflow.steps import SparkStepOperator, end_with_reason, failure, order_of, provide_connection
 from tidemark.app.job import Order
 from tidemark.core.errors import InvalidUsage, TidemarkError
-from tidemark.core.summary import named, short, step_sentence
+from tidemark.core.summary import named, named_in, short, step_sentence
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from tidemark.app.deployment import Deployment
+    from tidemark.app.lineage import Lineage
     from tidemark.app.reports import Report
+    from tidemark.pipeline.context import Attempt
     from tidemark.pipeline.validate import Judged
 
 
@@ -100,6 +103,7 @@ def answer_in(event: Mapping[str, Any], options: Sequence[str]) -> tuple[str, st
     return choice, user, str((event.get("params_input") or {}).get(REASON) or "").strip()
 
 
+log = logging.getLogger(__name__)
 PLACES = ("TIDEMARK_ROOT", "TIDEMARK_WAREHOUSE")
 """The settings of a worker's environment that say where a pipeline's tables are."""
 
@@ -162,10 +166,10 @@ class ReclockOperator(ControlOperator):
         if told["recognised"]:
             self.log.warning(
                 "%s was done before, by run %s, which this Airflow does not know as a clear or a retry. "
-                "Its transactions %s are proven again; nothing is bound to it anew.",
+                "It has %s, and that is proven again; nothing is bound to it anew.",
                 order.attempt.owner.identity,
                 told["recorded_run_id"],
-                told["owned"],
+                named_in(told["owned"]),
             )
         self.log.info("%s", step_sentence("reclock", told))
         return told
@@ -288,12 +292,16 @@ class CheckpointOperator(ControlOperator, Announcing):
 
     def __init__(self, *, pipeline: str, shards: Sequence[str] = (), **kwargs: Any) -> None:
         super().__init__(pipelines=[pipeline], shards=shards, **kwargs)
+        self.lineage: Lineage | None = None
         self.on_success_callback = [*self.on_success_callback, note_events]
 
     def work(self, context: Context, deployment: Deployment, order: Order) -> Any:
-        from tidemark.app import tasks
+        from tidemark.airflow.stats import airflow_sink
+        from tidemark.app import metrics, tasks
 
         told, announcements = tasks.checkpoint(deployment, order.attempt)
+        metrics.send(airflow_sink(), lambda: metrics.of_run(deployment, order.attempt))
+        self.lineage = lineage_for_provider(deployment, order.attempt)
         self.txns_shown = [one.seal.txn for one in announcements]
         self.announce(context, deployment, order, told["shards"], announcements)
         for one in announcements:
@@ -307,6 +315,33 @@ class CheckpointOperator(ControlOperator, Announcing):
             self.log.info("announced before, and unchanged: transactions %s", told["unchanged"])
         self.log.info("%s", step_sentence("checkpoint", told))
         return told
+
+    def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
+        """What the run read and wrote, for Airflow's OpenLineage provider, which asks when the task has
+        succeeded."""
+        from airflow.providers.openlineage.extractors import OperatorLineage
+
+        found = self.lineage
+        return OperatorLineage(inputs=found.inputs, outputs=found.outputs) if found is not None else None
+
+
+def lineage_for_provider(deployment: Deployment, attempt: Attempt) -> Lineage | None:
+    """What a run read and wrote, if Airflow's OpenLineage provider is there and on. It is read here, in the
+    task: the provider asks in a process that it has forked, where the warehouse's handles may not be used."""
+    try:
+        from airflow.providers.openlineage import conf
+    except ImportError:
+        return None
+    if conf.is_disabled():
+        return None
+    from tidemark.app.lineage import lineage_of
+    from tidemark.app.transactions import decided_by
+
+    try:
+        return lineage_of(deployment, decided_by(deployment, attempt)[0])
+    except Exception as error:  # Lineage stops nothing.
+        log.warning("lineage is left out: %s", error)
+        return None
 
 
 class MaintainOperator(SparkStepOperator):

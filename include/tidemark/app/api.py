@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tidemark.app import lineage, metrics
 from tidemark.app.bad_records import quarantined_records
 from tidemark.app.publish import RunResult, publish_now, run_and_publish
 from tidemark.app.workspace import chosen_shards, new_attempt, open_deployment
@@ -43,9 +44,14 @@ def run(
     """Bind new input, bring every open transaction to its logs, and publish what is due."""
     deployment = open_deployment(pipeline, environment, spark=spark, binds=True)
     try:
-        return run_and_publish(
-            deployment, new_attempt(run_id), transactions_max=transactions_max, publishes=publishes
-        )
+        attempt = new_attempt(run_id)
+        with lineage.emitted(deployment, attempt.owner.run_id) as told_lineage:
+            worked = run_and_publish(
+                deployment, attempt, transactions_max=transactions_max, publishes=publishes
+            )
+            told_lineage(worked.report)
+        metrics.send(metrics.opentelemetry_sink(), lambda: metrics.of_report(deployment, worked.report))
+        return worked
     finally:
         deployment.close()
 

@@ -23,6 +23,7 @@ from tidemark.delta.log import DeltaLog
 from tidemark.delta.table_stats import TableStats, table_stats
 from tidemark.pipeline import replay
 from tidemark.pipeline.checkpoint import stalls
+from tidemark.pipeline.cuts import renew_cut
 from tidemark.pipeline.leases import Leases, expire_stale
 from tidemark.pipeline.maintain import (
     Reclaim,
@@ -294,6 +295,11 @@ def _maintained_state(
     vacuum = facts.old > 0 and _snapshot_held(deployment, shard, leases, terms) is None
     if not (facts.merge_due or facts.purge_due or vacuum):
         return
+    if vacuum:
+        from tidemark.delta.state_status import same_rows_version
+
+        uri = f"{deployment.shard_uri(shard)}/state"
+        renew_cut(deployment.control, shard, lambda version: same_rows_version(uri, version))
     try:
         maintain_state(
             deployment.control,

@@ -27,6 +27,7 @@ from tidemark.core.ids import TXN_FIRST, ShardId, Txn
 from tidemark.core.publish import Published, UpToDate
 from tidemark.core.seal import Lost, Sealed, SealOutcome
 from tidemark.pipeline.context import Attempt, unfinished
+from tidemark.pipeline.cuts import advance_cut
 from tidemark.pipeline.ingest import Progress, no_progress
 from tidemark.pipeline.publish import NotDue, is_due, publish
 from tidemark.pipeline.run import Decided, RunReport, no_callback, run
@@ -50,6 +51,7 @@ def publish_due(
         outcome = publish_if_due(deployment, attempt, shard, progress=progress)
         if isinstance(outcome, Published):
             done[shard] = outcome
+    advance_cut(deployment.control, deployment.shards)
     asked.note(upper)
     return done
 
@@ -181,14 +183,15 @@ class BacklogPublisher:
                 self._touched.update(seal.shards)
         if self._failed or time.monotonic() - self._last_seconds < BACKLOG_SECONDS:
             return
-        for shard in [shard for shard in self._deployment.shards if shard in self._touched]:
-            try:
+        try:
+            for shard in [shard for shard in self._deployment.shards if shard in self._touched]:
                 done = publish_if_due(self._deployment, self._attempt, shard, progress=self._progress)
-            except TidemarkError:
-                self._failed = True
-                return
-            if isinstance(done, Published):
-                self.published[shard] = done
+                if isinstance(done, Published):
+                    self.published[shard] = done
+            advance_cut(self._deployment.control, self._deployment.shards)
+        except TidemarkError:
+            self._failed = True
+            return
         self._touched.clear()
         self._last_seconds = time.monotonic()
 
@@ -197,11 +200,13 @@ def publish_now(
     deployment: Deployment, attempt: Attempt, shards: Sequence[ShardId]
 ) -> dict[ShardId, Published | UpToDate | NotDue]:
     """Bring states up to their logs, whatever their policies say; a shard without rows has no state."""
-    return {
+    done = {
         shard: publish(deployment.control, deployment.state(), shard, token=attempt.token)
         for shard in shards
         if deployment.control.log(shard).head().upper > TXN_FIRST
     }
+    advance_cut(deployment.control, deployment.shards)
+    return done
 
 
 def publish_if_due(

@@ -9,7 +9,7 @@ import json
 import shlex
 from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from tidemark.app.deployment import Deployment
 from tidemark.core.errors import Determinate
@@ -18,7 +18,7 @@ from tidemark.core.journal import Event
 from tidemark.core.publish import Published
 from tidemark.core.replay import Verdict
 from tidemark.core.seal import Evidence
-from tidemark.core.summary import short
+from tidemark.core.summary import ranges, short
 from tidemark.pipeline.announce import Announcement
 from tidemark.pipeline.context import Attempt
 from tidemark.pipeline.publish import last_published
@@ -27,6 +27,9 @@ from tidemark.pipeline.validate import Judged
 
 Report = dict[str, Any]
 LISTED_MAX: Final = 100
+REASONS_MAX: Final = 10
+
+T = TypeVar("T")
 
 
 def rows_of(shards: Mapping[ShardId, Any]) -> dict[str, int]:
@@ -62,23 +65,42 @@ def gathered_report(gathered: Sequence[Evidence]) -> Report:
     }
 
 
+def txns_report(txns: Iterable[int]) -> Report:
+    """Transactions as a task tells them: how many, and the first ranges of them."""
+    found = sorted(set(txns))
+    return {"count": len(found), "ranges": [list(one) for one in ranges(found)[:LISTED_MAX]]}
+
+
 def verdicts_report(judged: Sequence[Judged]) -> Report:
-    """The verdicts as a task tells them."""
+    """The verdicts of a gate that has passed, as a task tells them: those with something to say first, in so
+    far as there is room; all others are `identical`. All of them are in the journal."""
+    said = [one for one in judged if one.gated.opinion.held or one.gated.opinion.warned or not _plain(one)]
+    plain = [one for one in judged if one not in said]
+    listed = sorted((said + plain)[:LISTED_MAX], key=lambda one: one.txn)
     return {
+        "total": len(judged),
         "verdicts": [
             {
                 "txn": one.txn,
                 "verdict": str(one.gated.finding.verdict),
                 "replayed": one.replayed,
-                "held": {str(shard): why for shard, why in one.gated.opinion.held.items()},
-                "warned": list(one.gated.opinion.warned),
+                "held": {str(shard): short(why) for shard, why in _first(one.gated.opinion.held.items())},
+                "warned": [short(why) for why in _first(one.gated.opinion.warned)],
                 "compared": one.gated.compared,
                 "rows": one.gated.rows,
                 "expectations": one.gated.opinion.checked,
             }
-            for one in judged
-        ]
+            for one in listed
+        ],
     }
+
+
+def _plain(one: Judged) -> bool:
+    return one.gated.finding.verdict is Verdict.IDENTICAL
+
+
+def _first(items: Iterable[T]) -> list[T]:
+    return list(items)[:REASONS_MAX]
 
 
 def publish_report(published: Published) -> Report:
@@ -202,8 +224,12 @@ def ways_out(command: str, pipeline: str, one: Judged, there: str) -> list[str]:
     skip = f'  {command} skip {pipeline} {one.txn} --reason "..."{there}     passes over it'
     if one.gated.finding.verdict is Verdict.INPUT_GONE:
         return ["  restore the input and clear the run's tasks from ingest on; or", skip]
+    quarantine = (
+        "  write `action: quarantine` for the expectation, and clear from ingest on: sets the rows aside; or"
+    )
     return [
         "  fix the cause and clear the run's tasks from ingest on; or",
+        *([quarantine] if one.gated.opinion.failed else []),
         f'  {command} accept {pipeline} {one.txn} --reason "..."{there}   seals it as it is; or',
         skip,
     ]

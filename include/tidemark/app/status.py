@@ -183,9 +183,8 @@ def source_status(
     )
 
 
-def check_alarms(deployment: Deployment, *, now_seconds: float) -> Notices:
-    """The alarms of now, by the pipeline file's limits, against those that were told; asks the source."""
-    found = status_of(deployment, now_seconds=now_seconds)
+def check_alarms(deployment: Deployment, found: Status) -> Notices:
+    """The alarms of a status, by the pipeline file's limits, against those that were told."""
     journal = deployment.unchecked.control.journal
     journal.head()
     return decide_notices(alarms_of(found, deployment.config.alarms.limits), journal.find(str(TXN_NONE)))

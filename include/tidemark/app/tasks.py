@@ -23,6 +23,7 @@ from tidemark.app.reports import (
     gathered_report,
     publish_report,
     shard_report,
+    txns_report,
     verdicts_report,
 )
 from tidemark.app.transactions import sentence_of
@@ -90,7 +91,7 @@ def reclock(deployment: Deployment, attempt: Attempt) -> Report:
     plan = known_plan(deployment.pipeline, attempt)
     return {
         "pipeline": deployment.config.name,
-        "owned": list(owned.txns),
+        "owned": txns_report(owned.txns),
         "open": list(plan.finish[:LISTED_MAX]),
         "minted": owned.minted,
         "recognised": attempt.proves(owned) and not attempt.cleared,
@@ -139,8 +140,8 @@ def upsert(
     shards = [shard for shard in deployment.shards if shard in touched]
     published = {shard: last_published(deployment.control, shard) for shard in shards}
     return {
-        "sealed": [seal.txn for seal in seals if (seal.txn, seal.token) in own],
-        "lost": {str(seal.txn): seal.token for seal in seals if (seal.txn, seal.token) not in own},
+        "sealed": txns_report(seal.txn for seal in seals if (seal.txn, seal.token) in own),
+        "lost": txns_report(seal.txn for seal in seals if (seal.txn, seal.token) not in own),
         "published": {str(shard): publish_report(last) for shard, last in published.items() if last},
     }
 

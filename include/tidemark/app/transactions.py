@@ -85,6 +85,35 @@ def recent(deployment: Deployment, *, limit: int) -> list[Row]:
 def steps_of(deployment: Deployment, binding: Binding, seal: Seal | None) -> list[Row]:
     """When a transaction came through each of its steps, and how long each took, by the records that they
     left: of the try that was sealed, else of the last one. A step that left none has no time of its own."""
+    logs = {f"in the log of {shard}": _appended(deployment, shard, binding.txn) for shard in _shards(seal)}
+    moments = {**_moments(deployment, binding, seal), **logs}
+    rows: list[Row] = []
+    before = moments["bound"]
+    for step, at in moments.items():
+        if at is not None and before is not None:
+            took = max(0.0, (at - before).total_seconds())
+            rows.append({"step": step, "at": at, "seconds": took if step != "bound" else None})
+            before = before if step.startswith("in the log") else at
+    return rows
+
+
+def step_seconds(deployment: Deployment, binding: Binding, seal: Seal) -> dict[str, float]:
+    """How long each step took up to the seal, by the step's name, and all of it as `transaction`."""
+    named = {"staged": "ingest", "judged": "validate", "sealed": "upsert"}
+    found: dict[str, float] = {}
+    moments = _moments(deployment, binding, seal)
+    first = before = moments["bound"]
+    for moment, at in moments.items():
+        if at is not None and before is not None and moment in named:
+            found[named[moment]] = max(0.0, (at - before).total_seconds())
+            before = at
+    if first is not None and before is not None and moments["sealed"] is not None:
+        found["transaction"] = max(0.0, (before - first).total_seconds())
+    return found
+
+
+def _moments(deployment: Deployment, binding: Binding, seal: Seal | None) -> dict[str, datetime | None]:
+    """When a transaction was bound, staged, judged and sealed."""
     control = deployment.control
     tries = [one for one in attempts_at(deployment.pipeline, binding) if not one.replayed]
     mine = [one for one in tries if seal is None or one.token == seal.token][-1:]
@@ -96,21 +125,29 @@ def steps_of(deployment: Deployment, binding: Binding, seal: Seal | None) -> lis
         if entry.event is Event.JUDGED and entry.token == token
     ]
     times = times_of(control, binding.txn)
-    moments = {
+    return {
         "bound": times.bound,
         "staged": written_at(control.attempts, mine[0].number) if mine else None,
         "judged": written_at(control.journal, judged[-1].number) if judged else None,
         "sealed": times.sealed,
-        **{f"in the log of {shard}": _appended(deployment, shard, binding.txn) for shard in _shards(seal)},
     }
-    rows: list[Row] = []
-    before = times.bound
-    for step, at in moments.items():
-        if at is not None and before is not None:
-            took = max(0.0, (at - before).total_seconds())
-            rows.append({"step": step, "at": at, "seconds": took if step != "bound" else None})
-            before = before if step.startswith("in the log") else at
-    return rows
+
+
+def decided_by(deployment: Deployment, attempt: Attempt) -> tuple[list[Seal], list[Seal]]:
+    """The transactions that a run has staged in this round of it and that are sealed: those that it sealed
+    itself, and those that another run sealed first."""
+    staged = [
+        one
+        for one in found_by(deployment.pipeline, attempt)
+        if one.staged is not None and not one.replayed and one.round == attempt.round
+    ]
+    seals = deployment.control.seals
+    upper = seals.head().upper
+    own = {(one.txn, one.token) for one in staged}
+    tried = sorted({one.txn for one in staged if one.txn < upper})
+    found = [seal for txn in tried for seal in seals.read(txn, txn + 1)]
+    won = [seal for seal in found if (seal.txn, seal.token) in own]
+    return won, [seal for seal in found if seal not in won]
 
 
 def _shards(seal: Seal | None) -> Sequence[ShardId]:

@@ -70,6 +70,7 @@ MODULES: Final = {
     "txns": "tidemark.cli.transactions",
     "show": "tidemark.cli.transactions",
     "journal": "tidemark.cli.transactions",
+    "cuts": "tidemark.cli.transactions",
     "read": "tidemark.cli.rows",
     "quarantine": "tidemark.cli.rows",
     "leases": "tidemark.cli.consumers",

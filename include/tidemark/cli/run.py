@@ -66,6 +66,7 @@ def run(
     backlog what is due is published once a minute. Without a terminal, each transaction is told by a line on
     standard error when it is through.
     """
+    from tidemark.app import lineage, metrics
     from tidemark.app.publish import run_and_publish
     from tidemark.app.transactions import sentence_of
     from tidemark.cli.transactions import passed_over, warnings_of
@@ -75,7 +76,10 @@ def run(
     attempt = new_attempt(run_id, cleared=prove)
     proves = prove and only_proves(open_deployment(pipeline, environment).pipeline, attempt)
     deployment = open_deployment(pipeline, environment, binds=not proves)
-    with progress_line(as_json) as progress:
+    with (
+        progress_line(as_json) as progress,
+        lineage.emitted(deployment, attempt.owner.run_id) as told_lineage,
+    ):
         worked = run_and_publish(
             deployment,
             attempt,
@@ -84,7 +88,9 @@ def run(
             progress=progress,
             decided=line_per_transaction(as_json),
         )
+        told_lineage(worked.report)
     report, published = worked.report, worked.published
+    metrics.send(metrics.opentelemetry_sink(), lambda: metrics.of_report(deployment, report))
     warned = warnings_of(deployment, report.decided)
     sentence = sentence_of(deployment.pipeline, attempt)
     if as_json:

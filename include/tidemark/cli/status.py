@@ -128,6 +128,7 @@ def status(
     Quarantine asks for quarantined records at all, for some that were sealed within a time, or for their
     share of the newest 100 transactions. An alarm without a limit takes the one of the pipeline file.
     """
+    from tidemark.app import metrics
     from tidemark.app.status import status_of
 
     deployment = open_deployment(pipeline, environment)
@@ -135,6 +136,10 @@ def status(
     now = time.time()
     found = status_of(deployment, now_seconds=now)
     rung = alarms_of(found, limits)
+    metrics.send(
+        metrics.opentelemetry_sink(),
+        lambda: metrics.of_status(found, alarms_of(found, deployment.config.alarms.limits), now_seconds=now),
+    )
     if as_json:
         print_json({**{name: getattr(found, name) for name in found.__slots__}, "alarms": rung})
     else:

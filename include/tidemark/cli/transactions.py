@@ -1,6 +1,8 @@
 """What a transaction read, wrote and was warned of, and where a record of it stood, for people.
 
-The commands that show transactions: `txns`, `show`, `journal`. None changes anything or starts Spark.
+The commands that show transactions: `txns`, `show`, `journal`, `cuts`.
+
+None changes anything or starts Spark.
 """
 
 from __future__ import annotations
@@ -110,6 +112,7 @@ def register(app: typer.Typer) -> None:
     app.command(name="txns", epilog=EXIT_CODES)(txns)
     app.command(name="show", epilog=EXIT_CODES)(show)
     app.command(name="journal", epilog=EXIT_CODES)(journal)
+    app.command(name="cuts", epilog=EXIT_CODES)(cuts)
 
 
 def txns(
@@ -201,3 +204,30 @@ def journal(
     else:
         rows = [(moment(one.at), one.txn, one.event, one.by, _detail(one.detail)) for one in found]
         print_table("", ("at (UTC)", "txn", "event", "by", ""), rows)
+
+
+def cuts(
+    pipeline: PipelineArgument,
+    as_of: Annotated[
+        int | None, typer.Option(min=1, metavar="TXN", help="The newest at or below a transaction.")
+    ] = None,
+    last: Annotated[int, typer.Option("--last", "-n", min=1, help="How many, the newest first.")] = 20,
+    environment: EnvironmentOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the transactions at which the states of all shards are exact, each with the version of every
+    state: any engine that reads these versions reads all tables at that transaction.
+
+    A shard that is not named has no state there yet.
+    """
+    from tidemark.pipeline.cuts import cuts_of
+
+    control = open_deployment(pipeline, environment).control
+    found = cuts_of(control, as_of=as_of, last=1 if as_of is not None else last)
+    if as_json:
+        print_json([{"txn": txn, "versions": versions} for txn, versions in found])
+    elif not found:
+        say("no cut: the states have not met at a transaction yet")
+    else:
+        rows = [(txn, ", ".join(f"{s} {version}" for s, version in at.items())) for txn, at in found]
+        print_table("", ("txn", "version of each state"), rows)

@@ -114,17 +114,33 @@ def waiting_text(pieces: int, unit: str, trouble: str = "") -> str:
     return f"{pieces:,} {unit.removesuffix('s') if one else unit} waiting"
 
 
+def ranges(txns: Iterable[int]) -> list[tuple[int, int]]:
+    """Transactions by number, neighbours as a range of the first and the last one."""
+    found = groupby(enumerate(sorted(set(txns))), key=lambda pair: pair[1] - pair[0])
+    runs = [[txn for _, txn in run] for _, run in found]
+    return [(run[0], run[-1]) for run in runs]
+
+
 def numbers(txns: Iterable[int]) -> str:
-    """Transactions by number, neighbours as a range: `1 to 3, 5`."""
-    spans = groupby(enumerate(sorted(set(txns))), key=lambda pair: pair[1] - pair[0])
-    runs = [[txn for _, txn in span] for _, span in spans]
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs)
+    """Transactions by number, as text: `1 to 3, 5`."""
+    return _spelled(ranges(txns))
+
+
+def _spelled(found: Iterable[Sequence[int]]) -> str:
+    return ", ".join(str(first) if first == last else f"{first} to {last}" for first, last in found)
 
 
 def named(txns: Iterable[int]) -> str:
     """`transaction 2`, or `transactions 2 to 4`."""
     found = list(txns)
     return f"transaction{'s' if len(found) > 1 else ''} {numbers(found)}"
+
+
+def named_in(told: Mapping[str, Any]) -> str:
+    """The same of transactions that a task tells as ranges, of which the last ones may be left out."""
+    more = told["count"] - sum(last - first + 1 for first, last in told["ranges"])
+    rest = f" and {more:,} more" if more else ""
+    return f"transaction{'s' if told['count'] > 1 else ''} {_spelled(told['ranges'])}{rest}"
 
 
 def short(text: str) -> str:
@@ -140,10 +156,11 @@ def step_sentence(step: str, told: Mapping[str, Any]) -> str:
 
 def _reclocked(told: Mapping[str, Any]) -> str:
     clauses = []
-    if told["owned"]:
+    owned = told["owned"]
+    if owned["count"]:
         bound = "bound" if told["minted"] else "found"
-        clauses = [f"{bound} {named(told['owned'])} for this run"]
-        lower = [txn for txn in told["open"] if txn not in told["owned"]]
+        clauses = [f"{bound} {named_in(owned)} for this run"]
+        lower = [txn for txn in told["open"] if not any(low <= txn <= high for low, high in owned["ranges"])]
         clauses += [f"{named(lower)} open before"] if lower else []
     elif told["open"]:
         clauses = [f"nothing new to bind; {named(told['open'])} open"]
@@ -171,7 +188,10 @@ def _listed(txns: Sequence[int], count: int) -> str:
 
 
 def _validated(told: Mapping[str, Any]) -> str:
-    return "; ".join(map(verdict_sentence, told["verdicts"])) or "nothing to validate"
+    clauses = list(map(verdict_sentence, told["verdicts"]))
+    more = told["total"] - len(clauses)
+    clauses += [f"{more:,} more"] if more else []
+    return "; ".join(clauses) or "nothing to validate"
 
 
 def verdict_sentence(one: Mapping[str, Any]) -> str:
@@ -187,10 +207,9 @@ def verdict_sentence(one: Mapping[str, Any]) -> str:
 
 
 def _upserted(told: Mapping[str, Any]) -> str:
-    clauses = [f"sealed {named(told['sealed'])}"] if told["sealed"] else []
-    lost: Sequence[int] = [int(txn) for txn in told["lost"]]
-    if lost:
-        clauses.append(f"{named(lost)} decided by another run")
+    clauses = [f"sealed {named_in(told['sealed'])}"] if told["sealed"]["count"] else []
+    if told["lost"]["count"]:
+        clauses.append(f"{named_in(told['lost'])} decided by another run")
     states = [f"{shard} at {one['txn']}" for shard, one in told["published"].items()]
     clauses += [f"states: {', '.join(states)}"] if states else []
     return "; ".join(clauses) or "nothing to seal"

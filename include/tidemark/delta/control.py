@@ -22,6 +22,7 @@ from tidemark.delta.records import (
     R,
     attempts_codec,
     checkpoints_codec,
+    cuts_codec,
     history_codec,
     journal_codec,
     leases_codec,
@@ -62,13 +63,14 @@ class DeltaControl:
         self.checkpoints = self.ledger("checkpoints", checkpoints_codec())
         self.journal = self.ledger("journal", journal_codec())
         self.leases = self.ledger("leases", leases_codec(), marks=(UPPER, SINCE))
+        self.cuts = self.ledger("cuts", cuts_codec())
         self._logs: dict[ShardId, DeltaLog] = {}
         self._publishes: dict[ShardId, DeltaLedger[Published]] = {}
 
     @property
     def tables(self) -> tuple[DeltaLedger[Any], ...]:
         """The control tables, for maintenance: the pipeline's own, and each shard's record of publishes."""
-        own = (self.history, self.attempts, self.checkpoints, self.journal, self.leases)
+        own = (self.history, self.attempts, self.checkpoints, self.journal, self.leases, self.cuts)
         return (*own, *(self.publishes(shard) for shard in self._schemas))
 
     def shards(self) -> tuple[ShardId, ...]:

@@ -39,6 +39,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from tidemark.core.binding import Binding, Claim
 from tidemark.core.checkpoint import Checkpoint
+from tidemark.core.cuts import Cut
 from tidemark.core.errors import Determinate, InvalidUsage, InvariantViolation, TidemarkError
 from tidemark.core.history import HistoryRecord
 from tidemark.core.journal import JournalEntry, check_chain, check_format
@@ -161,6 +162,11 @@ def journal_codec() -> Codec[JournalEntry]:
 @cache
 def publishes_codec() -> Codec[Published]:
     return Codec({"published": Published})
+
+
+@cache
+def cuts_codec() -> Codec[Cut]:
+    return Codec({"cut": Cut})
 
 
 @cache

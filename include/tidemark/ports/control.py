@@ -23,6 +23,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from tidemark.core.binding import BindingRecord
 from tidemark.core.checkpoint import Checkpoint
+from tidemark.core.cuts import Cut
 from tidemark.core.ids import ShardId, Txn
 from tidemark.core.journal import JournalEntry
 from tidemark.core.lease import Lease
@@ -127,6 +128,9 @@ class Control(Protocol):
 
     @property
     def leases(self) -> Ledger[Lease]: ...
+
+    @property
+    def cuts(self) -> Ledger[Cut]: ...
 
     def shards(self) -> Sequence[ShardId]:
         """The names that may be shards with a log, whether or not a pipeline file declares them."""

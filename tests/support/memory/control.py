@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar, cast
 from tests.support.memory.ledger import Chaos, Crash, Fault, MemoryLedger, MemoryLedgerView
 from tidemark.core.binding import BindingRecord
 from tidemark.core.checkpoint import Checkpoint
+from tidemark.core.cuts import Cut
 from tidemark.core.history import CHAPTERS, Chapter, HistoryRecord, chapter_head
 from tidemark.core.ids import ShardId
 from tidemark.core.journal import JournalEntry
@@ -49,6 +50,7 @@ class MemoryWarehouse:
         self.checkpoints: MemoryLedger[Checkpoint] = MemoryLedger()
         self.journal: MemoryLedger[JournalEntry] = MemoryLedger()
         self.leases: MemoryLedger[Lease] = MemoryLedger()
+        self.cuts: MemoryLedger[Cut] = MemoryLedger()
         self.logs: dict[ShardId, MemoryLedger[LogEntry]] = {}
         self.shapes: dict[ShardId, Shape] = {}
         self.records: dict[ShardId, MemoryLedger[Published]] = {}
@@ -75,6 +77,7 @@ class MemoryWarehouse:
             self.checkpoints,
             self.journal,
             self.leases,
+            self.cuts,
             *self.logs.values(),
             *self.records.values(),
         )
@@ -137,6 +140,7 @@ class MemoryControl:
         self.checkpoints = MemoryLedgerView(warehouse.checkpoints, chaos, "checkpoints")
         self.journal = MemoryLedgerView(warehouse.journal, chaos, "journal")
         self.leases = MemoryLedgerView(warehouse.leases, chaos, "leases")
+        self.cuts = MemoryLedgerView(warehouse.cuts, chaos, "cuts")
         self._logs: dict[ShardId, MemoryLogView] = {}
         self._publishes: dict[ShardId, MemoryLedgerView[Published]] = {}
 

@@ -10,6 +10,7 @@ these pages, and one that says nothing must bring a token instead (`from_here`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Final
@@ -28,9 +29,10 @@ from tidemark.airflow.pages.answers import opened
 from tidemark.airflow.pages.registry import PUBLISH
 from tidemark.app import decisions
 from tidemark.app.decisions import REASON_CHARACTERS_MAX, Decider
+from tidemark.app.deployment import Deployment
 from tidemark.app.tasks import SparkNeeded
 from tidemark.core.errors import InvalidUsage
-from tidemark.core.ids import TXN_NONE
+from tidemark.core.ids import TXN_NONE, Txn
 from tidemark.pipeline.replay import REPAIR, VERIFY, bound_range
 
 
@@ -163,20 +165,26 @@ Acting = Annotated[Actor, Depends()]
 
 @acting.post("/skip")
 def skip(actor: Acting, said: OfTransaction) -> dict[str, Any]:
-    checkpoint = decisions.skip(opened(actor.one), actor.by(said), said.txn)
-    return {"done": f"transaction {said.txn} is skipped; the checkpoint is {checkpoint}"}
+    return _decided(actor, said, decisions.skip, "skipped")
 
 
 @acting.post("/accept")
 def accept(actor: Acting, said: OfTransaction) -> dict[str, Any]:
+    return _decided(actor, said, decisions.accept, "accepted")
+
+
+def _decided(
+    actor: Actor, said: OfTransaction, decide: Callable[[Deployment, Decider, int], Txn], word: str
+) -> dict[str, Any]:
+    """Decide an open transaction as a person has said."""
     try:
-        checkpoint = decisions.accept(opened(actor.one), actor.by(said), said.txn)
+        checkpoint = decide(opened(actor.one), actor.by(said), said.txn)
     except SparkNeeded:
         raise InvalidUsage(
             f"nothing of transaction {said.txn} is staged that the gate has found whole",
             hint="clear the run's tasks from ingest on, and accept what the gate says then",
         ) from None
-    return {"done": f"transaction {said.txn} is accepted; the checkpoint is {checkpoint}"}
+    return {"done": f"transaction {said.txn} is {word}; the checkpoint is {checkpoint}"}
 
 
 @acting.post("/release")

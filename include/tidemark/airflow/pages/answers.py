@@ -92,11 +92,11 @@ def _is_current(kept: OpenPipeline) -> bool:
 Body = dict[str, Any]
 FILES_MAX: Final = 500
 PAGE_MAX: Final = 200
-SEARCHED_MAX: Final = 1_000
+SEARCHED_MAX: Final = 500
 RECENT: Final = 40
 PROOFS_AT_ENDS: Final = 50
 """Of how many of the oldest and of the newest transactions a row tells whether they can be proven again."""
-_WINDOW: Final = 500
+_WINDOW: Final = 250
 
 
 def opened(one: PipelineDag) -> Deployment:

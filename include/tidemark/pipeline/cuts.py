@@ -1,0 +1,105 @@
+"""Keep the table of cuts (`tidemark.core.cuts`): after publishes, and before a clean-up of a state.
+
+Whoever has published advances it by one commit, if the states meet at a later transaction than before. What a
+crash has left out, or a table of cuts that was set back or removed lacks, the next one adds. A cut of a
+transaction that the history does not have stops publishers, as a checkpoint would (Invariant 16).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tidemark.core.cuts import PUBLISHES_MAX, TXNS_MAX, Cut, Meeting, decide_cut, next_cut
+from tidemark.core.errors import InvalidUsage
+from tidemark.core.ids import QUARANTINE, TXN_FIRST, TXN_NONE, ShardId, Txn
+from tidemark.core.ledger import UPPER, Head, Put
+from tidemark.core.publish import Published, state_as_of
+from tidemark.core.seal import touch_mark
+from tidemark.pipeline.context import settle
+from tidemark.pipeline.history import require_known
+from tidemark.ports.control import Control
+
+
+def advance_cut(control: Control, shards: Sequence[ShardId]) -> Txn:
+    """Put the newest transaction on record at which the states of all these shards, which are the pipeline's,
+    are exact; returns the newest cut, 0 where there is none."""
+    ledger = control.cuts
+
+    def decide(head: Head) -> Put[Cut, Txn] | Txn:
+        last = _last(control, head)
+        meeting = _meeting(control, shards, last)
+        if meeting is None or not meeting.versions:
+            return last
+        (seal,) = control.seals.read(meeting.txn, meeting.txn + 1)
+        return decide_cut(head, meeting, link=seal.link)
+
+    return settle(ledger, decide, what="the cut")
+
+
+def _last(control: Control, head: Head) -> Txn:
+    """The transaction of the newest cut, which the history must have."""
+    for cut in control.cuts.read(head.upper - 1, head.upper):
+        require_known(control, "the newest cut", txn=cut.txn, link=cut.link)
+        return cut.txn
+    return TXN_NONE
+
+
+def _meeting(control: Control, shards: Sequence[ShardId], last: Txn) -> Meeting | None:
+    seals = control.seals
+    as_of = Txn(seals.head().upper - 1)
+    recent = seals.read(max(last, as_of - TXNS_MAX) + 1, as_of + 1)
+    # Another process may know of shards that this one's pipeline file does not have yet.
+    names = {*shards, *(shard for seal in recent for shard in seal.shards)} - {QUARANTINE}
+    touched = {shard: Txn(seals.mark(touch_mark(shard))) for shard in sorted(names)}
+    touched = {shard: txn for shard, txn in touched.items() if txn > last}
+    publishes = {shard: _publishes(control, shard) for shard in touched}
+    return next_cut(last=last, as_of=as_of, touched=touched, publishes=publishes, seals=recent)
+
+
+def _publishes(control: Control, shard: ShardId) -> Sequence[Published]:
+    ledger = control.publishes(shard)
+    upper = ledger.head().upper
+    return ledger.read(max(TXN_FIRST, upper - PUBLISHES_MAX), upper)
+
+
+def renew_cut(control: Control, shard: ShardId, same_rows: Callable[[int], int]) -> None:
+    """Name a shard's newest version with the rows of the newest cut, before what older ones need is deleted:
+    a table that was compacted and then left alone for long has its publish's version no more.
+
+    `same_rows` tells the newest version that has the same rows as another."""
+    ledger = control.cuts
+
+    def decide(head: Head) -> Put[Cut, None] | None:
+        last = _last(control, head)
+        base = state_as_of(_publishes(control, shard), as_of=last)
+        named = ledger.find(shard)
+        if base is None or not named:
+            return None
+        try:
+            version = same_rows(base.version)
+        except InvalidUsage:
+            return None  # It was superseded so long ago that the table has forgotten it.
+        if version <= named[-1].version:
+            return None
+        (newest,) = ledger.read(head.upper - 1, head.upper)
+        row = Cut(head.upper, newest.txn, shard, version, newest.link)
+        return Put(marks={UPPER: head.upper + 1}, records=(row,), result=None)
+
+    settle(ledger, decide, what=f"the cut of {shard}")
+
+
+def cuts_of(
+    control: Control, *, as_of: int | None = None, last: int = 20
+) -> list[tuple[Txn, dict[ShardId, int]]]:
+    """The newest cuts at or below a transaction, the newest first, each with every shard's version."""
+    ledger = control.cuts
+    versions: dict[ShardId, int] = {}
+    found: dict[Txn, dict[ShardId, int]] = {}
+    for cut in ledger.read(1, ledger.head().upper):
+        if as_of is not None and cut.txn > as_of:
+            break
+        versions[cut.shard] = cut.version
+        found[cut.txn] = dict(versions)
+        if len(found) > last:
+            del found[next(iter(found))]
+    return list(reversed(found.items()))
