@@ -101,9 +101,9 @@ def test_f12_the_shard_that_holds_back_is_named_and_is_an_alarm_when_it_does_so_
     now_ms = time.time_ns() // 1_000_000
     for later_seconds, alarms in ((GRACE_SECONDS - 60, 0), (GRACE_SECONDS + 60, 1)):
         terms = maintenance.terms_of(deployment, now_ms=now_ms + int(later_seconds * 1000))
-        event_facts = [one for one in maintenance.plan(deployment, terms).warnings if "has not moved" in one]
-        assert len(event_facts) == alarms
-    assert event_facts[0].startswith("shard pairs has not moved for ")
+        told_of = [one for one in maintenance.plan(deployment, terms).warnings if "has not moved" in one]
+        assert len(told_of) == alarms
+    assert told_of[0].startswith("shard pairs has not moved for ")
     kept.run()
     found = status(works, monkeypatch)
     assert (found["source"]["held_back_by"], works.slot()[0] >= committed) == ([], True)
