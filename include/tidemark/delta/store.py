@@ -1,6 +1,6 @@
 """What delta-rs raises, in our words.
 
-The client of an object store: conditional puts, and reading in pieces (`delta.store`).
+The client of an object store, for `delta.store`.
 
 The files of one Delta table, on a local disk or in an object store, behind one address.
 
@@ -16,7 +16,6 @@ asked for a conditional put. A put that it has answered is durable.
 
 from __future__ import annotations
 
-import io
 import logging
 import os
 import tempfile
@@ -27,13 +26,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 from urllib.parse import unquote, urlparse
 
-import obstore
 from deltalake._internal import DeltaFileSystemHandler
 from deltalake.exceptions import DeltaError, TableNotFoundError
-from obstore.exceptions import UnknownConfigurationKeyError
-from obstore.store import ObjectStore, from_url
 
-from tidemark.core.errors import Determinate, InvalidUsage, InvariantViolation, TidemarkError
+from tidemark.core.errors import Determinate, InvariantViolation, TidemarkError
+from tidemark.sources.object_store import ObjectReader, open_objects
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -75,51 +72,7 @@ def reading(table: str) -> Iterator[None]:
         ) from error
 
 
-_CLIENT_OPTIONS = ("allow_http", "allow_invalid_certificates", "connect_timeout", "proxy_url", "timeout")
-# What only delta-rs knows: how it locks a store, which nobody needs who puts by a condition.
-_OF_DELTA_RS = ("dynamo", "locking_provider", "unsafe_rename")
-
-
-def open_objects(uri: str, options: Mapping[str, str]) -> ObjectStore:
-    """The store behind an address, with the options that delta-rs takes."""
-    known: Any = {
-        name.lower(): value
-        for name, value in options.items()
-        if not any(word in name.lower() for word in _OF_DELTA_RS)
-    }
-    client: Any = {}
-    for name in _CLIENT_OPTIONS:
-        given = (known.pop(name, None), known.pop(f"aws_{name}", None))
-        if found := given[0] or given[1] or os.environ.get(f"AWS_{name.upper()}"):
-            client[name] = found
-    try:
-        return from_url(uri.replace("s3a://", "s3://", 1), config=known, client_options=client)
-    except UnknownConfigurationKeyError as error:
-        fact = str(error).partition("\n")[0]
-        raise InvalidUsage(f"{uri} can't be reached: {fact}", hint="leave the option out") from error
-
-
-class ObjectReader(io.RawIOBase):
-    """A file of an object store to be read in pieces, as Python's files are: the client's own reader has no
-    `closed`, which pyarrow asks for."""
-
-    def __init__(self, objects: ObjectStore, path: str) -> None:
-        self._reader = obstore.open_reader(objects, path)
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def read(self, size: int | None = -1) -> bytes:
-        return bytes(self._reader.read(None if size is None or size < 0 else size))
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        return self._reader.seek(offset, whence)
-
-    def tell(self) -> int:
-        return self._reader.tell()
+__all__ = ["ObjectReader", "open_objects"]
 
 
 def local_path(uri: str) -> Path | None:
@@ -254,6 +207,8 @@ class Store:
 
     def _object_store(self) -> ObjectStore:
         if self._objects is None:
+            from tidemark.sources.object_store import open_objects
+
             self._objects = open_objects(self.uri, self._options)
         return self._objects
 
@@ -268,6 +223,7 @@ class Store:
         """A file to be read in pieces: a path on a disk, else an object that reads and seeks."""
         if self.folder is not None:
             return str(self.folder / path)
+        from tidemark.sources.object_store import ObjectReader
 
         return ObjectReader(self._object_store(), path)
 

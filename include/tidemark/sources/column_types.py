@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from tidemark.config.source import Debezium
 from tidemark.core.errors import InvalidUsage
+from tidemark.sources.object_store import opened
 
 DECLARE: Final = "declare it in the pipeline file, in a type that holds its values"
 PRECISION_MAX: Final = 38
@@ -223,7 +224,7 @@ def _avro_connect(kind: str, name: str, settings: Debezium) -> str:
 
 def parquet_columns(path: str) -> dict[str, tuple[pa.DataType, str]]:
     """The columns of a file, each with its Arrow type and, where it is a plain one, its physical type."""
-    file = pq.ParquetFile(path)
+    file = pq.ParquetFile(opened(path))
     try:
         plain = {
             file.schema.column(at).path: file.schema.column(at).physical_type

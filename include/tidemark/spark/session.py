@@ -1,6 +1,7 @@
 """Session settings that are changed for a while.
 
-Several shards at once: what Spark does for a small one is mostly planning, which one thread does alone.
+Several pieces of work at once: shards, whose small jobs are mostly planning, which one thread does alone,
+and files, whose store answers many requests in the time of one.
 
 Jobs of several threads share the executors; how many tasks run at once stays what it was.
 
@@ -83,16 +84,18 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _AT_ONCE_MAX: Final = 4
+FILES_AT_ONCE: Final = 16
+"""Opening a file is waiting for its store."""
 
 
-def in_parallel(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
+def in_parallel(work: Callable[[T], R], items: Sequence[T], *, at_once: int = _AT_ONCE_MAX) -> list[R]:
     """What `work` gives for each item, in the items' order.
 
     The first error in that order is raised when everything that had begun has ended, so that its traces can
     be removed; what had not begun then never does."""
     if len(items) <= 1:
         return [work(item) for item in items]
-    pool = ThreadPoolExecutor(min(_AT_ONCE_MAX, len(items)), thread_name_prefix="shard")
+    pool = ThreadPoolExecutor(min(at_once, len(items)), thread_name_prefix="abreast")
     try:
         return list(pool.map(work, items))
     finally:

@@ -67,6 +67,16 @@ class BoundFiles:
         last, wanted = self._last, list(names)
         return {} if last is None else self._whatever_happens(lambda: self._among(last, wanted))
 
+    def last_name(self) -> str | None:
+        """The name that sorts last of those that are bound."""
+        last = self._last
+        return None if last is None else self._whatever_happens(lambda: self._last_name(last))
+
+    def _last_name(self, last: Binding) -> str | None:
+        query = "SELECT max(name) FROM files WHERE txn <= ?"
+        (found,) = self._connected().execute(query, (last.txn,)).fetchone()
+        return None if found is None else str(found)
+
     def _whatever_happens(self, work: Callable[[], T]) -> T:
         """Do the work with the shared index, or with one of this object's own where that can't be used."""
         try:
