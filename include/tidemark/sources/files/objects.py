@@ -45,6 +45,11 @@ class Objects:
             self._given = open_objects(self._uri, {})
         return self._given
 
+    def list_first(self) -> None:
+        """Ask for the first page only; an error where the store refuses or does not answer."""
+        with self._answers():
+            next(iter(self._store.list(self._prefix or None, chunk_size=1)), None)
+
     def list_into(self, listing: Listing, *, after: str | None = None) -> None:
         """Add all objects, or those whose names sort after one."""
         with self._answers():
