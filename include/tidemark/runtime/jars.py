@@ -127,7 +127,7 @@ def jar_paths(folder: Path | None = None) -> list[Path]:
 def s3_jars_folder(folder: Path | None = None) -> Path:
     """Where the jars of the S3 connector lie, beside the others."""
     beside = folder or jars_folder()
-    return beside.with_name(f"{beside.name}-s3")
+    return beside.with_name(f"s3-{beside.name}")
 
 
 def _present(folder: Path, jars: list[LockedJar], *, hint: str) -> list[Path]:
