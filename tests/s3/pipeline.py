@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 from tidemark.app.consume import Consumer
 from tidemark.cli.app import app
 from tidemark.cli.shared import open_deployment
+from tidemark.config.object_store import open_objects
 from tidemark.core.errors import TidemarkError
-from tidemark.sources.object_store import open_objects
 
 PIPELINE = """\
 name: shop

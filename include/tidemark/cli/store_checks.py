@@ -86,7 +86,7 @@ def check_clock(warehouse: str, *, store: ObjectStore | None = None) -> Check:
     """The store takes an object from this process, and gives it about the time that it is here."""
     from obstore.exceptions import BaseError
 
-    from tidemark.sources.object_store import open_objects
+    from tidemark.config.object_store import open_objects
 
     name = f"clock of {warehouse}"
     path = f"_tidemark_clock_{uuid.uuid4().hex}"

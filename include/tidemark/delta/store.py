@@ -29,8 +29,8 @@ from urllib.parse import unquote, urlparse
 from deltalake._internal import DeltaFileSystemHandler
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
+from tidemark.config.object_store import ObjectReader, open_objects
 from tidemark.core.errors import Determinate, InvariantViolation, TidemarkError
-from tidemark.sources.object_store import ObjectReader, open_objects
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -207,7 +207,7 @@ class Store:
 
     def _object_store(self) -> ObjectStore:
         if self._objects is None:
-            from tidemark.sources.object_store import open_objects
+            from tidemark.config.object_store import open_objects
 
             self._objects = open_objects(self.uri, self._options)
         return self._objects
@@ -223,7 +223,7 @@ class Store:
         """A file to be read in pieces: a path on a disk, else an object that reads and seeks."""
         if self.folder is not None:
             return str(self.folder / path)
-        from tidemark.sources.object_store import ObjectReader
+        from tidemark.config.object_store import ObjectReader
 
         return ObjectReader(self._object_store(), path)
 

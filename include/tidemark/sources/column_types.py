@@ -14,9 +14,9 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tidemark.config.object_store import opened
 from tidemark.config.source import Debezium
 from tidemark.core.errors import InvalidUsage
-from tidemark.sources.object_store import opened
 
 DECLARE: Final = "declare it in the pipeline file, in a type that holds its values"
 PRECISION_MAX: Final = 38

@@ -25,6 +25,7 @@ from pyspark.sql.types import DataType, StructField, StructType
 
 from tidemark.config import CsvOptions, KafkaSource, PipelineConfig, ShardConfig
 from tidemark.config.kafka import AvroSchemas
+from tidemark.config.object_store import opened
 from tidemark.config.paths import is_uri
 from tidemark.core.binding import Binding
 from tidemark.core.errors import Determinate, InvalidUsage, InvariantViolation
@@ -33,7 +34,6 @@ from tidemark.sources.files.manifest import BoundFile, Manifest
 from tidemark.sources.files.objects import Objects
 from tidemark.sources.kafka.connection import java_settings, settings_of
 from tidemark.sources.kafka.manifest import KafkaManifest, Range
-from tidemark.sources.object_store import opened
 from tidemark.spark import documents as doc
 from tidemark.spark.decode import shards_of
 from tidemark.spark.fold import ORDINAL

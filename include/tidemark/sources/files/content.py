@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from tidemark.config.object_store import opened
 from tidemark.sources.files.manifest import Manifest
-from tidemark.sources.object_store import opened
 
 READ_BYTES: Final = 1024 * 1024
 HASH_BYTES: Final = 16
