@@ -4,9 +4,9 @@ The client of an object store, for `delta.store`.
 
 The files of one Delta table, on a local disk or in an object store, behind one address.
 
-Reading and deleting go through delta-rs's own file handler, so that a table's data and its log are reached
-with the same options. Bytes in, bytes out: no pyarrow thread ever calls back into Python, which is what can
-abort a process at its exit.
+Listing and deleting go through delta-rs's own file handler, so that a table's data and its log are reached
+with the same options; a whole object is read by one request, where the handler would make two. Bytes in,
+bytes out: no pyarrow thread ever calls back into Python, which is what can abort a process at its exit.
 
 Writing goes another way (`put_synced`, `sync_folders`, `put_if_absent`), because delta-rs neither syncs what
 it writes nor lets a caller put a file only if there is none. Where the two kinds of store differ,
@@ -216,8 +216,14 @@ class Store:
         """The whole file. FileNotFoundError when there is none, OSError when it can't be read."""
         if self.folder is not None:
             return (self.folder / path).read_bytes()
-        data: bytes = self._files().open_input_file(path).read()  # type: ignore[call-arg]
-        return data
+        from obstore.exceptions import BaseError, NotFoundError
+
+        try:
+            return bytes(self._object_store().get(path).bytes())
+        except NotFoundError as error:
+            raise FileNotFoundError(path) from error
+        except BaseError as error:
+            raise OSError(f"{path} can't be read: {error}") from error
 
     def opened(self, path: str) -> Any:
         """A file to be read in pieces: a path on a disk, else an object that reads and seeks."""
