@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from tests.cluster.shop import expected, land, make, opened, seen, tell
+from tests.support.cluster import EXECUTORS
 from tidemark.app.consume import Consumer
 
 
@@ -15,6 +16,8 @@ def main() -> None:
     land(root, 0)
     (decided,) = tell("run", str(file))["report"]["decided"]
     deployment = opened(file)
+    # The server has read Spark's own file of settings.
+    assert deployment.session().conf.get("spark.cores.max") == str(EXECUTORS)
     assert seen(deployment) == expected(1)
     with Consumer(deployment, "scanned", "copy") as copy:
         (batch,) = [(one.txn, one.frame.count()) for one in copy.listen()]

@@ -73,9 +73,10 @@ class BoundFiles:
         return None if last is None else self._whatever_happens(lambda: self._last_name(last))
 
     def _last_name(self, last: Binding) -> str | None:
-        query = "SELECT max(name) FROM files WHERE txn <= ?"
-        (found,) = self._connected().execute(query, (last.txn,)).fetchone()
-        return None if found is None else str(found)
+        # From the end of the names, and not by max(), which would look at all of them.
+        query = "SELECT name FROM files WHERE txn <= ? ORDER BY name DESC LIMIT 1"
+        found = self._connected().execute(query, (last.txn,)).fetchone()
+        return None if found is None else str(found[0])
 
     def _whatever_happens(self, work: Callable[[], T]) -> T:
         """Do the work with the shared index, or with one of this object's own where that can't be used."""
