@@ -31,7 +31,7 @@ PYTHON_STARTS = "python-starts"
 _LOOPBACK = "127.0.0.1"
 _MASTER = re.compile(r"Starting Spark master at (spark://\S+)")
 _REGISTERED = "Successfully registered with master"
-_JAVA = SHORT_JOBS["spark.driver.extraJavaOptions"]
+_JAVA = f"{SHORT_JOBS['spark.driver.extraJavaOptions']} -XX:+UseSerialGC"
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def _start(folder: Path, name: str, *words: str) -> tuple[subprocess.Popen[bytes
         "SPARK_HOME": str(home),
         "SPARK_LOCAL_IP": _LOOPBACK,
         "SPARK_DAEMON_MEMORY": "256m",
-        "SPARK_DAEMON_JAVA_OPTS": f"{_JAVA} -XX:+UseSerialGC",
+        "SPARK_DAEMON_JAVA_OPTS": _JAVA,
         "PATH": "/usr/bin:/bin",
     }
     log = folder / f"{name}.log"
