@@ -9,7 +9,7 @@ TESTS ?= tests
 HEAVY := spark or airflow or server or browser or slow or sweep or s3
 
 .DEFAULT_GOAL := help
-.PHONY: help ready setup demo ui stop doctor test test-fast test-s3 test-all check format simulate crash read-crash soak debezium bench build lock jars-lock expectations clean distclean
+.PHONY: help ready setup demo ui stop doctor test test-fast s3-jars test-s3 test-all check format simulate crash read-crash soak debezium bench build lock jars-lock expectations clean distclean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":[^#]*## "} /^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' Makefile
@@ -38,7 +38,10 @@ test: ready ## Run the tests, all but the long sweeps: make test TESTS=tests/uni
 test-fast: ready ## Run the tests that start no Spark and no server; under a minute
 	@$(PYTHON) -m pytest -n 2 -m "not ($(HEAVY))" $(TESTS)
 
-test-s3: ready ## Run the tests that need an S3 server with atomic conditional puts; builds versitygw with Go once
+s3-jars: ready ## Fetch Hadoop's S3 connector, for tables and landing files on S3
+	@$(PYTHON) -m tidemark.runtime.jars fetch s3
+
+test-s3: s3-jars ## Run the tests that need an S3 server with atomic conditional puts; builds versitygw with Go once
 	@$(PYTHON) -m pytest -p no:xdist -v -m s3 tests
 
 test-all: ready ## Before a release: `make test`, and what only this runs: tests marked sweep and s3, simulate, crash, read-crash, soak

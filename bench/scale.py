@@ -18,6 +18,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from obstore.store import MemoryStore
+
 from tests.support.memory.control import MemoryControl, MemoryWarehouse
 from tidemark.app.publish import publish_due
 from tidemark.config import PipelineConfig
@@ -27,10 +29,11 @@ from tidemark.core.checksum import Digest
 from tidemark.core.frontier import Frontier
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.publish import Policy
-from tidemark.core.seal import Decision, Part, Seal, ShardParts, decide_seal
+from tidemark.core.seal import Decision, Part, Past, Seal, ShardParts, decide_seal
 from tidemark.pipeline.context import Pipeline, settle
 from tidemark.pipeline.upsert import bring_up_logs
 from tidemark.sources.files.manifest import PARTITION, BoundFile, Manifest
+from tidemark.sources.files.objects import Objects
 from tidemark.sources.files.source import FileRules, FileSource
 
 FILES_PER_BINDING = 1_000
@@ -111,6 +114,28 @@ def look_at_files(bound: int, root: Path) -> float:
     return timed(look)
 
 
+def look_at_objects(bound: int, root: Path) -> float:
+    """What a new process takes to find one new object after so many that are bound, with
+    `incremental_listing`: the server leaves those out, so they are not in the store here."""
+    store, ledger, place = MemoryStore(), BoundFiles(), "s3a://bucket/landing"
+    store.put("2027/new.json", b"{}")
+    last = ledger.binding(bound // FILES_PER_BINDING)
+
+    def look() -> None:
+        source = FileSource(
+            place,
+            FileRules("json", incremental_listing=True),
+            bindings=ledger,  # type: ignore[arg-type]
+            index=root / f"objects-{bound}.sqlite",
+            objects=Objects(place, store=store),  # type: ignore[arg-type]
+        )
+        if len(source.offer(last)) != 1:
+            raise RuntimeError("one object is new")
+
+    look()
+    return timed(look)
+
+
 def ask_for_publishes(shards: int, root: Path) -> float:
     """What a run takes to ask the shards that a transaction has touched, five of so many."""
     control: Any = MemoryControl(MemoryWarehouse())
@@ -127,13 +152,21 @@ def ask_for_publishes(shards: int, root: Path) -> float:
     attempt: Any = SimpleNamespace(token="w")
     parts = ShardParts((Part("", 1, 1),), Digest.of([1]))
     touched = dict.fromkeys(names[:5], parts)
+    links = [0]
 
     def work() -> float:
         txn = control.seals.head().upper
-        seal = Seal(txn, WriterToken(f"w{txn}"), 0, Decision.COMMITTED, Digest.of([1]), touched)
-        settle(control.seals, lambda head: decide_seal(head=head, found=None, seal=seal), what="a seal")
+        made = Seal(txn, WriterToken(f"w{txn}"), 0, Decision.COMMITTED, Digest.of([1]), touched)
+        past = Past(link=links[-1], touched=dict.fromkeys(touched, Txn(txn - 1)) if txn > 1 else {})
+        seal = made.linked(past)
+        links.append(seal.link)
+        settle(
+            control.seals,
+            lambda head: decide_seal(head=head, found=None, seal=made, past=past),
+            what="a seal",
+        )
         bring_up_logs(pipeline)
-        done = Checkpoint(txn, {})
+        done = Checkpoint(txn, {}, seal.link)
         settle(control.checkpoints, lambda head: decide_checkpoint(head=head, checkpoint=done), what="done")
         return timed(lambda: publish_due(deployment, attempt), rounds=1)
 
@@ -148,10 +181,12 @@ def rows(scale: int) -> list[Row]:
         files = (FILES_PER_BINDING, FILES_PER_BINDING * scale)
         built = [timed(partial(configuration, size), rounds=3) for size in (few, many)]
         looked = [look_at_files(size, root) for size in files]
+        listed = [look_at_objects(size, root) for size in files]
         asked = [ask_for_publishes(size, root) for size in (few, many)]
     return [
         Row("build a configuration, by shards", "linear", (few, many), (built[0], built[1])),
         Row("find new files, by bound files", "flat", files, (looked[0], looked[1])),
+        Row("find new objects, by bound objects", "flat", files, (listed[0], listed[1])),
         Row("ask for due publishes, by shards", "flat", (few, many), (asked[0], asked[1])),
     ]
 

@@ -22,10 +22,24 @@ settings.load_profile("tidemark")
 
 ROOT = Path(__file__).parent
 # Folders whose tests share something that is dear to start, the longest first.
-GROUPS = ("e2e", "crash", "postgres", "spark", "reading", "maintenance", "quality", "cli", "airflow")
+GROUPS = (
+    "e2e",
+    "crash",
+    "cluster",
+    "postgres",
+    "spark",
+    "reading",
+    "maintenance",
+    "quality",
+    "cli",
+    "airflow",
+)
 # What shares a server, or one long computation, stays on one worker: a word of the path, and with whom.
 TOGETHER = {
-    **{word: word for word in ("e2e", "crash", "postgres", "connect", "kafka", "maintenance", "wheel")},
+    **{
+        word: word
+        for word in ("e2e", "crash", "cluster", "postgres", "connect", "kafka", "maintenance", "wheel")
+    },
     "every_cut": "connect",
     "quality": "quality",
 }

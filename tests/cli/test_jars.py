@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tidemark.core.errors import InvalidUsage
+from tidemark.runtime import jars
 from tidemark.runtime.jars import Coordinate, LockedJar, WrongSum, fetch, jar_paths, read_lock, verify
 
 ALPHA = Coordinate("org.example", "alpha", "1.0")
@@ -101,3 +102,20 @@ def test_the_shipped_list_has_delta_and_the_kafka_reader() -> None:
     assert "io.delta:delta-spark_4.1_2.13:4.4.0" in coordinates
     assert "org.apache.spark:spark-sql-kafka-0-10_2.13:4.1.3" in coordinates
     assert len({jar.coordinate.filename for jar in read_lock()}) == len(coordinates)
+
+
+def test_sweeping_leaves_the_jars_of_the_s3_connector_which_sessions_then_have(tmp_path: Path) -> None:
+    folder = tmp_path / "jars"
+    for jar in jars.read_lock():
+        (folder / jar.coordinate.filename).parent.mkdir(exist_ok=True)
+        (folder / jar.coordinate.filename).touch()
+    s3 = jars.s3_jars_folder(folder)
+    assert not any(path.parent == s3 for path in jars.jar_paths(folder))
+    s3.mkdir()
+    jars._sweep_scratch(tmp_path)
+    with pytest.raises(InvalidUsage, match="jars are missing") as refused:
+        jars.jar_paths(folder)
+    assert refused.value.hint == "run `python -m tidemark.runtime.jars fetch s3`"
+    for jar in jars.read_lock(jars.S3_LOCK):
+        (s3 / jar.coordinate.filename).touch()
+    assert sum(path.parent == s3 for path in jars.jar_paths(folder)) == len(jars.read_lock(jars.S3_LOCK))

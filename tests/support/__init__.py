@@ -6,6 +6,7 @@ Fixtures (`fixtures.py`), each started once per test process when a test first a
 | --- | --- | --- |
 | `spark` | a classic session on two cores, with Delta | `spark.py` |
 | `connect_server` | a Spark Connect server of one core, in a process of its own | `spark.py` |
+| `cluster` | a standalone Spark cluster on loopback, whose executors have no Python | `cluster.py` |
 | `broker` | a Kafka broker on loopback | `kafka.py` |
 | `postgres` | a PostgreSQL server on loopback; `database` is a new database on it | `postgres.py` |
 | `s3` | an object store on loopback | `s3.py` |

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tests.support.airflow import Stack
+    from tests.support.cluster import Cluster
     from tests.support.kafka import Broker
     from tests.support.postgres import Postgres
     from tests.support.s3 import AtomicStore, ObjectStore
@@ -41,6 +42,15 @@ def connect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]
     from tests.support.spark import connect_server_at
 
     with connect_server_at(tmp_path_factory.mktemp("connect")) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A standalone Spark cluster of a master and two workers, whose executors have no Python."""
+    from tests.support.cluster import running_cluster
+
+    with running_cluster(tmp_path_factory.mktemp("cluster")) as started:
         yield started
 
 

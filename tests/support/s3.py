@@ -26,6 +26,8 @@ from tests.support import ROOT
 
 BUCKET = "warehouse"
 GATEWAY_VERSION = "v1.8.0"
+ACCESS_LOG = "access.log"
+"""Every request to the server, a line each."""
 READY_SECONDS_MAX = 180
 
 
@@ -79,7 +81,7 @@ def atomic_store(folder: Path, *, ignores_conditions: bool = False) -> Iterator[
     with (folder / "versitygw.log").open("wb") as said:
         process = subprocess.Popen(
             [gateway, "--port", f"127.0.0.1:{port}", "--access", "test", "--secret", "test", "--quiet",
-             "posix", *metadata, str(root)],
+             "--access-log", str(folder / ACCESS_LOG), "posix", *metadata, str(root)],
             stdout=said, stderr=said,
         )  # fmt: skip
     try:

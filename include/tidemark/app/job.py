@@ -225,7 +225,11 @@ def submission(step: str, *, master: str, deploy_mode: str | None = None) -> Sub
         options = f"{confs['spark.driver.defaultJavaOptions']} {quiet_options()}"
         confs["spark.driver.defaultJavaOptions"] = options
     environment = submit_environment(master=master, deploy_mode=deploy_mode)
-    return Submission(str(job_file(step)), confs.pop("spark.jars"), confs, environment)
+    application, jars = str(job_file(step)), confs.pop("spark.jars").split(",")
+    if deploy_mode == "cluster" and master.startswith("k8s://"):
+        # A driver in a container of its own has these files from its image, and nobody uploads them.
+        application, jars = f"local://{application}", [f"local://{jar}" for jar in jars]
+    return Submission(application, ",".join(jars), confs, environment)
 
 
 def is_driven_here(master: str, deploy_mode: str | None) -> bool:
@@ -235,7 +239,10 @@ def is_driven_here(master: str, deploy_mode: str | None) -> bool:
 
 
 def submit_environment(*, master: str, deploy_mode: str | None) -> dict[str, str]:
-    """What `spark-submit` finds in its environment, over the worker's own."""
+    """What `spark-submit` finds in its environment, over the worker's own. Nothing for a driver elsewhere:
+    the provider would hand it over, and that machine has a Python and a path of its own."""
+    if deploy_mode == "cluster":
+        return {}
     environment = {
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
         "PYSPARK_PYTHON": sys.executable,

@@ -52,15 +52,20 @@ class Check:
 def all_checks(*, warehouse: str, with_spark: bool) -> Iterator[Check]:
     """Every check, each made only when it is asked for: a caller can show them as they come. `warehouse` is
     an absolute path or a URI; an object store has no folders, so only its put-if-absent is looked at."""
+    yield from machine_checks(with_spark=with_spark)
+    if not is_uri(warehouse):
+        yield check_writable(Path(warehouse))
+    yield check_put_if_absent(warehouse)
+
+
+def machine_checks(*, with_spark: bool) -> Iterator[Check]:
+    """What this machine has, wherever the tables are."""
     yield check_python()
     required = required_versions()
     for package in PACKAGES:
         yield check_package(package, *required.get(package, ("", "")))
     if find_spec("pyspark") is not None:
         yield from spark_checks(with_spark=with_spark)
-    if not is_uri(warehouse):
-        yield check_writable(Path(warehouse))
-    yield check_put_if_absent(warehouse)
 
 
 def spark_checks(*, with_spark: bool) -> Iterator[Check]:
@@ -234,6 +239,14 @@ def doctor(
             metavar="PLACE",
         ),
     ] = None,
+    environment: Annotated[
+        str | None,
+        typer.Option(
+            "--environment",
+            "-e",
+            help="Check the places of the pipeline files in this environment: stores, connector, clock.",
+        ),
+    ] = None,
     spark: Annotated[
         bool,
         typer.Option("--spark/--no-spark", help="Start Spark and use a small Delta table, half a minute."),
@@ -241,7 +254,13 @@ def doctor(
 ) -> None:
     """Check versions, Java, jars, Spark and the warehouse's put-if-absent; fail if one of them fails."""
 
-    checks = list(all_checks(warehouse=warehouse_to_check(warehouse), with_spark=spark))
+    if environment is not None:
+        from tidemark.cli.store_checks import places_of, store_checks
+
+        places = places_of(environment)
+        checks = [*machine_checks(with_spark=spark), *store_checks(places)]
+    else:
+        checks = list(all_checks(warehouse=warehouse_to_check(warehouse), with_spark=spark))
     failed = sum(not check.ok for check in checks)
     if as_json:
         report = {"ok": not failed, "checks": [dataclasses.asdict(check) for check in checks]}

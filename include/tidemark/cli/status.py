@@ -23,6 +23,7 @@ from tidemark.cli.shared import (
     say,
 )
 from tidemark.core.alarms import alarms_of, limits_in
+from tidemark.core.summary import numbers
 from tidemark.core.text import moment, span
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def show_status(found: Status, *, now_seconds: float) -> None:
         took = span(found.last_sealed.seconds)
         say(f"last sealed: {found.sealed}, {_ago(found.last_sealed.sealed, now)}; it took {took}")
     if found.open:
-        say(f"open: {', '.join(map(str, found.open))}; the next run takes them up first", style="yellow")
+        say(f"open: {numbers(found.open)}; the next run takes them up first", style="yellow")
         say(f"open since {_ago(found.open_since, now)}", style="yellow")
     for stop in found.blocked:
         since = f", since {_ago(stop.since, now)}" if stop.since is not None else ""

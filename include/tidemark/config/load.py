@@ -20,7 +20,7 @@ from tidemark.config.document import DocumentReader, Node, problem_at, validated
 from tidemark.config.expectations import SuiteReader
 from tidemark.config.kafka import SchemaReader
 from tidemark.config.model import PipelineConfig
-from tidemark.config.paths import default_root, is_relative, resolved, shown_place
+from tidemark.config.paths import default_root, is_relative, is_uri, resolved, shown_place
 from tidemark.config.problems import ConfigInvalid, Problem, nearest, shown
 from tidemark.config.tables import ShardSettings, matches_any, shard_name_of
 from tidemark.core.errors import InvalidUsage, TidemarkError
@@ -271,7 +271,15 @@ def _limit_problems(effective: Node, file: str) -> Iterator[Problem]:
     has every limit written out, and ignored limits must not stop its replay."""
     source, limits = effective.child("source"), effective.child("transaction")
     kind = source.child("type") if source is not None else None
-    if limits is None or kind is None or kind.value != "kafka":
+    if source is None or limits is None or kind is None:
+        return
+    place = source.child("path")
+    if kind.value == "files" and place is not None and is_uri(str(place.value)):
+        if limits.child("max_records") is not None:
+            fact, hint = "max_records counts lines, and nobody reads those of objects", "use max_bytes"
+            yield problem_at(effective, ("transaction", "max_records"), fact, hint, file=file, at_key=True)
+        return
+    if kind.value != "kafka":
         return
     for key in ("max_files", "max_bytes"):
         if limits.child(key) is not None:

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from tidemark.config.base import Model, checked
 from tidemark.config.kafka import KafkaSource
-from tidemark.config.paths import checked_path, is_uri, resolved, shown_place
+from tidemark.config.paths import checked_path, resolved
 from tidemark.config.problems import Flaw, raise_flaws, shown
 from tidemark.config.schema import Array, DataType, Map, Schema, Struct
 from tidemark.core.errors import InvalidUsage
@@ -75,13 +75,6 @@ _CONN_ID = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,199}\Z")
 _SLOT = re.compile(r"[a-z0-9_]{1,63}\Z")
 
 
-def _local_folder(text: str) -> str:
-    if is_uri(checked_path(text)):
-        hint = "mount it or copy the files; object stores can hold the warehouse, not the input files"
-        raise InvalidUsage(f"a files source reads a folder, not {shown_place(text)}", hint=hint)
-    return text
-
-
 def _pattern(text: str) -> str:
     parts = text.split("/")
     if len(text) > 500 or not text.isprintable() or not {"", "..", "."}.isdisjoint(parts):
@@ -126,19 +119,21 @@ class CsvOptions(Model):
 
 
 class FilesSource(Model):
-    """Files that land in a folder and don't change afterwards; JSON is one record per line.
+    """Files that land in a folder, or below a prefix of an object store, and don't change afterwards; JSON is
+    one record per line.
 
-    `pattern` is a glob below `path` (`**` for any folders); the default is all files with the format's
-    suffixes. A file is ready when it is `settle_seconds` old and, with `ready_marker`, when its marker
-    exists.
+    `pattern` is a glob below `path` (`**` for any folders); without it, all files with the format's suffixes.
+    A file is taken when it is `settle_seconds` old and, with `ready_marker`, once its marker is there. With
+    `incremental_listing` an object store is listed from the last name that is bound: names have to ascend.
     """
 
     type: Literal["files"]
-    path: Annotated[str, AfterValidator(checked(_local_folder))]
+    path: Annotated[str, AfterValidator(checked(checked_path))]
     format: Literal["json", "csv", "parquet"]
     pattern: Annotated[str, AfterValidator(checked(_pattern))] | None = None
     settle_seconds: Annotated[int, Field(ge=0, le=86_400)] = 10
     ready_marker: Annotated[str, AfterValidator(checked(_marker))] | None = None
+    incremental_listing: bool = False
     csv: CsvOptions | None = None
 
     @property
@@ -166,6 +161,10 @@ class FilesSource(Model):
         if self.csv is not None and self.format != "csv":
             hint = "remove them, or set format: csv"
             raise_flaws(iter([Flaw(("csv",), f"csv options with format {self.format}", hint)]))
+        if self.incremental_listing and self.ready_marker is not None:
+            fact = "a listing that begins at the last bound name may leave out a marker that sorts before it"
+            hint = "remove ready_marker, since objects appear whole, or incremental_listing"
+            raise_flaws(iter([Flaw(("incremental_listing",), fact, hint)]))
         return self
 
 

@@ -9,7 +9,6 @@ durable once acknowledged.
 
 from __future__ import annotations
 
-import io
 import logging
 import os
 import tempfile
@@ -20,12 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 from urllib.parse import unquote, urlparse
 
-import obstore
 from deltalake.exceptions import DeltaError, TableNotFoundError
-from obstore.exceptions import UnknownConfigurationKeyError
-from obstore.store import ObjectStore, from_url
 
-from tidemark.core.errors import Determinate, InvalidUsage, InvariantViolation, TidemarkError
+from tidemark.core.errors import Determinate, InvariantViolation, TidemarkError
 from tidemark.core.extras import require
 
 if TYPE_CHECKING:
@@ -67,52 +63,6 @@ def reading(table: str) -> Iterator[None]:
         raise InvariantViolation(
             f"the log of {table} can't be read: {error}", hint="restore it from a backup"
         ) from error
-
-
-_CLIENT_OPTIONS = ("allow_http", "allow_invalid_certificates", "connect_timeout", "proxy_url", "timeout")
-# Options of delta-rs alone: locking, which conditional puts don't need.
-_OF_DELTA_RS = ("dynamo", "locking_provider", "unsafe_rename")
-
-
-def open_objects(uri: str, options: Mapping[str, str]) -> ObjectStore:
-    """Open the object store at an address, with the options of delta-rs."""
-    known: Any = {
-        name.lower(): value
-        for name, value in options.items()
-        if not any(word in name.lower() for word in _OF_DELTA_RS)
-    }
-    client: Any = {}
-    for name in _CLIENT_OPTIONS:
-        given = (known.pop(name, None), known.pop(f"aws_{name}", None))
-        if found := given[0] or given[1] or os.environ.get(f"AWS_{name.upper()}"):
-            client[name] = found
-    try:
-        return from_url(uri.replace("s3a://", "s3://", 1), config=known, client_options=client)
-    except UnknownConfigurationKeyError as error:
-        fact = str(error).partition("\n")[0]
-        raise InvalidUsage(f"{uri} can't be reached: {fact}", hint="leave the option out") from error
-
-
-class ObjectReader(io.RawIOBase):
-    """A seekable reader of an object. The client's own reader lacks `closed`, which pyarrow needs."""
-
-    def __init__(self, objects: ObjectStore, path: str) -> None:
-        self._reader = obstore.open_reader(objects, path)
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def read(self, size: int | None = -1) -> bytes:
-        return bytes(self._reader.read(None if size is None or size < 0 else size))
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        return self._reader.seek(offset, whence)
-
-    def tell(self) -> int:
-        return self._reader.tell()
 
 
 def local_path(uri: str) -> Path | None:
@@ -234,6 +184,8 @@ class Store:
 
     def _object_store(self) -> ObjectStore:
         if self._objects is None:
+            from tidemark.config.object_store import open_objects
+
             self._objects = open_objects(self.uri, self._options)
         return self._objects
 
@@ -248,6 +200,7 @@ class Store:
         """Open a file for random access: a path on a disk, a seekable reader for an object store."""
         if self.folder is not None:
             return str(self.folder / path)
+        from tidemark.config.object_store import ObjectReader
 
         return ObjectReader(self._object_store(), path)
 

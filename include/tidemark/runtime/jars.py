@@ -10,6 +10,9 @@ Promises:
 - a jar with a wrong sum is never used: the error names the jar, both sums and the remedy;
 - a later download never takes the remains of an interrupted one for complete.
 
+`python -m tidemark.runtime.jars fetch | verify | lock` is what set-up and `make jars-lock` call. `fetch s3`
+brings Hadoop's S3 connector, of `jars-s3.lock`, into a folder of its own; every session has it from then on.
+
 Spark includes Apache Ivy and knows the public repositories. This module downloads with it, through a JVM
 gateway without a Spark session. To use a mirror, name an Ivy settings file in `$TIDEMARK_IVY_SETTINGS`.
 
@@ -36,6 +39,10 @@ from tidemark.runtime.home import home, jars_folder
 from tidemark.runtime.java import use_java
 
 LOCK = Path(__file__).with_name("jars.lock")
+S3_LOCK = Path(__file__).with_name("jars-s3.lock")
+"""Hadoop's S3 connector, for who has tables or landing files on S3."""
+
+FETCH_S3 = "run `python -m tidemark.runtime.jars fetch s3`"
 
 Download = Callable[[list["Coordinate"], Path], dict["Coordinate", Path]]
 """Downloads exactly these coordinates into files below the given folder."""
@@ -105,18 +112,29 @@ def read_lock(path: Path = LOCK) -> list[LockedJar]:
 
 
 def jar_paths(folder: Path | None = None) -> list[Path]:
-    """The paths of the jars, for a session. Raises `InvalidUsage` if one is missing.
+    """The paths of the jars, for a session, with those of the S3 connector if they were fetched. Raises
+    `InvalidUsage` if one is missing.
 
     Does not verify sums: only verified files get their final names.
     """
     folder = folder or jars_folder()
-    paths = [folder / jar.coordinate.filename for jar in read_lock()]
+    found = _present(folder, read_lock(), hint="run `make setup`")
+    s3 = s3_jars_folder(folder)
+    return found + (_present(s3, read_lock(S3_LOCK), hint=FETCH_S3) if s3.is_dir() else [])
+
+
+def s3_jars_folder(folder: Path | None = None) -> Path:
+    """Where the jars of the S3 connector lie, beside the others."""
+    beside = folder or jars_folder()
+    return beside.with_name(f"s3-{beside.name}")
+
+
+def _present(folder: Path, jars: list[LockedJar], *, hint: str) -> list[Path]:
+    paths = [folder / jar.coordinate.filename for jar in jars]
     missing = [path.name for path in paths if not path.is_file()]
     if missing:
-        raise InvalidUsage(
-            f"{len(missing)} of {len(paths)} jars are missing in {folder} (first: {missing[0]})",
-            hint="run `make setup`",
-        )
+        fact = f"{len(missing)} of {len(paths)} jars are missing in {folder} (first: {missing[0]})"
+        raise InvalidUsage(fact, hint=hint)
     return paths
 
 
@@ -188,6 +206,12 @@ def main(arguments: list[str]) -> int:
                 _sweep_scratch(home())
                 fetched = fetch(jars_folder(), read_lock(), download_jars)
                 sys.stdout.write(f"jars: {len(fetched)} downloaded, {len(read_lock())} in place\n")
+            case ["fetch", "s3"]:
+                _sweep_scratch(home())
+                fetched = fetch(s3_jars_folder(), read_lock(S3_LOCK), download_jars)
+                sys.stdout.write(
+                    f"jars of S3: {len(fetched)} downloaded, {len(read_lock(S3_LOCK))} in place\n"
+                )
             case ["verify"]:
                 verify(jars_folder(), read_lock())
                 sys.stdout.write(f"jars: all {len(read_lock())} have their sums\n")
@@ -195,8 +219,12 @@ def main(arguments: list[str]) -> int:
                 home().mkdir(parents=True, exist_ok=True)
                 LOCK.write_text(resolved_lock(home()), encoding="utf-8")
                 sys.stdout.write(f"jars: {LOCK.name} lists {len(read_lock())}\n")
+            case ["lock", "s3"]:
+                S3_LOCK.write_text(resolved_s3_lock(home()), encoding="utf-8")
+                sys.stdout.write(f"jars of S3: {S3_LOCK.name} lists {len(read_lock(S3_LOCK))}\n")
             case _:
-                raise InvalidUsage(f"unknown arguments {arguments}", hint="say fetch, verify or lock")
+                hint = "say fetch, verify or lock; or fetch s3, lock s3"
+                raise InvalidUsage(f"unknown arguments {arguments}", hint=hint)
     except TidemarkError as error:
         sys.stderr.write(f"{error}\n")
         return 1
@@ -217,6 +245,25 @@ KAFKA = [
     Coordinate("org.apache.spark", "spark-token-provider-kafka-0-10_2.13", "4.0.0"),
 ]
 
+_SDK = "2.29.52"
+S3 = [
+    # Not its bundle of all services, which is 600 MB: what the connector calls, with what that needs.
+    *(
+        Coordinate("software.amazon.awssdk", artifact, _SDK)
+        for artifact in ("s3", "s3-transfer-manager", "sts", "apache-client", "netty-nio-client")
+    ),
+]
+S3_CONNECTOR = [
+    Coordinate("org.apache.hadoop", "hadoop-aws", "3.4.2"),
+    Coordinate("org.wildfly.openssl", "wildfly-openssl", "2.1.4.Final"),
+    Coordinate("software.amazon.s3.analyticsaccelerator", "analyticsaccelerator-s3", "1.2.1"),
+]
+"""Of the version of Hadoop that Spark carries."""
+
+_S3_HEADER = """\
+# Hadoop's S3 connector and what it calls, each with the sum of its bytes. Written by
+# `python -m tidemark.runtime.jars lock s3`.
+"""
 _HEADER = """\
 # The jars that Spark needs and does not carry, each with the sum of its bytes. Written by `make jars-lock`.
 """
@@ -235,7 +282,17 @@ def download_jars(coordinates: list[Coordinate], scratch: Path) -> dict[Coordina
 
 
 def resolved_lock(parent: Path) -> str:
-    """Resolve Delta with its dependencies and the Kafka reader's fixed list; return the text of jars.lock.
+    """Resolve Delta with its dependencies and the Kafka reader's fixed list; return the text of jars.lock."""
+    return _HEADER + _locked([DELTA], KAFKA, parent)
+
+
+def resolved_s3_lock(parent: Path) -> str:
+    """Resolve the S3 client with its dependencies and the connector; return the text of jars-s3.lock."""
+    return _S3_HEADER + _locked(S3, S3_CONNECTOR, parent)
+
+
+def _locked(roots: list[Coordinate], fixed: list[Coordinate], parent: Path) -> str:
+    """The lines of a lock: the roots with their dependencies, and the fixed ones alone.
 
     Artifacts that Spark includes are left out in any version: Spark's own jars come first in class loading,
     so a second copy would never be used.
@@ -243,11 +300,11 @@ def resolved_lock(parent: Path) -> str:
     with tempfile.TemporaryDirectory(prefix="jars-", dir=parent) as scratch:
         tree = Path(scratch) / "tree"
         flat = Path(scratch) / "flat"
-        files = _resolve([DELTA], tree, transitive=True)
-        coordinates = {_coordinate_of(path, tree) for path in files} | set(KAFKA)
+        files = _resolve(roots, tree, transitive=True)
+        coordinates = {_coordinate_of(path, tree) for path in files} | set(fixed)
         wanted = sorted(c for c in coordinates if not _ships_with_spark(c))
         lines = [f"{c} sha256:{sha256_of(path)}\n" for c, path in download_jars(wanted, flat).items()]
-    return _HEADER + "".join(lines)
+    return "".join(lines)
 
 
 def _resolve(coordinates: list[Coordinate], ivy_home: Path, *, transitive: bool) -> list[Path]:

@@ -14,6 +14,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tidemark.config.object_store import opened
 from tidemark.config.source import Debezium
 from tidemark.core.errors import InvalidUsage
 
@@ -223,9 +224,8 @@ def _avro_connect(kind: str, name: str, settings: Debezium) -> str:
 
 
 def parquet_columns(path: str) -> dict[str, tuple[pa.DataType, str]]:
-    """The columns of a file, each with its Arrow type and, for a column that isn't nested, its physical
-    type."""
-    file = pq.ParquetFile(path)
+    """The columns of a file, each with its Arrow type and, where it is a plain one, its physical type."""
+    file = pq.ParquetFile(opened(path))
     try:
         plain = {
             file.schema.column(at).path: file.schema.column(at).physical_type

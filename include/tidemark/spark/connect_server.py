@@ -128,7 +128,9 @@ def _launch(port: int, token: str, folder: Path, confs: Mapping[str, str]) -> Se
         TOKEN_VARIABLE: token,
     }
     log_file = folder / "server.log"
-    command = [str(home / "bin" / "spark-submit"), "--properties-file", str(properties)]
+    # The user's own defaults are for settings that are not given here, as in any other Spark application.
+    given = ["--properties-file", str(properties), "--load-spark-defaults"]
+    command = [str(home / "bin" / "spark-submit"), *given]
     with log_file.open("ab") as log:
         process = subprocess.Popen(
             [*command, "--class", _CLASS, "spark-internal"],

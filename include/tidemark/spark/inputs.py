@@ -24,20 +24,25 @@ from pyspark.sql.types import DataType, StructField, StructType
 
 from tidemark.config import CsvOptions, KafkaSource, PipelineConfig, ShardConfig
 from tidemark.config.kafka import AvroSchemas
+from tidemark.config.object_store import opened
+from tidemark.config.paths import is_uri
 from tidemark.core.binding import Binding
 from tidemark.core.errors import Determinate, InvalidUsage, InvariantViolation
 from tidemark.sources.files.content import packing_flaw, record_place
 from tidemark.sources.files.manifest import BoundFile, Manifest
+from tidemark.sources.files.objects import Objects
 from tidemark.sources.kafka.connection import java_settings, settings_of
 from tidemark.sources.kafka.manifest import KafkaManifest, Range
 from tidemark.spark import documents as doc
 from tidemark.spark.decode import shards_of
 from tidemark.spark.fold import ORDINAL
 from tidemark.spark.kafka import RecordEncoding, not_avro, read_topics
-from tidemark.spark.read import RECORD, parts_for, parts_of, read_lines, read_rows
+from tidemark.spark.read import RECORD, parts_for, parts_of, read_lines, read_rows, tasks_for, tasks_of
+from tidemark.spark.session import FILES_AT_ONCE, in_parallel
 from tidemark.spark.values import ValueEncoding
 
 _HEADER_BYTES_MAX = 1 << 20
+_PACKED: Final = {".gz": "gzip", ".zst": "zstd"}
 
 
 def form_of(config: PipelineConfig, folder: str, files: Sequence[BoundFile]) -> doc.RecordForm:
@@ -87,18 +92,21 @@ def undeclared(name: str) -> InvalidUsage:
 
 def _file_columns(
     folder: str, files: Sequence[BoundFile], columns_of: Callable[[str], tuple[str, ...]]
-) -> Iterator[tuple[str, tuple[str, ...]]]:
+) -> list[tuple[str, tuple[str, ...]]]:
     """Each file's name with its columns. An I/O error is `Determinate`, because the file may be readable
     later; a malformed file is `InvalidUsage`."""
-    for file in files:
+
+    def shape(file: BoundFile) -> tuple[str, tuple[str, ...]]:
         try:
-            yield file.name, columns_of(f"{folder}/{file.name}")
+            return file.name, columns_of(f"{folder}/{file.name}")
         except (OSError, ValueError, csv.Error) as error:
             fact = f"the columns of file {file.name!r} can't be read: {error}"
             if isinstance(error, OSError) and error.errno is not None:
                 raise Determinate(fact, hint="retry; if it is gone, the next try says so") from error
             hint = "is it UTF-8, whole, and of the declared format? Skip its transaction, and land it mended"
             raise InvalidUsage(fact, hint=hint) from error
+
+    return in_parallel(shape, files, at_once=FILES_AT_ONCE)
 
 
 def _same_columns(shapes: Iterable[tuple[str, tuple[str, ...]]]) -> tuple[str, ...]:
@@ -145,7 +153,8 @@ def _needed(shard: ShardConfig) -> Iterator[str]:
 
 
 def _csv_header(path: str, options: CsvOptions) -> tuple[str, ...]:
-    with pa.input_stream(path, compression="detect") as stream:
+    packed = next((kind for suffix, kind in _PACKED.items() if path.lower().endswith(suffix)), None)
+    with pa.input_stream(opened(path), compression=packed) as stream:
         line = bytes(stream.read(_HEADER_BYTES_MAX)).split(b"\n", 1)[0].decode("utf-8-sig").rstrip("\r")
     if not line.strip():
         return ()
@@ -160,10 +169,9 @@ def _csv_header(path: str, options: CsvOptions) -> tuple[str, ...]:
 
 
 def _parquet_names(path: str) -> tuple[str, ...]:
-    return tuple(pq.read_schema(path).names)
+    return tuple(pq.read_schema(opened(path)).names)
 
 
-_TASKS_PER_CORE: Final = 3
 _HEADER_LINE: Final = 0
 _RECORD_BYTES: Final = 500
 """An estimate: the bytes of a topic's records are unknown before they are read."""
@@ -222,7 +230,7 @@ class FilesInput:
     def read(
         self, spark: SparkSession, config: PipelineConfig, form: doc.RecordForm, *, cores: int
     ) -> DataFrame:
-        tasks_max = cores * _TASKS_PER_CORE
+        tasks_max = tasks_of(self.files, cores=cores)
         if form.format == "parquet":
             schema = rows_schema(form, shards_of(config))
             return read_rows(spark, self.folder, self.files, schema, tasks_max=tasks_max)
@@ -238,6 +246,8 @@ class FilesInput:
         return record_place(self.manifest, offset, ordinal)
 
     def is_gone(self) -> bool:
+        if is_uri(self.folder):
+            return not Objects(self.folder).has_all(self.files)
         return not all(Path(self.folder, file.name).exists() for file in self.files)
 
     def damage(self, said: str) -> str:
@@ -287,7 +297,7 @@ class TopicsInput:
             java_settings(settings_of(self.source)),
             group=self.source.group_of(config.name),
             written=written,
-            tasks_max=cores,
+            tasks_max=tasks_for(self._bytes, cores=cores),
         )
 
     def value_schemas(self, config: PipelineConfig) -> AvroSchemas | None:
@@ -301,7 +311,11 @@ class TopicsInput:
         return AvroSchemas.of(self.schemas.get(part, {}))
 
     def parts(self, *, cores: int) -> int:
-        return parts_for(sum(one.size for one in self.ranges) * _RECORD_BYTES, cores=cores)
+        return parts_for(self._bytes, cores=cores)
+
+    @property
+    def _bytes(self) -> int:
+        return sum(one.size for one in self.ranges) * _RECORD_BYTES
 
     def place(self, partition: str, offset: int, ordinal: int) -> str:
         return f"{partition}, offset {offset}"

@@ -25,6 +25,7 @@ from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.seal import Part
 from tidemark.delta.state_files import DIGEST, KEY
 from tidemark.delta.store import Store
+from tidemark.spark.session import FILES_AT_ONCE, in_parallel
 
 _TXN_FOLDER = re.compile(r"_txn-(\d{20})\Z")
 _TOKEN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}\Z")
@@ -63,14 +64,17 @@ class PartStore:
         """`parts` for any folder below a log that the caller owns."""
         store, root = self._store
         log = f"{root}/{shard}/log"
-        found: list[Part] = []
-        for info in self._listed(f"{log}/{folder}"):
+
+        def described(info: fs.FileInfo) -> Part | None:
             name = info.path.rsplit("/", 1)[-1]
             footer = pq.read_metadata(info.path, filesystem=store) if name.endswith(".parquet") else None
             if footer is None or footer.num_rows == 0:
                 store.delete_file(info.path)
-                continue
-            found.append(Part(f"{folder}/{name}", footer.num_rows, info.size, stats_of(footer)))
+                return None
+            return Part(f"{folder}/{name}", footer.num_rows, info.size, stats_of(footer))
+
+        listed = self._listed(f"{log}/{folder}")
+        found = [part for part in in_parallel(described, listed, at_once=FILES_AT_ONCE) if part is not None]
         if not found:
             self._remove(f"{log}/{folder}")
         self._sync(shard, [part.path for part in found])
@@ -101,22 +105,27 @@ class PartStore:
     def readable(self, shard: ShardId, parts: Sequence[Part]) -> list[str]:
         """The paths of those parts that have a readable footer, as Spark spells them."""
         store, root = self._store
+        paths = [f"{root}/{shard}/log/{part.path}" for part in parts]
+        rows = in_parallel(lambda path: _rows_in(store, path), paths, at_once=FILES_AT_ONCE)
         return [
             f"{self.log_root(shard)}/{part.path}"
-            for part in parts
-            if _rows_in(store, f"{root}/{shard}/log/{part.path}") is not None
+            for part, found in zip(parts, rows, strict=True)
+            if found is not None
         ]
 
     def damaged(self, shard: ShardId, parts: Sequence[Part]) -> list[Part]:
         """Those parts whose file is missing, truncated, or has no readable footer."""
         store, root = self._store
         paths = [f"{root}/{shard}/log/{part.path}" for part in parts]
-        infos = store.get_file_info(paths)
-        return [
-            part
-            for part, info in zip(parts, infos, strict=True)
-            if info.type != fs.FileType.File or info.size != part.bytes or not _opens(store, info.path, part)
-        ]
+
+        def is_damaged(known: tuple[Part, fs.FileInfo]) -> bool:
+            part, info = known
+            there = info.type == fs.FileType.File and info.size == part.bytes
+            return not there or _rows_in(store, info.path) != part.rows
+
+        known = list(zip(parts, store.get_file_info(paths), strict=True))
+        damaged = in_parallel(is_damaged, known, at_once=FILES_AT_ONCE)
+        return [part for part, is_so in zip(parts, damaged, strict=True) if is_so]
 
     def are_whole(self, shard: ShardId, parts: Sequence[Part]) -> bool:
         """Whether those parts that exist can be read to their ends, with the checksums of their pages.
@@ -124,7 +133,7 @@ class PartStore:
         store, root = self._store
         paths = [f"{root}/{shard}/log/{part.path}" for part in parts]
         there = [info.path for info in store.get_file_info(paths) if info.type == fs.FileType.File]
-        return all(_is_whole(store, path) for path in there)
+        return all(in_parallel(lambda path: _is_whole(store, path), there))
 
     def restore(self, shard: ShardId, *, lost: Part, copy: Part) -> None:
         """Move a staged part's file to a lost part's path. It is a rename, so readers see all of it or
@@ -193,10 +202,6 @@ def _is_whole(store: fs.FileSystem, path: str) -> bool:
             raise
         return False
     return True
-
-
-def _opens(store: fs.FileSystem, path: str, part: Part) -> bool:
-    return _rows_in(store, path) == part.rows
 
 
 def _rows_in(store: fs.FileSystem, path: str) -> int | None:

@@ -96,7 +96,7 @@ class SparkPlane:
     ) -> None:
         self._sessions = Sessions(spark, {**_CONFS, **(confs or {})})
         self._parts_fixed = int((confs or {}).get("spark.sql.shuffle.partitions", 0))
-        self._cores = cores_of(spark)
+        self._spark = spark
         self._config = config
         self._store = PartStore(f"{warehouse or config.warehouse_location}/{config.name}")
         self.kept = LogRows(self._sessions, config, self._store)
@@ -234,9 +234,11 @@ class SparkPlane:
     ) -> tuple[DataFrame, dict[str, Rules], int]:
         """The routed records, the rules of each shard, and the number of parts."""
         form = read.form(config)
-        count = read.parts(cores=self._cores)
+        # Asked for each transaction: executors come and go.
+        cores = cores_of(self._spark)
+        count = read.parts(cores=cores)
         spark = self._sessions.many if count else self._sessions.few
-        routed = route(read.read(spark, config, form, cores=self._cores), form, config)
+        routed = route(read.read(spark, config, form, cores=cores), form, config)
         parts = self._parts_fixed or count
         return routed, {s.name: Rules(s, form, txn, watermark, stages) for s in shards_of(config)}, parts
 

@@ -36,6 +36,7 @@ from tidemark.spark.fold import OFFSET, ORDINAL, PARTITION
 from tidemark.spark.sql import literal, opaque, quoted
 
 _PART_BYTES: Final = 128 * 1024**2
+_TASKS_PER_CORE: Final = 3
 _PART_BYTES_MIN: Final = 2 * 1024**2
 _ONE_TASK_BYTES_MAX: Final = 256 * 1024
 _COMPRESSED: Final = (".gz", ".zst")
@@ -165,6 +166,11 @@ def parts_of(files: Sequence[BoundFile], *, cores: int) -> int:
     return parts_for(sum(map(_read_bytes, files)), cores=cores)
 
 
+def tasks_of(files: Sequence[BoundFile], *, cores: int) -> int:
+    """How many tasks read these files at most."""
+    return tasks_for(sum(map(_read_bytes, files)), cores=cores)
+
+
 def parts_for(size: int, *, cores: int) -> int:
     """`parts_of` for a size in bytes."""
     if size <= _ONE_TASK_BYTES_MAX:
@@ -172,6 +178,12 @@ def parts_for(size: int, *, cores: int) -> int:
     parts = max(1, -(-size // _PART_BYTES), min(cores, size // _PART_BYTES_MIN))
     # A last round of tasks that leaves cores idle costs as much as a full one.
     return parts if parts <= cores else -(-parts // cores) * cores
+
+
+def tasks_for(size: int, *, cores: int) -> int:
+    """How many tasks read so many bytes: a few for each core of now, and none with more than a part's bytes,
+    so that executors that come later, as with dynamic allocation, find tasks that wait for them."""
+    return max(cores * _TASKS_PER_CORE, -(-size // _PART_BYTES))
 
 
 def _read_bytes(file: BoundFile) -> int:

@@ -76,9 +76,11 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _AT_ONCE_MAX: Final = 4
+FILES_AT_ONCE: Final = 16
+"""Opening a file is mostly waiting for its store."""
 
 
-def in_parallel(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
+def in_parallel(work: Callable[[T], R], items: Sequence[T], *, at_once: int = _AT_ONCE_MAX) -> list[R]:
     """The results of `work` for each item, in the order of the items.
 
     Spark plans a small job in one thread, so several threads plan several shards at once. Their jobs share
@@ -87,7 +89,7 @@ def in_parallel(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
     """
     if len(items) <= 1:
         return [work(item) for item in items]
-    pool = ThreadPoolExecutor(min(_AT_ONCE_MAX, len(items)), thread_name_prefix="shard")
+    pool = ThreadPoolExecutor(min(at_once, len(items)), thread_name_prefix="parallel")
     try:
         return list(pool.map(work, items))
     finally:

@@ -45,7 +45,8 @@ from tidemark.ports.state import Tail
 from tidemark.spark.failures import shard_job_errors
 from tidemark.spark.fold_shard import WRITE_CONFS
 from tidemark.spark.publish import ShardIndex, changes_in_state, digest_of_rows, keys_found
-from tidemark.spark.session import INTERPRETED, confs_set, persisted
+from tidemark.spark.read import parts_for
+from tidemark.spark.session import INTERPRETED, confs_set, cores_of, persisted
 from tidemark.spark.sql import quoted
 from tidemark.spark.state_table import (
     NextVersion,
@@ -55,7 +56,7 @@ from tidemark.spark.state_table import (
     specs_of,
     state_properties,
 )
-from tidemark.spark.tables import parquet_rows, read_version
+from tidemark.spark.tables import log_files, parquet_rows, read_version
 from tidemark.spark.tail import ROW, folded_tail
 from tidemark.spark.tombstones import write_tombstones
 from tidemark.spark.views import Pins, fresh, is_small, tail_at, with_declared_columns
@@ -187,6 +188,7 @@ class SparkStatePlane:
     ) -> tuple[int, StateCommit] | Conflict:
         spec, spark, base = self._specs.of(shard), self._spark, pins.base
         confs = _PLANNED_ONCE | WRITE_CONFS | (INTERPRETED if is_small(spec, pins) else {})
+        confs |= {"spark.sql.shuffle.partitions": str(_partitions(spark, spec, tail, version))}
         with shard_job_errors(shard), confs_set(spark, confs), _tail(spark, spec, pins) as folded:
             old = base.commit.tombstones if base is not None else VERSION_NONE
             tombs = write_tombstones(folded, spec, base=old, watermark=tail.watermark)
@@ -248,6 +250,13 @@ class SparkStatePlane:
             }
             outcome = self._commit(shard, version, commit, **change)
         return outcome if isinstance(outcome, Conflict) else (outcome.version, commit)
+
+
+def _partitions(spark: SparkSession, spec: StateSpec, tail: Tail, version: NextVersion) -> int:
+    """Into how many partitions a publish shuffles: by what it reads, and the cores of now."""
+    files = log_files(spec, lower=tail.lower, upper=tail.upper, version=tail.log_version)
+    size = sum(one.part.bytes for one in files) + sum(one.bytes for one in version.head.files.values())
+    return max(1, parts_for(size, cores=cores_of(spark)))
 
 
 @contextmanager

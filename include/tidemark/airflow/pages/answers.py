@@ -29,6 +29,7 @@ from tidemark.app.deployment import Deployment
 from tidemark.app.status import status_of
 from tidemark.app.tasks import open_pipeline
 from tidemark.app.transactions import listed, recent, run_facts, steps_of, whole
+from tidemark.config.paths import is_uri
 from tidemark.core.alarms import alarms_of
 from tidemark.core.binding import Binding
 from tidemark.core.checksum import Digests
@@ -105,7 +106,7 @@ def opened(one: PipelineDag) -> Deployment:
 
 
 def is_asked(deployment: Deployment) -> bool:
-    return deployment.config.source.type == "files"
+    return deployment.config.source.type == "files" and not is_uri(deployment.config.source_location)
 
 
 def pipeline_body(one: PipelineDag) -> Body:

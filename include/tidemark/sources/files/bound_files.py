@@ -70,6 +70,17 @@ class BoundFiles:
         last, wanted = self._last, list(names)
         return {} if last is None else self._whatever_happens(lambda: self._among(last, wanted))
 
+    def last_name(self) -> str | None:
+        """The name that sorts last of those that are bound."""
+        last = self._last
+        return None if last is None else self._whatever_happens(lambda: self._last_name(last))
+
+    def _last_name(self, last: Binding) -> str | None:
+        # From the end of the names, and not by max(), which would look at all of them.
+        query = "SELECT name FROM files WHERE txn <= ? ORDER BY name DESC LIMIT 1"
+        found = self._connected().execute(query, (last.txn,)).fetchone()
+        return None if found is None else str(found[0])
+
     def _whatever_happens(self, work: Callable[[], T]) -> T:
         """Do the work with the shared index or, if that can't be used, with a private one."""
         try:

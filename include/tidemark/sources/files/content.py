@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from tidemark.config.object_store import opened
 from tidemark.sources.files.manifest import Manifest
 
 READ_BYTES: Final = 1024 * 1024
@@ -92,6 +93,8 @@ def packing_flaw(path: str) -> str:
     try:
         for _ in _unpacked(path):
             pass
+    except FileNotFoundError:
+        return ""
     except (OSError, EOFError, zlib.error) as error:
         return "" if isinstance(error, OSError) and error.errno is not None else str(error)
     return ""
@@ -99,13 +102,13 @@ def packing_flaw(path: str) -> str:
 
 def _unpacked(path: str) -> Iterator[bytes]:
     if path.lower().endswith(".gz"):
-        with gzip.open(path, "rb") as file:
+        with gzip.open(opened(path), "rb") as file:
             while chunk := file.read(READ_BYTES):
                 yield chunk
         return
     import pyarrow as pa
 
-    with pa.input_stream(path, compression="zstd") as stream:
+    with pa.input_stream(opened(path), compression="zstd") as stream:
         while chunk := stream.read(READ_BYTES):
             yield chunk
 

@@ -40,6 +40,8 @@ class Found:
     size: int
     mtime_ns: int
     changed_ns: int
+    tag: str = ""
+    """An object's e-tag, which stands for its content; a file of a disk has none."""
 
     def settled_at(self, now_ns: int) -> int:
         """The time of the last write. If that is in the future, the inode's change time is used instead."""
@@ -115,14 +117,16 @@ def _starred(first: str, others: Sequence[str], one: str) -> str:
 
 
 class Listing:
-    """One listing of a folder: matching `files` by name, all `names`, and the `skipped` files. Raises
-    `InvalidUsage` if the folder itself can't be listed."""
+    """One look at a folder: `files` by name, all `names` seen, and what was `skipped`. Without a folder it is
+    empty, for who lists something else."""
 
-    def __init__(self, folder: str, matches: Callable[[str], bool]) -> None:
+    def __init__(self, folder: str | None, matches: Callable[[str], bool]) -> None:
         self.files: dict[str, Found] = {}
         self.names: set[str] = set()
         self.skipped: list[Skipped] = []
         self._matches = matches
+        if folder is None:
+            return
         try:
             self._walk(folder, "")
         except FileNotFoundError:
@@ -159,24 +163,29 @@ class Listing:
                 self.skipped.append(Skipped(name, "it is a symlink"))
             elif entry.is_dir(follow_symlinks=False):
                 yield entry.path, f"{name}/"
-            elif self._matches(name):
+            elif self.takes(name):
                 self._add(entry, name)
 
-    def _add(self, entry: os.DirEntry[str], name: str) -> None:
+    def takes(self, name: str) -> bool:
+        """Whether a name is one to be taken; one that matches, and can't be read, is noted as skipped."""
+        if not self._matches(name):
+            return False
         try:
             name.encode()
         except UnicodeEncodeError:
             self.skipped.append(Skipped(ascii(name), "its name is not UTF-8"))
-            return
-        if ":" in entry.name:
-            # Hadoop takes the text before a colon for the scheme of a URI, and every read would fail.
+            return False
+        if ":" in name.rpartition("/")[2]:
+            # Hadoop takes what stands before it for the scheme of a URI, and every read would fail.
             self.skipped.append(Skipped(name, "Spark can't read a name with a colon: rename it"))
-            return
+            return False
         if name.lower().endswith(LAX_SUFFIXES):
-            self.skipped.append(
-                Skipped(name, "what is packed like this can't be read safely: use .gz or .zst")
-            )
-            return
+            reason = "what is packed like this can't be read safely: use .gz or .zst"
+            self.skipped.append(Skipped(name, reason))
+            return False
+        return True
+
+    def _add(self, entry: os.DirEntry[str], name: str) -> None:
         try:
             found = entry.stat(follow_symlinks=False)
         except FileNotFoundError:

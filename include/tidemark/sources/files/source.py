@@ -1,4 +1,5 @@
-"""A folder of files as a source: each file is bound once, by name, with the hash of its content.
+"""Files of a folder or an object store as a source: each is bound once, by name, with the hash of its content
+or, on an object store, with its e-tag (`files.objects`).
 
 Promise: the source offers every settled file that is not yet bound, in order of names, and no file twice. A
 new file may sort before the bound ones (scenario S6). Sequence numbers are dense from the last binding, so
@@ -37,7 +38,7 @@ from tidemark.config.model import PipelineConfig
 from tidemark.config.paths import cache_folder, is_uri
 from tidemark.config.source import FilesSource
 from tidemark.core.binding import Binding, BindingRecord, Step
-from tidemark.core.errors import InvalidUsage, InvariantViolation
+from tidemark.core.errors import Determinate, InvalidUsage, InvariantViolation
 from tidemark.core.frontier import Frontier
 from tidemark.core.ids import Txn
 from tidemark.core.replay import Replayable
@@ -47,13 +48,17 @@ from tidemark.sources.files.bound_files import BoundFiles
 from tidemark.sources.files.content import Content, read_content
 from tidemark.sources.files.listing import Change, Found, Listing, Skipped, find_change, listed, matcher
 from tidemark.sources.files.manifest import PARTITION, BoundFile, Manifest
+from tidemark.sources.files.objects import Objects
 
-THREADS: Final = 4
+THREADS: Final = max(4, os.cpu_count() or 1)
+"""One thread hashes 875 MB a second, and so keeps up with dozens of cores of Spark (`bench.scale`)."""
 INDEX_FILE: Final = "1.sqlite"
 """The number changes with the layout, so that processes of two versions can run side by side."""
 TOUCHED_BYTES_MAX: Final = 256 * 1024**2
 """How many bytes an offer hashes again of bound files whose change time alone moved, the latest first."""
 _SKIPPED_LOGGED_MAX: Final = 20
+NO_RECORDS: Final = "max_records can't bound transactions of objects, whose lines nobody counts"
+NO_RECORDS_HINT: Final = "use max_files or max_bytes"
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +82,7 @@ class FileRules:
     pattern: str | None = None
     settle_seconds: float = 0
     ready_marker: str | None = None
+    incremental_listing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +105,7 @@ class FileSource:
         bindings: Ledger[BindingRecord],
         limits: FileLimits | None = None,
         index: Path | None = None,
+        objects: Objects | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._folder = os.fspath(folder)
@@ -107,6 +114,11 @@ class FileSource:
         self._bindings = bindings
         self._now = now
         self._matches = matcher(rules.pattern, rules.format)
+        if objects is None and is_uri(self._folder):
+            objects = Objects(self._folder, pattern=rules.pattern)
+        if objects is not None and self._limits.records_max is not None:
+            raise InvalidUsage(NO_RECORDS, hint=NO_RECORDS_HINT)
+        self._objects = objects
         self._bound = BoundFiles(index, self._bound_between)
         self._contents: dict[str, tuple[Found, Content]] = {}
         self.skipped: tuple[Skipped, ...] = ()
@@ -122,7 +134,13 @@ class FileSource:
         cache = cache_folder(None if is_uri(place) else Path(place), uri=place)
         return cls(
             config.source_location,
-            FileRules(source.format, source.pattern, source.settle_seconds, source.ready_marker),
+            FileRules(
+                source.format,
+                source.pattern,
+                source.settle_seconds,
+                source.ready_marker,
+                source.incremental_listing,
+            ),
             bindings=bindings,
             limits=FileLimits(limits.max_files, limits.max_bytes, limits.max_records),
             index=cache / INDEX_FILE,
@@ -152,7 +170,7 @@ class FileSource:
         missing. Opens no file."""
         try:
             listing, bound = self._look(last, makes=False)
-        except InvalidUsage as error:
+        except (InvalidUsage, Determinate) as error:
             return Waiting(trouble=error.fact)
         now_ns = int(self._now() * 1e9)
         new = [f for f in listing.with_markers(self._rules.ready_marker) if f.name not in bound]
@@ -170,9 +188,14 @@ class FileSource:
         return self._gone(binding, thorough=True)
 
     def _gone(self, binding: Binding, *, thorough: bool) -> str:
-        files = Manifest.from_json(binding.manifest).files
+        return listed(self._changed(Manifest.from_json(binding.manifest).files, thorough=thorough))
+
+    def _changed(self, files: Sequence[BoundFile], *, thorough: bool = True) -> list[Change]:
+        """Those of the files that are not what they were."""
+        if self._objects is not None:
+            return self._objects.changes(files)
         changes = (find_change(self._folder, file, self._hash_of, thorough=thorough) for file in files)
-        return listed([change for change in changes if change is not None])
+        return [change for change in changes if change is not None]
 
     def replayable(self, bindings: Sequence[Binding]) -> Sequence[Replayable]:
         """Which transactions still have all their files. Files have no retention: they stay replayable until
@@ -183,12 +206,16 @@ class FileSource:
         """Does nothing: Tidemark never moves or removes the user's files."""
 
     def _look(self, last: Binding | None, *, makes: bool = True) -> tuple[Listing, dict[str, BoundFile]]:
-        """The folder's files, and those of them that are bound up to the last binding. With `makes=False` no
-        index is created on disk: a read-only command may run as another user."""
-        listing = Listing(self._folder, self._matches)
+        """What is in the folder, and what of it is bound up to the last binding. Who only looks at a pipeline
+        leaves no index behind, which might be another user's."""
+        folder = None if self._objects is not None else self._folder
+        listing = Listing(folder, self._matches)
         if not makes and not self._bound.is_made:
             self._bound = BoundFiles(None, self._bound_between)
         self._bound.learn(last)
+        if self._objects is not None:
+            after = self._bound.last_name() if self._rules.incremental_listing else None
+            self._objects.list_into(listing, after=after)
         return listing, self._bound.among(listing.files)
 
     def _bound_between(self, lower: Txn, upper: Txn) -> list[Binding]:
@@ -208,7 +235,11 @@ class FileSource:
         touched: list[tuple[int, BoundFile]] = []
         for name, known in bound.items():
             found = listing.files[name]
-            if (found.size, found.mtime_ns) != (known.size, known.mtime_ns):
+            if found.tag:
+                # Nothing else has to be looked at: an e-tag stands for the content.
+                if found.tag != known.hash:
+                    moved.append(known)
+            elif (found.size, found.mtime_ns) != (known.size, known.mtime_ns):
                 moved.append(known)
             elif known.changed_ns not in (0, found.changed_ns):
                 touched.append((found.changed_ns, known))
@@ -218,14 +249,15 @@ class FileSource:
                 room -= known.size
                 moved.append(known)
         moved.sort(key=lambda file: file.seq)
-        changes = (find_change(self._folder, known, self._hash_of) for known in moved)
-        return [change for change in changes if change is not None and not change.is_removal]
+        return [change for change in self._changed(moved) if not change.is_removal]
 
     def _hash_of(self, file: Found) -> str:
         """The current hash of a bound file, computed once for each size and time."""
         return self._content(file, count_records=False).hash
 
     def _content(self, file: Found, *, count_records: bool) -> Content:
+        if file.tag:
+            return Content(file.size, file.tag, file.mtime_ns, file.changed_ns)
         known = self._contents.get(file.name)
         if known is None or known[0] != file:
             path = f"{self._folder}/{file.name}"
@@ -264,7 +296,7 @@ class FileSource:
         waits = False
         if content is None:
             reason = "it can't be read"
-        elif Found(file.name, content.size, content.mtime_ns, content.changed_ns) != file:
+        elif Found(file.name, content.size, content.mtime_ns, content.changed_ns, file.tag) != file:
             reason, waits = "it is still being written", True
         else:
             reason = content.flaw

@@ -1,0 +1,139 @@
+"""Landing files on an object store: bound by key, size and e-tag, without reading a byte of them.
+
+An object appears whole, and its e-tag moves with its content, so nothing has to be hashed. The store is
+listed in pages: below the folders that the pattern names, and with `incremental_listing` from the last bound
+name on. Which objects were changed or lost since they were bound is asked of the store one by one, several
+at a time.
+
+Known limitations: a prefix without objects can't be told from one that is misspelt. A store may give equal
+content a new e-tag when it is put again; that counts as a change. Objects are read by their keys: where a
+bucket has versions, an older one is not read, and has to be restored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from tidemark.config.object_store import open_objects
+from tidemark.core.errors import Determinate, InvalidUsage
+from tidemark.sources.files.listing import Change, Found, Listing, is_temporary
+from tidemark.sources.files.manifest import BoundFile, is_inside
+
+if TYPE_CHECKING:
+    from obstore import ObjectMeta
+    from obstore.store import ObjectStore
+
+REQUESTS_AT_ONCE: Final = 16
+PAGE_OBJECTS: Final = 1_000
+_GLOB: Final = frozenset("*?[")
+
+
+class Objects:
+    """The objects below a prefix, as the files of a source."""
+
+    def __init__(self, uri: str, *, pattern: str | None = None, store: ObjectStore | None = None) -> None:
+        self._uri = uri
+        self._given = store
+        self._prefix = literal_folders(pattern)
+
+    @property
+    def _store(self) -> ObjectStore:
+        if self._given is None:
+            self._given = open_objects(self._uri, {})
+        return self._given
+
+    def list_first(self) -> None:
+        """Ask for the first page only; an error where the store refuses or does not answer."""
+        with self._answers():
+            next(iter(self._store.list(self._prefix or None, chunk_size=1)), None)
+
+    def list_into(self, listing: Listing, *, after: str | None = None) -> None:
+        """Add all objects, or those whose names sort after one."""
+        with self._answers():
+            pages = self._store.list(self._prefix or None, offset=after, chunk_size=PAGE_OBJECTS)
+            for page in pages:
+                for one in page:
+                    self._take(one, listing)
+
+    def _take(self, one: ObjectMeta, listing: Listing) -> None:
+        name = one["path"]
+        listing.names.add(name)
+        if any(map(is_temporary, name.split("/"))) or not is_inside(name):
+            return
+        if listing.takes(name):
+            listing.files[name] = self._found(name, one)
+
+    def _found(self, name: str, one: ObjectMeta) -> Found:
+        tag = one["e_tag"]
+        if not tag:
+            raise InvalidUsage(
+                f"{self._uri} gives its objects no e-tags", hint="land files on a store that has them"
+            )
+        written_ns = int(one["last_modified"].timestamp() * 1e6) * 1_000
+        return Found(name, one["size"], written_ns, 0, f"etag:{tag.strip(chr(34))}")
+
+    def has_all(self, files: Sequence[BoundFile]) -> bool:
+        """Whether all of the files are there, whatever became of them."""
+        return not any(change.is_removal for change in self.changes(files))
+
+    def changes(self, files: Sequence[BoundFile]) -> list[Change]:
+        """Those of the files that are not what they were, in their order."""
+        if not files:
+            return []
+        with ThreadPoolExecutor(min(REQUESTS_AT_ONCE, len(files))) as pool:
+            return [change for change in pool.map(self._change, files) if change is not None]
+
+    def _change(self, file: BoundFile) -> Change | None:
+        from obstore.exceptions import NotFoundError
+
+        with self._answers():
+            try:
+                found = self._found(file.name, self._store.head(file.name))
+            except (NotFoundError, FileNotFoundError):
+                return Change(file, "was removed", is_removal=True)
+        if found.tag == file.hash:
+            return None
+        if found.size < file.size:
+            return Change(file, f"was truncated from {file.size} to {found.size} bytes")
+        return Change(file, f"was changed: its e-tag was {_shown(file.hash)}, now it is {_shown(found.tag)}")
+
+    @contextmanager
+    def _answers(self) -> Iterator[None]:
+        """Within, a store that refuses, or does not answer, is an error that says what to do."""
+        from obstore.exceptions import (
+            BaseError,
+            NotFoundError,
+            PermissionDeniedError,
+            UnauthenticatedError,
+        )
+
+        try:
+            yield
+        except (PermissionDeniedError, UnauthenticatedError, NotFoundError) as error:
+            raise InvalidUsage(
+                f"{self._uri} can't be listed: {_first_line(error)}",
+                hint="check source.path and the credentials; `tidemark doctor -e` tries them",
+            ) from error
+        except BaseError as error:
+            raise Determinate(f"{self._uri} does not answer: {_first_line(error)}", hint="retry") from error
+
+
+def literal_folders(pattern: str | None) -> str:
+    """The folders that every name of a pattern begins with; empty where there are none."""
+    found: list[str] = []
+    for name in (pattern or "").split("/")[:-1]:
+        if _GLOB & set(name):
+            break
+        found.append(name)
+    return "/".join(found)
+
+
+def _shown(tag: str) -> str:
+    return tag.removeprefix("etag:")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0][:300]

@@ -1,0 +1,1 @@
+"""Tidemark on a standalone Spark cluster."""

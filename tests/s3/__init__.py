@@ -1,0 +1,1 @@
+"""Tables and landing files on an S3 server."""

@@ -1,0 +1,90 @@
+"""A pipeline whose landing files and tables are on S3, by the command.
+
+`python -m tests.s3.pipeline ROOT PREFIX` works on the server that its environment names, and prints what each
+command came to.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from obstore.store import ObjectStore
+from typer.testing import CliRunner
+
+from tidemark.app.consume import Consumer
+from tidemark.cli.app import app
+from tidemark.cli.shared import open_deployment
+from tidemark.config.object_store import open_objects
+from tidemark.core.errors import TidemarkError
+
+PIPELINE = """\
+name: shop
+source: {{type: files, path: in, format: json, settle_seconds: 0}}
+shards: [{{name: orders, schema: 'id BIGINT NOT NULL, value STRING', keys: [id]}}]
+environments:
+  prod:
+    warehouse: {place}/lake
+    source: {{path: {place}/landing}}
+"""
+RECORDS = 300
+
+
+def tell(*words: str, code: int = 0) -> Any:
+    """What a command says, as JSON; the exit code has to be the given one."""
+    told = CliRunner().invoke(app, [*words, "-e", "prod", "--json"])
+    assert told.exit_code == code, (words, told.exit_code, told.output[-3000:], told.exception)
+    return json.loads(told.stdout)
+
+
+def refused(*words: str) -> str:
+    """The error that a command ends with."""
+    told = CliRunner().invoke(app, [*words, "-e", "prod"])
+    assert isinstance(told.exception, TidemarkError), (told.output, told.exception)
+    return str(told.exception)
+
+
+def land(store: ObjectStore, name: str, first: int) -> None:
+    lines = [json.dumps({"id": n, "value": f"{name} {n}"}) for n in range(first, first + RECORDS)]
+    store.put(f"landing/{name}", "\n".join(lines).encode() + b"\n")
+
+
+def lose_part(store: ObjectStore) -> None:
+    """Lose a part of the first transaction."""
+    pages = store.list("lake/shop/orders/log")
+    paths = [one["path"] for page in pages for one in page]
+    store.delete(next(path for path in paths if f"_txn-{1:020d}/" in path))
+
+
+def main() -> None:
+    root, place = Path(sys.argv[1]), sys.argv[2]
+    file = root / "shop.yaml"
+    file.write_text(PIPELINE.format(place=place))
+    name, store = str(file), open_objects(place, {})
+    found: dict[str, Any] = {}
+    land(store, "2026/a file=1.json", 0)
+    found["first"] = tell("run", name)
+    land(store, "2026/b.json", 100)
+    found["second"] = tell("run", name, "--no-publish")
+    found["fresh"] = tell("read", name, "--limit", "1000")
+    found["published"] = tell("publish", name)
+    found["proven"] = tell("verify", name)
+    lose_part(store)
+    found["repaired"] = tell("replay", name, "--mode", "repair")
+    found["maintained"] = tell("maintain", name)
+    with Consumer(open_deployment(name, "prod"), "orders", "billing") as billing:
+        found["consumed"] = [[one.lower, one.upper, one.frame.count()] for one in billing.listen()]
+    store.put("landing/2026/b.json", b"{}\n")
+    found["changed"] = refused("run", name)
+    store.delete("landing/2026/b.json")
+    found["gone"] = tell("replay", name, "--from", "2", code=3)
+    sys.stdout.write(json.dumps(found, default=str))
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
