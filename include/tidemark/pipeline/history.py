@@ -3,8 +3,8 @@
 Any table can lose its newest commits: by a power cut on a store that had not synced, by a copy that was put
 back, by a hand. Each of them names transactions by number and link, so two of them tell on each other:
 
-- a checkpoint or a log that is ahead of the history, or has another transaction under the same number: the
-  history has lost commits (`HistoryLost`);
+- a checkpoint, a log or a publish on record that is ahead of the history, or has another transaction under
+  the same number: the history has lost commits (`HistoryLost`);
 - a log that is behind what a checkpoint has seen in it, or behind the transaction that touched its shard
   last: the log has lost commits (`LogLost`).
 
@@ -52,30 +52,42 @@ def require_history(control: Control) -> Checkpoint:
 
 
 def require_logs(control: Control) -> None:
-    """As `require_history`, and the logs agree that the last transactions touch, or some of many. Where
-    nothing is sealed, no log may have anything. Other logs are looked at when a transaction touches them."""
+    """As `require_history`, and the shards agree that the last transactions touch, or some of many. Where
+    nothing is sealed, no shard may have anything. Others are looked at when a transaction touches them."""
     last = require_history(control)
     upper = control.seals.head().upper
     seals = control.seals.read(last.txn + 1, upper)
     touched = {shard for seal in seals for shard in seal.shards} | set(last.tables)
     for shard in sorted(control.shards() if upper == TXN_FIRST else touched)[:LOGS_LOOKED_AT]:
-        log_head(control, shard, last)
+        require_shard(control, shard, last)
+
+
+def require_shard(control: Control, shard: ShardId, last: Checkpoint) -> None:
+    """A shard's log and the record of its publishes have no transaction that the history lacks, and the log
+    has what the newest checkpoint has seen in it."""
+    log_head(control, shard, last)
+    publishes = control.publishes(shard)
+    upper = publishes.head().upper
+    for published in publishes.read(upper - 1, upper):
+        what = f"the state of shard {shard}"
+        require_known(control, what, txn=published.txn, link=published.commit.link)
 
 
 def log_head(control: Control, shard: ShardId, last: Checkpoint | None = None) -> Head:
     """Where a shard's log stands, when it and the history have the same transactions; with the newest
     checkpoint, also when the log has what that has seen."""
-    for look in range(LOOKS_MAX):
-        head = control.log(shard).head()
-        try:
-            require_known(control, f"the log of shard {shard}", txn=Txn(head.upper - 1), link=head.link)
-            _require_whole(control, shard, head, last)
-            return head
-        except LogLost:
-            # The snapshot may be an old one; a loss stays.
-            if look + 1 == LOOKS_MAX:
-                raise
-    raise AssertionError  # The last look has returned or raised.
+    try:
+        return _checked_head(control, shard, last)
+    except LogLost:
+        # The snapshot may be an old one; a loss stays.
+        return _checked_head(control, shard, last)
+
+
+def _checked_head(control: Control, shard: ShardId, last: Checkpoint | None) -> Head:
+    head = control.log(shard).head()
+    require_known(control, f"the log of shard {shard}", txn=Txn(head.upper - 1), link=head.link)
+    _require_whole(control, shard, head, last)
+    return head
 
 
 def _require_whole(control: Control, shard: ShardId, head: Head, last: Checkpoint | None) -> None:
@@ -92,7 +104,7 @@ def _require_whole(control: Control, shard: ShardId, head: Head, last: Checkpoin
 
 
 def losses(control: Control, shards: Sequence[ShardId]) -> list[str]:
-    """What does not agree, for people: the history with its newest checkpoint, and each of these logs with
+    """What does not agree, for people: the history with its newest checkpoint, and each of these shards with
     both."""
     try:
         last = require_history(control)
@@ -101,7 +113,7 @@ def losses(control: Control, shards: Sequence[ShardId]) -> list[str]:
     found: list[str] = []
     for shard in shards:
         try:
-            log_head(control, shard, last)
+            require_shard(control, shard, last)
         except (HistoryLost, LogLost) as lost:
             found.append(str(lost))
     return found

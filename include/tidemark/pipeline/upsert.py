@@ -53,7 +53,7 @@ from tidemark.pipeline.context import (
     unfinished,
     watermark_below,
 )
-from tidemark.pipeline.history import log_head, require_history
+from tidemark.pipeline.history import log_head, require_history, require_shard
 from tidemark.pipeline.ingest import upper_relation
 from tidemark.pipeline.validate import Gated
 
@@ -90,15 +90,15 @@ def put_seal(pipeline: Pipeline, seal: Seal) -> SealOutcome:
 
 
 def _past(pipeline: Pipeline, seal: Seal) -> Past:
-    """What the seal would follow, by the snapshot that it is decided on; `HistoryLost` where a log has gone
-    on from there already, `LogLost` where it has not come as far."""
+    """What the seal would follow, by the snapshot that it is decided on; `HistoryLost` where a log or a
+    state has gone on from there already, `LogLost` where the log has not come as far."""
     seals, control = pipeline.control.seals, pipeline.control
     last = require_history(pipeline.control)
     before = next(iter(seals.read(seal.txn - 1, seal.txn)), None)
     bound = [one.link for one in control.bindings.read(seal.txn, seal.txn + 1) if isinstance(one, Binding)]
     touched = {shard: Txn(seals.mark(touch_mark(shard))) for shard in seal.shards}
     for shard in seal.shards:
-        log_head(control, shard, last)
+        require_shard(control, shard, last)
     return Past(bound[0] if bound else 0, before.link if before is not None else 0, touched)
 
 
