@@ -95,6 +95,9 @@ class Binding:
     manifest: str = ""
     link: int = 0
     """Says which input this is, and after which: bindings with the same link have the same past."""
+    lost: bool = False
+    """Its number was named by something and its binding is lost: it reads nothing, what it had read is bound
+    again (`core.recovery`)."""
 
     def __post_init__(self) -> None:
         if self.txn < TXN_FIRST:
@@ -109,9 +112,11 @@ class Binding:
     def key(self) -> str:
         return self.owner.identity
 
-    def linked(self, last: Binding | None) -> Binding:
-        """The binding as it follows another one. Who asked for it doesn't count, what is read does."""
+    def linked(self, last: Binding | None, *, epoch: int = 0) -> Binding:
+        """The binding as it follows another one, in an epoch. Who asked for it doesn't count, what is read
+        does."""
         facts = [self.txn, self.upper.offsets, self.manifest, self.configuration.fingerprint]
+        facts += [epoch, self.lost] if epoch else []
         return replace(self, link=link(last.link if last is not None else 0, json.dumps(facts)))
 
     def under(self, configuration: Configuration | None) -> Binding:
@@ -184,7 +189,7 @@ def decide_mint(
             continue  # Nothing in it that isn't bound: an overtaken proposal is dropped quietly.
         txn = Txn(upper + len(minted))
         binding = Binding(txn, lower, step.upper, owner, configuration, step.manifest)
-        minted.append(binding.linked(minted[-1] if minted else last))
+        minted.append(binding.linked(minted[-1] if minted else last, epoch=head.epoch))
         lower = step.upper
     txns = tuple(binding.txn for binding in minted)
     result = Owned(txns=txns, minted=True, owner=owner)

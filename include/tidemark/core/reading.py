@@ -55,9 +55,11 @@ def consumer_of(lease: Lease) -> tuple[str, ShardId] | None:
     return (consumer, ShardId(shard)) if of_shard else None
 
 
-def effect_key(pipeline: str, consumer: str, shard: ShardId) -> str:
-    """What a consumer's effects are counted under, in Delta's words the application's id."""
-    return f"tidemark/{pipeline}/{shard}/{consumer}"
+def effect_key(pipeline: str, consumer: str, shard: ShardId, *, epoch: int = 0) -> str:
+    """What a consumer's effects are counted under, in Delta's words the application's id. After a recovery
+    numbers may stand for other transactions than before, so each epoch counts by itself."""
+    key = f"tidemark/{pipeline}/{shard}/{consumer}"
+    return f"{key}/epoch-{epoch}" if epoch else key
 
 
 def batch_fence(lease: Lease) -> Txn | None:

@@ -198,6 +198,13 @@ class Store:
         except BaseError as error:
             raise OSError(f"{path} was not renamed: {error}") from error
 
+    def set_aside(self, path: str, target: str) -> None:
+        """Move a file into a folder that may not be there yet, lastingly; as `move` otherwise."""
+        if self.folder is not None:
+            _make_folder((self.folder / target).parent)
+        self.move(path, target)
+        self.sync_folders([target, path])
+
     def sync_files(self, paths: Iterable[str]) -> None:
         """Have the bytes of files on disk that another program has written here. OSError when they can't."""
         if self.folder is not None:

@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from tidemark.core.checkpoint import Checkpoint
-from tidemark.core.errors import InvariantViolation
-from tidemark.core.history import HistoryLost, LogLost, check_known
-from tidemark.core.ids import TXN_FIRST, TXN_NONE, ShardId, Txn
-from tidemark.core.ledger import Head
+from tidemark.core.errors import Determinate, InvariantViolation
+from tidemark.core.history import HistoryLost, LogLost, Recovery, check_known
+from tidemark.core.ids import TXN_FIRST, TXN_NONE, ShardId, Txn, WriterToken
+from tidemark.core.ledger import EPOCH, Head
 from tidemark.core.seal import touch_mark
 from tidemark.ports.control import Control
 
@@ -37,8 +37,23 @@ def require_known(control: Control, what: str, *, txn: Txn, link: int) -> None:
             return
         # The snapshot may be an old one; a loss stays.
         upper = control.seals.head().upper
+    recovery = newest_recovery(control)
+    if recovery is not None and txn >= upper and recovery.proves(txn, link):
+        return  # It is known to be lost, and decided again with this link.
     seal = next(iter(control.seals.read(txn, txn + 1)), None)
     check_known(what, txn=txn, link=link, upper=upper, seal=seal)
+
+
+def newest_recovery(control: Control) -> Recovery | None:
+    """The recovery that the history was brought forward by last, at its loaded snapshot."""
+    upper = control.recoveries.mark(EPOCH)
+    return next(iter(control.recoveries.read(upper - 1, upper)), None) if upper else None
+
+
+def epoch_of(control: Control, txn: Txn) -> int:
+    """The epoch that a transaction belongs to: how often the history had been recovered when it was bound."""
+    recoveries = control.recoveries.read(1, control.recoveries.mark(EPOCH))
+    return max((one.number for one in recoveries if one.first <= txn), default=0)
 
 
 def require_history(control: Control) -> Checkpoint:
@@ -56,6 +71,12 @@ def require_logs(control: Control) -> None:
     nothing is sealed, no shard may have anything. Others are looked at when a transaction touches them."""
     last = require_history(control)
     upper = control.seals.head().upper
+    recovery = newest_recovery(control)
+    if recovery is not None and upper <= recovery.ends:
+        raise Determinate(
+            f"a recovery is not finished: transaction {upper} comes next, and {recovery.ends} last",
+            hint="run `tidemark recover PIPELINE --yes` to its end",
+        )
     seals = control.seals.read(last.txn + 1, upper)
     touched = {shard for seal in seals for shard in seal.shards} | set(last.tables)
     for shard in sorted(control.shards() if upper == TXN_FIRST else touched)[:LOGS_LOOKED_AT]:
@@ -95,12 +116,26 @@ def _require_whole(control: Control, shard: ShardId, head: Head, last: Checkpoin
     if last is None:
         return
     mark = last.tables.get(shard)
+    recovery = newest_recovery(control)
+    seen = mark.upper if mark is not None else TXN_NONE
+    if recovery is not None and seen <= recovery.ends + 1:
+        # That may be lost for good: the history says by itself what the log must have of it.
+        seen = TXN_NONE
     touched = Txn(control.seals.mark(touch_mark(shard)))
     waits = mark is not None and mark.waits_at != TXN_NONE
-    if mark is not None and head.upper < mark.upper:
-        raise LogLost(shard, ends=Txn(head.upper - 1), wanted=Txn(mark.upper - 1))
+    if head.upper < seen:
+        raise LogLost(shard, ends=Txn(head.upper - 1), wanted=Txn(seen - 1))
     if head.upper <= touched <= last.txn and not waits:
         raise LogLost(shard, ends=Txn(head.upper - 1), wanted=touched)
+
+
+def is_in_a_log(control: Control, txn: Txn, token: WriterToken) -> bool:
+    """Whether a log has parts of this attempt: then they are no leftovers, whatever the seal says."""
+    for shard in control.shards():
+        log = control.log(shard)
+        if log.head().upper > txn and any(one.txn == txn for one in log.find(token)):
+            return True
+    return False
 
 
 def losses(control: Control, shards: Sequence[ShardId]) -> list[str]:

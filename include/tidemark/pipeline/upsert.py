@@ -18,6 +18,8 @@ from tidemark.core.journal import Event
 from tidemark.core.ledger import Head, Put
 from tidemark.core.replay import DataDiffers, ExpectationsFailed, InputGone, judge_replay
 from tidemark.core.seal import (
+    BeingRecovered,
+    Decision,
     Lost,
     Past,
     Seal,
@@ -53,9 +55,16 @@ from tidemark.pipeline.context import (
     unfinished,
     watermark_below,
 )
-from tidemark.pipeline.history import log_head, require_history, require_shard
+from tidemark.pipeline.history import (
+    is_in_a_log,
+    log_head,
+    newest_recovery,
+    require_history,
+    require_shard,
+)
 from tidemark.pipeline.ingest import upper_relation
 from tidemark.pipeline.validate import Gated
+from tidemark.ports.control import Control
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +104,28 @@ def _past(pipeline: Pipeline, seal: Seal) -> Past:
     seals, control = pipeline.control.seals, pipeline.control
     last = require_history(pipeline.control)
     before = next(iter(seals.read(seal.txn - 1, seal.txn)), None)
-    bound = [one.link for one in control.bindings.read(seal.txn, seal.txn + 1) if isinstance(one, Binding)]
+    bound = [one for one in control.bindings.read(seal.txn, seal.txn + 1) if isinstance(one, Binding)]
+    recovery = newest_recovery(control)
     touched = {shard: Txn(seals.mark(touch_mark(shard))) for shard in seal.shards}
     for shard in seal.shards:
         require_shard(control, shard, last)
-    return Past(bound[0] if bound else 0, before.link if before is not None else 0, touched)
+    recovered = recovery is not None and recovery.was_decided(seal.txn)
+    if recovered and seal.decision is Decision.SKIPPED and _is_logged(control, seal.txn):
+        raise BeingRecovered(seal.txn)  # Its rows are there: it can't be passed over.
+    return Past(
+        binding=bound[0].link if bound else 0,
+        link=before.link if before is not None else 0,
+        touched=touched,
+        recovered=recovered,
+        lost=bool(bound) and bound[0].lost,
+        proven=recovery.proven.get(seal.txn, 0) if recovery is not None else 0,
+    )
+
+
+def _is_logged(control: Control, txn: Txn) -> bool:
+    """Whether some log has rows of a transaction."""
+    logs = [control.log(shard) for shard in control.shards()]
+    return any(log.head().upper > txn and log.read(txn, txn + 1) for log in logs)
 
 
 def _require_base(pipeline: Pipeline, seal: Seal) -> None:
@@ -122,7 +148,7 @@ def _declare(pipeline: Pipeline, seal: Seal, shapes: Shapes) -> None:
 
 def _declared(pipeline: Pipeline, seal: Seal) -> Shapes:
     """The shapes of the shards that a seal has parts for, by the settings that these were made with."""
-    if not seal.shards:
+    if not seal.shards or seal.decision is Decision.LOST:
         return {}
     shapes = pipeline.shapes_of(sealed_binding(pipeline, seal).configuration)
     return {shard: shapes[shard] for shard in seal.shards if shard in shapes}
@@ -176,7 +202,8 @@ def drop_lost(pipeline: Pipeline, attempt: Attempt, staged: Staged, winner: Seal
     finding = judge_replay(winner, staged)
     detail = {"winner": winner.token, "verdict": str(finding.verdict), "run": attempt.owner.run_id}
     note(pipeline, Event.LOST, txn=staged.txn, token=staged.token, detail=detail)
-    pipeline.plane.discard(staged.txn, staged.token)
+    if not is_in_a_log(pipeline.control, staged.txn, staged.token):
+        pipeline.plane.discard(staged.txn, staged.token)
     if finding.mismatches:
         raise DataDiffers(finding)
 

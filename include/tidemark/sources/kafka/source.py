@@ -122,6 +122,7 @@ class TopicSource:
 
     def offer(self, last: Binding | None) -> Sequence[Step]:
         """Everything up to the last stable offsets, cut into transactions; what is lost comes first."""
+        last = _begun(last)
         known = _known(last)
         topics = self._topics(known)
         firsts, lows, ends = self._extent(last, topics)
@@ -135,10 +136,16 @@ class TopicSource:
             return [Step(Frontier.of({**kept, **ends}), notes.to_json())]
         return list(steps_of(firsts, lows, ends, kept=kept, notes=notes, records_max=self._records_max))
 
+    def nothing_after(self, last: Binding | None) -> Step:
+        """No offsets, of the topics that are bound."""
+        notes = KafkaManifest(_known(last).topics)
+        return Step(last.upper if last is not None else Frontier(), notes.to_json())
+
     def waiting(self, last: Binding | None) -> Waiting:
         """The offsets above the last binding, and the time of the first record among them: that of each
         partition is fetched. Records have the times that their producers, or the topic, gave them."""
         try:
+            last = _begun(last)
             firsts, lows, ends = self._extent(last, self._topics(_known(last)))
             for name, first in firsts.items():
                 if not lows[name] <= first <= ends[name]:
@@ -294,6 +301,11 @@ class TopicSource:
         return self._source.start == "latest" and any(
             isinstance(record, Claim) for record in self._bindings.read(1, 2)
         )
+
+
+def _begun(last: Binding | None) -> Binding | None:
+    """The last binding; None where all before it are lost, too: then the source begins as it did at first."""
+    return None if last is not None and last.lost and not last.upper.offsets else last
 
 
 def _known(last: Binding | None) -> KafkaManifest:

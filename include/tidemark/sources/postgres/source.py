@@ -211,6 +211,12 @@ class SlotSource:
             steps = [Step(upper, Manifest("json", (), known).to_json())]
         return steps
 
+    def nothing_after(self, last: Binding | None) -> Step:
+        """No change and no reading: the slot may have let go of what a lost binding had, so every table is
+        read anew after it."""
+        upper = last.upper if last is not None else _start(0)
+        return Step(upper, Manifest("json", ()).to_json())
+
     def ask_again(self, table: str) -> None:
         """Have the next run read a table anew."""
         if table not in taken_shards(self._config):
