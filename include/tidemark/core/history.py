@@ -32,13 +32,14 @@ HISTORY_MARKS: Final = (BOUND, SEALED, GENERATION, EPOCH)
 class Recovery:
     """A history that had lost commits was brought forward, and an epoch began (`core.recovery`).
 
-    `number` is the epoch, `first` its first transaction: everything below had its number before. `proven` has
-    the links that other tables name for transactions whose seals are lost, `lost` the transactions whose
-    bindings are, `witnesses` what named them, for people."""
+    `number` is the epoch, `first` its first transaction: everything below had its number before. Transactions
+    up to `decided` had been decided. `proven` has the links that other tables name for those whose seals are
+    lost, `lost` are those whose bindings are, `witnesses` what named them, for people."""
 
     number: int
     token: WriterToken
     first: Txn
+    decided: Txn = TXN_NONE
     proven: Mapping[Txn, int] = field(default_factory=dict)
     lost: tuple[Txn, ...] = ()
     witnesses: tuple[str, ...] = ()
@@ -50,11 +51,11 @@ class Recovery:
     @property
     def ends(self) -> Txn:
         """The last transaction that is to be decided again; 0 where none is."""
-        return max([*self.proven, *self.lost], default=TXN_NONE)
+        return max([self.decided, *self.lost])
 
     def was_decided(self, txn: Txn) -> bool:
         """Whether a transaction had been decided before the loss, or may have been."""
-        return txn in self.lost or txn <= max(self.proven, default=TXN_NONE)
+        return txn in self.lost or txn <= self.decided
 
     def proves(self, txn: Txn, link: int) -> bool:
         """Whether a transaction is known to have been decided with this link."""

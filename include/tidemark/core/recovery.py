@@ -33,11 +33,13 @@ from tidemark.core.seal import Decision, Seal, ShardParts
 
 @dataclass(frozen=True, slots=True)
 class Witness:
-    """Something names a transaction: with its link, or by its number alone."""
+    """Something names a transaction: with its link, or by its number alone. `decided` says that it could not
+    name one that was not decided; a link says so too."""
 
     what: str
     txn: Txn
     link: int | None = None
+    decided: bool = False
 
     def __str__(self) -> str:
         return f"{self.what} has transaction {self.txn}"
@@ -46,9 +48,11 @@ class Witness:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """How a history goes forward. `again` are bound transactions that were decided, `lost` those that are not
-    bound any more, `open` those that were bound and not decided. `first` is the first new number."""
+    bound any more, `open` those that were bound and not decided. `first` is the first new number, `decided`
+    the last that is known to have been decided."""
 
     first: Txn
+    decided: Txn = TXN_NONE
     again: tuple[Txn, ...] = ()
     lost: tuple[Txn, ...] = ()
     open: tuple[Txn, ...] = ()
@@ -87,16 +91,20 @@ def plan_recovery(
         elif proven.setdefault(one.txn, one).link != one.link:
             raise Forked(proven[one.txn].what, one.what, one.txn)
     last = max([Txn(bound_upper - 1), *(one.txn for one in witnesses)])
-    decided = max(proven, default=TXN_NONE)
+    sealed = [one.txn for one in witnesses if one.decided and one.txn >= sealed_upper]
+    decided = max([*proven, *sealed], default=TXN_NONE)
     bound = [Txn(txn) for txn in range(sealed_upper, bound_upper)]
     lost = tuple(Txn(txn) for txn in range(bound_upper, last + 1))
     return Plan(
         first=next_txn(last),
+        decided=decided,
         again=tuple(txn for txn in bound if txn <= decided),
         lost=lost,
         open=tuple(txn for txn in bound if txn > decided),
         proven={txn: one.link for txn, one in sorted(proven.items()) if one.link is not None},
-        witnesses=tuple(one for one in witnesses if one.txn in proven or one.txn >= bound_upper),
+        witnesses=tuple(
+            one for one in witnesses if one.txn in proven or one.txn in sealed or one.txn >= bound_upper
+        ),
     )
 
 
@@ -111,14 +119,15 @@ def decide_recovery(
     *,
     head: Head,
     epoch: int,
+    before: Recovery | None,
     plan: Plan,
     token: WriterToken,
     last: Binding | None,
     nothing: Step,
     configuration: Configuration,
 ) -> Put[Recovery | Binding, Recovery] | Overtaken:
-    """Begin the epoch after `epoch`, and bind what is lost, by one commit. `nothing` is the step that reads
-    nothing after the `last` binding."""
+    """Begin the epoch after `epoch`, and bind what is lost, by one commit. `before` is the recovery before
+    this one, `nothing` the step that reads nothing after the `last` binding."""
     if head.epoch != epoch:
         return Overtaken(head.epoch)
     begun = epoch + 1
@@ -130,7 +139,13 @@ def decide_recovery(
         bound.append(binding.linked(bound[-1] if bound else last, epoch=begun))
         lower = nothing.upper
     recovery = Recovery(
-        begun, token, plan.first, plan.proven, plan.lost, tuple(str(one) for one in plan.witnesses)
+        begun,
+        token,
+        plan.first,
+        max(plan.decided, before.ends if before is not None else TXN_NONE),
+        plan.proven,
+        plan.lost,
+        tuple(str(one) for one in plan.witnesses),
     )
     marks = {UPPER: begun + 1, **({BOUND: int(plan.first)} if bound else {})}
     return Put(marks=marks, records=(recovery, *bound), result=recovery)

@@ -99,7 +99,7 @@ def log_head(control: Control, shard: ShardId, last: Checkpoint | None = None) -
     checkpoint, also when the log has what that has seen."""
     try:
         return _checked_head(control, shard, last)
-    except LogLost:
+    except (HistoryLost, LogLost):
         # The snapshot may be an old one; a loss stays.
         return _checked_head(control, shard, last)
 

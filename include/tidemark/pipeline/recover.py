@@ -24,7 +24,15 @@ from tidemark.core.ids import TXN_FIRST, ShardId, Txn
 from tidemark.core.journal import Event, JournalEntry
 from tidemark.core.ledger import UPPER, Head, Put
 from tidemark.core.maintenance import covering
-from tidemark.core.recovery import Overtaken, Plan, Witness, decide_recovery, lost_of, plan_recovery
+from tidemark.core.recovery import (
+    Forked,
+    Overtaken,
+    Plan,
+    Witness,
+    decide_recovery,
+    lost_of,
+    plan_recovery,
+)
 from tidemark.core.replay import InputGone
 from tidemark.core.seal import Part, Seal, ShardParts, Staged, skip_of, touch_mark
 from tidemark.core.shard import LogEntry, Paused
@@ -92,9 +100,12 @@ def witnesses(pipeline: Pipeline, states: StateStatusReader | None = None) -> li
     """Everything outside of the history that names a transaction."""
     control = pipeline.control
     upper = control.checkpoints.head().upper
-    found = [
-        Witness("the newest checkpoint", one.txn, one.link)
-        for one in control.checkpoints.read(upper - 1, upper)
+    newest = control.checkpoints.read(upper - 1, upper)
+    found = [Witness("the newest checkpoint", one.txn, one.link) for one in newest]
+    found += [
+        Witness(f"the newest checkpoint's mark of shard {shard}", Txn(mark.upper - 1), decided=True)
+        for one in newest
+        for shard, mark in one.tables.items()
     ]
     for shard in control.shards():
         head = control.log(shard).head()
@@ -130,7 +141,7 @@ def _leased(control: Control) -> Iterator[Witness]:
         if one.link:
             yield Witness(f"consumer {one.name}", Txn(one.txn - 1), one.link)
         if one.planned > one.txn:
-            yield Witness(f"a batch of consumer {one.name}", Txn(one.planned - 1))
+            yield Witness(f"a batch of consumer {one.name}", Txn(one.planned - 1), decided=True)
 
 
 def plan(pipeline: Pipeline, states: StateStatusReader | None = None) -> RecoveryPlan:
@@ -141,20 +152,31 @@ def plan(pipeline: Pipeline, states: StateStatusReader | None = None) -> Recover
 def _planned(pipeline: Pipeline, head: Head, states: StateStatusReader | None) -> RecoveryPlan:
     """The plan by the history's snapshot of this head."""
     control = pipeline.control
-    found = witnesses(pipeline, states)
     sealed_upper, bound_upper = _uppers(control)
-    named = sorted({one.txn for one in found if one.link is not None and one.txn < sealed_upper})
-    links = {seal.txn: seal.link for txn in named for seal in control.seals.read(txn, txn + 1)}
-    made = plan_recovery(sealed_upper=sealed_upper, bound_upper=bound_upper, witnesses=found, links=links)
+    try:
+        made = _compared(pipeline, states, sealed_upper=sealed_upper, bound_upper=bound_upper)
+    except Forked:
+        # A snapshot of a log may have been an old one; a fork stays.
+        made = _compared(pipeline, states, sealed_upper=sealed_upper, bound_upper=bound_upper)
     recovery = newest_recovery(control)
     resumes = recovery is not None and sealed_upper <= recovery.ends and _covers(recovery, made)
     logs, damaged = _behind(pipeline, sealed_upper)
     return RecoveryPlan(head.epoch, made, logs, damaged, resumes)
 
 
+def _compared(
+    pipeline: Pipeline, states: StateStatusReader | None, *, sealed_upper: Txn, bound_upper: Txn
+) -> Plan:
+    found, seals = witnesses(pipeline, states), pipeline.control.seals
+    named = sorted({one.txn for one in found if one.link is not None and one.txn < sealed_upper})
+    links = {seal.txn: seal.link for txn in named for seal in seals.read(txn, txn + 1)}
+    return plan_recovery(sealed_upper=sealed_upper, bound_upper=bound_upper, witnesses=found, links=links)
+
+
 def _covers(recovery: Recovery, made: Plan) -> bool:
     """Whether a recovery that was begun knows of all that is found now."""
-    return not made.lost and made.proven.items() <= recovery.proven.items()
+    known = made.proven.items() <= recovery.proven.items() and made.decided <= recovery.ends
+    return known and not made.lost
 
 
 def _uppers(control: Control) -> tuple[Txn, Txn]:
@@ -252,6 +274,7 @@ def _begin(pipeline: Pipeline, attempt: Attempt, epoch: int, states: StateStatus
         return decide_recovery(
             head=head,
             epoch=epoch,
+            before=before,
             plan=_planned(pipeline, head, states).plan,
             token=token,
             last=bound,
