@@ -17,7 +17,6 @@ from tests.simulation.test_restores import RestoredWorld
 from tests.simulation.world import SHARDS
 from tests.support.memory.control import MemoryControl
 from tests.support.memory.ledger import Crash
-from tidemark.core import recovery as decisions
 from tidemark.core.binding import Binding, Owner
 from tidemark.core.errors import Determinate, InvariantViolation
 from tidemark.core.fold import fold, visible
@@ -26,13 +25,13 @@ from tidemark.core.ids import ShardId, Txn
 from tidemark.core.lease import HolderToken, Lease
 from tidemark.core.ledger import UPPER, Head, Put
 from tidemark.core.reading import effect_key
-from tidemark.core.recovery import Forked
+from tidemark.core.recovery import Forked, decide_recovery, plan_recovery
 from tidemark.core.replay import Verdict
 from tidemark.core.seal import Decision
 from tidemark.core.shard import LogEntry
-from tidemark.pipeline import recover as steps
 from tidemark.pipeline.context import Attempt
 from tidemark.pipeline.history import epoch_of, losses, require_known
+from tidemark.pipeline.recover import recover
 from tidemark.pipeline.repair import repair
 from tidemark.pipeline.run import replay, run
 
@@ -150,7 +149,7 @@ class RecoveredWorld(RestoredWorld):
                 return
 
     def recover_once(self, chaos: Any, *, restored: bool) -> None:
-        steps.recover(self.pipeline(chaos, 9), Attempt(Owner("recover"), self.token()), restored=restored)
+        recover(self.pipeline(chaos, 9), Attempt(Owner("recover"), self.token()), restored=restored)
 
     def stubborn_run(self, name: str) -> None:
         for number in range(TRIES_MAX):
@@ -243,28 +242,28 @@ def test_w2_whatever_is_lost_and_whoever_recovers_the_tables_are_right_in_the_en
 def cuts_back(**known: Any) -> Any:
     """Go on from the last sealed transaction, as if nothing had come after it."""
     plan = replace(known["plan"], lost=(), proven={}, decided=Txn(0))
-    return decisions.decide_recovery(**{**known, "plan": plan})
+    return decide_recovery(**{**known, "plan": plan})
 
 
 def without_an_epoch(**known: Any) -> Any:
-    put = decisions.decide_recovery(**known)
+    put = decide_recovery(**known)
     return replace(put, marks={name: value for name, value in put.marks.items() if name != UPPER})
 
 
 def forgetful(**known: Any) -> Any:
     """Numbers that are named somewhere are given out again."""
-    made = decisions.plan_recovery(**known)
+    made = plan_recovery(**known)
     return replace(made, lost=made.lost[:-1], proven={})
 
 
 MISTAKES = {
-    "recover cuts back": ("decide_recovery", cuts_back),
-    "recover without an epoch": ("decide_recovery", without_an_epoch),
-    "lost numbers are given out again": ("plan_recovery", forgetful),
+    "recover cuts back": ("tidemark.pipeline.recover.decide_recovery", cuts_back),
+    "recover without an epoch": ("tidemark.pipeline.recover.decide_recovery", without_an_epoch),
+    "lost numbers are given out again": ("tidemark.pipeline.recover.plan_recovery", forgetful),
 }
 
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_the_simulation_of_recoveries_notices_a_mistake(name: str) -> None:
-    with patch.object(steps, *MISTAKES[name]), pytest.raises(AssertionError, match="seed"):
+    with patch(*MISTAKES[name]), pytest.raises(AssertionError, match="seed"):
         deque((check(seed) for seed in range(MUTANT_SEEDS_MAX)), maxlen=0)

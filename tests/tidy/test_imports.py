@@ -34,7 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 # Modules of their own put adapters and pipeline together; each may know those before it.
 TELLING = ("telling", "status", "transactions", "summary", "health", "decisions", "readers")
-for module in ("assemble", "views", "consume", *TELLING, "publishing", "upkeep", "tasks", "job"):
+for module in ("assemble", "views", "consume", *TELLING, "publishing", "upkeep", "recovery", "tasks", "job"):
     MAY_IMPORT[module] = set(MAY_IMPORT)
 MAY_IMPORT["airflow"] = {"core", "config", "pipeline", "assemble", "consume", "tasks", "telling", "job"}
 MAY_IMPORT["airflow"] |= {"home", "submitter", *TELLING}

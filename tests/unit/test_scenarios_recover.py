@@ -144,10 +144,11 @@ def test_w2_the_plan_says_what_will_be_done_and_changes_nothing() -> None:
     before = {name: one.version for name, one in world.ledgers().items()}
     found = plan(world.process(), world.plane)
     assert (found.plan.again, found.plan.lost, found.plan.first) == ((2,), (3,), 4)
-    assert [str(one) for one in found.plan.witnesses][:2] == [
+    assert {
         "the newest checkpoint has transaction 3",
         "the log of shard a has transaction 3",
-    ]
+        "the state of shard a has transaction 3",
+    } <= {str(one) for one in found.plan.witnesses}
     assert {name: one.version for name, one in world.ledgers().items()} == before
 
 

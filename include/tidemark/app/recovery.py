@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from tidemark.core.ids import ShardId, Txn
 from tidemark.core.publish import Published, StateStatus
 from tidemark.delta.damage import DamagedEntry, damaged_entries, set_aside
-from tidemark.pipeline import recover as steps
+from tidemark.pipeline.recover import plan as planned
+from tidemark.pipeline.recover import recover as recovered
 from tidemark.pipeline.run import Progress, no_progress
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def plan(config: PipelineConfig, opened: Callable[[], Deployment]) -> Planned:
     if entries:
         return Planned(config.name, needed=True, entries=entries)
     deployment = opened()
-    found = steps.plan(deployment.unchecked, States(deployment))
+    found = planned(deployment.unchecked, States(deployment))
     made = found.plan
     return Planned(
         config.name,
@@ -102,7 +103,7 @@ def recover(
     entries = damaged_entries(root_of(config))
     set_aside(root_of(config), entries)
     deployment = opened()
-    done = steps.recover(
+    done = recovered(
         deployment.pipeline, attempt, states=States(deployment), restored=restored, progress=progress
     )
     return Report(config.name, done.epoch, entries, done.again, done.lost, done.appended, done.damaged)
