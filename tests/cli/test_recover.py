@@ -83,6 +83,16 @@ def test_parts_that_are_gone_keep_their_log_behind_and_the_way_out_is_named(root
     assert "`tidemark replay race --from 2 --to 2 --mode repair`, then recover again" in result.output
 
 
+def test_status_names_the_outside_witness_and_a_recovery(root: Path) -> None:
+    def status(*options: str) -> str:
+        return CliRunner().invoke(app, ["status", "race.yaml", *options]).output
+
+    assert "outside witness: none; a restore of all tables together can't be noticed" in status()
+    told("--yes", "--restored")
+    assert "epoch 1: the history was recovered" in status()
+    assert (json.loads(status("--json"))["epoch"], json.loads(status("--json"))["witness"]) == (1, "")
+
+
 def test_a_warehouse_that_was_put_back_as_a_whole_gets_an_epoch_when_asked_for(root: Path) -> None:
     assert "epoch 1 begins" in said("--restored")
     assert told("--yes", "--restored")["epoch"] == 1

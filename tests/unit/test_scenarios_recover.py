@@ -234,6 +234,7 @@ def test_a_run_waits_for_a_recovery_that_is_not_finished() -> None:
     with pytest.raises(Determinate, match="a recovery is not finished"):
         world.run()
     assert world.seals == before
+    assert "a recovery is not finished" in losses(world.process().control, (A, B))[0]
 
 
 def test_a_writer_from_before_the_loss_cant_seal_what_is_lost() -> None:

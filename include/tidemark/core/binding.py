@@ -95,6 +95,8 @@ class Binding:
     manifest: str = ""
     link: int = 0
     """Says which input this is, and after which: bindings with the same link have the same past."""
+    epoch: int = 0
+    """How often the history had been recovered when it was bound."""
     lost: bool = False
     """Its number was named by something and its binding is lost: it reads nothing, what it had read is bound
     again (`core.recovery`)."""
@@ -112,11 +114,11 @@ class Binding:
     def key(self) -> str:
         return self.owner.identity
 
-    def linked(self, last: Binding | None, *, epoch: int = 0) -> Binding:
-        """The binding as it follows another one, in an epoch. Who asked for it doesn't count, what is read
-        does."""
+    def linked(self, last: Binding | None) -> Binding:
+        """The binding as it follows another one. Who asked for it doesn't count, what is read does, and in
+        which epoch."""
         facts = [self.txn, self.upper.offsets, self.manifest, self.configuration.fingerprint]
-        facts += [epoch, self.lost] if epoch else []
+        facts += [self.epoch, self.lost] if self.epoch else []
         return replace(self, link=link(last.link if last is not None else 0, json.dumps(facts)))
 
     def under(self, configuration: Configuration | None) -> Binding:
@@ -188,8 +190,8 @@ def decide_mint(
         if checked_successor(lower, step.upper) <= lower:
             continue  # Nothing in it that isn't bound: an overtaken proposal is dropped quietly.
         txn = Txn(upper + len(minted))
-        binding = Binding(txn, lower, step.upper, owner, configuration, step.manifest)
-        minted.append(binding.linked(minted[-1] if minted else last, epoch=head.epoch))
+        binding = Binding(txn, lower, step.upper, owner, configuration, step.manifest, epoch=head.epoch)
+        minted.append(binding.linked(minted[-1] if minted else last))
         lower = step.upper
     txns = tuple(binding.txn for binding in minted)
     result = Owned(txns=txns, minted=True, owner=owner)

@@ -135,8 +135,9 @@ def decide_recovery(
     lower = last.upper if last is not None else nothing.upper
     bound: list[Binding] = []
     for txn in plan.lost:
-        binding = Binding(txn, lower, nothing.upper, owner, configuration, nothing.manifest, lost=True)
-        bound.append(binding.linked(bound[-1] if bound else last, epoch=begun))
+        read = (lower, nothing.upper, owner, configuration, nothing.manifest)
+        binding = Binding(txn, *read, epoch=begun, lost=True)
+        bound.append(binding.linked(bound[-1] if bound else last))
         lower = nothing.upper
     recovery = Recovery(
         begun,

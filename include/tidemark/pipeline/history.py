@@ -71,16 +71,24 @@ def require_logs(control: Control) -> None:
     nothing is sealed, no shard may have anything. Others are looked at when a transaction touches them."""
     last = require_history(control)
     upper = control.seals.head().upper
-    recovery = newest_recovery(control)
-    if recovery is not None and upper <= recovery.ends:
-        raise Determinate(
-            f"a recovery is not finished: transaction {upper} comes next, and {recovery.ends} last",
-            hint="run `tidemark recover PIPELINE --yes` to its end",
-        )
+    unfinished = _unfinished(control, upper)
+    if unfinished is not None:
+        raise unfinished
     seals = control.seals.read(last.txn + 1, upper)
     touched = {shard for seal in seals for shard in seal.shards} | set(last.tables)
     for shard in sorted(control.shards() if upper == TXN_FIRST else touched)[:LOGS_LOOKED_AT]:
         require_shard(control, shard, last)
+
+
+def _unfinished(control: Control, upper: Txn) -> Determinate | None:
+    """That a recovery is not at its end, where it isn't."""
+    recovery = newest_recovery(control)
+    if recovery is None or upper > recovery.ends:
+        return None
+    return Determinate(
+        f"a recovery is not finished: transaction {upper} comes next, and {recovery.ends} last",
+        hint="run `tidemark recover PIPELINE --yes` to its end",
+    )
 
 
 def require_shard(control: Control, shard: ShardId, last: Checkpoint) -> None:
@@ -145,7 +153,8 @@ def losses(control: Control, shards: Sequence[ShardId]) -> list[str]:
         last = require_history(control)
     except InvariantViolation as lost:
         return [str(lost)]
-    found: list[str] = []
+    unfinished = _unfinished(control, control.seals.head().upper)
+    found = [str(unfinished)] if unfinished is not None else []
     for shard in shards:
         try:
             require_shard(control, shard, last)

@@ -4,8 +4,9 @@ Kafka topics as a source: bound by topic id and by offsets up to the last stable
 
 Promise: a binding names, for every partition, exactly which offsets it reads, and all of them are decided:
 what a transaction has open or aborted is not among the records, in the binding as in the read. Where to go on
-comes from the last binding alone; the consumer group's offsets are written for who watches lag, and never
-read (scenario S1).
+comes from the last binding alone; the consumer group's offsets are written for who watches lag, and nothing
+goes on from them (scenario S1). They are a witness: a group that is ahead of the bindings shows that the
+warehouse was put back from a copy (W3).
 
 - `start` says where a pipeline begins. A partition that appears later begins at 0, and a topic that is added
   later at its earliest record.
@@ -31,8 +32,9 @@ from typing import Final
 from tidemark.config.kafka import RECORDS_MAX, KafkaSource, split_partition
 from tidemark.config.model import PipelineConfig
 from tidemark.core.binding import Binding, BindingRecord, Claim, Step
-from tidemark.core.errors import InvalidUsage, TidemarkError
+from tidemark.core.errors import InvalidUsage, InvariantViolation, TidemarkError
 from tidemark.core.frontier import Frontier
+from tidemark.core.ledger import EPOCH
 from tidemark.core.replay import Replayable
 from tidemark.ports.control import Ledger
 from tidemark.ports.source import SourceReport, Waiting
@@ -87,6 +89,17 @@ class TopicLost(InvalidUsage):
         super().__init__(what, hint="bind the new topic in a new pipeline, or restore the old one")
 
 
+class GroupAhead(InvariantViolation):
+    """The consumer group has offsets that no binding has: the history was set back."""
+
+    def __init__(self, group: str, partition: str, *, committed: int, bound: int) -> None:
+        super().__init__(
+            f"consumer group {group!r} stands at offset {committed} of {partition}, and only {bound} is"
+            " bound: the warehouse was put back from a copy, or the group was moved by hand",
+            hint="`tidemark recover PIPELINE --restored --yes`; if it was a hand, set the group back",
+        )
+
+
 class TopicSource:
     """The `Source` port over Kafka topics. Not safe for several threads at once."""
 
@@ -126,6 +139,7 @@ class TopicSource:
         known = _known(last)
         topics = self._topics(known)
         firsts, lows, ends = self._extent(last, topics)
+        self._require_bound(last, ends)
         bound = last.upper.as_dict() if last is not None else {}
         # Partitions of topics that are no longer listed stay where they are; others must be there still.
         kept = {name: offset for name, offset in bound.items() if split_partition(name)[0] not in topics}
@@ -140,6 +154,22 @@ class TopicSource:
         """No offsets, of the topics that are bound."""
         notes = KafkaManifest(_known(last).topics)
         return Step(last.upper if last is not None else Frontier(), notes.to_json())
+
+    def _require_bound(self, last: Binding | None, ends: Offsets) -> None:
+        """`GroupAhead` where the group has offsets that were never bound, unless a recovery came after the
+        last binding. It is told only of what is durable, so a history that has less was set back; offsets
+        that the topic does not have are somebody else's. A cluster that does not tell is not in the way."""
+        if last is None or last.lost or last.epoch + 1 < self._bindings.mark(EPOCH):
+            return
+        ours = {n: o for n, o in last.upper.offsets if split_partition(n)[0] in self._source.topics}
+        try:
+            committed = self._cluster.committed(self._group, ours)
+        except TidemarkError as error:
+            _LOG.warning("the offsets of group %s could not be asked for: %s", self._group, error)
+            return
+        for name, offset in ours.items():
+            if offset < committed.get(name, -1) <= ends.get(name, -1):
+                raise GroupAhead(self._group, name, committed=committed[name], bound=offset)
 
     def waiting(self, last: Binding | None) -> Waiting:
         """The offsets above the last binding, and the time of the first record among them: that of each
