@@ -59,7 +59,9 @@ def feed(root: Path, *, first: int, files: int) -> None:
 
 def published(deployment: LightDeployment, txn: int) -> None:
     """Say that the state has everything up to a transaction."""
-    commit = StateCommit(Txn(txn), WriterToken(f"publisher-{txn}"), Digest())
+    deployment.control.seals.head()
+    link = next((seal.link for seal in deployment.control.seals.read(txn, txn + 1)), 0)
+    commit = StateCommit(Txn(txn), WriterToken(f"publisher-{txn}"), Digest(), link=link)
     put_record(deployment.control, SHARD, version=txn, commit=commit)
 
 
