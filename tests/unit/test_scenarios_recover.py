@@ -225,6 +225,18 @@ def test_a_recovery_that_dies_anywhere_goes_on_with_the_next_one(call: str, nth:
     check_right(world)
 
 
+def test_a_run_that_goes_on_while_the_plan_is_made_is_no_loss() -> None:
+    """The history is looked at first, the logs after it: what was appended in between is in both."""
+    world = Warehouse()
+    world.feed(rec("n", 4))
+    script = Script().before("checkpoints.head", world.run)
+    assert not plan(world.process(script), world.plane).is_needed
+    world.feed(rec("o", 5))
+    script = Script().before("checkpoints.head", world.run)
+    assert recover(world.process(script), world.attempt("recover"), states=world.plane).epoch == 0
+    assert world.recoveries == []
+
+
 def test_a_run_waits_for_a_recovery_that_is_not_finished() -> None:
     world = Warehouse()
     world.warehouse.history.restore(VERSIONS["history"] - 3)

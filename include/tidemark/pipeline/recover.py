@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from tidemark.core.binding import Binding, Step
 from tidemark.core.checksum import Digest, shard_endpoint
@@ -54,6 +54,7 @@ from tidemark.ports.control import Control, Ledger
 from tidemark.ports.source import BindsNothing
 from tidemark.ports.state import StateStatusReader
 
+LOOKS_MAX: Final = 20
 _OF_BOUND: Final = frozenset(
     {
         Event.JUDGED,
@@ -145,8 +146,15 @@ def _leased(control: Control) -> Iterator[Witness]:
 
 
 def plan(pipeline: Pipeline, states: StateStatusReader | None = None) -> RecoveryPlan:
-    """What a recovery would do now. Writes nothing."""
-    return _planned(pipeline, pipeline.control.recoveries.head(), states)
+    """What a recovery would do now. Writes nothing. Runs that go on meanwhile are no loss: where the history
+    has moved, everything is asked again."""
+    head = pipeline.control.recoveries.head()
+    for _ in range(LOOKS_MAX):
+        found, before = _planned(pipeline, head, states), head
+        head = pipeline.control.recoveries.head()
+        if head.version == before.version:
+            return found
+    raise Determinate(f"the history has moved {LOOKS_MAX} times meanwhile", hint="stop the runs, and retry")
 
 
 def _planned(pipeline: Pipeline, head: Head, states: StateStatusReader | None) -> RecoveryPlan:
@@ -239,7 +247,7 @@ def recover(
     # Logs first: what is sealed is decided, and the next seal asks for it.
     appended = _bring_up(pipeline, without=found.damaged)
     if restored or (found.plan.is_needed and not found.resumes):
-        _begin(pipeline, attempt, found.epoch, states)
+        _begin(pipeline, attempt, found.epoch, states, restored=restored)
     control.recoveries.head()
     recovery = newest_recovery(control)
     again: list[Txn] = []
@@ -262,20 +270,26 @@ def recover(
     return Recovered(epoch, tuple(again), lost, logs, found.damaged)
 
 
-def _begin(pipeline: Pipeline, attempt: Attempt, epoch: int, states: StateStatusReader | None) -> None:
-    """Raise the epoch and bind what is lost, by one put. `Determinate` where another recovery was first."""
+def _begin(
+    pipeline: Pipeline, attempt: Attempt, epoch: int, states: StateStatusReader | None, *, restored: bool
+) -> None:
+    """Raise the epoch and bind what is lost, by one put. `Determinate` where another recovery was first.
+    Nothing is put where the history has come to have everything."""
     control, token = pipeline.control, attempt.token
 
-    def decide(head: Head) -> Put[Recovery | Binding, Recovery] | Recovery | Overtaken:
+    def decide(head: Head) -> Put[Any, Any] | Recovery | Overtaken | None:
         before = newest_recovery(control)
         if before is not None and before.token == token:
             return before  # Its reply was lost.
+        made = _planned(pipeline, head, states).plan
+        if head.epoch == epoch and not made.is_needed and not restored:
+            return None
         bound = last_binding(pipeline, Head(head.version, {UPPER: _uppers(control)[1]}))
         return decide_recovery(
             head=head,
             epoch=epoch,
             before=before,
-            plan=_planned(pipeline, head, states).plan,
+            plan=made,
             token=token,
             last=bound,
             nothing=_nothing_after(pipeline, bound),
