@@ -173,8 +173,11 @@ def commit_staged(
 ) -> SealOutcome:
     """Seal what passed the gate (or what someone accepted for a reason); drop what came second."""
     refusal = refused(pipeline, staged, gated, reason)
-    # Whoever comes second may find its parts swept away; that is a lost race, not a red gate.
-    if refusal is not None and upper_relation(pipeline, staged.txn) is not UpperRelation.BELOW:
+    # Whoever comes second may find its parts swept away; that is a lost race, not a red gate. A snapshot may
+    # be an old one, so one that says that nobody was first is looked at again.
+    if refusal is not None and not any(
+        upper_relation(pipeline, staged.txn) is UpperRelation.BELOW for _ in range(2)
+    ):
         raise refusal
     seal = seal_of(staged, generation=pipeline.generation, held=gated.opinion.held, reason=reason)
     outcome = put_seal(pipeline, seal)
