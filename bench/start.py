@@ -75,7 +75,9 @@ def done(folder: Path) -> Path:
     deployment = Deployment(load_pipeline(file), lambda: cast("Any", None))
     attempt = Attempt(Owner("bench"), new_token())
     report = run(replace(deployment.pipeline, plane=cast("Any", Plane())), attempt)
-    commit = StateCommit(Txn(report.checkpoint), attempt.token, digest)
+    deployment.control.seals.head()
+    [seal] = deployment.control.seals.read(report.checkpoint, report.checkpoint + 1)
+    commit = StateCommit(Txn(report.checkpoint), attempt.token, digest, link=seal.link)
     put_record(deployment.control, shard, version=0, commit=commit)
     return file
 

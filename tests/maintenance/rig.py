@@ -57,10 +57,13 @@ def feed(root: Path, *, first: int, files: int) -> None:
         run(deployment.pipeline, Attempt(Owner(f"run-{number}"), new_token()))
 
 
-def published(deployment: LightDeployment, txn: int) -> None:
-    """Say that the state has everything up to a transaction."""
-    commit = StateCommit(Txn(txn), WriterToken(f"publisher-{txn}"), Digest())
-    put_record(deployment.control, SHARD, version=txn, commit=commit)
+def published(deployment: LightDeployment, txn: int, *, version: int | None = None) -> None:
+    """Say that the state has everything up to a transaction, in a version of its table."""
+    made = txn if version is None else version
+    deployment.control.seals.head()
+    [seal] = deployment.control.seals.read(txn, txn + 1)
+    commit = StateCommit(Txn(txn), WriterToken(f"publisher-{made}"), Digest(), link=seal.link)
+    put_record(deployment.control, SHARD, version=made, commit=commit)
 
 
 def terms(*, window: int = 1, kept_ms: int = 0, now_ms: int = 10**15) -> Terms:

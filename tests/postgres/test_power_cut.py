@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.postgres_pipeline import PAIRS_SCHEMA, Kept, Rig
+from tests.postgres.worker import pipeline_at
+from tests.support.postgres_pipeline import PAIRS_SCHEMA, Kept, Rig, attempt
 from tidemark.core.errors import InvariantViolation
+from tidemark.delta.damage import damaged_entries, set_aside
+from tidemark.pipeline.recover import Recovered, recover
+from tidemark.sources.postgres.slot import SlotLost
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,3 +36,52 @@ def test_w1_emptied_entries_stop_the_next_runs_and_the_slot_stays(rig: Callable[
         with pytest.raises(InvariantViolation, match=r"entry \d+ of the log of .* is lost: it is empty"):
             kept.run()
     assert works.slot() == stood
+    # The newest commit of the history was a seal: the captured files are bound, and nothing is lost.
+    assert recovered(works).lost == {}
+    kept.run()
+    kept.check()
+
+
+def test_w3_a_slot_that_is_ahead_of_a_warehouse_that_was_put_back_is_named(rig: Callable[..., Rig]) -> None:
+    """Everything else agrees with itself, and the captured rows are in no slot any more."""
+    kept = Kept(rig(pairs=(PAIRS_SCHEMA, ["id"])))
+    works, home = kept.works, kept.works.root / "wh" / "p"
+    aside = works.root / "copy"
+    for table in ("_control", "pairs"):
+        shutil.copytree(home / table, aside / table)
+    works.sql("INSERT INTO pairs VALUES (4, 'd')", "DELETE FROM pairs WHERE id = 2")
+    kept.run()
+    for table in ("_control", "pairs"):
+        shutil.rmtree(home / table)
+        shutil.copytree(aside / table, home / table)
+    works.sql("INSERT INTO pairs VALUES (5, 'e')")
+    with pytest.raises(SlotLost, match=r"captured changes .* are in no binding"):
+        kept.run()
+    recovered(works, restored=True)
+    with pytest.raises(SlotLost, match="captured changes"):
+        kept.run()
+    works.source().ask_again("public.pairs")
+    kept.run()
+    kept.check()
+
+
+def test_w2_tables_whose_bindings_are_lost_are_read_anew(rig: Callable[..., Rig]) -> None:
+    kept = Kept(rig(pairs=(PAIRS_SCHEMA, ["id"])))
+    works = kept.works
+    works.sql("INSERT INTO pairs VALUES (4, 'd')", "DELETE FROM pairs WHERE id = 2")
+    kept.run()
+    log = works.root / "wh" / "p" / "_control/history" / "_delta_log"
+    for _ in range(2):
+        max(log.glob("*.json")).unlink()
+    works.sql("INSERT INTO pairs VALUES (5, 'e')")
+    with pytest.raises(InvariantViolation, match="newest commits are lost"):
+        kept.run()
+    assert list(recovered(works).lost) == [2]
+    kept.run()
+    kept.check()
+
+
+def recovered(works: Rig, *, restored: bool = False) -> Recovered:
+    home = str(works.root / "wh" / "p")
+    set_aside(home, damaged_entries(home))
+    return recover(pipeline_at(works.root), attempt(), restored=restored)

@@ -455,9 +455,11 @@ def test_captured_files_below_the_retention_go_once_they_are_acknowledged_and_th
     stray = works.source().files
     stray.put(f"{1:016x}-{2:016x}-0000", [b"{}\n"], 0)
     deployment = Deployment(works.config(retention={"log_days": 3}), no_session)
+    deployment.control.seals.head()
+    [seal] = deployment.control.seals.read(len(bound), len(bound) + 1)
     put_record(
         deployment.control, ShardId("pairs"), version=1,
-        commit=StateCommit(Txn(len(bound)), WriterToken("t"), Digest()),
+        commit=StateCommit(Txn(len(bound)), WriterToken("t"), Digest(), link=seal.link),
     )  # fmt: skip
     terms = Terms(10**15, Txn(len(bound)), Txn(len(bound)), 0)
     [planned] = [one for one in maintenance.plan(deployment, terms).chores if "captured" in one.what]

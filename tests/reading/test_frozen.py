@@ -114,7 +114,9 @@ def test_a_new_consumer_of_a_truncated_log_gets_nothing_before_its_snapshot_when
 
 
 def published(shelf: Shelf, txn: int) -> None:
-    commit = StateCommit(Txn(txn), WriterToken("publisher"), Digest())
+    shelf.works.control.seals.head()
+    [seal] = shelf.works.control.seals.read(txn, txn + 1)
+    commit = StateCommit(Txn(txn), WriterToken("publisher"), Digest(), link=seal.link)
     put_record(shelf.works.control, SHARD, version=1, commit=commit)
 
 

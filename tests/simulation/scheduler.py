@@ -44,6 +44,10 @@ class Scheduler:
         self._hub = greenlet.getcurrent()
         self._actors: list[greenlet.greenlet] = []
 
+    def again(self) -> Scheduler:
+        """A scheduler for new actors, after the old ones have died where they stood."""
+        return Scheduler(self.rng.randrange(1 << 30), fault_rate=0.0)
+
     def spawn(self, work: Callable[[], None]) -> None:
         self._actors.append(greenlet.greenlet(work, parent=self._hub))
 

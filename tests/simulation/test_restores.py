@@ -5,7 +5,7 @@ Whoever meets it stops by name; or nobody has to, and then the tables are right 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -16,7 +16,9 @@ from tests.simulation.checker import Broken, Checker
 from tests.simulation.world import SHARDS, World
 from tests.support.memory.control import MemoryControl
 from tidemark.core.errors import InvariantViolation
-from tidemark.core.seal import decide_seal
+from tidemark.core.ids import ShardId, Txn
+from tidemark.core.seal import Seal, decide_seal
+from tidemark.core.shard import entry_of, next_append
 from tidemark.pipeline.history import losses
 
 SEEDS = 3_000
@@ -107,13 +109,21 @@ def any_binding(**known: Any) -> Any:
     return decide_seal(**known, past=past)
 
 
+def newest_only(shard: ShardId, *, upper: Txn, seals: Sequence[Seal], release: Txn | None = None) -> Any:
+    """Append what was sealed last, and jump over what the log lacks before it."""
+    found = next_append(shard, upper=upper, seals=seals, release=release)
+    touching = [seal for seal in seals if seal.touches(shard)]
+    return replace(entry_of(touching[-1], shard), before=0) if touching else found
+
+
 @pytest.mark.parametrize(
     ("name", "mistake"),
     [
         ("tidemark.pipeline.history.check_known", nothing),
         ("tidemark.pipeline.upsert.decide_seal", any_binding),
+        ("tidemark.pipeline.upsert.next_append", newest_only),
     ],
-    ids=["compares nothing", "seals for any binding"],
+    ids=["compares nothing", "seals for any binding", "jumps over a transaction"],
 )
 def test_the_simulation_of_restores_notices_a_mistake(
     monkeypatch: pytest.MonkeyPatch, name: str, mistake: Callable[..., object]

@@ -246,7 +246,7 @@ class Consumer:
         return self._reader
 
     def _batch(self, given: Range, frame: DataFrame, *, is_snapshot: bool = False) -> Batch:
-        app = effect_key(self._deployment.config.name, self._name, self._shard)
+        app = effect_key(self._deployment.config.name, self._name, self._shard, epoch=given.epoch)
         once = {"txnAppId": app, "txnVersion": str(given.txn)}
         return Batch(given.lower, given.upper, frame, once, is_snapshot, given.skipped)
 

@@ -210,6 +210,8 @@ def ways_out_of_proof(command: str, pipeline: str, one: Judged, there: str) -> l
     match finding.verdict:
         case Verdict.INPUT_GONE:
             return ["  restore the input that is gone and clear this task"]
+        case Verdict.LOST:
+            return ["  nothing: its decision is lost, and with it what could be compared"]
         case Verdict.NOT_COMPARABLE:
             return ["  prove it with the versions that it was sealed with: nothing says that it is wrong"]
         case _ if PARTS_DIFFER in str(finding):

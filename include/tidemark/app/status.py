@@ -16,6 +16,8 @@ from datetime import UTC, datetime
 from typing import Final
 
 from tidemark.app.deployment import Deployment
+from tidemark.config import KafkaSource, PipelineConfig
+from tidemark.config.source import PostgresSource
 from tidemark.core.alarms import Alarm, Notices, alarms_of, decide_notices
 from tidemark.core.frontier import Frontier
 from tidemark.core.ids import QUARANTINE, TXN_NONE, ShardId, Txn
@@ -98,8 +100,21 @@ def status_of(
         waiting=waiting_input(pipeline) if asks_source else Input(),
         quarantined=quarantined_in_logs(pipeline),
         last_verdict=last_verdict(control),
+        epoch=seals.epoch,
+        witness=witness_of(deployment.config),
         asked=asks_source,
     )
+
+
+def witness_of(config: PipelineConfig) -> str:
+    """What remembers how far a pipeline is, outside of its warehouse. Files don't, and are bound again."""
+    match config.source:
+        case PostgresSource(slot=slot):
+            return f"replication slot {slot}"
+        case KafkaSource() as source:
+            return f"consumer group {source.group_of(config.name)}"
+        case _:
+            return ""
 
 
 def shard_statuses(

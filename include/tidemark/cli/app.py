@@ -79,6 +79,7 @@ MODULES: Final = {
     "release": "tidemark.cli.decide",
     "watermark": "tidemark.cli.decide",
     "maintain": "tidemark.cli.maintain",
+    "recover": "tidemark.cli.recover",
     "doctor": "tidemark.cli.doctor",
     "consumers": "tidemark.cli.consumers",
     "source": "tidemark.cli.source",

@@ -195,7 +195,7 @@ def replay(
 ) -> None:
     """Read recorded input again and prove what was written.
 
-    Answers per transaction: identical, differs, input gone, or not comparable. The verdicts go to the
+    Answers per transaction: identical, differs, input gone, not comparable, or lost. The verdicts go to the
     journal; no row is written. Where a shard differs, up to ten of its keys are shown with what differs.
     """
     from tidemark.app.reports import for_environment

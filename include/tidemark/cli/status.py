@@ -61,6 +61,14 @@ def show_status(found: Status, *, now_seconds: float) -> None:
     print_table("", ("shard", "log has", "state has", "behind", "waits"), map(_cells, found.shards))
     if found.since > 1:
         say(f"single transactions are kept from {found.since} on")
+    if found.epoch:
+        say(f"epoch {found.epoch}: the history was recovered")
+    if found.sealed:
+        say(
+            f"outside witness: {found.witness}"
+            if found.witness
+            else "outside witness: none; a restore of all tables together can't be noticed"
+        )
     for one in found.replayable:
         txns = f"{one.first} to {one.last}" if one.last > one.first else str(one.first)
         until = f"until {moment(one.until)}" if one.until else "as long as the input stays as it is"

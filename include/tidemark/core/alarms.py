@@ -198,11 +198,8 @@ def limit(kind: str, value: str) -> dict[str, object]:
 
 
 def _default_of(kind: str, defaults: Limits) -> dict[str, object]:
-    match kind:
-        case "blocked" | "stalled":
-            return {kind: True}
-        case "quarantine":
-            return {kind: True}
+    if kind in ("blocked", "stalled", QUARANTINE):
+        return {kind: True}
     name = "wal_bytes" if kind == WAL else f"{kind}_seconds"
     default = getattr(defaults, name)
     if default is None:

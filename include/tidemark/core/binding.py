@@ -95,6 +95,11 @@ class Binding:
     manifest: str = ""
     link: int = 0
     """Identifies this input and all input before it: bindings with the same link have the same past."""
+    epoch: int = 0
+    """The number of recoveries of the history when it was bound."""
+    lost: bool = False
+    """Whether its binding was lost: its number is named elsewhere, so it can't be used again. It reads
+    nothing; its input is bound again under another number (`core.recovery`)."""
 
     def __post_init__(self) -> None:
         if self.txn < TXN_FIRST:
@@ -110,8 +115,9 @@ class Binding:
         return self.owner.identity
 
     def linked(self, last: Binding | None) -> Binding:
-        """The binding with its link after `last`. The link covers the input, not the owner."""
+        """The binding with its link after `last`. The link covers the input and the epoch, not the owner."""
         facts = [self.txn, self.upper.offsets, self.manifest, self.configuration.fingerprint]
+        facts += [self.epoch, self.lost] if self.epoch else []
         return replace(self, link=link(last.link if last is not None else 0, json.dumps(facts)))
 
     def under(self, configuration: Configuration | None) -> Binding:
@@ -184,7 +190,7 @@ def decide_mint(
         if checked_successor(lower, step.upper) <= lower:
             continue  # All of it is bound already: drop an overtaken proposal.
         txn = Txn(upper + len(minted))
-        binding = Binding(txn, lower, step.upper, owner, configuration, step.manifest)
+        binding = Binding(txn, lower, step.upper, owner, configuration, step.manifest, epoch=head.epoch)
         minted.append(binding.linked(minted[-1] if minted else last))
         lower = step.upper
     txns = tuple(binding.txn for binding in minted)

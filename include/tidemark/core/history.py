@@ -13,20 +13,56 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final, Generic, Protocol, TypedDict, TypeVar, cast
 
 from tidemark.core.binding import Binding, Claim
 from tidemark.core.errors import InvariantViolation
-from tidemark.core.ids import TXN_FIRST, TXN_NONE, ShardId, Txn
-from tidemark.core.ledger import GENERATION, UPPER, CommitOutcome, Head, Put
+from tidemark.core.ids import TXN_FIRST, TXN_NONE, ShardId, Txn, WriterToken
+from tidemark.core.ledger import EPOCH, GENERATION, UPPER, CommitOutcome, Head, Put
 from tidemark.core.seal import Seal
 
 BOUND: Final = "bound"
 SEALED: Final = "sealed"
-HISTORY_MARKS: Final = (BOUND, SEALED, GENERATION)
-HistoryRecord = Binding | Claim | Seal
+HISTORY_MARKS: Final = (BOUND, SEALED, GENERATION, EPOCH)
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """A history that had lost commits was brought forward, and an epoch began (`core.recovery`).
+
+    `number` is the epoch, `first` its first transaction: everything below had its number before. Transactions
+    up to `decided` had been decided. `proven` has the links that other tables name for those whose seals are
+    lost, `lost` are those whose bindings are, `witnesses` what named them, for people."""
+
+    number: int
+    token: WriterToken
+    first: Txn
+    decided: Txn = TXN_NONE
+    proven: Mapping[Txn, int] = field(default_factory=dict)
+    lost: tuple[Txn, ...] = ()
+    witnesses: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> str:
+        return self.token
+
+    @property
+    def ends(self) -> Txn:
+        """The last transaction that is to be decided again; 0 where none is."""
+        return max([self.decided, *self.lost])
+
+    def was_decided(self, txn: Txn) -> bool:
+        """Whether a transaction had been decided before the loss, or may have been."""
+        return txn in self.lost or txn <= self.decided
+
+    def proves(self, txn: Txn, link: int) -> bool:
+        """Whether a transaction is known to have been decided with this link."""
+        return self.proven.get(txn) == link
+
+
+HistoryRecord = Binding | Claim | Seal | Recovery
 
 
 class _Chapter(TypedDict):
@@ -37,6 +73,7 @@ class _Chapter(TypedDict):
 CHAPTERS: Final[Mapping[str, _Chapter]] = {
     "bindings": {"kinds": (Binding, Claim), "upper": BOUND},
     "seals": {"kinds": (Seal,), "upper": SEALED},
+    "recoveries": {"kinds": (Recovery,), "upper": EPOCH},
 }
 
 R = TypeVar("R")
@@ -128,7 +165,7 @@ class LogLost(InvariantViolation):
         super().__init__(
             f"the log of shard {shard} ends with transaction {ends}, and had {wanted}:"
             " its newest commits are lost",
-            hint="nothing was written; restore the log from a newer copy",
+            hint="nothing was written; `tidemark recover PIPELINE` appends what is sealed and still there",
         )
 
 
@@ -141,7 +178,8 @@ def check_known(what: str, *, txn: Txn, link: int, upper: Txn, seal: Seal | None
         raise HistoryLost(
             f"{what} has transaction {txn}, and the history ends with {upper - 1}:"
             " its newest commits are lost",
-            hint="nothing was written; restore `_control/history` from a newer copy",
+            hint="nothing was written; restore `_control/history` from a newer copy, or bring it forward:"
+            " `tidemark recover PIPELINE`",
         )
     if seal is None or seal.link != link:
         raise HistoryLost(

@@ -38,6 +38,7 @@ class Event(StrEnum):
     SKIPPED = "skipped"
     RELEASED = "released"
     REPAIRED = "repaired"
+    RECOVERED = "recovered"
     FROZEN = "frozen"
     PASSED_OVER = "passed over"
     WATERMARK = "watermark"

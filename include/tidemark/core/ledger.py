@@ -20,6 +20,7 @@ from tidemark.core.ids import TXN_FIRST, Txn
 
 UPPER: Final = "upper"
 GENERATION: Final = "generation"
+EPOCH: Final = "epoch"
 LINK: Final = "link"
 """The link of the newest transaction that a ledger depends on. It is an identity, not a count."""
 
@@ -52,6 +53,11 @@ class Head:
     @property
     def generation(self) -> int:
         return self.marks.get(GENERATION, 0)
+
+    @property
+    def epoch(self) -> int:
+        """How often a history was recovered."""
+        return self.marks.get(EPOCH, 1) - 1
 
     @property
     def link(self) -> int:

@@ -51,9 +51,11 @@ def consumer_of(lease: Lease) -> tuple[str, ShardId] | None:
     return (consumer, ShardId(shard)) if of_shard else None
 
 
-def effect_key(pipeline: str, consumer: str, shard: ShardId) -> str:
-    """The key of a consumer's effects; for Delta, the application id."""
-    return f"tidemark/{pipeline}/{shard}/{consumer}"
+def effect_key(pipeline: str, consumer: str, shard: ShardId, *, epoch: int = 0) -> str:
+    """The key of a consumer's effects; for Delta, the application id. After a recovery a number may stand for
+    another transaction than before, so each epoch has its own key."""
+    key = f"tidemark/{pipeline}/{shard}/{consumer}"
+    return f"{key}/epoch-{epoch}" if epoch else key
 
 
 def batch_fence(lease: Lease) -> Txn | None:

@@ -27,6 +27,7 @@ class Verdict(StrEnum):
     DIFFERS = "differs"
     INPUT_GONE = "input gone"
     NOT_COMPARABLE = "not comparable"
+    LOST = "lost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,9 @@ def judge_replay(seal: Seal, staged: Staged) -> Finding:
 
 
 def judge_skipped(seal: Seal) -> Finding | None:
-    """The finding on a skipped transaction, regardless of its input; None for any other."""
+    """The finding on a skipped or lost transaction, regardless of its input; None for any other."""
+    if seal.decision is Decision.LOST:
+        return Finding(seal.txn, Verdict.LOST, why=seal.reason)
     if seal.decision is not Decision.SKIPPED:
         return None
     return Finding(seal.txn, Verdict.IDENTICAL, why=f"skipped: {seal.reason}")

@@ -102,6 +102,7 @@ class Decision(StrEnum):
     COMMITTED = "committed"
     ACCEPTED = "accepted"
     SKIPPED = "skipped"
+    LOST = "lost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +143,8 @@ class Seal:
 
     @property
     def digests(self) -> Digests:
-        """What a replay must find again; a skipped transaction has nothing to compare."""
-        if self.decision is Decision.SKIPPED:
+        """What a replay must find again; a skipped or lost transaction has nothing to compare."""
+        if self.decision in (Decision.SKIPPED, Decision.LOST):
             return {}
         return digests_of(self.source, self.shards)
 
@@ -159,7 +160,7 @@ class Seal:
         }
         held = sorted(shard for shard, added in self.shards.items() if added.held)
         facts = json.dumps([self.txn, self.binding, self.token, self.decision, held])
-        return replace(self, shards=shards, link=link(past.link, facts))
+        return replace(self, shards=shards, link=past.proven or link(past.link, facts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +171,12 @@ class Past:
     binding: int = 0
     link: int = 0
     touched: Mapping[ShardId, Txn] = field(default_factory=dict)
+    recovered: bool = False
+    """The transaction was decided before, and a recovery decides it again."""
+    lost: bool = False
+    """Its binding was lost with the decision."""
+    proven: int = 0
+    """The link of the lost decision, where something names it: the seal takes it over."""
 
 
 def seal_of(staged: Staged, *, generation: int, held: Mapping[ShardId, str], reason: str = "") -> Seal:
@@ -259,6 +266,16 @@ class Rebound(Determinate):
         )
 
 
+class BeingRecovered(Determinate):
+    """The decision of this transaction was lost, and only a recovery decides it again."""
+
+    def __init__(self, txn: Txn) -> None:
+        super().__init__(
+            f"the decision of transaction {txn} is lost; nothing was sealed",
+            hint="run `tidemark recover PIPELINE`: it reads the transaction again, or records it as lost",
+        )
+
+
 SealOutcome = Sealed | Lost | TooEarly
 
 
@@ -292,6 +309,13 @@ def decide_seal(
         return TooEarly(head.upper)
     if seal.binding != past.binding:
         raise Rebound(seal.txn)
+    is_lost = seal.decision is Decision.LOST
+    if is_lost and not past.recovered:
+        raise InvalidUsage(
+            f"transaction {seal.txn} is open, not lost", hint="run the pipeline: it decides it"
+        )
+    if past.lost and not is_lost:
+        raise BeingRecovered(seal.txn)
     check_on_record(tuple(seal.shards), recorded=recorded or {}, declared=declared or {})
     linked = seal.linked(past)
     touched = {touch_mark(shard): int(seal.txn) for shard in seal.shards}

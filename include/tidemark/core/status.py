@@ -171,5 +171,9 @@ class Status:
     waiting: Input = field(default_factory=Input)
     quarantined: Quarantined = field(default_factory=Quarantined)
     last_verdict: LastVerdict | None = None
+    epoch: int = 0
+    """How often the history was recovered."""
+    witness: str = ""
+    """What outside of the warehouse would show that all of it was put back from a copy; empty for nothing."""
     asked: bool = True
     """Whether the source was asked for waiting input, for what it keeps, and for what is replayable."""

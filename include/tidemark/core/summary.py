@@ -85,7 +85,9 @@ def _is_proven(one: Proof) -> bool:
 
 
 def _overruled(seal: Seal) -> str:
-    """The clause for a transaction that a person decided."""
+    """The clause for a transaction that a person decided, or that was lost."""
+    if seal.decision is Decision.LOST:
+        return f"transaction {seal.txn} lost: {short(seal.reason)}"
     counts = ""
     if seal.decision is Decision.ACCEPTED:
         counts = f", {counted(seal.source.count, quarantined_in(seal))}"

@@ -9,7 +9,7 @@ from typing import Any
 from deltalake import Schema
 
 from tidemark.core.binding import BindingRecord
-from tidemark.core.history import CHAPTERS, HISTORY_MARKS, TimedChapter
+from tidemark.core.history import CHAPTERS, HISTORY_MARKS, Recovery, TimedChapter
 from tidemark.core.ids import ShardId, checked_name, is_name
 from tidemark.core.lease import SINCE
 from tidemark.core.ledger import UPPER
@@ -59,6 +59,7 @@ class DeltaControl:
         self.history = self.ledger("history", history_codec(), marks=HISTORY_MARKS)
         self.bindings: TimedChapter[BindingRecord] = TimedChapter(self.history, **CHAPTERS["bindings"])
         self.seals: TimedChapter[Seal] = TimedChapter(self.history, **CHAPTERS["seals"])
+        self.recoveries: TimedChapter[Recovery] = TimedChapter(self.history, **CHAPTERS["recoveries"])
         self.attempts = self.ledger("attempts", attempts_codec())
         self.checkpoints = self.ledger("checkpoints", checkpoints_codec())
         self.journal = self.ledger("journal", journal_codec())

@@ -41,7 +41,7 @@ from tidemark.core.binding import Binding, Claim
 from tidemark.core.checkpoint import Checkpoint
 from tidemark.core.cuts import Cut
 from tidemark.core.errors import Determinate, InvalidUsage, InvariantViolation, TidemarkError
-from tidemark.core.history import HistoryRecord
+from tidemark.core.history import HistoryRecord, Recovery
 from tidemark.core.journal import JournalEntry, check_chain, check_format
 from tidemark.core.lease import Lease
 from tidemark.core.ledger import Record
@@ -141,7 +141,7 @@ def run_column(record: object) -> str | None:
 
 @cache
 def history_codec() -> Codec[HistoryRecord]:
-    return Codec({"binding": Binding, "claim": Claim, "seal": Seal})
+    return Codec({"binding": Binding, "claim": Claim, "seal": Seal, "recovery": Recovery})
 
 
 @cache

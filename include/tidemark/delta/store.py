@@ -129,6 +129,13 @@ class Store:
         with _as_os_error(f"{path} was not renamed"):
             self._object_store().rename(path, target)
 
+    def set_aside(self, path: str, target: str) -> None:
+        """Move a file into a folder that may not be there yet, lastingly; as `move` otherwise."""
+        if self.folder is not None:
+            _make_folder((self.folder / target).parent)
+        self.move(path, target)
+        self.sync_folders([target, path])
+
     def sync_files(self, paths: Iterable[str]) -> None:
         """Sync files that another program has written here. OSError on failure."""
         if self.folder is not None:

@@ -76,6 +76,8 @@ def announcement_of(
 def _sealed_by(seal: Seal, entries: Sequence[JournalEntry]) -> tuple[str, str]:
     """What the gate said of the attempt that was sealed, and how a person overruled that. Nothing is
     committed that the gate did not find identical."""
+    if seal.decision is Decision.LOST:
+        return str(Verdict.LOST), ""
     if seal.decision is not Decision.ACCEPTED:
         return str(Verdict.IDENTICAL), ""
     own = [entry for entry in entries if entry.event is Event.JUDGED and entry.token == seal.token]

@@ -42,10 +42,10 @@ from tidemark.core.reading import (
     lease_name,
     open_freeze,
 )
-from tidemark.core.seal import Part
+from tidemark.core.seal import Decision, Part
 from tidemark.pipeline.context import Pipeline, note, note_all
 from tidemark.pipeline.decide import checked_reason
-from tidemark.pipeline.history import require_known
+from tidemark.pipeline.history import epoch_of, require_known
 from tidemark.pipeline.leases import Hold, Leases
 from tidemark.pipeline.listing import Listed, fetch_all, listing, readable_upper
 from tidemark.ports.control import PartFiles
@@ -106,14 +106,16 @@ FETCH_WORKERS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The transactions in [lower, upper), whole: the files to read, and those that were passed over. For a
-    snapshot, `tail` is the first transaction that it needs from the log, because the state hasn't got it."""
+    """The transactions in [lower, upper), whole: the files to read, and those that were passed over, by this
+    consumer or because they are lost. For a snapshot, `tail` is the first transaction that it needs from the
+    log, because the state hasn't got it. `epoch` is that of the last transaction."""
 
     lower: Txn
     upper: Txn
     parts: tuple[Part, ...] = ()
     skipped: Mapping[Txn, str] = field(default_factory=dict)
     tail: Txn | None = None
+    epoch: int = 0
 
     @property
     def txn(self) -> Txn:
@@ -214,7 +216,8 @@ class ShardReader:
         tail = next_txn(published_txn(base))
         self._check_tail(tail, planned.listen_from, whole=fence is not None)
         self._hold.plan(planned.listen_from)
-        return Range(self.frontier, planned.listen_from, tail=tail)
+        epoch = epoch_of(control, Txn(planned.listen_from - 1))
+        return Range(self.frontier, planned.listen_from, tail=tail, epoch=epoch)
 
     def _check_tail(self, lower: Txn, upper: Txn, *, whole: bool) -> None:
         """Raise `Frozen` if a part of the log in [lower, upper) can't be read."""
@@ -313,7 +316,15 @@ class ShardReader:
             raise self._frozen_at(account.frozen, chosen)
         parts = tuple(part for one in ready.txns if one.txn not in skipped for part in one.parts)
         given_up = {txn: reason for txn, reason in skipped.items() if txn < ready.upper}
-        return Range(ready.lower, ready.upper, parts, given_up)
+        given_up |= {
+            seal.txn: f"lost: {seal.reason}"
+            for seal in listed.seals
+            if seal.decision is Decision.LOST
+            and ready.lower <= seal.txn < ready.upper
+            and not seal.touches(self._reading.shard)
+        }
+        epoch = epoch_of(self._pipeline.control, Txn(ready.upper - 1))
+        return Range(ready.lower, ready.upper, parts, given_up, epoch=epoch)
 
     def _looked_at(self, txns: Sequence[ListedTxn], *, start: Txn, end: Txn, whole: bool) -> ReadAccount:
         """The account of [start, end), every part looked at; unless the reader is stopped."""

@@ -3,8 +3,8 @@
 Any table can lose its newest commits: by a power cut on a store that had not synced, by a copy that was put
 back, by a hand. Each of them names transactions by number and link, so two of them tell on each other:
 
-- a checkpoint or a log that is ahead of the history, or has another transaction under the same number: the
-  history has lost commits (`HistoryLost`);
+- a checkpoint, a log or a publish on record that is ahead of the history, or has another transaction under
+  the same number: the history has lost commits (`HistoryLost`);
 - a log that is behind what a checkpoint has seen in it, or behind the transaction that touched its shard
   last: the log has lost commits (`LogLost`).
 
@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from tidemark.core.checkpoint import Checkpoint
-from tidemark.core.errors import InvariantViolation
-from tidemark.core.history import HistoryLost, LogLost, check_known
-from tidemark.core.ids import TXN_FIRST, TXN_NONE, ShardId, Txn
-from tidemark.core.ledger import Head
+from tidemark.core.errors import Determinate, InvariantViolation
+from tidemark.core.history import HistoryLost, LogLost, Recovery, check_known
+from tidemark.core.ids import TXN_FIRST, TXN_NONE, ShardId, Txn, WriterToken
+from tidemark.core.ledger import EPOCH, Head
 from tidemark.core.seal import touch_mark
 from tidemark.ports.control import Control
 
@@ -37,8 +37,23 @@ def require_known(control: Control, what: str, *, txn: Txn, link: int) -> None:
             return
         # The snapshot may be an old one; a loss stays.
         upper = control.seals.head().upper
+    recovery = newest_recovery(control)
+    if recovery is not None and txn >= upper and recovery.proves(txn, link):
+        return  # It is known to be lost, and decided again with this link.
     seal = next(iter(control.seals.read(txn, txn + 1)), None)
     check_known(what, txn=txn, link=link, upper=upper, seal=seal)
+
+
+def newest_recovery(control: Control) -> Recovery | None:
+    """The recovery that the history was brought forward by last, at its loaded snapshot."""
+    upper = control.recoveries.mark(EPOCH)
+    return next(iter(control.recoveries.read(upper - 1, upper)), None) if upper else None
+
+
+def epoch_of(control: Control, txn: Txn) -> int:
+    """The epoch that a transaction belongs to: how often the history had been recovered when it was bound."""
+    recoveries = control.recoveries.read(1, control.recoveries.mark(EPOCH))
+    return max((one.number for one in recoveries if one.first <= txn), default=0)
 
 
 def require_history(control: Control) -> Checkpoint:
@@ -52,30 +67,56 @@ def require_history(control: Control) -> Checkpoint:
 
 
 def require_logs(control: Control) -> None:
-    """As `require_history`, and the logs agree that the last transactions touch, or some of many. Where
-    nothing is sealed, no log may have anything. Other logs are looked at when a transaction touches them."""
+    """As `require_history`, and the shards agree that the last transactions touch, or some of many. Where
+    nothing is sealed, no shard may have anything. Others are looked at when a transaction touches them."""
     last = require_history(control)
     upper = control.seals.head().upper
+    unfinished = _unfinished(control, upper)
+    if unfinished is not None:
+        raise unfinished
     seals = control.seals.read(last.txn + 1, upper)
     touched = {shard for seal in seals for shard in seal.shards} | set(last.tables)
     for shard in sorted(control.shards() if upper == TXN_FIRST else touched)[:LOGS_LOOKED_AT]:
-        log_head(control, shard, last)
+        require_shard(control, shard, last)
+
+
+def _unfinished(control: Control, upper: Txn) -> Determinate | None:
+    """That a recovery is not at its end, where it isn't."""
+    recovery = newest_recovery(control)
+    if recovery is None or upper > recovery.ends:
+        return None
+    return Determinate(
+        f"a recovery is not finished: transaction {upper} comes next, and {recovery.ends} last",
+        hint="run `tidemark recover PIPELINE --yes` to its end",
+    )
+
+
+def require_shard(control: Control, shard: ShardId, last: Checkpoint) -> None:
+    """A shard's log and the record of its publishes have no transaction that the history lacks, and the log
+    has what the newest checkpoint has seen in it."""
+    log_head(control, shard, last)
+    publishes = control.publishes(shard)
+    upper = publishes.head().upper
+    for published in publishes.read(upper - 1, upper):
+        what = f"the state of shard {shard}"
+        require_known(control, what, txn=published.txn, link=published.commit.link)
 
 
 def log_head(control: Control, shard: ShardId, last: Checkpoint | None = None) -> Head:
     """Where a shard's log stands, when it and the history have the same transactions; with the newest
     checkpoint, also when the log has what that has seen."""
-    for look in range(LOOKS_MAX):
-        head = control.log(shard).head()
-        try:
-            require_known(control, f"the log of shard {shard}", txn=Txn(head.upper - 1), link=head.link)
-            _require_whole(control, shard, head, last)
-            return head
-        except LogLost:
-            # The snapshot may be an old one; a loss stays.
-            if look + 1 == LOOKS_MAX:
-                raise
-    raise AssertionError  # The last look has returned or raised.
+    try:
+        return _checked_head(control, shard, last)
+    except (HistoryLost, LogLost):
+        # The snapshot may be an old one; a loss stays.
+        return _checked_head(control, shard, last)
+
+
+def _checked_head(control: Control, shard: ShardId, last: Checkpoint | None) -> Head:
+    head = control.log(shard).head()
+    require_known(control, f"the log of shard {shard}", txn=Txn(head.upper - 1), link=head.link)
+    _require_whole(control, shard, head, last)
+    return head
 
 
 def _require_whole(control: Control, shard: ShardId, head: Head, last: Checkpoint | None) -> None:
@@ -83,25 +124,40 @@ def _require_whole(control: Control, shard: ShardId, head: Head, last: Checkpoin
     if last is None:
         return
     mark = last.tables.get(shard)
+    recovery = newest_recovery(control)
+    seen = mark.upper if mark is not None else TXN_NONE
+    if recovery is not None and seen <= recovery.ends + 1:
+        # That may be lost for good: the history says by itself what the log must have of it.
+        seen = TXN_NONE
     touched = Txn(control.seals.mark(touch_mark(shard)))
     waits = mark is not None and mark.waits_at != TXN_NONE
-    if mark is not None and head.upper < mark.upper:
-        raise LogLost(shard, ends=Txn(head.upper - 1), wanted=Txn(mark.upper - 1))
+    if head.upper < seen:
+        raise LogLost(shard, ends=Txn(head.upper - 1), wanted=Txn(seen - 1))
     if head.upper <= touched <= last.txn and not waits:
         raise LogLost(shard, ends=Txn(head.upper - 1), wanted=touched)
 
 
+def is_in_a_log(control: Control, txn: Txn, token: WriterToken) -> bool:
+    """Whether a log has parts of this attempt: then they are no leftovers, whatever the seal says."""
+    for shard in control.shards():
+        log = control.log(shard)
+        if log.head().upper > txn and any(one.txn == txn for one in log.find(token)):
+            return True
+    return False
+
+
 def losses(control: Control, shards: Sequence[ShardId]) -> list[str]:
-    """What does not agree, for people: the history with its newest checkpoint, and each of these logs with
+    """What does not agree, for people: the history with its newest checkpoint, and each of these shards with
     both."""
     try:
         last = require_history(control)
     except InvariantViolation as lost:
         return [str(lost)]
-    found: list[str] = []
+    unfinished = _unfinished(control, control.seals.head().upper)
+    found = [str(unfinished)] if unfinished is not None else []
     for shard in shards:
         try:
-            log_head(control, shard, last)
+            require_shard(control, shard, last)
         except (HistoryLost, LogLost) as lost:
             found.append(str(lost))
     return found

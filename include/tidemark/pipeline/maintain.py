@@ -63,7 +63,7 @@ from tidemark.core.maintenance import (
 from tidemark.core.publish import VERSION_NONE, Published, published_txn, state_as_of
 from tidemark.core.seal import Part
 from tidemark.pipeline.context import Pipeline, seal_at, settle, unfinished
-from tidemark.pipeline.history import log_head, require_history, require_logs
+from tidemark.pipeline.history import is_in_a_log, log_head, require_history, require_logs
 from tidemark.pipeline.leases import Leases
 from tidemark.pipeline.publish import checked_record, last_published
 from tidemark.ports.control import Control, MaintainedLog
@@ -106,7 +106,10 @@ def sweep(pipeline: Pipeline) -> tuple[tuple[Txn, WriterToken], ...]:
     upper = pipeline.control.seals.head().upper
     swept: list[tuple[Txn, WriterToken]] = []
     for txn, token in attempts:
-        if txn < upper and seal_at(pipeline, txn).token != token:
+        if txn >= upper or seal_at(pipeline, txn).token == token:
+            continue
+        # After a recovery a log may have parts of an attempt whose seal was lost.
+        if not is_in_a_log(pipeline.control, txn, token):
             pipeline.plane.discard(txn, token)
             swept.append((txn, token))
     return tuple(swept)

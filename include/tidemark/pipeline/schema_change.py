@@ -94,7 +94,7 @@ def _changed(pipeline: Pipeline, declared: Shapes, there: Collection[ShardId]) -
     upper = pipeline.control.seals.head().upper
     before: Shapes = {}
     for seal in pipeline.control.seals.read(upper - 1, upper):
-        if seal.decision is not Decision.SKIPPED:
+        if seal.decision not in (Decision.SKIPPED, Decision.LOST):
             before = _readable_shapes(pipeline, sealed_binding(pipeline, seal).configuration)
     return [shard for shard in declared if shard in there and before.get(shard) != declared[shard]]
 

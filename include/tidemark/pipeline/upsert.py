@@ -19,6 +19,8 @@ from tidemark.core.journal import Event
 from tidemark.core.ledger import Head, Put
 from tidemark.core.replay import DataDiffers, ExpectationsFailed, InputGone, judge_replay
 from tidemark.core.seal import (
+    BeingRecovered,
+    Decision,
     Evidence,
     Lost,
     Past,
@@ -55,10 +57,17 @@ from tidemark.pipeline.context import (
     settle,
     unfinished,
 )
-from tidemark.pipeline.history import log_head, require_history
+from tidemark.pipeline.history import (
+    is_in_a_log,
+    log_head,
+    newest_recovery,
+    require_history,
+    require_shard,
+)
 from tidemark.pipeline.ingest import Progress, found_by, no_progress, upper_relation
 from tidemark.pipeline.reclock import known_plan, owned_txns
 from tidemark.pipeline.validate import Gated, last_judged
+from tidemark.ports.control import Control
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,16 +102,33 @@ def put_seal(pipeline: Pipeline, seal: Seal) -> SealOutcome:
 
 
 def _past(pipeline: Pipeline, seal: Seal) -> Past:
-    """What the seal would follow, by the snapshot that it is decided on; `HistoryLost` where a log has gone
-    on from there already, `LogLost` where it has not come as far."""
+    """What the seal would follow, by the snapshot that it is decided on; `HistoryLost` where a log or a
+    state has gone on from there already, `LogLost` where the log has not come as far."""
     seals, control = pipeline.control.seals, pipeline.control
     last = require_history(pipeline.control)
     before = next(iter(seals.read(seal.txn - 1, seal.txn)), None)
-    bound = [one.link for one in control.bindings.read(seal.txn, seal.txn + 1) if isinstance(one, Binding)]
+    bound = [one for one in control.bindings.read(seal.txn, seal.txn + 1) if isinstance(one, Binding)]
+    recovery = newest_recovery(control)
     touched = {shard: Txn(seals.mark(touch_mark(shard))) for shard in seal.shards}
     for shard in seal.shards:
-        log_head(control, shard, last)
-    return Past(bound[0] if bound else 0, before.link if before is not None else 0, touched)
+        require_shard(control, shard, last)
+    recovered = recovery is not None and recovery.was_decided(seal.txn)
+    if recovered and seal.decision is Decision.SKIPPED and _is_logged(control, seal.txn):
+        raise BeingRecovered(seal.txn)  # Its rows are there: it can't be passed over.
+    return Past(
+        binding=bound[0].link if bound else 0,
+        link=before.link if before is not None else 0,
+        touched=touched,
+        recovered=recovered,
+        lost=bool(bound) and bound[0].lost,
+        proven=recovery.proven.get(seal.txn, 0) if recovery is not None else 0,
+    )
+
+
+def _is_logged(control: Control, txn: Txn) -> bool:
+    """Whether some log has rows of a transaction."""
+    logs = [control.log(shard) for shard in control.shards()]
+    return any(log.head().upper > txn and log.read(txn, txn + 1) for log in logs)
 
 
 def _require_base(pipeline: Pipeline, seal: Seal) -> None:
@@ -125,7 +151,7 @@ def _declare(pipeline: Pipeline, seal: Seal, shapes: Shapes) -> None:
 
 def _declared(pipeline: Pipeline, seal: Seal) -> Shapes:
     """The shapes of the shards that a seal has parts for, by the settings that these were made with."""
-    if not seal.shards:
+    if not seal.shards or seal.decision is Decision.LOST:
         return {}
     shapes = pipeline.shapes_of(sealed_binding(pipeline, seal).configuration)
     return {shard: shapes[shard] for shard in seal.shards if shard in shapes}
@@ -218,8 +244,11 @@ def commit_staged(
 ) -> SealOutcome:
     """Seal what passed the gate (or what someone accepted for a reason); drop what came second."""
     refusal = refused(pipeline, staged, gated, reason)
-    # Whoever comes second may find its parts swept away; that is a lost race, not a red gate.
-    if refusal is not None and upper_relation(pipeline, staged.txn) is not UpperRelation.BELOW:
+    # Whoever comes second may find its parts swept away; that is a lost race, not a red gate. A snapshot may
+    # be an old one, so one that says that nobody was first is looked at again.
+    if refusal is not None and not any(
+        upper_relation(pipeline, staged.txn) is UpperRelation.BELOW for _ in range(2)
+    ):
         raise refusal
     seal = seal_of(staged, generation=pipeline.generation, held=gated.opinion.held, reason=reason)
     outcome = put_seal(pipeline, seal)
@@ -247,7 +276,8 @@ def drop_lost(pipeline: Pipeline, attempt: Attempt, staged: Staged, winner: Seal
     finding = judge_replay(winner, staged)
     detail = {"winner": winner.token, "verdict": str(finding.verdict), "run": attempt.owner.run_id}
     note(pipeline, Event.LOST, txn=staged.txn, token=staged.token, detail=detail)
-    pipeline.plane.discard(staged.txn, staged.token)
+    if not is_in_a_log(pipeline.control, staged.txn, staged.token):
+        pipeline.plane.discard(staged.txn, staged.token)
     if finding.mismatches:
         raise DataDiffers(finding)
 

@@ -24,6 +24,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 from tidemark.core.binding import BindingRecord
 from tidemark.core.checkpoint import Checkpoint
 from tidemark.core.cuts import Cut
+from tidemark.core.history import Recovery
 from tidemark.core.ids import ShardId, Txn
 from tidemark.core.journal import JournalEntry
 from tidemark.core.lease import Lease
@@ -116,6 +117,9 @@ class Control(Protocol):
 
     @property
     def seals(self) -> Ledger[Seal]: ...
+
+    @property
+    def recoveries(self) -> Ledger[Recovery]: ...
 
     @property
     def attempts(self) -> Ledger[Evidence]: ...

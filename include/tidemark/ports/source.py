@@ -70,6 +70,15 @@ class ReportsSkipped(Protocol):
 
 
 @runtime_checkable
+class BindsNothing(Protocol):
+    """A source whose bindings carry notes from one to the next."""
+
+    def nothing_after(self, last: Binding | None) -> Step:
+        """The step that reads nothing: what follows it is offered as after the given binding."""
+        ...
+
+
+@runtime_checkable
 class ReportsPosition(Protocol):
     """A source that keeps input for this pipeline, and reports how much."""
 

@@ -9,7 +9,7 @@ from tests.support.memory.ledger import Chaos, Crash, Fault, MemoryLedger, Memor
 from tidemark.core.binding import BindingRecord
 from tidemark.core.checkpoint import Checkpoint
 from tidemark.core.cuts import Cut
-from tidemark.core.history import CHAPTERS, Chapter, HistoryRecord, chapter_head
+from tidemark.core.history import CHAPTERS, Chapter, HistoryRecord, Recovery, chapter_head
 from tidemark.core.ids import ShardId
 from tidemark.core.journal import JournalEntry
 from tidemark.core.lease import Lease
@@ -62,6 +62,10 @@ class MemoryWarehouse:
     @property
     def seals(self) -> MemoryTruth[Seal]:
         return MemoryTruth(self.history, "seals")
+
+    @property
+    def recoveries(self) -> MemoryTruth[Recovery]:
+        return MemoryTruth(self.history, "recoveries")
 
     def log(self, shard: ShardId) -> MemoryLedger[LogEntry]:
         return self.logs.setdefault(shard, MemoryLedger())
@@ -136,6 +140,7 @@ class MemoryControl:
         self.history = MemoryLedgerView(warehouse.history, chaos, "history")
         self.bindings: MemoryChapter[BindingRecord] = MemoryChapter(self.history, "bindings")
         self.seals: MemoryChapter[Seal] = MemoryChapter(self.history, "seals")
+        self.recoveries: MemoryChapter[Recovery] = MemoryChapter(self.history, "recoveries")
         self.attempts = MemoryLedgerView(warehouse.attempts, chaos, "attempts")
         self.checkpoints = MemoryLedgerView(warehouse.checkpoints, chaos, "checkpoints")
         self.journal = MemoryLedgerView(warehouse.journal, chaos, "journal")

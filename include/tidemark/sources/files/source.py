@@ -165,6 +165,11 @@ class FileSource:
         lower = last.upper[PARTITION] if last is not None else 0
         return list(self._cut(whole, lower))
 
+    def nothing_after(self, last: Binding | None) -> Step:
+        """No file: what follows is numbered as after the given binding."""
+        upper = last.upper if last is not None else Frontier.of({PARTITION: 0})
+        return Step(upper, Manifest(self._rules.format, ()).to_json())
+
     def waiting(self, last: Binding | None) -> Waiting:
         """The files that are not bound yet, including those that still settle, but not those whose marker is
         missing. Opens no file."""

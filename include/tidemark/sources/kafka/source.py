@@ -3,7 +3,8 @@
 Promise: a binding names exactly which offsets of which partitions it reads. All of them lie below the last
 stable offset, so no producer's transaction among them is open; both the binding and the read are
 read-committed. Only the last binding determines where a pipeline continues. The consumer group's offsets are
-committed for lag monitoring, and never used (scenario S1).
+committed for lag monitoring, and never used to continue (scenario S1). They are a witness: a group that is
+ahead of the bindings shows that the warehouse was restored from an older copy (W3).
 
 - `start` determines where a pipeline begins. A partition that appears later begins at 0. A topic that is
   added later begins at its earliest record.
@@ -29,8 +30,9 @@ from typing import Final
 from tidemark.config.kafka import RECORDS_MAX, KafkaSource, split_partition
 from tidemark.config.model import PipelineConfig
 from tidemark.core.binding import Binding, BindingRecord, Claim, Step
-from tidemark.core.errors import InvalidUsage, TidemarkError
+from tidemark.core.errors import InvalidUsage, InvariantViolation, TidemarkError
 from tidemark.core.frontier import Frontier
+from tidemark.core.ledger import EPOCH
 from tidemark.core.replay import Replayable
 from tidemark.ports.control import Ledger
 from tidemark.ports.source import SourceReport, Waiting
@@ -86,6 +88,17 @@ class TopicLost(InvalidUsage):
         super().__init__(what, hint="bind the new topic in a new pipeline, or restore the old one")
 
 
+class GroupAhead(InvariantViolation):
+    """The consumer group has offsets that no binding has: the history was set back."""
+
+    def __init__(self, group: str, partition: str, *, committed: int, bound: int) -> None:
+        super().__init__(
+            f"consumer group {group!r} stands at offset {committed} of {partition}, and only {bound} is"
+            " bound: the warehouse was put back from a copy, or the group was moved by hand",
+            hint="`tidemark recover PIPELINE --restored --yes`; if it was a hand, set the group back",
+        )
+
+
 class TopicSource:
     """The `Source` port over Kafka topics. Not safe for several threads at once."""
 
@@ -121,9 +134,11 @@ class TopicSource:
 
     def offer(self, last: Binding | None) -> Sequence[Step]:
         """All offsets up to the last stable ones, cut into transactions. Lost offsets come first."""
+        last = _begun(last)
         known = _known(last)
         topics = self._topics(known)
         firsts, lows, ends = self._extent(last, topics)
+        self._require_bound(last, ends)
         bound = last.upper.as_dict() if last is not None else {}
         # Partitions of topics that the pipeline file no longer lists keep their offsets in the frontier.
         kept = {name: offset for name, offset in bound.items() if split_partition(name)[0] not in topics}
@@ -134,10 +149,32 @@ class TopicSource:
             return [Step(Frontier.of({**kept, **ends}), notes.to_json())]
         return list(steps_of(firsts, lows, ends, kept=kept, notes=notes, records_max=self._records_max))
 
+    def nothing_after(self, last: Binding | None) -> Step:
+        """No offsets, of the topics that are bound."""
+        notes = KafkaManifest(_known(last).topics)
+        return Step(last.upper if last is not None else Frontier(), notes.to_json())
+
+    def _require_bound(self, last: Binding | None, ends: Offsets) -> None:
+        """`GroupAhead` where the group has offsets that were never bound, unless a recovery came after the
+        last binding. It is told only of what is durable, so a history that has less was set back; offsets
+        that the topic does not have are somebody else's. A cluster that does not tell is not in the way."""
+        if last is None or last.lost or last.epoch + 1 < self._bindings.mark(EPOCH):
+            return
+        ours = {n: o for n, o in last.upper.offsets if split_partition(n)[0] in self._source.topics}
+        try:
+            committed = self._cluster.committed(self._group, ours)
+        except TidemarkError as error:
+            _LOG.warning("the offsets of group %s could not be asked for: %s", self._group, error)
+            return
+        for name, offset in ours.items():
+            if offset < committed.get(name, -1) <= ends.get(name, -1):
+                raise GroupAhead(self._group, name, committed=committed[name], bound=offset)
+
     def waiting(self, last: Binding | None) -> Waiting:
         """The number of offsets above the last binding, and the time of the oldest record among them, for
         which one record of each partition is fetched. Times are those of the producers or the topic."""
         try:
+            last = _begun(last)
             firsts, lows, ends = self._extent(last, self._topics(_known(last)))
             for name, first in firsts.items():
                 if not lows[name] <= first <= ends[name]:
@@ -295,6 +332,11 @@ class TopicSource:
         return self._source.start == "latest" and any(
             isinstance(record, Claim) for record in self._bindings.read(1, 2)
         )
+
+
+def _begun(last: Binding | None) -> Binding | None:
+    """The last binding; None where all before it are lost, too: then the source begins as it did at first."""
+    return None if last is not None and last.lost and not last.upper.offsets else last
 
 
 def _known(last: Binding | None) -> KafkaManifest:

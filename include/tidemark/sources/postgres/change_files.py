@@ -324,6 +324,12 @@ def files_below(files: ChangeFiles, lsn: int) -> list[tuple[Path, int]]:
     return found
 
 
+def let_go_unbound(files: ChangeFiles, *, bound: int, confirmed: int) -> list[str]:
+    """The change files above what is bound that the slot does not have any more: a binding had them."""
+    found = ((path.name, _CHANGES.match(path.name)) for path, _ in _listed(files))
+    return [name for name, match in found if match is not None and bound <= int(match[1], 16) < confirmed]
+
+
 def abandoned_writes(files: ChangeFiles) -> list[tuple[Path, int]]:
     """The temporary files of processes that died while writing. No write takes a day."""
     old = time.time() - TEMPORARY_SECONDS_MAX

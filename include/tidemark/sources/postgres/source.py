@@ -53,7 +53,14 @@ from tidemark.sources.postgres.capture import (
     wanted_tables,
     while_paused,
 )
-from tidemark.sources.postgres.change_files import WAL, ChangeFiles, let_go, put_in_pieces, unneeded
+from tidemark.sources.postgres.change_files import (
+    WAL,
+    ChangeFiles,
+    let_go,
+    let_go_unbound,
+    put_in_pieces,
+    unneeded,
+)
 from tidemark.sources.postgres.connection import SlotInUse, connect, translated_errors
 from tidemark.sources.postgres.copy import Tables, read_tables
 from tidemark.sources.postgres.pgoutput import lsn_text
@@ -173,6 +180,8 @@ class SlotSource:
                 found = slots.usable_slot(db, self._source.slot)
                 if last is not None:
                     slots.check_continues(found, bound=last.upper[WAL], acknowledged=self.acknowledged)
+                    # Tables that are read anew miss nothing.
+                    self._require_bound(found, last, [name for name in known if name not in wanted])
                 published, shards = self._tables(db)
                 lower = last.upper if last is not None else _start(found.confirmed)
                 same = SameTables(db, self._source, self.files, published, lower=lower[WAL])
@@ -208,6 +217,26 @@ class SlotSource:
             upper = Frontier.of({PARTITION: lower[PARTITION], WAL: marked})
             steps = [Step(upper, Manifest("json", (), known).to_json())]
         return steps
+
+    def nothing_after(self, last: Binding | None) -> Step:
+        """No change and no reading: the slot may have let go of what a lost binding had, so every table is
+        read anew after it."""
+        upper = last.upper if last is not None else _start(0)
+        return Step(upper, Manifest("json", ()).to_json())
+
+    def _require_bound(self, found: slots.SlotState, last: Binding, tables: Sequence[str]) -> None:
+        """`SlotLost` where the slot has let go of changes of these tables that were captured, and that no
+        binding has: the history was set back, and everything else with it."""
+        bound = last.upper[WAL]
+        unbound = let_go_unbound(self.files, bound=bound, confirmed=found.confirmed)
+        if tables and unbound:
+            raise slots.SlotLost(
+                f"replication slot {found.name!r} stands at {lsn_text(found.confirmed)}, and only"
+                f" {lsn_text(bound)} is bound: captured changes ({unbound[0]} first) are in no binding, so"
+                " the warehouse was put back from a copy",
+                hint="`tidemark recover PIPELINE --restored --yes`, and for each of these tables `tidemark"
+                f" source reread PIPELINE TABLE`: {', '.join(tables)}",
+            )
 
     def ask_again(self, table: str) -> None:
         """Request that the next run reads a table again. Raises `InvalidUsage` for a table that the pipeline

@@ -1,0 +1,177 @@
+"""Recovery: a history that has lost commits goes forward again, to what other tables prove.
+
+Whatever depends on a transaction keeps its number and link, so what is left tells which transactions there
+were: the newest checkpoint, the logs, the publishes and the states' own commits, consumers' frontiers; by
+their numbers alone also parts on disk, attempts and the journal. From these `plan_recovery` works out
+
+- which transactions are bound and have lost their seal: they are read *again* and sealed with the link that
+  is proven for them, so everything that names them agrees;
+- which transactions have lost their binding: they become `lost` ones, which read nothing. What they had read
+  comes after the last binding that is left, so the next run binds it again, under new numbers.
+
+One put makes this durable: an epoch, and the bindings of what is lost. The epoch is part of every later
+binding's link, and of the key that a consumer's effects are counted under: a number that is given out again,
+because nothing here names it, is not taken for the one that it was before.
+
+Nothing is cut back, and no number is given out again that is named anywhere. Two tables that name the same
+number with different links are a fork, and no recovery can tell which of both is right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tidemark.core.binding import Binding, Configuration, Owner, Step
+from tidemark.core.checksum import Digest
+from tidemark.core.errors import InvariantViolation
+from tidemark.core.history import BOUND, Recovery
+from tidemark.core.ids import TXN_NONE, ShardId, Txn, WriterToken, next_txn
+from tidemark.core.ledger import UPPER, Head, Put
+from tidemark.core.seal import Decision, Seal, ShardParts
+
+
+@dataclass(frozen=True, slots=True)
+class Witness:
+    """Something names a transaction: with its link, or by its number alone. `decided` says that it could not
+    name one that was not decided; a link says so too."""
+
+    what: str
+    txn: Txn
+    link: int | None = None
+    decided: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.what} has transaction {self.txn}"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a history goes forward. `again` are bound transactions that were decided, `lost` those that are not
+    bound any more, `open` those that were bound and not decided. `first` is the first new number, `decided`
+    the last that is known to have been decided."""
+
+    first: Txn
+    decided: Txn = TXN_NONE
+    again: tuple[Txn, ...] = ()
+    lost: tuple[Txn, ...] = ()
+    open: tuple[Txn, ...] = ()
+    proven: Mapping[Txn, int] = field(default_factory=dict)
+    witnesses: tuple[Witness, ...] = ()
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether the history is behind anything."""
+        return bool(self.again or self.lost)
+
+
+class Forked(InvariantViolation):
+    """Two histories have been written: the same number stands for two transactions."""
+
+    def __init__(self, one: str, other: str, txn: Txn) -> None:
+        super().__init__(
+            f"{one} and {other} have different transactions {txn}: both were written to after a copy was"
+            " put back",
+            hint="nothing was changed; restore both from the same moment",
+        )
+
+
+def plan_recovery(
+    *, sealed_upper: Txn, bound_upper: Txn, witnesses: Sequence[Witness], links: Mapping[Txn, int]
+) -> Plan:
+    """How a history that is sealed and bound below these uppers goes forward. `links` are its own links of
+    the transactions that witnesses name."""
+    proven: dict[Txn, Witness] = {}
+    for one in witnesses:
+        if one.link is None or one.txn == TXN_NONE:
+            continue
+        if one.txn < sealed_upper:
+            if links.get(one.txn) != one.link:
+                raise Forked(one.what, "the history", one.txn)
+        elif proven.setdefault(one.txn, one).link != one.link:
+            raise Forked(proven[one.txn].what, one.what, one.txn)
+    last = max([Txn(bound_upper - 1), *(one.txn for one in witnesses)])
+    sealed = [one.txn for one in witnesses if one.decided and one.txn >= sealed_upper]
+    decided = max([*proven, *sealed], default=TXN_NONE)
+    bound = [Txn(txn) for txn in range(sealed_upper, bound_upper)]
+    lost = tuple(Txn(txn) for txn in range(bound_upper, last + 1))
+    return Plan(
+        first=next_txn(last),
+        decided=decided,
+        again=tuple(txn for txn in bound if txn <= decided),
+        lost=lost,
+        open=tuple(txn for txn in bound if txn > decided),
+        proven={txn: one.link for txn, one in sorted(proven.items()) if one.link is not None},
+        witnesses=tuple(
+            one for one in witnesses if one.txn in proven or one.txn in sealed or one.txn >= bound_upper
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Overtaken:
+    """Another recovery was first."""
+
+    epoch: int
+
+
+def decide_recovery(
+    *,
+    head: Head,
+    epoch: int,
+    before: Recovery | None,
+    plan: Plan,
+    token: WriterToken,
+    last: Binding | None,
+    nothing: Step,
+    configuration: Configuration,
+) -> Put[Recovery | Binding, Recovery] | Overtaken:
+    """Begin the epoch after `epoch`, and bind what is lost, by one commit. `before` is the recovery before
+    this one, `nothing` the step that reads nothing after the `last` binding."""
+    if head.epoch != epoch:
+        return Overtaken(head.epoch)
+    begun = epoch + 1
+    owner = Owner(f"recover-{begun}-{token}")
+    lower = last.upper if last is not None else nothing.upper
+    bound: list[Binding] = []
+    for txn in plan.lost:
+        read = (lower, nothing.upper, owner, configuration, nothing.manifest)
+        binding = Binding(txn, *read, epoch=begun, lost=True)
+        bound.append(binding.linked(bound[-1] if bound else last))
+        lower = nothing.upper
+    recovery = Recovery(
+        begun,
+        token,
+        plan.first,
+        max(plan.decided, before.ends if before is not None else TXN_NONE),
+        plan.proven,
+        plan.lost,
+        tuple(str(one) for one in plan.witnesses),
+    )
+    marks = {UPPER: begun + 1, **({BOUND: int(plan.first)} if bound else {})}
+    return Put(marks=marks, records=(recovery, *bound), result=recovery)
+
+
+def lost_of(
+    binding: Binding,
+    *,
+    token: WriterToken,
+    generation: int,
+    reason: str,
+    shards: Mapping[ShardId, ShardParts],
+    watermark: int | None,
+) -> Seal:
+    """The seal of a transaction whose decision is lost. `shards` are the rows that logs still have of it;
+    whether that is all, nothing can tell. It hands the watermark on, as a skip does."""
+    return Seal(
+        binding.txn,
+        token,
+        generation,
+        Decision.LOST,
+        Digest(),
+        shards=shards,
+        reason=reason,
+        watermark=watermark,
+        base=watermark,
+        binding=binding.link,
+    )
