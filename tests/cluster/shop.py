@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from tidemark.app.deployment import Deployment
 from tidemark.app.views import View
 from tidemark.app.views import read as read_rows
+from tidemark.app.workspace import open_deployment
 from tidemark.cli.app import app
-from tidemark.cli.shared import open_deployment
 
 SHARDS = ("indexed", "scanned")
 PIPELINE = """\

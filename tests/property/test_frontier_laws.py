@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.support.memory.ledger import Fault
 from tests.support.memory.world import Script, World, rec
-from tidemark.core.binding import Configuration, Owner, Step, decide_mint, txn_of
+from tidemark.core.binding import Configuration, Owner, Step, decide_mint
 from tidemark.core.frontier import Frontier, FrontierRegressed, Position, checked_successor
 from tidemark.core.ledger import UPPER, Head, Put
 from tidemark.pipeline.reclock import mint
@@ -79,7 +79,6 @@ def test_each_record_belongs_to_exactly_one_transaction_for_any_series_of_offers
             position = Position(partition, offset)
             holding = [binding.txn for binding in bindings if binding.holds(position)]
             assert len(holding) <= 1
-            assert txn_of(bindings, position) == (holding[0] if holding else None)
             assert bool(holding) == bool(bindings and bindings[-1].upper.covers(position))
 
 

@@ -16,8 +16,8 @@ from obstore.store import ObjectStore
 from typer.testing import CliRunner
 
 from tidemark.app.consume import Consumer
+from tidemark.app.workspace import open_deployment
 from tidemark.cli.app import app
-from tidemark.cli.shared import open_deployment
 from tidemark.config.object_store import open_objects
 from tidemark.core.errors import TidemarkError
 

@@ -5,6 +5,7 @@ Both are thin loops around the core's decisions: the account of parts, and the l
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from tests.support.memory.control import MemoryControl
@@ -24,7 +25,6 @@ from tidemark.core.lease import (
     decide_renew,
     decide_since,
     floor,
-    live_leases,
     observe,
     since_of,
 )
@@ -37,6 +37,12 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 TTL_SECONDS = 20.0
+
+
+def live_leases(records: Iterable[Lease]) -> tuple[Lease, ...]:
+    """The last record of each name, without those that have ended."""
+    last = {lease.name: lease for lease in sorted(records, key=lambda lease: lease.epoch)}
+    return tuple(lease for _, lease in sorted(last.items()) if lease.is_live)
 
 
 def current(leases: Ledger[Lease], name: str) -> Lease | None:

@@ -179,8 +179,11 @@ def test_w2_an_epoch_tells_numbers_that_are_given_out_again_from_those_of_before
     world = Warehouse()
     links = [one.link for one in world.bindings]
     world.warehouse.history.restore(VERSIONS["history"] - 2)
-    for ledger in (world.warehouse.log(A), world.warehouse.checkpoints):
+    for ledger in (world.warehouse.log(A), world.warehouse.checkpoints, world.warehouse.attempts):
         ledger.restore(ledger.version - 1)
+    world.warehouse.journal.restore(
+        world.warehouse.journal.version - sum(one.txn == 3 for one in world.journal())
+    )
     world.warehouse.publishes(A).restore(1)
     del world.states.of(A)[1:]
     world.warehouse.publishes(B).restore(0)
