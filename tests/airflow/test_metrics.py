@@ -82,7 +82,7 @@ def ended(bench: Bench, *, clear_number: int = 0) -> None:  # noqa: F811
 @pytest.fixture
 def steps(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:  # noqa: F811
     monkeypatch.setattr("tidemark.app.tasks.publish_due", lambda *args, **kwargs: {})
-    monkeypatch.setattr("tidemark.app.tasks.told_shard", lambda *args: {})
+    monkeypatch.setattr("tidemark.app.tasks.shard_report", lambda *args: {})
     monkeypatch.setattr(
         "tidemark.app.metrics.step_seconds", lambda *args: {"ingest": 1.5, "transaction": 2.0}
     )

@@ -87,7 +87,7 @@ def test_a_pipeline_file_that_has_changed_is_read_again_and_a_broken_one_says_so
 
 
 def test_no_more_pipelines_are_kept_than_is_said(one: PipelineDag, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "KEPT_MAX", 1)
+    monkeypatch.setattr(answers, "OPEN_MAX", 1)
     pipeline_body(one)
     other = PipelineDag("other", one.pipeline_file, "nowhere")
     pipeline_body(other)

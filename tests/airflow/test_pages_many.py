@@ -52,7 +52,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         return tasks.open_pipeline(file, environment)
 
     monkeypatch.setattr(answers, "open_pipeline", opening)
-    monkeypatch.setattr(answers, "_kept", type(answers._open)())
+    monkeypatch.setattr(answers, "_open", type(answers._open)())
     return counted
 
 

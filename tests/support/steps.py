@@ -128,7 +128,7 @@ def wrap_planes(steps: Steps) -> None:
     wrap(SparkPlane, "read_back", lambda plane, staged, **kwargs: f"gate {staged.txn}", steps)
     wrap(PartStore, "discard", lambda store, txn, token: f"discard {txn}", steps)
 
-    wrap(state, "bury", lambda tail, spec, **kwargs: f"tombstones {spec.name}", steps)
+    wrap(state, "write_tombstones", lambda tail, spec, **kwargs: f"tombstones {spec.name}", steps)
     wrap(
         state.SparkStatePlane,
         "_commit",
