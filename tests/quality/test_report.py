@@ -52,7 +52,7 @@ def test_an_exception_is_reduced_to_its_kind(message: str, trace: str, said: str
 @pytest.mark.slow
 def test_the_library_is_loaded_late_without_what_no_check_needs_and_leaves_no_stand_ins() -> None:
     code = (
-        "import sys, tidemark.quality.gate, tidemark.config.row_rules\n"
+        "import sys, tidemark.quality.digests, tidemark.quality.rows, tidemark.config.row_rules\n"
         "assert not {'great_expectations', 'pandas', 'pyspark'} & set(sys.modules)\n"
         "from tidemark.quality import engine\n"
         "engine.load()\n"

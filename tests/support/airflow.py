@@ -120,8 +120,8 @@ if "scheduler" in sys.argv:
     import pyspark.sql.connect.session
 
     import tidemark.airflow.operators
-    import tidemark.assemble
-    import tidemark.quality.gate
+    import tidemark.app.deployment
+    import tidemark.quality.rows
     import tidemark.spark.plane
     import tidemark.spark.state
 """
