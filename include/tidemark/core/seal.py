@@ -11,13 +11,11 @@ rejected here, and nowhere else. And it is the condition for a sweep: an attempt
 under another token can never be committed, so its parts may be deleted; an attempt of an open transaction may
 still be sealed, so they may not.
 
-Evidence is what an attempt has staged and measured, stored for the later steps of the run.
-
-The parts that the ingest step staged are judged by the validate step and sealed by the upsert step, which may
-be processes of their own. They are joined by records, not by messages: any process can pick a record up, and
-none depends on a scheduler's memory. Everything that needs rows is measured when the evidence is made, so
-that the later steps need no data plane. Evidence decides nothing. It can be made again at any time, and what
-is sealed is decided by the seal alone.
+Evidence is what an attempt has staged and measured, stored for the later steps of the run. The validate step
+judges the parts that the ingest step staged, and the upsert step seals them; each may be a process of its
+own. The steps are joined by records, not by messages: any process can pick a record up, and none depends on a
+scheduler's memory. Everything that needs rows is measured when the evidence is made, so the later steps need
+no data plane. Evidence decides nothing and can be made again at any time: the seal alone decides.
 """
 
 from __future__ import annotations

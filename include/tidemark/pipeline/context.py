@@ -206,7 +206,8 @@ def follows_watermark(control: Control, work: Staged | Seal) -> bool:
 
 
 def _set_back(control: Control, txn: Txn, watermark: int) -> int:
-    """The watermark below an open transaction, as the journal says it was set back; else the one given."""
+    """The value in the journal that the watermark below an open transaction was set back to; else the given
+    one."""
     control.journal.head()
     noted = [one for one in control.journal.find(str(txn)) if one.event is Event.WATERMARK]
     return int(noted[-1].detail["to"]) if noted else watermark

@@ -130,8 +130,8 @@ def replayable(
     pipeline: Pipeline, *, since: Txn = TXN_FIRST, at_ends: int | None = None
 ) -> dict[Txn, Replayable]:
     """The transactions from `since` on, each with whether its input is there, and until when. With `at_ends`,
-    only so many of the oldest and of the newest. Where the source can't be asked now, each has a caveat that
-    says so."""
+    only so many of the oldest and of the newest. Where the source can't be asked now, each has a caveat with
+    the reason."""
     upper = pipeline.control.bindings.head().upper
     numbers = range(since, upper)
     runs = [numbers] if at_ends is None else [numbers[:at_ends], numbers[at_ends:][-at_ends:]]
