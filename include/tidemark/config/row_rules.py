@@ -81,8 +81,8 @@ def _short(value: object) -> str:
 
 
 def broken_when(expectation: Expectation, place: str = "") -> str | None:
-    """The Spark SQL condition of the rows that break the expectation, never NULL; None where it can't be
-    decided row by row."""
+    """The Spark SQL condition of the rows that break the expectation, never NULL; None where no single row
+    can break it."""
     build = ROW_WISE.get(expectation.type)
     mostly = expectation.kwargs.get("mostly")
     if build is None or (mostly is not None and mostly != 1):

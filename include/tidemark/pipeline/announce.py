@@ -34,7 +34,7 @@ _GATE, _OVERRULED = "gate", "overruled"
 class Announcement:
     """The announcement of one sealed transaction. `gate` is the gate's last verdict, `overruled` is how a
     person overruled it. `unchanged`: the same was announced before, and nothing was repaired since.
-    `unrecorded`: the journal does not have yet that the gate was overruled by hand."""
+    `unrecorded`: the journal has no entry yet that the gate was overruled by hand."""
 
     seal: Seal
     gate: str

@@ -78,8 +78,8 @@ def flushing(pipeline: Pipeline, *, timed: bool = False) -> Flushing:
 def is_settled(pipeline: Pipeline, shard: ShardId) -> bool:
     """Whether every bound transaction is decided and the shard's log has all of them.
 
-    This reads the log itself. A checkpoint has only where the log waited at that time, and the next
-    checkpoint comes after the next binding, which may in turn wait for this."""
+    This reads the log itself. A checkpoint shows only where the log waited then, and the next checkpoint is
+    written only after something is bound, which may in turn wait for this."""
     if pipeline.control.bindings.head().upper != pipeline.control.seals.head().upper:
         return False
     lower = unfinished(pipeline).lowers.get(shard)

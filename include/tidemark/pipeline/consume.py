@@ -50,6 +50,8 @@ from tidemark.pipeline.leases import Hold, Leases
 from tidemark.pipeline.listing import Listed, fetch_all, listing, readable_upper
 from tidemark.ports.control import PartFiles
 
+# Freezes.
+
 
 @dataclass(frozen=True, slots=True)
 class Freezer:
@@ -101,6 +103,8 @@ class Freezer:
                 note(self.pipeline, Event.FROZEN, txn=txn, token=self.token, detail=detail)
         return Frozen(freeze, pipeline=self.name)
 
+
+# Reading.
 
 FETCH_WORKERS: Final = 8
 
@@ -384,6 +388,9 @@ class ShardReader:
             is_named=not listed.lost,
             in_snapshot=in_snapshot,
         )
+
+
+# Skipping.
 
 
 def skip_for_consumer(

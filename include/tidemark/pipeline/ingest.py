@@ -58,7 +58,7 @@ def upper_relation(pipeline: Pipeline, txn: Txn) -> UpperRelation:
 
 
 def found_by(pipeline: Pipeline, attempt: Attempt) -> Sequence[Evidence]:
-    """All evidence of the run so far, in order; without that of other runs."""
+    """All evidence under the run's identity so far, in order."""
     pipeline.control.attempts.head()
     return pipeline.control.attempts.find(attempt.owner.identity)
 

@@ -245,6 +245,8 @@ def expire_stale(
     return tuple(ended)
 
 
+# Leases that are held.
+
 # The pause between looks at a lease that another process holds.
 LOOK_SECONDS_MAX: Final = 15.0
 

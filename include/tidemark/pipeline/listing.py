@@ -106,6 +106,8 @@ def listing(
     return Listed(lower, Txn(lower + len(whole)), whole, log)
 
 
+# The fetch stage.
+
 Look = Callable[[Txn, Part], str]
 """Returns why a part is not readable as sealed; empty when it is."""
 

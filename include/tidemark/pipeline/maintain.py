@@ -60,6 +60,8 @@ from tidemark.ports.control import Control, MaintainedLog
 from tidemark.ports.source import RetainsInput
 from tidemark.ports.state import Merger, StateKeeper
 
+# Input of a source that retains it for replays.
+
 
 class RetainedInput(NamedTuple):
     """Input files that may be deleted, or that are still held, and by what."""
@@ -87,6 +89,9 @@ def let_go_input(pipeline: Pipeline, since: Txn) -> list[RetainedInput]:
         return []
     gone = pipeline.source.let_go(since)
     return [RetainedInput(gone.files, gone.bytes)] if gone.files else []
+
+
+# Sweep and truncate.
 
 
 def sweep(pipeline: Pipeline) -> tuple[tuple[Txn, WriterToken], ...]:
@@ -147,6 +152,9 @@ def truncate(log: MaintainedLog, shard: ShardId, since: Txn) -> Sequence[LogFile
 
     settle(Replacing(log), decide, what=f"the truncation of {shard} below {since}")
     return tuple(taken.values())
+
+
+# Reclaim.
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +220,9 @@ def reclaim(
     plan = plan_reclaim(control, log, leases, now_ms=now_ms, kept_ms=kept_ms)
     log.delete(plan.free)
     return plan
+
+
+# Compact.
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,6 +325,9 @@ def put(log: MaintainedLog, shard: ShardId, replacement: Replacement, *, number:
         return decide_replace(head=head, active=log.files(), number=number, replacement=replacement)
 
     return cast("Replaced | Outrun", settle(Replacing(log), decide, what=f"a change of the files of {shard}"))
+
+
+# Maintain a state.
 
 
 def snapshot_held(

@@ -199,8 +199,8 @@ def _uppers(control: Control) -> tuple[Txn, Txn]:
 def _behind(
     pipeline: Pipeline, sealed_upper: Txn
 ) -> tuple[dict[ShardId, tuple[Txn, ...]], dict[ShardId, tuple[Txn, ...]]]:
-    """The sealed transactions that each log lacks and does not hold back, and those of them whose parts are
-    gone."""
+    """The sealed transactions that each log lacks, up to the first that its gate holds, and those of them
+    whose parts are gone."""
     control = pipeline.control
     logs: dict[ShardId, tuple[Txn, ...]] = {}
     damaged: dict[ShardId, tuple[Txn, ...]] = {}

@@ -122,6 +122,8 @@ def confirmed_since(head: Head) -> Put[Lease, Txn] | Txn:
     return Put(marks={SINCE: since}, records=(), result=since)
 
 
+# How long transactions stay replayable.
+
 ASKED_AT_ONCE_MAX: Final = 1_000
 WARNED_SECONDS: Final = 2 * 86_400
 

@@ -30,6 +30,9 @@ NAME_AGAIN = (
 )
 
 
+# Fit.
+
+
 @dataclass(frozen=True, slots=True)
 class Fit:
     """The comparison of the pipeline file with the warehouse: the reasons to refuse a run, if any; the shards
@@ -159,6 +162,8 @@ def _given_up(pipeline: Pipeline, declared: Shapes, others: Mapping[ShardId, Txn
         found.append(Misfit(fact, hint=NAME_AGAIN))
     return found
 
+
+# Growth.
 
 logger = logging.getLogger(__name__)
 
