@@ -1,24 +1,18 @@
-"""The arguments of Great Expectations' checks, and the values that they may have on Spark.
+"""Great Expectations checks in a pipeline file: which may be named, with which arguments and values.
 
-The library is not imported, that takes seconds: `expectations.json` has its signatures, as
-`make expectations` read them from the version that requirements.txt pins. A test compares what is refused
-here with what the library refuses.
+A pipeline file may name the checks that look at one table's rows and that Great Expectations can do on
+Spark (`scripts/expectations.py` lists the others, and why). The library is not imported, because that takes
+seconds: `expectations.json` has its signatures, as `make expectations` read them from the version that
+requirements.txt pins. A test compares what is refused here with what the library refuses.
 
-The Great Expectations checks that a pipeline file may name, and how they may be used.
+Errors that would only show at the gate are refused here: unknown arguments, values that no such argument
+takes, and values that don't fit the column's type. The last has a second reason: a cast that fails puts the
+row's value in the engine's log.
 
-Named may be those that look at one table's rows and that Great Expectations can do on Spark
-(`scripts/expectations.py` lists the others, and why). Great Expectations itself is not imported: that takes
-seconds.
-
-What would only fail at the gate is refused here: unknown arguments, values that no such argument takes, and
-values that don't fit the column's type. The last has a second reason: a cast that fails quotes the row's
-value in the engine's log.
-
-Expectations in a file of their own: `expectations: suites/orders.yaml` instead of a list.
-
-The file is YAML or JSON: a list of expectations, or a mapping with nothing but `expectations`. It takes the
-place of the name that stands for it before anything is checked, so its mistakes are reported with its own
-lines, and a binding records what it said, not where it lay. Its path is relative and stays inside the root.
+Expectations may be in a suite file: `expectations: suites/orders.yaml` instead of a list. The file is YAML
+or JSON: a list of expectations, or a mapping with nothing but `expectations`. Its content replaces its name
+before anything is checked, so its mistakes are reported with its own lines, and a binding records the
+content, not the path. The path is relative and stays inside the root.
 """
 
 from __future__ import annotations
@@ -60,7 +54,7 @@ _BOUNDS: Final = ("min_value", "max_value")
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """What Great Expectations says of one argument; `words` are the only texts that it takes, if any."""
+    """The signature of one argument; `words` are the only texts that it takes, if any."""
 
     type: str
     required: bool = False
@@ -70,7 +64,7 @@ class Argument:
 
 
 def data_file() -> Traversable:
-    """Where the signatures are."""
+    """The file with the signatures."""
     return files("tidemark.config") / "expectations.json"
 
 
@@ -90,17 +84,19 @@ SIGNATURES: Final[Mapping[str, Mapping[str, Argument]]] = _signatures()
 
 
 def defaults_of(kind: str) -> dict[str, Any]:
-    """What an expectation takes for the arguments that it is not given."""
+    """The default values of an expectation's arguments, without those that default to None."""
     return {name: one.default for name, one in SIGNATURES.get(kind, {}).items() if one.default is not None}
 
 
-# What Python says of a text that is no regex in Java either. Of the rest Java knows more than Python.
+# Values of arguments.
+
+# Python's errors for texts that are no regex in Java either. Java accepts other texts that Python rejects.
 _NO_REGEX: Final = re.compile(r"unterminated character set|missing \),|unbalanced parenthesis|end of pattern")
 
 
 def value_flaws(kind: str, kwargs: Mapping[str, Any], *, moments: bool) -> Iterator[Flaw]:
-    """What is wrong with the values of the expectation's arguments, each by itself; paths are below the
-    expectation. Where bounds may be `moments`, what they are is not looked at here."""
+    """The flaws in the values of the expectation's arguments, each value by itself; paths are below the
+    expectation. Where bounds may be `moments`, their types are not checked here."""
     for name, value in kwargs.items():
         argument = SIGNATURES[kind].get(name)
         if argument is None:
@@ -131,7 +127,7 @@ def _is_finite(value: object) -> bool:
 
 
 def _mistake(kind: str, name: str, value: Any, words: tuple[str, ...]) -> tuple[str, str] | None:
-    """The fact and the hint of a value that is of the right type and can't be used all the same."""
+    """The fact and the hint for a value that has the right type and still can't be used; None if it can."""
     if words:
         hint = nearest(value, words, otherwise=f"use {' or '.join(words)}")
         return None if value in words else (f"{name} is not {shown(value)}", hint)
@@ -231,6 +227,8 @@ _CHECKS: Final[Mapping[str, Callable[[str, Any], tuple[str, str] | None]]] = {
 }
 
 
+# Expectations on the columns of a shard.
+
 KNOWN: Final = frozenset(SIGNATURES)
 
 _NUMERIC = re.compile(r"_(mean|median|stdev|sum|quantile|z_scores|outliers)_?")
@@ -245,7 +243,7 @@ _NESTED = frozenset({"ARRAY", "MAP", "STRUCT", "BINARY"})
 def expectation_flaws(
     kind: str, kwargs: Mapping[str, Any], columns: tuple[str, ...], schema: Schema, *, quarantines: bool
 ) -> Iterator[Flaw]:
-    """What is wrong with an expectation of a known kind on these columns; paths are below the expectation."""
+    """The flaws in an expectation of a known kind on these columns; paths are below the expectation."""
     yield from _argument_flaws(kind, kwargs)
     if quarantines and (kind not in ROW_WISE or kwargs.get("mostly", 1) != 1):
         why = "with mostly it" if kind in ROW_WISE else "it"
@@ -285,7 +283,7 @@ def _bound_flaws(kind: str, kwargs: Mapping[str, Any], known: Collection[str]) -
 
 
 def _is_above(low: object, high: object) -> bool:
-    """Whether the bounds leave nothing between them; what can't be compared is no bound of any column."""
+    """Whether the lower bound is above the upper one; False where they can't be compared."""
     if isinstance(low, str) and isinstance(high, str):
         first, last = _moment(low), _moment(high)
         if first is None or last is None or (first.tzinfo is None) != (last.tzinfo is None):
@@ -358,20 +356,23 @@ def _family(type_name: str) -> str:
     return "time" if type_name in ("DATE", "TIMESTAMP", "TIMESTAMP_NTZ") else type_name
 
 
+# Suite files.
+
 KEY: Final = "expectations"
 _HINT: Final = "write a path relative to the project, or list the expectations here"
 
 
 @dataclass(slots=True)
 class SuiteReader:
-    """Puts suites in the place of their files' names; `problems` has what was wrong with any."""
+    """Replaces the names of suite files by their content; `problems` lists the errors in them."""
 
     file: str
     root: Path
     problems: list[Problem] = field(default_factory=list)
 
     def expanded(self, tree: Node) -> Node:
-        """The tree with every suite read in: of the shards, of `defaults`, of the tables' overrides."""
+        """The tree with every suite file replaced by its content: in the shards, in `defaults`, in the
+        tables' overrides."""
         items = dict(tree.items)
         if "defaults" in items:
             items["defaults"] = self._settings(items["defaults"])
@@ -396,7 +397,7 @@ class SuiteReader:
         return node.with_items({**node.items, KEY: suite})
 
     def _suite(self, named: Node, settings: Node) -> Node:
-        """The suite that a name stands for; an empty one, beside a problem, where it can't be read."""
+        """The content of a named suite file; where it can't be read, an empty suite, and a problem."""
         nothing = replace(named, value=())
         try:
             place, content = read_named(named.value, root=self.root, hint=_HINT)
@@ -421,7 +422,7 @@ class SuiteReader:
 
 
 def _of_file(node: Node, file: str) -> Node:
-    """The tree, every value of which remembers the file that it was written in."""
+    """The tree, with each value marked with the file that it comes from."""
     value = node.value
     if isinstance(value, Mapping):
         value = {name: _of_file(child, file) for name, child in value.items()}

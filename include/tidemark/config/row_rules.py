@@ -1,8 +1,8 @@
 """Row-wise expectations as SQL: the condition of the rows that break one.
 
-Only such an expectation can have the action quarantine: whether a row breaks it depends on that row alone, so
-staging can move the row aside in its own pass. The condition says exactly what Great Expectations says of a
-row, NULLs included: a NULL breaks nothing but a check for NULL, and a pair of two NULLs is not looked at.
+Only such an expectation can have the action quarantine: whether a row breaks it depends on that row alone,
+so staging can move the row aside in its own pass. The condition gives the same result for a row as Great
+Expectations, NULLs included: a NULL breaks only a check for NULL, and a pair of two NULLs is ignored.
 
 Only checked column names and literals get into the text.
 """
@@ -36,21 +36,21 @@ _ESCAPED: Final = {
 
 
 _COLUMN_KEYS: Final = ("column", "column_A", "column_B", "column_list", "column_set")
-# Under this name, which no argument has, a condition is told where the columns are.
+# The key of the prefix of column names, passed among the arguments; no argument has this name.
 _PLACE: Final = ""
 
 
 @dataclass(frozen=True, slots=True)
 class RowRule:
-    """Rows for which `broken_when` is true belong into quarantine, with `reason`."""
+    """Rows for which `broken_when` is true go to quarantine, with `reason`."""
 
     reason: str
     broken_when: str
 
 
 def quarantine_rules(shard: ShardConfig, place: str = "") -> tuple[RowRule, ...]:
-    """What staging moves aside for a shard, in the order of its expectations; `place` goes before the names
-    of the columns."""
+    """The rules by which staging quarantines rows of a shard, in the order of its expectations. `place` is
+    the prefix of column names. `InvalidUsage` where an expectation can't be decided row by row."""
     rules = []
     for expectation in shard.expectations:
         if expectation.action != "quarantine":
@@ -66,7 +66,7 @@ def quarantine_rules(shard: ShardConfig, place: str = "") -> tuple[RowRule, ...]
 
 
 def described(expectation: Expectation) -> str:
-    """The expectation on one line: its type, its columns, then what else it was given."""
+    """The expectation on one line: its type, its columns, then its other arguments."""
     named = [value for key in _COLUMN_KEYS if (value := expectation.kwargs.get(key)) is not None]
     columns = [value if isinstance(value, str) else json.dumps(value) for value in named]
     others = [
@@ -81,7 +81,8 @@ def _short(value: object) -> str:
 
 
 def broken_when(expectation: Expectation, place: str = "") -> str | None:
-    """The Spark SQL condition of the rows that break it, never NULL; None where no row by itself does."""
+    """The Spark SQL condition of the rows that break the expectation, never NULL; None where no single row
+    can break it."""
     build = ROW_WISE.get(expectation.type)
     mostly = expectation.kwargs.get("mostly")
     if build is None or (mostly is not None and mostly != 1):

@@ -134,8 +134,8 @@ def _retained_bytes(found: Status, bytes_max: int) -> Iterator[Alarm]:
 
 
 def _replayable(found: Status, seconds_min: float, now: float) -> Iterator[Alarm]:
-    """Input that is not sealed yet is judged from now on, the newest sealed input from its seal on: it is no
-    alarm that an idle pipeline's input expires in time."""
+    """Alarms for input that expires too soon. For input that is not sealed yet the time counts from now, for
+    the newest sealed input from its seal: that an idle pipeline's input expires in time is no alarm."""
     remedy = "keep the input longer at its source, or replay what matters before it goes"
     sealed_at = found.last_sealed.sealed
     for one in found.replayable:

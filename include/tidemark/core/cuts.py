@@ -1,15 +1,15 @@
-"""Cuts: at which transactions the states of a whole pipeline meet, and in which version each is there.
+"""Cuts: the transactions at which the states of a whole pipeline meet, with the version of each state.
 
 A *cut* is a transaction at which every shard's state is exact. The table of cuts has a row for each state
-that changed since the cut before, so its cost follows the change and not the number of shards. At a cut `n`,
-a shard's version is that of its last row with `txn <= n`; a shard without one has no state yet.
+that changed since the cut before, so its cost follows the change and not the number of shards. At a cut
+`n`, a shard's version is that of its last row with `txn <= n`; a shard without one has no state yet.
 
-Cuts are derived from the publishes and the seals, and are for readers that know neither: another engine joins
-nothing and asks nobody. A cut that is missing makes the choice coarser and nothing wrong. Each row names its
-transaction by number and link, as everything does that depends on the history.
+Cuts are derived from the publishes and the seals, for readers that use neither: another engine needs only
+this table. A missing cut makes the choice coarser, and nothing wrong. Each row names its transaction by
+number and link, as everything does that depends on the history.
 
-Restriction: the search looks back over a bounded number of transactions and publishes. Shards whose policies
-meet more seldom than that are cut when all of them are up to date, and not before.
+Restriction: the search looks back over a bounded number of transactions and publishes. Shards whose
+policies meet more rarely than that get a cut only when all of them are up to date.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PUBLISHES_MAX: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A shard's version of its state at a cut. `link` is that of the transaction's seal."""
+    """The version of one shard's state at a cut. `link` is that of the transaction's seal."""
 
     number: int
     txn: Txn
@@ -66,10 +66,10 @@ def next_cut(
     seals: Sequence[Seal],
 ) -> Meeting | None:
     """The highest transaction above `last`, at or below `as_of`, at which every state is exact; None where
-    there is none, or where it can't be told.
+    there is none, or where the bounded search can't find it.
 
     `touched` has the shards that transactions above `last` touch, with the last such transaction. `publishes`
-    are their newest, and `seals` the newest up to `as_of`, both in order and as many as are looked at."""
+    are their newest, and `seals` the newest up to `as_of`, both in order and bounded."""
     seals_from = seals[0].txn if seals else Txn(as_of + 1)
     while as_of > last:
         found = {shard: state_as_of(publishes[shard], as_of=as_of) for shard in touched}

@@ -1,7 +1,7 @@
-"""The parts of Tidemark that are installed by name: `pip install 'tidemark[spark]'`.
+"""The optional parts of Tidemark, installed by name: `pip install 'tidemark[spark]'`.
 
-The base reads pipeline files and control tables. Whatever needs more asks for it here, before it imports
-anything, so that a missing library is told with the extra that brings it.
+The base reads pipeline files and control tables. Code that needs more calls `require` before it imports
+anything, so that the error for a missing library names the extra to install.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class MissingExtra(InvalidUsage, ImportError):
 
 
 def require(extra: str) -> None:
-    """Raise `MissingExtra` unless all that an extra brings can be imported; nothing is imported."""
+    """Raise `MissingExtra` unless every module of an extra can be imported. Imports nothing."""
     for module in EXTRAS[extra]:
         if find_spec(module) is None:
             raise MissingExtra(

@@ -30,11 +30,13 @@ HISTORY_MARKS: Final = (BOUND, SEALED, GENERATION, EPOCH)
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """A history that had lost commits was brought forward, and an epoch began (`core.recovery`).
+    """The record that a history which had lost commits was brought forward, and an epoch began
+    (`core.recovery`).
 
     `number` is the epoch, `first` its first transaction: everything below had its number before. Transactions
-    up to `decided` had been decided. `proven` has the links that other tables name for those whose seals are
-    lost, `lost` are those whose bindings are, `witnesses` what named them, for people."""
+    up to `decided` had been decided. `proven` has the links that other tables name for transactions whose
+    seals are lost, `lost` are the transactions whose bindings are lost, `witnesses` name the tables, for
+    people."""
 
     number: int
     token: WriterToken
@@ -50,7 +52,7 @@ class Recovery:
 
     @property
     def ends(self) -> Txn:
-        """The last transaction that is to be decided again; 0 where none is."""
+        """The last transaction that is to be decided again; 0 where there is none."""
         return max([self.decided, *self.lost])
 
     def was_decided(self, txn: Txn) -> bool:
@@ -94,7 +96,7 @@ class Whole(Protocol):
 
 
 class TimedWhole(Whole, Protocol):
-    """One that keeps when its records were committed."""
+    """A ledger that stores when its records were committed."""
 
     def written_at(self, number: int, kinds: tuple[type, ...] = ()) -> datetime | None: ...
 
@@ -132,7 +134,7 @@ class Chapter(Generic[R]):
 
 
 class TimedChapter(Chapter[R]):
-    """A chapter of a history that keeps times."""
+    """A chapter of a history that stores times."""
 
     def __init__(self, whole: TimedWhole, *, kinds: tuple[type, ...], upper: str) -> None:
         super().__init__(whole, kinds=kinds, upper=upper)
@@ -170,8 +172,8 @@ class LogLost(InvariantViolation):
 
 
 def check_known(what: str, *, txn: Txn, link: int, upper: Txn, seal: Seal | None) -> None:
-    """`HistoryLost` if the history, sealed below `upper`, is not the one that `what` depends on. `txn` and
-    `link` are what it has on record, `seal` is the history's own seal of the transaction."""
+    """Raise `HistoryLost` if the history, sealed below `upper`, is not the one that `what` depends on. `txn`
+    and `link` are those that `what` has on record, `seal` is the history's own seal of the transaction."""
     if txn == TXN_NONE:
         return
     if txn >= upper:

@@ -1,20 +1,21 @@
-"""Recovery: a history that has lost commits goes forward again, to what other tables prove.
+"""Recovery: decides how a history that has lost commits goes forward, to what other tables prove.
 
-Whatever depends on a transaction keeps its number and link, so what is left tells which transactions there
-were: the newest checkpoint, the logs, the publishes and the states' own commits, consumers' frontiers; by
-their numbers alone also parts on disk, attempts and the journal. From these `plan_recovery` works out
+Everything that depends on a transaction keeps its number and link, so the remaining tables show which
+transactions there were: the newest checkpoint, the logs, the publishes and the states' own commits,
+consumers' frontiers. Parts on disk, attempts and the journal show them by number alone. From these
+`plan_recovery` computes
 
 - which transactions are bound and have lost their seal: they are read *again* and sealed with the link that
   is proven for them, so everything that names them agrees;
-- which transactions have lost their binding: they become `lost` ones, which read nothing. What they had read
-  comes after the last binding that is left, so the next run binds it again, under new numbers.
+- which transactions have lost their binding: they become `lost` ones, which read nothing. Their input comes
+  after the last remaining binding, so the next run binds it again, under new numbers.
 
-One put makes this durable: an epoch, and the bindings of what is lost. The epoch is part of every later
-binding's link, and of the key that a consumer's effects are counted under: a number that is given out again,
-because nothing here names it, is not taken for the one that it was before.
+One put makes this durable: an epoch, and the bindings of the lost transactions. The epoch is part of every
+later binding's link, and of the key of a consumer's effects. So a number that is assigned again, because no
+table here names it, is not mistaken for the earlier transaction.
 
-Nothing is cut back, and no number is given out again that is named anywhere. Two tables that name the same
-number with different links are a fork, and no recovery can tell which of both is right.
+Nothing is truncated, and no number that any table names is assigned again. Two tables that name the same
+number with different links are a fork; a recovery can't decide which of them is right.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from tidemark.core.seal import Decision, Seal, ShardParts
 
 @dataclass(frozen=True, slots=True)
 class Witness:
-    """Something names a transaction: with its link, or by its number alone. `decided` says that it could not
-    name one that was not decided; a link says so too."""
+    """A table or file that names a transaction: with its link, or by its number alone. With `decided`, it
+    names only decided transactions; a link implies that too."""
 
     what: str
     txn: Txn
@@ -47,9 +48,9 @@ class Witness:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a history goes forward. `again` are bound transactions that were decided, `lost` those that are not
-    bound any more, `open` those that were bound and not decided. `first` is the first new number, `decided`
-    the last that is known to have been decided."""
+    """How a history goes forward. `again` are bound transactions that were decided, `lost` those that are no
+    longer bound, `open` those that were bound and not decided. `first` is the first new number, `decided` the
+    last that is known to have been decided."""
 
     first: Txn
     decided: Txn = TXN_NONE
@@ -66,7 +67,7 @@ class Plan:
 
 
 class Forked(InvariantViolation):
-    """Two histories have been written: the same number stands for two transactions."""
+    """Two histories have been written: the same number names two transactions."""
 
     def __init__(self, one: str, other: str, txn: Txn) -> None:
         super().__init__(
@@ -79,8 +80,8 @@ class Forked(InvariantViolation):
 def plan_recovery(
     *, sealed_upper: Txn, bound_upper: Txn, witnesses: Sequence[Witness], links: Mapping[Txn, int]
 ) -> Plan:
-    """How a history that is sealed and bound below these uppers goes forward. `links` are its own links of
-    the transactions that witnesses name."""
+    """The plan for a history that is sealed and bound below these uppers. `links` are its own links of the
+    transactions that witnesses name. `Forked` where links differ."""
     proven: dict[Txn, Witness] = {}
     for one in witnesses:
         if one.link is None or one.txn == TXN_NONE:
@@ -126,8 +127,8 @@ def decide_recovery(
     nothing: Step,
     configuration: Configuration,
 ) -> Put[Recovery | Binding, Recovery] | Overtaken:
-    """Begin the epoch after `epoch`, and bind what is lost, by one commit. `before` is the recovery before
-    this one, `nothing` the step that reads nothing after the `last` binding."""
+    """Begin the epoch after `epoch`, and bind the lost transactions, by one commit. `before` is the previous
+    recovery, `nothing` the step that reads nothing after the `last` binding."""
     if head.epoch != epoch:
         return Overtaken(head.epoch)
     begun = epoch + 1
@@ -161,8 +162,8 @@ def lost_of(
     shards: Mapping[ShardId, ShardParts],
     watermark: int | None,
 ) -> Seal:
-    """The seal of a transaction whose decision is lost. `shards` are the rows that logs still have of it;
-    whether that is all, nothing can tell. It hands the watermark on, as a skip does."""
+    """The seal of a transaction whose decision is lost. `shards` are the rows that logs still have of it,
+    which may not be all. It passes on the watermark, as a skip does."""
     return Seal(
         binding.txn,
         token,

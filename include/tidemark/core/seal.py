@@ -11,13 +11,11 @@ rejected here, and nowhere else. And it is the condition for a sweep: an attempt
 under another token can never be committed, so its parts may be deleted; an attempt of an open transaction may
 still be sealed, so they may not.
 
-Evidence is what an attempt has staged and measured, stored for the later steps of the run.
-
-The parts that the ingest step staged are judged by the validate step and sealed by the upsert step, which may
-be processes of their own. They are joined by records, not by messages: any process can pick a record up, and
-none depends on a scheduler's memory. Everything that needs rows is measured when the evidence is made, so
-that the later steps need no data plane. Evidence decides nothing. It can be made again at any time, and what
-is sealed is decided by the seal alone.
+Evidence is what an attempt has staged and measured, stored for the later steps of the run. The validate step
+judges the parts that the ingest step staged, and the upsert step seals them; each may be a process of its
+own. The steps are joined by records, not by messages: any process can pick a record up, and none depends on a
+scheduler's memory. Everything that needs rows is measured when the evidence is made, so the later steps need
+no data plane. Evidence decides nothing and can be made again at any time: the seal alone decides.
 """
 
 from __future__ import annotations
@@ -87,7 +85,7 @@ class Staged:
     watermark: int | None = None
     base: int | None = None
     configuration: Configuration | None = None
-    """The settings that it was made with, where they are others than those it was bound with."""
+    """The settings that it was made with; None where they are those it was bound with."""
     binding: int = 0
     """The link of the binding that it was made for."""
 
@@ -143,7 +141,7 @@ class Seal:
 
     @property
     def digests(self) -> Digests:
-        """What a replay must find again; a skipped or lost transaction has nothing to compare."""
+        """The digests that a replay must find again; a skipped or lost transaction has nothing to compare."""
         if self.decision in (Decision.SKIPPED, Decision.LOST):
             return {}
         return digests_of(self.source, self.shards)
@@ -176,7 +174,7 @@ class Past:
     lost: bool = False
     """Its binding was lost with the decision."""
     proven: int = 0
-    """The link of the lost decision, where something names it: the seal takes it over."""
+    """The link of the lost decision, where a table names it: the seal uses it."""
 
 
 def seal_of(staged: Staged, *, generation: int, held: Mapping[ShardId, str], reason: str = "") -> Seal:
@@ -332,23 +330,24 @@ def decide_generation(*, head: Head, generation: int) -> Put[Seal, int] | int:
 
 @dataclass(frozen=True, slots=True)
 class Opinion:
-    """What the user's expectations ask for: stop the transaction, hold a shard for a reason, or just be
-    told."""
+    """The result of the user's expectations: those that failed and stop the transaction, the shards to hold
+    with the reasons, and warnings."""
 
     failed: tuple[str, ...] = ()
     held: Mapping[ShardId, str] = field(default_factory=dict)
     warned: tuple[str, ...] = ()
     checked: int = field(default=0, compare=False)
-    """How many expectations were asked, for people."""
+    """How many expectations were checked, for people."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What one attempt of one run found: parts it staged, digests of a replay, or why it can't read.
+    """The findings of one attempt of one run: the parts it staged, the digests of a replay, or why the input
+    can't be read.
 
-    `round` counts how often the run was cleared. A replay's `staged` has no files. `found` is what a
-    read-back gave after the parts were written: of the staged parts or, for a replay, of the sealed ones.
-    `opinion` is what the expectations say of the staged rows; `settings` is the fingerprint of the
+    `round` counts how often the run was cleared. A replay's `staged` has no files. `found` has the digests of
+    a read-back after the parts were written: of the staged parts or, for a replay, of the sealed ones.
+    `opinion` is the result of the expectations on the staged rows; `settings` is the fingerprint of the
     configuration that declares them."""
 
     number: int
@@ -373,8 +372,8 @@ class Evidence:
 
 
 def decide_evidence(*, head: Head, found: Sequence[Evidence], new: Evidence) -> Put[Evidence, None] | None:
-    """Keep the evidence under the next number. `found` is what was kept since the first try: the evidence is
-    among it after a lost reply."""
+    """Keep the evidence under the next number. `found` is the evidence on record since the first try: after a
+    lost reply, it contains the new one."""
     known = {(entry.txn, entry.token, entry.replayed) for entry in found}
     if (new.txn, new.token, new.replayed) in known:
         return None

@@ -1,11 +1,11 @@
-"""Log entries that are no entries: empty, cut short or changed, as a power cut leaves what was not synced.
+"""Damaged log entries: empty, truncated or changed, as a power cut leaves data that was not synced.
 
-Everybody stops at one (`delta.commit.entry_actions`), also where it is the newest and nothing follows it: a
-table that would go on above it would pass over what it had. A recovery may set such newest entries aside.
-They are moved, not deleted, into a folder of the log that no reader of Delta looks into; the table then ends
-where it was whole last, and what it has lost is found out as for any table that was set back.
+Reads and writes stop at such an entry (`delta.commit.entry_actions`), also where it is the newest: a table
+that went on above it would lose its content silently. A recovery may set such newest entries aside. They
+are moved, not deleted, into a folder of the log that no Delta reader looks into. The table then ends at its
+last intact entry, and its losses are found as for any table that was set back.
 
-An entry with whole ones after it stays: what these changed can't be told without it.
+A damaged entry with intact ones after it stays: their changes can't be interpreted without it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SET_ASIDE: Final = "_lost"
 
 @dataclass(frozen=True, slots=True)
 class DamagedEntry:
-    """A newest entry of a table's log that was never written whole, and why it is known."""
+    """A damaged newest entry of a table's log, and the reason."""
 
     table: str
     version: int
@@ -36,7 +36,7 @@ class DamagedEntry:
 
 
 def tables_below(root: str, storage_options: Mapping[str, str] | None = None) -> Iterator[str]:
-    """The tables of a pipeline that may be there, by their paths below its root."""
+    """The tables that a pipeline may have, by their paths below its root."""
     yield from (f"_control/{name}" for name in CONTROL)
     for shard in Store(root, storage_options or {}).folders():
         if is_name(shard):
@@ -58,7 +58,7 @@ def damaged_entries(root: str, storage_options: Mapping[str, str] | None = None)
 
 
 def _why(store: Store, version: int) -> str:
-    """Why an entry is none; empty where it is one. One that is not there has nothing to be set aside."""
+    """Why an entry is damaged; empty where it is intact, or not there."""
     try:
         entry_actions(store.get(entry_path(version)), version, store.uri)
     except FileNotFoundError:
@@ -73,7 +73,8 @@ def _why(store: Store, version: int) -> str:
 def set_aside(
     root: str, damaged: list[DamagedEntry], storage_options: Mapping[str, str] | None = None
 ) -> None:
-    """Move damaged entries out of the way, each table's newest first; one that is gone by now is no error."""
+    """Move damaged entries aside, each table's newest first. An entry that is gone or intact by now is no
+    error."""
     for one in damaged:
         store = Store(f"{root}/{one.table}", storage_options or {})
         if not _why(store, one.version):

@@ -1,1 +1,1 @@
-"""A transaction's journey, step by step: the core's decisions over the ports, without an engine."""
+"""The steps of a transaction: the core's decisions, carried out over the ports, without an engine."""

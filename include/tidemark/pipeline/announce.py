@@ -1,9 +1,11 @@
-"""What downstream is told of a run's transactions: what the gate said, and whether a person overruled it.
+"""Announcements to downstream: each transaction's gate verdict, and whether a person overruled it.
 
-The journal is the only witness. A run whose gate is red doesn't come to its checkpoint; one that does was
-let through by a person, and both facts go on record before anything is announced (Invariant 19). What was
-announced is on record too, so that a proof that changes nothing wakes nobody: a transaction is announced
-again only with another verdict, or after a repair.
+The journal is the only source. A run whose gate is red does not reach its checkpoint. A run that does reach
+it with a red gate was let through by a person. Both facts are on record before anything is announced
+(Invariant 19).
+
+Announcements are on record too, so a proof that changes nothing triggers nothing downstream. A transaction
+is announced again only with another verdict, or after a repair.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from tidemark.pipeline.ingest import found_by
 from tidemark.pipeline.validate import judged_in
 
 NOT_PROVEN: Final = "not proven"
-"""What is said of a transaction whose proof was begun and has no verdict."""
+"""The gate's word for a transaction whose proof was begun and has no verdict."""
 BY_HAND: Final = "the gate was marked as success by hand"
 UNANSWERED: Final = "the run went on without a verdict"
 
@@ -30,9 +32,9 @@ _GATE, _OVERRULED = "gate", "overruled"
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """What is to be told of one sealed transaction: `gate` is what the gate said last, `overruled` how a
-    person went past it. `unchanged`: all of this was announced before, and nothing was repaired since.
-    `unrecorded`: the journal does not know yet that the gate was overruled by hand."""
+    """The announcement of one sealed transaction. `gate` is the gate's last verdict, `overruled` is how a
+    person overruled it. `unchanged`: the same was announced before, and nothing was repaired since.
+    `unrecorded`: the journal has no entry yet that the gate was overruled by hand."""
 
     seal: Seal
     gate: str
@@ -45,10 +47,11 @@ class Announcement:
 def announcement_of(
     seal: Seal, entries: Sequence[JournalEntry], run_id: str, *, begun: Evidence | None = None
 ) -> Announcement:
-    """What the journal's entries on a transaction, in order, come to for a run that is past its gate.
+    """The announcement that follows from the journal's entries on a transaction, in order, for a run that is
+    past its gate.
 
-    `begun` is the last proof that the run has begun, which owes a verdict. Whoever marks a task as success
-    raises the run's round: the round of now says nothing."""
+    `begun` is the last proof that the run has begun; it needs a verdict. Marking a task as success raises the
+    run's round, so the current round is not compared."""
     proofs = [entry for entry in entries if entry.event is Event.VERIFIED]
     gate, accepted = _sealed_by(seal, entries)
     by_hand = ""
@@ -74,8 +77,8 @@ def announcement_of(
 
 
 def _sealed_by(seal: Seal, entries: Sequence[JournalEntry]) -> tuple[str, str]:
-    """What the gate said of the attempt that was sealed, and how a person overruled that. Nothing is
-    committed that the gate did not find identical."""
+    """The gate's verdict on the attempt that was sealed, and how a person overruled it. A committed
+    transaction always has the verdict `identical`."""
     if seal.decision is Decision.LOST:
         return str(Verdict.LOST), ""
     if seal.decision is not Decision.ACCEPTED:
@@ -88,7 +91,7 @@ def _sealed_by(seal: Seal, entries: Sequence[JournalEntry]) -> tuple[str, str]:
 
 
 def announcements(pipeline: Pipeline, attempt: Attempt, seals: Sequence[Seal]) -> tuple[Announcement, ...]:
-    """What is to be told of the transactions of a run that has come to its checkpoint."""
+    """The announcements of a run's transactions, once the run has reached its checkpoint."""
     run_id = attempt.owner.run_id
     begun = {
         one.txn: one for one in found_by(pipeline, attempt) if one.replayed and one.owner.run_id == run_id
@@ -102,19 +105,19 @@ def announcements(pipeline: Pipeline, attempt: Attempt, seals: Sequence[Seal]) -
 
 
 def _answers(entry: JournalEntry, begun: Evidence) -> bool:
-    """Whether an entry is the verdict that a proof owes: of the same round of the same run."""
+    """Whether an entry is the verdict of this proof: of the same round of the same run."""
     owed = {"run": begun.owner.run_id, "begun": begun.owner.begun, "round": str(begun.round)}
     return owed.items() <= entry.detail.items()
 
 
 def note_overruled(pipeline: Pipeline, attempt: Attempt, told: Sequence[Announcement]) -> None:
-    """Put on record, once, which verdicts a person has overruled by hand."""
+    """Record, once, which verdicts a person has overruled by hand."""
     _note(pipeline, attempt, Event.OVERRULED, [one for one in told if one.unrecorded])
 
 
 def note_announced(pipeline: Pipeline, attempt: Attempt, told: Sequence[Announcement]) -> None:
-    """Put on record what was announced. To be called when the scheduler has it: what is lost in between is
-    announced twice, never not at all."""
+    """Record what was announced. Call this once the scheduler has the announcements: after a crash in
+    between, they are announced twice, never lost."""
     _note(pipeline, attempt, Event.ANNOUNCED, [one for one in told if not one.unchanged])
 
 

@@ -1,16 +1,13 @@
-"""How far a pipeline is flushed: the flush tracker of the core, fed with durable facts.
+"""Checkpoint: record how far every shard has flushed, then acknowledge the source up to there.
 
-A shard has flushed a transaction when the transaction is sealed and in the shard's log, or waits there
-because its gate has paused it: its parts are durable either way. What is not sealed is not flushed for
-anybody, and is told by its number instead of by every shard (Invariant 10).
+The order matters. The checkpoint is durable before the source is acknowledged, so a crash between the two
+leaves the source with too much, never with too little (Invariant 10).
 
-The checkpoint is what this tracker acknowledges. The same tracker says who holds the rest back, and who does
-so for too long (Invariant 14).
-
-Checkpoint: record how far everything is done, then let the source forget what is below.
-
-The order matters: the checkpoint is durable before the source is acknowledged, so a crash between
-the two leaves the source remembering too much, never too little (Invariant 10).
+The core's flush tracker, fed with durable facts, decides how far that is. A shard has flushed a transaction
+when the transaction is sealed and is in the shard's log, or waits there because its gate has paused it: its
+parts are durable either way. A transaction that is not sealed is not flushed for any shard, and is reported
+by its number instead of by every shard. The same tracker reports which shards hold the checkpoint back, and
+which do so for too long (Invariant 14).
 """
 
 from __future__ import annotations
@@ -37,12 +34,13 @@ from tidemark.pipeline.history import require_history
 from tidemark.ports.control import ReportsCommitTime
 
 GRACE_SECONDS: Final = 900.0
-"""A sealed transaction is in its logs a moment later, unless whoever should append it is gone."""
+"""A sealed transaction is in its logs a moment later, unless the process that appends it is gone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Flushing:
-    """The tracker as of now; of the shards that may be behind, where their logs stand and what they need."""
+    """The tracker as of now. For the shards that may be behind: the marks of their logs, and what they need
+    next."""
 
     tracker: FlushTracker
     marks: Mapping[ShardId, TableMark]
@@ -50,7 +48,7 @@ class Flushing:
 
 
 def table_mark(pipeline: Pipeline, shard: ShardId, lower: Txn) -> tuple[TableMark, NextAppend]:
-    """Where a shard's log stands, whether it waits at a held transaction, and what it needs next."""
+    """The upper of a shard's log, the held transaction that it waits at, if any, and what it needs next."""
     head = pipeline.control.log(shard).head()
     first = max(head.upper, lower)
     seals = pipeline.control.seals.read(first, pipeline.control.seals.head().upper)
@@ -60,7 +58,8 @@ def table_mark(pipeline: Pipeline, shard: ShardId, lower: Txn) -> tuple[TableMar
 
 
 def flushing(pipeline: Pipeline, *, timed: bool = False) -> Flushing:
-    """The tracker, by the seals and logs of now; with `timed`, it knows since when shards lag."""
+    """The tracker, from the current seals and logs. With `timed`, it also has the time since which each shard
+    lags."""
     behind = unfinished(pipeline)
     found = {shard: table_mark(pipeline, shard, lower) for shard, lower in behind.lowers.items()}
     marks = {shard: mark for shard, (mark, _) in found.items()}
@@ -77,10 +76,10 @@ def flushing(pipeline: Pipeline, *, timed: bool = False) -> Flushing:
 
 
 def is_settled(pipeline: Pipeline, shard: ShardId) -> bool:
-    """Whether everything that is bound is decided, and the shard's log has all of it.
+    """Whether every bound transaction is decided and the shard's log has all of them.
 
-    The log itself is asked: a checkpoint says where it waited then, and no other is written before something
-    is bound, which may in turn wait for this."""
+    This reads the log itself. A checkpoint shows only where the log waited then, and the next checkpoint is
+    written only after something is bound, which may in turn wait for this."""
     if pipeline.control.bindings.head().upper != pipeline.control.seals.head().upper:
         return False
     lower = unfinished(pipeline).lowers.get(shard)
@@ -107,7 +106,8 @@ def holding_back(pipeline: Pipeline) -> Sequence[Lag]:
 def stalls(
     pipeline: Pipeline, *, now_seconds: float, grace_seconds: float = GRACE_SECONDS
 ) -> tuple[Stalled, ...]:
-    """What has not moved for longer than the grace although there is something to do, by recorded times."""
+    """The shards and transactions that have work to do and have not moved for longer than the grace, by
+    recorded times."""
     lags = flushing(pipeline, timed=True).tracker.stalled(
         now_seconds=now_seconds, grace_seconds=grace_seconds
     )
@@ -130,15 +130,15 @@ def stalls(
 
 
 def _seconds(ledger: object, number: int) -> float:
-    """When a record was committed, 0 where nobody knows."""
+    """When a record was committed; 0 when that is not known."""
     at = ledger.written_at(number) if isinstance(ledger, ReportsCommitTime) else None
     return at.timestamp() if at is not None else 0.0
 
 
 def recorded_mark(mark: TableMark, needs: NextAppend, *, txn: Txn) -> TableMark:
-    """The mark for the record. A log that was released and is not brought up yet still counts as
-    waiting there: a release that dies halfway would else leave a log that nobody looks at again.
-    Only the record says so; the checkpoint itself was worked out without it."""
+    """The mark to record. A log that was released and has not caught up yet still counts as waiting:
+    otherwise, after a release that dies halfway, nothing would look at this log again. Only the record has
+    this mark; the checkpoint itself is computed without it."""
     if isinstance(needs, LogEntry) and needs.txn <= txn:
         return replace(mark, waits_at=needs.txn)
     return mark

@@ -1,23 +1,23 @@
-"""What a frozen consumer tells, and what its journal says about going on without what is lost.
-
-Consume: a shard's transactions in order, each exactly once, in batches, under a lease.
+"""Consume: deliver a shard's transactions in order, each exactly once, in batches, under a lease.
 
 One round of a reader, always under its lease:
 
 1. *List*: which files make up each transaction from the frontier on, by the seals and the log together.
-2. *Fetch*: look at every file of the next batch; they complete in any order, accounts are kept per `txn`.
-3. *Plan*: note the batch's end in the lease, then give it. A batch that was given and not confirmed is given
-   again with the same end, whoever reads next, so an effect that is keyed by it is done once.
-4. *Deliver*: once the consumer has done with it, move the frontier to its end. One conditional commit.
+2. *Fetch*: check every file of the next batch. Files complete in any order; accounts are kept per `txn`.
+3. *Plan*: record the batch's end in the lease, then hand the batch out. A batch that was handed out and not
+   confirmed is handed out again with the same end, to any later reader, so an effect that is keyed by it
+   happens once.
+4. *Deliver*: once the consumer has processed the batch, move the frontier to its end, by one conditional
+   commit.
 
-A part that is gone, cut or damaged freezes the frontier at its `txn`: everything before it is delivered, and
-nothing from it on, until it is repaired or the consumer passes over it with a reason (Invariant 11). A batch
-that is given again is looked at whole, because something went wrong with it before.
+A part that is missing, truncated or damaged freezes the frontier at its `txn`: everything before it is
+delivered and nothing from it on, until it is repaired or a person skips it for this consumer with a reason
+(Invariant 11). The parts of a batch that is handed out again are read whole, because something went wrong
+with it before.
 
-Pass over: what people may decide about a consumer that is frozen, with a reason that stays on record.
-
-What is given up is said by number, and is exactly what the consumer is frozen at: one transaction, or all
-that are lost with a file that was merged of several. Each of them has the reason in its journal.
+A skip names the transactions by number, and covers exactly those that the consumer is frozen at: one
+transaction, or all that are lost with a file that was merged from several. The reason is in the journal of
+each of them.
 """
 
 from __future__ import annotations
@@ -50,10 +50,13 @@ from tidemark.pipeline.leases import Hold, Leases
 from tidemark.pipeline.listing import Listed, fetch_all, listing, readable_upper
 from tidemark.ports.control import PartFiles
 
+# Freezes.
+
 
 @dataclass(frozen=True, slots=True)
 class Freezer:
-    """The freezes of one consumer in one shard; `name` is the pipeline's, as commands take it."""
+    """Reports and records the freezes of one consumer in one shard. `name` is the pipeline's name, as
+    commands take it."""
 
     pipeline: Pipeline
     hold: Hold
@@ -63,7 +66,7 @@ class Freezer:
     name: str
 
     def passed_over(self, txn: Txn) -> str:
-        """Why this consumer passes over a transaction that it can't read; empty when it doesn't."""
+        """The reason why this consumer skips a transaction that it can't read; empty when it doesn't."""
         journal = self.pipeline.control.journal
         journal.head()
         mine = {"consumer": self.consumer, "shard": str(self.shard)}
@@ -82,7 +85,7 @@ class Freezer:
         is_named: bool = True,
         in_snapshot: bool = False,
     ) -> Frozen:
-        """The report, which the journal keeps once per part."""
+        """The error to raise. The journal records it once per part."""
         last = txn if last is None else last
         since, holders = self.hold.standing()
         path, size = (part.path, part.bytes) if part is not None else ("", 0)
@@ -91,7 +94,7 @@ class Freezer:
         )
         mine = {"consumer": self.consumer, "shard": str(self.shard)}
         detail = {**mine, "part": path, "why": why, "last": str(last)}
-        # What is lost may be the journal itself; that must not hide the report.
+        # The journal itself may be lost; that must not hide the report.
         with suppress(TidemarkError):
             journal = self.pipeline.control.journal
             journal.head()
@@ -101,14 +104,16 @@ class Freezer:
         return Frozen(freeze, pipeline=self.name)
 
 
+# Reading.
+
 FETCH_WORKERS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The transactions in [lower, upper), whole: the files to read, and those that were passed over, by this
-    consumer or because they are lost. For a snapshot, `tail` is the first transaction that it needs from the
-    log, because the state hasn't got it. `epoch` is that of the last transaction."""
+    """The transactions in [lower, upper), whole: the files to read, and the transactions that are skipped,
+    for this consumer or because they are lost. For a snapshot, `tail` is the first transaction that it needs
+    from the log, because the state does not have it. `epoch` is that of the last transaction."""
 
     lower: Txn
     upper: Txn
@@ -119,13 +124,13 @@ class Range:
 
     @property
     def txn(self) -> Txn:
-        """The last transaction: what an effect of this batch is keyed by."""
+        """The last transaction; effects of this batch are keyed by it."""
         return Txn(self.upper - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Who reads what: a consumer of a shard, what it wants of it, and how much at once."""
+    """A consumer of a shard, the rows that it wants, and the limits of a batch."""
 
     consumer: str
     shard: ShardId
@@ -136,7 +141,7 @@ class Reading:
 
 
 class ShardReader:
-    """The rounds of one consumer in one shard, from its lease's frontier on. For one thread."""
+    """Reads one shard for one consumer, from its lease's frontier on. Not thread-safe."""
 
     def __init__(
         self,
@@ -158,11 +163,12 @@ class ShardReader:
 
     @property
     def frontier(self) -> Txn:
-        """The first transaction that was not delivered."""
+        """The first transaction that is not delivered yet."""
         return self._hold.lease.txn
 
     def next_range(self) -> Range | None:
-        """The next batch, noted as given; None when there is nothing more now, or the reader is stopped.
+        """The next batch, recorded as handed out; None when there is nothing more now, or the reader is
+        stopped.
 
         Raises `Frozen` when the transaction at the frontier can't be read, and `LeaseLost`."""
         while not self._stop.is_set():
@@ -180,7 +186,7 @@ class ShardReader:
             if found is None:
                 continue
             if not found.parts and not found.skipped:
-                # Nothing in it is for this consumer, so there is nothing to wait for.
+                # Nothing in it is for this consumer, so no confirmation is needed.
                 self._advance(found.upper)
                 continue
             self._hold.plan(found.upper)
@@ -188,9 +194,10 @@ class ShardReader:
         return None
 
     def plan_snapshot(self, as_of: Txn | None) -> Range:
-        """Note that everything up to and with `as_of` (now, by default) is given as one batch of rows.
+        """Record that everything up to and including `as_of` (by default: now) is handed out as one batch of
+        rows.
 
-        Raises `Frozen` when the log has lost some of it that the state hasn't got."""
+        Raises `Frozen` when the log has lost a part of it that the state does not have."""
         control, shard = self._pipeline.control, self._reading.shard
         fence = batch_fence(self._hold.lease)
         try:
@@ -199,7 +206,7 @@ class ShardReader:
         except InvariantViolation as error:
             raise self._freezer.frozen(self.frontier, str(error)) from error
         wanted = Txn((fence or upper) - 1) if as_of is None else as_of
-        # One that doesn't move the frontier could not be told from one that was confirmed.
+        # A snapshot that doesn't move the frontier would look like one that was confirmed.
         if wanted < self.frontier or (fence is not None and wanted != fence - 1):
             known = f"it was given {fence - 1}, and may have it" if fence else f"it has {self.frontier - 1}"
             raise InvalidUsage(
@@ -231,7 +238,7 @@ class ShardReader:
                 raise self._frozen_at(account.frozen, txns, in_snapshot=True)
 
     def delivered(self, given: Range) -> None:
-        """The consumer has done with a batch, durably: the frontier moves to its end."""
+        """Move the frontier to the batch's end. Call this once the batch's effects are durable."""
         if not self.frontier <= given.upper <= self._hold.lease.planned:
             raise InvalidUsage(
                 f"the batch [{given.lower}, {given.upper}) was not given, or not last",
@@ -244,16 +251,16 @@ class ShardReader:
         self._hold.advance(upper, link=next((one.link for one in seals.read(upper - 1, upper)), 0))
 
     def _require_known(self) -> None:
-        """`HistoryLost` where the history has not, or not so, what this consumer has had: what comes next
-        there is not what follows it."""
+        """Raise `HistoryLost` where the history lacks the consumer's last transaction, or has another one
+        under its number: the next transaction there does not follow it."""
         lease = self._hold.lease
         if lease.link:
             what = f"consumer {self._reading.consumer!r}"
             require_known(self._pipeline.control, what, txn=Txn(lease.txn - 1), link=lease.link)
 
     def examine(self, given: Range) -> None:
-        """After a batch has failed: raise what the reader is to blame for, `LeaseLost` or `Frozen`, if it
-        is. Every part is looked at whole."""
+        """After a batch has failed: raise `LeaseLost` or `Frozen` if the reader is the cause. Every part is
+        read whole."""
         self._hold.check()
         if given.tail is not None:
             self._check_tail(given.tail, given.upper, whole=True)
@@ -269,7 +276,7 @@ class ShardReader:
                     raise self._freezer.frozen(one.txn, lost[part.path].why, part, last=one.last)
 
     def _list(self) -> Listed:
-        """What there is from the frontier on. One look serves until it is used up."""
+        """The listing from the frontier on. One listing serves until it is used up."""
         if self._listed is None or not self._listed.lower <= self.frontier < self._listed.upper:
             self._listed = self._listing(self.frontier)
         return self._listed
@@ -300,7 +307,7 @@ class ShardReader:
         return cut_batch(txns, upper=upper or listed.upper, limits=self._reading.limits, fence=fence)
 
     def _fetched(self, listed: Listed) -> Range | None:
-        """The complete transactions of the next batch; None when the listing has to be made anew."""
+        """The complete transactions of the next batch; None when the log has to be listed again."""
         chosen, upper = self._chosen(listed)
         again = batch_fence(self._hold.lease) is not None
         account = self._looked_at(chosen, start=self.frontier, end=upper, whole=again)
@@ -327,7 +334,7 @@ class ShardReader:
         return Range(ready.lower, ready.upper, parts, given_up, epoch=epoch)
 
     def _looked_at(self, txns: Sequence[ListedTxn], *, start: Txn, end: Txn, whole: bool) -> ReadAccount:
-        """The account of [start, end), every part looked at; unless the reader is stopped."""
+        """The account of [start, end) with every part checked, unless the reader is stopped."""
         account = ReadAccount(start=start, ahead_parts_max=max(1, sum(len(one.parts) for one in txns)))
         for one in txns:
             account.listed(one.txn, one.parts)
@@ -339,8 +346,9 @@ class ShardReader:
         return account
 
     def _pass_over(self, account: ReadAccount, chosen: Sequence[ListedTxn]) -> dict[Txn, str]:
-        """The transactions that this consumer passes over, and why. A file that was merged of several is
-        passed over only if every one of them is: giving up the first says nothing about the others."""
+        """The transactions that are skipped for this consumer, with the reasons. A file that was merged from
+        several transactions is skipped only if each of them is: skipping the first does not cover the
+        others."""
         skipped: dict[Txn, str] = {}
         for txn in sorted({missing.txn for missing in account.missing_parts}):
             last = next(one.last for one in chosen if one.txn == txn)
@@ -361,8 +369,8 @@ class ShardReader:
         return look
 
     def _moved_on(self, missing: MissingPart, listed: Listed) -> bool:
-        """Whether the log no longer lists what we looked for: maintenance may have replaced it. That it has
-        grown meanwhile says nothing about a part that it goes on listing."""
+        """Whether the log no longer lists the missing part: maintenance may have replaced it. Growth of the
+        log does not matter for a part that is still listed."""
         txns = self._txns(listed, lower=listed.lower)
         return missing.part.path not in {part.path for one in txns for part in one.parts}
 
@@ -382,6 +390,9 @@ class ShardReader:
         )
 
 
+# Skipping.
+
+
 def skip_for_consumer(
     pipeline: Pipeline,
     leases: Leases,
@@ -393,11 +404,11 @@ def skip_for_consumer(
     reason: str,
     token: WriterToken,
 ) -> tuple[Txn, ...]:
-    """Give up the transactions from `txn` to `last` that a consumer can't read, for this consumer only, and
-    whole; returns those of them that touch the shard.
+    """Skip the transactions from `txn` to `last`, whole, which a consumer can't read, for this consumer only.
+    Returns those of them that touch the shard.
 
-    The reason is on record before its effect: the consumer passes over when it reads next. A transaction
-    that can be read is delivered all the same."""
+    The reason is on record before its effect: the consumer skips them when it reads next. A transaction that
+    can be read is delivered all the same."""
     last = txn if last is None else last
     lease = leases.current(lease_name(consumer, shard))
     if lease is None or not lease.is_kept:

@@ -1,12 +1,10 @@
-"""How a decision becomes durable: decide on a checked head, commit on that head, else decide again.
+"""What all steps share: the pipeline, the attempt that works on it, and `settle`.
 
-Every change of every ledger goes through `settle`. A conflict means that the head has moved, so
-the decision is made anew on the new one; that is also what happens when only maintenance has moved
-it. An unknown outcome is treated the same way: the head is read back, and the decision recognises
-its own record there (Invariant 5). Commits are conditional, so a reply that comes late, or a write
-that lands late, can never put a thing twice.
-
-What the steps of a transaction share: the pipeline's parts, and the attempt that works on them.
+Every change of every ledger goes through `settle`: decide on a checked head, commit on that head, else
+decide again. A conflict means that the head has moved, so the decision is made anew on the new one, also
+when only maintenance has moved it. An unknown outcome is treated the same way: the head is read back, and
+the decision recognises its own record there (Invariant 5). Commits are conditional, so a late reply or a
+late write never puts a record twice.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ T = TypeVar("T")
 
 
 class Changed(Protocol[R]):
-    """What can be settled: something with a head that is committed on."""
+    """Something that `settle` can change: it has a head, and commits on a head."""
 
     def head(self) -> Head: ...
 
@@ -41,7 +39,8 @@ class Changed(Protocol[R]):
 
 
 def settle(ledger: Changed[R], decide: Callable[[Head], Put[R, T] | T], *, what: str) -> T:
-    """Decide and commit until one of both is final. Every wait has an end (Invariant 14)."""
+    """Decide and commit until a decision needs no commit or a commit succeeds. The number of attempts is
+    bounded (Invariant 14)."""
     for _ in range(ATTEMPTS_MAX):
         head = ledger.head()
         decision = decide(head)
@@ -63,13 +62,13 @@ ATTEMPTS_LOOKED_AT: Final = 1_000
 
 
 def no_shapes(configuration: Configuration) -> Shapes:
-    """For a pipeline whose shards have no shape that could change."""
+    """The shapes of a pipeline whose shards have none that could change."""
     return {}
 
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """One pipeline: where its facts are, where its records come from, who does the heavy work."""
+    """One pipeline: its control tables, its source, its data plane, its settings and its gate."""
 
     control: Control
     source: Source
@@ -83,8 +82,8 @@ class Pipeline:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One try of one run. The token is never used twice; `cleared` asks for a proof; `round` counts how
-    often the run was cleared, so that a retry can tell its own work from that of an earlier round."""
+    """One try of one run. The token is never used twice. `cleared` asks for a proof. `round` counts how often
+    the run was cleared, so that a retry can distinguish its own work from that of an earlier round."""
 
     owner: Owner
     token: WriterToken
@@ -92,8 +91,8 @@ class Attempt:
     round: int = 0
 
     def proves(self, owned: Owned) -> bool:
-        """Whether what the run owns is to be proven: it was cleared, or another run has bound it, which the
-        scheduler has forgotten."""
+        """Whether the run's transactions are to be proven: the run was cleared, or they were bound by another
+        run of the same identity, which the scheduler no longer has."""
         return self.cleared or not self.owner.is_run_of(owned.owner)
 
 
@@ -119,7 +118,7 @@ def last_binding(pipeline: Pipeline, head: Head) -> Binding | None:
 
 
 def seal_at(pipeline: Pipeline, txn: Txn) -> Seal:
-    """The seal of a transaction that the snapshot of the seals has passed."""
+    """The seal of a transaction below the loaded upper of the seals."""
     for seal in pipeline.control.seals.read(txn, txn + 1):
         return seal
     raise InvariantViolation(f"transaction {txn} is sealed, but its seal is not there")
@@ -127,7 +126,7 @@ def seal_at(pipeline: Pipeline, txn: Txn) -> Seal:
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """What may be behind its seals: the seals above `done`, the checkpoint, and per shard the first
+    """The work that logs may still have to do: the seals above the checkpoint `done`, and per shard the first
     transaction that its log may lack. A shard that is not named has everything."""
 
     done: Txn
@@ -142,8 +141,8 @@ def sealed_binding(pipeline: Pipeline, seal: Seal) -> Binding:
 
 
 def stage_open(pipeline: Pipeline, binding: Binding, token: WriterToken) -> Staged:
-    """Stage an open transaction by the pipeline's settings of now, so that what they refused before can be
-    mended; reads no ledger. Whether they fit is asked before (`fit.require_fit`)."""
+    """Stage an open transaction by the pipeline's current settings, so that a person can fix settings that
+    were refused before. Reads no ledger. Precondition: the settings fit (`schema_change.require_shapes`)."""
     settings = settings_of(binding, pipeline.configuration)
     staged = pipeline.plane.stage(binding.under(settings), token)
     return replace(staged, configuration=settings, binding=binding.link)
@@ -166,7 +165,7 @@ def unfinished(pipeline: Pipeline) -> Unfinished:
 
 
 def untouched(pipeline: Pipeline, shards: Sequence[ShardId]) -> set[ShardId]:
-    """Those of the shards that have no log, and no transaction that could still give them one."""
+    """Those of the shards that have no log, and no pending transaction that could still give them one."""
     behind = unfinished(pipeline)
     upper = pipeline.control.bindings.head().upper
     pending = pipeline.control.bindings.read(behind.sealed_upper, upper)
@@ -181,9 +180,11 @@ def untouched(pipeline: Pipeline, shards: Sequence[ShardId]) -> set[ShardId]:
 
 
 def watermark_below(control: Control, txn: Txn) -> int | None:
-    """The watermark that a transaction's records are judged by. Of a sealed one, its seal has it. Of the next
-    one it is the watermark of the seal before, or what a person has set it back to; of one above that, by the
-    last attempt at the one before, which the seal of this one will be held to."""
+    """The watermark that a transaction's records are judged by; None where there is none.
+
+    For a sealed transaction, its seal has it. For the next one, it is the watermark of the seal before, or
+    the value that a person has set it back to. For a later one, it comes from the last attempt at the
+    transaction before, which the seal of this one is checked against."""
     if txn <= TXN_FIRST:
         return None
     upper = control.seals.head().upper
@@ -200,20 +201,21 @@ def watermark_below(control: Control, txn: Txn) -> int | None:
 
 
 def follows_watermark(control: Control, work: Staged | Seal) -> bool:
-    """Whether an attempt's records were judged from the watermark that its transaction has below it now."""
+    """Whether an attempt's records were judged by the watermark that is below its transaction now."""
     return work.watermark is None or work.base == watermark_below(control, work.txn)
 
 
 def _set_back(control: Control, txn: Txn, watermark: int) -> int:
-    """What the journal says that the watermark below an open transaction was set back to."""
+    """The value in the journal that the watermark below an open transaction was set back to; else the given
+    one."""
     control.journal.head()
     noted = [one for one in control.journal.find(str(txn)) if one.event is Event.WATERMARK]
     return int(noted[-1].detail["to"]) if noted else watermark
 
 
 def attempts_at(pipeline: Pipeline, binding: Binding) -> list[Evidence]:
-    """What was found on a transaction, in order: by its own run, and of others by the last that tried
-    anything."""
+    """The evidence on a transaction, in order: all of its own run's, and other runs' among the last attempts
+    on record."""
     ledger = pipeline.control.attempts
     upper = ledger.head().upper
     recent = ledger.read(max(TXN_FIRST, upper - ATTEMPTS_LOOKED_AT), upper)
@@ -224,21 +226,21 @@ def attempts_at(pipeline: Pipeline, binding: Binding) -> list[Evidence]:
 def note(
     pipeline: Pipeline, event: Event, *, txn: Txn, token: WriterToken, detail: Mapping[str, str]
 ) -> None:
-    """Add an event to the journal, once, even when the first reply was lost."""
+    """Add an event to the journal, exactly once, even when the first reply was lost."""
     note_all(pipeline, event, txns=(txn,), token=token, detail=detail)
 
 
 def note_all(
     pipeline: Pipeline, event: Event, *, txns: Sequence[Txn], token: WriterToken, detail: Mapping[str, str]
 ) -> None:
-    """Add the same event of several transactions to the journal, by one commit, once."""
+    """Add the same event for several transactions to the journal, by one commit, exactly once."""
     journal = pipeline.control.journal
     first_upper: Txn | None = None
 
     def decide(head: Head) -> Put[JournalEntry, None] | None:
         nonlocal first_upper
         first_upper = head.upper if first_upper is None else first_upper
-        # Only what was put since our first try can be ours; the same event may have been noted before.
+        # Only entries since our first try can be ours; the same event may have been noted before.
         noted = any(
             entry.event is event and entry.token == token and entry.number >= first_upper
             for entry in journal.find(str(txns[0]))

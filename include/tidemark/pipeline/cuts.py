@@ -1,8 +1,8 @@
-"""Keep the table of cuts (`tidemark.core.cuts`): after publishes, and before a clean-up of a state.
+"""Maintain the table of cuts (`tidemark.core.cuts`): after publishes, and before a state is cleaned up.
 
-Whoever has published advances it by one commit, if the states meet at a later transaction than before. What a
-crash has left out, or a table of cuts that was set back or removed lacks, the next one adds. A cut of a
-transaction that the history does not have stops publishers, as a checkpoint would (Invariant 16).
+After a publish, one commit advances the table if the states meet at a later transaction than before. Cuts
+that are missing, after a crash or because the table was restored or removed, are added by the next publish.
+A cut of a transaction that the history does not have stops publishers, as a checkpoint does (Invariant 16).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from tidemark.ports.control import Control
 
 
 def advance_cut(control: Control, shards: Sequence[ShardId]) -> Txn:
-    """Put the newest transaction on record at which the states of all these shards, which are the pipeline's,
-    are exact; returns the newest cut, 0 where there is none."""
+    """Record the newest transaction at which the states of all these shards are exact. Pass all shards of the
+    pipeline. Returns the newest cut, 0 when there is none."""
     ledger = control.cuts
 
     def decide(head: Head) -> Put[Cut, Txn] | Txn:
@@ -37,7 +37,7 @@ def advance_cut(control: Control, shards: Sequence[ShardId]) -> Txn:
 
 
 def _last(control: Control, head: Head) -> Txn:
-    """The transaction of the newest cut, which the history must have."""
+    """The transaction of the newest cut; `HistoryLost` where the history does not have it."""
     for cut in control.cuts.read(head.upper - 1, head.upper):
         require_known(control, "the newest cut", txn=cut.txn, link=cut.link)
         return cut.txn
@@ -48,7 +48,7 @@ def _meeting(control: Control, shards: Sequence[ShardId], last: Txn) -> Meeting 
     seals = control.seals
     as_of = Txn(seals.head().upper - 1)
     recent = seals.read(max(last, as_of - TXNS_MAX) + 1, as_of + 1)
-    # Another process may know of shards that this one's pipeline file does not have yet.
+    # Another process may have shards that this one's pipeline file does not have yet.
     names = {*shards, *(shard for seal in recent for shard in seal.shards)} - {QUARANTINE}
     touched = {shard: Txn(seals.mark(touch_mark(shard))) for shard in sorted(names)}
     touched = {shard: txn for shard, txn in touched.items() if txn > last}
@@ -63,10 +63,11 @@ def _publishes(control: Control, shard: ShardId) -> Sequence[Published]:
 
 
 def renew_cut(control: Control, shard: ShardId, same_rows: Callable[[int], int]) -> None:
-    """Name a shard's newest version with the rows of the newest cut, before what older ones need is deleted:
-    a table that was compacted and then left alone for long has its publish's version no more.
+    """Record a shard's newest version with the rows of the newest cut, before the files of older versions are
+    deleted. Otherwise, in a table that was compacted and then idle for long, the recorded version would be
+    gone.
 
-    `same_rows` tells the newest version that has the same rows as another."""
+    `same_rows` returns the newest version that has the same rows as the given one."""
     ledger = control.cuts
 
     def decide(head: Head) -> Put[Cut, None] | None:
@@ -78,7 +79,7 @@ def renew_cut(control: Control, shard: ShardId, same_rows: Callable[[int], int])
         try:
             version = same_rows(base.version)
         except InvalidUsage:
-            return None  # It was superseded so long ago that the table has forgotten it.
+            return None  # It was superseded so long ago that the table no longer has it.
         if version <= named[-1].version:
             return None
         (newest,) = ledger.read(head.upper - 1, head.upper)

@@ -1,9 +1,9 @@
-"""Overrule: what people may decide about a transaction, with a reason that stays on record.
+"""Decide: the decisions that people may make about a transaction, with a reason that stays on record.
 
-- *skip*: pass over an open transaction; its seal is empty and says why.
+- *skip*: pass over an open transaction; its seal is empty and has the reason.
 - *accept*: seal an open transaction although its gate is red.
 - *release*: let a paused shard's log pass the transaction that its gate held.
-- *watermark*: judge what comes from a lower watermark on than the seals have reached.
+- *watermark*: judge the next transactions by a lower watermark than the seals have reached.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from tidemark.pipeline.validate import Gated, judged_in, open_case, pass_judgeme
 
 
 def checked_reason(reason: str) -> str:
-    """A reason that says something; it is kept for ever."""
+    """The reason, stripped; `InvalidUsage` when it is empty. It stays on record forever."""
     if not reason.strip():
         raise InvalidUsage("no reason was given", hint="say why, in a few words that a colleague understands")
     return reason.strip()
 
 
 def skip(pipeline: Pipeline, attempt: Attempt, txn: Txn, *, reason: str, user: str = "") -> Txn:
-    """Pass over an open transaction for good; returns the checkpoint. `user` is who decides, for the
+    """Skip an open transaction for good; returns the checkpoint. `user` is the person who decides, for the
     journal."""
     binding = binding_at(pipeline, txn)
     upper = pipeline.control.seals.head().upper
@@ -62,8 +62,8 @@ def skip(pipeline: Pipeline, attempt: Attempt, txn: Txn, *, reason: str, user: s
 def accept(pipeline: Pipeline, attempt: Attempt, txn: Txn, *, reason: str, user: str = "") -> Txn:
     """Seal an open transaction as it is, whatever its gate says; returns the checkpoint.
 
-    What the gate has judged is sealed as it was judged, without an engine. Where nothing of it is left, or
-    its parts are not what was written, it is staged and judged anew."""
+    An attempt that the gate has judged is sealed as judged, without an engine. Where its parts are gone, or
+    are not what was written, the transaction is staged and judged again."""
     checked_reason(reason)
     seen = judged_before(pipeline, txn) or _judged_now(pipeline, attempt, txn)
     outcome = commit_staged(pipeline, attempt, *seen, reason=reason.strip())
@@ -72,8 +72,8 @@ def accept(pipeline: Pipeline, attempt: Attempt, txn: Txn, *, reason: str, user:
 
 
 def _judged_now(pipeline: Pipeline, attempt: Attempt, txn: Txn) -> tuple[Staged, Gated]:
-    """Stage an open transaction and have it judged: what the gate said outlasts the decision to overrule
-    it."""
+    """Stage an open transaction and have it judged, so that the gate's verdict is on record beside the
+    decision to overrule it."""
     if upper_relation(pipeline, txn) is UpperRelation.ABOVE:
         _refuse_unless_ours(TooEarly(pipeline.control.seals.head().upper), txn)
     evidence = gather_open(pipeline, attempt, txn, found=())
@@ -86,8 +86,8 @@ def _judged_now(pipeline: Pipeline, attempt: Attempt, txn: Txn) -> tuple[Staged,
 
 
 def judged_before(pipeline: Pipeline, txn: Txn) -> tuple[Staged, Gated] | None:
-    """The try at an open transaction that the gate saw last, if its parts are there and were found to be
-    what was written: the user's expectations may have failed. None where it has to be staged anew."""
+    """The try at an open transaction that the gate judged last, if its parts are there and matched what was
+    written; the user's expectations may have failed. None when it has to be staged again."""
     if upper_relation(pipeline, txn) is not UpperRelation.AT:
         return None
     binding = binding_at(pipeline, txn)
@@ -104,12 +104,12 @@ def judged_before(pipeline: Pipeline, txn: Txn) -> tuple[Staged, Gated] | None:
 def release(
     pipeline: Pipeline, attempt: Attempt, shard: ShardId, *, reason: str, user: str = ""
 ) -> LogReport:
-    """Let a paused shard go on; returns what its log has taken in."""
+    """Let a paused shard go on; returns what its log has appended."""
     end = bring_up_log(pipeline, shard).end
     if not isinstance(end, Paused):
         raise InvalidUsage(f"shard {shard!r} is not paused", hint="its log has everything that is sealed")
     detail = {"shard": shard, **_said(attempt, checked_reason(reason), user)}
-    # The reason is on record before its effect: who finds the rows can always find out why.
+    # The reason is on record before its effect, so the rows never appear without it.
     note(pipeline, Event.RELEASED, txn=end.txn, token=attempt.token, detail=detail)
     report = bring_up_log(pipeline, shard, release=end.txn)
     checkpoint(pipeline)
@@ -117,12 +117,12 @@ def release(
 
 
 def set_watermark_back(pipeline: Pipeline, attempt: Attempt, to: int, *, reason: str) -> Txn:
-    """Have the records of the next transactions judged from a lower watermark on, after a wrong sequence has
-    moved it; returns the first of these transactions.
+    """Judge the records of the next transactions by a lower watermark, after a wrong sequence has raised it;
+    returns the first of these transactions.
 
-    The journal has the reason before the effect. The seals are touched after it, so that whoever is about to
-    seal looks at the watermark once more; a transaction that came between keeps what it was staged with, and
-    the next one is asked for."""
+    The journal has the reason before the effect. The seals are touched after it, so a pending seal checks the
+    watermark once more. A transaction that was sealed in between keeps the watermark that it was staged with,
+    and the loop goes on with the next one."""
     control, said = pipeline.control, checked_reason(reason)
     while True:
         txn = control.seals.head().upper
@@ -143,7 +143,7 @@ def set_watermark_back(pipeline: Pipeline, attempt: Attempt, to: int, *, reason:
 
 
 def _touch_seals(pipeline: Pipeline, upper: Txn) -> bool:
-    """Have every seal that is decided on now decided again; False where the seals have passed the upper."""
+    """Make every pending decision about a seal start again; False when the seals have passed the upper."""
 
     def decide(head: Head) -> Put[Seal, bool] | bool:
         if head.upper != upper:

@@ -1,15 +1,15 @@
-"""Whether the history and what depends on it agree, asked before anything is written (Invariant 16).
+"""Checks that the history and its dependents agree, made before anything is written (Invariant 16).
 
-Any table can lose its newest commits: by a power cut on a store that had not synced, by a copy that was put
-back, by a hand. Each of them names transactions by number and link, so two of them tell on each other:
+Any table can lose its newest commits: by a power cut on a store that had not synced, by a restored copy, by
+hand. Each of them names transactions by number and link, so two tables reveal a loss in one of them:
 
-- a checkpoint, a log or a publish on record that is ahead of the history, or has another transaction under
-  the same number: the history has lost commits (`HistoryLost`);
-- a log that is behind what a checkpoint has seen in it, or behind the transaction that touched its shard
+- a checkpoint, a log or a publish on record is ahead of the history, or has another transaction under the
+  same number: the history has lost commits (`HistoryLost`);
+- a log is behind the newest checkpoint's mark for it, or behind the transaction that touched its shard
   last: the log has lost commits (`LogLost`).
 
 Checkpoints are derived, so one that was set back is simply written again. Runs, publishes, maintenance and
-readers ask here first; `status` asks for every log.
+readers make these checks first; `status` checks every log.
 """
 
 from __future__ import annotations
@@ -30,35 +30,36 @@ LOGS_LOOKED_AT: Final = 20
 
 
 def require_known(control: Control, what: str, *, txn: Txn, link: int) -> None:
-    """`HistoryLost` where the history is not the one that something depends on."""
+    """Raise `HistoryLost` where the history does not have this transaction with this link. `what` names the
+    dependent."""
     for _ in range(LOOKS_MAX):
         seal = next(iter(control.seals.read(txn, txn + 1)), None)
         if txn == TXN_NONE or (seal is not None and seal.link == link):
             return
-        # The snapshot may be an old one; a loss stays.
+        # The loaded version may be an old one, so look twice; a loss stays.
         upper = control.seals.head().upper
     recovery = newest_recovery(control)
     if recovery is not None and txn >= upper and recovery.proves(txn, link):
-        return  # It is known to be lost, and decided again with this link.
+        return  # It is a known loss, and is decided again with this link.
     seal = next(iter(control.seals.read(txn, txn + 1)), None)
     check_known(what, txn=txn, link=link, upper=upper, seal=seal)
 
 
 def newest_recovery(control: Control) -> Recovery | None:
-    """The recovery that the history was brought forward by last, at its loaded snapshot."""
+    """The history's last recovery, at its loaded version; None when there was none."""
     upper = control.recoveries.mark(EPOCH)
     return next(iter(control.recoveries.read(upper - 1, upper)), None) if upper else None
 
 
 def epoch_of(control: Control, txn: Txn) -> int:
-    """The epoch that a transaction belongs to: how often the history had been recovered when it was bound."""
+    """The epoch of a transaction: how often the history had been recovered when it was bound."""
     recoveries = control.recoveries.read(1, control.recoveries.mark(EPOCH))
     return max((one.number for one in recoveries if one.first <= txn), default=0)
 
 
 def require_history(control: Control) -> Checkpoint:
-    """The newest checkpoint, when the history has its transaction. It follows every transaction, so no other
-    look is as cheap."""
+    """The newest checkpoint, once the history is known to have its transaction. A checkpoint follows every
+    transaction, so this is the cheapest check."""
     checkpoints = control.checkpoints
     upper = checkpoints.head().upper
     last = next(iter(checkpoints.read(upper - 1, upper)), Checkpoint())
@@ -67,8 +68,9 @@ def require_history(control: Control) -> Checkpoint:
 
 
 def require_logs(control: Control) -> None:
-    """As `require_history`, and the shards agree that the last transactions touch, or some of many. Where
-    nothing is sealed, no shard may have anything. Others are looked at when a transaction touches them."""
+    """Check the history, and the shards that the last transactions touch, up to a bounded number of them.
+    Where nothing is sealed, no shard may have anything. Other shards are checked when a transaction touches
+    them."""
     last = require_history(control)
     upper = control.seals.head().upper
     unfinished = _unfinished(control, upper)
@@ -81,7 +83,7 @@ def require_logs(control: Control) -> None:
 
 
 def _unfinished(control: Control, upper: Txn) -> Determinate | None:
-    """That a recovery is not at its end, where it isn't."""
+    """The error that a recovery is not finished; None when there is no such recovery."""
     recovery = newest_recovery(control)
     if recovery is None or upper > recovery.ends:
         return None
@@ -92,8 +94,8 @@ def _unfinished(control: Control, upper: Txn) -> Determinate | None:
 
 
 def require_shard(control: Control, shard: ShardId, last: Checkpoint) -> None:
-    """A shard's log and the record of its publishes have no transaction that the history lacks, and the log
-    has what the newest checkpoint has seen in it."""
+    """Check that a shard's log and its publishes have no transaction that the history lacks, and that the log
+    has everything up to the newest checkpoint's mark."""
     log_head(control, shard, last)
     publishes = control.publishes(shard)
     upper = publishes.head().upper
@@ -103,12 +105,12 @@ def require_shard(control: Control, shard: ShardId, last: Checkpoint) -> None:
 
 
 def log_head(control: Control, shard: ShardId, last: Checkpoint | None = None) -> Head:
-    """Where a shard's log stands, when it and the history have the same transactions; with the newest
-    checkpoint, also when the log has what that has seen."""
+    """The head of a shard's log, once it is known to agree with the history; with the newest checkpoint, also
+    with its mark."""
     try:
         return _checked_head(control, shard, last)
     except (HistoryLost, LogLost):
-        # The snapshot may be an old one; a loss stays.
+        # The loaded version may be an old one, so look twice; a loss stays.
         return _checked_head(control, shard, last)
 
 
@@ -120,14 +122,15 @@ def _checked_head(control: Control, shard: ShardId, last: Checkpoint | None) -> 
 
 
 def _require_whole(control: Control, shard: ShardId, head: Head, last: Checkpoint | None) -> None:
-    """`LogLost` where a log lacks what the newest checkpoint has seen in it, or what the history says."""
+    """Raise `LogLost` where a log lacks transactions that the newest checkpoint or the history's touch mark
+    has."""
     if last is None:
         return
     mark = last.tables.get(shard)
     recovery = newest_recovery(control)
     seen = mark.upper if mark is not None else TXN_NONE
     if recovery is not None and seen <= recovery.ends + 1:
-        # That may be lost for good: the history says by itself what the log must have of it.
+        # Those may be lost for good; the history's touch mark alone decides what the log must have.
         seen = TXN_NONE
     touched = Txn(control.seals.mark(touch_mark(shard)))
     waits = mark is not None and mark.waits_at != TXN_NONE
@@ -138,7 +141,7 @@ def _require_whole(control: Control, shard: ShardId, head: Head, last: Checkpoin
 
 
 def is_in_a_log(control: Control, txn: Txn, token: WriterToken) -> bool:
-    """Whether a log has parts of this attempt: then they are no leftovers, whatever the seal says."""
+    """Whether a log has parts of this attempt: then they are no leftovers, whatever the seal has."""
     for shard in control.shards():
         log = control.log(shard)
         if log.head().upper > txn and any(one.txn == txn for one in log.find(token)):
@@ -147,8 +150,8 @@ def is_in_a_log(control: Control, txn: Txn, token: WriterToken) -> bool:
 
 
 def losses(control: Control, shards: Sequence[ShardId]) -> list[str]:
-    """What does not agree, for people: the history with its newest checkpoint, and each of these shards with
-    both."""
+    """The disagreements, as text for people: between the history and its newest checkpoint, and between each
+    of these shards and both."""
     try:
         last = require_history(control)
     except InvariantViolation as lost:

@@ -1,10 +1,10 @@
 """Ingest: stage the parts of open transactions, and measure them while the data plane is there.
 
-The seals' upper is read right before a transaction is staged, not at the start of the run: one that was
-sealed meanwhile is dropped before it costs anything (Invariant 3). Staging twice is waste, not danger: the
-seal decides. After the parts are written they are read back, and the user's expectations are asked about
-them. For a proof the recorded input is read again, and the sealed parts. All of it goes on record as
-evidence, from which the validate step judges without a data plane.
+The seals' upper is read right before a transaction is staged, not at the start of the run, so a transaction
+that was sealed meanwhile is dropped before it costs anything (Invariant 3). Staging twice wastes work and
+does no harm: the seal decides. After the parts are written they are read back, and the user's expectations
+are checked on them. A proof reads the recorded input and the sealed parts again. The results go on record
+as evidence, from which the validate step judges without a data plane.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from tidemark.pipeline.replay import read_sealed
 from tidemark.pipeline.schema_change import configuration_of, fits, require_shapes, stage_growing
 
 Progress = Callable[[Txn, str], None]
-"""Called with a transaction and the phase that it enters, for people who watch."""
+"""Called with a transaction and the phase that it enters, to show progress."""
 
 _WHY: Final = "why"
 
@@ -53,18 +53,18 @@ def no_progress(txn: Txn, phase: str) -> None:
 
 
 def upper_relation(pipeline: Pipeline, txn: Txn) -> UpperRelation:
-    """Where the transaction stands against the seals, read now."""
+    """The transaction's relation to the seals' upper, which is read now."""
     return classify(txn, pipeline.control.seals.head().upper)
 
 
 def found_by(pipeline: Pipeline, attempt: Attempt) -> Sequence[Evidence]:
-    """All that the run has found so far, in order; what other runs found is theirs."""
+    """All evidence under the run's identity so far, in order."""
     pipeline.control.attempts.head()
     return pipeline.control.attempts.find(attempt.owner.identity)
 
 
 def keep(pipeline: Pipeline, evidence: Evidence) -> None:
-    """Put the evidence on record, once, even when the first reply was lost."""
+    """Put the evidence on record, exactly once, even when the first reply was lost."""
     attempts = pipeline.control.attempts
     first_upper: Txn | None = None
 
@@ -77,8 +77,8 @@ def keep(pipeline: Pipeline, evidence: Evidence) -> None:
 
 
 def is_usable(pipeline: Pipeline, binding: Binding, evidence: Evidence | None) -> bool:
-    """Whether an earlier try of the same round has done this work, its files are still there, and they were
-    made by a pipeline file that fits, from the watermark that they are going to follow."""
+    """Whether an earlier try's work can be used: its files are still there, and they were made with a
+    configuration that fits and from the watermark that they will follow."""
     if evidence is None or evidence.staged is None:
         return False
     staged = evidence.staged
@@ -92,16 +92,16 @@ def is_usable(pipeline: Pipeline, binding: Binding, evidence: Evidence | None) -
 
 
 def measure(pipeline: Pipeline, staged: Staged) -> tuple[Digests, Opinion]:
-    """Read the staged parts back, and ask the expectations. Rows that are not those that were written need no
-    opinion."""
+    """Read the staged parts back, and check the expectations. Where the rows differ from those written, the
+    expectations are not checked."""
     found = pipeline.plane.read_back(staged)
     written = judge(staged.txn, recorded=staged.digests, found=found).passed
     return found, pipeline.gate.opinion(staged) if written else Opinion()
 
 
 def measured(pipeline: Pipeline, evidence: Evidence, staged: Staged, *, round_min: int) -> Evidence:
-    """The evidence with the measurements that count now: its own, unless the run was cleared since to measure
-    again, or the pipeline file may declare other expectations by now."""
+    """The evidence with current measurements: its own, unless the run was cleared since, or the pipeline file
+    has changed and may declare other expectations."""
     settings = pipeline.configuration.fingerprint
     if evidence.round >= round_min and evidence.settings == settings:
         return evidence
@@ -119,8 +119,8 @@ def gather_one(
     prefetch: Prefetch | None = None,
     progress: Progress = no_progress,
 ) -> Evidence:
-    """The evidence on one transaction: found from an earlier try, or made now. `found` is what the run is
-    known to have found; without it, that is read now."""
+    """The evidence on one transaction: from an earlier try, or made now. `found` is the run's evidence so
+    far; without it, it is read now."""
     known = found_by(pipeline, attempt) if found is None else found
     own = [one for one in known if one.owner.is_run_of(attempt.owner)]
     before = newest_of(own, txn, replayed=replayed, round_min=attempt.round)
@@ -138,7 +138,7 @@ def gather_one(
 
 
 def _replayed(pipeline: Pipeline, attempt: Attempt, seal: Seal, progress: Progress) -> Evidence:
-    """Read the input of a sealed transaction again and, where it is as it was, the sealed parts."""
+    """Read the input of a sealed transaction again and, where it is unchanged, the sealed parts."""
     progress(seal.txn, "replay")
     binding = sealed_binding(pipeline, seal)
     gone = pipeline.source.inspect(binding)
@@ -153,7 +153,7 @@ def _replayed(pipeline: Pipeline, attempt: Attempt, seal: Seal, progress: Progre
 def _staged(
     pipeline: Pipeline, attempt: Attempt, binding: Binding, prefetch: Prefetch | None, progress: Progress
 ) -> Evidence:
-    """Stage the parts of an open transaction and measure them. Input that is gone is evidence too."""
+    """Stage the parts of an open transaction and measure them. Missing input is evidence too."""
     progress(binding.txn, "ingest")
     require_shapes(pipeline, configuration_of(pipeline, binding))
     gone = pipeline.source.inspect(binding)
@@ -172,7 +172,7 @@ def _staged(
 
 
 def _made(pipeline: Pipeline, attempt: Attempt, txn: Txn, **found: Any) -> Evidence:
-    """New evidence of this attempt, on record."""
+    """New evidence of this attempt, put on record."""
     evidence = Evidence(0, txn, attempt.owner, attempt.round, attempt.token, **found)
     keep(pipeline, evidence)
     return evidence
@@ -187,9 +187,9 @@ def gather_open(
     prefetch: Prefetch | None = None,
     progress: Progress = no_progress,
 ) -> Evidence | None:
-    """The evidence on an open transaction, or None when another attempt has decided it. A losing attempt's
-    parts may be deleted while it writes or reads them: that is a lost race, not an error (Invariant 4). An
-    error of an attempt that has not lost is noted, and raised."""
+    """The evidence on an open transaction; None when another attempt has decided it. A losing attempt's parts
+    may be deleted while it writes or reads them: that is a lost race, not an error (Invariant 4). An error of
+    an attempt that has not lost is noted, and raised."""
     ahead = prefetch is not None and prefetch.has(txn)
     if not ahead and upper_relation(pipeline, txn) is UpperRelation.BELOW:
         return None
@@ -207,8 +207,8 @@ def gather_open(
 def gather(pipeline: Pipeline, attempt: Attempt, *, progress: Progress = no_progress) -> tuple[Evidence, ...]:
     """Stage every open transaction of the run's plan, and replay those that it has to prove.
 
-    Input that is gone is evidence too: the gate says so. What comes after it in order is left alone. A
-    skipped transaction has nothing to prove, and may be one that can't be read."""
+    Missing input is evidence too: the gate reports it, and later transactions are not staged. A skipped
+    transaction has nothing to prove, and its input may be unreadable."""
     plan = known_plan(pipeline, attempt)
     found = found_by(pipeline, attempt)
     gathered: list[Evidence] = []
@@ -230,12 +230,12 @@ def gather(pipeline: Pipeline, attempt: Attempt, *, progress: Progress = no_prog
 
 
 # Permanent staging failures. A schedule tries such a transaction again and again, so a reason is noted once
-# until another one takes its place. A note has no values of rows: an error knows what of itself may be kept.
+# until another one replaces it. A note has no values of rows: `error.kept` is the text without them.
 
 
 def note_refusal(pipeline: Pipeline, attempt: Attempt, txn: Txn, error: Exception) -> None:
-    """Note why a transaction was refused, unless a retry may help or it is decided. A journal that can't be
-    written must not hide the error itself."""
+    """Note why a transaction was refused, unless a retry may help or the transaction is decided. A journal
+    that can't be written must not hide the error itself."""
     if not isinstance(error, InvalidUsage):
         return
     with suppress(TidemarkError, OSError):
@@ -244,7 +244,7 @@ def note_refusal(pipeline: Pipeline, attempt: Attempt, txn: Txn, error: Exceptio
 
 
 def refusal_of(pipeline: Pipeline, txn: Txn) -> str:
-    """Why an open transaction was refused the last time; empty when it was not."""
+    """The reason of an open transaction's last refusal; empty when there was none."""
     journal = pipeline.control.journal
     journal.head()
     found = [entry.detail[_WHY] for entry in journal.find(str(txn)) if entry.event is Event.REFUSED]
@@ -255,10 +255,10 @@ class Prefetch:
     """Stages the next transaction of a backlog while the one before is measured and committed: at most one
     ahead, and none without an executor.
 
-    Staging a transaction and committing the one before don't wait for each other: parts are invisible until
-    their seal, and the seals still come in order, each after its own gate. The thread that stages touches the
-    data plane alone; every ledger stays with its one thread. Restriction: a transaction's watermark is final
-    once the one before is sealed, so where records can be too late nothing is staged ahead."""
+    The two are independent: parts are invisible until their seal, and the seals still come in order, each
+    after its own gate. The staging thread uses the data plane only; all ledgers stay with the main thread.
+    Restriction: a transaction's watermark is final once the one before is sealed, so nothing is staged ahead
+    where records can be too late."""
 
     def __init__(
         self, pipeline: Pipeline, attempt: Attempt, txns: Sequence[Txn], background: Executor | None
@@ -272,7 +272,7 @@ class Prefetch:
         return self._begun is not None and self._begun[0] == txn
 
     def stage(self, binding: Binding) -> Staged:
-        """The parts of a transaction, as they were staged ahead or staged now; begins the following one."""
+        """The parts of a transaction, staged ahead or staged now. Then begins to stage the following one."""
         staged = self._taken(binding.txn) or stage_growing(self._pipeline, binding, self._attempt.token)
         following = self._following.get(binding.txn)
         if self._background is not None and following is not None and staged.watermark is None:
@@ -280,8 +280,8 @@ class Prefetch:
         return staged
 
     def _begin(self, background: Executor, binding: Binding) -> None:
-        """Begin to stage a transaction, unless its input is gone or its settings don't fit: its own turn says
-        so."""
+        """Begin to stage a transaction, unless its input is gone or its settings don't fit: that is reported
+        when its turn comes."""
         self._drop()
         settings = configuration_of(self._pipeline, binding)
         if fits(self._pipeline, settings) and not self._pipeline.source.inspect(binding):
@@ -289,14 +289,14 @@ class Prefetch:
             self._begun = (binding.txn, staging)
 
     def _taken(self, txn: Txn) -> Staged | None:
-        """The transaction as it was staged ahead, if it was; raises what its staging raised."""
+        """The transaction that was staged ahead, or None; raises the error that its staging raised."""
         if self._begun is None or self._begun[0] != txn:
             return None
         (_, staging), self._begun = self._begun, None
         try:
             return staging.result()
         except NewColumns:
-            return None  # They go on record when it has its turn.
+            return None  # The columns go on record when its turn comes.
 
     def __enter__(self) -> Prefetch:
         return self
@@ -304,12 +304,12 @@ class Prefetch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """A process that is being killed leaves its parts to the sweep."""
+        """Drop what was staged ahead. A process that is being killed leaves its parts to the sweep."""
         if kind is None or issubclass(kind, Exception):
             self._drop()
 
     def _drop(self) -> None:
-        """Remove the parts of a transaction that was begun and did not get its turn."""
+        """Remove the parts of a transaction that was staged ahead and not used."""
         if self._begun is not None:
             (txn, staging), self._begun = self._begun, None
             if staging.exception() is None:

@@ -1,20 +1,17 @@
-"""Leases as they are taken, renewed, released and expired, by one process, over a pipeline's ledger.
+"""Leases over a pipeline's ledger: taken, renewed, released and expired by one process.
 
-`Leases` is one process's view: it reads what was written since its last look, decides by `core.lease`, and
-commits on the head that it decided on. Everybody who reads or removes parts goes through it: a reader takes
-its lease *before* it looks at what there is, and maintenance announces `since` before it removes anything
-(Invariant 12).
+`Leases` is one process's view. It reads the records since its last look, decides by `core.lease`, and
+commits on the head that it decided on. All code that reads or removes parts uses it: a reader takes its
+lease *before* it lists what there is, and maintenance announces `since` before it removes anything
+(Invariant 12). Restriction: like the ledger below it, a `Leases` is for one thread at a time.
 
-Restriction: like the ledger below it, a `Leases` is for one thread at a time.
+`Hold` is a lease that is held: renewed in the background, checked before each delivery, released at the
+end. The renewing thread and the reading thread share the ledger's handle, so one lock guards each call. A
+renewal that fails because the store doesn't answer is retried. Once the deadline has passed, or another
+process has the lease, the hold is lost for good, and each later call raises `LeaseLost`.
 
-A lease that is held: renewed in the background, checked before each delivery, released at the end.
-
-The thread that renews and the one that reads share the ledger's handle, so each call is made under one lock.
-A renewal that fails because the store doesn't answer is tried again; once the deadline has passed, or
-another has the lease, the hold is lost for good, and everybody who asks gets `LeaseLost`.
-
-Known limitation: a process that hangs while its renewing thread lives keeps its lease. Bound the work that
-is done with a batch by the scheduler's own timeout.
+Known limitation: a process that hangs while its renewing thread lives keeps its lease. Limit the time that
+a batch may take by the scheduler's own timeout.
 """
 
 from __future__ import annotations
@@ -56,17 +53,18 @@ LOOKS_PER_TTL: Final = 4
 RENEWALS_PER_TTL: Final = 3
 WATCHED_TTL_SECONDS_MAX: Final = 600.0
 
-# A machine that was suspended must notice: where there is a clock that goes on meanwhile, it is used.
+# A lease must expire while its machine is suspended: use a clock that counts that time, where there is one.
 _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def monotonic_seconds() -> float:
-    """Seconds on this machine's clock that never goes back, and counts while the machine sleeps."""
+    """Seconds on this machine's clock that never goes back. It counts while the machine sleeps, where the
+    system has such a clock."""
     return time.clock_gettime(_CLOCK)
 
 
 class Leases:
-    """The leases of one pipeline, as one process sees and changes them."""
+    """The leases of one pipeline, as one process reads and changes them."""
 
     def __init__(self, ledger: Ledger[Lease], *, clock: Callable[[], float] = monotonic_seconds) -> None:
         self._ledger = ledger
@@ -77,21 +75,21 @@ class Leases:
         self._seen: dict[str, Observation] = {}
 
     def standing(self) -> tuple[Lease, ...]:
-        """The last record of each name, ended ones too."""
+        """The last record of each name, including ended leases."""
         return self._standing(self._ledger.head())
 
     def since(self) -> Txn:
-        """The first `txn` that maintenance has kept."""
+        """The first `txn` that maintenance has retained."""
         return since_of(self._ledger.head())
 
     def current(self, name: str) -> Lease | None:
-        """The lease of this name as it stands."""
+        """The last record of this name; None when there is none."""
         self.standing()
         return self._last.get(name)
 
     def began_at(self, name: str) -> Txn | None:
-        """Where the lease of this name stood when it was taken anew: a consumer that still stands there
-        has had nothing for good."""
+        """The position at which the lease of this name was taken anew: a consumer that is still there has
+        confirmed nothing. None when there is no such lease."""
         self.standing()
         first = self._first.get(name)
         return None if first is None else first.txn
@@ -99,9 +97,9 @@ class Leases:
     def take(
         self, name: str, holder: HolderToken, *, start: Txn | None, ttl_seconds: float = TTL_SECONDS
     ) -> Tenure | HeldByOther:
-        """Take a lease: new at `start`, without one at the first that is kept, or where it stands. One that
-        another holds is taken once this process has seen it stand still for longer than it lasts; each call
-        is one look."""
+        """Take a lease. A new one begins at `start`, or at the first retained transaction; an existing one
+        goes on where it is. A lease of another holder is taken once this process has observed it without a
+        renewal for longer than its TTL; each call is one observation."""
         self.look()
         began = self._clock()
 
@@ -129,8 +127,8 @@ class Leases:
     def renew(
         self, tenure: Tenure, *, txn: Txn | None = None, planned: Txn | None = None, link: int = 0
     ) -> Tenure:
-        """A new deadline, or `LeaseLost`. `txn` lets go of what lies below, whose last transaction has the
-        `link`; `planned` notes a batch."""
+        """A new deadline, or `LeaseLost`. `txn` releases everything below it, and `link` is the link of the
+        last transaction there; `planned` records a batch."""
         began = self._clock()
 
         def decide(head: Head) -> Put[Lease, Lease] | Lease:
@@ -159,7 +157,7 @@ class Leases:
         settle(self._ledger, decide, what=f"lease {lease.name!r}")
 
     def look(self) -> None:
-        """Look at every live lease; looks add up to an observation that one has stood still."""
+        """Look at every live lease. Repeated looks add up to the observation that a lease is not renewed."""
         now = self._clock()
         self._seen = {
             lease.name: observe(self._seen.get(lease.name), lease, now_seconds=now)
@@ -168,7 +166,8 @@ class Leases:
         }
 
     def expire(self) -> tuple[Lease, ...]:
-        """Look, and end the leases that this process has seen stand still for longer than they last."""
+        """Look, and end the leases that this process has observed without a renewal for longer than their
+        TTL."""
         self.look()
         due = [name for name, seen in self._seen.items() if seen.expires(self._last[name])]
         ended = [self._expired(name, self._seen[name]) for name in due]
@@ -184,7 +183,7 @@ class Leases:
         return outcome if isinstance(outcome, Lease) else None
 
     def forget(self, name: str) -> Lease:
-        """Let a consumer's frontier go, for good."""
+        """Remove a consumer's frontier, for good."""
 
         def decide(head: Head) -> Put[Lease, Lease] | Lease:
             self._standing(head)
@@ -193,12 +192,13 @@ class Leases:
         return settle(self._ledger, decide, what=f"consumer {name!r}")
 
     def floor(self, *, consumers: Mapping[str, Txn], window: Txn) -> Floor:
-        """What may go lies below this, as far as leases, consumers and the kept window say now."""
+        """The floor, by the current leases, consumers and the retention window; everything below it may be
+        removed."""
         return floor(self.standing(), consumers=consumers, window=window)
 
     def announce(self, *, consumers: Mapping[str, Txn], window: Txn) -> Floor:
-        """Raise `since` to the floor, on the head that the floor was worked out on; then it is safe to
-        remove what lies below `since`. `consumers` and `window` must not rise while this runs."""
+        """Raise `since` to the floor, on the head that the floor was computed on. After that, it is safe to
+        remove everything below `since`. `consumers` and `window` must not rise while this runs."""
         found = self.floor(consumers=consumers, window=window)
 
         def decide(head: Head) -> Put[Lease, Txn] | Txn:
@@ -210,7 +210,7 @@ class Leases:
         return found
 
     def _standing(self, head: Head) -> tuple[Lease, ...]:
-        # Records never change, so only those that were added since the last look are read.
+        # Records never change, so only those added since the last look are read.
         for lease in self._ledger.read(self._read_upper, head.upper):
             before = self._last.get(lease.name)
             if before is None or not before.is_kept:
@@ -227,10 +227,11 @@ def expire_stale(
     ttl_seconds_max: float = WATCHED_TTL_SECONDS_MAX,
     sleep: Callable[[float], None] = time.sleep,
 ) -> tuple[Lease, ...]:
-    """End the leases (the one of a name, or all) whose holders are seen to be gone; a holder that renews is
-    waited for until it does.
+    """End the leases (the one of a name, or all) whose holders no longer renew. Returns early once every
+    holder has renewed.
 
-    Each is watched for a little longer than it lasts, and a longer one not at all (Invariant 14)."""
+    Each lease is watched for a little longer than its TTL, and at most for twice the longest one; a lease
+    with a TTL above `ttl_seconds_max` is not watched (Invariant 14)."""
     ended: list[Lease] = []
     live = [lease for lease in leases.standing() if lease.is_live and name in (None, lease.name)]
     watched = {lease.name: lease for lease in live if lease.ttl_seconds <= ttl_seconds_max}
@@ -244,12 +245,14 @@ def expire_stale(
     return tuple(ended)
 
 
-# Between looks at a lease that is held by somebody else.
+# Leases that are held.
+
+# The pause between looks at a lease that another process holds.
 LOOK_SECONDS_MAX: Final = 15.0
 
 
 class Hold:
-    """One process's hold on one name, from `taken` to `release`."""
+    """One process's hold on one lease, from `take_hold` to `release`."""
 
     def __init__(
         self, leases: Leases, tenure: Tenure, *, clock: Callable[[], float] = monotonic_seconds
@@ -270,33 +273,34 @@ class Hold:
 
     @property
     def is_new(self) -> bool:
-        """Whether nothing was ever delivered under this name."""
+        """Whether nothing was ever confirmed under this name."""
         with self._lock:
             return self._leases.began_at(self.lease.name) == self.lease.txn
 
     def check(self) -> None:
-        """Raise `LeaseLost` if what we read may not be ours any more."""
+        """Raise `LeaseLost` if the lease may not be ours any more."""
         with self._lock:
             self._check()
 
     def advance(self, txn: Txn, *, link: int) -> None:
-        """Everything below `txn` is delivered, durably: it is never delivered again. `link` is that of the
-        last transaction."""
-        # A batch that was cut short was given up to its planned end before, and may have been done.
+        """Record that everything below `txn` is delivered: it is never delivered again. Precondition: the
+        effects are durable. `link` is that of the last transaction."""
+        # The planned end stays: the batch was handed out up to there, and may have been processed whole.
         self._renew(txn=txn, planned=max(txn, self.lease.planned), link=link)
 
     def plan(self, upper: Txn) -> None:
-        """Note the end of the batch that is about to be given."""
+        """Record the end of the batch that is about to be handed out."""
         self._renew(planned=upper)
 
     def standing(self) -> tuple[Txn, tuple[str, ...]]:
-        """The first transaction that was kept, and who holds leases now."""
+        """The first retained transaction, and the current holders of leases."""
         with self._lock:
             standing = self._leases.standing()
             return self._leases.since(), holders_of(standing)
 
     def release(self) -> None:
-        """Let go; what was lost already is left to whoever has it, and what can't be told now expires."""
+        """Stop renewing, and end the lease. A lost lease is left to its new holder; one that can't be ended
+        now expires."""
         self._ended.set()
         self._keeper.join()
         with self._lock, suppress(Determinate, Indeterminate):
@@ -322,7 +326,7 @@ class Hold:
                 self._lost = lost
                 return
             except Exception:
-                # The store may answer the next time; if it doesn't, the deadline tells.
+                # The store may answer the next time; if it doesn't, the deadline ends the hold.
                 pause = min(1.0, pause)
 
 
@@ -336,9 +340,10 @@ def take_hold(
     wait_seconds: float = 2 * TTL_SECONDS,
     stop: threading.Event | None = None,
 ) -> Hold:
-    """Take a lease, waiting for one that somebody else holds until it is released or stands still.
+    """Take a lease. Waits for one that another process holds, until it is released or expires; `Determinate`
+    when that takes longer than `wait_seconds`.
 
-    Without `start` a new name holds everything that is kept."""
+    Without `start`, a new name holds everything that is retained."""
     deadline = monotonic_seconds() + wait_seconds
     stop = stop or threading.Event()
     while True:

@@ -1,15 +1,14 @@
-"""The listing stage: what there is to read in a shard from a transaction on, under a lease taken before.
+"""List and fetch: which transactions of a shard can be read, and whether their parts are intact.
 
-A listing is one look: the transactions that can be read, their seals, and the files of the log at one
-version. It ends where something of these has been lost, and one that would begin there raises
-`InvariantViolation`, which freezes who reads: everything before the loss is delivered.
+A listing is one look, under a lease that was taken before: the transactions that can be read, their seals,
+and the files of the log at one version. It ends where one of these is lost. A listing that would begin
+there raises `InvariantViolation`, which freezes the reader: everything before the loss is delivered.
 
-The fetch stage: the parts of an account are looked at by several workers, and complete in any order.
-
-`core.reading.ReadAccount` decides what is fetched next and how far the frontier is; here are the threads
-and the lock around it. A part that turns out bad is told to the account, which freezes there; a part that
-could not be asked for is given back, and the error is raised once every fetch has ended, so that nothing is
-in flight when the lease is let go (Invariant 12).
+The fetch stage checks the parts with several workers; they complete in any order.
+`core.reading.ReadAccount` decides which part is fetched next and how far the frontier is; this module has
+the threads and the lock. A bad part is reported to the account, which freezes there. A part that could not
+be checked is given back, and the error is raised once every fetch has ended, so nothing is in flight when
+the lease is released (Invariant 12).
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ from tidemark.pipeline.history import require_known
 from tidemark.ports.control import Control, LogListing, PartFiles
 
 LISTED_TXNS_MAX: Final = 10_000
-"""How many transactions are listed at once, however far behind a consumer is."""
+"""The most transactions that are listed at once, however far behind a consumer is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """What there is in [lower, upper): a seal for each transaction, and the log's files."""
+    """The content of [lower, upper): a seal for each transaction, and the log's files."""
 
     lower: Txn
     upper: Txn
@@ -43,7 +42,8 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class Readable:
-    """The first transaction of a shard that can't be read; `lost` says why it never will, where it should."""
+    """The first transaction of a shard that can't be read. `lost` is the reason where it can never be read;
+    empty where it is only not there yet."""
 
     upper: Txn
     lost: str = ""
@@ -53,14 +53,14 @@ def readable(control: Control, shard: ShardId) -> Readable:
     """How far a shard can be read.
 
     A shard that the last transactions don't touch has them too, unless its log waits at a held one. A log
-    that lacks what a checkpoint has seen in it has lost commits, and is not taken for one that waits."""
-    # In this order: what a checkpoint says was so before the log is looked at.
+    that lacks what a checkpoint has seen in it has lost commits, and does not count as waiting."""
+    # In this order, so that the checkpoint is older than the log's head.
     done_upper = control.checkpoints.head().upper
     head = control.log(shard).head()
     log_upper, sealed_upper = head.upper, control.seals.head().upper
     if log_upper <= sealed_upper:
         require_known(control, f"the log of shard {shard}", txn=Txn(log_upper - 1), link=head.link)
-    # What touches the shard is marked, so that one that is idle for long reads no seals.
+    # The mark of the last touch saves reading the seals for a shard that is idle for long.
     behind = log_upper <= control.seals.mark(touch_mark(shard))
     seals = control.seals.read(log_upper, sealed_upper) if behind else ()
     waiting = next((seal.txn for seal in seals if seal.touches(shard)), done_upper)
@@ -71,7 +71,7 @@ def readable(control: Control, shard: ShardId) -> Readable:
 
 
 def readable_upper(control: Control, shard: ShardId) -> Txn:
-    """The first transaction of a shard that can't be read yet, for who needs everything before it."""
+    """The first transaction of a shard that can't be read yet; `InvariantViolation` where it is lost."""
     found = readable(control, shard)
     if found.lost:
         raise _lost(found.lost)
@@ -83,7 +83,7 @@ def _lost(what: str) -> InvariantViolation:
 
 
 def _may_wait(control: Control, shard: ShardId, txn: Txn, done_upper: Txn) -> bool:
-    """Whether the checkpoint knows that the log waits, or has just been let go on, at or before `txn`."""
+    """Whether the checkpoint has the log as waiting, or as just released, at or before `txn`."""
     marks = [last.tables.get(shard) for last in control.checkpoints.read(done_upper - 1, done_upper)]
     return any(mark is not None and TXN_NONE < mark.waits_at <= txn for mark in marks)
 
@@ -91,13 +91,13 @@ def _may_wait(control: Control, shard: ShardId, txn: Txn, done_upper: Txn) -> bo
 def listing(
     control: Control, files: PartFiles, shard: ShardId, *, lower: Txn, columns: Sequence[str]
 ) -> Listed:
-    """What can be read from `lower` on, up to a bounded number of transactions, or to the first that is
-    lost; if that is `lower`, `InvariantViolation`."""
+    """The readable transactions from `lower` on, up to a bounded number, or to the first that is lost;
+    `InvariantViolation` if that is `lower`."""
     found = readable(control, shard)
     if found.lost and lower >= found.upper:
         raise _lost(found.lost)
     upper = min(found.upper, Txn(lower + LISTED_TXNS_MAX))
-    # The files are listed after the upper was read, so they are all there below it.
+    # The files are listed after the upper was read, so the list is complete below it.
     log = files.listed(shard, lower=lower, upper=upper, columns=columns)
     seals = control.seals.read(lower, upper) if lower < upper else ()
     whole = [seal for txn, seal in enumerate(seals, start=lower) if seal.txn == txn]
@@ -106,12 +106,14 @@ def listing(
     return Listed(lower, Txn(lower + len(whole)), whole, log)
 
 
+# The fetch stage.
+
 Look = Callable[[Txn, Part], str]
-"""Why a part can't be read as what was sealed; empty when it can."""
+"""Returns why a part is not readable as sealed; empty when it is."""
 
 
 def fetch_all(account: ReadAccount, look: Look, *, workers: int, stop: threading.Event | None = None) -> None:
-    """Look at every listed part. Returns when all fetches have ended; `stop` hands out no more."""
+    """Check every listed part. Returns when all fetches have ended; after `stop`, no new fetch begins."""
     lock = threading.Lock()
 
     def work(worker: str) -> None:

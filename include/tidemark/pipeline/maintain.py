@@ -1,36 +1,26 @@
-"""Input that a source keeps for replays, and lets go below the retention.
+"""Maintain: remove or merge what is no longer needed as it is, without disturbing readers and writers.
 
-Maintain: remove what can never be needed again.
-
-A sweep asks the seals, not the clock. An attempt of a transaction that is sealed under another
-token has lost for good: its parts may go, even while its writer still works on them, because that
-writer will lose at its seal. An attempt of an open transaction is left alone, however old it is.
-
-A truncation first announces `since` on the ledger of leases, by one commit on the head that the floor was
-worked out on, so that nobody takes a hold on what is about to go (Invariant 12); then each log's files below
-it are taken out. It never passes what a state has yet to take in, what a lease or a consumer holds, or what
-the pipeline file wants kept.
-
-Reclaim: delete the files that a log does not name any more, once nobody can need them.
-
-What has to stay is decided by `core.upkeep.held_back`: by seals, marks, leases and the time since the commit
-that took a file out of the log. The parts of attempts that lost their seal are left to `maintain.sweep`.
-
-Compact a log: merge neighbouring small files, so that readers open few.
-
-Each row keeps its `_txn`. What was written is read back and must give, for every transaction, the digest that
-its seal has, before it takes the place of what it was made of (Invariant 7); else the files are left alone,
-and what is wrong is told. Who comes second, or dies anywhere in between, leaves files that no log names;
-`pipeline.reclaim` deletes them.
-
-Tend a state: keep its table in shape, and never under a reader's feet.
-
-Publishes that come in between are no hindrance: what they do to the files that are being merged is done to
-the merged one too. The state is checked against its record first; one that is not as it was published is left
-as it is, for people to look at.
-
-A VACUUM goes by the table's retention. A lease whose snapshot was superseded longer ago than that holds it
-back: the snapshot's files would be among those that go.
+- *Input*: a source that retains input for replays deletes it below the retention.
+- *Sweep*: delete the parts of losing attempts. The seals decide, not the clock. An attempt of a transaction
+  that is sealed under another token can never be committed, so its parts may be deleted even while its
+  writer still works: that writer will lose at its seal. An attempt of an open transaction is left alone,
+  however old it is.
+- *Truncate*: announce `since` on the ledger of leases, by one commit on the head that the floor was
+  computed on, so that no new lease can hold what is about to be removed (Invariant 12). Then remove each
+  log's files below it. `since` never passes what a state has yet to publish, what a lease or a consumer
+  holds, or the retention of the pipeline file.
+- *Reclaim*: delete the files that a log does not name any more. `core.maintenance.held_back` decides which
+  must stay: by seals, marks, leases and the time since the commit that removed a file from the log. The
+  parts of losing attempts are left to the sweep.
+- *Compact*: merge neighbouring small files of a log, so that readers open few. Each row keeps its `_txn`.
+  The merged files are read back and must give the sealed digest of every transaction before they replace
+  the originals (Invariant 7); otherwise the originals stay, and the difference is reported. A compaction
+  that comes second or dies leaves files that no log names; a reclaim deletes them.
+- *Maintain a state*: merge, purge and vacuum its table. Concurrent publishes are no problem: their changes
+  to the files that are being merged are applied to the merged file too. The state is checked against its
+  record first; a state that differs is left alone, for people to look at. A VACUUM goes by the table's
+  retention. A lease whose version of the state was superseded longer ago than that blocks it, because the
+  VACUUM would delete that version's files.
 """
 
 from __future__ import annotations
@@ -70,9 +60,11 @@ from tidemark.ports.control import Control, MaintainedLog
 from tidemark.ports.source import RetainsInput
 from tidemark.ports.state import Merger, StateKeeper
 
+# Input of a source that retains it for replays.
+
 
 class RetainedInput(NamedTuple):
-    """Files that may go, or that someone holds."""
+    """Input files that may be deleted, or that are still held, and by what."""
 
     files: int
     bytes: int
@@ -81,7 +73,8 @@ class RetainedInput(NamedTuple):
 
 
 def unneeded_input(pipeline: Pipeline, since: Txn) -> list[RetainedInput]:
-    """What no transaction from `since` on reads: what may go, and what the source still holds."""
+    """The input that no transaction from `since` on reads: what may be deleted, and what the source still
+    holds."""
     if not isinstance(pipeline.source, RetainsInput):
         return []
     found = pipeline.source.unneeded(since)
@@ -91,17 +84,20 @@ def unneeded_input(pipeline: Pipeline, since: Txn) -> list[RetainedInput]:
 
 
 def let_go_input(pipeline: Pipeline, since: Txn) -> list[RetainedInput]:
-    """Remove what may go; returns it."""
+    """Delete the input that may be deleted; returns it."""
     if not isinstance(pipeline.source, RetainsInput):
         return []
     gone = pipeline.source.let_go(since)
     return [RetainedInput(gone.files, gone.bytes)] if gone.files else []
 
 
+# Sweep and truncate.
+
+
 def sweep(pipeline: Pipeline) -> tuple[tuple[Txn, WriterToken], ...]:
-    """Remove the parts of every attempt that lost its seal; returns which."""
+    """Delete the parts of every attempt that lost its seal; returns these attempts."""
     require_logs(pipeline.control)
-    # Attempts are listed before the seals are read: one that appears later is not looked at.
+    # Attempts are listed before the seals are read, so one that appears later is not looked at.
     attempts = pipeline.plane.attempts()
     upper = pipeline.control.seals.head().upper
     swept: list[tuple[Txn, WriterToken]] = []
@@ -116,9 +112,10 @@ def sweep(pipeline: Pipeline) -> tuple[tuple[Txn, WriterToken], ...]:
 
 
 def publishers(pipeline: Pipeline, shards: Sequence[ShardId]) -> dict[str, Txn]:
-    """The first transaction that each shard's state has yet to take in.
+    """The first transaction that each shard's state has yet to publish.
 
-    A state that has all of its log needs what comes next, which is no lower than what is not done yet."""
+    A state that has all of its log needs the next transaction, which is at or above the first that is not
+    done."""
     behind = unfinished(pipeline)
     done_upper = pipeline.control.checkpoints.head().upper
     needs: dict[str, Txn] = {}
@@ -132,24 +129,24 @@ def publishers(pipeline: Pipeline, shards: Sequence[ShardId]) -> dict[str, Txn]:
 
 
 def plan_floor(pipeline: Pipeline, leases: Leases, shards: Sequence[ShardId], *, window: Txn) -> Floor:
-    """The floor as it is now, with everybody who has a say in it."""
+    """The current floor, by all that limits it."""
     return leases.floor(consumers=publishers(pipeline, shards), window=window)
 
 
 def announce(pipeline: Pipeline, leases: Leases, shards: Sequence[ShardId], *, window: Txn) -> Floor:
-    """Raise `since` as far as everybody lets it; from then on nothing below it is promised to be there."""
+    """Raise `since` as far as the floor allows. From then on, nothing below it is guaranteed to exist."""
     return leases.announce(consumers=publishers(pipeline, shards), window=window)
 
 
 def truncate(log: MaintainedLog, shard: ShardId, since: Txn) -> Sequence[LogFile]:
-    """Take out of a log the files that have nothing from `since` on, which was announced before; returns
-    them, whoever took them out."""
+    """Remove from a log the files that have nothing from `since` on. Precondition: `since` was announced.
+    Returns the files, also those that another process removed."""
     taken: dict[str, LogFile] = {}
 
     def decide(head: Head) -> Put[Replacement, tuple[LogFile, ...]] | tuple[LogFile, ...]:
         decision = decide_truncate(active=log.files(), since=since)
         below = decision.result if isinstance(decision, Put) else decision
-        # A reply may be lost: what was found there on the first try counts.
+        # A reply may be lost: files that were there on the first try count.
         taken.update({file.part.path: file for file in below})
         return decision
 
@@ -157,9 +154,13 @@ def truncate(log: MaintainedLog, shard: ShardId, since: Txn) -> Sequence[LogFile
     return tuple(taken.values())
 
 
+# Reclaim.
+
+
 @dataclass(frozen=True, slots=True)
 class Reclaim:
-    """The leftovers of one log: which may go, which stay and why; `lease` is the lowest live one."""
+    """The leftovers of one log: those that may be deleted, and those that stay with the reasons. `lease` is
+    the lowest live one."""
 
     free: tuple[Leftover, ...] = ()
     held: Mapping[HeldBack, tuple[Leftover, ...]] = field(default_factory=dict)
@@ -169,9 +170,9 @@ class Reclaim:
 def plan_reclaim(
     control: Control, log: MaintainedLog, leases: Leases, *, now_ms: int, kept_ms: int
 ) -> Reclaim:
-    """Sort a log's leftovers, and change nothing."""
-    # Read before the files are listed: what goes into the log from here on is above this upper. By a later
-    # one, a part that was staged when it was listed and is in the log now would look taken out of it.
+    """Sort a log's leftovers. Changes nothing."""
+    # Read before the files are listed: what is appended from here on is above this upper. With a later upper,
+    # a part that was staged when it was listed, and appended since, would look like a removed one.
     head = log.head()
     found = log.leftovers()
     if not found:
@@ -180,7 +181,7 @@ def plan_reclaim(
     parts = [one.first for one in found if not one.number]
     seals = control.seals.read(min(parts), min(max(parts) + 1, sealed_upper)) if parts else ()
     tokens = {seal.txn: str(seal.token) for seal in seals}
-    # Read after the files are listed: who has looked up one of them while it was active has its lease by now.
+    # Read after the files are listed: a reader that listed one of them while it was active has its lease now.
     live = [lease for lease in leases.standing() if lease.is_live]
     lowest = min(live, key=lambda lease: lease.txn, default=None)
     held_by = f"lease {lowest.name} of {lowest.holder} at {lowest.txn}" if lowest is not None else ""
@@ -207,11 +208,11 @@ def plan_reclaim(
 def reclaim(
     control: Control, log: MaintainedLog, shard: ShardId, leases: Leases, *, now_ms: int, kept_ms: int
 ) -> Reclaim:
-    """Delete what may go; returns it, and what stays.
+    """Delete the leftovers that may be deleted; returns these, and those that stay.
 
-    Files of a compaction that died carry the number of the last one begun: to be sure that they never go
-    in, another is begun, with nothing to merge. One that is still at work is shut out by that, and loses
-    its work, never a row."""
+    Files of a compaction that died have the number of the last one begun. Beginning another compaction, with
+    nothing to merge, makes sure that they never enter the log. A compaction that is still at work is fenced
+    by that, and loses its work, never a row."""
     log_head(control, shard, require_history(control))
     head = log.head()
     if any(one.number and one.number >= compaction_of(head) for one in log.leftovers()):
@@ -221,9 +222,12 @@ def reclaim(
     return plan
 
 
+# Compact.
+
+
 @dataclass(frozen=True, slots=True)
 class Replacing:
-    """A log that is settled by changing its files."""
+    """A log as `settle` changes it when files are replaced."""
 
     log: MaintainedLog
 
@@ -236,7 +240,8 @@ class Replacing:
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """What became of the runs that were due: merged, or left alone for a reason."""
+    """The result of a compaction: the runs that were merged, and the reasons for those that were left
+    alone."""
 
     files_before: int = 0
     files_after: int = 0
@@ -248,7 +253,7 @@ class Compacted:
 def compact(
     control: Control, log: MaintainedLog, merger: Merger, shard: ShardId, *, token: WriterToken
 ) -> Compacted:
-    """Merge what is due in one log. Needs no lock: a second compaction shuts out the first."""
+    """Merge the runs of one log that are due. Needs no lock: a second compaction fences the first."""
     log_head(control, shard, require_history(control))
     log.head()
     runs = choose_runs(log.files())
@@ -258,7 +263,7 @@ def compact(
     done: list[tuple[Run, tuple[Part, ...]]] = []
     left: list[str] = []
     for run in runs:
-        # Whoever is shut out stops before it writes more.
+        # A compaction that is fenced stops before it writes more.
         if compaction_of(log.head()) != number:
             left.append("another compaction has begun")
             break
@@ -282,7 +287,7 @@ def compact(
 
 
 def begin(log: MaintainedLog, shard: ShardId) -> int:
-    """Raise the log's compaction mark, and so shut out what was begun before; returns the number."""
+    """Raise the log's compaction mark, which fences every earlier compaction; returns the number."""
 
     def decide(head: Head) -> Put[Replacement, int] | int:
         return decide_begin(head=head)
@@ -293,7 +298,7 @@ def begin(log: MaintainedLog, shard: ShardId) -> int:
 def merge_run(
     control: Control, merger: Merger, shard: ShardId, run: Run, *, number: int, token: WriterToken
 ) -> tuple[Part, ...]:
-    """The merged files, once they have been read back and have what was sealed."""
+    """The merged files, read back and found to have what was sealed; `Determinate` where they differ."""
     folder = merged_folder(run.first, run.last, number=number, token=token)
     merged = merger.merge(shard, [file.part for file in run.files], folder=folder)
     control.seals.head()
@@ -314,12 +319,15 @@ def merge_run(
 
 
 def put(log: MaintainedLog, shard: ShardId, replacement: Replacement, *, number: int) -> Replaced | Outrun:
-    """Put what was merged in the place of other files, unless others came first."""
+    """Replace files by the merged ones, unless another process changed them first."""
 
     def decide(head: Head) -> Put[Replacement, Replaced | Outrun] | Replaced | Outrun:
         return decide_replace(head=head, active=log.files(), number=number, replacement=replacement)
 
     return cast("Replaced | Outrun", settle(Replacing(log), decide, what=f"a change of the files of {shard}"))
+
+
+# Maintain a state.
 
 
 def snapshot_held(
@@ -330,12 +338,12 @@ def snapshot_held(
     now_ms: int,
     kept_ms: int,
 ) -> Lease | None:
-    """A live lease whose snapshot a VACUUM would break, if there is one. `superseded_ms` tells when the
-    publish of a number was put on record."""
+    """A live lease whose version of the state a VACUUM would break; None if there is none. `superseded_ms`
+    returns when the publish of a number was put on record."""
     for lease in leases:
         if not lease.is_live or not records:
             continue
-        # One that stands below the first publish may have its snapshot there.
+        # A lease below the first publish may read that publish's version.
         base = state_as_of(records, as_of=Txn(lease.txn - 1)) or records[0]
         if base.number == records[-1].number:
             continue
@@ -354,7 +362,8 @@ def maintain_state(
     purge: bool,
     vacuum: bool,
 ) -> None:
-    """Merge and clean what is due. `BeingPublished` when other processes have left it no chance."""
+    """Merge, purge and vacuum as requested. `BeingPublished` when other processes publish the state all the
+    time."""
     last = checked_record(control, keeper, shard)
     tombstones = last.commit.tombstones if last is not None else VERSION_NONE
     if merge:

@@ -1,13 +1,13 @@
-"""Publish: bring a shard's state up to its log, however many do so at once.
+"""Publish: bring a shard's state up to its log; any number of processes may do so at once.
 
-A publish is idempotent and any crash is mended by the next call: the table and its record are compared
-first, a commit that is in the table but not on record is put on record (Invariant 5), and only then is
-the tail folded in. The log's version is pinned when its upper is read, so the state ends exactly there
-(Invariant 15), whatever is appended meanwhile.
+A publish is idempotent, and the next call completes one that crashed: it compares the table and its record
+first, puts on record a commit that only the table has (Invariant 5), and then folds the tail. The log's
+version is pinned when its upper is read, so the state ends exactly there (Invariant 15), whatever is
+appended meanwhile.
 
-Of two publishers on one state one commits; the other decides again, and finds the first one's work there
-(Invariant 4). What was written to the state by other means is noticed by the next publisher and by readers,
-who both call `checked_record`.
+Of two publishers on one state one commits; the other decides again, and finds the first one's work
+(Invariant 4). Foreign writes to the state are noticed by the next publisher and by readers: both call
+`checked_record`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from tidemark.ports.control import Control
 from tidemark.ports.state import StatePlane, StateStatusReader, Tail
 
 STEPS_MAX: Final = 50
-"""Each time that somebody else was first, a publish has gone in."""
+"""Each lost race means that another publish was committed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +65,11 @@ def last_published(control: Control, shard: ShardId) -> Published | None:
 
 
 def checked_record(control: Control, plane: StateStatusReader, shard: ShardId) -> Published | None:
-    """The newest publish on record, if the state still holds it; readers start here (scenario M13).
+    """The newest publish on record, if the state still holds it; readers start here (scenario M13). None when
+    nothing is published.
 
-    Publishers may be at work between its look at the record and the one at the table.
-    So a state that is not as recorded is looked at again as long as its record moves."""
+    Publishers may commit between the reading of the record and of the table. So a state that differs from its
+    record is read again as long as its record moves."""
     last = last_published(control, shard)
     for _ in range(STEPS_MAX):
         standing, before = plane.standing(shard, last), last
@@ -83,8 +84,8 @@ def checked_record(control: Control, plane: StateStatusReader, shard: ShardId) -
 
 
 def published_together(control: Control, shards: Sequence[ShardId], *, as_of: Txn) -> Txn:
-    """The highest transaction at or below `as_of` at which a version of every shard's state is exact; 0,
-    where all are empty, if there is no other. `as_of` must be readable in all of them."""
+    """The highest transaction at or below `as_of` at which every shard's state has an exact version; 0, where
+    all states are empty, if there is no other. `as_of` must be readable in all of them."""
     ledgers = {shard: control.publishes(shard) for shard in shards}
     records = {shard: ledger.read(TXN_FIRST, ledger.head().upper) for shard, ledger in ledgers.items()}
     control.seals.head()
@@ -106,13 +107,13 @@ def is_due(control: Control, shard: ShardId, policy: Policy) -> bool:
 
 
 def put_record(control: Control, shard: ShardId, *, version: int, commit: StateCommit) -> Published:
-    """Put a publish on record, or find it there."""
+    """Put a publish on record; returns the existing record if it is there already."""
     ledger = control.publishes(shard)
 
     def decide(head: Head) -> Put[Published, Published] | Published:
         last = next(iter(ledger.read(head.upper - 1, head.upper)), None)
         if last is not None and last.version > version:
-            # Another publisher has put it on record for us, and has gone on from there.
+            # Another publisher may have put it on record for us, and published more since.
             for found in ledger.find(commit.token):
                 if (found.version, found.commit) == (version, commit):
                     return found
@@ -130,7 +131,7 @@ def publish(
     token: WriterToken,
     policy: Policy | None = None,
 ) -> Published | UpToDate | NotDue:
-    """Bring the state up to the log's upper. Without a policy it is always due."""
+    """Bring the state up to the log's upper. Without a policy, a publish is always due."""
     if policy is not None and not is_due(control, shard, policy):
         published = published_txn(last_published(control, shard))
         return NotDue(published, control.log(shard).head().upper)
@@ -138,7 +139,7 @@ def publish(
 
 
 def _publish(control: Control, plane: StatePlane, shard: ShardId, token: WriterToken) -> Published | UpToDate:
-    """Decide and do until the tail is in; a state that has moved on meanwhile is decided on again."""
+    """Decide and act until the tail is in the state; where the state has moved meanwhile, decide again."""
     for _ in range(STEPS_MAX):
         last = last_published(control, shard)
         standing = plane.standing(shard, last)
@@ -148,7 +149,7 @@ def _publish(control: Control, plane: StatePlane, shard: ShardId, token: WriterT
         try:
             decision = decide_publish(shard, last=last, standing=standing, log_upper=log.upper)
         except StateOverwritten:
-            # Other publishers may have been at work between the look at the record and the one at the table.
+            # Other publishers may have committed between the reading of the record and of the table.
             if last_published(control, shard) == last:
                 raise
             continue
@@ -169,7 +170,8 @@ def _publish(control: Control, plane: StatePlane, shard: ShardId, token: WriterT
 
 
 def _watermark_around(control: Control, lower: Txn, upper: Txn) -> int | None:
-    """Below which watermark tombstones may go: one that was set back inside the tail forgets nothing."""
+    """The watermark below which tombstones may be dropped; None where one end of the tail has none. It is the
+    lower one of both ends, so a watermark that was set back inside the tail drops no tombstone too early."""
     known = [watermark_below(control, txn) for txn in (lower, upper)]
     return None if None in known else min(one for one in known if one is not None)
 
@@ -182,11 +184,10 @@ def rebuild(
     token: WriterToken,
     base: Published | None = None,
 ) -> Published:
-    """Replace the state by what its log says, all at once, whatever has become of the state.
+    """Replace the state by a fold of its log, in one commit, whatever the state contains.
 
-    `base` is a recorded publish to start from; for a log that no longer reaches back to transaction 1 it is
-    the last one, unless another is given. Its version of the state is read back and must have its recorded
-    digest."""
+    `base` is a recorded publish to start from. For a log that no longer reaches back to transaction 1 it
+    defaults to the last one. Its version of the state is read back and must have the recorded digest."""
 
     def work() -> Published | Conflict:
         last = last_published(control, shard)
@@ -233,8 +234,8 @@ def _check_base(plane: StatePlane, shard: ShardId, base: Published) -> None:
 
 
 def verify_state(control: Control, plane: StatePlane, shard: ShardId) -> Published | None:
-    """Read the whole state and compare it with the record; the publish that it was found to be, None where
-    there is none yet, or `StateOverwritten`."""
+    """Read the whole state and compare it with the record; `StateOverwritten` where they differ. Returns the
+    newest publish, None when there is none yet."""
     last = checked_record(control, plane, shard)
     if last is not None:
         _check_base(plane, shard, last)

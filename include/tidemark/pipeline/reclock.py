@@ -1,9 +1,9 @@
-"""Reclock: find the run's transactions, or mint them, and say what the run has to do.
+"""Reclock: find the run's transactions, or bind new ones, and plan the run's work.
 
-The first attempt of a run mints; what it minted, or that it minted nothing, stays its own for ever.
-The source is asked again whenever something else was bound meanwhile, so that a minter that came second
-adopts what is there and adds only what is still missing (Invariant 1). A pipeline file that does not fit the
-warehouse is refused before anything is bound, also where there is nothing new to bind (Invariant 17).
+The first attempt of a run binds. Its transactions, or the fact that there were none, belong to the run for
+good. The source is asked again whenever something else was bound meanwhile, so an attempt that comes second
+adopts what is there and binds only what is still missing (Invariant 1). A pipeline file that does not fit
+the warehouse is refused before anything is bound, also where there is nothing new to bind (Invariant 17).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tidemark.pipeline.schema_change import require_named, require_shapes
 
 
 def mint(pipeline: Pipeline, attempt: Attempt) -> Owned:
-    """What the run owns: found, or minted now from what the source offers."""
+    """The transactions that the run owns: found, or bound now from the steps that the source offers."""
     bindings = pipeline.control.bindings
     offered: dict[Txn, Sequence[Step]] = {}
 
@@ -33,10 +33,10 @@ def mint(pipeline: Pipeline, attempt: Attempt) -> Owned:
         require_logs(pipeline.control)
         require_shapes(pipeline, pipeline.configuration)
         last = last_binding(pipeline, head)
-        # A conflict with a seal leaves what is bound as it was: the source has said what comes after it.
+        # A conflict with a seal leaves the bindings as they were, so the source's offer is still valid.
         if head.upper not in offered:
             offered[head.upper] = pipeline.source.offer(last)
-        # After the source, which may have a better reason: its tables may have become more meanwhile.
+        # After the source, which may raise a better error: it may have discovered more tables meanwhile.
         require_named(pipeline)
         return decide_mint(
             head=head,
@@ -51,12 +51,13 @@ def mint(pipeline: Pipeline, attempt: Attempt) -> Owned:
 
 
 def reclock(pipeline: Pipeline, attempt: Attempt) -> RunPlan:
-    """The run's work: open transactions to finish, lower ones first, and sealed ones to prove."""
+    """The run's work: open transactions to finish, in order, and sealed ones to prove."""
     return _plan(pipeline, attempt, mint(pipeline, attempt))
 
 
 def known_plan(pipeline: Pipeline, attempt: Attempt) -> RunPlan:
-    """What the run has to do now; its share was decided when it was reclocked."""
+    """The run's remaining work; its transactions were decided when it was reclocked. `Determinate` when it
+    was not."""
     owned = _owned(pipeline, attempt)
     if owned is None:
         hint = "retry; if it stays so, clear the reclock task"
@@ -79,8 +80,8 @@ def owned_txns(pipeline: Pipeline, attempt: Attempt) -> tuple[Txn, ...]:
 
 
 def only_proves(pipeline: Pipeline, attempt: Attempt) -> bool:
-    """Whether the run was cleared after its share was bound: it asks the source for nothing new. One whose
-    tries never came so far binds as if it were the first."""
+    """Whether the run was cleared after its transactions were bound: then it requests no new input. A cleared
+    run that never bound anything binds as a first attempt does."""
     return attempt.cleared and _owned(pipeline, attempt) is not None
 
 

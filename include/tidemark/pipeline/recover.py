@@ -1,12 +1,13 @@
-"""Recover: bring a history and the logs forward that have lost commits (`core.recovery`, Invariant 16).
+"""Recover: bring a history and logs forward that have lost commits (`core.recovery`, Invariant 16).
 
-`plan` only looks. `recover` first makes the plan durable by one put in the history: an epoch, and the
-bindings of what is lost. From then on every step is one of a run's own conditional commits, in order: bound
-transactions whose seals are lost are read again, compared with the rows that logs have of them, and sealed
-with the link that is proven for them; transactions without a binding are sealed as lost; logs take in what is
-sealed. A recovery that dies goes on where it was, whoever runs it next, and of two one begins it.
+`plan` only reads. `recover` first makes the plan durable by one put in the history: an epoch, and the
+bindings of the lost transactions. From then on every step is one of a run's own conditional commits, in
+order. Bound transactions whose seals are lost are read again, compared with the rows that logs have of
+them, and sealed with the link that is proven for them. Transactions without a binding are sealed as lost.
+Logs append what is sealed. Any later recovery continues one that died; of two concurrent ones, one begins
+it.
 
-It never cuts anything back, overwrites, deletes or acknowledges anything, and asks no clock.
+A recovery never truncates, overwrites, deletes or acknowledges anything, and uses no clock.
 """
 
 from __future__ import annotations
@@ -65,13 +66,13 @@ _OF_BOUND: Final = frozenset(
         Event.REPAIRED,
     }
 )
-"""Events of the journal that only a bound transaction has."""
+"""Events of the journal that only bound transactions have."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecoveryPlan:
-    """What a recovery would do. `logs` are the sealed transactions that logs lack, `damaged` those of them
-    whose parts are gone. `resumes` says that an epoch was begun for this, and is not at its end."""
+    """The work of a recovery. `logs` are the sealed transactions that logs lack, `damaged` those of them
+    whose parts are gone. `resumes` is set when an epoch was begun for this work and is not finished."""
 
     epoch: int
     plan: Plan
@@ -86,8 +87,9 @@ class RecoveryPlan:
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """What a recovery came to: the epoch in charge, the transactions that were read again and those that are
-    lost, with what became of them, and what the logs have taken in."""
+    """The result of a recovery: the current epoch, the transactions that were decided again, the lost ones
+    with the reasons, the transactions that the logs have appended, and those that they can't append because
+    parts are gone."""
 
     epoch: int
     again: tuple[Txn, ...] = ()
@@ -97,7 +99,7 @@ class Recovered:
 
 
 def witnesses(pipeline: Pipeline, states: StateStatusReader | None = None) -> list[Witness]:
-    """Everything outside of the history that names a transaction."""
+    """Everything outside the history that names a transaction."""
     control = pipeline.control
     upper = control.checkpoints.head().upper
     newest = control.checkpoints.read(upper - 1, upper)
@@ -137,7 +139,7 @@ def _published(control: Control, shard: ShardId, states: StateStatusReader | Non
 
 
 def _leased(control: Control) -> Iterator[Witness]:
-    """What consumers have had, and what they were given last and may have done."""
+    """What consumers have confirmed, and the batches that they got last and may have processed."""
     last = {one.name: one for one in control.leases.read(TXN_FIRST, control.leases.head().upper)}
     for one in last.values():
         if one.link:
@@ -147,8 +149,8 @@ def _leased(control: Control) -> Iterator[Witness]:
 
 
 def plan(pipeline: Pipeline, states: StateStatusReader | None = None) -> RecoveryPlan:
-    """What a recovery would do now. Writes nothing. Runs that go on meanwhile are no loss: where the history
-    has moved, everything is asked again."""
+    """The work of a recovery now. Writes nothing. Concurrent runs are no loss: where the history has moved,
+    everything is read again."""
     head = pipeline.control.recoveries.head()
     for _ in range(LOOKS_MAX):
         found, before = _planned(pipeline, head, states), head
@@ -159,13 +161,13 @@ def plan(pipeline: Pipeline, states: StateStatusReader | None = None) -> Recover
 
 
 def _planned(pipeline: Pipeline, head: Head, states: StateStatusReader | None) -> RecoveryPlan:
-    """The plan by the history's snapshot of this head."""
+    """The plan by the loaded version of the history, which has this head."""
     control = pipeline.control
     sealed_upper, bound_upper = _uppers(control)
     try:
         made = _compared(pipeline, states, sealed_upper=sealed_upper, bound_upper=bound_upper)
     except Forked:
-        # A snapshot of a log may have been an old one; a fork stays.
+        # The loaded version of a log may have been an old one, so look twice; a fork stays.
         made = _compared(pipeline, states, sealed_upper=sealed_upper, bound_upper=bound_upper)
     recovery = newest_recovery(control)
     resumes = recovery is not None and sealed_upper <= recovery.ends and _covers(recovery, made)
@@ -183,13 +185,13 @@ def _compared(
 
 
 def _covers(recovery: Recovery, made: Plan) -> bool:
-    """Whether a recovery that was begun knows of all that is found now."""
+    """Whether a recovery that was begun includes every loss that is found now."""
     known = made.proven.items() <= recovery.proven.items() and made.decided <= recovery.ends
     return known and not made.lost
 
 
 def _uppers(control: Control) -> tuple[Txn, Txn]:
-    """Of what is sealed and of what is bound, at the history's loaded snapshot."""
+    """The uppers of the seals and of the bindings, at the history's loaded version."""
     sealed, bound = (control.recoveries.mark(name) or TXN_FIRST for name in (SEALED, BOUND))
     return Txn(sealed), Txn(bound)
 
@@ -197,7 +199,8 @@ def _uppers(control: Control) -> tuple[Txn, Txn]:
 def _behind(
     pipeline: Pipeline, sealed_upper: Txn
 ) -> tuple[dict[ShardId, tuple[Txn, ...]], dict[ShardId, tuple[Txn, ...]]]:
-    """The sealed transactions that each log lacks and does not wait for, and those whose parts are gone."""
+    """The sealed transactions that each log lacks, up to the first that its gate holds, and those of them
+    whose parts are gone."""
     control = pipeline.control
     logs: dict[ShardId, tuple[Txn, ...]] = {}
     damaged: dict[ShardId, tuple[Txn, ...]] = {}
@@ -241,11 +244,11 @@ def recover(
     restored: bool = False,
     progress: Progress = no_progress,
 ) -> Recovered:
-    """Bring everything forward. `restored` begins an epoch also where nothing shows a loss: everything was
-    put back from one copy, and only what is outside of the warehouse could tell."""
+    """Bring everything forward. `restored` begins an epoch also where nothing shows a loss: after everything
+    was restored from one copy, only systems outside the warehouse could show it."""
     control = pipeline.control
     found = plan(pipeline, states)
-    # Logs first: what is sealed is decided, and the next seal asks for it.
+    # Logs first: the next seal checks that they have everything that is sealed.
     appended = _bring_up(pipeline, without=found.damaged)
     if restored or (found.plan.is_needed and not found.resumes):
         _begin(pipeline, attempt, found.epoch, states, restored=restored)
@@ -274,8 +277,8 @@ def recover(
 def _begin(
     pipeline: Pipeline, attempt: Attempt, epoch: int, states: StateStatusReader | None, *, restored: bool
 ) -> None:
-    """Raise the epoch and bind what is lost, by one put. `Determinate` where another recovery was first.
-    Nothing is put where the history has come to have everything."""
+    """Raise the epoch and bind the lost transactions, by one put. `Determinate` where another recovery was
+    first. Puts nothing where the history is no longer behind."""
     control, token = pipeline.control, attempt.token
 
     def decide(head: Head) -> Put[Any, Any] | Recovery | Overtaken | None:
@@ -315,7 +318,7 @@ def _nothing_after(pipeline: Pipeline, last: Binding | None) -> Step:
 def _decide_again(
     pipeline: Pipeline, attempt: Attempt, txn: Txn, recovery: Recovery, progress: Progress
 ) -> str:
-    """Decide the next transaction of a recovery; returns why it is lost, empty when it isn't."""
+    """Decide the next transaction of a recovery; returns why it is lost, empty when it is not."""
     binding = binding_at(pipeline, txn)
     if binding.lost:
         return _put_lost(pipeline, attempt, binding, f"its binding is lost (epoch {recovery.number})")
@@ -353,8 +356,8 @@ def _decide_again(
 
 
 def _as_logged(pipeline: Pipeline, staged: Staged) -> Staged | None:
-    """What was staged, with the parts that logs have of the transaction already in the place of its own; None
-    where these have other rows."""
+    """The staged work, with its parts replaced by those that logs already have of the transaction; None where
+    the logs have other rows."""
     control, shards = pipeline.control, dict(staged.shards)
     moved: dict[ShardId, list[Part]] = {}
     for shard in control.shards():
@@ -385,7 +388,7 @@ def _put_lost(pipeline: Pipeline, attempt: Attempt, binding: Binding, why: str) 
         log = control.log(shard)
         if log.head().upper > txn:
             entries.update((shard, one) for one in log.read(txn, txn + 1))
-    # The parts' own token: a sweep leaves them alone.
+    # The parts' own token, so that a sweep does not delete them.
     token = next((one.token for one in entries.values()), attempt.token)
     kept = {shard: _counted(one) for shard, one in entries.items()}
     whole = {shard: one for shard, one in kept.items() if not pipeline.plane.damaged(shard, one.parts)}
@@ -406,12 +409,12 @@ def _put_lost(pipeline: Pipeline, attempt: Attempt, binding: Binding, why: str) 
 
 
 def _counted(entry: LogEntry) -> ShardParts:
-    """The parts of a log's entry, of which only the number of rows is known."""
+    """The parts of a log's entry, with a digest that has only the number of rows."""
     return ShardParts(entry.parts, Digest(sum(part.rows for part in entry.parts)))
 
 
 def _bring_up(pipeline: Pipeline, *, without: Collection[ShardId]) -> list[tuple[ShardId, tuple[Txn, ...]]]:
-    """Have the logs take in what is sealed, those that were set back below a released transaction too."""
+    """Append what is sealed to the logs, also where a log was set back below a released transaction."""
     appended: list[tuple[ShardId, tuple[Txn, ...]]] = []
     pipeline.control.seals.head()
     for shard, upper in list(_lagging(pipeline.control)):

@@ -1,13 +1,13 @@
-"""Repair: bring back lost or damaged parts of a sealed transaction, once its input has proven identical.
+"""Repair: restore lost or damaged parts of a sealed transaction, once its input has proven identical.
 
-The transaction is staged again under a token of its own. The same engine makes the same files of the
-same rows, byte for byte, so each lost part is replaced by its twin, under the recorded name; neither the
-seal nor the log changes, and readers that froze at the part go on. A twin of another size means that the
-files can't be the same; then nothing is replaced. What was restored is read back before it is called so.
+The transaction is staged again under a new token. The same engine writes the same rows to the same files,
+byte for byte, so each lost part is replaced by its copy, under the recorded name. Neither the seal nor the
+log changes, and readers that froze at the part go on. A copy of another size can't be the same file; then
+nothing is replaced. Restored parts are read back before the repair is recorded.
 
-A file that compaction has merged can't be made again byte for byte. When one is damaged, all its transactions
-are staged again and merged like in any compaction: compared with the seals, in a folder that no log named
-before, and put in its place by one commit.
+A file that compaction has merged can't be made again byte for byte. When one is damaged, all its
+transactions are staged again and merged as in any compaction: compared with the seals, in a folder that no
+log named before, and swapped in by one commit.
 """
 
 from __future__ import annotations
@@ -35,14 +35,16 @@ from tidemark.ports.plane import MaintainedPlane
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """What was restored; nothing when nothing was lost, or when the finding did not allow it."""
+    """The finding, and the parts that were restored; none when nothing was lost, or when the input has
+    changed."""
 
     finding: Finding
     parts: tuple[tuple[ShardId, Part], ...] = ()
 
 
 def find_damage(pipeline: Pipeline, seal: Seal, shards: Sequence[ShardId]) -> dict[ShardId, tuple[Part, ...]]:
-    """The parts to restore: those that are gone or cut, or all of a shard whose rows are not as sealed."""
+    """The parts to restore: those that are missing or truncated, or all of a shard whose rows are not as
+    sealed."""
     asked = {shard: added for shard, added in seal.shards.items() if shard in shards}
     damage = {shard: tuple(pipeline.plane.damaged(shard, added.parts)) for shard, added in asked.items()}
     whole = {shard: added for shard, added in asked.items() if not damage[shard]}
@@ -56,7 +58,8 @@ def find_damage(pipeline: Pipeline, seal: Seal, shards: Sequence[ShardId]) -> di
 
 
 def repair(pipeline: Pipeline, attempt: Attempt, txn: Txn) -> Repaired:
-    """Restore what a sealed transaction has lost. The input is proven first; a wrong one repairs nothing."""
+    """Restore the lost parts of a sealed transaction. The input is proven first; changed input repairs
+    nothing."""
     pipeline.control.seals.head()
     seal = seal_at(pipeline, txn)
     binding = sealed_binding(pipeline, seal)
@@ -93,7 +96,7 @@ def _is_broken(pipeline: Pipeline, seal: Seal, shard: ShardId, files: Sequence[L
 def _restored(
     pipeline: Pipeline, attempt: Attempt, seal: Seal, damage: Mapping[ShardId, tuple[Part, ...]]
 ) -> list[tuple[ShardId, Part]]:
-    """Stage the transaction again, and put the twins in the places of the lost parts."""
+    """Stage the transaction again, and put the copies in the places of the lost parts."""
     staged = pipeline.plane.stage(sealed_binding(pipeline, seal), attempt.token)
     try:
         twins = {shard: twins_of(seal, staged.shards, shard, lost) for shard, lost in damage.items()}
@@ -113,13 +116,13 @@ def _restored(
 def _merged_anew(
     pipeline: Pipeline, attempt: Attempt, shard: ShardId, files: Sequence[LogFile]
 ) -> list[tuple[ShardId, Part]]:
-    """Stage the transactions of merged files again, and put what they merge to in the files' place."""
+    """Stage the transactions of merged files again, and replace these files by a new merge."""
     # Only a log that can be compacted has merged files.
     log, merger = (
         cast("MaintainedLog", pipeline.control.log(shard)),
         cast("MaintainedPlane", pipeline.plane).kept,
     )
-    # First of all, so that no other compaction takes these files meanwhile.
+    # First of all, so that no other compaction replaces these files meanwhile.
     number = begin(log, shard)
     since = since_of(pipeline.control.leases.head())
     kept = {
@@ -151,7 +154,7 @@ def _merged_anew(
 def twins_of(
     seal: Seal, staged: Mapping[ShardId, ShardParts], shard: ShardId, lost: tuple[Part, ...]
 ) -> list[tuple[Part, Part]]:
-    """Each lost part with the staged one that takes its place; the whole shard must pair up."""
+    """Each lost part with its staged copy. `InvalidUsage` unless all parts of the shard pair up."""
     sealed = sorted(seal.shards[shard].parts, key=lambda part: part.path)
     copies = sorted(staged[shard].parts, key=lambda part: part.path)
     same = [(one.rows, one.bytes) for one in sealed] == [(one.rows, one.bytes) for one in copies]

@@ -1,9 +1,7 @@
 """Replay: read a transaction's recorded input again and prove what was written. Writes no data.
 
-Until when a transaction can be proven again: as long as its source still has what it read.
-
-A replay is a proof only while the input is there. Maintenance warns before that ends, so that someone can
-replay once more, or keep the input elsewhere.
+A transaction stays replayable as long as its source still has the input. Maintenance warns before that
+ends, so that a person can replay once more, or store the input elsewhere.
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ PARTS_DIFFER: Final = "the input is as it was, but the parts are not what was se
 
 def bound_range(pipeline: Pipeline, *, txn_from: int, txn_to: int | None) -> range:
     """The transactions from one to another, or to the last that is bound. `InvalidUsage` when one of them is
-    not bound: whoever asks for it would take silence for a proof."""
+    not bound: an empty result would look like a proof."""
     upper = pipeline.control.bindings.head().upper
     last = txn_to or max(txn_from, upper - 1)
     if txn_from < 1 or last < txn_from:
@@ -66,17 +64,17 @@ def replay_plan(pipeline: Pipeline, *, txn_from: Txn, txn_to: Txn) -> tuple[Repl
 
 
 def as_sealed(seal: Seal) -> Staged:
-    """The sealed parts in the shape that a read-back takes."""
+    """The sealed parts in the form that a read-back takes."""
     return Staged(seal.txn, seal.token, seal.source, seal.shards, seal.engine)
 
 
 def merged_files(pipeline: Pipeline, seal: Seal) -> dict[ShardId, tuple[LogFile, ...]]:
-    """The shards whose log has other files for a transaction than its seal names, with those files: those
+    """The shards whose log has other files for a transaction than its seal names, with those files: files
     that compaction has merged, or none below `since`."""
     merged: dict[ShardId, tuple[LogFile, ...]] = {}
     for shard, added in seal.shards.items():
         log = pipeline.control.log(shard)
-        # A log that waits has not taken the parts in; they lie where they were staged.
+        # A log that waits has not appended the parts; they are where they were staged.
         if log.head().upper > seal.txn:
             files = covering(log.files(), seal.txn)
             if {file.part.path for file in files} != {part.path for part in added.parts}:
@@ -85,15 +83,16 @@ def merged_files(pipeline: Pipeline, seal: Seal) -> dict[ShardId, tuple[LogFile,
 
 
 def read_sealed(pipeline: Pipeline, seal: Seal) -> Digests:
-    """What a sealed transaction's rows give now: from its parts or, where compaction has merged those, from
-    the files that have taken their place in the log."""
+    """The current digests of a sealed transaction's rows: from its parts or, where compaction has merged
+    those, from the files that replaced them in the log."""
     merged = merged_files(pipeline, seal)
     moved = {shard: [file.part for file in files] for shard, files in merged.items()}
     return pipeline.plane.read_back(as_sealed(seal), moved=moved)
 
 
 def replay_input(pipeline: Pipeline, binding: Binding, seal: Seal) -> Finding:
-    """Judge a sealed transaction by its input as it is now. A skipped one may have lost it: that is why."""
+    """Judge a sealed transaction by its current input. A skipped one is not read: missing input may be why it
+    was skipped."""
     skipped = judge_skipped(seal)
     if skipped is not None:
         return skipped
@@ -104,12 +103,12 @@ def replay_input(pipeline: Pipeline, binding: Binding, seal: Seal) -> Finding:
 
 
 def judge_parts(pipeline: Pipeline, seal: Seal, found: Digests) -> Finding:
-    """Judge what the sealed parts gave; those that maintenance was free to remove prove nothing."""
+    """Judge the digests of the sealed parts. Parts that maintenance was free to remove are not compared."""
     finding = judge(seal.txn, recorded=seal.digests, found=found)
     if finding.passed:
         return finding
-    # Asked after the parts were read: maintenance moves this mark before it removes anything. An old
-    # snapshot would blame it; a commit that changes nothing goes in on the newest one only.
+    # Read after the parts: maintenance raises this mark before it removes anything. An old version of the
+    # leases would show removed parts as damaged; a commit, even an empty one, needs the newest version.
     since = settle(pipeline.control.leases, confirmed_since, what="the look at since")
     if seal.txn < since:
         return Finding(seal.txn, Verdict.IDENTICAL, why=f"by its input; its parts are gone, below {since}")
@@ -117,10 +116,13 @@ def judge_parts(pipeline: Pipeline, seal: Seal, found: Digests) -> Finding:
 
 
 def confirmed_since(head: Head) -> Put[Lease, Txn] | Txn:
-    """The first transaction whose parts are kept, in a way that only the newest snapshot can tell."""
+    """The first transaction whose parts are retained, as an empty commit, which succeeds only on the newest
+    version."""
     since = since_of(head)
     return Put(marks={SINCE: since}, records=(), result=since)
 
+
+# How long transactions stay replayable.
 
 ASKED_AT_ONCE_MAX: Final = 1_000
 WARNED_SECONDS: Final = 2 * 86_400
@@ -129,9 +131,9 @@ WARNED_SECONDS: Final = 2 * 86_400
 def replayable(
     pipeline: Pipeline, *, since: Txn = TXN_FIRST, at_ends: int | None = None
 ) -> dict[Txn, Replayable]:
-    """The transactions from `since` on, each with whether its input is there, and until when; with `at_ends`
-    only so many of the oldest and of the newest. A source that can't be asked now is no reason to tell
-    nothing else: that is the caveat then."""
+    """The transactions from `since` on, each with whether its input is there, and until when. With `at_ends`,
+    only so many of the oldest and of the newest. Where the source can't be asked now, each has a caveat with
+    the reason."""
     upper = pipeline.control.bindings.head().upper
     numbers = range(since, upper)
     runs = [numbers] if at_ends is None else [numbers[:at_ends], numbers[at_ends:][-at_ends:]]
@@ -153,7 +155,7 @@ def _asked(pipeline: Pipeline, lower: int, upper: int) -> dict[Txn, Replayable]:
 
 
 def warnings(found: Mapping[Txn, Replayable], *, since: Txn, now_seconds: float) -> tuple[str, ...]:
-    """What can't be proven any more, or soon can't, of the transactions that are still kept."""
+    """Warnings about the retained transactions that can't be proven any more, or soon can't."""
     kept = [(txn, one) for txn, one in sorted(found.items()) if txn >= since]
     gone = [txn for txn, one in kept if one.gone]
     why = {txn: one.gone for txn, one in kept if one.gone}
@@ -170,7 +172,7 @@ def warnings(found: Mapping[Txn, Replayable], *, since: Txn, now_seconds: float)
 
 
 def _spans(txns: Sequence[Txn]) -> list[list[Txn]]:
-    """Runs of neighbours."""
+    """Runs of consecutive numbers."""
     numbered = groupby(enumerate(txns), key=lambda pair: pair[1] - pair[0])
     return [[txn for _, txn in run] for _, run in numbered]
 

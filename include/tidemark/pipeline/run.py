@@ -1,9 +1,8 @@
-"""A whole run in one process: the steps of each transaction in turn, as the command does it.
+"""A whole run in one process, as the command does it: the steps of each transaction in turn.
 
 The steps are those that Airflow runs as tasks: `ingest` stages and measures, `validate` judges, `upsert`
-seals, `checkpoint` acknowledges. A task does its step for all of the run's transactions; here each
-transaction goes through all steps before the next one, so that a backlog becomes visible as it is worked
-off.
+seals, `checkpoint` acknowledges. A task does its step for all of the run's transactions. Here each
+transaction goes through all steps before the next one begins, so a backlog becomes visible bit by bit.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from tidemark.pipeline.validate import (
 )
 
 Decided = Callable[[SealOutcome], None]
-"""Called with each transaction's outcome when it is through, before the next one begins."""
+"""Called with each transaction's outcome after its checkpoint, before the next one begins."""
 
 
 def no_callback(outcome: SealOutcome) -> None:
@@ -43,7 +42,7 @@ def no_callback(outcome: SealOutcome) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
-    """What a run came to: who decided each transaction, what was proven, where the checkpoint is."""
+    """The result of a run: the outcome of each transaction, the findings of proofs, and the checkpoint."""
 
     decided: tuple[SealOutcome, ...]
     findings: tuple[Finding, ...]
@@ -51,7 +50,7 @@ class RunReport:
 
     @property
     def dropped(self) -> int:
-        """Transactions that someone else had decided by the time we came to them."""
+        """The number of transactions that another attempt decided first."""
         return sum(isinstance(outcome, Lost) for outcome in self.decided)
 
 
@@ -65,8 +64,8 @@ def finish(
     confirm: Confirm = unconfirmed,
     progress: Progress = no_progress,
 ) -> SealOutcome:
-    """Take one open transaction through to its logs, or find that another attempt has. `found` is what the
-    run had found when it began."""
+    """Take one open transaction through all steps to its logs; `Lost` when another attempt has decided it.
+    `found` is the run's evidence when it began."""
     if upper_relation(pipeline, txn) is UpperRelation.ABOVE:
         raise too_early(txn, pipeline.control.seals.head().upper)
     known = found_by(pipeline, attempt) if found is None else found
@@ -97,7 +96,7 @@ def prove(
     confirm: Confirm = unconfirmed,
     progress: Progress = no_progress,
 ) -> Finding:
-    """Judge one sealed transaction by its input and by its parts as they are now, read again each time."""
+    """Judge one sealed transaction by its current input and parts, which are read again each time."""
     case = proof_case(pipeline, attempt, txn, found=(), progress=progress)
     pass_judgement(pipeline, attempt, [case], confirm=confirm)
     return case.finding
@@ -113,10 +112,10 @@ def run(
     decided: Decided = no_callback,
     background: Executor | None = None,
 ) -> RunReport:
-    """One run of a pipeline; any number of them may work at once.
+    """One run of a pipeline; any number of runs may work at once.
 
-    With `transactions_max`, what is left over stays open, and the next run finishes it first. With a
-    `background`, each transaction of a backlog is staged there while the one before is committed."""
+    With `transactions_max`, the rest stays open, and the next run finishes it first. With a `background`,
+    each transaction of a backlog is staged there while the one before is committed."""
     plan = reclock(pipeline, attempt)
     todo = plan.finish[:transactions_max]
     found = found_by(pipeline, attempt) if todo else ()
@@ -138,7 +137,7 @@ def run(
             reached = checkpoint(pipeline)
             decided(outcome)
     if not todo:
-        bring_up_logs(pipeline)  # Somebody may have died between a seal and its logs.
+        bring_up_logs(pipeline)  # A process may have died between a seal and its logs.
         reached = checkpoint(pipeline)
     findings = [prove(pipeline, attempt, txn, confirm=confirm, progress=progress) for txn in plan.prove]
     return RunReport(tuple(outcomes), tuple(findings), reached)
@@ -155,8 +154,8 @@ def replay(
 ) -> tuple[Finding, ...]:
     """Prove every sealed transaction of a range, one by one; a last one without a seal is finished.
 
-    A transaction that its own gate has let through just now is proven by that; one that somebody
-    else has sealed meanwhile, or before an old snapshot showed it, is proven like the others."""
+    A transaction that this call finishes is proven by its own gate. One that another process sealed
+    meanwhile, or that an old version of the seals did not show, is proven like the others."""
     findings: list[Finding] = []
     for step in replay_plan(pipeline, txn_from=txn_from, txn_to=txn_to):
         txn = step.binding.txn

@@ -1,13 +1,13 @@
-"""Fit: whether a pipeline file can go on with what the warehouse has on record.
+"""Schema changes: whether a pipeline file fits the warehouse, and columns that records add to a shard.
 
-Asked before anything is bound, before a transaction is staged, and by commands that only tell. The seal asks
-once more, in its own decision, for the shards that it touches (Invariant 17).
+*Fit*: the pipeline file is compared with the shapes on record before anything is bound, before a
+transaction is staged, and by commands that only report. The seal checks once more, in its own decision, for
+the shards that it touches (Invariant 17).
 
-Growth: columns that are new in a transaction's records, and that their shards get from them.
-
-They go on record in the shards' logs before anything is staged with them, by put-if-absent, and then the
-transaction is staged again by whoever has opened the pipeline with them. Transactions are staged in order and
-the same records tell the same columns, so it doesn't matter who finds them, how often, or who dies after it.
+*Growth*: columns that are new in a transaction's records go on record in the shards' logs, by
+put-if-absent, before anything is staged with them. Then the transaction is staged again by a pipeline that
+was opened with them. Transactions are staged in order and the same records give the same columns, so it
+does not matter which process finds them, how often, or whether it dies afterwards.
 """
 
 from __future__ import annotations
@@ -30,10 +30,14 @@ NAME_AGAIN = (
 )
 
 
+# Fit.
+
+
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """How the pipeline file compares with the warehouse: why a run is refused, if it is; which shards have
-    rows and are not in the file, each with its last transaction; and what the next run would begin or add."""
+    """The comparison of the pipeline file with the warehouse: the reasons to refuse a run, if any; the shards
+    that have rows and are not in the file, each with its last transaction; and the shards and columns that
+    the next run would add."""
 
     refused: tuple[Misfit, ...] = ()
     left_out: Mapping[ShardId, Txn] = field(default_factory=dict)
@@ -56,20 +60,21 @@ def fit_of(pipeline: Pipeline) -> Fit:
 
 
 def require_shapes(pipeline: Pipeline, configuration: Configuration) -> None:
-    """`Misfit` where rows that are made by this configuration would not fit their logs."""
+    """Raise `Misfit` where rows made with this configuration would not fit their logs."""
     declared = pipeline.shapes_of(configuration)
     changed = _changed(pipeline, declared, pipeline.control.shards()) if declared else ()
     _raise([found for shard in changed if (found := _misfit(pipeline, shard, declared)) is not None])
 
 
 def require_named(pipeline: Pipeline) -> None:
-    """`Misfit` where the pipeline file leaves out shards that have rows, or that are bound to get some."""
+    """Raise `Misfit` where the pipeline file leaves out shards that have rows, or that a transaction is bound
+    for."""
     declared = pipeline.shapes_of(pipeline.configuration)
     _raise(_given_up(pipeline, declared, left_out(pipeline)) if declared else ())
 
 
 def fits(pipeline: Pipeline, configuration: Configuration) -> bool:
-    """Whether rows that are made by this configuration fit their logs."""
+    """Whether rows made with this configuration fit their logs."""
     try:
         require_shapes(pipeline, configuration)
     except Misfit:
@@ -78,7 +83,7 @@ def fits(pipeline: Pipeline, configuration: Configuration) -> bool:
 
 
 def configuration_of(pipeline: Pipeline, binding: Binding) -> Configuration:
-    """What an open transaction is staged by (`context.stage_open`)."""
+    """The configuration that an open transaction is staged with (`context.stage_open`)."""
     return settings_of(binding, pipeline.configuration) or binding.configuration
 
 
@@ -89,8 +94,8 @@ def _raise(refused: Collection[Misfit]) -> None:
 
 
 def _changed(pipeline: Pipeline, declared: Shapes, there: Collection[ShardId]) -> list[ShardId]:
-    """The shards whose shape has to be compared with their log: all but those that are as the newest sealed
-    transaction had them, which was compared itself. A thousand untouched shards cost nothing."""
+    """The shards whose shape has to be compared with their log: all but those whose shape is that of the
+    newest sealed transaction, which was compared itself. A thousand unchanged shards cost nothing."""
     upper = pipeline.control.seals.head().upper
     before: Shapes = {}
     for seal in pipeline.control.seals.read(upper - 1, upper):
@@ -103,7 +108,7 @@ def _readable_shapes(pipeline: Pipeline, configuration: Configuration) -> Shapes
     try:
         return pipeline.shapes_of(configuration)
     except InvalidUsage:
-        return {}  # Recorded by a version whose settings this one doesn't know.
+        return {}  # Another version of Tidemark recorded settings that this one can't read.
 
 
 def _misfit(pipeline: Pipeline, shard: ShardId, declared: Shapes) -> Misfit | None:
@@ -123,8 +128,8 @@ def _added(
 
 
 def left_out(pipeline: Pipeline) -> dict[ShardId, Txn]:
-    """The shards that have rows, in their logs or sealed for them, and are not in the file, each with
-    its last transaction."""
+    """The shards that have rows, in their logs or sealed for them, and are not in the file, each with its
+    last transaction."""
     declared = pipeline.shapes_of(pipeline.configuration)
     others = [shard for shard in pipeline.control.shards() if shard not in declared] if declared else []
     uppers = {shard: pipeline.control.log(shard).head().upper for shard in others if shard != QUARANTINE}
@@ -136,8 +141,9 @@ def left_out(pipeline: Pipeline) -> dict[ShardId, Txn]:
 
 
 def _given_up(pipeline: Pipeline, declared: Shapes, others: Mapping[ShardId, Txn]) -> list[Misfit]:
-    """The shards that the newest binding was made for and the file leaves out, unless its generation is a
-    higher one: then that was decided. An open transaction that was bound for them would still go there."""
+    """A misfit for each shard that the newest binding was made for and the file leaves out. Empty if the file
+    has a higher generation: then leaving them out was a decision. An open transaction that was bound for such
+    a shard would still go there."""
     last = last_binding(pipeline, pipeline.control.bindings.head())
     if last is None or pipeline.generation > last.configuration.generation:
         return []
@@ -157,6 +163,8 @@ def _given_up(pipeline: Pipeline, declared: Shapes, others: Mapping[ShardId, Txn
     return found
 
 
+# Growth.
+
 logger = logging.getLogger(__name__)
 
 
@@ -168,7 +176,7 @@ def recorded_columns(control: Control, shapes: Shapes) -> dict[ShardId, Mapping[
 
 
 def stage_growing(pipeline: Pipeline, binding: Binding, token: WriterToken) -> Staged:
-    """Stage an open transaction; `NewColumns` once those that came up are on record."""
+    """Stage an open transaction. Where it has new columns, put them on record and raise `NewColumns`."""
     try:
         return stage_open(pipeline, binding, token)
     except NewColumns as new:
@@ -177,8 +185,8 @@ def stage_growing(pipeline: Pipeline, binding: Binding, token: WriterToken) -> S
 
 
 def put_on_record(pipeline: Pipeline, new: NewColumns) -> None:
-    """Give the logs the columns, unless somebody has decided the transaction. One that a log has in another
-    type stays as it is: its values are judged by that."""
+    """Add the columns to the logs' shapes, unless the transaction is decided. A column that a log has in
+    another type stays as it is: values are judged by that type."""
     head = pipeline.control.seals.head()
     if pipeline.generation < head.generation:
         raise Fenced(new.txn, generation=pipeline.generation, newest=head.generation)
@@ -192,6 +200,6 @@ def put_on_record(pipeline: Pipeline, new: NewColumns) -> None:
 
 
 def not_taken(new: NewColumns) -> InvalidUsage:
-    """Why a transaction can't have columns that are on record for it."""
+    """The error for a transaction that can't get the columns that are on record for it."""
     hint = "put its shards back as they were, run, and change them then; or skip it with a reason"
     return InvalidUsage(f"{new.fact}, and was bound for other shards than the pipeline file has", hint=hint)

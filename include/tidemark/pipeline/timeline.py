@@ -1,7 +1,7 @@
 """When things happened, by the clocks of the processes that wrote them: for people and for alarms.
 
-Every record of a control table has the time of its commit. Nothing is decided by it, so a clock that is wrong
-shows wrong times and does no other harm. A ledger that keeps no times, such as one in memory, has none.
+Every record of a control table has the time of its commit. No decision depends on it, so a wrong clock
+shows wrong times and does no other harm. A ledger that stores no times, such as one in memory, has none.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ENTRIES_LOOKED_AT: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Happening:
-    """One line of what happened: a binding, a seal, or an entry of the journal."""
+    """One event: a binding, a seal, or an entry of the journal."""
 
     at: datetime | None
     txn: Txn
@@ -35,17 +35,18 @@ class Happening:
 
 
 def written_at(ledger: object, number: int) -> datetime | None:
-    """When a record was committed, at the ledger's last snapshot; None where that is not known."""
+    """When a record was committed, at the ledger's loaded version; None where that is not known."""
     return ledger.written_at(number) if isinstance(ledger, ReportsCommitTime) else None
 
 
 def times_of(control: Control, txn: Txn) -> Times:
-    """A transaction's times, at the last snapshots of bindings and seals."""
+    """A transaction's times, at the loaded versions of bindings and seals."""
     return Times(written_at(control.bindings, txn), written_at(control.seals, txn))
 
 
 def last_run(control: Control) -> LastRun | None:
-    """The run that asked for input last. One that found none has a claim, at the next binding's number."""
+    """The run that requested input last; None when there is none. A run that found none has a claim, at the
+    next binding's number."""
     upper = control.bindings.head().upper
     records = control.bindings.read(upper - 1, upper + 1)
     if not records:
@@ -55,7 +56,7 @@ def last_run(control: Control) -> LastRun | None:
 
 
 def last_verdict(control: Control) -> LastVerdict | None:
-    """The newest verdict among the journal's last entries; None where there is none among them."""
+    """The newest verdict among the journal's last entries; None where they have none."""
     upper = control.journal.head().upper
     for entry in reversed(control.journal.read(max(1, upper - _ENTRIES_LOOKED_AT), upper)):
         if entry.event in (Event.JUDGED, Event.VERIFIED):
@@ -66,8 +67,8 @@ def last_verdict(control: Control) -> LastVerdict | None:
 
 
 def refused_since(control: Control, txn: Txn) -> Blocked | None:
-    """Why an open transaction was stopped when it was tried last, and since when for that reason; None when
-    its last try was not stopped by its input or its gate."""
+    """Why an open transaction was stopped at its last try, and since when; None when its input or its gate
+    did not stop it."""
     control.journal.head()
     for entry in reversed(control.journal.find(str(txn))):
         why = ""
@@ -83,8 +84,7 @@ def refused_since(control: Control, txn: Txn) -> Blocked | None:
 
 
 def happenings(control: Control, *, since: datetime) -> list[Happening]:
-    """Everything on record since a moment, in order of time: what was bound, what was sealed, and what the
-    journal says."""
+    """Everything on record since a moment, in order of time: bindings, seals, and entries of the journal."""
     found = [*_bound(control, since), *_sealed(control, since), *_noted(control, since)]
     kept = [one for one in found if one.at is None or one.at >= since]
     return sorted(kept, key=lambda one: (one.at.timestamp() if one.at else 0.0, one.txn))

@@ -1,9 +1,9 @@
 """Upsert: seal the transaction, then bring each shard's log up to the seals.
 
-The seal decides. Whoever loses it has learned who won, drops its own work, deletes its own parts
-and no others, and finishes the winner's transaction (Invariants 2 and 4). A loser first compares
-its digests with the winner's: the same number with other data is an error, never a skip
-(Invariant 8). The logs follow the seals by compare-and-append, one transaction at a time.
+The seal decides. An attempt that loses drops its own work, deletes its own parts and no others, and
+finishes the winner's transaction (Invariants 2 and 4). It first compares its digests with the winner's: the
+same number with other data is an error, never a skip (Invariant 8). The logs follow the seals by
+compare-and-append, one transaction at a time.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ from tidemark.ports.control import Control
 
 @dataclass(frozen=True, slots=True)
 class LogReport:
-    """What bringing one log up to the seals came to."""
+    """The result of bringing one log up to the seals."""
 
     appended: tuple[Txn, ...]
     dropped: tuple[Txn, ...]
@@ -80,10 +80,11 @@ class LogReport:
 
 
 def put_seal(pipeline: Pipeline, seal: Seal) -> SealOutcome:
-    """Seal the transaction, or learn who has.
+    """Seal the transaction, or return the seal that won.
 
-    What the parts were made with goes on record in the logs first, by put-if-absent: of two files that
-    disagree about a new shard or column one is refused, and whatever is sealed, its log can take."""
+    The shapes that the parts were made with go on record in the logs first, by put-if-absent. So of two
+    pipeline files that disagree about a new shard or column one is refused, and a log can always append what
+    is sealed."""
     seals = pipeline.control.seals
     declared = _declared(pipeline, seal)
     if declared:
@@ -102,8 +103,8 @@ def put_seal(pipeline: Pipeline, seal: Seal) -> SealOutcome:
 
 
 def _past(pipeline: Pipeline, seal: Seal) -> Past:
-    """What the seal would follow, by the snapshot that it is decided on; `HistoryLost` where a log or a
-    state has gone on from there already, `LogLost` where the log has not come as far."""
+    """The past that the seal would follow, at the version that it is decided on. `HistoryLost` where a log or
+    a state already has later transactions, `LogLost` where a log is behind."""
     seals, control = pipeline.control.seals, pipeline.control
     last = require_history(pipeline.control)
     before = next(iter(seals.read(seal.txn - 1, seal.txn)), None)
@@ -114,7 +115,7 @@ def _past(pipeline: Pipeline, seal: Seal) -> Past:
         require_shard(control, shard, last)
     recovered = recovery is not None and recovery.was_decided(seal.txn)
     if recovered and seal.decision is Decision.SKIPPED and _is_logged(control, seal.txn):
-        raise BeingRecovered(seal.txn)  # Its rows are there: it can't be passed over.
+        raise BeingRecovered(seal.txn)  # A log has its rows, so it can't be skipped.
     return Past(
         binding=bound[0].link if bound else 0,
         link=before.link if before is not None else 0,
@@ -126,14 +127,15 @@ def _past(pipeline: Pipeline, seal: Seal) -> Past:
 
 
 def _is_logged(control: Control, txn: Txn) -> bool:
-    """Whether some log has rows of a transaction."""
+    """Whether any log has rows of a transaction."""
     logs = [control.log(shard) for shard in control.shards()]
     return any(log.head().upper > txn and log.read(txn, txn + 1) for log in logs)
 
 
 def _require_base(pipeline: Pipeline, seal: Seal) -> None:
-    """What counts as late depends on the transaction before, and is final once that one is sealed; unless a
-    person sets the watermark back, which touches the seals so that it is looked at again here."""
+    """Check the watermark that the attempt was judged by. It depends on the transaction before, and is final
+    once that one is sealed, unless a person sets it back. That touches the seals, so the check is repeated
+    here."""
     if not follows_watermark(pipeline.control, seal):
         raise Determinate(
             f"transaction {seal.txn} was staged above another watermark than the seals have now",
@@ -142,7 +144,7 @@ def _require_base(pipeline: Pipeline, seal: Seal) -> None:
 
 
 def _declare(pipeline: Pipeline, seal: Seal, shapes: Shapes) -> None:
-    """Put the shapes on record in their logs, unless the seal would be refused or has lost."""
+    """Put the shapes on record in their logs, unless the seal would be fenced or has lost."""
     head = pipeline.control.seals.head()
     if seal.txn >= head.upper and seal.generation >= head.generation:
         for shard, shape in shapes.items():
@@ -150,7 +152,7 @@ def _declare(pipeline: Pipeline, seal: Seal, shapes: Shapes) -> None:
 
 
 def _declared(pipeline: Pipeline, seal: Seal) -> Shapes:
-    """The shapes of the shards that a seal has parts for, by the settings that these were made with."""
+    """The shapes of the shards that a seal has parts for, by the settings that the parts were made with."""
     if not seal.shards or seal.decision is Decision.LOST:
         return {}
     shapes = pipeline.shapes_of(sealed_binding(pipeline, seal).configuration)
@@ -169,7 +171,8 @@ def announce_generation(pipeline: Pipeline) -> int:
 def seal_judged(
     pipeline: Pipeline, attempt: Attempt, *, progress: Progress = no_progress
 ) -> tuple[SealOutcome, ...]:
-    """Seal in order what this run staged and the gate let through, and bring the logs up."""
+    """Seal, in order, the transactions that this run staged and the gate let through, and bring the logs
+    up."""
     tries_at = tries_in(found_by(pipeline, attempt))
     outcomes: list[SealOutcome] = []
     for txn, tries in sorted(tries_at.items()):
@@ -188,7 +191,7 @@ def seal_judged(
 
 
 def tries_in(found: Sequence[Evidence]) -> dict[Txn, dict[WriterToken, Staged]]:
-    """The tries at each transaction that have staged it, by their tokens."""
+    """The tries that have staged each transaction, by token."""
     tries: dict[Txn, dict[WriterToken, Staged]] = {}
     for entry in found:
         if entry.staged is not None and not entry.replayed:
@@ -199,7 +202,8 @@ def tries_in(found: Sequence[Evidence]) -> dict[Txn, dict[WriterToken, Staged]]:
 def seal_one(
     pipeline: Pipeline, attempt: Attempt, staged: Staged, gated: Gated, tries: Mapping[WriterToken, Staged]
 ) -> SealOutcome:
-    """Seal what the gate let through, or learn which attempt was first. The run's other tries are dropped."""
+    """Seal an attempt that the gate let through, or return the seal that won. The run's other tries are
+    dropped."""
     outcome = commit_staged(pipeline, attempt, staged, gated)
     if isinstance(outcome, TooEarly):
         raise too_early(staged.txn, outcome.upper)
@@ -210,7 +214,7 @@ def seal_one(
 
 
 def too_early(txn: Txn, upper: Txn) -> Determinate:
-    """Why a transaction can't be sealed yet."""
+    """The error that a transaction can't be sealed yet."""
     return Determinate(
         f"transaction {txn} can't be decided before {upper}",
         hint="run the pipeline: a run finishes the lower transactions first",
@@ -220,8 +224,8 @@ def too_early(txn: Txn, upper: Txn) -> Determinate:
 def drop_overtaken(
     pipeline: Pipeline, attempt: Attempt, winner: Seal, tries: Mapping[WriterToken, Staged]
 ) -> list[SealOutcome]:
-    """Drop, once, every try at a decided transaction that is not the one that decided it. Each is recorded
-    with its winner, and its parts go."""
+    """Drop, once, every try at a decided transaction except the winner. Each is recorded with its winner, and
+    its parts are deleted."""
     others = {token: staged for token, staged in tries.items() if token != winner.token}
     if not others:
         return []
@@ -242,10 +246,11 @@ def commit_staged(
     *,
     reason: str = "",
 ) -> SealOutcome:
-    """Seal what passed the gate (or what someone accepted for a reason); drop what came second."""
+    """Seal an attempt that passed the gate, or that a person accepted for a reason; drop it if another was
+    first."""
     refusal = refused(pipeline, staged, gated, reason)
-    # Whoever comes second may find its parts swept away; that is a lost race, not a red gate. A snapshot may
-    # be an old one, so one that says that nobody was first is looked at again.
+    # A losing attempt's parts may have been swept; that is a lost race, not a red gate. The loaded version of
+    # the seals may be an old one, so an open transaction is looked at twice.
     if refusal is not None and not any(
         upper_relation(pipeline, staged.txn) is UpperRelation.BELOW for _ in range(2)
     ):
@@ -261,18 +266,19 @@ def commit_staged(
 
 
 def refused(pipeline: Pipeline, staged: Staged, gated: Gated, reason: str) -> TidemarkError | None:
-    """Why an attempt may not be sealed, if it may not."""
+    """Why an attempt may not be sealed; None if it may."""
     if not gated.finding.passed and not reason:
         return DataDiffers(gated.finding)
     if gated.opinion.failed and not reason:
         return ExpectationsFailed(staged.txn, gated.opinion.failed)
-    # The input is looked at once more: what changed while it was being read must not be sealed.
+    # The input is checked once more: input that changed while it was being read must not be sealed.
     gone = pipeline.source.inspect(binding_at(pipeline, staged.txn))
     return InputGone(staged.txn, what=gone) if gone else None
 
 
 def drop_lost(pipeline: Pipeline, attempt: Attempt, staged: Staged, winner: Seal) -> None:
-    """Record the lost race with its winner, and remove our own parts. Then compare."""
+    """Record the lost race with its winner, and delete our own parts. `DataDiffers` where the winner has
+    other data."""
     finding = judge_replay(winner, staged)
     detail = {"winner": winner.token, "verdict": str(finding.verdict), "run": attempt.owner.run_id}
     note(pipeline, Event.LOST, txn=staged.txn, token=staged.token, detail=detail)
@@ -287,10 +293,8 @@ def bring_up_log(
 ) -> LogReport:
     """Append every sealed transaction that the shard's log has not passed, in order.
 
-    The log's upper is read again for each one. Below `lower` the log is known to lack nothing, so that
-    a shard that was idle for long does not read the history. `release` names a held transaction to let
-    through.
-    """
+    The log's upper is read again for each one. Below `lower` the log is known to lack nothing, so a shard
+    that was idle for long does not read the history. `release` names a held transaction to let through."""
     appended: list[Txn] = []
     dropped: list[Txn] = []
     while True:
@@ -309,7 +313,7 @@ def bring_up_log(
 
 
 def put_entry(pipeline: Pipeline, shard: ShardId, *, expected: Txn, entry: LogEntry) -> AppendOutcome:
-    """Compare-and-append of one sealed transaction to one log."""
+    """Append one sealed transaction to one log, if the log's upper is still `expected`."""
     log = pipeline.control.log(shard)
 
     def decide(head: Head) -> Put[LogEntry, AppendOutcome] | AppendOutcome:

@@ -1,13 +1,13 @@
 """Validate: the gate, while the data is only staged.
 
-A first attempt compares what the write computed with what a read-back of the parts gave; then come the user's
-own expectations. A proof compares with the seal twice: what the input gives now, and what the sealed parts
-give now. The rows were measured when they were staged or replayed (`pipeline.ingest`), so judging needs no
-data plane. What does not pass was never visible (Invariant 15).
+A first attempt compares the digests of the write with those of a read-back of the parts; then it checks the
+user's own expectations. A proof compares with the seal twice: the current input, and the current sealed
+parts. The rows were measured when they were staged or replayed (`pipeline.ingest`), so judging needs no
+data plane. Data that does not pass was never visible (Invariant 15).
 
-The verdict is decided here, by `core.replay.judge`, whoever asks. `Confirm` may have it checked and
-documented elsewhere. It goes to the journal under the token of what was judged, and the upsert step finds it
-there.
+`core.replay.judge` decides the verdict, for the command and for Airflow. `Confirm` may check and document
+it elsewhere. The verdict goes to the journal under the token of the judged attempt, where the upsert step
+finds it.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from tidemark.pipeline.replay import judge_parts
 EXPECTATIONS_FAILED: Final = "expectations not met"
 
 Pair = tuple[Txn, Digests, Digests]
-"""A transaction, with the digests that are on record and those that were found."""
+"""A transaction, with its recorded digests and those found now."""
 Confirm = Callable[[Sequence[Pair]], object]
-"""Checks the comparisons once more and documents them; raises where it comes to another result."""
+"""Checks the comparisons once more and documents them; raises where its result differs."""
 
 
 def unconfirmed(pairs: Sequence[Pair]) -> None:
@@ -42,14 +42,14 @@ def unconfirmed(pairs: Sequence[Pair]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Gated:
-    """What the gate says of one attempt."""
+    """The gate's result for one attempt."""
 
     finding: Finding
     opinion: Opinion = field(default_factory=Opinion)
     compared: int = field(default=0, compare=False)
     """How many digests were compared, for people."""
     rows: int = field(default=0, compare=False)
-    """How many rows of shards those that were recorded cover, for people."""
+    """How many rows of shards the recorded digests cover, for people."""
 
     @property
     def passed(self) -> bool:
@@ -57,14 +57,14 @@ class Gated:
 
     @property
     def word(self) -> str:
-        """What the gate says, in a word or two: the verdict, unless it is the expectations that fail."""
+        """The result in a word or two: the verdict, unless only the expectations failed."""
         broken = self.finding.passed and self.opinion.failed
         return EXPECTATIONS_FAILED if broken else str(self.finding.verdict)
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What the gate said of one transaction, as the journal has it."""
+    """The gate's result for one transaction, as the journal has it."""
 
     gated: Gated
     replayed: bool
@@ -76,8 +76,8 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One transaction before the gate: the finding, the comparisons that it rests on, and the staged parts
-    that it is about. A proof has none."""
+    """One transaction before the gate: the finding, the comparisons that support it, and the staged parts
+    that were judged. A proof has no staged parts."""
 
     finding: Finding
     pairs: tuple[Pair, ...] = ()
@@ -93,7 +93,7 @@ class Case:
 
 
 def open_case(pipeline: Pipeline, attempt: Attempt, evidence: Evidence) -> Case:
-    """An open transaction by its evidence: are the parts what was written?"""
+    """The case of an open transaction: are the parts what was written?"""
     txn, staged = evidence.txn, evidence.staged
     if staged is None:
         return Case(Finding(txn, Verdict.INPUT_GONE, why=evidence.gone))
@@ -110,8 +110,8 @@ def proof_case(
     found: Sequence[Evidence] | None = None,
     progress: Progress = no_progress,
 ) -> Case:
-    """A sealed transaction by its evidence, which is made now where the run has none: are the input and the
-    parts what was sealed?"""
+    """The case of a sealed transaction: are the input and the parts what was sealed? Its evidence is made now
+    if the run has none."""
     seal = seal_at(pipeline, txn)
     skipped = judge_skipped(seal)
     if skipped is not None:
@@ -126,19 +126,19 @@ def proof_case(
     if not finding.passed or not seal.shards:
         return Case(finding, (of_input,), replayed=True)
     finding = judge_parts(pipeline, seal, evidence.found)
-    # Parts that maintenance was free to remove, or that can't be compared, have a finding that says so.
+    # Where maintenance was free to remove the parts, or they can't be compared, the finding has the reason.
     compares = finding.verdict is Verdict.DIFFERS or not finding.why
     of_parts = (txn, on_disk(seal.digests), on_disk(evidence.found))
     return Case(finding, (of_input, of_parts) if compares else (of_input,), replayed=True)
 
 
 def on_disk(digests: Digests) -> Digests:
-    """The digests of what lies in the tables, beside those of what the input gives now."""
+    """The digests of the tables' rows, named so that they differ from those of the current input."""
     return {f"{endpoint} on disk": digest for endpoint, digest in digests.items() if endpoint != SOURCE}
 
 
 def rows_in(digests: Digests) -> int:
-    """How many rows of shards the digests cover; what was read from the source is not among them."""
+    """How many rows of shards the digests cover, without those read from the source."""
     return sum(digest.count for endpoint, digest in digests.items() if endpoint != SOURCE)
 
 
@@ -161,7 +161,7 @@ def judge_gathered(
     confirm: Confirm = unconfirmed,
     progress: Progress = no_progress,
 ) -> tuple[Judged, ...]:
-    """Put what was gathered before the gate: every staged transaction of the plan, and every proof."""
+    """Judge the gathered evidence: every staged transaction of the plan, and every proof."""
     plan = known_plan(pipeline, attempt)
     found = found_by(pipeline, attempt)
     cases: list[Case] = []
@@ -180,7 +180,7 @@ def judge_gathered(
 
 
 def record(pipeline: Pipeline, attempt: Attempt, judged: Judged, *, token_of: Staged | None = None) -> None:
-    """The verdict's row in the journal: under the token that was judged, with the one that judged."""
+    """Put the verdict in the journal: under the token that was judged, with the token that judged."""
     finding, opinion = judged.gated.finding, judged.gated.opinion
     detail = {
         "verdict": str(finding.verdict),
@@ -202,7 +202,7 @@ def record(pipeline: Pipeline, attempt: Attempt, judged: Judged, *, token_of: St
 
 
 def judged_in(entry: JournalEntry) -> Judged:
-    """The verdict that a row of the journal holds; its mismatches are in its words."""
+    """The verdict in an entry of the journal; its mismatches are only in its text."""
     finding = Finding(entry.txn, Verdict(entry.detail["verdict"]), why=entry.detail["finding"])
     opinion = Opinion(
         failed=tuple(json.loads(entry.detail.get("failed", "[]"))),
@@ -215,7 +215,8 @@ def judged_in(entry: JournalEntry) -> Judged:
 
 
 def last_judged(pipeline: Pipeline, txn: Txn, tries: Mapping[WriterToken, Staged]) -> tuple[Staged, Gated]:
-    """The try that the gate saw last, with what it said. Nothing is sealed unseen (Invariant 15)."""
+    """The try that the gate judged last, with the result; `Determinate` where none was judged. Nothing is
+    sealed without a verdict (Invariant 15)."""
     pipeline.control.journal.head()
     for entry in reversed(pipeline.control.journal.find(str(txn))):
         if entry.event is Event.JUDGED and entry.token in tries:
@@ -227,7 +228,8 @@ def last_judged(pipeline: Pipeline, txn: Txn, tries: Mapping[WriterToken, Staged
 
 
 def verdicts_of(pipeline: Pipeline, attempt: Attempt) -> tuple[Judged, ...]:
-    """What this very attempt has put on record; for whoever waited for it in another process."""
+    """The verdicts that this attempt has put on record, for a caller that waited for them in another
+    process."""
     plan = known_plan(pipeline, attempt)
     pipeline.control.journal.head()
     found = [

@@ -1,12 +1,12 @@
-"""Landing files on an object store: bound by key, size and e-tag, without reading a byte of them.
+"""Landing files on an object store: bound by key, size and e-tag, without reading their content.
 
-An object appears whole, and its e-tag moves with its content, so nothing has to be hashed. The store is
-listed in pages: below the folders that the pattern names, and with `incremental_listing` from the last bound
-name on. Which objects were changed or lost since they were bound is asked of the store one by one, several
-at a time.
+An object appears whole, and its e-tag changes with its content, so nothing has to be hashed. The store is
+listed in pages: below the folders that the pattern names, and with `incremental_listing` from the last
+bound name on. Objects that were changed or removed since they were bound are found by one request each,
+several at a time.
 
-Known limitations: a prefix without objects can't be told from one that is misspelt. A store may give equal
-content a new e-tag when it is put again; that counts as a change. Objects are read by their keys: where a
+Known limitations: a prefix without objects looks the same as a misspelt one. A store may give equal content
+a new e-tag when it is written again; that counts as a change. Objects are read by their keys: where a
 bucket has versions, an older one is not read, and has to be restored.
 """
 
@@ -46,12 +46,12 @@ class Objects:
         return self._given
 
     def list_first(self) -> None:
-        """Ask for the first page only; an error where the store refuses or does not answer."""
+        """Request the first page only; raises where the store refuses or does not answer."""
         with self._answers():
             next(iter(self._store.list(self._prefix or None, chunk_size=1)), None)
 
     def list_into(self, listing: Listing, *, after: str | None = None) -> None:
-        """Add all objects, or those whose names sort after one."""
+        """Add all objects, or those whose names sort after `after`."""
         with self._answers():
             pages = self._store.list(self._prefix or None, offset=after, chunk_size=PAGE_OBJECTS)
             for page in pages:
@@ -76,11 +76,11 @@ class Objects:
         return Found(name, one["size"], written_ns, 0, f"etag:{tag.strip(chr(34))}")
 
     def has_all(self, files: Sequence[BoundFile]) -> bool:
-        """Whether all of the files are there, whatever became of them."""
+        """Whether all of the files exist, changed or not."""
         return not any(change.is_removal for change in self.changes(files))
 
     def changes(self, files: Sequence[BoundFile]) -> list[Change]:
-        """Those of the files that are not what they were, in their order."""
+        """The files that were changed or removed, in their order."""
         if not files:
             return []
         with ThreadPoolExecutor(min(REQUESTS_AT_ONCE, len(files))) as pool:
@@ -102,7 +102,7 @@ class Objects:
 
     @contextmanager
     def _answers(self) -> Iterator[None]:
-        """Within, a store that refuses, or does not answer, is an error that says what to do."""
+        """Turn errors of a store that refuses or does not answer into errors with a remedy."""
         from obstore.exceptions import (
             BaseError,
             NotFoundError,
@@ -122,7 +122,7 @@ class Objects:
 
 
 def literal_folders(pattern: str | None) -> str:
-    """The folders that every name of a pattern begins with; empty where there are none."""
+    """The literal folders that a pattern begins with; empty where there are none."""
     found: list[str] = []
     for name in (pattern or "").split("/")[:-1]:
         if _GLOB & set(name):
