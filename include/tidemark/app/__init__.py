@@ -1,1 +1,1 @@
-"""The application: pipeline files, adapters and steps put together, for the command and for Airflow."""
+"""The application layer: connects pipeline files, adapters and steps for the command and for Airflow."""

@@ -1,4 +1,4 @@
-"""The command's verbs as Python calls, by one import:
+"""The Python interface to `tidemark run`, `publish` and `quarantine`:
 
     import tidemark
 
@@ -7,9 +7,9 @@
     tidemark.publish("pipelines/orders.yaml", shard="orders")
     bad = tidemark.quarantine("pipelines/orders.yaml", txn=3)
 
-Each does what the command of its name does. Errors are of the four families, which say whether a retry helps.
-A pipeline is what `load_pipeline` returned, its file's path, or its name as to the command. Without a `spark`
-session the call finds or starts one as the command does: the warm Spark, or one of its own.
+Each function does the same as the command with its name. Every error belongs to one of the four families,
+which say whether a retry helps. A pipeline is given as a result of `load_pipeline`, as the path of its file,
+or by its name. Without a `spark` session, a call uses the warm Spark or starts its own, as the command does.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def run(
     transactions_max: int | None = None,
     publishes: bool = True,
 ) -> RunResult:
-    """Bind new input, bring every open transaction to its logs, and publish what is due."""
+    """Bind new input, append every open transaction to its logs, and publish the states that are due."""
     deployment = open_deployment(pipeline, environment, spark=spark, binds=True)
     try:
         attempt = new_attempt(run_id)
@@ -63,7 +63,7 @@ def publish(
     environment: str | None = None,
     spark: SparkSession | None = None,
 ) -> dict[ShardId, Published | UpToDate | NotDue]:
-    """Bring the states, or one, up to their logs now, whatever the publish policy says."""
+    """Publish all states, or the state of one shard, now, regardless of the publish policy."""
     deployment = open_deployment(pipeline, environment, spark=spark)
     try:
         return publish_now(deployment, new_attempt(), chosen_shards(deployment, shard))
@@ -80,8 +80,9 @@ def quarantine(
     environment: str | None = None,
     spark: SparkSession | None = None,
 ) -> list[dict[str, Any]]:
-    """The records that could not be applied, the newest first, each with its place and the reason; with
-    `only_open`, those whose key has had no good record since, which takes Spark. Values of masked columns are
-    shown as ***."""
+    """The records that could not be applied, the newest first, each with its place and the reason.
+
+    `only_open` selects the records whose key has had no good record since; this needs Spark. Values of masked
+    columns are shown as ***."""
     deployment = open_deployment(pipeline, environment, spark=spark)
     return quarantined_records(deployment, txn=txn, only_open=only_open, limit=limit)

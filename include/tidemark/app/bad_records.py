@@ -1,9 +1,9 @@
 """Quarantined records, each with its place and without the values of masked columns.
 
-A bad record is kept as it came, so it has to be masked when it is shown. What can be taken apart, a JSON
-object, loses the values of fields with a masked column's name, wherever they are in it; of anything else
-nobody can say where the masked value is, so all of it goes. A record that no shard took, or whose shard is
-not there any more, loses what any shard masks.
+The quarantine stores a record as it arrived, so it is masked when it is shown. In a JSON object, every field
+with the name of a masked column is masked, at any depth. Any other text is masked whole, because the masked
+value can't be located in it. A record without a shard, or of a shard that no longer exists, is masked by the
+masked columns of all shards.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ def quarantined_records(
 
 
 def newest(deployment: Deployment, *, txn: int | None, only_open: bool, limit: int) -> list[dict[str, Any]]:
-    """The records as they are kept, with all their values."""
+    """The newest records, unmasked."""
     if only_open:
         return still_open(deployment, txn=txn, limit=limit)
     return quarantined(f"{deployment.root}/{QUARANTINE}/log", txn=txn, limit=limit)
 
 
 def still_open(deployment: Deployment, *, txn: int | None, limit: int) -> list[dict[str, Any]]:
-    """The open errors of all shards, in the same order and shape as `quarantined`."""
+    """The open errors of all shards, in the same order and with the same columns as `quarantined`."""
     frames = [open_errors(deployment, shard) for shard in deployment.shards]
     found = reduce(lambda all_, one: all_.unionAll(one), frames)
     chosen = found if txn is None else found.where(f"_txn = {int(txn)}")
@@ -58,7 +58,7 @@ def still_open(deployment: Deployment, *, txn: int | None, limit: int) -> list[d
 
 
 def quarantined(uri: str, *, txn: int | None, limit: int) -> list[dict[str, Any]]:
-    """The rows of the quarantine's log, read by delta-rs: no Spark for a few lines."""
+    """The rows of the quarantine's log. delta-rs reads them, so no Spark is started."""
     from deltalake import DeltaTable, QueryBuilder
 
     if not DeltaTable.is_deltatable(uri):
@@ -70,7 +70,7 @@ def quarantined(uri: str, *, txn: int | None, limit: int) -> list[dict[str, Any]
 
 
 def with_places(deployment: Deployment, records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Quarantined records with `place`: the file and the line, where the source is one of files."""
+    """Add `place` to each record: file and line for a file source, else partition and offset."""
     manifests: dict[int, Manifest | None] = {}
     placed: list[dict[str, Any]] = []
     for record in records:
@@ -86,24 +86,24 @@ def with_places(deployment: Deployment, records: Iterable[Mapping[str, Any]]) ->
 
 
 def manifest_of(binding: Binding) -> Manifest | None:
-    """The files that were bound; None for a source of another kind."""
+    """The files of a binding; None if the source is not a file source."""
     if not binding.manifest or json.loads(binding.manifest).get("kind") != PARTITION:
         return None
     return Manifest.from_json(binding.manifest)
 
 
 def masks(record: Mapping[str, Any], config: PipelineConfig) -> bool:
-    """Whether a quarantined record may have values of masked columns."""
+    """Whether a quarantined record may contain values of masked columns."""
     return bool(_masked_names(_shards_of(record, config)))
 
 
 def masked_record(record: Mapping[str, Any], config: PipelineConfig) -> dict[str, Any]:
-    """A quarantined record, as its log has it, without what its shard masks."""
+    """A row of the quarantine's log without the values of its shard's masked columns."""
     shards = _shards_of(record, config)
     names = _masked_names(shards)
     if not names:
         return dict(record)
-    # A line of CSV may look like JSON, and then names nothing.
+    # A line of CSV may parse as JSON, but its fields have no names to mask by.
     raw = record["_raw"] if config.source.format != "csv" or record["_raw"] is None else ""
     shown = {"_raw": _raw(raw, names, config), "_key": _text(record["_key"], names, "")}
     return {**record, **shown, "_reason": _reason(record["_reason"], names, shards)}
@@ -120,7 +120,7 @@ def _masked_names(shards: Sequence[Settings]) -> frozenset[str]:
 
 
 def _raw(raw: str | None, names: frozenset[str], config: PipelineConfig) -> str | None:
-    """A record as it came. One of a topic is an object of texts: its key, its value and its headers."""
+    """A masked raw record. A Kafka record is a JSON object with its key, value and headers as text."""
     if config.source.type != "kafka" or raw is None:
         return _text(raw, names, config.envelope)
     try:
@@ -128,7 +128,7 @@ def _raw(raw: str | None, names: frozenset[str], config: PipelineConfig) -> str 
         if not isinstance(record, dict):
             return MASK
     except (ValueError, RecursionError):
-        return MASK  # It came from another source, when the pipeline had one.
+        return MASK  # The record is from an earlier source of the pipeline.
     shown: dict[str, Any] = {"key": _text(record.get("key"), names, "")}
     shown["value"] = _text(record.get("value"), names, config.envelope)
     shown["headers"] = [
@@ -165,7 +165,7 @@ def _value(value: Any, names: frozenset[str], envelope: str) -> Any:
 
 
 def _reason(reason: str | None, names: frozenset[str], shards: Sequence[Settings]) -> str | None:
-    """Reasons are masked when they are written, but a column may be masked later than that."""
+    """A masked reason. Reasons are masked when they are written, but a column may become masked later."""
     if reason is None:
         return None
     found = _FOUND.match(reason)

@@ -1,4 +1,4 @@
-"""Reading a shard transaction by transaction, from Python: every change once, in order, across restarts.
+"""Consumers: named readers that get every change of a shard once, in order, across restarts.
 
     shop = tidemark.load_pipeline("pipelines/shop.yaml")
 
@@ -7,15 +7,15 @@
             batch.frame.write.format("delta").options(**batch.once).mode("append").save(target)
 
 A batch is a range of whole transactions as a DataFrame: the shard's columns, `_txn`, `_op` (`U` upsert, `D`
-delete) and the position. Who asks for the next batch says that the last one is done with: then, and not
-before, the consumer's frontier moves. A process that dies, or leaves the loop by an error or `break`, gets
-that batch again, with the same end. A target that keeps `batch.once` with its rows therefore has each change
-exactly once; for any other effect it is at least once.
+delete) and the position. Requesting the next batch acknowledges the previous one; only then does the
+consumer's frontier advance. After a crash, an error or a `break`, the consumer gets the unacknowledged batch
+again, with the same end. A target that stores `batch.once` with its rows therefore has each change exactly
+once; any other effect happens at least once.
 
-One process at a time reads for a consumer. A second one waits until the first has let go, or has been seen
-to stand still; the first then gets `LeaseLost`. What can't be read raises `Frozen`.
+One process at a time reads for a consumer. A second process waits until the first releases the lease, or
+stops renewing it and so loses it (`LeaseLost`). Data that can't be read raises `Frozen`.
 
-Who reads a pipeline's shards and how far they are, by its ledgers: for the command and the pages.
+`consumers_of` reports the consumers of a pipeline from its ledgers, for the command and the pages in Airflow.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ POLL_SECONDS: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The transactions in [lower, upper), whole. `skipped` are those that were passed over, and why."""
+    """The whole transactions in [lower, upper). `skipped` has the skipped ones, each with the reason."""
 
     lower: Txn
     upper: Txn
@@ -66,12 +66,12 @@ class Batch:
 
     @property
     def txn(self) -> Txn:
-        """The last transaction: what an effect of this batch is keyed by."""
+        """The last transaction of the batch: the key for idempotent effects."""
         return Txn(self.upper - 1)
 
 
 def _check_conditions(shard: ShardConfig, conditions: Sequence[Condition]) -> None:
-    """Refuse a condition on a column that the shard doesn't have."""
+    """`InvalidUsage` if a condition is on a column that the shard doesn't have."""
     names = [*shard.columns.names, *([shard.error_column] if shard.error_column is not None else [])]
     for one in conditions:
         if one.column not in names:
@@ -81,21 +81,21 @@ def _check_conditions(shard: ShardConfig, conditions: Sequence[Condition]) -> No
 
 
 def leases_of(deployment: Deployment) -> Leases:
-    """A view of the pipeline's leases with a handle of its own."""
+    """The pipeline's leases, through a separate ledger handle."""
     control = deployment.control
     return Leases(control.ledger("leases", leases_codec(), marks=(UPPER, SINCE)))
 
 
 class Consumer:
-    """A named reader of one shard. Use it in a `with`: it holds a lease, and lets go of it at the end.
+    """A named reader of one shard. Use it in a `with`: it holds a lease and releases it at the end.
 
-    :param pipeline: what `load_pipeline` returned, or the pipeline's name, or the path of its file
+    :param pipeline: a result of `load_pipeline`, the pipeline's name, or the path of its file
     :param spark: the session that reads; without one the warm Spark is used, or one is started
-    :param start: where a new consumer begins; by default at the first transaction that is kept
-    :param where: conditions `(column, comparison, value)`, all of which its rows meet; files whose
-        statistics rule that out are not opened. A delete is kept unless a condition on its key rules it out
-    :param limits: how much one batch may be
-    :param ttl_seconds: how long a process that stopped renewing is still waited for
+    :param start: the first transaction of a new consumer; by default the first one in the log's retention
+    :param where: conditions `(column, comparison, value)`, all of which must hold for a row; files whose
+        statistics rule that out are not opened. A delete is excluded only by a condition on its key
+    :param limits: the maximum size of a batch
+    :param ttl_seconds: how long a lease lasts after its holder has stopped renewing it
     :param wait_seconds: how long to wait for the lease at most; three times the ttl by default
     """
 
@@ -161,7 +161,7 @@ class Consumer:
             return
         try:
             failed = isinstance(error, Exception) and not isinstance(error, TidemarkError)
-            # Who was asked to stop may fail in any way, and has no time to look for the cause.
+            # A consumer that was asked to stop may fail in any way and has no time to examine the cause.
             if given is not None and failed and not self._stop.is_set():
                 _examine(reader, given, error)
         finally:
@@ -169,7 +169,7 @@ class Consumer:
 
     @cached_property
     def _spec(self) -> StateSpec:
-        """What the rows look like. Spark reads the declared types, so this starts it."""
+        """The schema of the rows. Spark parses the declared types, so this starts Spark."""
         from tidemark.spark.state_table import specs_of
 
         self._deployment.session()
@@ -177,21 +177,22 @@ class Consumer:
 
     @property
     def frontier(self) -> Txn:
-        """The first transaction that this consumer has not been given for good."""
+        """The first transaction that this consumer has not acknowledged."""
         return self._opened.frontier
 
     @property
     def is_new(self) -> bool:
-        """Whether nothing was delivered to it for good, and there is something: a snapshot may come first."""
+        """Whether the consumer has acknowledged nothing and the shard has transactions for it. A snapshot may
+        then come first."""
         if not self._held.is_new:
             return False
         found = readable(self._deployment.control, self._shard)
         return found.upper > self.frontier or bool(found.lost)
 
     def snapshot(self, as_of: int | None = None) -> Batch:
-        """The shard's rows as of a transaction (now, by default), as one batch; `listen` goes on after it.
+        """The shard's rows as of a transaction (now, by default), as one batch; `listen` continues after it.
 
-        A snapshot that was given and not confirmed is given again as of the same transaction."""
+        A snapshot that was not acknowledged is delivered again as of the same transaction."""
         from tidemark.app.views import View, read
         from tidemark.spark.views import rows_as_changes
 
@@ -203,7 +204,7 @@ class Consumer:
         return self._batch(given, frame, is_snapshot=True)
 
     def listen(self, *, follow: bool = False, poll_seconds: float = POLL_SECONDS) -> Iterator[Batch]:
-        """The batches from the frontier on, until there is nothing more; with `follow`, until `stop`."""
+        """The batches from the frontier to the end of the log; with `follow`, until `stop` is called."""
         begun = False
         while True:
             self.delivered()
@@ -230,13 +231,13 @@ class Consumer:
             yield self._batch(given, frame)
 
     def delivered(self) -> None:
-        """The batch that was given last is done with, durably. Asking for the next one says so too."""
+        """Acknowledge the last batch durably. Requesting the next batch does this too."""
         if self._given is not None:
             self._opened.delivered(self._given)
             self._given = None
 
     def stop(self) -> None:
-        """End `listen` before its next batch; for another thread, or a signal's handler."""
+        """End `listen` before its next batch. May be called from another thread or a signal handler."""
         self._stop.set()
 
     @property
@@ -257,8 +258,10 @@ class Consumer:
         return self._hold
 
     def _needs_snapshot(self) -> bool:
-        """Whether this is a new consumer of a log that doesn't reach back to the beginning. Before it gets
-        anything it has to take a snapshot, which it can as soon as there is something above its frontier."""
+        """Whether this is a new consumer of a log that has been truncated.
+
+        Such a consumer has to take a snapshot first: `InvalidUsage` if there are transactions above its
+        frontier, so that it could; True if there are none yet."""
         if self.frontier == TXN_FIRST or self._start is not None or not self._held.is_new:
             return False
         if self.is_new:
@@ -270,7 +273,7 @@ class Consumer:
 
 
 def _examine(reader: ShardReader, given: Range, error: BaseException | None) -> None:
-    """A batch has failed: say so if a part of it, or a lost lease, is to blame; else the error stands."""
+    """Raise `Frozen` or `LeaseLost` if a damaged part or a lost lease made the batch fail."""
     try:
         reader.examine(given)
     except (Frozen, LeaseLost) as blamed:
@@ -280,10 +283,13 @@ def _examine(reader: ShardReader, given: Range, error: BaseException | None) -> 
             error.add_note(f"whether the batch's files are to blame could not be found out: {unknown}")
 
 
+# The status of consumers.
+
+
 @dataclass(frozen=True, slots=True)
 class ConsumerStatus:
-    """Where a consumer stands: its frontier, how many transactions are waiting for it (None where that can't
-    be read), who reads for it now, and why it stands still, if it does."""
+    """A consumer's frontier, its lag in transactions (None if the log can't be read), the holder that reads
+    for it now, and the reason if it is frozen."""
 
     consumer: str
     shard: str
@@ -294,7 +300,7 @@ class ConsumerStatus:
 
 
 def held_leases(deployment: Deployment) -> list[Lease]:
-    """The leases that maintenance respects, the one that needs most first."""
+    """The leases that maintenance respects, the lowest transaction first."""
     held = [lease for lease in leases_of(deployment).standing() if lease.is_kept]
     return sorted(held, key=lambda one: (one.txn, one.name))
 
@@ -318,7 +324,7 @@ def consumers_of(deployment: Deployment) -> list[ConsumerStatus]:
 
 
 def frozen_at(deployment: Deployment, consumer: str, shard: ShardId, txn: int) -> str:
-    """Why a consumer stands at a transaction, as its last note there says; empty once that is mended."""
+    """Why a consumer is frozen at a transaction, from the journal; empty if it is not, or no longer."""
     journal = deployment.control.journal
     journal.head()
     found = open_freeze(journal.find(str(txn)), consumer=consumer, shard=shard)

@@ -1,5 +1,8 @@
-"""What people decide about a pipeline, for the command and the pages in Airflow: who, why, and what came of
-it. Decisions are commits; what takes long is only requested here, and done by whoever is asked."""
+"""Decisions of people about a pipeline: skip, accept, release, and requests for work.
+
+The command and the pages in Airflow use them. Each is recorded with its user and reason. A decision is a
+commit; long work is only requested here, as a journal entry.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ REASON_CHARACTERS_MAX = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Decider:
-    """A person who decides, and why."""
+    """A person who decides, with the reason."""
 
     user: str
     reason: str
@@ -33,7 +36,7 @@ class Decider:
 
     @classmethod
     def of(cls, user: str, reason: str) -> Decider:
-        """`InvalidUsage` without a reason: nothing is changed for none."""
+        """A new decider. `InvalidUsage` if the reason is empty or too long."""
         token = new_token()
         if len(reason) > REASON_CHARACTERS_MAX:
             raise InvalidUsage(f"the reason has {len(reason):,} characters", hint="say it in 1,000 at most")
@@ -41,7 +44,7 @@ class Decider:
 
 
 def skip(deployment: Deployment, by: Decider, txn: int) -> Txn:
-    """Pass over an open transaction for good; returns the checkpoint."""
+    """Skip an open transaction permanently; returns the checkpoint."""
     bound_range(deployment.pipeline, txn_from=txn, txn_to=txn)
     return decide.skip(deployment.pipeline, by.attempt, Txn(txn), reason=by.reason, user=by.user)
 
@@ -55,13 +58,13 @@ def accept(deployment: Deployment, by: Decider, txn: int) -> Txn:
 
 
 def release(deployment: Deployment, by: Decider, shard: str) -> LogReport:
-    """Let a paused shard's log pass the transaction that it waits at."""
+    """Let a paused shard's log continue past the transaction that it is paused at."""
     name = ShardId(deployment.config.shard(shard).name)
     return decide.release(deployment.pipeline, by.attempt, name, reason=by.reason, user=by.user)
 
 
 def released(report: LogReport) -> str:
-    """What a release came to, in words."""
+    """The outcome of a release, for people."""
     if isinstance(report.end, Paused):
         end = f"it waits again, at {report.end.txn}: {report.end.reason}"
     else:
@@ -70,7 +73,7 @@ def released(report: LogReport) -> str:
 
 
 def request(deployment: Deployment, by: Decider, what: str, detail: Mapping[str, str], *, txn: int) -> None:
-    """Put on record that somebody asked for work that others do: of a transaction, or of the pipeline."""
+    """Record a person's request for work on a transaction, or (`TXN_NONE`) on the whole pipeline."""
     if txn != TXN_NONE:
         bound_range(deployment.pipeline, txn_from=txn, txn_to=txn)
     said = {"what": what, "reason": by.reason, "user": by.user, **detail}
@@ -78,7 +81,7 @@ def request(deployment: Deployment, by: Decider, what: str, detail: Mapping[str,
 
 
 def verdict_number(deployment: Deployment, txn: int) -> int:
-    """The number of the gate's last verdict on an open transaction, in the journal; 0 without one."""
+    """The journal number of the gate's last verdict on an open transaction; 0 without one."""
     journal = deployment.control.journal
     journal.head()
     judged = [entry.number for entry in journal.find(str(txn)) if entry.event is Event.JUDGED]
@@ -88,9 +91,11 @@ def verdict_number(deployment: Deployment, txn: int) -> int:
 def decide_red(
     deployment: Deployment, attempt: Attempt, by: Decider, asked: Mapping[str, int], *, accepts: bool
 ) -> list[Txn]:
-    """Decide about red transactions of a run, given with the verdicts that the person has seen; returns those
-    that were decided by it. What lies below them and has passed is sealed first. One that others have decided
-    meanwhile stays as it is; one that was judged again is refused."""
+    """Accept or skip red transactions of a run; returns those that this call decided.
+
+    `asked` has, for each transaction, the number of the verdict that the person saw. Lower transactions that
+    passed the gate are sealed first. A transaction that is already decided is left unchanged; `InvalidUsage`
+    if one was judged again meanwhile."""
     pipeline = deployment.pipeline
     decided: list[Txn] = []
     for txn in sorted(Txn(int(one)) for one in asked):

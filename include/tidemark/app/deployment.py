@@ -1,7 +1,7 @@
-"""Assemble: the one place where a pipeline file, the adapters and the steps are put together.
+"""A deployment: a pipeline file connected to its adapters and steps. No other module connects them.
 
-Opening a deployment costs milliseconds: Spark is started by the first step that needs rows, and a run
-that finds everything done never starts it.
+Opening a deployment takes milliseconds. The first step that needs rows starts Spark; a run without work never
+does.
 """
 
 from __future__ import annotations
@@ -48,14 +48,15 @@ SessionMaker = Callable[[], "SparkSession"]
 
 
 def new_token() -> WriterToken:
-    """A name for one attempt, never used twice; it says where the attempt ran."""
+    """A unique name for an attempt, with the host and the process that it runs in."""
     host = "".join(c for c in socket.gethostname() if c.isalnum() or c == "-")[:32] or "host"
     return WriterToken(f"{host}-{os.getpid()}-{secrets.token_hex(6)}")
 
 
 def source_of(config: PipelineConfig, bindings: Ledger[BindingRecord], kept: ShardKeysPort) -> Source:
-    """Where the pipeline's records come from. Nothing is connected to before it is asked. A reader needs no
-    source: one whose library is not installed says so when it is asked."""
+    """The pipeline's source. It connects when it is first used.
+
+    Readers need no source, so a missing library raises `MissingExtra` at the first use, not here."""
     try:
         return _source_of(config, bindings, kept)
     except MissingExtra as error:
@@ -77,7 +78,7 @@ def _source_of(config: PipelineConfig, bindings: Ledger[BindingRecord], kept: Sh
 
 
 class AbsentSource:
-    """The `Source` port of a pipeline whose source's library is not installed: every use says so."""
+    """The `Source` port if the source's library is not installed: every use raises `MissingExtra`."""
 
     def __init__(self, error: MissingExtra) -> None:
         self._error = error
@@ -87,8 +88,9 @@ class AbsentSource:
 
 
 def discovered(config: PipelineConfig) -> PipelineConfig:
-    """The configuration with the tables that its source has now, where the file leaves that to the source.
-    For who is about to bind: everybody else works with what is on record."""
+    """The configuration with the source's present tables, if the file leaves the tables to the source.
+
+    Only the step that binds needs this; all others work with the tables on record."""
     if not uses_source_schemas(config):
         return config
     from tidemark.sources.postgres import tables
@@ -98,18 +100,18 @@ def discovered(config: PipelineConfig) -> PipelineConfig:
 
 @lru_cache(maxsize=64)
 def recorded_shapes(configuration: Configuration) -> Shapes:
-    """The shapes of a configuration as a binding has it."""
+    """The shapes of a configuration that a binding has recorded."""
     return PipelineConfig.from_canonical_json(configuration.text).shapes
 
 
 class Deployment:
-    """One pipeline, ready to work: its control plane at once, its Spark when it is needed."""
+    """One pipeline, open for work. The control plane is open; Spark starts when a step needs it."""
 
     def __init__(
         self, config: PipelineConfig, session: SessionMaker, *, storage_options: dict[str, str] | None = None
     ) -> None:
         self.declared = config
-        """What the pipeline file says; `config` also has the columns that came with records."""
+        """The configuration in the pipeline file; `config` also has the columns that records have added."""
         self.session = session
         self.root = f"{config.warehouse_location}/{config.name}"
         self._options = storage_options
@@ -142,7 +144,7 @@ class Deployment:
         self._state: SparkStatePlane | None = None
 
     def reopen(self) -> bool:
-        """Take in the columns that shards have got from their records since; tells whether there are any."""
+        """Add the columns that records have brought since; returns whether there are any."""
         config = self._grown()
         if config == self.config:
             return False
@@ -151,7 +153,7 @@ class Deployment:
         return True
 
     def with_new_columns(self, work: Callable[[], T]) -> T:
-        """Do the work, and again with each new column that comes up in it."""
+        """Do the work; repeat it, with the columns added, each time it meets new columns."""
         while True:
             try:
                 return work()
@@ -161,7 +163,7 @@ class Deployment:
 
     @property
     def added(self) -> Columns:
-        """The columns of each shard that came with its records, and are not in the pipeline file."""
+        """The columns of each shard that records have added and that are not in the pipeline file."""
         return new_columns(self.declared, self.config)
 
     def _grown(self) -> PipelineConfig:
@@ -171,17 +173,19 @@ class Deployment:
         return with_new_columns(config, recorded_columns(self.fresh_control(), config.shapes))
 
     def fresh_control(self) -> DeltaControl:
-        """Handles of its own, without a pipeline file's word on the logs: a ledger is for one thread."""
+        """A control plane with new ledger handles, without the pipeline file's schemas.
+
+        A ledger handle is for one thread."""
         config = self.declared
         return DeltaControl(config.warehouse_location, config.name, storage_options=self._options)
 
     @cached_property
     def unchecked(self) -> Pipeline:
-        """The pipeline for who only tells: its logs open whatever the pipeline file says of them."""
+        """The pipeline for reports: its logs open even if the pipeline file does not fit them."""
         return replace(self.pipeline, control=self.fresh_control())
 
     def shapes_of(self, configuration: Configuration) -> Shapes:
-        """The shapes of the shards of this configuration, or of a recorded one."""
+        """The shapes of the shards of a configuration: this deployment's or a recorded one."""
         own = configuration == self.pipeline.configuration
         return self.config.shapes if own else recorded_shapes(configuration)
 
@@ -190,7 +194,7 @@ class Deployment:
         return tuple(ShardId(shard.name) for shard in self.config.shards)
 
     def policy(self, shard: ShardId) -> Policy:
-        """When the shard's state follows its log."""
+        """The shard's publish policy."""
         return Policy(self.config.shard(shard).publish.every_transactions)
 
     def shard_uri(self, shard: ShardId) -> str:
@@ -198,12 +202,13 @@ class Deployment:
 
     @property
     def data_docs(self) -> Path:
-        """Where Great Expectations documents what it found, as a site to open in a browser."""
+        """The folder of the Data Docs, the site that Great Expectations writes."""
         return home() / "data-docs" / self.config.name
 
     def confirm(self, pairs: Sequence[Pair]) -> None:
-        """Have Great Expectations check the gate's comparisons once more and document them in the Data Docs;
-        loads the library."""
+        """Check the gate's comparisons again with Great Expectations and document them in the Data Docs.
+
+        Loads the library."""
         if pairs:
             from tidemark.quality.digests import check_digests
 
@@ -211,7 +216,7 @@ class Deployment:
 
     @property
     def has_expectations(self) -> bool:
-        """Whether a shard declares expectations, which Great Expectations is loaded for."""
+        """Whether a shard declares expectations, so that Great Expectations is loaded anyway."""
         return any(shard.expectations for shard in self.config.shards)
 
     def plane(self) -> SparkPlane:
@@ -219,19 +224,19 @@ class Deployment:
         if self._plane is None:
             from tidemark.spark.plane import SparkPlane
 
-            control = self.fresh_control()  # A transaction may be staged in a thread of its own.
+            control = self.fresh_control()  # A transaction may be staged in another thread.
             self._plane = SparkPlane(
                 self.session(), self.config, watermark_before=lambda txn: watermark_below(control, txn)
             )
         return self._plane
 
     def close(self) -> None:
-        """Let go of what a Spark keeps for this deployment alone; whoever made the session ends it."""
+        """Close the data plane's own sessions. The deployment's session stays open: its creator ends it."""
         if self._plane is not None:
             self._plane.close()
 
     def state(self) -> SparkStatePlane:
-        """The state plane; it starts Spark when it first needs one."""
+        """The state plane; it starts Spark when it first needs it."""
         if self._state is None:
             from tidemark.spark.state import SparkStatePlane
 
@@ -239,7 +244,7 @@ class Deployment:
         return self._state
 
     def keeper(self) -> StateKeeper:
-        """What keeps the states' tables in shape; needs no Spark."""
+        """The maintenance of the states' tables; needs no Spark."""
         from tidemark.delta.state_maintenance import DeltaStateKeeper, MaintainedState
 
         days = self.config.retention.state_history_days
@@ -248,7 +253,7 @@ class Deployment:
 
 
 class ShardKeys:
-    """The `KeptKeys` port of a deployment."""
+    """The `ShardKeysPort` of a deployment."""
 
     def __init__(self, deployment: Deployment) -> None:
         self._deployment = deployment
@@ -269,7 +274,7 @@ class ShardKeys:
 
 
 class Expectations:
-    """The `Gate` port: the user's own suites, by Great Expectations, when a staged shard has one."""
+    """The `Gate` port: checks staged shards with the user's suites by Great Expectations."""
 
     def __init__(self, deployment: Deployment) -> None:
         self._deployment = deployment
@@ -294,7 +299,7 @@ class Expectations:
 
 
 class LazyPlane:
-    """The `KeptPlane` port of a deployment whose Spark may never be needed."""
+    """The `MaintainedPlane` port of a deployment. Only the calls that need rows start Spark."""
 
     def __init__(self, deployment: Deployment) -> None:
         self._deployment = deployment

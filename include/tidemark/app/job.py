@@ -1,14 +1,12 @@
-"""A submitted job ends when the task that waits for it is gone.
+"""A step as a Spark application: the code that the files of `jobs/` run when they are submitted.
 
-A task that is killed with SIGKILL can't end the job that it has submitted; the job would go on beside the
-task's next try. So the job is told which process waits for it, where that runs on the same machine, and looks
-after it.
+The arguments name the pipeline file, the run and the try; the job reads everything else from the file and the
+warehouse. They are visible in the process list, so they contain no secret. If the step fails, the last line
+of output has the reason in a form that the worker parses (`failure_in`).
 
-A step as a Spark application: what the files of `jobs/` run when they are submitted.
-
-The arguments name the pipeline file, the run and the try; everything else is read from there. They are in
-the process list for everybody to see, and hold no secret. When the step fails, the last line of output says
-why in a form that the worker picks up (`failure_in`).
+A job ends when the task that submitted it has ended. A task that is killed with SIGKILL can't stop its job,
+which would then run beside the task's next try. So a job on the same machine knows the process that submitted
+it, and watches that process.
 """
 
 from __future__ import annotations
@@ -41,15 +39,17 @@ if TYPE_CHECKING:
     from tidemark.app.deployment import Deployment
 
 
+# The watch over the process that submitted the job.
+
 SUBMITTER: Final = "TIDEMARK_SUBMITTER"
 LOOK_SECONDS: Final = 1.0
 GONE: Final = 75
-"""The exit code of a job that nobody waits for."""
+"""The exit code of a job whose submitter has ended."""
 
 
 def started_at(pid: int) -> str:
-    """When a process began, so that a pid that was given to another one is not taken for it; empty for one
-    that is not there, or has ended and waits to be collected."""
+    """The start time of a process, which tells a reused pid from the original. Empty if there is no such
+    process, or if it is a zombie."""
     try:
         state, *facts = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -58,21 +58,19 @@ def started_at(pid: int) -> str:
 
 
 def this_submitter() -> dict[str, str]:
-    """What a job that this process submits finds in its environment; nothing where processes can't be told
-    apart."""
+    """The environment variable that identifies this process to a job that it submits; empty without /proc."""
     began = started_at(os.getpid())
     return {SUBMITTER: f"{os.getpid()}:{began}"} if began else {}
 
 
 def is_gone(submitter: str) -> bool:
-    """Whether the process that a job was told of has ended."""
+    """Whether the process that `this_submitter` identified has ended."""
     pid, _, began = submitter.partition(":")
     return started_at(int(pid)) != began
 
 
 def end_with_submitter(environ: Mapping[str, str] = os.environ) -> None:
-    """From now on, end this process when the one that has submitted it is gone. Spark's process ends with
-    its driver."""
+    """Start a thread that ends this process when its submitter ends. Spark's JVM ends with its driver."""
     submitter = environ.get(SUBMITTER)
     if submitter:
         threading.Thread(target=_watch, args=(submitter,), name="submitter", daemon=True).start()
@@ -86,13 +84,15 @@ def _watch(submitter: str) -> None:
     os._exit(GONE)
 
 
+# The job: its arguments, its step, its submission and its result.
+
 KINDS: Final[Mapping[str, Callable[[str], Any]]] = {"int": int, "bool": lambda text: text == "1"}
 ERROR_MARK: Final = "tidemark-error "
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One step of one try of one run, as it is handed to a job."""
+    """The arguments of a job: one step of one try of one run."""
 
     pipeline_file: str
     run_id: str
@@ -114,7 +114,7 @@ class Order:
         return Attempt(owner, WriterToken(self.token), self.cleared, self.round)
 
     def arguments(self) -> list[str]:
-        """The order as command-line arguments; what is empty or a default is left out."""
+        """The order as command-line arguments, without those that have their default."""
         given: list[str] = []
         for field in fields(self):
             value = getattr(self, field.name)
@@ -135,7 +135,9 @@ class Order:
 
 
 def job_file(step: str) -> Path:
-    """Where a step's job lies: in the installed package, or in the project's own `jobs` folder."""
+    """The path of a step's job, in the installed package or in the project's `jobs` folder.
+
+    `Determinate` if there is none."""
     package = Path(__file__).resolve().parents[1]
     for folder in (package / "_jobs", package.parents[1] / "jobs"):
         if (folder / f"{step}.py").is_file():
@@ -146,7 +148,7 @@ def job_file(step: str) -> Path:
 def perform(
     step: str, deployment: Deployment, order: Order, progress: Progress | None = None
 ) -> dict[str, Any]:
-    """Do one step; the same function in a worker, in a job and over a connection."""
+    """Do one step and return its report. A worker, a submitted job and a Spark Connect client all use it."""
     from tidemark.app import reports, tasks
 
     attempt, progress = order.attempt, progress or print_progress
@@ -173,8 +175,8 @@ def perform(
 
 @contextmanager
 def progress_once() -> Iterator[Progress]:
-    """Progress for a try that ends in `SparkNeeded` where it needs Spark: the line of the work that it could
-    not do is left to the try that can."""
+    """Progress for a try that may end with `SparkNeeded`. The line of the work that needs Spark is dropped:
+    the next try, which has Spark, prints it."""
     from tidemark.app.tasks import SparkNeeded
 
     held: list[tuple[Txn, str]] = []
@@ -199,7 +201,7 @@ def progress_once() -> Iterator[Progress]:
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """What `spark-submit` needs to run a step."""
+    """The arguments of `spark-submit` for a step."""
 
     application: str
     jars: str
@@ -208,7 +210,9 @@ class Submission:
 
 
 def submission(step: str, *, master: str, deploy_mode: str | None = None) -> Submission:
-    """How a step is submitted with this interpreter and its `spark-submit`, offline, with Delta on board."""
+    """The submission of a step with this interpreter, its `spark-submit` and the local Delta jars.
+
+    `InvalidUsage` for cluster mode on a standalone cluster: Spark can't run a Python driver there."""
     if deploy_mode == "cluster" and master.startswith("spark://"):
         raise InvalidUsage(
             f"Spark can't run a driver in Python on the standalone cluster {master}",
@@ -221,26 +225,26 @@ def submission(step: str, *, master: str, deploy_mode: str | None = None) -> Sub
     use_java()
     confs = session_confs(master=master, jars=jar_paths())
     if is_driven_here(master, deploy_mode):
-        # Spark tells of everything that it does until the job has a session, which is too late.
+        # The job sets its log level with its session; Spark logs a lot before that.
         options = f"{confs['spark.driver.defaultJavaOptions']} {quiet_options()}"
         confs["spark.driver.defaultJavaOptions"] = options
     environment = submit_environment(master=master, deploy_mode=deploy_mode)
     application, jars = str(job_file(step)), confs.pop("spark.jars").split(",")
     if deploy_mode == "cluster" and master.startswith("k8s://"):
-        # A driver in a container of its own has these files from its image, and nobody uploads them.
+        # A driver in a container has these files in its image; they are not uploaded.
         application, jars = f"local://{application}", [f"local://{jar}" for jar in jars]
     return Submission(application, ",".join(jars), confs, environment)
 
 
 def is_driven_here(master: str, deploy_mode: str | None) -> bool:
-    """Whether a submitted job's driver is a process of this machine that inherits this environment. The
-    provider hands it to drivers elsewhere as well, for other kinds of masters."""
+    """Whether a submitted job's driver is a process on this machine that inherits this environment. With
+    other kinds of masters, Airflow's provider also passes the environment to drivers elsewhere."""
     return deploy_mode != "cluster" and master.startswith(("local", "spark://"))
 
 
 def submit_environment(*, master: str, deploy_mode: str | None) -> dict[str, str]:
-    """What `spark-submit` finds in its environment, over the worker's own. Nothing for a driver elsewhere:
-    the provider would hand it over, and that machine has a Python and a path of its own."""
+    """The variables that `spark-submit` gets in addition to the worker's environment. Empty in cluster mode:
+    the provider would pass them on to a machine that has a different Python and path."""
     if deploy_mode == "cluster":
         return {}
     environment = {
@@ -252,15 +256,15 @@ def submit_environment(*, master: str, deploy_mode: str | None) -> dict[str, str
         environment |= this_submitter()
     if not master.startswith("local"):
         return environment
-    # Only here: executors on other machines could not call back to this address.
+    # Only for a local master: executors on other machines could not connect to this address.
     environment["SPARK_LOCAL_IP"] = os.environ.get("SPARK_LOCAL_IP", "127.0.0.1")
-    # Without a home the scripts ask the interpreter for one, and call it unquoted.
+    # Without SPARK_HOME, Spark's scripts run the interpreter to find it, and don't quote its path.
     home = os.environ.get("SPARK_HOME") or _spark_home()
     return {**environment, "SPARK_HOME": home} if home else environment
 
 
 def _spark_home() -> str | None:
-    """Where the installed PySpark has its Spark; it is not loaded for that."""
+    """The Spark home of the installed PySpark, found without importing it; None if it has no jars."""
     found = find_spec("pyspark")
     home = Path(found.origin).parent if found is not None and found.origin else None
     return str(home) if home is not None and (home / "jars").is_dir() else None
@@ -268,7 +272,7 @@ def _spark_home() -> str | None:
 
 def connected(url: str, token: str | None) -> SparkSession:
     """A session on a warm server."""
-    # What Airflow has loaded stays; collections that look through it again make the imports a fifth slower.
+    # Airflow's modules stay loaded; garbage collections over them make the imports a fifth slower.
     gc.freeze()
     from tidemark.spark.session import connect_session
 
@@ -276,7 +280,7 @@ def connected(url: str, token: str | None) -> SparkSession:
 
 
 def driven(name: str, master: str) -> SparkSession:
-    """A session whose driver is this process."""
+    """A session with its driver in this process."""
     from tidemark.spark.session import build_session
 
     return build_session(name, master=master)
@@ -290,13 +294,13 @@ def start_spark(port: int, token: str, *, folder: Path, confs: Mapping[str, str]
 
 
 def print_progress(txn: Txn, phase: str) -> None:
-    """A line for whoever watches the task's log."""
+    """Print a progress line to the task's log."""
     sys.stdout.write(f"transaction {txn}: {phase}\n")
     sys.stdout.flush()
 
 
 def main(step: str, arguments: Sequence[str] | None = None) -> int:
-    """The body of a submitted application."""
+    """Run a submitted job; returns the exit code."""
     from tidemark.app.tasks import open_pipeline
 
     end_with_submitter()
@@ -321,15 +325,14 @@ def submitted_session() -> SparkSession:
 
 
 def error_line(error: TidemarkError) -> str:
-    """An error as a line for `failure_in`: what it says, and whether trying again can help."""
+    """An error as a line for `failure_in`: its message, and whether a retry can help."""
     told = {"message": str(error), "retry": isinstance(error, Determinate | Indeterminate)}
-    # The provider hides whatever follows a word with `password` or `secret` in it, in an error's text too.
+    # Encoded, because the provider masks text after words like `password` or `secret`, also in messages.
     return ERROR_MARK + base64.b64encode(json.dumps(told).encode()).decode()
 
 
 def failure_in(output: str) -> Mapping[str, Any] | None:
-    """What a failed job's output says about why, as `message` and `retry`; None when the job did not come so
-    far, or what it says can't be read."""
+    """The `message` and `retry` of a failed job, from its output; None if there is no readable error."""
     for line in reversed(output.splitlines()):
         _, mark, text = line.partition(ERROR_MARK)
         if mark:

@@ -1,16 +1,16 @@
-"""Lineage: what a run read and wrote, as OpenLineage says it.
+"""OpenLineage events and datasets of a run.
 
     inputs    the folder, topics or tables that its transactions read, with rows, bytes and files, and with
-              what the gate said of them
+              the gate's verdicts
     outputs   each shard's log and state that they changed, with its Delta version, columns and rows
 
-All of it comes from bindings, seals and the journal, so a run whose steps were jobs elsewhere is told as one.
-In Airflow the `checkpoint` task hands this to the OpenLineage provider, where that is installed; the command
-emits it through OpenLineage's own client, if the environment configures one (`OPENLINEAGE_URL`,
-`OPENLINEAGE_CONFIG` or `OPENLINEAGE__…`). Without the package, or without such a setting, nothing is loaded.
+All of it comes from bindings, seals and the journal, so the steps of a run may have run as jobs elsewhere.
+In Airflow the `checkpoint` task passes this to the OpenLineage provider, if that is installed. The command
+emits it through OpenLineage's client, if the environment configures one (`OPENLINEAGE_URL`,
+`OPENLINEAGE_CONFIG` or `OPENLINEAGE__…`). Without the package or such a setting, nothing is loaded.
 
-A column is said to come from the column of its name where a shard reads one dataset and takes the values as
-they are. Where several topics could have sent a row, or a column has a header's text, nothing is said.
+Column lineage maps a column to the input column with its name, if the shard reads one dataset and copies the
+values. It is left out if a row may come from one of several topics, or if a column has the text of a header.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A dataset's name, by OpenLineage's naming: where it is kept, and what it is called there."""
+    """A dataset's namespace and name, by OpenLineage's naming rules."""
 
     namespace: str
     name: str
 
     @classmethod
     def of(cls, uri: str) -> Place:
-        """That of a folder or of an address in an object store."""
+        """The place of a folder or of a URI in an object store."""
         found = urlsplit(uri)
         if not found.scheme or found.scheme == "file":
             return cls("file", found.path or uri)
@@ -77,7 +77,7 @@ class Lineage:
 
 
 def lineage_of(deployment: Deployment, seals: Sequence[Seal]) -> Lineage:
-    """What these sealed transactions read and wrote. Needs the package `openlineage-python`."""
+    """The datasets that these sealed transactions read and wrote. Needs the package `openlineage-python`."""
     bindings = [binding_at(deployment.pipeline, seal.txn) for seal in seals]
     reads = _reads(deployment, bindings, seals)
     inputs = [_input(deployment, place, read, seals) for place, read in reads.items()]
@@ -86,7 +86,7 @@ def lineage_of(deployment: Deployment, seals: Sequence[Seal]) -> Lineage:
 
 @dataclass(slots=True)
 class _Read:
-    """How much was read of one dataset; None for what is not known of it alone."""
+    """How much was read of one dataset; None where the amount is not known per dataset."""
 
     rows: int | None = None
     bytes: int | None = None
@@ -120,7 +120,7 @@ def _files(binding: Binding) -> list[Mapping[str, Any]]:
 
 
 def _table(deployment: Deployment, shard: str) -> Place | None:
-    """The table of a database that a shard follows."""
+    """The database table that a shard follows; None if it follows none."""
     source = deployment.config.source
     route = getattr(_config_of(deployment, shard), "route", None)
     if not isinstance(source, PostgresSource) or route is None or route.table is None:
@@ -134,7 +134,7 @@ def _table(deployment: Deployment, shard: str) -> Place | None:
 
 
 def _brokers(source: KafkaSource) -> str:
-    """The namespace of topics: the first server, as OpenLineage names it."""
+    """The namespace of topics by OpenLineage's rules: the first bootstrap server."""
     servers = source.bootstrap_servers or ""
     if source.kafka_config_id is not None:
         try:
@@ -167,8 +167,8 @@ def _input(deployment: Deployment, place: Place, read: _Read, seals: Sequence[Se
 
 
 def assertions_of(deployment: Deployment, seal: Seal) -> Iterator[dict[str, Any]]:
-    """What the gate said of a transaction before it was sealed: the comparison of its digests, and the user's
-    expectations, with every one that was not met."""
+    """The gate's verdict on a transaction as assertions: the comparison of its digests, the user's
+    expectations as a whole, and each expectation that was not met. Nothing if the journal has no verdict."""
     journal = deployment.control.journal
     journal.head()
     entries = [
@@ -241,7 +241,7 @@ def _outputs(deployment: Deployment, seals: Sequence[Seal], read: Sequence[Place
 
 
 def _columns(deployment: Deployment, shard: ShardId, read: Sequence[Place]) -> dict[str, Any]:
-    """A shard's columns, and where each comes from where that is plain."""
+    """The facets of a shard's columns: the schema and, if the origin is unambiguous, the column lineage."""
     from openlineage.client.facet_v2 import column_lineage_dataset as columns
     from openlineage.client.facet_v2 import schema_dataset as schema
 
@@ -283,7 +283,7 @@ def is_asked() -> bool:
 
 @contextmanager
 def emitted(deployment: Deployment, run_id: str) -> Iterator[Callable[[RunReport], None]]:
-    """Emit the run that is done inside, with what it reports; one that fails, with why."""
+    """Emit the run that happens inside the `with`: its report's transactions, or the error if it fails."""
     begun = datetime.now(UTC)
     seals: list[Seal] = []
 
@@ -301,8 +301,9 @@ def emitted(deployment: Deployment, run_id: str) -> Iterator[Callable[[RunReport
 def emit_run(
     deployment: Deployment, run_id: str, seals: Sequence[Seal], *, begun: datetime, error: str = ""
 ) -> None:
-    """Emit a run of this process through OpenLineage's client, if it is configured: its start, and how it
-    ended. What can't be emitted is a line in the log: lineage stops nothing."""
+    """Emit the start and the end of a run of this process through OpenLineage's client, if it is configured.
+
+    A failure is only logged: lineage never stops a run."""
     if not is_asked() or not (seals or error):
         return
     try:
@@ -367,5 +368,5 @@ def events_of(
 
 
 def event_facts(error: BaseException) -> str:
-    """An error in words that hold no secret: the fact of one of ours, the kind of any other."""
+    """An error as text without secrets: the message of a `TidemarkError`, only the type of any other."""
     return str(error) if isinstance(error, TidemarkError) else type(error).__name__

@@ -1,9 +1,9 @@
-"""The upkeep of one pipeline: what there is to do, who holds what back, and doing it.
+"""Maintenance of one pipeline: truncation, compaction, deletion of unneeded files, vacuum of the states.
 
-`plan` looks and changes nothing; `maintain` does what the plan says, in an order in which each step makes
-room for the next: raise `since` and truncate, merge, delete what is left over, then the states and the
-control tables. Every step is idempotent and safe against readers, writers and other maintenance by its own
-conditional commits; one that dies is finished by the next run.
+`plan` reports the work and what holds it back, and changes nothing. `maintain` does the work in this order:
+raise `since` and truncate the logs, merge small files, delete unneeded files, then maintain the states and
+the control tables. Every step is idempotent. Conditional commits make it safe against readers, writers and
+other maintenance. The next run finishes a step that was interrupted.
 """
 
 from __future__ import annotations
@@ -46,9 +46,10 @@ DAY_MS: Final = 86_400_000
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The time of a maintenance, and what the pipeline file wants kept: transactions from `window` on,
-    quarantined records from `quarantine_window` on, for how long files that a version needed, and Data Docs
-    from a time on."""
+    """The time of a maintenance run and the pipeline file's retention.
+
+    Transactions are kept from `window` on, quarantined records from `quarantine_window` on, files of older
+    versions for `kept_ms`, and Data Docs from `docs_from_ms` on."""
 
     now_ms: int
     window: Txn
@@ -59,7 +60,7 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Chore:
-    """One thing to do, or that has to wait: how many files and bytes, and who holds it until when."""
+    """One piece of work with its files and bytes; if it has to wait, what holds it back and until when."""
 
     what: str
     shard: str
@@ -71,7 +72,7 @@ class Chore:
 
 @dataclass(frozen=True, slots=True)
 class MaintenanceReport:
-    """What maintenance has to do, or has done; `since` is the first transaction that is kept."""
+    """The work that maintenance has to do, or has done; `since` is the first transaction that is kept."""
 
     pipeline: str
     since: Txn
@@ -80,7 +81,7 @@ class MaintenanceReport:
 
 
 def terms_of(deployment: Deployment, *, now_ms: int | None = None) -> Terms:
-    """What the pipeline file wants kept, from now on back."""
+    """The pipeline file's retention as of `now_ms`, by default the present time."""
     retention = deployment.config.retention
     at_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     now = datetime.fromtimestamp(at_ms / 1000, UTC)
@@ -91,26 +92,26 @@ def terms_of(deployment: Deployment, *, now_ms: int | None = None) -> Terms:
         return Txn(deployment.control.seals.first_since(now - timedelta(days=days)))
 
     window = first_kept(retention.log_days)
-    # A quarantined record goes with the log at the earliest: `since` is one for all shards.
+    # All shards share one `since`, so quarantined records are kept at least as long as the logs.
     quarantined = min(window, first_kept(retention.quarantine_days))
     docs_from_ms = at_ms - retention.data_docs_days * DAY_MS if retention.data_docs_days is not None else 0
     return Terms(at_ms, window, quarantined, retention.state_history_days * DAY_MS, docs_from_ms)
 
 
 def logs_of(deployment: Deployment) -> dict[ShardId, DeltaLog]:
-    """The logs that there are."""
+    """The logs that have transactions, including the quarantine's."""
     shards = (*deployment.shards, QUARANTINE)
     logs = {shard: deployment.control.log(shard) for shard in shards}
     return {shard: log for shard, log in logs.items() if log.head().upper > TXN_FIRST}
 
 
 def lower_of(shard: ShardId, floor: Txn, terms: Terms) -> Txn:
-    """The first transaction that a log keeps."""
+    """The first transaction that a shard's log keeps."""
     return min(floor, terms.quarantine_window) if shard == QUARANTINE else floor
 
 
 def plan(deployment: Deployment, terms: Terms) -> MaintenanceReport:
-    """What there is to do, and who holds what back. Changes nothing, and starts no Spark."""
+    """Report the work and what holds it back. Changes nothing and starts no Spark."""
     leases = Leases(deployment.control.leases)
     floor = plan_floor(deployment.pipeline, leases, deployment.shards, window=terms.window)
     since = leases.since()
@@ -135,7 +136,7 @@ def plan(deployment: Deployment, terms: Terms) -> MaintenanceReport:
 
 
 def warnings(deployment: Deployment, since: Txn, terms: Terms) -> tuple[str, ...]:
-    """What has not moved for too long (Invariant 14), and what can't be proven any more, or soon can't."""
+    """Warnings about stalls (Invariant 14) and about transactions that are not, or soon not, replayable."""
     now_seconds = terms.now_ms / 1000
     found = replay.replayable(deployment.pipeline, since=since, at_ends=replay.ASKED_AT_ONCE_MAX)
     grace = deployment.config.alarms.limits.stalled_seconds
@@ -198,7 +199,7 @@ def _state_chores(shard: ShardId, facts: TableStats, held: Lease | None, terms: 
 
 
 def _history_warnings(shard: ShardId, facts: TableStats, terms: Terms) -> Iterable[str]:
-    """What older versions need is kept for the promised days, however much it is; that it is much is told."""
+    """Files of older versions are kept for `state_history_days` at any size; warn if they are large."""
     if facts.history_large:
         yield (
             f"older versions of the state of {shard} take {facts.waiting_bytes:,} bytes, the state itself"
@@ -215,17 +216,17 @@ def _counted(files: Sequence[tuple[object, int]]) -> tuple[int, int]:
 
 
 def until_released(ttl_seconds: float) -> str:
-    """For how long a lease holds something."""
+    """Until when a lease holds work back, for people."""
     return f"it is released, or not renewed for {ttl_seconds:g} s"
 
 
 def moment(milliseconds: int) -> str:
-    """A point in time as people write it."""
+    """A point in time, for people."""
     return datetime.fromtimestamp(milliseconds / 1000, UTC).strftime("%Y-%m-%d %H:%M")
 
 
 def state_facts(deployment: Deployment, shard: ShardId, terms: Terms) -> TableStats | None:
-    """The shape of a shard's state; None where it has none yet."""
+    """The statistics of a shard's state; None if it has no state yet."""
     uri = f"{deployment.shard_uri(shard)}/state"
     return table_stats(uri, now_ms=terms.now_ms, kept_ms=terms.kept_ms)
 
@@ -246,8 +247,8 @@ def _snapshot_held(deployment: Deployment, shard: ShardId, leases: Leases, terms
 def maintain(
     deployment: Deployment, token: WriterToken, terms: Terms, *, watch: bool = True
 ) -> MaintenanceReport:
-    """Do what there is to do; what has to wait is told. `watch` waits for silent leases to be seen as such:
-    one that holds no transaction back still keeps replaced files, and the state's."""
+    """Do the work that can be done now, and report it. `watch` first waits to see which leases are stale and
+    ends those: even a lease that holds no transaction back holds replaced files and files of the state."""
     pipeline, control = deployment.pipeline, deployment.control
     sweep(pipeline)
     leases = Leases(control.leases)
@@ -258,7 +259,7 @@ def maintain(
     done: list[Chore] = []
     told: list[str] = []
     for shard, log in logs_of(deployment).items():
-        # First of all: what is taken out from here on is deleted once the log's memory says that it may be.
+        # This comes first: a file that is removed below is deleted later, as the log's record of it allows.
         log.remember_removals(terms.kept_ms // DAY_MS)
         taken = truncate(log, shard, lower_of(shard, since, terms))
         if taken:

@@ -1,16 +1,16 @@
-"""Metrics: what a pipeline's transactions came to, as numbers for a time series.
+"""Metrics of a pipeline: counters, gauges and timings of its transactions.
 
-`METRICS` is the one table of names. The values are read from durable facts, from the seals and from the
-status, so a step that ran in a Spark job elsewhere is measured as well. There are two ways out:
+`METRICS` lists all metrics. Their values come from seals and from the status, which are durable, so a step
+that ran in a Spark job elsewhere is measured too. They are sent in two ways:
 
-- a task in Airflow hands them to Airflow's own `stats`, so `[metrics]` in `airflow.cfg` says where they go
-  (`tidemark.airflow.stats`);
-- the command and `tidemark.run` hand them to OpenTelemetry, which is set up by its own environment variables
-  (`OTEL_METRICS_EXPORTER`, `OTEL_EXPORTER_OTLP_ENDPOINT` and so on). A program that has set up a meter
-  provider itself gets them there. Without either nothing is read and nothing is sent.
+- A task in Airflow sends them to Airflow's `stats`; `[metrics]` in `airflow.cfg` configures the destination
+  (`tidemark.airflow.stats`).
+- The command and `tidemark.run` send them to OpenTelemetry, which its environment variables configure
+  (`OTEL_METRICS_EXPORTER`, `OTEL_EXPORTER_OTLP_ENDPOINT` and so on). If the program has set up a meter
+  provider, they go there. Without either, nothing is read and nothing is sent.
 
-A metric is a hint and no record: one that can't be sent stops nothing, and a task that is retried after it
-sent its counts sends them again.
+Metrics are not exact: a failure to send is only logged, and a task that is retried after it sent its counts
+sends them again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 
 class Kind(StrEnum):
-    """How values of one metric add up."""
+    """How the values of a metric are aggregated."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -101,13 +101,13 @@ class Measure:
 
 
 class Sink(Protocol):
-    """Where measures go."""
+    """A destination for measures."""
 
     def record(self, measure: Measure) -> None: ...
 
 
 def of_transactions(deployment: Deployment, sealed: Sequence[Seal], *, lost: int = 0) -> Iterator[Measure]:
-    """Of what a run has sealed itself, and of the races that it lost."""
+    """The measures of the transactions that a run sealed, of the races that it lost, and of the lag."""
     tags = {"pipeline": deployment.config.name}
     for seal in sealed:
         yield Measure(TRANSACTIONS, 1, {**tags, "decision": str(seal.decision)})
@@ -128,20 +128,20 @@ def of_transactions(deployment: Deployment, sealed: Sequence[Seal], *, lost: int
 
 
 def of_report(deployment: Deployment, report: RunReport) -> Iterator[Measure]:
-    """Of a run that is this process's own."""
+    """The measures of a run in this process."""
     sealed = [one.seal for one in report.decided if isinstance(one, Sealed)]
     lost = sum(isinstance(one, Lost) for one in report.decided)
     yield from of_transactions(deployment, sealed, lost=lost)
 
 
 def of_run(deployment: Deployment, attempt: Attempt) -> Iterator[Measure]:
-    """Of a run whose steps were tasks: by the evidence that they left in this round of it."""
+    """The measures of a run whose steps were tasks, from the attempts that they recorded in this round."""
     sealed, lost = decided_by(deployment, attempt)
     yield from of_transactions(deployment, sealed, lost=len(lost))
 
 
 def of_status(found: Status, alarms: Sequence[Alarm], *, now_seconds: float) -> Iterator[Measure]:
-    """Of where a pipeline stands. What the source was not asked about, or does not know, is left out."""
+    """The measures of a pipeline's status; those of waiting input only if the source has reported it."""
     tags = {"pipeline": found.pipeline}
     yield Measure(LAG, found.bound - found.checkpoint, tags)
     yield Measure(QUARANTINE, found.quarantined.records, tags)
@@ -153,7 +153,7 @@ def of_status(found: Status, alarms: Sequence[Alarm], *, now_seconds: float) -> 
 
 
 def send(sink: Sink | None, measures: Callable[[], Iterable[Measure]]) -> None:
-    """Hand measures to a sink. Without one nothing is read; what goes wrong is a line in the log."""
+    """Send measures to a sink. Without a sink nothing is read; a failure is only logged."""
     if sink is None:
         return
     try:
@@ -190,8 +190,9 @@ _ASKED_BY: Final = (
 
 
 def opentelemetry_sink() -> Sink | None:
-    """OpenTelemetry's meter, if the environment asks for it or the program has set one up; else None. What is
-    recorded is sent when the process ends, at the latest."""
+    """A sink for OpenTelemetry, if the environment or the program configures a meter provider; else None.
+
+    Measures are sent when the process ends, at the latest."""
     if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return None
     if os.environ.get("OTEL_METRICS_EXPORTER", "").lower() == "none":
@@ -214,7 +215,7 @@ def opentelemetry_sink() -> Sink | None:
 
 
 def _provider() -> Any:
-    """A provider with the exporters that the environment names, as OpenTelemetry's own start-up has it."""
+    """A provider with the exporters that the environment names, as in OpenTelemetry's auto-configuration."""
     from importlib.metadata import entry_points
 
     from opentelemetry.sdk.metrics import MeterProvider

@@ -1,10 +1,9 @@
-"""Publishing what is due: which shards' states follow their logs now.
+"""Publishing of the states that are due, during and after a run, or on request.
 
-Spark is started only when a shard's policy asks for it, so whoever finds nothing due is through at once.
-Whether a publish is due changes only when a shard's log moves or its policy does. So who has asked all shards
-notes up to which transaction that holds, and the next one asks only those that later transactions touch. The
-note is a cache of this machine: without one, or with one of another history, all are asked, and so they are
-by maintenance.
+Spark starts only if a publish is due. Whether one is due changes only with the shard's log or its policy. So
+after all shards were checked, a note records up to which transaction; the next check looks only at the shards
+that later transactions touch. The note is a cache on this machine. Without it, or if it belongs to another
+history, all shards are checked. Maintenance always checks all.
 """
 
 from __future__ import annotations
@@ -35,17 +34,18 @@ from tidemark.pipeline.validate import unconfirmed
 
 SEALS_LOOKED_AT_MAX: Final = 1_000
 BACKLOG_SECONDS: Final = 60.0
-"""During a run of many transactions the states follow once in so long: each publish holds the next one up."""
+"""How often a run of many transactions publishes: each publish delays the next transaction."""
 
 
 def publish_due(
     deployment: Deployment, attempt: Attempt, *, every: bool = False, progress: Progress = no_progress
 ) -> dict[ShardId, Published]:
-    """Publish every shard whose policy asks for it; Spark is started only if one does. Without `every`, those
-    that have not moved since they were all asked are taken as they were then."""
+    """Publish every shard that is due; returns those that were published. Spark starts only if one is due.
+
+    Without `every`, shards whose log has not moved since the last check of all are not checked."""
     done: dict[ShardId, Published] = {}
     asked = DueCheck(deployment)
-    # Read before the shards are: what others append meanwhile is asked about by the next one.
+    # Read this before the shards, so that the next check sees what others append meanwhile.
     upper = asked.upper()
     for shard in deployment.shards if every else asked.moved():
         outcome = publish_if_due(deployment, attempt, shard, progress=progress)
@@ -57,7 +57,7 @@ def publish_due(
 
 
 class DueCheck:
-    """Up to which transaction all shards have been asked whether they are due, by this machine's note."""
+    """This machine's note of the transaction up to which all shards were checked for due publishes."""
 
     def __init__(self, deployment: Deployment) -> None:
         self._shards = deployment.shards
@@ -67,12 +67,12 @@ class DueCheck:
         self._path = folder / "asked.json"
 
     def upper(self) -> Txn:
-        """The first transaction that some log may lack: below it, a shard's log has all that touches it."""
+        """The first transaction that a log may lack: every log has all of its transactions below it."""
         behind = unfinished(self._pipeline)
         return min(behind.lowers.values(), default=Txn(behind.done + 1))
 
     def moved(self) -> Sequence[ShardId]:
-        """The shards to ask: those that transactions touch from the note on, or all of them."""
+        """The shards to check: those that transactions since the note touch; all without a valid note."""
         seals = self._pipeline.control.seals
         sealed_upper, asked = seals.head().upper, self._noted()
         if asked is None or not 0 <= sealed_upper - asked <= SEALS_LOOKED_AT_MAX:
@@ -81,8 +81,8 @@ class DueCheck:
         return [shard for shard in self._shards if shard in touched]
 
     def note(self, upper: Txn) -> None:
-        """Note that all shards have been asked up to a transaction. Without a place for that, all are asked
-        again."""
+        """Record that all shards were checked below `upper`. If the note can't be written, the next check
+        looks at all shards."""
         said = {"upper": upper, "seal": self._seal_below(upper), "settings": self._settings}
         text = json.dumps(said)
         aside = self._path.with_name(f".{os.getpid()}-{threading.get_ident()}.tmp")
@@ -106,13 +106,13 @@ class DueCheck:
         return self._pipeline.configuration.fingerprint
 
     def _seal_below(self, upper: Txn) -> str:
-        """Who sealed the transaction below, which tells one history from another."""
+        """The token of the seal below `upper`, which tells one history from another."""
         return next((seal.token for seal in self._pipeline.control.seals.read(upper - 1, upper)), "")
 
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What a run has come to, and the states that have followed."""
+    """A run's report, and the states that it published."""
 
     run_id: str
     report: RunReport
@@ -128,9 +128,11 @@ def run_and_publish(
     progress: Progress = no_progress,
     decided: Decided = no_callback,
 ) -> RunResult:
-    """One run of a pipeline, and the publishes that are due during it and at its end; the next transaction is
-    staged while the one before is committed. Verdicts are documented where Great Expectations is loaded
-    anyway: its import takes seconds, and each page a good part of one."""
+    """Run a pipeline once, and publish what is due during the run and at its end.
+
+    The next transaction is staged while the previous one is committed. Verdicts are documented only if the
+    pipeline has expectations, so that Great Expectations is loaded anyway: its import takes seconds, and each
+    page a good part of one."""
     publisher = BacklogPublisher(deployment, attempt, progress=progress)
     outcomes: list[SealOutcome] = []
 
@@ -164,10 +166,9 @@ def run_and_publish(
 
 
 class BacklogPublisher:
-    """Publishes what is due while a run works off a backlog, so that its states don't wait for its end.
+    """Publishes what is due during a long run, so that the states don't wait for its end.
 
-    What goes wrong with that holds no transaction up: the publish at the run's end meets it again, and
-    raises it there."""
+    An error does not stop the run's transactions: the publish at the run's end raises it again."""
 
     def __init__(self, deployment: Deployment, attempt: Attempt, *, progress: Progress = no_progress) -> None:
         self._deployment, self._attempt, self._progress = deployment, attempt, progress
@@ -177,7 +178,7 @@ class BacklogPublisher:
         self.published: dict[ShardId, Published] = {}
 
     def publish(self, outcome: SealOutcome) -> None:
-        """Publish what is due of what the run has touched, if it was long enough ago that this was done."""
+        """Publish the due shards that the run has touched, at most once per `BACKLOG_SECONDS`."""
         match outcome:
             case Sealed(seal) | Lost(seal):
                 self._touched.update(seal.shards)
@@ -199,7 +200,7 @@ class BacklogPublisher:
 def publish_now(
     deployment: Deployment, attempt: Attempt, shards: Sequence[ShardId]
 ) -> dict[ShardId, Published | UpToDate | NotDue]:
-    """Bring states up to their logs, whatever their policies say; a shard without rows has no state."""
+    """Publish shards regardless of their policies. A shard with an empty log is left out."""
     done = {
         shard: publish(deployment.control, deployment.state(), shard, token=attempt.token)
         for shard in shards
@@ -212,7 +213,7 @@ def publish_now(
 def publish_if_due(
     deployment: Deployment, attempt: Attempt, shard: ShardId, *, progress: Progress
 ) -> object | None:
-    """Publish a shard if that is due. Whoever else does so at the same time, one of them has done it then."""
+    """Publish a shard if it is due; None if it is not. If several processes try at once, one succeeds."""
     if not is_due(deployment.control, shard, deployment.policy(shard)):
         return None
     progress(Txn(deployment.control.log(shard).head().upper - 1), f"publish {shard}")

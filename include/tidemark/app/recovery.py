@@ -1,5 +1,8 @@
-"""What `tidemark recover` does, with a deployment around it: entries that were never written whole are set
-aside, then the history and the logs are brought forward (`pipeline.recover`)."""
+"""The recovery of a pipeline that has lost commits, for `tidemark recover`.
+
+Entries that were never completely written are set aside first. Then the history and the logs are brought
+forward (`pipeline.recover`).
+"""
 
 from __future__ import annotations
 
@@ -24,8 +27,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What a recovery would do, for people and machines. `entries` are damaged: while there are any, nothing
-    else can be told, because nobody reads past them."""
+    """The plan of a recovery, for people and machines. `entries` are damaged; while there are any, the rest
+    is not known, because nothing above a damaged entry can be read."""
 
     pipeline: str
     needed: bool
@@ -43,7 +46,7 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a recovery came to."""
+    """The result of a recovery."""
 
     pipeline: str
     epoch: int
@@ -59,7 +62,7 @@ def root_of(config: PipelineConfig) -> str:
 
 
 class States:
-    """Where the states of a deployment stand; needs no Spark. Of a shard without one, nowhere."""
+    """The status of a deployment's states, without Spark; an empty status for a shard without a state."""
 
     def __init__(self, deployment: Deployment) -> None:
         self._shards, self._keeper = deployment.shards, deployment.keeper()
@@ -69,7 +72,7 @@ class States:
 
 
 def plan(config: PipelineConfig, opened: Callable[[], Deployment]) -> Planned:
-    """What a recovery would do now. Changes nothing."""
+    """Plan a recovery. Changes nothing."""
     entries = damaged_entries(root_of(config))
     if entries:
         return Planned(config.name, needed=True, entries=entries)
@@ -99,7 +102,7 @@ def recover(
     restored: bool = False,
     progress: Progress = no_progress,
 ) -> Report:
-    """Bring the pipeline forward, and tell what came of it."""
+    """Recover the pipeline and report the result."""
     entries = damaged_entries(root_of(config))
     set_aside(root_of(config), entries)
     deployment = opened()

@@ -1,6 +1,6 @@
-"""What a task tells, in plain values and in words: for XCom, an asset's event, a log or a terminal.
+"""Reports of tasks, as plain values and as text: for XCom, an asset's event, a log or a terminal.
 
-Never rows; a few kilobytes at most.
+A report has no rows and at most a few kilobytes.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def rows_of(shards: Mapping[ShardId, Any]) -> dict[str, int]:
 
 
 def gathered_report(gathered: Sequence[Evidence]) -> Report:
-    """What was staged and read again, as a task tells it: the first transactions one by one, which is enough
-    for people, and what they all come to. All of it is in the table of attempts."""
+    """The staged and replayed transactions: the first `LISTED_MAX` one by one, and totals of all. The table
+    of attempts has all of them."""
     staged = [
         {
             "txn": one.txn,
@@ -66,14 +66,14 @@ def gathered_report(gathered: Sequence[Evidence]) -> Report:
 
 
 def txns_report(txns: Iterable[int]) -> Report:
-    """Transactions as a task tells them: how many, and the first ranges of them."""
+    """The number of transactions, and their first ranges."""
     found = sorted(set(txns))
     return {"count": len(found), "ranges": [list(one) for one in ranges(found)[:LISTED_MAX]]}
 
 
 def verdicts_report(judged: Sequence[Judged]) -> Report:
-    """The verdicts of a gate that has passed, as a task tells them: those with something to say first, in so
-    far as there is room; all others are `identical`. All of them are in the journal."""
+    """The verdicts of a gate that has passed, at most `LISTED_MAX` of them. Those with held shards, warnings
+    or another verdict than `identical` take precedence. The journal has all of them."""
     said = [one for one in judged if one.gated.opinion.held or one.gated.opinion.warned or not _plain(one)]
     plain = [one for one in judged if one not in said]
     listed = sorted((said + plain)[:LISTED_MAX], key=lambda one: one.txn)
@@ -108,7 +108,7 @@ def publish_report(published: Published) -> Report:
 
 
 def shard_report(deployment: Deployment, shard: ShardId, told: Sequence[Announcement]) -> Report:
-    """What an asset's event says: a wake-up with facts, for consumers that keep their own frontier."""
+    """The payload of an asset's event: it wakes up consumers, which keep their own frontier."""
     seals = [one.seal for one in told]
     log = deployment.control.log(shard).head()
     published = last_published(deployment.control, shard)
@@ -126,8 +126,8 @@ def shard_report(deployment: Deployment, shard: ShardId, told: Sequence[Announce
 
 
 def gate_report(told: Sequence[Announcement]) -> Report:
-    """What the gate said: `identical` when it did of every transaction, else its first other word; who went
-    past it, and how; and what was repaired since it was announced last."""
+    """The gate's verdict (`identical` if it is so for every transaction, else the first other one), the
+    transactions that people overruled, and those that were repaired after they were announced."""
     other = [one.gate for one in told if one.gate != Verdict.IDENTICAL]
     overruled = {str(one.seal.txn): one.overruled for one in told if one.overruled}
     return {
@@ -138,8 +138,9 @@ def gate_report(told: Sequence[Announcement]) -> Report:
 
 
 def replay_report(deployment: Deployment, attempt: Attempt, *, txn_from: int, txn_to: int) -> Report:
-    """A replay's report, out of the journal, whichever process made it: the last verdict on each transaction,
-    and what was restored. `Determinate` when a transaction has none: what was not judged is not proven."""
+    """A replay's report from the journal: the last verdict on each transaction, and the restored parts.
+
+    Any process can make it. `Determinate` if a transaction has no verdict: it is then not proven."""
     journal = deployment.control.journal
     journal.head()
     txns = bound_range(deployment.pipeline, txn_from=txn_from, txn_to=txn_to or None)
@@ -161,7 +162,7 @@ def replay_report(deployment: Deployment, attempt: Attempt, *, txn_from: int, tx
 
 
 def require_verdicts(asked: Iterable[int], judged: Container[int]) -> None:
-    """`Determinate` when this try has no verdict on one of the transactions that it was asked to prove."""
+    """`Determinate` if this try has no verdict on one of the transactions that it was asked to prove."""
     missing = [txn for txn in asked if txn not in judged]
     if missing:
         listed = ", ".join(map(str, missing[:LISTED_MAX]))
@@ -169,7 +170,7 @@ def require_verdicts(asked: Iterable[int], judged: Container[int]) -> None:
 
 
 def for_environment(environment: str | None) -> str:
-    """What a command line needs at its end to mean this environment of the pipeline file."""
+    """The option that selects this environment, to append to a command line; empty without one."""
     return f" -e {shlex.quote(environment)}" if environment else ""
 
 
@@ -179,9 +180,8 @@ def explained(
     environment: str | None = None,
     settings: Mapping[str, str] | None = None,
 ) -> str:
-    """Why a gate is red, and the ways out, for people: the decisive sentence first, then the details, then
-    commands that can be pasted into any shell. `settings` are those of this process's environment that say
-    where the warehouse is."""
+    """Why a gate is red and the ways out, for people: a summary, the details, then commands to paste into a
+    shell. `settings` are the environment variables that locate the warehouse."""
     pipeline = shlex.quote(str(Path(pipeline_file).absolute()))
     command = " ".join(
         [*(f"{name}={shlex.quote(value)}" for name, value in (settings or {}).items()), "tidemark"]
@@ -190,7 +190,7 @@ def explained(
     lines = [f"the gate is red: {', '.join(f'transaction {one.txn}: {one.gated.word}' for one in red)}"]
     for one in red:
         finding = one.gated.finding
-        # From the journal, the finding's whole text is in its why.
+        # A finding from the journal has its whole text in `why`.
         lines.append(finding.why or str(finding))
         lines += [f"  expectation not met: {failed}" for failed in one.gated.opinion.failed]
         if one.replayed:
@@ -204,8 +204,7 @@ def explained(
 
 
 def ways_out_of_proof(command: str, pipeline: str, one: Judged, there: str) -> list[str]:
-    """What can be done about a committed transaction. Only parts can be repaired, and only from input that
-    is as it was."""
+    """The remedies for a committed transaction. Only parts can be repaired, and only from unchanged input."""
     finding = one.gated.finding
     match finding.verdict:
         case Verdict.INPUT_GONE:
@@ -222,7 +221,7 @@ def ways_out_of_proof(command: str, pipeline: str, one: Judged, there: str) -> l
 
 
 def ways_out(command: str, pipeline: str, one: Judged, there: str) -> list[str]:
-    """What can be done about an open transaction. Of input that is gone nothing was staged to accept."""
+    """The remedies for an open transaction. If its input is gone, there are no parts to accept."""
     skip = f'  {command} skip {pipeline} {one.txn} --reason "..."{there}     passes over it'
     if one.gated.finding.verdict is Verdict.INPUT_GONE:
         return ["  restore the input and clear the run's tasks from ingest on; or", skip]

@@ -1,11 +1,11 @@
-"""Where a pipeline stands: how far it is, what is open, what is blocked, what waits. For the command and the
-pages in Airflow. It changes nothing and starts no Spark.
+"""The status of a pipeline, and its alarms.
 
-Whether a pipeline needs somebody, and whether that was told before: for the health task in Airflow.
+The status has the progress, the open and blocked transactions and the waiting input, for the command and the
+pages in Airflow. Reading it changes nothing and starts no Spark.
 
-What was told is in the pipeline's journal, under transaction 0, since it is about none: so the account
-outlasts the scheduler. An alarm goes on record when it has been told: one whose telling was lost is told
-again, and none is lost.
+The health task in Airflow uses the alarms. The journal records each one that was sent, under transaction 0,
+because it belongs to no transaction; so the record survives the scheduler. It is written after the alarm was
+sent: an alarm may be sent twice, but none is lost.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from tidemark.pipeline.timeline import last_run, last_verdict, refused_since, ti
 from tidemark.ports.source import ReportsPosition, ReportsWaiting
 
 SHARE_TXNS: Final = 100
-"""Of how many transactions, the newest ones, the share of quarantined records is told."""
+"""The number of newest transactions over which the share of quarantined records is computed."""
 
 
 def status_of(
@@ -57,9 +57,10 @@ def status_of(
     asks_source: bool = True,
     proofs_at_ends: int = ASKED_AT_ONCE_MAX,
 ) -> Status:
-    """The pipeline's standing, from its ledgers and, unless it is not to be asked, what its source says: of
-    its oldest and its newest transactions, so many of each, also whether they can be proven again. A pipeline
-    file that doesn't fit the warehouse is told like anything else that blocks."""
+    """The pipeline's status, from its ledgers and, with `asks_source`, from its source.
+
+    The source also reports whether the oldest and newest `proofs_at_ends` transactions are replayable. A
+    pipeline file that doesn't fit the warehouse is reported as a block."""
     pipeline = deployment.unchecked
     control = pipeline.control
     fit = fit_of(pipeline)
@@ -107,7 +108,8 @@ def status_of(
 
 
 def witness_of(config: PipelineConfig) -> str:
-    """What remembers how far a pipeline is, outside of its warehouse. Files don't, and are bound again."""
+    """The record of the pipeline's progress outside of its warehouse. Empty for files: they have no such
+    record and are bound again."""
     match config.source:
         case PostgresSource(slot=slot):
             return f"replication slot {slot}"
@@ -123,7 +125,7 @@ def shard_statuses(
     left_out: Container[ShardId],
     held: Mapping[ShardId, Paused],
 ) -> tuple[ShardStatus, ...]:
-    """Where each shard stands; the quarantine is one of them once it has something."""
+    """The status of each shard, and of the quarantine if its log has transactions."""
     found: list[ShardStatus] = []
     for shard in (*shards, QUARANTINE):
         log = pipeline.control.log(shard).head()
@@ -136,7 +138,7 @@ def shard_statuses(
 
 
 def waiting_input(pipeline: Pipeline) -> Input:
-    """What waits in the source, where it is one that can say; asks the source."""
+    """The input that waits in the source; unknown if the source can't report it. Asks the source."""
     if not isinstance(pipeline.source, ReportsWaiting):
         return Input()
     found = pipeline.source.waiting(last_binding(pipeline, pipeline.control.bindings.head()))
@@ -145,8 +147,8 @@ def waiting_input(pipeline: Pipeline) -> Input:
 
 
 def quarantined_in_logs(pipeline: Pipeline) -> Quarantined:
-    """What the quarantine's log has, by its list of files; and the share of the newest transactions, by their
-    seals. However long the history is, no more of it is read."""
+    """The number of quarantined records, from the log's list of files, and their share of the newest
+    transactions, from the seals. The cost does not grow with the history."""
     log, seals = pipeline.control.log(QUARANTINE), pipeline.control.seals
     upper = seals.head().upper
     log.head()
@@ -162,8 +164,8 @@ def quarantined_in_logs(pipeline: Pipeline) -> Quarantined:
 
 
 def proofs_of(pipeline: Pipeline, since: Txn, at_ends: int) -> tuple[Proof, ...]:
-    """The kept transactions, of many the oldest and the newest, by whether, and until when, their input can
-    be read again. Maintenance asks for all."""
+    """Whether, and until when, transactions from `since` on are replayable: of the oldest and the newest
+    `at_ends`, joined into ranges with equal answers."""
 
     def told(txn: int, one: Replayable) -> Proof:
         until = datetime.fromtimestamp(one.until_seconds, UTC) if one.until_seconds is not None else None
@@ -182,7 +184,7 @@ def proofs_of(pipeline: Pipeline, since: Txn, at_ends: int) -> tuple[Proof, ...]
 def source_status(
     pipeline: Pipeline, *, bound: int, done: int, unsealed: tuple[int, ...]
 ) -> SourceStatus | None:
-    """The source's standing, where it is one that has to be acknowledged; asks the source."""
+    """The status of a source that needs acknowledgement; None for any other. Asks the source."""
     source = pipeline.source
     if not isinstance(source, ReportsPosition):
         return None
@@ -198,20 +200,23 @@ def source_status(
     )
 
 
+# Alarms.
+
+
 def check_alarms(deployment: Deployment, found: Status) -> Notices:
-    """The alarms of a status, by the pipeline file's limits, against those that were told."""
+    """Compare the alarms of a status, by the pipeline file's limits, with those that were sent."""
     journal = deployment.unchecked.control.journal
     journal.head()
     return decide_notices(alarms_of(found, deployment.config.alarms.limits), journal.find(str(TXN_NONE)))
 
 
 def note_alarm(deployment: Deployment, attempt: Attempt, alarm: Alarm) -> None:
-    """Put on record that somebody was told of an alarm."""
+    """Record that an alarm was sent."""
     detail = {"alarm": alarm.identity, "fact": alarm.fact, "run": attempt.owner.run_id}
     note(deployment.unchecked, Event.ALARM, txn=TXN_NONE, token=attempt.token, detail=detail)
 
 
 def note_alarm_over(deployment: Deployment, attempt: Attempt, alarm: str) -> None:
-    """Put on record that an alarm is over: if it comes again, it is told again."""
+    """Record that an alarm is over: if it returns, it is sent again."""
     detail = {"alarm": alarm, "run": attempt.owner.run_id}
     note(deployment.unchecked, Event.ALARM_OVER, txn=TXN_NONE, token=attempt.token, detail=detail)

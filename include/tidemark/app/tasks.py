@@ -1,8 +1,8 @@
-"""What each task of a run does with a deployment, and what it tells in a few kilobytes.
+"""The tasks of a run: each does one step with a deployment and returns a report of a few kilobytes.
 
-The steps are idempotent and find their work in durable facts, so that one function serves everybody: the
-worker, which tries it without Spark first (`SparkNeeded` says that it can't), a submitted job, and a worker
-that is connected to a warm server.
+The steps are idempotent and find their work in durable records. So the same function runs in a worker without
+Spark, which raises `SparkNeeded` when it needs a session, in a submitted job, and in a worker that is
+connected to a warm server.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ SAMPLED_TXNS_MAX: Final = 10
 
 
 class SparkNeeded(Exception):
-    """The step can't go on without a Spark session."""
+    """The step can't continue without a Spark session."""
 
 
 def no_session() -> NoReturn:
@@ -69,14 +69,15 @@ def open_pipeline(
     *,
     binds: bool = False,
 ) -> Deployment:
-    """The deployment that a pipeline file describes; without a session, for the control plane only. Who
-    binds asks the source for its tables first, where the file leaves them to it."""
+    """The deployment of a pipeline file; without a session, for the control plane only.
+
+    With `binds`, the source is asked for its tables first, if the file leaves them to the source."""
     config = load_pipeline(file, environment)
     return Deployment(discovered(config) if binds else config, session)
 
 
 def open_to_bind(file: str | Path, environment: str | None, attempt: Attempt) -> Deployment:
-    """The deployment for the step that binds. A run that only proves needs no source that can be asked."""
+    """The deployment for the step that binds. A run that only proves does not need the source."""
     proves = attempt.cleared and only_proves(open_pipeline(file, environment).pipeline, attempt)
     return open_pipeline(file, environment, binds=not proves)
 
@@ -84,8 +85,8 @@ def open_to_bind(file: str | Path, environment: str | None, attempt: Attempt) ->
 def reclock(deployment: Deployment, attempt: Attempt) -> Report:
     """Find the run's transactions, or mint them.
 
-    A run whose share another run has bound is one that the scheduler has forgotten and the warehouse
-    remembers. That is told, and treated as a clear: proven, never done again.
+    If another run has bound this run's share, the warehouse has a record of the run that the scheduler has
+    lost. The run is then reported as `recognised` and treated as cleared: it is proven, never done again.
     """
     owned = mint(deployment.pipeline, attempt)
     plan = known_plan(deployment.pipeline, attempt)
@@ -101,20 +102,20 @@ def reclock(deployment: Deployment, attempt: Attempt) -> Report:
 
 
 def ingest(deployment: Deployment, attempt: Attempt, *, progress: Progress = no_progress) -> Report:
-    """Stage and measure what is open; replay what is to be proven."""
+    """Stage the open transactions; replay those that are to be proven."""
     gathered = deployment.with_new_columns(lambda: gather(deployment.pipeline, attempt, progress=progress))
     return gathered_report(gathered)
 
 
 def load_gate() -> None:
-    """Load the gate's library, which takes seconds, before anything asks for it."""
+    """Load Great Expectations, which takes seconds, before the gate needs it."""
     from tidemark.quality import engine
 
     engine.load()
 
 
 def validate(deployment: Deployment, attempt: Attempt, *, progress: Progress = no_progress) -> Report:
-    """Judge what was staged and replayed; every verdict is documented."""
+    """Judge the staged and the replayed transactions, and document every verdict."""
     confirm = deployment.confirm
     return verdicts_report(judge_gathered(deployment.pipeline, attempt, confirm=confirm, progress=progress))
 
@@ -126,7 +127,7 @@ def upsert(
     progress: Progress = no_progress,
     publishes_all: bool = False,
 ) -> Report:
-    """Seal what passed, bring the logs up, and publish what is due, or all that has rows."""
+    """Seal the transactions that passed, append them to the logs, and publish what is due (or everything)."""
     deployment.with_new_columns(lambda: seal_judged(deployment.pipeline, attempt, progress=progress))
     if publishes_all:
         deployment.with_new_columns(lambda: publish_now(deployment, attempt, deployment.shards))
@@ -147,7 +148,7 @@ def upsert(
 
 
 def seals_of(deployment: Deployment, txns: Sequence[Txn]) -> Sequence[Seal]:
-    """The seals of those of the transactions that are decided."""
+    """The seals of the given transactions (in ascending order), without those that are still open."""
     upper = deployment.control.seals.head().upper
     if not txns:
         return ()
@@ -156,8 +157,8 @@ def seals_of(deployment: Deployment, txns: Sequence[Txn]) -> Sequence[Seal]:
 
 
 def checkpoint(deployment: Deployment, attempt: Attempt) -> tuple[Report, Sequence[Announcement]]:
-    """Advance the checkpoint, acknowledge the source, and tell what the run did to each shard, as far as it
-    was not announced before. What a person has overruled goes on record first."""
+    """Advance the checkpoint, acknowledge the source, and report the run's changes to each shard that were
+    not announced before. Overruled verdicts are recorded first."""
     reached = advance(deployment.pipeline)
     found = found_by(deployment.pipeline, attempt)
     staged = {one.txn for one in found if not one.replayed}
@@ -173,15 +174,15 @@ def checkpoint(deployment: Deployment, attempt: Attempt) -> tuple[Report, Sequen
 
 
 def announced(deployment: Deployment) -> tuple[ShardId, ...]:
-    """The shards that downstream hears of: those of the pipeline, and its quarantine."""
+    """The shards whose changes are announced downstream: the pipeline's and its quarantine."""
     return (*deployment.shards, QUARANTINE)
 
 
 def repaired(
     deployment: Deployment, attempt: Attempt, restored: Sequence[tuple[int, str]]
 ) -> tuple[Report, Sequence[Announcement]]:
-    """What to tell of shards whose parts were restored, given by transaction and shard, as far as these had
-    been announced: whoever read them may have read what was damaged."""
+    """The report on restored parts, given by transaction and shard, of transactions that were announced:
+    their readers may have read damaged data."""
     seals = seals_of(deployment, sorted({Txn(txn) for txn, _ in restored}))
     told = [one for one in announcements(deployment.pipeline, attempt, seals) if one.repaired]
     touched = {
@@ -192,7 +193,7 @@ def repaired(
 
 
 def replay_preview(deployment: Deployment, *, txn_from: int, txn_to: int | None) -> list[Report]:
-    """What a replay would read again, and whether that is still there. Reads no data."""
+    """The input that a replay would read, and whether it still exists. Reads no data."""
     txns = bound_range(deployment.pipeline, txn_from=txn_from, txn_to=txn_to)
     steps = replay_plan(deployment.pipeline, txn_from=Txn(txns[0]), txn_to=Txn(txns[-1]))
     return [
@@ -216,8 +217,7 @@ def replay_range(
     mode: str,
     progress: Progress = no_progress,
 ) -> tuple[tuple[Finding, ...], list[tuple[int, str, str]]]:
-    """Prove every transaction of a range; with `repair`, restore the parts that were lost. One that is not
-    sealed yet is finished."""
+    """Prove every transaction of a range, or finish it if it is open; with `repair`, restore lost parts."""
     works = deployment.pipeline
     txns = bound_range(works, txn_from=txn_from, txn_to=txn_to)
     sealed = range(txns[0], min(txns[-1] + 1, deployment.control.seals.head().upper))
@@ -241,10 +241,10 @@ def replay_range(
 def differing_rows(
     deployment: Deployment, findings: Sequence[Finding], *, progress: Progress = no_progress
 ) -> tuple[Difference, ...]:
-    """For each shard of which a replay says `differs`, a few keys with what differs, for a person to see.
+    """For each shard with the verdict `differs`, a few keys with their differences, for people.
 
-    The input is read once more, beside the sealed parts. What can't be read any more shows nothing: the
-    verdict stands without it."""
+    The input is read again and compared with the sealed parts. Data that can't be read is left out; the
+    verdict does not depend on it."""
     found: list[Difference] = []
     differ = [finding for finding in findings if finding.verdict is Verdict.DIFFERS]
     for finding in differ[:SAMPLED_TXNS_MAX]:
@@ -262,7 +262,7 @@ def differing_rows(
 
 
 def maintenance_plan(deployment: Deployment) -> Report:
-    """What maintenance would do now, and who holds what back. Changes nothing, and starts no Spark."""
+    """The work that maintenance would do now, and what holds it back. Changes nothing, starts no Spark."""
     found = maintenance.plan(deployment, maintenance.terms_of(deployment))
     return {
         "pipeline": found.pipeline,

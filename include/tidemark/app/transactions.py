@@ -1,9 +1,7 @@
-"""Transactions as records for people: one line each, or one whole. For the command and the pages in Airflow.
-Changes nothing and starts no Spark.
+"""Transactions and runs as reports, for the command, the pages in Airflow and the last line of a run's log.
 
-What a run has done, gathered from durable facts: for the last line of its log, its page, the command.
-
-Whoever asks gets the same answer, whichever process did the work; nothing is taken from a scheduler's memory.
+Everything comes from the ledgers and the journal, so the answer does not depend on the process that did the
+work, nor on the scheduler's database. Nothing here changes data or starts Spark.
 """
 
 from __future__ import annotations
@@ -67,7 +65,7 @@ def _row(deployment: Deployment, binding: Binding, seal: Seal | None) -> Row:
 
 
 def recent(deployment: Deployment, *, limit: int) -> list[Row]:
-    """What the newest sealed transactions have read, and how long they were open, the oldest first."""
+    """The input of the newest sealed transactions, and how long they were open, the oldest first."""
     control = deployment.control
     control.bindings.head()
     upper = control.seals.head().upper
@@ -83,8 +81,8 @@ def recent(deployment: Deployment, *, limit: int) -> list[Row]:
 
 
 def steps_of(deployment: Deployment, binding: Binding, seal: Seal | None) -> list[Row]:
-    """When a transaction came through each of its steps, and how long each took, by the records that they
-    left: of the try that was sealed, else of the last one. A step that left none has no time of its own."""
+    """The time and the duration of each step of a transaction, from the records that the steps left: of the
+    sealed try, else of the last one. A step without a record is left out."""
     logs = {f"in the log of {shard}": _appended(deployment, shard, binding.txn) for shard in _shards(seal)}
     moments = {**_moments(deployment, binding, seal), **logs}
     rows: list[Row] = []
@@ -98,7 +96,7 @@ def steps_of(deployment: Deployment, binding: Binding, seal: Seal | None) -> lis
 
 
 def step_seconds(deployment: Deployment, binding: Binding, seal: Seal) -> dict[str, float]:
-    """How long each step took up to the seal, by the step's name, and all of it as `transaction`."""
+    """The duration of each step up to the seal, by the step's name, and the whole as `transaction`."""
     named = {"staged": "ingest", "judged": "validate", "sealed": "upsert"}
     found: dict[str, float] = {}
     moments = _moments(deployment, binding, seal)
@@ -134,8 +132,8 @@ def _moments(deployment: Deployment, binding: Binding, seal: Seal | None) -> dic
 
 
 def decided_by(deployment: Deployment, attempt: Attempt) -> tuple[list[Seal], list[Seal]]:
-    """The transactions that a run has staged in this round of it and that are sealed: those that it sealed
-    itself, and those that another run sealed first."""
+    """The seals of the transactions that a run staged in this round: its own seals, and those of other runs
+    that sealed first."""
     staged = [
         one
         for one in found_by(deployment.pipeline, attempt)
@@ -162,7 +160,8 @@ def _appended(deployment: Deployment, shard: ShardId, txn: Txn) -> datetime | No
 
 def whole(deployment: Deployment, txn: int) -> tuple[Binding, Seal | None, Sequence[Row], Row]:
     """One transaction: its binding, its seal, its journal with the time of each entry, and its times.
-    `InvalidUsage` when it is not bound."""
+
+    `InvalidUsage` if it is not bound."""
     bound_range(deployment.pipeline, txn_from=txn, txn_to=txn)
     binding = binding_at(deployment.pipeline, Txn(txn))
     control = deployment.control
@@ -180,17 +179,20 @@ def whole(deployment: Deployment, txn: int) -> tuple[Binding, Seal | None, Seque
     )
 
 
+# Reports of runs.
+
+
 def sentence_of(pipeline: Pipeline, attempt: Attempt, *, asks_source: bool = True) -> str:
-    """What the run of this attempt did, in one sentence. When that is nothing, the source is asked for what
-    waits in it, unless it is not to be asked."""
+    """The work of the attempt's run, in one sentence. If there was none, the sentence reports the input that
+    waits in the source; `asks_source=False` leaves this out."""
     facts = run_facts(pipeline, attempt)
     return run_sentence(facts if facts != RunFacts() or not asks_source else idle(pipeline))
 
 
 def run_facts(pipeline: Pipeline, attempt: Attempt) -> RunFacts:
-    """What is on record of the run: of the transactions that it has bound, staged or proven.
+    """The record of the transactions that the run has bound, staged or proven.
 
-    What it has begun to prove is told as a proof, with the verdict that it owes, and not as loaded again."""
+    A transaction that the run has begun to prove counts as a proof, also without a verdict, not as loaded."""
     mine = [one for one in found_by(pipeline, attempt) if one.owner.is_run_of(attempt.owner)]
     tried = {(one.txn, one.token) for one in mine if not one.replayed}
     begun = {one.txn: one for one in mine if one.replayed}
@@ -213,7 +215,7 @@ def run_facts(pipeline: Pipeline, attempt: Attempt) -> RunFacts:
         sealed=tuple(seal for seal in seals if seal.txn not in begun),
         own=frozenset(seal.txn for seal in seals if (seal.txn, seal.token) in tried),
         proofs=tuple(proofs),
-        # Those above the first one wait for it, whatever else may be wrong with them.
+        # All others wait for the first one, so their own reasons don't matter yet.
         open={txn: _why_open(pipeline, txn) if txn == left[0] else "" for txn in left},
     )
 
@@ -224,7 +226,7 @@ def _why_open(pipeline: Pipeline, txn: Txn) -> str:
 
 
 def idle(pipeline: Pipeline) -> RunFacts:
-    """A run that did nothing, and what waits. A source that can't be asked doesn't make a failure of it."""
+    """The facts of a run without work: the waiting input. An error of the source is reported, not raised."""
     try:
         waiting = waiting_input(pipeline)
     except TidemarkError as error:

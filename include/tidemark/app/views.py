@@ -1,12 +1,12 @@
-"""Reading shards from Python: the state, the fresh view, or the log, pinned and checked.
+"""Reads of shards from Python: the state, the fresh view, or the log, at pinned versions.
 
     shop = tidemark.load_pipeline("pipelines/shop.yaml")
     rows = tidemark.read(shop, "orders", view="fresh")
     found = tidemark.read_together(shop)  # found.rows["orders"], found.rows["items"], both as of found.txn
 
-What is read never changes under the reader: versions are pinned before the first row is looked at, and a
-state that is not as it was published is refused (scenario M13). Shards that are read together are read at
-one transaction, so what one transaction wrote to several of them is seen in all or in none.
+A read is stable: versions are pinned before the first row is read, and a state that differs from its publish
+is rejected (scenario M13). `read_together` reads several shards at one transaction, so the changes of a
+transaction are visible in all of them or in none.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def read(
 ) -> DataFrame:
     """The shard's rows, as of a transaction or now.
 
-    `state` is what was published last, at or below `as_of`. `fresh` is exact at `as_of`. `log` has every
-    change up to it, from `since` on, with `_txn` and `_op`. What maintenance has let go is `Truncated`.
+    `state` is the last publish at or below `as_of`. `fresh` is exact at `as_of`. `log` has every change from
+    `since` to `as_of`, with `_txn` and `_op`. `Truncated` if maintenance has removed the needed transactions.
     Without a `spark` session the warm Spark is used, or one is started.
     """
     view, deployment = View(view), open_deployment(pipeline, spark=spark)
@@ -105,8 +105,8 @@ def read_together(
 ) -> Together:
     """These shards (all, by default) at one transaction: `as_of`, or the last one that is in all of them.
 
-    States are published one by one, so `state` is as of the last transaction, at or below `as_of`, that a
-    version of every state is exact at. A shard that waits at a held transaction holds the others back."""
+    States are published one by one, so `state` reads the last transaction, at or below `as_of`, at which a
+    version of every state is exact. A shard that is paused at a transaction holds the others back."""
     view, deployment = View(view), open_deployment(pipeline, spark=spark)
     named = shards or deployment.shards
     names = tuple(ShardId(deployment.config.shard(shard).name) for shard in named)
@@ -121,17 +121,17 @@ def read_together(
         txn = published_together(deployment.control, names, as_of=txn)
     rows: dict[str, DataFrame] = {name: read(deployment, name, view=view, as_of=txn) for name in names}
     if view is View.LOG:
-        # Maintenance may have moved it between two reads; what one has let go of, none has.
+        # Maintenance may have raised `since` between two reads; all frames start at the newest one.
         since = since_of(deployment.control.leases.head())
         rows = {name: frame.where(f"_txn >= {since}L") for name, frame in rows.items()}
     return Together(txn, rows)
 
 
 def open_errors(pipeline: AnyPipeline, shard: str, *, spark: SparkSession | None = None) -> DataFrame:
-    """The shard's quarantined records whose key has had no good row since, as quarantine keeps them.
+    """The shard's quarantined records whose key has had no good row since, unmasked.
 
-    Exact at the last transaction that both logs can be read at. A record without a readable key is not
-    among them: nobody can tell whose error it is (scenario E2)."""
+    Exact at the last transaction that is readable in both logs. Records without a readable key are left out,
+    because they belong to no key (scenario E2)."""
     from tidemark.spark.state_table import specs_of
     from tidemark.spark.views import ErrorPins
     from tidemark.spark.views import open_errors as still_open
@@ -146,7 +146,7 @@ def open_errors(pipeline: AnyPipeline, shard: str, *, spark: SparkSession | None
 
 
 def _base(deployment: Deployment, shard: ShardId, as_of: Txn) -> Published | None:
-    """The publish that a read starts from, once the state is known to be as it was published."""
+    """The publish that a read starts from, after a check that the state is as published; None without one."""
     last = checked_record(deployment.control, deployment.state(), shard)
     if last is None or last.txn <= as_of:
         return last

@@ -1,8 +1,8 @@
-"""The pipelines of a project, by name or by file, opened for work: for the command and for Python.
+"""The pipelines of a project: found by name or by file, and opened for the command and for Python.
 
-Pipeline files are looked for in `$TIDEMARK_PIPELINES`, or else in `include/pipelines`, `pipelines` and the
-present folder. Opening a pipeline starts no Spark; the first step that needs rows does, or takes the one that
-it was given.
+Pipeline files are searched in `$TIDEMARK_PIPELINES`, or else in `include/pipelines`, `pipelines` and the
+current folder. Opening a pipeline starts no Spark. The first step that needs rows uses the given session or
+starts one.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ PIPELINES_FOLDERS: Final = ("include/pipelines", "pipelines", ".")
 
 
 def pipeline_folders() -> list[str]:
-    """Where pipeline files are looked for."""
+    """The folders that are searched for pipeline files."""
     chosen = os.environ.get("TIDEMARK_PIPELINES")
     return [chosen] if chosen else [folder for folder in PIPELINES_FOLDERS if Path(folder).is_dir()]
 
 
 def find_files(pipeline: str | None) -> list[Path]:
-    """The files of the pipeline of this name, broken ones too; without a name, those of the first folder that
-    has any."""
+    """The files of the pipeline with this name, invalid ones too; without a name, all files of the first
+    folder that has any. Empty if there are none."""
     from tidemark.config import load_pipelines
 
     for folder in pipeline_folders():
@@ -51,7 +51,7 @@ def find_files(pipeline: str | None) -> list[Path]:
 
 
 def _broken(folder: str, loaded: LoadedPipelines, pipeline: str) -> list[str]:
-    """The files that can't be used and would be the pipeline's: by the name in them, else by their own."""
+    """The invalid files of the pipeline: those that contain its name, else those that are named like it."""
     from tidemark.config import name_in
 
     given = {file: name_in(Path(folder) / file) for file in loaded.errors}
@@ -60,9 +60,11 @@ def _broken(folder: str, loaded: LoadedPipelines, pipeline: str) -> list[str]:
 
 
 def load_pipeline(pipeline: str | Path, environment: str | None = None) -> PipelineConfig:
-    """A pipeline by the path of its file, or by its name in the folder of pipeline files, checked. Nothing is
-    opened and no engine is loaded. Where the files that have the name can't be used, `ConfigInvalid` has all
-    that is wrong with them."""
+    """The checked configuration of a pipeline, by the path of its file or by its name in the folders of
+    pipeline files. Nothing is opened and no engine is loaded.
+
+    `ConfigInvalid`, with all problems, if the pipeline's files are invalid; `InvalidUsage` if there are none.
+    """
     from tidemark.config import ConfigInvalid, load_pipelines
     from tidemark.config import load_pipeline as load_file
 
@@ -90,7 +92,9 @@ def load_pipeline(pipeline: str | Path, environment: str | None = None) -> Pipel
 
 
 def find_names(environment: str | None) -> list[str]:
-    """The pipelines in the folder of pipeline files; one that can't be used stops the command."""
+    """The names of the pipelines in the first folder that has any.
+
+    `ConfigInvalid` if a file is invalid; `InvalidUsage` if there is no pipeline."""
     from tidemark.config import load_pipelines
 
     folders = pipeline_folders()
@@ -111,11 +115,11 @@ def open_deployment(
     cores: int | None = None,
     binds: bool = False,
 ) -> Deployment:
-    """A pipeline ready to work: one that was loaded, or one by its name or its file's path; an open one is
-    returned as it is. `binds` asks the source for its tables first, where the file leaves them to it.
+    """Open a pipeline, given as a configuration, by its name or by its file's path; an open one is returned
+    as it is. `binds` asks the source for its tables first, if the file leaves them to the source.
 
-    Without a `spark` session the first step that needs one finds or starts it: `$TIDEMARK_SPARK_MASTER`, the
-    warm Spark, or one of its own with these `cores`."""
+    Without a `spark` session, the first step that needs one uses `$TIDEMARK_SPARK_MASTER`, the warm Spark, or
+    a new local Spark with these `cores`."""
     from tidemark.app.deployment import Deployment, discovered
     from tidemark.config import PipelineConfig
 
@@ -147,7 +151,7 @@ def _session(name: str, cores: int | None) -> SparkSession:
 
 
 def new_attempt(run_id: str | None = None, *, cleared: bool = False, logical_date: str = "") -> Attempt:
-    """An attempt of a run started by hand. Without a run id, the run is a new one."""
+    """An attempt of a run that is started by hand. Without a run id, the run is a new one."""
     from tidemark.app.deployment import new_token
     from tidemark.core.binding import Owner
     from tidemark.pipeline.context import Attempt

@@ -1,1 +1,1 @@
-"""The `tidemark` command. Each command is a module; engines are imported when a command runs, not before."""
+"""The `tidemark` command. Engines are imported when a command needs them, not before."""

@@ -1,4 +1,4 @@
-"""`python -m tidemark.cli`: the command, where its script is not on the path."""
+"""`python -m tidemark.cli`: the command, for use if its script is not on the path."""
 
 from tidemark.cli.app import main
 

@@ -1,9 +1,7 @@
-"""Standard output whose reader may leave: `tidemark txns p | head -1`.
+"""The root of the `tidemark` command: its global options, its list of commands, and its errors.
 
-The command's root: options that belong to no command, and where each command is.
-
-A command's module is imported, and its options are read, when that command is asked for: a run with nothing
-to do spends most of its time on imports.
+A command's module is imported only when that command is used: a run without work spends most of its time on
+imports. Standard output may be closed early, as in `tidemark txns p | head -1`.
 """
 
 from __future__ import annotations
@@ -27,10 +25,9 @@ from tidemark.core.errors import TidemarkError
 
 
 class LeavingReader:
-    """A stream for text that goes on when its reader has closed the pipe; what is written then goes nowhere.
+    """A text stream that discards its output after the reader has closed the pipe.
 
-    So a command ends as it would have, with the exit code that it would have had: a reader that has seen
-    enough is no error, and no reason to break off work either."""
+    A closed pipe is no error: the command completes its work and ends with its usual exit code."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -49,7 +46,7 @@ class LeavingReader:
             self._forget()
 
     def _forget(self) -> None:
-        """Let the descriptor itself lead nowhere: what is buffered is flushed to it at the end."""
+        """Redirect the descriptor itself to /dev/null, because buffered text is flushed to it at the end."""
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self._stream.fileno())
         os.close(nowhere)
@@ -85,16 +82,16 @@ MODULES: Final = {
     "source": "tidemark.cli.source",
     "spark": "tidemark.cli.spark",
 }
-"""The commands, in the order in which they are listed, each with the module that has it."""
+"""The commands in the order of `--help`, each with its module."""
 
 OBJECTS_PER_COLLECTION: Final = 50_000
-# Click's exception for what a person got wrong. Typer has a copy of click inside it since some version, and
-# had click's own before: which one it is, is known from a public exception that inherits from it.
+# Click's exception for usage errors. Newer versions of Typer contain a copy of click, older ones use click
+# itself. A public exception of Typer inherits from the right one in both.
 _MISTAKE: Final[Any] = next(kind for kind in typer.BadParameter.mro() if kind.__name__ == "ClickException")
 
 
 class Commands(Mapping[str, Any]):
-    """The commands by their names."""
+    """The commands by their names; a lookup imports the command's module."""
 
     def __getitem__(self, name: str) -> Any:
         return commands_of(MODULES[name])[name]
@@ -117,14 +114,14 @@ def commands_of(module: str) -> Mapping[str, Any]:
 
 
 def _unwrap(commands: Mapping[str, Any]) -> None:
-    """Join the lines of each paragraph of a help text: a docstring's lines are not as wide as a terminal."""
+    """Join the lines of each paragraph of the help texts, so that they wrap at the terminal's width."""
     for command in commands.values():
         command.help = "\n\n".join(" ".join(part.split()) for part in (command.help or "").split("\n\n"))
         _unwrap(getattr(command, "commands", {}))
 
 
 class Root(TyperGroup):
-    """The main command, whose commands are imported when they are asked for."""
+    """The main command. It imports its commands when they are used."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -159,10 +156,10 @@ def root(
 
 
 def main() -> None:
-    """Run the command line. An error of ours is told in its own words, with the exit code of its family."""
-    # Else pydantic looks through every installed package for plugins, before it checks the first value.
+    """Run the command line. A `TidemarkError` is printed and ends it with the exit code of its family."""
+    # Otherwise pydantic searches every installed package for plugins before the first validation.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-    # Nearly all objects of a short command are modules' and stay: looking through them often finds nothing.
+    # Nearly all objects of a short command belong to modules and stay, so frequent collections free nothing.
     gc.set_threshold(OBJECTS_PER_COLLECTION)
     stdout = sys.stdout
     output: Any = LeavingReader(stdout)
@@ -175,17 +172,17 @@ def main() -> None:
         fail(error.fact, error.hint, exit_code_of(error))
     except OSError as error:
         if error.filename is None or error.strerror is None:
-            raise  # No person can do anything about it without knowing where it was.
+            raise  # Without a path, the message would not help; the traceback may.
         hint = "check the path, its permissions and the disk's room, then retry"
         fail(f"{error.filename}: {error.strerror}", hint, EXIT_RETRY)
     finally:
         output.flush()
         sys.stdout = stdout
-        gc.freeze()  # The process ends, and its memory with it: no need to search that for cycles.
+        gc.freeze()  # The process is about to end: a last collection would only take time.
 
 
 def _run_for_machines() -> NoReturn:
-    """Run the command line, and tell what is wrong with the words of it like any other error."""
+    """Run the command line with JSON errors, also for usage errors."""
     try:
         code = app(standalone_mode=False, prog_name="tidemark")
     except _MISTAKE as mistake:
@@ -195,13 +192,12 @@ def _run_for_machines() -> NoReturn:
         fail(said[:1].lower() + said[1:].rstrip("."), hint, mistake.exit_code)
     except typer.Abort:
         fail("aborted", "", EXIT_RETRY)
-    # Not being on its own, the command gives back the code of a `typer.Exit`, or nothing.
+    # Outside of standalone mode, the command returns the code of a `typer.Exit`, or None.
     sys.exit(code if isinstance(code, int) else 0)
 
 
 def fail(fact: str, hint: str, exit_code: int) -> NoReturn:
-    """End the command with an error: two lines for people or, where JSON was asked for, an object, on the
-    same stream."""
+    """End the command with an error on standard error: two lines for people or, with --json, an object."""
     if "--json" in sys.argv:
         told = {"error": fact, "what_to_do": hint, "exit_code": exit_code}
         typer.echo(json.dumps(told, ensure_ascii=False), err=True)

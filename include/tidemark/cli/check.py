@@ -1,4 +1,4 @@
-"""`tidemark check [PIPELINE…]`: what is wrong with pipeline files, or what the pipelines will do."""
+"""`tidemark check [PIPELINE…]`: the problems of pipeline files or, if there are none, a summary of each."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 EXIT_INVALID = 2
 ASKED_ONCE = {"max_retries": "0", "retry_timeout": "5s", "timeout": "5s", "connect_timeout": "5s"}
-"""A check doesn't wait for an object store that can't be reached."""
+"""No retries and short timeouts: a check must not wait long for an object store that can't be reached."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Checked:
-    """One file in one environment (empty: none). `config` is None when there are problems."""
+    """One file in one environment (empty: none). `config` is None if there are problems."""
 
     file: str
     environment: str
@@ -36,7 +36,7 @@ class Checked:
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to the main one."""
+    """Register the command."""
     app.command(name="check")(check)
 
 
@@ -91,15 +91,15 @@ def _expanded(files: Sequence[Path]) -> list[Path]:
 
 
 def _check_file(file: Path, environment: str | None) -> Iterator[Checked]:
-    """The file in the environment that was asked for; where none was, as it counts then (by itself, or in
-    `$TIDEMARK_ENVIRONMENT`) and in each of its environments."""
+    """Check the file in the given environment; without one, in its default (`$TIDEMARK_ENVIRONMENT`, or no
+    environment) and in each environment that it defines."""
     from tidemark.config import ConfigInvalid, environments_of, load_pipeline
 
     own = environments_of(file)
     names: list[str | None] = [environment] if environment is not None else [None, *own]
     chosen = os.environ.get("TIDEMARK_ENVIRONMENT")
     if environment is None and chosen and own:
-        # Where it is set, nothing that asks for no environment gets the file by itself; each gets this one.
+        # If the variable is set, it replaces the missing environment everywhere, so that case is left out.
         names = list(dict.fromkeys([chosen, *own]))
     for name in names:
         try:
@@ -109,7 +109,7 @@ def _check_file(file: Path, environment: str | None) -> Iterator[Checked]:
 
 
 def _compared(file: str, environment: str, config: PipelineConfig) -> Checked:
-    """The file against what its warehouse has on record; that it can't be reached is no fault of the file."""
+    """Compare the file with the record in its warehouse. An unreachable warehouse is no problem."""
     from tidemark.app.deployment import Deployment
     from tidemark.app.tasks import no_session
     from tidemark.config import Problem
@@ -179,7 +179,7 @@ def _show(checked: Sequence[Checked], problems: Sequence[Problem]) -> None:
 
     console = Console()
     for problem in problems:
-        # As a `Text` the message's own brackets are no markup; soft wrap keeps one problem on one line.
+        # A `Text` has no markup, so brackets in the message are printed; soft wrap keeps a problem on a line.
         console.print(Text(str(problem)), soft_wrap=True, highlight=False)
     if problems:
         count = len({problem.file for problem in problems})
@@ -194,7 +194,7 @@ def _show(checked: Sequence[Checked], problems: Sequence[Problem]) -> None:
 
 
 def _summary(results: Sequence[Checked]) -> Iterator[RenderableType]:
-    """One screen on one file: what is read, how it is cut, where it goes, and each shard's settings."""
+    """A summary of one file: its source, its transaction limits, its warehouses and each shard's settings."""
     from rich.table import Table
     from rich.text import Text
 

@@ -1,4 +1,4 @@
-"""The commands about who reads: `leases`, and `consumers list`, `skip` and `forget`. None starts Spark."""
+"""The commands about consumers: `leases`, and `consumers list`, `skip` and `forget`. None starts Spark."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ConsumerArgument = Annotated[str, typer.Argument(help="The consumer's name.", me
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands to the main one."""
+    """Register the commands."""
     app.command(name="leases", epilog=EXIT_CODES)(leases)
     consumers = typer.Typer(
         help="Who reads the shards, how far they are, and what holds them.", no_args_is_help=True

@@ -1,4 +1,4 @@
-"""The commands with which people decide: `skip`, `accept`, `release`, `watermark`. Each takes a reason."""
+"""The commands for decisions of people: `skip`, `accept`, `release`, `watermark`. Each takes a reason."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TxnArgument = Annotated[int, typer.Argument(min=1, help="The transaction's numbe
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands to the main one."""
+    """Register the commands."""
     app.command(name="skip", epilog=EXIT_CODES)(skip)
     app.command(name="accept", epilog=EXIT_CODES)(accept)
     app.command(name="release", epilog=EXIT_CODES)(release)

@@ -1,6 +1,6 @@
-"""The doctor's checks. Each returns what it found and, where that isn't enough, what to do about it.
+"""`tidemark doctor`: checks of this machine's packages, Java, jars and Spark, and of the warehouse.
 
-`tidemark doctor`: does this machine have what Tidemark needs, and does the store keep its promise?
+Each check returns its finding and, if it fails, a remedy.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ PACKAGES = (
     "deltalake",
     "great-expectations",
 )
-"""Whose versions matter enough to be shown: what the rest of the tree stands on."""
+"""The main dependencies, whose versions are shown."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the doctor's report. `remedy` is empty where `ok`."""
+    """One line of the doctor's report. `remedy` is empty if `ok`."""
 
     name: str
     ok: bool
@@ -50,8 +50,10 @@ class Check:
 
 
 def all_checks(*, warehouse: str, with_spark: bool) -> Iterator[Check]:
-    """Every check, each made only when it is asked for: a caller can show them as they come. `warehouse` is
-    an absolute path or a URI; an object store has no folders, so only its put-if-absent is looked at."""
+    """Run the checks one by one, so that a caller can show each result at once.
+
+    `warehouse` is an absolute path or a URI. Of an object store, only put-if-absent is checked: it has no
+    folders."""
     yield from machine_checks(with_spark=with_spark)
     if not is_uri(warehouse):
         yield check_writable(Path(warehouse))
@@ -59,7 +61,7 @@ def all_checks(*, warehouse: str, with_spark: bool) -> Iterator[Check]:
 
 
 def machine_checks(*, with_spark: bool) -> Iterator[Check]:
-    """What this machine has, wherever the tables are."""
+    """The checks of this machine, which don't depend on the warehouse."""
     yield check_python()
     required = required_versions()
     for package in PACKAGES:
@@ -69,7 +71,7 @@ def machine_checks(*, with_spark: bool) -> Iterator[Check]:
 
 
 def spark_checks(*, with_spark: bool) -> Iterator[Check]:
-    """What the extra `spark` needs."""
+    """The checks for the extra `spark`."""
     yield check_same_version("pyspark", "pyspark-client")
     yield check_java()
     yield check_jars()
@@ -88,7 +90,7 @@ def check_python(version: tuple[int, int] = sys.version_info[:2]) -> Check:
 
 
 def required_versions() -> dict[str, tuple[str, str]]:
-    """package -> version specifier and extra, as the installed tidemark declares them."""
+    """The version specifier and the extra of each package that the installed tidemark requires."""
     from packaging.requirements import Requirement
 
     declared = [Requirement(line) for line in metadata.requires("tidemark") or []]
@@ -103,8 +105,8 @@ def _extra_of(marker: str) -> str:
 def check_package(
     name: str, specifier: str, extra: str = "", installed: Callable[[str], str] = metadata.version
 ) -> Check:
-    """The package is installed in a version that tidemark declares it works with. One of an extra may be
-    missing: what needs it says so."""
+    """The package is installed in a version that tidemark supports. A package of an extra may be missing:
+    code that needs it raises `MissingExtra`."""
     from packaging.specifiers import SpecifierSet
 
     try:
@@ -119,7 +121,7 @@ def check_package(
 
 
 def check_same_version(left: str, right: str, installed: Callable[[str], str] = metadata.version) -> Check:
-    """Two packages that install into one folder have one version, or they overwrite each other."""
+    """Two packages that install into one folder have the same version; else they overwrite each other."""
     name = f"{left} = {right}"
     try:
         versions = installed(left), installed(right)
@@ -136,7 +138,7 @@ def check_same_version(left: str, right: str, installed: Callable[[str], str] = 
 
 
 def check_java() -> Check:
-    """A Java that Spark runs on."""
+    """There is a Java version that Spark supports."""
     from tidemark.runtime.java import find_java
 
     try:
@@ -147,7 +149,7 @@ def check_java() -> Check:
 
 
 def check_jars(folder: Path | None = None) -> Check:
-    """Every jar of jars.lock, with its sum."""
+    """Every jar of jars.lock is there, with the right checksum."""
     from tidemark.runtime import home, jars
 
     folder = folder or home.jars_folder()
@@ -160,7 +162,7 @@ def check_jars(folder: Path | None = None) -> Check:
 
 
 def check_spark() -> Check:
-    """Spark starts and works on a Delta table, in a process with a deadline."""
+    """Spark starts and can use a Delta table, tested in a process with a time limit."""
     with tempfile.TemporaryDirectory(prefix="tidemark-doctor-") as scratch:
         try:
             done = subprocess.run(
@@ -187,7 +189,7 @@ def check_spark() -> Check:
 
 
 def check_writable(warehouse: Path) -> Check:
-    """Files can be made, made durable, and removed in the warehouse."""
+    """Files can be created, synced and deleted in the warehouse."""
     try:
         warehouse.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(prefix="_tidemark_write_", dir=warehouse) as file:
@@ -203,7 +205,7 @@ def check_writable(warehouse: Path) -> Check:
 
 
 def check_put_if_absent(warehouse: str) -> Check:
-    """Of several processes that create one Delta commit, exactly one succeeds, every time."""
+    """If several processes create the same Delta commit, exactly one succeeds, every time."""
     from tidemark.delta.probe import probe_put_if_absent
 
     try:
@@ -225,7 +227,7 @@ def _failed(name: str, error: TidemarkError) -> Check:
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to the main one."""
+    """Register the command."""
     app.command(name="doctor")(doctor)
 
 
@@ -274,8 +276,8 @@ def doctor(
 
 
 def warehouse_to_check(given: str | None) -> str:
-    """The absolute path or the URI of the warehouse, as a pipeline file would have it; `InvalidUsage` where
-    none could."""
+    """The absolute path or the URI of the warehouse, resolved as in a pipeline file; `InvalidUsage` if it is
+    invalid there."""
     from tidemark.config.paths import WAREHOUSE, default_root, resolved
 
     chosen = given if given is not None else os.environ.get("TIDEMARK_WAREHOUSE") or WAREHOUSE
@@ -283,7 +285,7 @@ def warehouse_to_check(given: str | None) -> str:
 
 
 def _show(checks: list[Check]) -> None:
-    """The checks as a table; the remedy stands below what was found."""
+    """Print the checks as a table, each remedy below its finding."""
     from rich.console import Console
     from rich.table import Table
 
@@ -293,7 +295,7 @@ def _show(checks: list[Check]) -> None:
     table.add_column("found", overflow="fold")
     for check in checks:
         mark = "[green]ok[/green]" if check.ok else "[red]not ok[/red]"
-        # Values come from outside and may hold square brackets, which rich would take for markup.
+        # The values may contain square brackets, which rich would parse as markup.
         found = _plain(check.found) if check.ok else f"{_plain(check.found)}\n-> {_plain(check.remedy)}"
         table.add_row(_plain(check.name), mark, found)
     Console().print(table)

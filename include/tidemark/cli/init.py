@@ -52,7 +52,7 @@ SAMPLES: Final = {
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to the main one."""
+    """Register the command."""
     app.command(name="init")(init)
 
 

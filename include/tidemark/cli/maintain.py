@@ -1,4 +1,4 @@
-"""`tidemark maintain`: keep logs, states and control tables small, and never under a reader's feet."""
+"""`tidemark maintain`: keep logs, states and control tables small, without removing what readers need."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COLUMNS = ("what", "shard", "files", "bytes", "held by", "until")
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to the main one."""
+    """Register the command."""
     app.command(name="maintain", epilog=EXIT_CODES)(maintain)
 
 

@@ -1,4 +1,4 @@
-"""`tidemark recover`: bring a pipeline forward that has lost commits, to what is proven elsewhere."""
+"""`tidemark recover`: bring a pipeline that has lost commits forward to what other records prove."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to the main one."""
+    """Register the command."""
     app.command(name="recover", epilog=EXIT_CODES)(recover)
 
 

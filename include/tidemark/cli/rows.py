@@ -1,6 +1,6 @@
-"""Quarantined records as they came, so that they can be corrected and given back through the source.
+"""The commands that show rows: `read` and `quarantine`.
 
-The commands that show rows: `read` and `quarantine`.
+`quarantine --raw` prints records as they arrived, to be corrected and sent again through the source.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _PLACES_SHOWN_MAX: Final = 5
 
 
 def print_raw(deployment: Deployment, records: Sequence[Mapping[str, Any]]) -> None:
-    """One record per line on standard output, in the order of the source, so that the last one of a key stays
-    the last one.
+    """Print one record per line, in the given order: that of the source, so that the last record of a key
+    stays the last.
 
-    A record of a shard with masked columns is never shown, not even masked: given back, it would put the mask
-    into the table. Raises an `InvalidUsage` that says where such records stand, after the others."""
+    Records of shards with masked columns are not printed, not even masked: sent again, they would write the
+    mask into the table. If there are any, `InvalidUsage` names their places after the others are printed."""
     hidden: list[Mapping[str, Any]] = []
     for record in records:
         if masks(record, deployment.config) or record["_raw"] is None:
@@ -62,7 +62,7 @@ def _places(deployment: Deployment, records: Iterable[Mapping[str, Any]]) -> str
 
 
 def how_to_correct(config: PipelineConfig) -> str:
-    """How the records of this kind of source are corrected, as one line."""
+    """One line on how to correct records of this kind of source."""
     raw = f"`tidemark quarantine {config.name} --open --raw`"
     match config.source.type:
         case "kafka":
@@ -85,7 +85,7 @@ _ORDER: Final = ("_txn", "_partition", "_offset", "_ordinal")
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands to the main one."""
+    """Register the commands."""
     app.command(name="read", epilog=EXIT_CODES)(read)
     app.command(name="quarantine", epilog=EXIT_CODES)(quarantine)
 
@@ -127,7 +127,7 @@ def read(
 
 
 def _exact(schema: StructType) -> str:
-    """The columns as SQL text, decimals as text: a number of JSON is read as a double, and loses digits."""
+    """The columns as SQL, with decimals as text: JSON readers take numbers as doubles and lose digits."""
     from pyspark.sql.types import DecimalType
 
     from tidemark.spark.sql import quoted
@@ -140,8 +140,8 @@ def _exact(schema: StructType) -> str:
 
 
 def row_of(text: str, schema: StructType) -> dict[str, Any]:
-    """The row that a text of JSON is, with the decimals in its structs, arrays and maps as texts too."""
-    # No number is a float before its type is known: only a double may be one.
+    """Parse a row from JSON; decimals in structs, arrays and maps become text too."""
+    # Every number is parsed as a Decimal first, because only a double may become a float.
     row = json.loads(text, parse_float=Decimal, parse_int=Decimal)
     return {field.name: _typed(row[field.name], field.dataType) for field in schema if field.name in row}
 

@@ -1,4 +1,4 @@
-"""The commands that do the work: `run`, `replay`, `publish`, `verify`, `rebuild`."""
+"""The commands that process data: `run`, `replay`, `publish`, `verify`, `rebuild`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ShardOption = Annotated[str | None, typer.Option(help="One shard; all by default
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands to the main one."""
+    """Register the commands."""
     app.command(name="run", epilog=EXIT_CODES)(run)
     app.command(name="replay", epilog=EXIT_CODES)(replay)
     app.command(name="publish", epilog=EXIT_CODES)(publish)
@@ -137,7 +137,7 @@ def _published(outcome: object) -> str:
 
 
 def show_decided(decided: tuple[SealOutcome, ...]) -> None:
-    """One line per transaction."""
+    """Print one line per transaction."""
     from tidemark.core.seal import Lost, Sealed
 
     rows = []
@@ -157,7 +157,7 @@ def show_findings(findings: tuple[Finding, ...]) -> None:
 
 
 def show_differences(found: tuple[Difference, ...]) -> None:
-    """One line per column that differs, or per key that is on one side only."""
+    """Print one line per column that differs, or per key that is only in the input or only in the table."""
     rows = []
     for one in found:
         key = ", ".join(f"{name}={_shown(text)}" for name, text in one.key.items())
@@ -177,7 +177,7 @@ def exit_unless_passed(findings: tuple[Finding, ...]) -> None:
 
 
 class Mode(StrEnum):
-    """What a replay may do."""
+    """The modes of a replay."""
 
     VERIFY = "verify"
     REPAIR = "repair"
@@ -281,7 +281,7 @@ def rebuild(
     deployment = open_deployment(pipeline, environment)
     (name,) = chosen_shards(deployment, shard or deployment.config.only_shard.name)
     before = last_published(deployment.control, name)
-    deployment.control.log(name).head()  # A pipeline file that doesn't fit is refused before Spark starts.
+    deployment.control.log(name).head()  # Rejects an unfit pipeline file before Spark starts.
     after = rebuild_state(deployment.control, deployment.state(), name, token=new_attempt().token)
     same = before is not None and before.txn == after.txn and before.commit.digest == after.commit.digest
     if as_json:

@@ -1,7 +1,4 @@
-"""What the commands share: finding a pipeline, opening it, printing for people and for machines.
-
-What a command that works says while it does: to a terminal, or to a log.
-"""
+"""Shared parts of the commands: options, exit codes, output as text and JSON, and progress messages."""
 
 from __future__ import annotations
 
@@ -59,11 +56,11 @@ def print_json(value: Any) -> None:
 
 
 IDENTIFIERS: Final = frozenset({"txn", "number", "from", "up to", "log has", "state has", "next txn"})
-"""Columns whose numbers name something: they are shown as they are typed, without a comma in them."""
+"""Columns whose numbers are identifiers: they are shown without thousands separators, as they are typed."""
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A table for people; cells are plain text, whatever is in them. A column of numbers is right-aligned."""
+    """Print a table. Cells are plain text without markup; columns of numbers are right-aligned."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -79,7 +76,7 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
     if sys.stdout.isatty():
         Console().print(table)
         return
-    # For `grep` and for a log a row is a line, however long it is.
+    # For `grep` and for logs, a row is one line of any length.
     text = StringIO()
     Console(file=text, width=_WIDTH_MAX).print(table)
     typer.echo("\n".join(line.rstrip() for line in text.getvalue().splitlines()))
@@ -95,7 +92,7 @@ def _cell(column: str, cell: object) -> str:
 
 
 def rows_text(shards: Mapping[ShardId, ShardParts]) -> str:
-    """How many rows a transaction has added to each shard, and how many of them delete a key."""
+    """The number of rows that a transaction added to each shard, and how many of them are deletes."""
     return ", ".join(
         f"{shard} {added.digest.count:,}" + (f" ({_deletes(added.deletes)})" if added.deletes else "")
         for shard, added in shards.items()
@@ -107,7 +104,7 @@ def _deletes(count: int) -> str:
 
 
 def say(text: str, *, style: str = "") -> None:
-    """A line for people; a style is for a terminal."""
+    """Print a line; the style applies only on a terminal."""
     if not sys.stdout.isatty():
         typer.echo(text)
         return
@@ -119,7 +116,7 @@ def say(text: str, *, style: str = "") -> None:
 
 @contextmanager
 def progress_line(quiet: bool) -> Iterator[Progress]:
-    """A line that shows which transaction is in which phase, on a terminal only."""
+    """A status line with the present transaction and phase, only on a terminal."""
     from tidemark.pipeline.ingest import no_progress
 
     if quiet or not sys.stderr.isatty():
@@ -134,13 +131,12 @@ def progress_line(quiet: bool) -> Iterator[Progress]:
 
 @contextmanager
 def source_messages(show: Callable[[str], None]) -> Iterator[None]:
-    """Show what a source says while it reads: how far it is, and how long that may still take. What it warns
-    of stays to be read."""
+    """Show a source's progress messages while it reads. Its warnings are printed and stay visible."""
 
     class Shown(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             if record.name == "tidemark.sources.files.source":
-                return  # The run lists at its end what it did not take.
+                return  # The run lists skipped files at its end.
             if record.levelno >= logging.WARNING:
                 typer.echo(record.getMessage(), err=True)
             else:
@@ -158,7 +154,7 @@ def source_messages(show: Callable[[str], None]) -> Iterator[None]:
 
 
 def line_per_transaction(quiet: bool) -> Decided:
-    """Tells each transaction by a line, with the time and how long it took, where no terminal shows it."""
+    """A callback that prints a line per transaction, with its time and duration; a no-op on a terminal."""
     from tidemark.core.seal import Lost, Sealed
     from tidemark.pipeline.run import no_callback
 

@@ -1,4 +1,4 @@
-"""`tidemark source …`: look at a source before it is read, and write down what it has."""
+"""`tidemark source …`: check a source, print its schema as shards, and reread a table."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ source = typer.Typer(help="Look at a database that changes are captured from.", 
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands to the main one."""
+    """Register the commands."""
     app.add_typer(source, name="source")
 
 

@@ -15,7 +15,7 @@ spark = typer.Typer(
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands to the main one."""
+    """Register the commands."""
     app.add_typer(spark, name="spark")
 
 

@@ -1,7 +1,4 @@
-"""How `tidemark status` is shown to people.
-
-`tidemark status`: how far a pipeline is, and what holds it up. It changes nothing and starts no Spark.
-"""
+"""`tidemark status`: the progress of a pipeline and its blocks. It changes nothing and starts no Spark."""
 
 from __future__ import annotations
 
@@ -35,7 +32,7 @@ def _ago(at: datetime | None, now: float) -> str:
 
 
 def show_status(found: Status, *, now_seconds: float) -> None:
-    """Print all of it, what needs somebody in red."""
+    """Print the status; problems that need a person's attention are red."""
     now = now_seconds
     say(f"pipeline {found.pipeline}", style="bold")
     say(f"bound {found.bound}, sealed {found.sealed}, checkpoint {found.checkpoint}")
@@ -88,7 +85,7 @@ def _show_waiting(waiting: Input, now: float) -> None:
 
 
 def _cells(one: ShardStatus) -> tuple[object, ...]:
-    """A shard's line. What is quarantined has a log only, and no state that could be behind."""
+    """A shard's table row. The quarantine has a log but no state, so it is never behind."""
     from tidemark.core.ids import QUARANTINE
 
     has = one.log_upper - 1
@@ -111,7 +108,7 @@ EXIT_ALARM_TEXT: Final = "4 what --fail-if names is so."
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to the main one."""
+    """Register the command."""
     app.command(name="status", epilog=f"{EXIT_CODES} {EXIT_ALARM_TEXT}")(status)
 
 

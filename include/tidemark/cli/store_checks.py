@@ -1,5 +1,7 @@
-"""The doctor's checks of the places that an environment's pipeline files name: are they reached, by this
-process and by Spark, and does their clock agree with this machine's?"""
+"""The doctor's checks of an environment's warehouses and landing folders.
+
+They check that this process and Spark can reach each place, and that its clock agrees with this machine's.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 CLOCK_SECONDS_MAX: Final = 60.0
-"""Files settle, and leases are told apart, by clocks; so much they may differ."""
+"""The maximum clock difference. `settle_seconds` compares the store's timestamps with this clock."""
 _CONNECTORS: Final = {
     "gs": "com.google.cloud.bigdataoss:gcs-connector",
     "abfs": "org.apache.hadoop:hadoop-azure",
@@ -29,14 +31,16 @@ _CONNECTORS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where the pipelines of an environment read files and keep tables, each place once."""
+    """The distinct warehouses and landing folders of an environment's pipelines."""
 
     warehouses: tuple[str, ...]
     landings: tuple[str, ...]
 
 
 def places_of(environment: str) -> Places:
-    """The places of all pipeline files that can be used; `InvalidUsage` where there is none."""
+    """The places of all pipelines in the first folder that has any.
+
+    `ConfigInvalid` if a pipeline file is invalid; `InvalidUsage` if there is no pipeline."""
     from tidemark.config import load_pipelines
 
     for folder in pipeline_folders():
@@ -52,7 +56,7 @@ def places_of(environment: str) -> Places:
 
 
 def store_checks(places: Places) -> Iterator[Check]:
-    """A check of each place, those of the connectors first: without them Spark reaches none."""
+    """Check each place, after the connectors: without these, Spark can't reach it."""
     schemes = {place.partition("://")[0] for place in (*places.warehouses, *places.landings) if is_uri(place)}
     for scheme in sorted(schemes):
         yield check_connector(scheme)
@@ -83,7 +87,7 @@ def check_connector(scheme: str) -> Check:
 
 
 def check_clock(warehouse: str, *, store: ObjectStore | None = None) -> Check:
-    """The store takes an object from this process, and gives it about the time that it is here."""
+    """The store accepts an object from this process, and its timestamp agrees with this machine's clock."""
     from obstore.exceptions import BaseError
 
     from tidemark.config.object_store import open_objects
@@ -101,7 +105,7 @@ def check_clock(warehouse: str, *, store: ObjectStore | None = None) -> Check:
         said = str(error).partition("\n")[0][:300]
         remedy = "check the endpoint, and the credentials in the environment (AWS_ENDPOINT_URL, AWS_…)"
         return Check(name, ok=False, found=said, remedy=remedy)
-    # Stores give whole seconds.
+    # Stores report whole seconds.
     off = max(0.0, before - 1 - written, written - after - 1)
     if off > CLOCK_SECONDS_MAX:
         return Check(name, ok=False, found=f"{off:.0f} s from this one", remedy="set this machine's clock")

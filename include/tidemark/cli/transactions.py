@@ -1,8 +1,6 @@
-"""What a transaction read, wrote and was warned of, and where a record of it stood, for people.
+"""The commands that show transactions: `txns`, `show`, `journal`, `cuts`.
 
-The commands that show transactions: `txns`, `show`, `journal`, `cuts`.
-
-None changes anything or starts Spark.
+None of them changes data or starts Spark.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ _FILES_SHOWN_MAX: Final = 20
 
 
 def show_input(binding: Binding) -> None:
-    """The files of a binding by name, or the offsets that it reads."""
+    """Print the input of a binding: its files, or its offsets."""
     from tidemark.app.bad_records import manifest_of
 
     manifest = manifest_of(binding)
@@ -58,7 +56,7 @@ def show_input(binding: Binding) -> None:
 
 
 def show_seal(seal: Seal) -> None:
-    """Who decided, what was counted, and which parts hold it."""
+    """Print a seal: its decision and token, its digests and its parts."""
     why = f" ({seal.reason})" if seal.reason else ""
     say(f"{seal.decision}{why} by {seal.token}, generation {seal.generation}, {seal.engine}")
     rows = [(endpoint, digest.count, digest) for endpoint, digest in seal.digests.items()]
@@ -72,7 +70,7 @@ def show_seal(seal: Seal) -> None:
 
 
 def passed_over(deployment: Deployment) -> dict[str, str]:
-    """What the source has seen and did not take, by name, with the reason."""
+    """The input that the source has skipped, by name, each with the reason."""
     from tidemark.ports.source import ReportsSkipped
 
     source = deployment.pipeline.source
@@ -88,7 +86,7 @@ def show_passed_over(deployment: Deployment) -> None:
 
 
 def warnings_of(deployment: Deployment, decided: tuple[SealOutcome, ...]) -> dict[Txn, tuple[str, ...]]:
-    """What expectations with `action: warn` said of the transactions that this run sealed."""
+    """The warnings of expectations with `action: warn`, for each transaction that this run sealed."""
     from tidemark.core.journal import Event
     from tidemark.core.seal import Sealed
     from tidemark.pipeline.validate import judged_in
@@ -108,7 +106,7 @@ def warnings_of(deployment: Deployment, decided: tuple[SealOutcome, ...]) -> dic
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands to the main one."""
+    """Register the commands."""
     app.command(name="txns", epilog=EXIT_CODES)(txns)
     app.command(name="show", epilog=EXIT_CODES)(show)
     app.command(name="journal", epilog=EXIT_CODES)(journal)
@@ -139,7 +137,7 @@ def txns(
 
 
 def _cells(row: Mapping[str, Any], counts: str) -> tuple[object, ...]:
-    """A transaction's line for people."""
+    """A transaction's table row."""
     times = moment(row["bound_at"]), span(row["seconds"])
     return row["txn"], row["decision"], *times, row["read"], counts, row["run"], row["verdict"]
 
