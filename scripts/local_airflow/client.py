@@ -22,7 +22,7 @@ _BUSY_SECONDS_MAX: Final = 60.0
 
 
 class Busy(Determinate):
-    """The server failed (5xx). It may have done part of the request."""
+    """The server failed (5xx). It may still have to roll back the request."""
 
 
 class AirflowClient:
