@@ -1,4 +1,4 @@
-"""A DAG that looks for what needs somebody, in every pipeline, and is red once for each alarm."""
+"""A DAG that checks every pipeline for alarms, and fails once for each."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ PROJECT = Path(__file__).resolve().parents[1]
 PIPELINES = os.environ.get("TIDEMARK_PIPELINES") or PROJECT / "include" / "pipelines"
 SPARK = os.environ.get("TIDEMARK_SPARK_CONN_ID") or "spark_default"
 
-# Overlapping runs are safe, so that a run that hangs keeps nobody waiting.
+# Overlapping runs are safe, and a run that hangs does not delay the next one.
 globals().update(
     pipeline_dags(PIPELINES, conn_id=SPARK, publisher_pool="tidemark_publishers", max_active_runs=2)
 )

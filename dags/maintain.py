@@ -1,4 +1,4 @@
-"""A DAG that looks after all pipelines once a day."""
+"""A DAG that maintains all pipelines once a day."""
 
 from __future__ import annotations
 

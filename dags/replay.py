@@ -1,4 +1,4 @@
-"""A DAG for people: choose a pipeline and a range of transactions, and have it proven again, or repaired."""
+"""A DAG to start by hand: it proves, or repairs, a chosen range of a chosen pipeline's transactions."""
 
 from __future__ import annotations
 

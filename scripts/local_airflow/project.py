@@ -1,7 +1,7 @@
 """The Airflow of this project's folder, as `make ui`, `make stop` and the demo use it.
 
-`python -m scripts.local_airflow.project start|stop|status`. While it runs, it is found at the ports that
-it was started with.
+`python -m scripts.local_airflow.project start|stop|status`. While it runs, commands use the ports that it was
+started with.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ SPARK_PORT_DEFAULT = 15_002
 
 
 def project_airflow(**more: Any) -> EmbeddedAirflow:
-    """The Airflow of this project's folder, with its DAGs and settings; one that runs is found as it is."""
+    """The Airflow of this project's folder, with its DAGs and settings. If it is running, its recorded ports
+    and starter win."""
     from tidemark.runtime.home import home
 
     project = Path(__file__).resolve().parents[2]
@@ -44,7 +45,7 @@ def project_airflow(**more: Any) -> EmbeddedAirflow:
 
 
 def recorded(home: Path) -> dict[str, Any]:
-    """Where the Airflow of a folder listens, and who started it."""
+    """The recorded ports and starter of a folder's Airflow; empty if there is no valid record."""
     try:
         told = json.loads((home / STARTED).read_text())
         return {name: told[name] for name in ("port", "spark_port", "starter")}
@@ -53,7 +54,7 @@ def recorded(home: Path) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> int:
-    """`prepare SETTINGS [DAG …]` for a configured environment; `start`, `stop` and `status` for the
+    """`prepare SETTINGS [DAG …]` for the Airflow of the environment; `start`, `stop` and `status` for the
     project's."""
     try:
         return obey(*(arguments or ["status"]))
@@ -63,7 +64,7 @@ def main(arguments: list[str]) -> int:
 
 
 def obey(command: str, *rest: str) -> int:
-    """Do what was asked for; the exit code of the process."""
+    """Run a command; returns the exit code."""
     from scripts.local_airflow.settings import load_settings, read_settings, spark_settings
 
     if command == "prepare":
@@ -95,7 +96,7 @@ def obey(command: str, *rest: str) -> int:
 
 
 def pause(dags: Sequence[str]) -> None:
-    """Pause DAGs that are known; what is not known starts paused anyway."""
+    """Pause the DAGs that Airflow knows; new ones start paused anyway."""
     from airflow.models.dag import DagModel
     from airflow.utils.session import create_session
     from sqlalchemy import update
@@ -105,7 +106,7 @@ def pause(dags: Sequence[str]) -> None:
 
 
 def read_while_written(database: Path) -> None:
-    """Let Airflow's parts read the file while one of them writes; the mode stays with the file."""
+    """Set WAL mode, so that Airflow's components can read while another writes; the file keeps the mode."""
     with closing(sqlite3.connect(database)) as connection:
         connection.execute("PRAGMA journal_mode=WAL")
 

@@ -1,6 +1,6 @@
-"""`airflow_settings.yaml`, in the Astro CLI's format, put into an Airflow's database.
+"""Loads `airflow_settings.yaml`, in the Astro CLI's format, into Airflow's database.
 
-Loading it again changes what is different and leaves alone what the file does not name.
+Loading it again updates the connections, pools and variables of the file and changes no others.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class _Model(BaseModel):
 
 
 class ConnectionSetting(_Model):
-    """One connection; empty values are left out."""
+    """One connection; empty values are ignored."""
 
     conn_id: str
     conn_type: str | None = None
@@ -55,7 +55,7 @@ class VariableSetting(_Model):
 
 
 class AirflowSettings(_Model):
-    """What the file may hold."""
+    """The contents of the file below its key `airflow`."""
 
     connections: Annotated[tuple[ConnectionSetting, ...], Items] = ()
     pools: Annotated[tuple[PoolSetting, ...], Items] = ()
@@ -63,7 +63,7 @@ class AirflowSettings(_Model):
 
 
 def read_settings(file: Path) -> AirflowSettings:
-    """The settings of a file; `InvalidUsage` that names what is wrong in it."""
+    """The settings of a file; `InvalidUsage` with the problems if it is not valid."""
     try:
         document = yaml.safe_load(file.read_text())
         return AirflowSettings.model_validate((document or {}).get("airflow") or {})
@@ -79,7 +79,7 @@ def read_settings(file: Path) -> AirflowSettings:
 
 
 def load_settings(settings: AirflowSettings) -> None:
-    """Put the settings into the database of the Airflow that this process is configured for."""
+    """Write the settings to the database of the Airflow that this process is configured for."""
     from airflow.models import Connection, Pool, Variable
     from airflow.utils.session import create_session
 
@@ -116,7 +116,7 @@ def _connection(kind: Any, one: ConnectionSetting) -> Any:
 
 
 def spark_settings(environ: Mapping[str, str]) -> AirflowSettings:
-    """The connection to an Airflow's own warm Spark, if it has one."""
+    """The connection to the Airflow's own Spark Connect server; empty if there is none."""
     if not environ.get(SPARK_PORT):
         return AirflowSettings()
     connection = ConnectionSetting(

@@ -4,9 +4,9 @@
 
     globals().update(pipeline_dags("/path/to/the/pipeline/files"))
 
-Importing this, and so parsing a DAG, loads neither Spark nor a warehouse. Each name is loaded when it is
-first used: Airflow imports the package's plugin and provider while it is itself being imported. The extra
-`airflow`.
+Importing this package, and so parsing a DAG, loads neither Spark nor a warehouse. A public name is loaded on
+first use, because Airflow imports the package's plugin and provider during its own import. The package needs
+the extra `airflow`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _MODULES: Final = ("assets", "consumers", "dags", "health", "operators", "replay
 
 
 def __getattr__(name: str) -> Any:
-    """A public name, from the module that defines it."""
+    """Load a public name from the module that defines it."""
     if name in __all__:
         for module in _MODULES:
             found = getattr(import_module(f"{__name__}.{module}"), name, None)

@@ -1,10 +1,10 @@
 """A shard as an Airflow asset: `x-tidemark://pipeline/shard`.
 
-An event is a wake-up. Airflow may merge several into one run of a consumer, so a consumer reads the
-transactions above its own frontier, and takes nothing from the event but the hint to look.
+An event only wakes a consumer. Airflow may merge several events into one run of a consumer, so a consumer
+reads all transactions above its own frontier and uses nothing from the event.
 
-A run emits events through the pipeline's alias, for the shards that its transactions touched and no others:
-a run that found nothing wakes nobody.
+A run emits events through the pipeline's alias, and only for the shards that its transactions touched. A run
+without new input emits none.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ def shard_asset(pipeline: str, shard: str) -> Asset:
 
 
 def pipeline_alias(pipeline: str) -> AssetAlias:
-    """What a pipeline's runs emit through."""
+    """The alias that a pipeline's runs emit events through."""
     return AssetAlias(f"tidemark.{checked_name(pipeline, what='pipeline')}")
 
 
 class Announcing(BaseOperator):
-    """A task that emits events of shards, and puts on record what it has announced.
+    """A task that emits events for shards and records them in the journal.
 
-    Airflow emits an event of every asset among a task's outlets whenever the task succeeds. So the shards'
-    assets are outlets for the DAG's graph only, where they have a producer before the first run: when the
-    task runs they are taken out, and what has something new is emitted through the alias.
+    Whenever a task succeeds, Airflow emits an event for every asset among its outlets. The shards' assets are
+    outlets for the DAG's graph only, so that they have a producer before the first run. When the task runs,
+    `pre_execute` removes them, and the shards with new transactions are emitted through the alias.
 
-    :param pipelines: the names of the pipelines that it may speak of
-    :param shards: the shards of the pipeline, if it is one, that are known before any run
+    :param pipelines: the names of the pipelines that the task may emit events for
+    :param shards: if there is one pipeline, its shards that are known before any run
     """
 
     def __init__(self, *, pipelines: Sequence[str], shards: Sequence[str] = (), **kwargs: Any) -> None:
@@ -55,7 +55,7 @@ class Announcing(BaseOperator):
         self.note_announced: Callable[[], None] = _nothing
 
     def pre_execute(self, context: Context) -> None:
-        """Leave nothing among the outlets that would be emitted whether or not there is something new."""
+        """Remove the outlets that Airflow would emit even if there is nothing new."""
         self.outlets = [one for one in self.outlets if one not in self.shown_assets]
         super().pre_execute(context)
 
@@ -67,7 +67,7 @@ class Announcing(BaseOperator):
         shards: Mapping[str, Report],
         announcements: Sequence[Announcement],
     ) -> None:
-        """Emit what is told of each shard."""
+        """Emit an event with its report for each shard."""
         from tidemark.pipeline.announce import note_announced
 
         pipeline = deployment.config.name
@@ -78,10 +78,10 @@ class Announcing(BaseOperator):
 
 
 def _nothing() -> None:
-    """Nothing was announced yet."""
+    """The callback before anything is announced."""
 
 
 def note_events(context: Context) -> None:
-    """Put on record what a task has announced: for its `on_success_callback`, since Airflow takes in events
-    when the task has succeeded."""
+    """Record the announced events in the journal. This is an `on_success_callback`, because Airflow accepts
+    the events only when the task has succeeded."""
     cast("Announcing", context["ti"].task).note_announced()

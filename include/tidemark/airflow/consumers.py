@@ -1,6 +1,5 @@
-"""Waiting for a shard: a sensor that gives its worker slot back while it waits.
-
-Tasks of downstream DAGs that read a shard: an operator, and a decorator around it.
+"""Tasks of downstream DAGs: a deferrable sensor that waits for a shard, and an operator and a decorator that
+read one.
 
     @dag(schedule=[shard_asset("shop", "orders")])
     def billing():
@@ -10,8 +9,8 @@ Tasks of downstream DAGs that read a shard: an operator, and a decorator around 
 
         bill()
 
-The asset's event only wakes: a run takes every transaction above the consumer's own frontier, however many
-events were merged into it, and a run that finds nothing starts no Spark.
+The asset's event only wakes the DAG. A run reads every transaction above the consumer's own frontier, however
+many events were merged into it. A run that finds nothing starts no Spark.
 """
 
 from __future__ import annotations
@@ -43,8 +42,8 @@ POKE_SECONDS = 10.0
 
 
 def upper_of(pipeline_file: str, environment: str | None, shard: str) -> int:
-    """The first transaction that can't be read in the shard yet; one that doesn't touch it is stepped over.
-    Reads a few kilobytes."""
+    """The shard's upper: the first transaction that can't be read there yet. Transactions that don't touch
+    the shard count as readable. Reads a few kilobytes."""
     from tidemark.app.tasks import open_pipeline
     from tidemark.pipeline.listing import readable_upper
 
@@ -54,7 +53,7 @@ def upper_of(pipeline_file: str, environment: str | None, shard: str) -> int:
 
 
 class ShardUpperTrigger(BaseTrigger):
-    """Fires when a shard has passed a transaction, or when it can't be known however long one waits."""
+    """Fires when a shard's upper is above a transaction, or on an error that waiting can't resolve."""
 
     def __init__(
         self, *, pipeline_file: str, environment: str | None, shard: str, txn: int, poke_seconds: float
@@ -87,13 +86,13 @@ class ShardUpperTrigger(BaseTrigger):
 
 
 class ShardUpperSensor(BaseSensorOperator):
-    """Wait until a shard has passed a transaction; deferrable. Returns the shard's upper.
+    """Wait until a shard's upper is above a transaction, deferred. Returns the upper.
 
     :param pipeline_file: the pipeline file; not a template
     :param shard: the shard (templated)
     :param txn: the transaction to wait for (templated)
     :param environment: which of the file's environments (templated)
-    :param timeout: seconds after which it fails; like every wait, this one has an end
+    :param timeout: seconds after which it fails
     """
 
     template_fields: Sequence[str] = ("shard", "txn", "environment")
@@ -119,7 +118,7 @@ class ShardUpperSensor(BaseSensorOperator):
         return self._upper() > int(self.txn)
 
     def _upper(self) -> int:
-        """The shard's upper; 0 while it can't be read, since the next look may be able to."""
+        """The shard's upper; 0 after a transient error, so that the sensor tries again."""
         try:
             return upper_of(self.pipeline_file, self.environment, self.shard)
         except (Determinate, Indeterminate) as error:
@@ -143,7 +142,7 @@ class ShardUpperSensor(BaseSensorOperator):
         return None
 
     def reached(self, context: Context, event: dict[str, Any]) -> int:
-        """Resume after the trigger has fired."""
+        """Return the upper after the trigger has fired; fail if it carries an error."""
         if "error" in event:
             raise AirflowFailException(event["error"])
         self.log.info("shard %s has passed transaction %s: upper %s", self.shard, self.txn, event["upper"])
@@ -155,22 +154,22 @@ TTL_SECONDS: Final = 60.0
 
 
 class ShardConsumerOperator(BaseOperator):
-    """Call a function with every batch of a shard that a consumer has not had yet.
+    """Call a function with every batch of a shard above a consumer's frontier.
 
-    When the function has returned, the batch counts as delivered; when it raises, the task fails and the
-    next try gets the same batch, with the same end. What is done with `batch.once` is done exactly once, all
-    else at least once.
+    The batch counts as delivered when the function returns. If the function raises, the task fails and the
+    next try gets the same batch, with the same end. Writes with `batch.once` happen exactly once, all other
+    effects at least once.
 
     :param python_callable: takes the batch (`tidemark.app.consume.Batch`), and `op_kwargs` (templated)
     :param pipeline_file: the pipeline file of the shard; not a template
     :param shard: the shard (templated)
-    :param consumer: the name that the frontier is kept under (templated)
+    :param consumer: the consumer's name, which identifies its frontier (templated)
     :param environment: which of the file's environments, `$TIDEMARK_ENVIRONMENT` by default (templated)
-    :param snapshot: begin a new consumer with the shard's rows as they are, as one batch
+    :param snapshot: start a new consumer with the shard's current rows, as one batch
     :param reading: more parameters of `tidemark.Consumer`: `where`, `limits`, `start`, `ttl_seconds`
-    :param conn_id: a Spark Connect connection, or a Spark one whose master this worker may drive itself
+    :param conn_id: a Spark Connect connection, or a Spark connection whose driver can run in this worker
 
-    Known limitation: the function runs in the worker, so a Spark connection means a driver in the worker.
+    Known limitation: the function runs in the worker, so with a Spark connection the driver does too.
     """
 
     template_fields: Sequence[str] = ("environment", "shard", "consumer", "op_kwargs")
@@ -203,7 +202,7 @@ class ShardConsumerOperator(BaseOperator):
         self._session: Any = None
 
     def execute(self, context: Context) -> Any:
-        """Deliver what there is; tells how far the consumer is."""
+        """Deliver all batches; returns the consumer's old and new frontier and the number of batches."""
         from tidemark.app.consume import Consumer
         from tidemark.app.tasks import open_pipeline
 
@@ -248,14 +247,14 @@ class ShardConsumerOperator(BaseOperator):
             self._session = None
 
     def on_kill(self) -> None:
-        """End the reading; the lease is let go when the task unwinds, and the batch comes again."""
+        """Stop reading. The lease is released when the task unwinds, and the batch is delivered again."""
         if self._reader is not None:
             self._reader.stop()
         self._disconnect()
 
 
 class _ShardDecoratedOperator(DecoratedOperator, ShardConsumerOperator):
-    """What `shard_task` makes of a function."""
+    """The operator behind `shard_task`."""
 
     custom_operator_name = "@shard_task"
     template_fields: Sequence[str] = ShardConsumerOperator.template_fields
@@ -268,7 +267,7 @@ class _ShardDecoratedOperator(DecoratedOperator, ShardConsumerOperator):
         for one in signature.parameters.values():
             if one.kind in nameless:
                 raise TypeError(f"{python_callable.__name__} can't be given {one.name!r} by name")
-        # The batch comes when the task runs; whoever calls the function in a DAG gives the other arguments.
+        # The batch is passed when the task runs; the call in the DAG file passes the other arguments.
         given = [
             one.replace(default=None, kind=inspect.Parameter.KEYWORD_ONLY) if one.name == BATCH else one
             for one in signature.parameters.values()
@@ -276,7 +275,7 @@ class _ShardDecoratedOperator(DecoratedOperator, ShardConsumerOperator):
         given.sort(key=lambda one: one.kind)
         signature = signature.replace(parameters=given)
         python_callable.__signature__ = signature  # type: ignore[attr-defined]
-        # What is given by its place gets its name here: one field to render, and to find upstream tasks in.
+        # Positional arguments become named ones: one field to render and to find upstream tasks in.
         placed, named = kwargs.pop("op_args", None) or (), kwargs.pop("op_kwargs", None) or {}
         signature.bind_partial(*placed, **named)
         named = {**signature.bind_partial(*placed).arguments, **named}
@@ -294,7 +293,7 @@ def shard_task(
     multiple_outputs: bool | None = None,
     **kwargs: Any,
 ) -> TaskDecorator:
-    """A function that takes a `batch`, as a task: the parameters are those of `ShardConsumerOperator`."""
+    """Turn a function that takes a `batch` into a task, with the parameters of `ShardConsumerOperator`."""
     return task_decorator_factory(
         python_callable=python_callable,
         multiple_outputs=multiple_outputs,

@@ -1,9 +1,7 @@
-"""DAGs out of pipeline files: one per file.
+"""DAGs made from a folder of pipeline files: one per file, and one each for replays, maintenance and alarms.
 
-A file that can't be used becomes one import error of the DAG file, with the pipeline file, the line and what
-to do; the DAGs of all other files are there as before.
-
-The DAGs that serve all pipelines of a folder: one each for replays, maintenance and alarms.
+Invalid pipeline files become one import error of the DAG file, with each pipeline file, the line and the
+remedy. The DAGs of all other files are not affected.
 """
 
 from __future__ import annotations
@@ -47,14 +45,14 @@ DEFAULT_ARGS: Mapping[str, Any] = {
     "retry_exponential_backoff": 2.0,
     "max_retry_delay": timedelta(minutes=2),
 }
-"""A retry comes after 10 seconds, each next one after twice as long, up to two minutes: four minutes and more
-in all, in which a server comes back."""
+"""The first retry comes after 10 seconds, and each next delay is twice as long, up to two minutes. The
+retries span more than four minutes, enough for a server to restart."""
 
 
 class BrokenPipelines(DAG):
-    """Stands for pipeline files that can't be used: Airflow reports why instead of taking it in.
+    """A placeholder for invalid pipeline files: its validation fails, so that Airflow shows an import error.
 
-    Airflow keeps one error of a DAG file, so each of these tells the problems of all."""
+    Airflow keeps one error per DAG file, so each placeholder lists the problems of all."""
 
     problems: tuple[str, ...] = ()
 
@@ -71,12 +69,12 @@ def pipeline_dags(
     default_args: Mapping[str, Any] | None = None,
     **dag_kwargs: Any,
 ) -> dict[str, DAG]:
-    """A DAG for each pipeline file of a folder, by DAG id; `globals().update(...)` puts them in place.
+    """A DAG for each pipeline file of a folder, by DAG id; register them with `globals().update(...)`.
 
     :param environment: which of the files' environments; `$TIDEMARK_ENVIRONMENT` by default
     :param conn_id: a Spark connection (jobs are submitted) or a Spark Connect one (they run on a warm server)
-    :param publisher_pool: the pool that upserts take a slot of, since they publish: one slot per pipeline
-    :param default_args: for all tasks, over Tidemark's own
+    :param publisher_pool: the pool of the upsert tasks, since they publish: one slot per pipeline
+    :param default_args: for all tasks; they override Tidemark's own
     :param dag_kwargs: for all DAGs: `max_active_runs`, `catchup`, `start_date`, `tags` …
     """
     found = loaded(folder, environment)
@@ -101,7 +99,7 @@ def pipeline_dags(
                 default_args={**DEFAULT_ARGS, **(default_args or {})},
                 dag_kwargs=dag_kwargs,
             )
-        except Exception as error:  # Whatever Airflow has against one DAG, the others are not to go with it.
+        except Exception as error:  # An error in one DAG must not remove the others.
             problems.append(
                 f"{Path(folder) / file}: Airflow refuses its DAG: {type(error).__name__}: {error}"
             )
@@ -112,12 +110,12 @@ def pipeline_dags(
 
 
 def made_by_this_file() -> list[DAG]:
-    """The DAGs that the DAG file has made so far, of which Airflow keeps account while it parses it."""
+    """The DAGs that the DAG file has made so far; Airflow registers them while it parses the file."""
     return [dag for dag, _ in DagContext.autoregistered_dags]
 
 
 def _broken(where: str, problems: tuple[str, ...]) -> DAG:
-    """What stands for the broken files of one call, under an id that no other call has."""
+    """The placeholder for the invalid files of one call, with an id that is unique to the call."""
     number = hashlib.blake2b(where.encode(), digest_size=4).hexdigest()
     with BrokenPipelines(f"{BROKEN}_{number}", schedule=None) as broken:
         broken.problems = problems
@@ -128,8 +126,8 @@ def _broken(where: str, problems: tuple[str, ...]) -> DAG:
 
 
 def loaded(folder: str | Path, environment: str | None) -> LoadedPipelines:
-    """The pipelines of a folder. One that is not there is `InvalidUsage`: for Airflow, a file that makes no
-    DAG and no error is one whose DAGs were deleted."""
+    """The pipelines of a folder. A missing folder is `InvalidUsage`: Airflow would take a DAG file without
+    DAGs and without an error for one whose DAGs were deleted."""
     if not Path(folder).is_dir():
         raise InvalidUsage(f"there is no folder {str(folder)!r}", hint="name the one of the pipeline files")
     return load_pipelines(folder, environment)
@@ -155,18 +153,18 @@ def _pipeline_dag(
         "doc_md": _doc_of(config, file),
         **dag_kwargs,
         "params": {PUBLISH: _publish_param(), **dag_kwargs.get("params", {})},
-        "tags": sorted({TAG, *dag_kwargs.get("tags", ())}),  # The pages look for it.
+        "tags": sorted({TAG, *dag_kwargs.get("tags", ())}),  # The pages find pipelines by this tag.
     }
     if settings["schedule"] == CONTINUOUS:
-        settings["max_active_runs"] = 1  # Airflow refuses more where one run follows the other.
+        settings["max_active_runs"] = 1  # Airflow allows no more for a continuous schedule.
     common: dict[str, Any] = {"pipeline_file": str(file), "environment": environment}
     with DAG(config.name, default_args=dict(default_args), **settings) as dag:
-        # Airflow takes in what a DAG's block leaves behind, and that is not to be half a DAG.
+        # Airflow registers the DAG when its block ends, even by an exception: never register half a DAG.
         wanted, dag.auto_register = dag.auto_register, False
         reclock = ReclockOperator(task_id="reclock", **common)
         ingest = IngestOperator(task_id="ingest", conn_id=conn_id, **common)
         validate = ValidateOperator(task_id="validate", conn_id=conn_id, on_red=config.on_red, **common)
-        # One publisher at a time: a second run's upsert waits in the scheduler, not in a slot.
+        # One publisher at a time: a second run's upsert waits in the scheduler, without a worker slot.
         upsert = UpsertOperator(
             task_id="upsert", conn_id=conn_id, pool=publisher_pool, max_active_tis_per_dag=1, **common
         )
@@ -202,8 +200,8 @@ the ways out.
 
 
 def _files(folder: str | Path, environment: str | None, dag_id: str) -> dict[str, str]:
-    """The pipelines that can be used, with their files; `pipeline_dags` reports the others. `InvalidUsage`
-    when one of them has the id of the DAG that is made for all."""
+    """The valid pipelines and their files; `pipeline_dags` reports the others. `InvalidUsage` if `dag_id` is
+    already the id of a pipeline's DAG or of another DAG in the file."""
     found = loaded(folder, environment)
     files = {
         config.name: str(Path(folder).absolute() / file) for file, config in sorted(found.pipelines.items())
@@ -224,7 +222,7 @@ def replay_dag(
     default_args: Mapping[str, Any] | None = None,
     **dag_kwargs: Any,
 ) -> dict[str, DAG]:
-    """A DAG for people: choose a pipeline and a range, and have it proven again, or repaired."""
+    """A DAG to start by hand: it proves, or repairs, a chosen range of a chosen pipeline's transactions."""
     files = _files(folder, environment, dag_id)
     if not files:
         return {}
@@ -270,7 +268,7 @@ def _regular(
     default_args: Mapping[str, Any] | None,
     dag_kwargs: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The settings of a DAG that runs by itself, over which the caller's win."""
+    """The settings of a scheduled DAG; the caller's override them."""
     return {
         "schedule": schedule,
         "start_date": START,
@@ -294,9 +292,9 @@ def maintain_dag(
     default_args: Mapping[str, Any] | None = None,
     **dag_kwargs: Any,
 ) -> dict[str, DAG]:
-    """A DAG that maintains all pipelines: it publishes what is due, compacts, and deletes expired files.
+    """A DAG that maintains all pipelines: it publishes due states, compacts, and deletes expired files.
 
-    Its tasks warn in their logs of what soon can't be proven any more."""
+    Its tasks log a warning for transactions that soon stop being replayable."""
     files = _files(folder, environment, dag_id)
     what = "Publish what is due, merge small files, let go and delete what nobody needs"
     settings = _regular(MAINTAIN, "@daily", what, default_args, dag_kwargs)
@@ -322,9 +320,9 @@ def health_dag(
     default_args: Mapping[str, Any] | None = None,
     **dag_kwargs: Any,
 ) -> dict[str, DAG]:
-    """A DAG that looks for alarms, a task per pipeline: red once for each one, with what to do about it.
+    """A DAG that checks for alarms, a task per pipeline. A task fails once for each alarm, with the remedy.
 
-    `default_args={"on_failure_callback": ...}` takes a notifier. It needs no Spark."""
+    `default_args={"on_failure_callback": ...}` takes a notifier. The DAG needs no Spark."""
     files = _files(folder, environment, dag_id)
     what = "Look for what needs somebody: blocked, stalled, behind, quarantine, kept log"
     settings = _regular(HEALTH, "*/10 * * * *", what, default_args, dag_kwargs)

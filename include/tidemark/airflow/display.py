@@ -1,9 +1,7 @@
-"""What Airflow shows of tasks and DAGs besides their ids: a name for people, and what they do.
+"""Display names, descriptions and links of tasks and DAGs in Airflow's UI.
 
-Links from a task to what it is about: its transaction's page, the gate's Data Docs, the Spark UI.
-
-Airflow asks for them in the worker when the task has ended, however it did, and keeps them for its pages. A
-link that is empty is not shown.
+The links lead from a task to its transaction's page, the gate's Data Docs and the Spark UI. Airflow computes
+them in the worker when the task has ended, in whatever state, and stores them. An empty link is not shown.
 """
 
 from __future__ import annotations
@@ -87,24 +85,24 @@ DAGS: Final[Mapping[str, tuple[str, str]]] = {
 
 
 def of_task(step: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """A task's arguments with its name and text, unless they are given. One without a name is one of many,
-    each named for its pipeline."""
+    """A task's arguments with display name and description added; given ones win. A step without a name has a
+    task per pipeline, and each is named for its pipeline."""
     name, text = TASKS[step]
     return {**({"task_display_name": name} if name else {}), "doc_md": text, **given}
 
 
 def of_dag(kind: str) -> dict[str, str]:
-    """A DAG's name and text."""
+    """A DAG's display name and description."""
     name, text = DAGS[kind]
     return {"dag_display_name": name, "doc_md": text}
 
 
 UI: Final = "ui"
-"""The key in a Spark connection's extra that has the address of its UI."""
+"""The key in a Spark connection's extra for the address of its UI."""
 
 
 def page_url(page: str, **parameters: Any) -> str:
-    """The address of a page of Tidemark's, wherever Airflow's pages are."""
+    """The address of one of Tidemark's pages, below Airflow's `[api] base_url`."""
     from airflow.sdk.configuration import conf
 
     base = (conf.get("api", "base_url", fallback="") or "").rstrip("/")
@@ -112,12 +110,12 @@ def page_url(page: str, **parameters: Any) -> str:
 
 
 def _ends(told: Mapping[str, Any]) -> list[int]:
-    """The ends of the ranges that a task tells: enough to see whether it is one transaction."""
+    """The ends of the ranges in a report: enough to see whether it covers one transaction."""
     return [txn for ends in told["ranges"] for txn in ends]
 
 
 def txns_of(step: str, told: Mapping[str, Any]) -> list[int]:
-    """The transactions that a step was about, from what it tells; of many, some."""
+    """The transactions in a step's report; if there are many, only some of them."""
     match step:
         case "reclock":
             return _ends(told["owned"]) or list(told["open"])
@@ -134,8 +132,8 @@ def txns_of(step: str, told: Mapping[str, Any]) -> list[int]:
 
 
 class TransactionLink(BaseOperatorLink):
-    """The page of the transaction that the task was about; of several, or none, that of the run. A task of a
-    DAG for many pipelines leads to the page of the one that it was about."""
+    """The page of the task's transaction. If the task had none or several, it is the page of the run, or of
+    the pipeline if the DAG serves many pipelines."""
 
     name = "Tidemark"
 
@@ -150,7 +148,7 @@ class TransactionLink(BaseOperatorLink):
 
 
 class DataDocsLink(BaseOperatorLink):
-    """What Great Expectations has documented of the pipeline."""
+    """The pipeline's Data Docs, made by Great Expectations."""
 
     name = "Data Docs"
 
@@ -159,7 +157,7 @@ class DataDocsLink(BaseOperatorLink):
 
 
 class SparkLink(BaseOperatorLink):
-    """The UI of the Spark that the connection names, where its extra has the address under `ui`."""
+    """The Spark UI, if the connection's extra has its address under `ui`."""
 
     name = "Spark UI"
 

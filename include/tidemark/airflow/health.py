@@ -1,4 +1,4 @@
-"""The task of the `health` DAG: red once for every alarm, skipped while one that was told goes on."""
+"""The task of the `health` DAG: it fails once for each alarm, and is skipped while reported ones continue."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ if TYPE_CHECKING:
 
 
 class HealthOperator(ControlOperator):
-    """Look for alarms (`tidemark.core.alarms`): fail with those that nobody was told of yet, and what to do
-    about each. While told ones go on the task is skipped, and green means that there is none.
+    """Check for alarms (`tidemark.core.alarms`). The task fails with the alarms that are not reported yet and
+    the remedy for each. It is skipped while reported alarms continue, and succeeds if there is none.
 
-    A failure is what Airflow tells people of: give `on_failure_callback` a notifier. What was told goes on
-    record in the pipeline's journal once the task has failed; an alarm that is over and comes again is told
-    again."""
+    Airflow notifies people of failures: give `on_failure_callback` a notifier. The journal records reported
+    alarms once the task has failed. An alarm that ends and comes back is reported again."""
 
     step = "health"
 
@@ -68,9 +67,9 @@ def _note(deployment: Deployment, order: Order, alarms: tuple[Alarm, ...]) -> No
 
 
 def _nothing() -> None:
-    """There is nothing to put on record."""
+    """The callback if there is no new alarm."""
 
 
 def note_alarms(context: Context) -> None:
-    """Put on record what a task has told by failing."""
+    """Record in the journal the alarms that a task has reported by failing."""
     cast("HealthOperator", context["ti"].task).note_alarms()

@@ -1,9 +1,8 @@
-"""A red gate that waits for a person, in Airflow's own way: the question, and what is done with the answer.
+"""The operators of a run's steps and of maintenance. Each wraps a function of `tidemark.app.tasks`.
 
-What is asked for is what the gate has judged: each transaction with the number of its verdict in the journal.
-One that was judged again meanwhile is not what the person has seen, and is not decided by the answer.
-
-The operators: one per step of a run, and maintenance; thin, each around a function of `tidemark.app.tasks`.
+With `on_red: ask`, a red gate waits for a person through Airflow's human-in-the-loop input. The question
+names each transaction with the number of its verdict in the journal. If a transaction was judged again
+meanwhile, the person has not seen that verdict, and the answer does not decide the transaction.
 """
 
 from __future__ import annotations
@@ -36,8 +35,10 @@ if TYPE_CHECKING:
     from tidemark.pipeline.validate import Judged
 
 
+# The question of a red gate.
+
 ASK, RAISE = "ask", "fail"
-"""What a pipeline file may say of a red gate."""
+"""The values of `on_red` in a pipeline file."""
 ACCEPT, SKIP, FAIL = "Accept", "Skip", "Fail"
 REASON: Final = "reason"
 ANSWER_WITHIN: Final = timedelta(days=7)
@@ -45,12 +46,12 @@ METHOD: Final = "answered"
 
 
 def can_ask(red: Sequence[Judged]) -> bool:
-    """Whether a person could decide: what is committed can be neither accepted nor skipped."""
+    """Whether a person can decide: a committed transaction can be neither accepted nor skipped."""
     return bool(red) and not any(one.replayed for one in red)
 
 
 def options_of(red: Sequence[Judged]) -> list[str]:
-    """The ways out; only what the gate has found whole can be accepted as it is."""
+    """The possible answers. Accepting is one only if every transaction's digests passed the gate."""
     whole = all(one.gated.finding.passed for one in red)
     return [*([ACCEPT] if whole else []), SKIP, FAIL]
 
@@ -58,7 +59,7 @@ def options_of(red: Sequence[Judged]) -> list[str]:
 def ask(
     context: Context, red: Sequence[Judged], why: str, asked: Mapping[str, int], within: timedelta
 ) -> NoReturn:
-    """Put the question, and let the task wait for its answer without a worker."""
+    """Ask for a decision, and suspend the task without a worker slot until the answer."""
     subject = f"The gate is red: {named(one.txn for one in red)}"
     wait(context, options_of(red), subject, f"```\n{why}\n```", asked, within)
 
@@ -71,7 +72,8 @@ def wait(
     asked: Mapping[str, int],
     within: timedelta,
 ) -> NoReturn:
-    """Airflow keeps the first question of a try: asked again, its subject and body stay."""
+    """Suspend the task until the answer. Airflow keeps the first question of a try: a repeated question has
+    the subject and body of the first."""
     from airflow.sdk import Param
     from airflow.sdk.exceptions import TaskAwaitingInput
     from airflow.sdk.execution_time.hitl import upsert_hitl_detail
@@ -89,7 +91,8 @@ def wait(
 
 
 def answer_in(event: Mapping[str, Any], options: Sequence[str]) -> tuple[str, str, str]:
-    """The choice, the user's name and the reason; `AirflowFailException` where nobody answered."""
+    """The choice, the user's name and the reason. `AirflowFailException` without a valid answer in time;
+    `InvalidUsage` if the answer has no user."""
     if "error" in event:
         raise AirflowFailException(
             f"nobody has decided in time: {event['error']}; clear this task to be asked"
@@ -103,15 +106,17 @@ def answer_in(event: Mapping[str, Any], options: Sequence[str]) -> tuple[str, st
     return choice, user, str((event.get("params_input") or {}).get(REASON) or "").strip()
 
 
+# The operators.
+
 log = logging.getLogger(__name__)
 PLACES = ("TIDEMARK_ROOT", "TIDEMARK_WAREHOUSE")
-"""The settings of a worker's environment that say where a pipeline's tables are."""
+"""The environment variables of a worker that locate a pipeline's tables."""
 
 
 class ControlOperator(BaseOperator):
-    """A step that needs the control plane only, and so takes milliseconds.
+    """A step that needs only the control plane, and so takes milliseconds.
 
-    :param pipeline_file: the pipeline file; not a template, whatever its name looks like
+    :param pipeline_file: the pipeline file; never rendered as a template
     :param environment: which of the file's environments, `$TIDEMARK_ENVIRONMENT` by default (templated)
     """
 
@@ -145,7 +150,8 @@ class ControlOperator(BaseOperator):
 
 
 class ReclockOperator(ControlOperator):
-    """Find the run's transactions, or bind new input to new ones. The pages find a pipeline by this task."""
+    """Find the run's transactions, or bind new input to new ones. The pages find a pipeline through this
+    task's `doc_json`."""
 
     step = "reclock"
 
@@ -176,20 +182,20 @@ class ReclockOperator(ControlOperator):
 
 
 class IngestOperator(SparkStepOperator):
-    """Stage what is open, or replay what a clear asks to prove. Nothing of it is visible yet."""
+    """Stage the open transactions, or replay those that a clear proves again. Nothing becomes visible."""
 
     step = "ingest"
 
 
 class ValidateOperator(SparkStepOperator):
-    """The gate: Great Expectations over recorded and found checksums, then the user's own suite.
+    """The gate: Great Expectations compares recorded and found digests, then checks the user's suite.
 
-    Red when a verdict is not `identical` or an expectation with action `fail` does not hold. The message says
-    which transaction and endpoint, both counts and digests, and the ways out.
+    It is red if a verdict is not `identical` or an expectation with action `fail` does not hold. The message
+    names the transaction and endpoint, both counts and digests, and the possible decisions.
 
-    :param on_red: `fail`, or `ask`: the task waits for a person, who accepts, skips or lets it fail, in
-        Airflow's own way. A proof that is red always fails: what is committed can't be decided again
-    :param answer_within: for how long it waits; then it fails
+    :param on_red: `fail`, or `ask`: the task waits until a person chooses to accept, skip or fail. A red
+        proof always fails: a committed transaction can't be decided again
+    :param answer_within: how long it waits before it fails
     """
 
     def __init__(
@@ -204,9 +210,9 @@ class ValidateOperator(SparkStepOperator):
     ui_color = "#f7e9c9"
 
     def worked(self, context: Context, order: Order) -> Report:
-        """Judge by what ingest has measured. Spark is needed only where that does not count any more: this
-        task was cleared alone, or the pipeline file was changed. Red, too, when a transaction that was to be
-        proven has no verdict of this try."""
+        """Judge by ingest's measurements. Spark is needed only if they no longer apply: this task was cleared
+        alone, or the pipeline file has changed. The gate also fails if a transaction that the run must prove
+        has no verdict of this try."""
         from tidemark.app import reports, tasks
         from tidemark.pipeline.reclock import known_plan
         from tidemark.pipeline.validate import verdicts_of
@@ -218,7 +224,7 @@ class ValidateOperator(SparkStepOperator):
         red = [one for one in judged if not one.gated.passed]
         if red:
             self.txns_shown = [one.txn for one in red]
-            # Whoever reads this has a shell of their own, without the worker's settings.
+            # The message has commands for a person's shell, which lacks the worker's settings.
             environment = order.environment or os.environ.get("TIDEMARK_ENVIRONMENT")
             settings = {name: os.environ[name] for name in PLACES if os.environ.get(name)}
             why = reports.explained(red, order.pipeline_file, environment, settings)
@@ -233,13 +239,13 @@ class ValidateOperator(SparkStepOperator):
         return reports.verdicts_report(judged)
 
     def after_submit(self, order: Order) -> Report:
-        """The verdicts are in the journal."""
+        """No report: `worked` reads the verdicts from the journal."""
         return {}
 
     def answered(
         self, context: Context, asked: dict[str, int], options: list[str], event: dict[str, Any]
     ) -> Report:
-        """Go on with what a person has answered; without a reason, ask again."""
+        """Resume with a person's answer; ask again if a decision has no reason."""
         from tidemark.app import decisions, reports, tasks
 
         self.txns_shown = [int(txn) for txn in asked]
@@ -268,8 +274,8 @@ class ValidateOperator(SparkStepOperator):
 
 
 class UpsertOperator(SparkStepOperator):
-    """Seal what passed the gate, append it to the logs, and publish the states that are due; in a run that
-    asks for it (`publish` in its conf), all."""
+    """Seal the transactions that passed the gate, append them to the logs, and publish the states that are
+    due, or all states if the run's conf has `publish`."""
 
     step = "upsert"
     ui_color = "#d9e8d0"
@@ -279,13 +285,13 @@ class UpsertOperator(SparkStepOperator):
 
 
 class CheckpointOperator(ControlOperator, Announcing):
-    """Advance the checkpoint, acknowledge the source, and wake who waits for the shards.
+    """Advance the checkpoint, acknowledge the source, and emit events for the shards.
 
-    An event says what the gate said last, and whether a person overruled it. What was announced before and
-    is as it was wakes nobody again.
+    An event has the gate's last verdict and whether a person overruled it. A transaction that was announced
+    before and is unchanged emits no event again.
 
     :param pipeline: the pipeline's name, for its assets
-    :param shards: the shards that are known before any run, to be shown as what the task makes
+    :param shards: the shards that are known before any run, shown as the task's outlets
     """
 
     step = "checkpoint"
@@ -317,7 +323,7 @@ class CheckpointOperator(ControlOperator, Announcing):
         return told
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
-        """What the run read and wrote, for Airflow's OpenLineage provider, which asks when the task has
+        """The run's inputs and outputs. Airflow's OpenLineage provider calls this when the task has
         succeeded."""
         from airflow.providers.openlineage.extractors import OperatorLineage
 
@@ -326,8 +332,8 @@ class CheckpointOperator(ControlOperator, Announcing):
 
 
 def lineage_for_provider(deployment: Deployment, attempt: Attempt) -> Lineage | None:
-    """What a run read and wrote, if Airflow's OpenLineage provider is there and on. It is read here, in the
-    task: the provider asks in a process that it has forked, where the warehouse's handles may not be used."""
+    """A run's inputs and outputs; None if Airflow's OpenLineage provider is missing or disabled. The task
+    reads them, because the provider runs in a forked process, which must not use the warehouse's handles."""
     try:
         from airflow.providers.openlineage import conf
     except ImportError:
@@ -339,14 +345,14 @@ def lineage_for_provider(deployment: Deployment, attempt: Attempt) -> Lineage | 
 
     try:
         return lineage_of(deployment, decided_by(deployment, attempt)[0])
-    except Exception as error:  # Lineage stops nothing.
+    except Exception as error:  # A failure of lineage must not fail the task.
         log.warning("lineage is left out: %s", error)
         return None
 
 
 class MaintainOperator(SparkStepOperator):
-    """Publish what is due, merge small files, let go and delete what nobody needs; warn of what soon can't be
-    proven any more."""
+    """Publish states that are due, compact small files, and delete expired ones; warn about transactions that
+    soon stop being replayable."""
 
     step = "maintain"
 
@@ -361,7 +367,7 @@ class MaintainOperator(SparkStepOperator):
         return told
 
     def after_submit(self, order: Order) -> Report:
-        """What the job has left to do, and why; what it did is in its own log."""
+        """Report the maintenance that is still to do, and why; the job's log has what it did."""
         from tidemark.app import tasks
 
         return tasks.maintenance_plan(tasks.open_pipeline(order.pipeline_file, order.environment or None))

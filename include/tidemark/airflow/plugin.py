@@ -1,12 +1,13 @@
-"""Tidemark's plugin: its pages in Airflow, and what tasks need, loaded where they are forked from.
+"""Tidemark's Airflow plugin: it adds the pages, and preloads libraries in the process that forks tasks.
 
-Airflow finds it by the package's entry point. The pages are made only where Airflow asks for them, in its API
-server (`tidemark.airflow.pages`).
+Airflow finds the plugin by the package's entry point. The pages (`tidemark.airflow.pages`) are built only in
+the API server.
 
-A task starts with what the executor's process has loaded already. Without this plugin tasks work the same,
-and each of a run's five loads these libraries by itself, a third of a second each, and every gate Great
-Expectations, which takes seconds. That one is loaded only where tasks are forked from: a scheduler with its
-local executor, a worker. It brings Spark's client along, which has no threads before it is used.
+A forked task starts with the libraries that the executor's process has loaded. Without this plugin tasks work
+the same, but each of a run's five tasks loads these libraries itself, a third of a second each, and every
+gate loads Great Expectations, which takes seconds. Great Expectations is preloaded only where tasks are
+forked: in a scheduler with its local executor, and in a worker. It imports Spark's client, which starts no
+thread before its first use.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if not {"scheduler", "worker"}.isdisjoint(sys.argv[1:]):
 
 
 PREFIX: Final = "/tidemark"
-# Relative to the address that Airflow's pages are at, wherever that is.
+# Relative to the address of Airflow's pages, so they also work below a path prefix.
 VIEWS: Final = (
     {"name": "Tidemark", "destination": "nav", "url_route": "tidemark", "href": "tidemark/pipelines"},
     {
@@ -42,7 +43,7 @@ VIEWS: Final = (
 
 
 class TidemarkPlugin(AirflowPlugin):
-    """The pages, and the imports above."""
+    """The pages. Importing this module also preloads the libraries that tasks need."""
 
     name = "tidemark"
     external_views = [dict(view) for view in VIEWS]  # noqa: RUF012

@@ -1,4 +1,4 @@
-"""What Airflow's list of providers says of this package."""
+"""The entry of this package in Airflow's list of providers."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from tidemark import __version__
 
 
 def get_provider_info() -> dict[str, Any]:
-    """The package in Airflow's terms. It has no connection types of its own: it uses those of Spark, Kafka
-    and Postgres."""
+    """The provider's description. The package has no connection types of its own: it uses those of the Spark,
+    Kafka and Postgres providers."""
     return {
         "package-name": "tidemark",
         "name": "Tidemark",

@@ -1,4 +1,4 @@
-"""The operators of the `replay` DAG: say what a replay will read, do it, and report the verdicts."""
+"""The operators of the `replay` DAG: list what a replay will read, replay it, and report the verdicts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def chosen_file(files: Mapping[str, str], pipeline: str) -> str:
-    """The file of a pipeline that a person has chosen; anything but a known name is refused."""
+    """The file of the chosen pipeline; `AirflowFailException` if the name is unknown."""
     if pipeline not in files:
         known = ", ".join(sorted(files)) or "none"
         raise AirflowFailException(f"there is no pipeline {pipeline[:80]!r}: there are {known}")
@@ -30,7 +30,7 @@ def chosen_file(files: Mapping[str, str], pipeline: str) -> str:
 
 
 class ReplayPlanOperator(BaseOperator):
-    """Say what a replay will read again, and whether it is still there. Reads no data.
+    """List the input that a replay will read again, and whether it is still there. Reads no data.
 
     :param pipeline_files: pipeline names and their files
     """
@@ -41,7 +41,7 @@ class ReplayPlanOperator(BaseOperator):
     def __init__(
         self, *, pipeline_files: Mapping[str, str], environment: str | None = None, **kwargs: Any
     ) -> None:
-        kwargs.setdefault("doc_json", marked_replays(pipeline_files, environment))  # The pages look for it.
+        kwargs.setdefault("doc_json", marked_replays(pipeline_files, environment))  # The pages read it.
         super().__init__(**of_task("plan", kwargs))
         self.pipeline_files = dict(pipeline_files)
         self.environment = environment
@@ -67,10 +67,10 @@ class ReplayPlanOperator(BaseOperator):
 
 
 class ReplayOperator(SparkStepOperator, Announcing):
-    """Replay a range of transactions in one Spark application; `repair` also restores lost parts, and wakes
-    who waits for their shards.
+    """Replay a range of transactions in one Spark application. `repair` also restores lost parts and emits
+    events for their shards.
 
-    :param pipeline_files: pipeline names and their files; which one, and the range, are the run's params
+    :param pipeline_files: pipeline names and their files; the run's params choose the pipeline and the range
     """
 
     step = "replay"
@@ -105,7 +105,7 @@ class ReplayOperator(SparkStepOperator, Announcing):
         return told
 
     def after_submit(self, order: Order) -> Report:
-        """The verdicts that the job has put into the journal."""
+        """Report the verdicts that the job has written to the journal."""
         from tidemark.app import reports, tasks
 
         deployment = tasks.open_pipeline(order.pipeline_file, order.environment or None)
@@ -113,9 +113,9 @@ class ReplayOperator(SparkStepOperator, Announcing):
 
 
 class ReplayReportOperator(BaseOperator):
-    """Print the verdicts; red unless all are identical.
+    """Print the verdicts; fail unless all are `identical`.
 
-    :param report: what the replay has told (templated)
+    :param report: the replay's report (templated)
     """
 
     template_fields: Sequence[str] = ("report",)

@@ -1,4 +1,4 @@
-"""Metrics of a task, by Airflow's own settings: StatsD, DogStatsD or OpenTelemetry, as `[metrics]` says."""
+"""Metrics of a task through Airflow's own client: StatsD, DogStatsD or OpenTelemetry, as `[metrics]` sets."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from airflow.sdk.observability import stats
 from tidemark.app.metrics import Kind, Measure, Sink
 
 SETTINGS: Final = ("statsd_on", "statsd_datadog_enabled", "otel_on")
-"""Those of `[metrics]` that turn Airflow's metrics on."""
+"""The settings of `[metrics]` that turn Airflow's metrics on."""
 
 
 class AirflowStats:
-    """Airflow's counters, gauges and timings. Its prefix, its allow list and its tags hold for ours too."""
+    """Airflow's counters, gauges and timings. Airflow's prefix, allow list and tags apply to them too."""
 
     def record(self, measure: Measure) -> None:
         name, tags = measure.metric.name, dict(measure.tags)
         match measure.metric.kind:
             case Kind.COUNTER:
-                # None would count one.
+                # A count of 0 is not sent.
                 if measure.value:
                     stats.incr(name, int(measure.value), tags=tags)
             case Kind.GAUGE:
@@ -31,5 +31,5 @@ class AirflowStats:
 
 
 def airflow_sink() -> Sink | None:
-    """Airflow's own metrics, if they are on."""
+    """A sink into Airflow's metrics; None if they are off."""
     return AirflowStats() if any(conf.getboolean("metrics", one) for one in SETTINGS) else None

@@ -1,26 +1,22 @@
-"""What a task's connection says of Spark: the master of a `spark` one, the address of a `spark_connect` one.
+"""The base operator of a step: it runs the step without Spark if possible, else by `spark-submit` or over
+Spark Connect.
 
-Both as the Spark provider reads them. Its own URL of a server leaves a slash in the token as it is, and
-PySpark then refuses the URL and quotes it: here the token is no part of it.
+The type of the task's connection chooses between the two. `spark` (`spark_default`) submits one of the files
+of `jobs/` through the Spark provider. `spark_connect` (`spark_connect_default`) runs the same step in the
+worker, on a warm server. Both connections are read as the Spark provider reads them, except that the token is
+not part of the server's URL: the provider leaves a slash in the token unescaped, and PySpark then rejects the
+URL and prints it with the token.
 
-The connection that a pipeline's source names, put where a step looks for it.
+`order_of` maps an Airflow run to an owner. A retry keeps the run's `clear_number`, so it finishes the open
+transactions. A clear, or a backfill over the same date, raises it, so the run's transactions are proven
+again. A run is identified by its partition key, else its logical date, else its run id; `conf`, task instance
+ids and try numbers play no part. The start date distinguishes it from a run of the same date that is no
+longer in Airflow's database.
 
-Airflow's connections may be in its database or in any secrets backend, and only a task can ask for them. A
-step, here or in a Spark job that this task submits, reads the environment: so the connection goes into this
-process's own, which a submitted job inherits. It is on no command line.
-
-From Airflow's idea of a run to Tidemark's: who owns what, and what a try asks for.
-
-A retry keeps the run's `clear_number`, so it finishes what is missing. A clear, or a backfill over the same
-date, raises it, so what the run owns is proven again. The run itself is named by its partition key, else its
-logical date, else its run id; `conf`, task instance ids and try numbers decide nothing. When it began tells
-it from a run of the same date that this Airflow has forgotten.
-
-Running a step: without Spark when it needs none, else by `spark-submit` or over Spark Connect.
-
-Which of the two is decided by the type of the task's connection. `spark` (`spark_default`) submits one of
-the files of `jobs/` through the Spark provider. `spark_connect` (`spark_connect_default`) runs the same step
-in the worker, on a server that is warm already.
+`provide_connection` resolves the source's connection. Airflow's connections may be in its database or in any
+secrets backend, and only a task can read them. A step, in this process or in a submitted Spark job, reads the
+environment. So the connection goes into this process's environment, which a submitted job inherits; it is on
+no command line.
 """
 
 from __future__ import annotations
@@ -55,7 +51,7 @@ LOCAL = "local[*]"
 
 
 def master_of(found: Connection) -> str:
-    """The master: of a connection from a URI its scheme is the type, and host and port stand apart."""
+    """The master's URL. In a connection made from a URI, the type is the scheme, apart from host and port."""
     if not found.host and not found.port:
         return LOCAL
     port = f":{found.port}" if found.port else ""
@@ -65,7 +61,7 @@ def master_of(found: Connection) -> str:
 
 
 def connect_url(found: Connection) -> str:
-    """The server's address, without the token. `InvalidUsage` where the connection has no host."""
+    """The server's address, without the token. `InvalidUsage` if the connection has no host."""
     host = (found.host or "").removeprefix("sc://").rstrip("/")
     if not host:
         raise InvalidUsage(f"the connection {found.conn_id!r} has no host", hint="give it the server's name")
@@ -75,8 +71,9 @@ def connect_url(found: Connection) -> str:
 
 
 def provide_connection(pipeline_file: str, environment: str | None) -> None:
-    """Look the source's connection up, if it has one. Whoever needs one that is not there says so itself: a
-    replay of captured changes needs none. Any other failure is Airflow's own, and a retry may do."""
+    """Put the source's connection, if it names one, into the environment. A missing connection is no error
+    here, since a replay of captured changes needs none; a step that needs it fails itself. Airflow's other
+    errors pass through, and a retry may succeed."""
     name = _named_by(load_pipeline(pipeline_file, environment or None).source)
     if name is None:
         return
@@ -101,7 +98,7 @@ WHY_CHARACTERS_MAX: Final = 8_000
 
 
 def order_of(context: Context, *, pipeline_file: str, environment: str | None, **more: Any) -> Order:
-    """What one try of a task of this run is asked to do."""
+    """The order for one try of a task of this run, with a new token."""
     from tidemark.app.deployment import new_token
 
     run = context["dag_run"]
@@ -121,20 +118,20 @@ def order_of(context: Context, *, pipeline_file: str, environment: str | None, *
 
 
 def failure(error: TidemarkError) -> AirflowException:
-    """The error as Airflow takes it: one that a retry can't mend ends the task at once."""
+    """The error as an Airflow exception. An error that a retry can't resolve fails the task at once."""
     retries = isinstance(error, Determinate | Indeterminate)
     return AirflowException(str(error)) if retries else AirflowFailException(str(error))
 
 
 def end_with_reason(operator: BaseOperator) -> None:
-    """Let the log of a task that fails end with the reason."""
+    """Make the log of a failed task end with the reason."""
     operator.on_failure_callback = [*operator.on_failure_callback, say_why]
     operator.on_retry_callback = [*operator.on_retry_callback, say_why]
 
 
 def say_why(context: Context) -> None:
-    """Repeat why a task has failed below Airflow's stack trace, where a log is read first. The group that
-    Airflow has open at that point is folded in its UI, so it is closed before."""
+    """Log the reason for a failure again below Airflow's stack trace, where people look first. Airflow's UI
+    folds the log group that is open at that point, so this closes it first."""
     why = context.get("exception")
     if why is not None:
         log = context["ti"].task.log
@@ -143,17 +140,17 @@ def say_why(context: Context) -> None:
 
 
 class SparkStepOperator(SparkSubmitOperator):
-    """One step of a run, on Spark where it needs it.
+    """One step of a run, on Spark if it needs Spark.
 
-    :param pipeline_file: the pipeline file; not a template, whatever its name looks like
+    :param pipeline_file: the pipeline file; never rendered as a template
     :param environment: which of the file's environments, `$TIDEMARK_ENVIRONMENT` by default (templated)
     :param conn_id: a Spark connection, or a Spark Connect one for warm, low-latency runs
 
-    All parameters of `SparkSubmitOperator` may be given too; `conf` wins over what Tidemark sets.
+    All parameters of `SparkSubmitOperator` may be given too; `conf` overrides Tidemark's settings.
 
-    A job whose driver runs beside the task ends when the task is gone, however that died. Known limitation:
-    a driver elsewhere on a cluster goes on. That is a second writer, and safe: the seal decides, and the one
-    that comes second drops its work.
+    A job whose driver runs beside the task ends with the task, however the task dies. Known limitation: a
+    driver elsewhere on a cluster continues. It is then a second writer, which is safe: the seal decides, and
+    the second writer drops its work.
     """
 
     step: ClassVar[str]
@@ -169,8 +166,8 @@ class SparkStepOperator(SparkSubmitOperator):
         conn_id: str = "spark_default",
         **kwargs: Any,
     ) -> None:
-        # A retry is a new try with a token of its own, and reads the verdicts of that token: it must not
-        # wait for the driver that an earlier try has left on a cluster.
+        # A retry has its own token and reads the verdicts of that token: it must not wait for a driver that
+        # an earlier try left on a cluster.
         super().__init__(conn_id=conn_id, **{**of_task(self.step, kwargs), "durable": False})
         self.pipeline_file = str(pipeline_file)
         self.pipeline_shown, self.txns_shown = "", list[int]()
@@ -182,14 +179,14 @@ class SparkStepOperator(SparkSubmitOperator):
         return order_of(context, pipeline_file=self.pipeline_file, environment=self.environment, **more)
 
     def execute(self, context: Context) -> Report:  # type: ignore[override]
-        """Do the step, and end its log with what it has done."""
+        """Run the step and log a summary at the end. Returns the step's report."""
         told = self.performed(context, self.order(context))
         self.txns_shown = txns_of(self.step, told)
         self.log.info("%s", step_sentence(self.step, told))
         return told
 
     def performed(self, context: Context, order: Order) -> Report:
-        """Do the step, with errors as Airflow knows them."""
+        """Run the step; raises Tidemark's errors as Airflow exceptions."""
         try:
             provide_connection(order.pipeline_file, order.environment)
             return self.worked(context, order)
@@ -197,7 +194,7 @@ class SparkStepOperator(SparkSubmitOperator):
             raise failure(error) from error
 
     def worked(self, context: Context, order: Order) -> Report:
-        """Try without Spark; if the step asks for it, go on with Spark."""
+        """Try the step without Spark; if it raises `SparkNeeded`, run it with Spark."""
         from tidemark.app.tasks import SparkNeeded
 
         with suppress(SparkNeeded):
@@ -205,11 +202,11 @@ class SparkStepOperator(SparkSubmitOperator):
         try:
             return self.with_spark(context, order)
         except SparkNeeded:
-            # Somebody has committed since the job ended, so that a state is due again.
+            # Another run has committed since the job ended, and a state is due again.
             raise Determinate(f"there is more for {self.step} than its job has done", hint="retry") from None
 
     def without_spark(self, order: Order) -> Report:
-        """The step, as far as the control plane goes."""
+        """Run the step on the control plane only; `SparkNeeded` if that is not enough."""
         from tidemark.app.tasks import open_pipeline
 
         deployment = open_pipeline(order.pipeline_file, order.environment or None)
@@ -223,12 +220,12 @@ class SparkStepOperator(SparkSubmitOperator):
         return self.after_submit(order)
 
     def after_submit(self, order: Order) -> Report:
-        """What the job has done, from the durable facts that it left."""
+        """Report what the job has done, from what it has committed."""
         return self.without_spark(order)
 
     @cached_property
     def connects(self) -> bool:
-        """Whether the connection is a Spark Connect one."""
+        """Whether the task has a Spark Connect connection."""
         return bool(BaseHook.get_connection(self._conn_id).conn_type == CONNECT_TYPE)
 
     def submit(self, context: Context, order: Order) -> None:
@@ -252,7 +249,7 @@ class SparkStepOperator(SparkSubmitOperator):
             raise kind(told["message"]) from None
 
     def over_connection(self, order: Order) -> Report:
-        """Run the step here, on the server that the connection names."""
+        """Run the step in this process, on the connection's Spark Connect server."""
         from tidemark.app.tasks import open_pipeline
 
         def session() -> Any:
@@ -274,8 +271,8 @@ class SparkStepOperator(SparkSubmitOperator):
             self._connected = None
 
     def on_kill(self) -> None:
-        """End the Spark work: what runs on a server is interrupted, what was submitted is the provider's to
-        end, a process here or a driver on a cluster."""
+        """End the Spark work. Operations on a Spark Connect server are interrupted. The Spark provider ends a
+        submitted job, whether it is a local process or a driver on a cluster."""
         if self._connected is not None:
             self._connected.interruptAll()
             self.disconnect()

@@ -1,1 +1,1 @@
-"""Tidemark's pages in Airflow: a read-only API on the control plane, and the pages that show it."""
+"""Tidemark's pages in Airflow, the API that they read, and the actions that they offer."""

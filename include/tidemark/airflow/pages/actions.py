@@ -1,11 +1,11 @@
-"""Starting a run of a DAG, as Airflow's own REST API does it.
+"""The actions that a person can take on the pages: decide a transaction, or start a run of a DAG.
 
-What a person may do on the pages: decide, which is a commit here and now, or ask for work, which a run of
-a DAG does. All of it with a reason, and on record in the pipeline's journal with the user's name.
+A decision commits at once. A run does all other work, and is started as Airflow's REST API starts one. Every
+action needs a reason, and the pipeline's journal records it with the user's name.
 
-Acting needs the right to edit the pipeline's DAG, and starting a run the right to start one of that DAG. The
-login is a cookie, which a browser sends along whoever made the page: so a request must say that it comes from
-these pages, and one that says nothing must bring a token instead (`from_here`).
+An action needs the right to edit the pipeline's DAG, and starting a run also the right to start runs of the
+DAG in question. The login is a cookie, which a browser also sends with requests of other sites' pages. So
+a request must prove that it comes from these pages, or carry a token (`from_here`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _dags() -> Any:
 
 
 def start(dag_id: str, asked: dict[str, Any], *, note: str, user: Any, session: Any, request: Request) -> str:
-    """Start a run with this conf, and the reason as its note; returns its id."""
+    """Start a run with this conf and note; returns its id."""
     from airflow.api_fastapi.core_api.datamodels.dag_run import TriggerDAGRunPostBody
     from airflow.api_fastapi.core_api.routes.public.dag_run import trigger_dag_run
 
@@ -58,8 +58,8 @@ JSON: Final = "application/json"
 
 
 def from_here(request: Request) -> None:
-    """Refuse what another site's page has sent. A browser says where a request comes from, by one of two
-    headers that no page can set; what is no browser has no cookie of ours either."""
+    """Reject requests of other sites' pages. A browser states a request's origin in one of two headers that
+    no page can set. A client that is no browser sends neither, and must send a token."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
         raise HTTPException(415, f"an action is {JSON}")
     site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
@@ -72,7 +72,7 @@ def from_here(request: Request) -> None:
 
 
 def own_origins(request: Request) -> set[tuple[str, str]]:
-    """Where these pages are: as the request was addressed, and as Airflow was told."""
+    """The origins of these pages: the request's host, and `[api] base_url`."""
     addressed = {(scheme, request.headers.get("host", "")) for scheme in ("http", "https")}
     told = origin_of(conf.get("api", "base_url", fallback="") or "")
     return {one for one in (*addressed, told) if all(one)}
@@ -90,7 +90,7 @@ acting = APIRouter(
 
 
 class ReasonGiven(BaseModel):
-    """Why; nothing is done without a reason."""
+    """The reason, which every action needs."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -114,7 +114,7 @@ class OfRange(ReasonGiven):
 
 
 def chosen(dag_id: str, session: SessionDep) -> registry.PipelineDag:
-    """The pipeline that a path names."""
+    """The pipeline of the DAG in the path; 404 if the DAG is not a pipeline's."""
     found = registry.pipeline_of(session, dag_id)
     if found is None:
         raise HTTPException(404, f"DAG {dag_id!r} is not a pipeline's")
@@ -135,7 +135,7 @@ def may(user: Any, dag_id: str, *, runs: bool = False) -> bool:
 
 @dataclass
 class Actor:
-    """Who acts, on which pipeline."""
+    """The user who acts, and the pipeline that they act on."""
 
     one: Chosen
     user: GetUserDep
@@ -148,7 +148,7 @@ class Actor:
     def start(
         self, said: ReasonGiven, what: str, dag_id: str, asked: dict[str, Any], *, txn: int
     ) -> dict[str, Any]:
-        """Put the request on record, then start the run; one that could not be started leaves the request."""
+        """Record the request in the journal, then start the run. If the start fails, the record remains."""
         if not may(self.user, dag_id, runs=True):
             raise HTTPException(403, f"you may not start runs of DAG {dag_id!r}")
         by = self.by(said)
@@ -176,7 +176,7 @@ def accept(actor: Acting, said: OfTransaction) -> dict[str, Any]:
 def _decided(
     actor: Actor, said: OfTransaction, decide: Callable[[Deployment, Decider, int], Txn], word: str
 ) -> dict[str, Any]:
-    """Decide an open transaction as a person has said."""
+    """Apply a person's decision to an open transaction."""
     try:
         checkpoint = decide(opened(actor.one), actor.by(said), said.txn)
     except SparkNeeded:
@@ -204,7 +204,7 @@ def repair(actor: Acting, said: OfRange) -> dict[str, Any]:
 
 
 def _replayed(actor: Actor, said: OfRange, mode: str) -> dict[str, Any]:
-    """Start a run of the DAG that replays this pipeline."""
+    """Start a run of the DAG that replays this pipeline; `InvalidUsage` if there is none."""
     found = registry.replays_of(actor.session, actor.one)
     if found is None:
         fact = f"no DAG replays the pipeline of {actor.one.dag_id!r}"
@@ -219,5 +219,5 @@ def _replayed(actor: Actor, said: OfRange, mode: str) -> dict[str, Any]:
 
 @acting.post("/publish")
 def publish(actor: Acting, said: ReasonGiven) -> dict[str, Any]:
-    """Start a run of the pipeline's DAG that publishes whatever the policies say."""
+    """Start a run of the pipeline's DAG that publishes all states, regardless of their policies."""
     return actor.start(said, "publish", actor.one.dag_id, {PUBLISH: True}, txn=TXN_NONE)

@@ -1,14 +1,13 @@
-"""Pipelines that stay open between two looks, so that a look reads what is new and not the whole history.
+"""The API's responses as plain values, from the same functions as the command's `--json`.
 
-A handle on a table follows it forward only: a warehouse that was set back or made anew would be shown as it
-was before. So every look compares the chain of the bindings, as a new handle finds it, with that of the kept
-one, and begins anew where they differ, where the pipeline file has changed, and once an hour.
+A response contains no value of a row: it leaves out a part's statistics, which have minimum and maximum
+values, and the text of a configuration. The source is queried only if it is a local folder of files; for any
+other source this process would need its credentials.
 
-What the API answers, as plain values: from the same functions as the command's `--json`.
-
-No value of a row is among them: a part's statistics, which have the smallest and the largest ones, stay out,
-and so does the text of a configuration. A source is asked only where it is a folder of files: for any other
-this process would have to hold its credentials.
+Pipelines stay open between requests, so that a request reads only what is new and not the whole history. An
+open handle follows a table only forward: after a warehouse was restored or recreated it would show the old
+contents. So every request compares the head of the bindings in the open handle with that of a new handle. It
+reopens the pipeline if they differ, if the pipeline file has changed, and once an hour.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ OPEN_SECONDS_MAX: Final = 3_600.0
 
 @dataclass
 class OpenPipeline:
-    """A pipeline that is open. A ledger is for one thread, so one look at a time."""
+    """An open pipeline. A ledger is not thread-safe, so the lock admits one request at a time."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     deployment: Deployment | None = None
@@ -59,7 +58,7 @@ _open_lock = threading.Lock()
 
 @contextmanager
 def open_for_reading(one: PipelineDag) -> Iterator[Deployment]:
-    """The pipeline's control plane, for who only looks; nothing here can start a Spark."""
+    """The pipeline's control plane for reading, kept open between requests; it can't start Spark."""
     environment = environment_of(one)
     with _open_lock:
         kept = _open.setdefault((one.pipeline_file, environment), OpenPipeline())
@@ -76,12 +75,12 @@ def open_for_reading(one: PipelineDag) -> Iterator[Deployment]:
         try:
             yield kept.deployment
         except BaseException:
-            kept.deployment = None  # Whatever it was, the next look begins anew.
+            kept.deployment = None  # After any error, the next request reopens the pipeline.
             raise
 
 
 def _is_current(kept: OpenPipeline) -> bool:
-    """Whether the history is still the one that the kept handles have followed, and they are not too old."""
+    """Whether the open handles still follow the same history and are not too old."""
     deployment = kept.deployment
     if deployment is None or time.monotonic() - kept.opened_seconds > OPEN_SECONDS_MAX:
         return False
@@ -96,12 +95,12 @@ PAGE_MAX: Final = 200
 SEARCHED_MAX: Final = 500
 RECENT: Final = 40
 PROOFS_AT_ENDS: Final = 50
-"""Of how many of the oldest and of the newest transactions a row tells whether they can be proven again."""
+"""The number of oldest and of newest transactions whose rows include whether they are replayable."""
 _WINDOW: Final = 250
 
 
 def opened(one: PipelineDag) -> Deployment:
-    """The pipeline's control plane, opened anew, for who decides; nothing here can start a Spark."""
+    """The pipeline's control plane, newly opened, for decisions; it can't start Spark."""
     return open_pipeline(one.pipeline_file, environment_of(one))
 
 
@@ -110,7 +109,7 @@ def is_asked(deployment: Deployment) -> bool:
 
 
 def pipeline_body(one: PipelineDag) -> Body:
-    """How far a pipeline is."""
+    """A pipeline's status, with its alarms, newest transactions and readers."""
     with open_for_reading(one) as deployment:
         found = status_of(
             deployment,
@@ -125,15 +124,15 @@ def pipeline_body(one: PipelineDag) -> Body:
 
 
 def readers_of(deployment: Deployment) -> Body:
-    """Who reads how far, and who else holds transactions back."""
+    """The consumers and their frontiers, and the other leases that hold transactions back."""
     others = [one for one in held_leases(deployment) if consumer_of(one) is None]
     leases = [{"name": one.name, "txn": one.txn, "holder": one.holder} for one in others]
     return {"consumers": consumers_of(deployment), "leases": leases}
 
 
 def transactions_body(one: PipelineDag, *, before: int | None, limit: int, search: str) -> Body:
-    """Transactions below `before`, the newest first; `next` is where to go on, None at the end. A search
-    looks at so many at a time, and says how far it has looked."""
+    """Transactions below `before`, newest first. `next` is the `before` of the next page, None at the end. A
+    search examines a bounded number of transactions per request, so a page may have few rows or none."""
     with open_for_reading(one) as deployment:
         return _transactions(deployment, before, limit, search.lower().split())
 
@@ -163,7 +162,7 @@ def _searched(row: Mapping[str, Any]) -> str:
 
 
 def transaction_body(one: PipelineDag, txn: int) -> Body:
-    """One transaction whole."""
+    """Everything on record about one transaction."""
     with open_for_reading(one) as deployment:
         return _transaction(deployment, txn)
 
@@ -215,7 +214,7 @@ def _digests(digests: Digests) -> Body:
 
 
 def _input(binding: Binding) -> Body:
-    """The files that were bound, or the offsets."""
+    """The bound offset ranges, and at most `FILES_MAX` of the bound files."""
     below, above = binding.lower.as_dict(), binding.upper.as_dict()
     ranges = [
         {"partition": name, "from": below.get(name, 0), "to": upper}
@@ -229,7 +228,7 @@ def _input(binding: Binding) -> Body:
 
 
 def run_body(one: PipelineDag, attempt: Attempt) -> Body:
-    """One run: its sentence, and its transactions."""
+    """One run: its summary, and its transactions."""
     with open_for_reading(one) as deployment:
         return _run(deployment, attempt)
 

@@ -1,9 +1,9 @@
-"""The app that Airflow mounts at `/tidemark`: pages, and the API that they read. What changes something is in
-`tidemark.airflow.pages.actions`.
+"""The app that Airflow mounts at `/tidemark`: the pages, and the API that they read. The routes that change
+something are in `tidemark.airflow.pages.actions`.
 
-Airflow mounts a plugin's app without any authentication. So every route asks for a user, by a dependency of
-the app itself: a route that is added later can't be forgotten. What belongs to one pipeline also asks for the
-right to view its DAG, of Airflow's own auth manager; the list has only what the user may view.
+Airflow mounts a plugin's app without authentication. So the app itself has a dependency that requires a user
+on every route, including routes that are added later. The routes of one pipeline also require the right to
+view its DAG, which Airflow's auth manager checks. The list has only the pipelines that the user may view.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SCRIPTS: Final = ("page.js", "actions.js", "elements.js", "frontiers.js")
 STATIC: Final = {**dict.fromkeys(SCRIPTS, "text/javascript"), "page.css": "text/css"}
 POLICY: Final = "Content-Security-Policy"
 SANDBOXED: Final = "sandbox; default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'self'"
-"""For pages that others have made: they can't run anything, and are no part of this origin."""
+"""The policy for pages made by other software: they can't run scripts and don't share this origin."""
 HEADERS: Final = {
     POLICY: "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; frame-ancestors 'self'; base-uri 'none'; form-action 'none'",
@@ -100,7 +100,7 @@ def _text(at: datetime | None) -> str:
 
 @router.get("/docs/{dag_id}/{path:path}", dependencies=[Depends(requires_access_dag(method="GET"))])
 def docs(one: Chosen, path: str) -> Response:
-    """A page of the pipeline's Data Docs, which is shown without any right to run something."""
+    """A page of the pipeline's Data Docs, served with a policy that forbids scripts."""
     site = answers.opened(one).data_docs.resolve()
     file = (site / path).resolve()
     if not (file.is_relative_to(site) and file.suffix == ".html" and file.is_file()):
@@ -110,7 +110,7 @@ def docs(one: Chosen, path: str) -> Response:
 
 @router.get("/{page}")
 def page(page: str) -> Response:
-    """A page: the same frame for each, which its script fills."""
+    """A page: the same HTML for each, which its script fills."""
     if page not in PAGES:
         raise HTTPException(404, "no such page")
     return FileResponse(FILES / "page.html", media_type="text/html")
@@ -124,12 +124,12 @@ def static(name: str) -> Response:
 
 
 async def told(request: Request, error: Exception) -> Response:
-    """An error of ours, in its own words, for whoever may view the pipeline."""
+    """A Tidemark error as a response with its message: 400 for `InvalidUsage`, else 503."""
     return JSONResponse({"detail": str(error)}, 400 if isinstance(error, InvalidUsage) else 503)
 
 
 async def guarded(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
-    """Say to the browser that nothing comes from elsewhere, and that nothing is kept."""
+    """Add headers that forbid content from other origins and caching."""
     response = await call_next(request)
     for name, value in HEADERS.items():
         response.headers.setdefault(name, value)
@@ -137,7 +137,7 @@ async def guarded(request: Request, call_next: Callable[[Request], Awaitable[Res
 
 
 def pages_app() -> FastAPI:
-    """The app. It has no description of itself: that would be one more route, without a user."""
+    """The app. It serves no OpenAPI description: that route would not require a user."""
     app = FastAPI(
         title="Tidemark",
         dependencies=[Depends(get_user)],

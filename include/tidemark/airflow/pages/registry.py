@@ -1,7 +1,7 @@
-"""Which DAG is which pipeline's, as Airflow's database has it.
+"""The mapping from DAGs to pipelines, read from Airflow's database.
 
 The API server has no DAG files. A `reclock` task carries its pipeline file and environment in its serialized
-form (`marked`); whoever may view the DAG may view what that file describes.
+form (`marked`). A user who may view the DAG may view the pipeline of that file.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 TAG: Final = "tidemark"
 PUBLISH: Final = "publish"
-"""The param of a pipeline's DAG that asks for publishing now."""
+"""The param of a pipeline's DAG that makes a run publish all states."""
 _MARK: Final = "tidemark"
 
 
@@ -32,12 +32,12 @@ class PipelineDag:
 
 
 def marked(pipeline_file: str, environment: str | None) -> str:
-    """What a task's `doc_json` says, for `pipeline_in`."""
+    """A task's `doc_json`, which `pipeline_in` reads."""
     return json.dumps({_MARK: {"pipeline_file": pipeline_file, "environment": environment}})
 
 
 def marked_replays(pipeline_files: Mapping[str, str], environment: str | None) -> str:
-    """What the `doc_json` of a task of a replay DAG says, for `replays_in`."""
+    """The `doc_json` of a task of a replay DAG, which `replays_in` reads."""
     files = sorted(pipeline_files.values())
     return json.dumps({_MARK: {"replays": files, "environment": environment}})
 
@@ -54,7 +54,7 @@ def _marks_in(serialized: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def pipeline_in(dag_id: str, serialized: Mapping[str, Any]) -> PipelineDag | None:
-    """The pipeline of a serialized DAG; None for a DAG of another kind."""
+    """The pipeline of a serialized DAG; None if the DAG is not a pipeline's."""
     for mark in _marks_in(serialized):
         if "pipeline_file" in mark:
             return PipelineDag(dag_id, str(mark["pipeline_file"]), mark.get("environment"))
@@ -62,7 +62,7 @@ def pipeline_in(dag_id: str, serialized: Mapping[str, Any]) -> PipelineDag | Non
 
 
 def replays_in(serialized: Mapping[str, Any], one: PipelineDag) -> bool:
-    """Whether a serialized DAG replays this very pipeline: its file, in its environment."""
+    """Whether a serialized DAG replays this pipeline: the same file in the same environment."""
     return any(
         one.pipeline_file in mark.get("replays", ()) and mark.get("environment") == one.environment
         for mark in _marks_in(serialized)
@@ -70,18 +70,18 @@ def replays_in(serialized: Mapping[str, Any], one: PipelineDag) -> bool:
 
 
 def known_pipelines(session: Session, dag_ids: Collection[str]) -> list[PipelineDag]:
-    """The pipelines among these DAGs, in order of their names."""
+    """The pipelines among these DAGs, sorted by DAG id."""
     found = [pipeline_in(name, data) for name, data in _tagged(session) if name in dag_ids]
     return sorted((one for one in found if one is not None), key=lambda one: one.dag_id)
 
 
 def replays_of(session: Session, one: PipelineDag) -> str | None:
-    """The DAG that replays a pipeline, the first by name; None where there is none."""
+    """The id of the DAG that replays a pipeline, the first by name; None if there is none."""
     return min((name for name, data in _tagged(session) if replays_in(data, one)), default=None)
 
 
 def _tagged(session: Session) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Tidemark's DAGs that are there now, as they were serialized last."""
+    """Tidemark's DAGs that are not stale, with their latest serialized form."""
     from airflow.models.dag import DagModel, DagTag
     from airflow.models.serialized_dag import SerializedDagModel
     from sqlalchemy import select
@@ -94,7 +94,7 @@ def _tagged(session: Session) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def pipeline_of(session: Session, dag_id: str) -> PipelineDag | None:
-    """The pipeline of one DAG; None when there is no such DAG, or it is of another kind."""
+    """The pipeline of one DAG; None if there is no such DAG or it is not a pipeline's."""
     from airflow.models.serialized_dag import SerializedDagModel
 
     row = SerializedDagModel.get(dag_id, session=session)
@@ -102,7 +102,7 @@ def pipeline_of(session: Session, dag_id: str) -> PipelineDag | None:
 
 
 def environment_of(one: PipelineDag) -> str | None:
-    """The environment to read the file with; `InvalidUsage` where only a task can know it."""
+    """The environment to load the file with; `InvalidUsage` if it is a template, which needs a task."""
     if one.environment and "{{" in one.environment:
         raise InvalidUsage(
             f"the environment of {one.dag_id!r} is a template", hint="name it, or use `tidemark status`"

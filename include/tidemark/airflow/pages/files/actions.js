@@ -1,4 +1,4 @@
-// What a person may do: a reason, then two clicks. The frame that Airflow shows pages in has no confirm().
+// The actions of a person: a reason, then two clicks. The frame in which Airflow shows pages has no confirm().
 
 import { el } from "./elements.js";
 
@@ -17,7 +17,7 @@ async function post(dagId, verb, body) {
   throw new Error(typeof told.detail === "string" ? told.detail : `the server answered ${answer.status}`);
 }
 
-// One action {key, verb, label, effect, body}, as a button that opens a line for the reason.
+// One action {key, verb, label, effect, body}: a button that opens a field for the reason.
 function made(dagId, one, done) {
   const opener = el("button", { type: "button", "aria-expanded": "false" }, one.label);
   const reason = el("input", { type: "text", placeholder: "Why? The journal keeps it, with your name", "aria-label": `Reason: ${one.label}`, maxlength: "1000" });
@@ -72,7 +72,7 @@ function made(dagId, one, done) {
   return whole;
 }
 
-// Show these actions; one that somebody is at, or that has just been done, stays as it is.
+// Show these actions; an action that is being filled in, or was just done, stays unchanged.
 export function showActions(section, dagId, wanted, done) {
   const kept = new Map([...section.querySelectorAll(".action")].map((one) => [one.dataset.key, one]));
   const keys = new Set(wanted.map((one) => one.key));

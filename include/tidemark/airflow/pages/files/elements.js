@@ -1,4 +1,4 @@
-// Making elements. Everything that is shown is set as text, never as markup.
+// Helpers that make elements. All content is set as text, never as markup.
 
 export function el(name, attributes = {}, ...children) {
   const made = document.createElement(name);

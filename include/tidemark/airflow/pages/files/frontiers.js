@@ -1,5 +1,4 @@
-// Pictures: the frontiers of a pipeline to scale, how far each has come in transactions; and small ones of what its
-// newest transactions were like.
+// Charts: the frontiers of a pipeline, to scale, in transactions; and small charts of its newest transactions.
 
 const SVG = "http://www.w3.org/2000/svg";
 const WIDTH = 1200, LABEL = 190, VALUE = 70, ROW = 22, AXIS = 24;
@@ -11,7 +10,7 @@ function drawn(name, attributes, text) {
   return made;
 }
 
-// What is drawn: a name, how far it has come, and what kind of frontier it is.
+// The frontiers to draw: name, transaction and kind of each.
 export function rowsOf(status) {
   const rows = [
     { name: "bound", at: status.bound, kind: "bar" },
@@ -27,8 +26,8 @@ export function rowsOf(status) {
   return rows;
 }
 
-// The part of the axis that is shown. A small lag behind many transactions would be too thin to see, so that the
-// axis then begins above 0, which its first number says. A log of a shard that nothing touches stays behind.
+// The visible part of the axis. A small lag behind many transactions would be too thin to see, so the axis may
+// start above 0, as its first number shows. The log of a shard that no transaction touches stays behind.
 export function axisOf(rows, bound) {
   const lowest = Math.min(...rows.map((row) => row.at));
   const spread = bound - lowest;
@@ -62,7 +61,7 @@ export function frontiers(status) {
   return picture;
 }
 
-// A bar for each value, the newest at the right. What is not known leaves a gap, and `marked` ones are drawn as trouble.
+// A bar for each value, the newest at the right. An unknown value leaves a gap; `marked` values are highlighted.
 export function sparkline(label, values, marked = () => false) {
   const bar = 3, gap = 1, height = 20, width = Math.max(1, values.length) * (bar + gap);
   const most = Math.max(1e-9, ...values.map((one) => one ?? 0));
@@ -76,7 +75,7 @@ export function sparkline(label, values, marked = () => false) {
   return picture;
 }
 
-// Steps one after the other, each as wide as it took long.
+// Consecutive steps, each as wide as its duration.
 export function stepsBar(steps) {
   const timed = steps.filter((one) => one.seconds !== null && !one.step.startsWith("in the log"));
   const total = timed.reduce((sum, one) => sum + one.seconds, 0);

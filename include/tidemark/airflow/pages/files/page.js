@@ -1,4 +1,4 @@
-// Tidemark's pages in Airflow. Everything that is shown is set as text, never as markup.
+// Tidemark's pages in Airflow. All content is set as text, never as markup.
 
 import { actionsOfPipeline, actionsOfTransaction, showActions } from "./actions.js";
 import { age, count, el, facts, link, marked, moment, span, table, verdict } from "./elements.js";
@@ -11,7 +11,7 @@ const dagId = asked.get("dag_id") ?? "";
 const view = document.getElementById("view");
 const fresh = document.getElementById("fresh");
 
-// Asking.
+// Requests.
 
 async function get(path, parameters = {}) {
   const query = new URLSearchParams(parameters).toString();
@@ -64,7 +64,7 @@ function replayable(status) {
 
 const alarms = (status) => status.alarms.map((one) => el("div", { class: "bad", title: one.remedy }, `${one.kind}: ${one.fact}`));
 
-// The newest transactions of a pipeline as a small picture; those with quarantined records are marked.
+// The newest transactions of a pipeline as a small chart; those with quarantined records are marked.
 function recent(status, what, value) {
   const rows = status.recent;
   if (!rows.length) return "";
@@ -290,7 +290,7 @@ async function showRun(part) {
   );
 }
 
-// The frame: a page's parts are made once and filled again, so that focus and what was typed stay.
+// The frame: a page's parts are made once and refilled, so that focus and typed text stay.
 
 const PAGES = { pipelines: showPipelines, pipeline: showPipeline, transaction: showTransaction, run: showRun };
 const name = location.pathname.split("/").pop();
@@ -335,7 +335,7 @@ function takeTheme() {
   try {
     chosen = localStorage.getItem("theme");
   } catch {
-    // Without storage, as the system has it.
+    // Without storage, follow the system's setting.
   }
   const dark = chosen === "dark" || (chosen !== "light" && matchMedia("(prefers-color-scheme: dark)").matches);
   document.documentElement.dataset.theme = dark ? "dark" : "light";
