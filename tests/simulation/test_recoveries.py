@@ -32,7 +32,6 @@ from tidemark.core.shard import LogEntry
 from tidemark.pipeline.context import Attempt
 from tidemark.pipeline.history import epoch_of, losses, require_known
 from tidemark.pipeline.recover import recover
-from tidemark.pipeline.repair import repair
 from tidemark.pipeline.run import replay, run
 
 SEEDS = 600
@@ -131,15 +130,6 @@ class RecoveredWorld(RestoredWorld):
         for _ in self.warehouse.land_delayed():
             pass
         self.recover_once(None, restored=False)
-
-    def repair_all(self) -> None:
-        """A sweep may have removed parts of an attempt that had lost, and was sealed after the loss: readers
-        stop at them, and they are made again of the input."""
-        pipeline = self.pipeline(None, 9)
-        seals = self.warehouse.seals
-        for seal in seals.records(seals.version):
-            if any(pipeline.plane.damaged(shard, added.parts) for shard, added in seal.shards.items()):
-                repair(pipeline, Attempt(Owner("repair"), self.token()), seal.txn)
 
     def recoverer(self, restored: bool) -> None:
         for _ in range(TRIES_MAX):

@@ -15,11 +15,14 @@ import pytest
 from tests.simulation.checker import Broken, Checker
 from tests.simulation.world import SHARDS, World
 from tests.support.memory.control import MemoryControl
+from tidemark.core.binding import Owner
 from tidemark.core.errors import InvariantViolation
 from tidemark.core.ids import ShardId, Txn
 from tidemark.core.seal import Seal, decide_seal
 from tidemark.core.shard import entry_of, next_append
+from tidemark.pipeline.context import Attempt
 from tidemark.pipeline.history import losses
+from tidemark.pipeline.repair import repair
 
 SEEDS = 3_000
 MUTANT_SEEDS_MAX = 6_000
@@ -64,6 +67,16 @@ class RestoredWorld(World):
             if ledger.version and self.rng.random() < 0.5:
                 ledger.restore(ledger.version - self.rng.randint(1, min(2, ledger.version)))
 
+    def repair_all(self) -> None:
+        """Parts of an attempt that had lost may have been removed, by its run or a sweep, before the seal
+        that it lost to was lost itself, and it was sealed in its place. Readers stop at such parts and name
+        them (R1), and a repair makes them again of the input."""
+        pipeline = self.pipeline(None, 9)
+        seals = self.warehouse.seals
+        for seal in seals.records(seals.version):
+            if any(pipeline.plane.damaged(shard, added.parts) for shard, added in seal.shards.items()):
+                repair(pipeline, Attempt(Owner("repair"), self.token()), seal.txn)
+
     def ended(self) -> bool:
         """Whether everything ended without a word about a loss, of `status` either: it asks for the logs of
         shards that the last runs had nothing to do with."""
@@ -79,6 +92,7 @@ def check(seed: int) -> bool:
     world = RestoredWorld(seed)
     if not world.ended():
         return False
+    world.repair_all()
     checker = Checker(world)
     for look in (
         checker.check_bindings,

@@ -3,8 +3,8 @@
 Any table can lose its newest commits: by a power cut on a store that had not synced, by a restored copy, by
 hand. Each of them names transactions by number and link, so two tables reveal a loss in one of them:
 
-- a checkpoint, a log or a publish on record is ahead of the history, or has another transaction under the
-  same number: the history has lost commits (`HistoryLost`);
+- a checkpoint, a log, a publish on record or a consumer's lease is ahead of the history, or has another
+  transaction under the same number: the history has lost commits (`HistoryLost`);
 - a log is behind the newest checkpoint's mark for it, or behind the transaction that touched its shard
   last: the log has lost commits (`LogLost`).
 
@@ -27,6 +27,7 @@ from tidemark.ports.control import Control
 
 LOOKS_MAX: Final = 2
 LOGS_LOOKED_AT: Final = 20
+LEASES_LOOKED_AT: Final = 50
 
 
 def require_known(control: Control, what: str, *, txn: Txn, link: int) -> None:
@@ -80,6 +81,17 @@ def require_logs(control: Control) -> None:
     touched = {shard for seal in seals for shard in seal.shards} | set(last.tables)
     for shard in sorted(control.shards() if upper == TXN_FIRST else touched)[:LOGS_LOOKED_AT]:
         require_shard(control, shard, last)
+    require_leases(control)
+
+
+def require_leases(control: Control) -> None:
+    """Check that the history has what consumers have confirmed, by the newest leases, up to a bounded number
+    of them. A number that was bound again would else be another transaction to them."""
+    upper = control.leases.head().upper
+    newest = {lease.name: lease for lease in control.leases.read(upper - LEASES_LOOKED_AT, upper)}
+    for lease in newest.values():
+        if lease.link:
+            require_known(control, f"consumer {lease.name}", txn=Txn(lease.txn - 1), link=lease.link)
 
 
 def _unfinished(control: Control, upper: Txn) -> Determinate | None:
