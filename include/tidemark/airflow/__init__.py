@@ -21,7 +21,7 @@ require("airflow")
 if TYPE_CHECKING:
     from tidemark.airflow.assets import shard_asset
     from tidemark.airflow.consumers import ShardConsumerOperator, ShardUpperSensor, shard_task
-    from tidemark.airflow.dags import health_dag, maintain_dag, pipeline_dags, replay_dag
+    from tidemark.airflow.dags import health_dag, maintain_dag, pipeline_dags, replace_dag, replay_dag
     from tidemark.airflow.health import HealthOperator
     from tidemark.airflow.operators import (
         CheckpointOperator,
@@ -31,14 +31,18 @@ if TYPE_CHECKING:
         UpsertOperator,
         ValidateOperator,
     )
+    from tidemark.airflow.replace import ApproveOperator, GenerationOperator, ReplacePlanOperator
     from tidemark.airflow.replay import ReplayOperator, ReplayPlanOperator, ReplayReportOperator
 
 __all__ = [
+    "ApproveOperator",
     "CheckpointOperator",
+    "GenerationOperator",
     "HealthOperator",
     "IngestOperator",
     "MaintainOperator",
     "ReclockOperator",
+    "ReplacePlanOperator",
     "ReplayOperator",
     "ReplayPlanOperator",
     "ReplayReportOperator",
@@ -49,12 +53,13 @@ __all__ = [
     "health_dag",
     "maintain_dag",
     "pipeline_dags",
+    "replace_dag",
     "replay_dag",
     "shard_asset",
     "shard_task",
 ]
 
-_MODULES: Final = ("assets", "consumers", "dags", "health", "operators", "replay")
+_MODULES: Final = ("assets", "consumers", "dags", "health", "operators", "replace", "replay")
 
 
 def __getattr__(name: str) -> Any:

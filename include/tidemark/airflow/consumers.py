@@ -75,7 +75,7 @@ class ShardUpperTrigger(BaseTrigger):
             try:
                 upper = await asyncio.to_thread(upper_of, self.pipeline_file, self.environment, self.shard)
             except (Determinate, Indeterminate) as error:
-                self.log.warning("looking again: %s", error)
+                self.log.warning("the source is asked again: %s", error)
             except TidemarkError as error:
                 yield TriggerEvent({"error": str(error)})  # type: ignore[no-untyped-call]
                 return
@@ -122,7 +122,7 @@ class ShardUpperSensor(BaseSensorOperator):
         try:
             return upper_of(self.pipeline_file, self.environment, self.shard)
         except (Determinate, Indeterminate) as error:
-            self.log.warning("looking again: %s", error)
+            self.log.warning("the source is asked again: %s", error)
             return 0
         except TidemarkError as error:
             raise failure(error) from error
@@ -228,7 +228,7 @@ class ShardConsumerOperator(BaseOperator):
     def _call(self, batch: Any) -> int:
         self.log.info("transactions %s to %s", batch.lower, batch.txn)
         for txn, reason in batch.skipped.items():
-            self.log.warning("transaction %s is passed over: %s", txn, reason)
+            self.log.warning("transaction %s is skipped: %s", txn, reason)
         self.python_callable(**{BATCH: batch, **self.op_kwargs})
         return 1
 

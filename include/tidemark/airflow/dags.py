@@ -7,8 +7,9 @@ remedy. The DAGs of all other files are not affected.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from tidemark.airflow.operators import (
     ValidateOperator,
 )
 from tidemark.airflow.pages.registry import PUBLISH, TAG
+from tidemark.airflow.replace import ApproveOperator, GenerationOperator, ReplacePlanOperator
 from tidemark.airflow.replay import ReplayOperator, ReplayPlanOperator, ReplayReportOperator
 from tidemark.config import LoadedPipelines, PipelineConfig, load_pipelines
 from tidemark.core.errors import InvalidUsage
@@ -33,9 +35,10 @@ from tidemark.core.ids import QUARANTINE
 from tidemark.pipeline.replay import MODES, VERIFY
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
-REPLAY, MAINTAIN, HEALTH, BROKEN = "replay", "maintain", "health", "tidemark_broken_pipelines"
+REPLAY, REPLACE, MAINTAIN, HEALTH = "replay", "replace", "maintain", "health"
+BROKEN = "tidemark_broken_pipelines"
 RESERVED: Mapping[str, str] = {
-    name: f"{name!r} is the id of a DAG" for name in (REPLAY, MAINTAIN, HEALTH, BROKEN)
+    name: f"{name!r} is the id of a DAG" for name in (REPLAY, REPLACE, MAINTAIN, HEALTH, BROKEN)
 }
 CONTINUOUS = "@continuous"
 DEFAULT_ARGS: Mapping[str, Any] = {
@@ -121,7 +124,7 @@ def _broken(where: str, problems: tuple[str, ...]) -> DAG:
         broken.problems = problems
     others = [dag for dag in made_by_this_file() if isinstance(dag, BrokenPipelines) and dag is not broken]
     for one in (broken, *others):
-        one.problems = tuple(dict.fromkeys(told for dag in (*others, broken) for told in dag.problems))
+        one.problems = tuple(dict.fromkeys(problem for dag in (*others, broken) for problem in dag.problems))
     return broken
 
 
@@ -129,7 +132,9 @@ def loaded(folder: str | Path, environment: str | None) -> LoadedPipelines:
     """The pipelines of a folder. A missing folder is `InvalidUsage`: Airflow would take a DAG file without
     DAGs and without an error for one whose DAGs were deleted."""
     if not Path(folder).is_dir():
-        raise InvalidUsage(f"there is no folder {str(folder)!r}", hint="name the one of the pipeline files")
+        raise InvalidUsage(
+            f"there is no folder {str(folder)!r}", hint="give the folder of the pipeline files"
+        )
     return load_pipelines(folder, environment)
 
 
@@ -177,7 +182,9 @@ def _pipeline_dag(
 
 def _publish_param() -> Param:
     return Param(
-        False, type="boolean", description="Bring the states up to their logs, whatever their policies say"
+        False,
+        type="boolean",
+        description="Publish every state up to its log, whatever the publish policies say",
     )
 
 
@@ -194,8 +201,8 @@ def _doc_of(config: PipelineConfig, file: Path) -> str:
 Records that could not be applied are in `x-tidemark://{config.name}/quarantine`.
 
 *Retry* finishes what is missing. *Clear*, or a backfill over the same date, reads the recorded input again
-and proves that the tables hold exactly that; it writes nothing. A red **validate** says what differs, and
-the ways out.
+and proves that the tables hold exactly that; it writes nothing. If **validate** is red, its log names what
+differs and what you can do.
 """
 
 
@@ -207,9 +214,12 @@ def _files(folder: str | Path, environment: str | None, dag_id: str) -> dict[str
         config.name: str(Path(folder).absolute() / file) for file, config in sorted(found.pipelines.items())
     }
     if dag_id in files and dag_id not in RESERVED:
-        raise InvalidUsage(f"{files[dag_id]}: the DAG {dag_id!r} is another one", hint="name one differently")
+        raise InvalidUsage(
+            f"{files[dag_id]}: the DAG id {dag_id!r} is used by another DAG",
+            hint="give one of them another id",
+        )
     if dag_id in {dag.dag_id for dag in made_by_this_file()}:
-        raise InvalidUsage(f"this DAG file has a DAG {dag_id!r} already", hint="give this one a dag_id")
+        raise InvalidUsage(f"this DAG file already has a DAG {dag_id!r}", hint="give this one its own dag_id")
     return {name: file for name, file in files.items() if name not in RESERVED}
 
 
@@ -232,21 +242,21 @@ def replay_dag(
         ),
         "txn_from": Param(1, type="integer", minimum=1, description="The first transaction"),
         "txn_to": Param(
-            None, type=["integer", "null"], minimum=1, description="The last one; all by default"
+            None, type=["integer", "null"], minimum=1, description="The last transaction; all by default"
         ),
         "mode": Param(
             VERIFY,
             type="string",
             enum=list(MODES),
-            description="verify writes nothing; repair restores lost parts of identical input",
+            description="verify writes nothing; repair restores lost parts from identical input",
         ),
-        "dry_run": Param(False, type="boolean", description="Only say what would be read"),
+        "dry_run": Param(False, type="boolean", description="Only list what would be read"),
     }
     settings: dict[str, Any] = {
         "schedule": None,
         "catchup": False,
         "tags": [TAG],
-        "description": "Read recorded input again and prove, or repair, what was written",
+        "description": "Read recorded input again and compare it with what was written, or repair that",
         "default_args": {"owner": TAG, **(default_args or {})},
         **of_dag(REPLAY),
         **dag_kwargs,
@@ -258,6 +268,65 @@ def replay_dag(
         )
         report = ReplayReportOperator(task_id="report", report=replay.output)
         chain(plan, replay, report)
+    return {dag.dag_id: dag}
+
+
+def replace_dag(
+    folder: str | Path,
+    *,
+    environment: str | None = None,
+    conn_id: str = "spark_default",
+    publisher_pool: str = "default_pool",
+    dag_id: str = REPLACE,
+    default_args: Mapping[str, Any] | None = None,
+    **dag_kwargs: Any,
+) -> dict[str, DAG]:
+    """A DAG to start by hand: it replaces a pipeline's settings by those of its file, as a new generation."""
+    files = _files(folder, environment, dag_id)
+    if not files:
+        return {}
+    params = {
+        "pipeline": Param(next(iter(files)), type="string", enum=list(files), description="The pipeline"),
+        "reason": Param("", type="string", minLength=1, description="Why; it stays on record"),
+        "txn_from": Param(
+            1, type="integer", minimum=1, description="The first transaction to read with the new settings"
+        ),
+        "txn_to": Param(
+            None, type=["integer", "null"], minimum=1, description="The last one; all by default"
+        ),
+        "from_now": Param(
+            False, type="boolean", description="Read nothing again: later input gets the new settings"
+        ),
+        "promote": Param(False, type="boolean", description="Promote without asking"),
+    }
+    settings: dict[str, Any] = {
+        "schedule": None,
+        "catchup": False,
+        "max_active_runs": 1,
+        "tags": [TAG],
+        "description": "Replace a pipeline's settings without downtime",
+        "default_args": {**DEFAULT_ARGS, **(default_args or {})},
+        **of_dag(REPLACE),
+        **dag_kwargs,
+    }
+    common: dict[str, Any] = {"pipeline_files": files, "environment": environment}
+    with DAG(dag_id, params=params, **settings) as dag:
+        plan = ReplacePlanOperator(task_id="plan", **common)
+        spark: dict[str, Any] = {"conn_id": conn_id, **common}
+        follow = GenerationOperator(task_id="follow", part="follow", task_display_name="Catch up", **spark)
+        compare = GenerationOperator(task_id="compare", part="compare", task_display_name="Compare", **spark)
+        promote = GenerationOperator(
+            task_id="promote",
+            part="promote",
+            task_display_name="Promote",
+            pool=publisher_pool,
+            trigger_rule="none_failed",
+            **spark,
+        )
+        approve = ApproveOperator(
+            task_id="approve", compared=compare.output, trigger_rule="none_failed", **common
+        )
+        chain(plan, follow, compare, approve, promote)
     return {dag.dag_id: dag}
 
 
@@ -296,20 +365,10 @@ def maintain_dag(
 
     Its tasks log a warning for transactions that soon stop being replayable."""
     files = _files(folder, environment, dag_id)
-    what = "Publish what is due, merge small files, let go and delete what nobody needs"
+    what = "Publish what is due, merge small files, delete what nobody needs any more"
     settings = _regular(MAINTAIN, "@daily", what, default_args, dag_kwargs)
-    if not files:
-        return {}
-    with DAG(dag_id, **settings) as dag:
-        for name, file in files.items():
-            MaintainOperator(
-                task_id=name,
-                pipeline_file=file,
-                environment=environment,
-                conn_id=conn_id,
-                pool=publisher_pool,
-            )
-    return {dag.dag_id: dag}
+    task = partial(MaintainOperator, environment=environment, conn_id=conn_id, pool=publisher_pool)
+    return _task_per_pipeline(dag_id, settings, files, task)
 
 
 def health_dag(
@@ -324,11 +383,17 @@ def health_dag(
 
     `default_args={"on_failure_callback": ...}` takes a notifier. The DAG needs no Spark."""
     files = _files(folder, environment, dag_id)
-    what = "Look for what needs somebody: blocked, stalled, behind, quarantine, kept log"
+    what = "Look for alarms: blocked, stalled, behind, quarantine, retained WAL"
     settings = _regular(HEALTH, "*/10 * * * *", what, default_args, dag_kwargs)
+    return _task_per_pipeline(dag_id, settings, files, partial(HealthOperator, environment=environment))
+
+
+def _task_per_pipeline(
+    dag_id: str, settings: Mapping[str, Any], files: Mapping[str, str], task: Callable[..., object]
+) -> dict[str, DAG]:
     if not files:
         return {}
     with DAG(dag_id, **settings) as dag:
         for name, file in files.items():
-            HealthOperator(task_id=name, pipeline_file=file, environment=environment)
+            task(task_id=name, pipeline_file=file)
     return {dag.dag_id: dag}

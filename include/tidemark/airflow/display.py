@@ -19,66 +19,91 @@ if TYPE_CHECKING:
 TASKS: Final[Mapping[str, tuple[str, str]]] = {
     "reclock": (
         "Bind input",
-        "Finds the run's transactions, or binds new input to new ones, before anything is read. Needs no "
-        "Spark. A cleared run finds what it bound, and asks the source for nothing new.",
+        "Binds new input to new transactions before it is read. Starts no Spark. A cleared run finds the "
+        "transactions that it bound and binds nothing new.",
     ),
     "ingest": (
         "Stage",
-        "Stages the parts of every open transaction, which nobody can see yet. In a cleared run it reads the "
+        "Stages the parts of every open transaction, invisible to readers. In a cleared run it reads the "
         "recorded input again and writes nothing.",
     ),
     "validate": (
         "Gate",
-        "Compares recorded and found digests, then the expectations of the pipeline file. Red says which "
-        "transaction and endpoint, and the ways out; nothing after it runs. The transaction's page has the "
-        "digests side by side, and lets you accept or skip it.",
+        "Compares recorded and found digests, then the expectations of the pipeline file. If they "
+        "differ, the task is red: its log names the transaction, the endpoint and what you can do, and"
+        " no later "
+        "task runs. The transaction's page shows both digests and lets you accept or skip it.",
     ),
     "upsert": (
         "Seal and publish",
-        "Seals what passed the gate, which decides it, appends it to the logs, and publishes the states that "
-        "are due. What another run has sealed first is dropped, and recorded with its winner.",
+        "Seals the transactions that passed the gate, appends them to the logs, and publishes the states"
+        " that "
+        "are due. If another run sealed a transaction first, this attempt is dropped and the winner"
+        " recorded.",
     ),
     "checkpoint": (
         "Checkpoint",
         "Advances to the highest complete transaction, acknowledges the source, and emits an event for each "
-        "shard that has something new. A proof that finds what was announced before wakes nobody.",
+        "shard with new transactions. A replay with unchanged results emits none.",
     ),
     "plan": (
-        "Say what will be read",
-        "Lists the transactions of the range, and whether their input is still there. Reads no data.",
+        "List the input",
+        "Lists the transactions of the range, and whether their input still exists. Reads no data.",
     ),
     "replay": (
         "Replay",
         "Reads the recorded input of the range again and compares; `repair` also restores lost parts.",
     ),
+    "plan_generation": (
+        "Say what would change",
+        "Compares the pipeline file with the settings in charge: settings, shards, what is read again, and "
+        "what can't be done. Reads no data.",
+    ),
+    "generation": (
+        "",
+        "A part of a replacement: the candidate catches up from the recorded input, in tables of its own; "
+        "the rows that would change are counted; the promotion changes all shards at one transaction.",
+    ),
+    "approve": (
+        "Ask",
+        "Waits for a person: promote the candidate, abort it, or leave it as it is.",
+    ),
     "report": ("Report the verdicts", "Red unless every transaction of the range is identical."),
     "maintain": (
         "",
-        "Publishes what is due, merges small files, and removes what neither a reader, a lease nor the "
-        "retention of the pipeline file needs. Warns of what soon can't be proven any more.",
+        "Publishes what is due, merges small files, and deletes files that no reader, no lease and no "
+        "retention setting needs. Warns of transactions that soon can't be replayed.",
     ),
     "health": (
         "",
-        "Looks for alarms by the limits of the pipeline file. Red once for each new one, with what to do "
-        "about it; skipped while told ones go on; green when there is none.",
+        "Checks for alarms with the limits of the pipeline file. Red once for each new alarm, with its "
+        "remedy; skipped while reported alarms continue; green without alarms.",
     ),
 }
 DAGS: Final[Mapping[str, tuple[str, str]]] = {
     "replay": (
         "Replay transactions",
         "Choose a pipeline and a range of transactions. `verify` reads their recorded input again and "
-        "proves that the tables hold exactly that; it writes nothing. `repair` also restores parts that were "
-        "lost or damaged. `dry_run` only says what would be read.",
+        "proves that the tables hold exactly that; it writes nothing. `repair` also restores lost or "
+        "damaged parts. `dry_run` only lists what would be read.",
+    ),
+    "replace": (
+        "Replace a pipeline's settings",
+        "Deploy the pipeline file with a higher `generation`: runs keep the settings in charge. Then choose "
+        "the pipeline here. A candidate reads the recorded input again with the new file, in tables of its "
+        "own, while the pipeline goes on; you see which rows would change; the promotion changes them all "
+        "at one transaction. `txn_from` and `txn_to` choose a range, `from_now` reads nothing again.",
     ),
     "maintain": (
         "Maintain pipelines",
-        "A task per pipeline: publish what is due, merge small files, remove what nobody needs. "
-        "`tidemark maintain PIPELINE --dry-run` says what it would do, and who holds what back.",
+        "A task per pipeline: publish what is due, merge small files, delete unneeded ones. "
+        "`tidemark maintain PIPELINE --dry-run` lists what it would do, and what holds files back.",
     ),
     "health": (
         "Health of pipelines",
-        "A task per pipeline, red once for each new alarm, skipped while told ones go on. Give "
-        "`default_args` an `on_failure_callback` to be notified. The limits are in the pipeline files, under "
+        "A task per pipeline, red once for each new alarm, skipped while reported alarms "
+        "continue. To be notified, set `on_failure_callback` in `default_args`. The limits are in the"
+        " pipeline files, under "
         "`alarms`.",
     ),
 }
@@ -109,24 +134,24 @@ def page_url(page: str, **parameters: Any) -> str:
     return f"{base}/tidemark/{page}" + (f"?{urlencode(parameters)}" if parameters else "")
 
 
-def _ends(told: Mapping[str, Any]) -> list[int]:
+def _ends(report: Mapping[str, Any]) -> list[int]:
     """The ends of the ranges in a report: enough to see whether it covers one transaction."""
-    return [txn for ends in told["ranges"] for txn in ends]
+    return [txn for ends in report["ranges"] for txn in ends]
 
 
-def txns_of(step: str, told: Mapping[str, Any]) -> list[int]:
+def txns_of(step: str, report: Mapping[str, Any]) -> list[int]:
     """The transactions in a step's report; if there are many, only some of them."""
     match step:
         case "reclock":
-            return _ends(told["owned"]) or list(told["open"])
+            return _ends(report["owned"]) or list(report["open"])
         case "ingest":
-            return [*(one["txn"] for one in told["staged"]), *told["replayed"], *map(int, told["gone"])]
+            return [*(one["txn"] for one in report["staged"]), *report["replayed"], *map(int, report["gone"])]
         case "validate":
-            return [one["txn"] for one in told["verdicts"]]
+            return [one["txn"] for one in report["verdicts"]]
         case "upsert":
-            return [*_ends(told["sealed"]), *_ends(told["lost"])]
+            return [*_ends(report["sealed"]), *_ends(report["lost"])]
         case "replay":
-            return [one["txn"] for one in told["findings"]]
+            return [one["txn"] for one in report["findings"]]
         case _:
             return []
 

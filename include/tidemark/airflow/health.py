@@ -48,13 +48,13 @@ class HealthOperator(ControlOperator):
             self.log.info("over: %s", name)
             health.note_alarm_over(deployment, order.attempt, name)
         for alarm in found.still:
-            self.log.warning("told before: %s", alarm)
+            self.log.warning("reported before: %s", alarm)
         if found.new:
             self.note_alarms = lambda: _note(deployment, order, found.new)
             counted = "1 alarm" if len(found.new) == 1 else f"{len(found.new)} alarms"
             raise AirflowFailException("\n".join([f"{counted}:", *map(str, found.new)]))
         if found.still:
-            raise AirflowSkipException(f"{len(found.still)} alarms go on, all of them told before")
+            raise AirflowSkipException(f"{len(found.still)} alarms continue, all of them reported before")
         self.log.info("no alarm")
         return {"alarms": 0}
 

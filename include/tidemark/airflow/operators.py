@@ -28,6 +28,7 @@ from tidemark.core.summary import named, named_in, short, step_sentence
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+    from tidemark.app.decisions import Decider
     from tidemark.app.deployment import Deployment
     from tidemark.app.lineage import Lineage
     from tidemark.app.reports import Report
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 ASK, RAISE = "ask", "fail"
 """The values of `on_red` in a pipeline file."""
-ACCEPT, SKIP, FAIL = "Accept", "Skip", "Fail"
+ACCEPT, QUARANTINE, SKIP, FAIL = "Accept", "Quarantine", "Skip", "Fail"
 REASON: Final = "reason"
 ANSWER_WITHIN: Final = timedelta(days=7)
 METHOD: Final = "answered"
@@ -50,18 +51,26 @@ def can_ask(red: Sequence[Judged]) -> bool:
     return bool(red) and not any(one.replayed for one in red)
 
 
-def options_of(red: Sequence[Judged]) -> list[str]:
-    """The possible answers. Accepting is one only if every transaction's digests passed the gate."""
+def options_of(red: Sequence[Judged], *, sets_aside: bool = False) -> list[str]:
+    """The possible answers. Accepting and quarantining are only possible if every transaction's digests
+    passed the gate; quarantining also needs an expectation that single rows break (`sets_aside`)."""
     whole = all(one.gated.finding.passed for one in red)
-    return [*([ACCEPT] if whole else []), SKIP, FAIL]
+    return [*([ACCEPT] if whole else []), *([QUARANTINE] if whole and sets_aside else []), SKIP, FAIL]
 
 
 def ask(
-    context: Context, red: Sequence[Judged], why: str, asked: Mapping[str, int], within: timedelta
+    context: Context,
+    red: Sequence[Judged],
+    why: str,
+    asked: Mapping[str, int],
+    within: timedelta,
+    *,
+    sets_aside: bool,
 ) -> NoReturn:
     """Ask for a decision, and suspend the task without a worker slot until the answer."""
     subject = f"The gate is red: {named(one.txn for one in red)}"
-    wait(context, options_of(red), subject, f"```\n{why}\n```", asked, within)
+    options = options_of(red, sets_aside=sets_aside)
+    wait(context, options, subject, f"```\n{why}\n```", asked, within)
 
 
 def wait(
@@ -78,7 +87,9 @@ def wait(
     from airflow.sdk.exceptions import TaskAwaitingInput
     from airflow.sdk.execution_time.hitl import upsert_hitl_detail
 
-    reason = Param("", type="string", title="Reason", description="Why; the journal keeps it, with your name")
+    reason = Param(
+        "", type="string", title="Reason", description="The reason, which the journal records with your name"
+    )
     upsert_hitl_detail(
         ti_id=context["ti"].id,
         options=list(options),
@@ -92,17 +103,19 @@ def wait(
 
 def answer_in(event: Mapping[str, Any], options: Sequence[str]) -> tuple[str, str, str]:
     """The choice, the user's name and the reason. `AirflowFailException` without a valid answer in time;
-    `InvalidUsage` if the answer has no user."""
+    `InvalidUsage` if the decision has no user."""
     if "error" in event:
         raise AirflowFailException(
-            f"nobody has decided in time: {event['error']}; clear this task to be asked"
+            f"no decision was made in time: {event['error']}; clear this task to decide again"
         )
     choice = (event.get("chosen_options") or [""])[0]
     if choice not in options:
-        raise AirflowFailException(f"{choice!r} is none of {', '.join(options)}; clear this task to be asked")
+        raise AirflowFailException(
+            f"{choice!r} is none of {', '.join(options)}; clear this task to decide again"
+        )
     user = (event.get("responded_by_user") or {}).get("name") or ""
     if not user:
-        raise InvalidUsage("the answer has no user", hint="clear this task to be asked again")
+        raise InvalidUsage("the decision has no user", hint="clear this task and decide again")
     return choice, user, str((event.get("params_input") or {}).get(REASON) or "").strip()
 
 
@@ -167,18 +180,20 @@ class ReclockOperator(ControlOperator):
     def work(self, context: Context, deployment: Deployment, order: Order) -> Any:
         from tidemark.app import tasks
 
-        told = tasks.reclock(deployment, order.attempt)
-        self.txns_shown = txns_of(self.step, told)
-        if told["recognised"]:
+        report = tasks.reclock(deployment, order.attempt)
+        self.txns_shown = txns_of(self.step, report)
+        if report["recognised"]:
             self.log.warning(
-                "%s was done before, by run %s, which this Airflow does not know as a clear or a retry. "
-                "It has %s, and that is proven again; nothing is bound to it anew.",
+                "%s was already done by run %s, which this Airflow does not know as a clear or a retry. "
+                "It has %s, which this run replays; nothing new is bound.",
                 order.attempt.owner.identity,
-                told["recorded_run_id"],
-                named_in(told["owned"]),
+                report["recorded_run_id"],
+                named_in(report["owned"]),
             )
-        self.log.info("%s", step_sentence("reclock", told))
-        return told
+        if report["proposal"]:
+            self.log.warning("%s", report["proposal"])
+        self.log.info("%s", step_sentence("reclock", report))
+        return report
 
 
 class IngestOperator(SparkStepOperator):
@@ -193,7 +208,8 @@ class ValidateOperator(SparkStepOperator):
     It is red if a verdict is not `identical` or an expectation with action `fail` does not hold. The message
     names the transaction and endpoint, both counts and digests, and the possible decisions.
 
-    :param on_red: `fail`, or `ask`: the task waits until a person chooses to accept, skip or fail. A red
+    :param on_red: `fail`, or `ask`: the task waits until a person chooses to accept the transaction, to
+        quarantine the rows that don't meet an expectation, to skip it, or to fail. A red
         proof always fails: a committed transaction can't be decided again
     :param answer_within: how long it waits before it fails
     """
@@ -215,11 +231,19 @@ class ValidateOperator(SparkStepOperator):
         has no verdict of this try."""
         from tidemark.app import reports, tasks
         from tidemark.pipeline.reclock import known_plan
-        from tidemark.pipeline.validate import verdicts_of
 
         deployment = tasks.open_pipeline(order.pipeline_file, order.environment or None)
         asked = known_plan(deployment.pipeline, order.attempt).prove
         super().worked(context, order)
+        judged = self.judged(context, order, deployment)
+        reports.require_verdicts(asked, {one.txn for one in judged if one.replayed})
+        return reports.verdicts_report(judged)
+
+    def judged(self, context: Context, order: Order, deployment: Deployment) -> Sequence[Judged]:
+        """The verdicts of this try; if one is red, the task waits for a person, or fails."""
+        from tidemark.app import reports
+        from tidemark.pipeline.validate import verdicts_of
+
         judged = verdicts_of(deployment.pipeline, order.attempt)
         red = [one for one in judged if not one.gated.passed]
         if red:
@@ -233,14 +257,30 @@ class ValidateOperator(SparkStepOperator):
 
                 self.log.error("%s", why)
                 seen = {str(one.txn): verdict_number(deployment, one.txn) for one in red}
-                ask(context, red, why, seen, self.answer_within)
+                sets_aside = deployment.setting_aside() is not None
+                ask(context, red, why, seen, self.answer_within, sets_aside=sets_aside)
             raise AirflowFailException(why)
-        reports.require_verdicts(asked, {one.txn for one in judged if one.replayed})
-        return reports.verdicts_report(judged)
+        return judged
 
     def after_submit(self, order: Order) -> Report:
         """No report: `worked` reads the verdicts from the journal."""
         return {}
+
+    def quarantined(
+        self, context: Context, deployment: Deployment, by: Decider, asked: Mapping[str, int]
+    ) -> Report:
+        """Stage and judge the transactions again, with the rows in quarantine that made them red."""
+        from tidemark.app import decisions, reports
+
+        if not decisions.request_quarantine(deployment, by, asked):
+            self.log.info("decided by somebody else")
+            return reports.verdicts_report(())
+        order = self.order(context, quarantine=True)
+        super().worked(context, order)
+        judged = self.judged(context, order, deployment)
+        outcome = f"quarantined by {by.user}: {short(by.reason)}"
+        self.log.info("%s: rows that don't meet an expectation %s", named(one.txn for one in judged), outcome)
+        return reports.verdicts_report(judged)
 
     def answered(
         self, context: Context, asked: dict[str, int], options: list[str], event: dict[str, Any]
@@ -252,24 +292,28 @@ class ValidateOperator(SparkStepOperator):
         try:
             choice, user, reason = answer_in(event, options)
             if choice == FAIL:
-                raise AirflowFailException(f"{user} lets the gate be red: {reason or 'no reason given'}")
+                raise AirflowFailException(f"{user} leaves the gate red: {reason or 'no reason given'}")
             if not reason:
-                self.log.warning("%s has chosen %s without a reason, and is asked again", user, choice)
+                self.log.warning("%s chose %s without a reason, and is asked again", user, choice)
                 wait(context, options, "", "", asked, self.answer_within)
             order = self.order(context)
             provide_connection(order.pipeline_file, order.environment)
             deployment = tasks.open_pipeline(order.pipeline_file, order.environment or None)
             by, accepts = decisions.Decider.of(user, reason), choice == ACCEPT
+            if choice == QUARANTINE:
+                return self.quarantined(context, deployment, by, asked)
             done = decisions.decide_red(deployment, order.attempt, by, asked, accepts=accepts)
         except tasks.SparkNeeded:
             raise AirflowFailException(
-                "what was judged is not there any more; clear from ingest on"
+                "the validated attempt is gone; clear the run's tasks from ingest on"
             ) from None
         except TidemarkError as error:
             raise failure(error) from error
         word = "accepted" if accepts else "skipped"
-        told = f"{named(done)} {word} by {user}: {short(reason)}" if done else "decided by somebody else"
-        self.log.info("%s", told)
+        outcome = (
+            f"{named(done)} {word} by {user}: {short(reason)}" if done else "already decided by another user"
+        )
+        self.log.info("%s", outcome)
         return reports.verdicts_report(())
 
 
@@ -305,22 +349,22 @@ class CheckpointOperator(ControlOperator, Announcing):
         from tidemark.airflow.stats import airflow_sink
         from tidemark.app import metrics, tasks
 
-        told, announcements = tasks.checkpoint(deployment, order.attempt)
+        report, announcements = tasks.checkpoint(deployment, order.attempt)
         metrics.send(airflow_sink(), lambda: metrics.of_run(deployment, order.attempt))
         self.lineage = lineage_for_provider(deployment, order.attempt)
         self.txns_shown = [one.seal.txn for one in announcements]
-        self.announce(context, deployment, order, told["shards"], announcements)
+        self.announce(context, deployment, order, report["shards"], announcements)
         for one in announcements:
             if one.overruled:
                 self.log.warning(
-                    "transaction %s: the gate said %s, and was overruled: %s",
+                    "transaction %s: the gate said %s and was overruled: %s",
                     *(one.seal.txn, one.gate, one.overruled),
                 )
-        self.log.info("shards with events: %s", ", ".join(sorted(told["shards"])) or "none")
-        if told["unchanged"]:
-            self.log.info("announced before, and unchanged: transactions %s", told["unchanged"])
-        self.log.info("%s", step_sentence("checkpoint", told))
-        return told
+        self.log.info("shards with events: %s", ", ".join(sorted(report["shards"])) or "none")
+        if report["unchanged"]:
+            self.log.info("announced before and unchanged: transactions %s", report["unchanged"])
+        self.log.info("%s", step_sentence("checkpoint", report))
+        return report
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
         """The run's inputs and outputs. Airflow's OpenLineage provider calls this when the task has
@@ -346,7 +390,7 @@ def lineage_for_provider(deployment: Deployment, attempt: Attempt) -> Lineage | 
     try:
         return lineage_of(deployment, decided_by(deployment, attempt)[0])
     except Exception as error:  # A failure of lineage must not fail the task.
-        log.warning("lineage is left out: %s", error)
+        log.warning("lineage events are not sent: %s", error)
         return None
 
 
@@ -361,10 +405,10 @@ class MaintainOperator(SparkStepOperator):
         self.pipeline_shown = self.task_id
 
     def execute(self, context: Context) -> Report:  # type: ignore[override]
-        told = super().execute(context)
-        for warning in told["warnings"]:
+        report = super().execute(context)
+        for warning in report["warnings"]:
             self.log.warning("%s", warning)
-        return told
+        return report
 
     def after_submit(self, order: Order) -> Report:
         """Report the maintenance that is still to do, and why; the job's log has what it did."""

@@ -62,7 +62,7 @@ class ReplayPlanOperator(BaseOperator):
         for step in steps:
             there = f"GONE: {step['gone']}" if step["gone"] else "still there"
             self.log.info("transaction %s: %s, its input is %s", step["txn"], step["action"], there)
-        self.log.info("%s transactions to %s; nothing else is read", len(steps), params["mode"])
+        self.log.info("%s transactions to %s; no others are read", len(steps), params["mode"])
         return {"transactions": len(steps), "gone": [step["txn"] for step in steps if step["gone"]]}
 
 
@@ -90,19 +90,19 @@ class ReplayOperator(SparkStepOperator, Announcing):
 
     def execute(self, context: Context) -> Report:  # type: ignore[override]
         if context["params"]["dry_run"]:
-            raise AirflowSkipException("a dry run: see the plan's log for what would be read")
+            raise AirflowSkipException("dry run: the log of the plan task lists what would be read")
         return super().execute(context)
 
     def with_spark(self, context: Context, order: Order) -> Report:
         from tidemark.app import tasks
 
-        told = super().with_spark(context, order)
-        restored = [(part["txn"], part["shard"]) for part in told["restored"]]
+        report = super().with_spark(context, order)
+        restored = [(part["txn"], part["shard"]) for part in report["restored"]]
         if restored:
             deployment = tasks.open_pipeline(order.pipeline_file, order.environment or None)
             shards, announcements = tasks.repaired(deployment, order.attempt, restored)
             self.announce(context, deployment, order, shards, announcements)
-        return told
+        return report
 
     def after_submit(self, order: Order) -> Report:
         """Report the verdicts that the job has written to the journal."""
@@ -129,7 +129,7 @@ class ReplayReportOperator(BaseOperator):
     def execute(self, context: Context) -> Any:
         findings = self.report["findings"]
         if not findings:
-            raise AirflowFailException("nothing was proven: the replay has told of no transaction")
+            raise AirflowFailException("nothing was proven: the replay reported no transaction")
         for finding in findings:
             self.log.info("%s", finding["finding"])
         red = [finding["finding"] for finding in findings if finding["verdict"] != "identical"]

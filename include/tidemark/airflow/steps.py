@@ -64,7 +64,9 @@ def connect_url(found: Connection) -> str:
     """The server's address, without the token. `InvalidUsage` if the connection has no host."""
     host = (found.host or "").removeprefix("sc://").rstrip("/")
     if not host:
-        raise InvalidUsage(f"the connection {found.conn_id!r} has no host", hint="give it the server's name")
+        raise InvalidUsage(
+            f"the connection {found.conn_id!r} has no host", hint="set the host of the connection"
+        )
     given = {"user_id": found.login, "use_ssl": found.extra_dejson.get("use_ssl")}
     more = ";".join(f"{name}={quote(str(value), safe='')}" for name, value in given.items() if value)
     return f"sc://{host}{f':{found.port}' if found.port else ''}{f'/;{more}' if more else ''}"
@@ -180,10 +182,10 @@ class SparkStepOperator(SparkSubmitOperator):
 
     def execute(self, context: Context) -> Report:  # type: ignore[override]
         """Run the step and log a summary at the end. Returns the step's report."""
-        told = self.performed(context, self.order(context))
-        self.txns_shown = txns_of(self.step, told)
-        self.log.info("%s", step_sentence(self.step, told))
-        return told
+        report = self.performed(context, self.order(context))
+        self.txns_shown = txns_of(self.step, report)
+        self.log.info("%s", step_sentence(self.step, report))
+        return report
 
     def performed(self, context: Context, order: Order) -> Report:
         """Run the step; raises Tidemark's errors as Airflow exceptions."""
@@ -203,7 +205,9 @@ class SparkStepOperator(SparkSubmitOperator):
             return self.with_spark(context, order)
         except SparkNeeded:
             # Another run has committed since the job ended, and a state is due again.
-            raise Determinate(f"there is more for {self.step} than its job has done", hint="retry") from None
+            raise Determinate(
+                f"the job of {self.step} has ended, and work is left for it", hint="retry"
+            ) from None
 
     def without_spark(self, order: Order) -> Report:
         """Run the step on the control plane only; `SparkNeeded` if that is not enough."""
@@ -242,11 +246,11 @@ class SparkStepOperator(SparkSubmitOperator):
         try:
             super().execute(context)
         except AirflowException as error:
-            told = failure_in(str(error))
-            if told is None:
+            failure = failure_in(str(error))
+            if failure is None:
                 raise
-            kind = AirflowException if told["retry"] else AirflowFailException
-            raise kind(told["message"]) from None
+            kind = AirflowException if failure["retry"] else AirflowFailException
+            raise kind(failure["message"]) from None
 
     def over_connection(self, order: Order) -> Report:
         """Run the step in this process, on the connection's Spark Connect server."""

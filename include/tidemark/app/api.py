@@ -45,11 +45,11 @@ def run(
     deployment = open_deployment(pipeline, environment, spark=spark, binds=True)
     try:
         attempt = new_attempt(run_id)
-        with lineage.emitted(deployment, attempt.owner.run_id) as told_lineage:
+        with lineage.emitted(deployment, attempt.owner.run_id) as emit:
             worked = run_and_publish(
                 deployment, attempt, transactions_max=transactions_max, publishes=publishes
             )
-            told_lineage(worked.report)
+            emit(worked.report)
         metrics.send(metrics.opentelemetry_sink(), lambda: metrics.of_report(deployment, worked.report))
         return worked
     finally:

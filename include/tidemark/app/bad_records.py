@@ -86,8 +86,9 @@ def with_places(deployment: Deployment, records: Iterable[Mapping[str, Any]]) ->
 
 
 def manifest_of(binding: Binding) -> Manifest | None:
-    """The files of a binding; None if the source is not a file source."""
-    if not binding.manifest or json.loads(binding.manifest).get("kind") != PARTITION:
+    """The files of a binding; None if the source is not a file source. None also for a promotion: what it has
+    quarantined was bound before."""
+    if binding.promotes or not binding.manifest or json.loads(binding.manifest).get("kind") != PARTITION:
         return None
     return Manifest.from_json(binding.manifest)
 

@@ -31,8 +31,7 @@ from tidemark.app.deployment import Deployment
 from tidemark.app.workspace import open_deployment
 from tidemark.core.errors import InvalidUsage, InvariantViolation, TidemarkError
 from tidemark.core.ids import TXN_FIRST, ShardId, Txn
-from tidemark.core.lease import SINCE, HolderToken, Lease, LeaseLost
-from tidemark.core.ledger import UPPER
+from tidemark.core.lease import LEASE_MARKS, HolderToken, Lease, LeaseLost
 from tidemark.core.listing import Condition, Limits
 from tidemark.core.reading import Frozen, consumer_of, effect_key, lease_name, open_freeze
 from tidemark.delta.parts import DeltaParts
@@ -83,7 +82,7 @@ def _check_conditions(shard: ShardConfig, conditions: Sequence[Condition]) -> No
 def leases_of(deployment: Deployment) -> Leases:
     """The pipeline's leases, through a separate ledger handle."""
     control = deployment.control
-    return Leases(control.ledger("leases", leases_codec(), marks=(UPPER, SINCE)))
+    return Leases(control.ledger("leases", leases_codec(), marks=LEASE_MARKS))
 
 
 class Consumer:
@@ -266,8 +265,8 @@ class Consumer:
             return False
         if self.is_new:
             raise InvalidUsage(
-                f"what lies below transaction {self.frontier} can't be read one by one any more",
-                hint="take a snapshot() first; listen() goes on after it",
+                f"transactions below {self.frontier} can no longer be read one by one",
+                hint="call snapshot() first; listen() continues after it",
             )
         return True
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from typing import Final
 
 from tidemark.app.deployment import Deployment, new_token
 from tidemark.core.binding import Owner
@@ -19,11 +21,16 @@ from tidemark.core.replay import DataDiffers, ExpectationsFailed
 from tidemark.core.shard import Paused, UpperRelation
 from tidemark.pipeline import decide
 from tidemark.pipeline.context import Attempt, note
-from tidemark.pipeline.ingest import upper_relation
+from tidemark.pipeline.ingest import Progress, gather_open, no_progress, upper_relation
+from tidemark.pipeline.reclock import known_plan
 from tidemark.pipeline.replay import bound_range
 from tidemark.pipeline.upsert import LogReport, seal_judged
+from tidemark.pipeline.validate import Judged, open_case, pass_judgement
 
 REASON_CHARACTERS_MAX = 1_000
+QUARANTINE_ROWS: Final = "quarantine"
+"""The request to quarantine the rows of a transaction that don't meet an expectation."""
+_VERDICT: Final = "verdict number"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +46,7 @@ class Decider:
         """A new decider. `InvalidUsage` if the reason is empty or too long."""
         token = new_token()
         if len(reason) > REASON_CHARACTERS_MAX:
-            raise InvalidUsage(f"the reason has {len(reason):,} characters", hint="say it in 1,000 at most")
+            raise InvalidUsage(f"the reason has {len(reason):,} characters", hint="use 1,000 at most")
         return cls(user, decide.checked_reason(reason), Attempt(Owner(f"{user}-{token}"), token))
 
 
@@ -52,7 +59,7 @@ def skip(deployment: Deployment, by: Decider, txn: int) -> Txn:
 def accept(deployment: Deployment, by: Decider, txn: int) -> Txn:
     """Seal an open transaction although its gate is red; returns the checkpoint."""
     bound_range(deployment.pipeline, txn_from=txn, txn_to=txn)
-    return deployment.with_new_columns(
+    return deployment.up_to_date(
         lambda: decide.accept(deployment.pipeline, by.attempt, Txn(txn), reason=by.reason, user=by.user)
     )
 
@@ -66,18 +73,18 @@ def release(deployment: Deployment, by: Decider, shard: str) -> LogReport:
 def released(report: LogReport) -> str:
     """The outcome of a release, for people."""
     if isinstance(report.end, Paused):
-        end = f"it waits again, at {report.end.txn}: {report.end.reason}"
+        end = f"it is paused again at {report.end.txn}: {report.end.reason}"
     else:
-        end = f"it has everything up to {report.end.upper - 1}"
-    return f"took in {len(report.appended)} transactions; {end}"
+        end = f"it has all transactions up to {report.end.upper - 1}"
+    return f"appended {len(report.appended)} transactions; {end}"
 
 
 def request(deployment: Deployment, by: Decider, what: str, detail: Mapping[str, str], *, txn: int) -> None:
     """Record a person's request for work on a transaction, or (`TXN_NONE`) on the whole pipeline."""
     if txn != TXN_NONE:
         bound_range(deployment.pipeline, txn_from=txn, txn_to=txn)
-    said = {"what": what, "reason": by.reason, "user": by.user, **detail}
-    note(deployment.pipeline, Event.REQUESTED, txn=Txn(txn), token=by.attempt.token, detail=said)
+    request_detail = {"what": what, "reason": by.reason, "user": by.user, **detail}
+    note(deployment.pipeline, Event.REQUESTED, txn=Txn(txn), token=by.attempt.token, detail=request_detail)
 
 
 def verdict_number(deployment: Deployment, txn: int) -> int:
@@ -86,6 +93,72 @@ def verdict_number(deployment: Deployment, txn: int) -> int:
     journal.head()
     judged = [entry.number for entry in journal.find(str(txn)) if entry.event is Event.JUDGED]
     return judged[-1] if judged else 0
+
+
+def require_seen(deployment: Deployment, txn: Txn, asked: Mapping[str, int]) -> None:
+    """`InvalidUsage` if an open transaction was judged again since a person was asked about it."""
+    if verdict_number(deployment, txn) != asked[str(txn)]:
+        raise InvalidUsage(
+            f"transaction {txn} has a newer verdict than the one in question",
+            hint="clear this task to decide about the newest verdict",
+        )
+
+
+def request_quarantine(deployment: Deployment, by: Decider, asked: Mapping[str, int]) -> list[Txn]:
+    """Record that a person wants the rows of red transactions quarantined that don't meet an expectation;
+    `quarantine_red` does it. Returns the transactions that are still open.
+
+    `asked` has, for each transaction, the number of the verdict that the person saw; `InvalidUsage` if one
+    was judged again meanwhile."""
+    pipeline = deployment.pipeline
+    txns = sorted(Txn(int(one)) for one in asked)
+    found = [txn for txn in txns if upper_relation(pipeline, txn) is not UpperRelation.BELOW]
+    for txn in found:
+        require_seen(deployment, txn, asked)
+    for txn in found:
+        request(deployment, by, QUARANTINE_ROWS, {_VERDICT: str(asked[str(txn)])}, txn=txn)
+    return found
+
+
+def quarantine_red(
+    deployment: Deployment, attempt: Attempt, *, progress: Progress = no_progress
+) -> tuple[Judged, ...]:
+    """Stage the transactions again for which `request_quarantine` was recorded, with the rows in quarantine
+    that don't meet an expectation, and judge them; returns the verdicts.
+
+    A request is for the verdict that the person saw: once the transaction is judged again, it is done."""
+    aside = deployment.setting_aside()
+    if aside is None:
+        raise InvalidUsage(
+            "no expectation is about single rows, so none can be quarantined", hint="accept, skip or fail"
+        )
+    judged: list[Judged] = []
+    for txn in known_plan(aside.pipeline, attempt).finish:
+        if upper_relation(aside.pipeline, txn) is UpperRelation.ABOVE:
+            with suppress(ExpectationsFailed, DataDiffers):
+                seal_judged(aside.pipeline, attempt)
+        if _wants_quarantine(deployment, txn):
+            judged += aside.up_to_date(partial(_judged_aside, aside, attempt, txn, progress))
+    return tuple(judged)
+
+
+def _judged_aside(aside: Deployment, attempt: Attempt, txn: Txn, progress: Progress) -> tuple[Judged, ...]:
+    evidence = gather_open(aside.pipeline, attempt, txn, found=(), progress=progress)
+    if evidence is None:
+        return ()
+    cases = [open_case(aside.pipeline, attempt, evidence)]
+    return pass_judgement(aside.pipeline, attempt, cases, confirm=aside.confirm)
+
+
+def _wants_quarantine(deployment: Deployment, txn: Txn) -> bool:
+    """Whether a person has asked for it after the last verdict on a transaction."""
+    last = verdict_number(deployment, txn)
+    return any(
+        entry.event is Event.REQUESTED
+        and entry.detail["what"] == QUARANTINE_ROWS
+        and entry.detail[_VERDICT] == str(last)
+        for entry in deployment.control.journal.find(str(txn))
+    )
 
 
 def decide_red(
@@ -104,11 +177,7 @@ def decide_red(
                 seal_judged(pipeline, attempt)
         if upper_relation(pipeline, txn) is UpperRelation.BELOW:
             continue
-        if verdict_number(deployment, txn) != asked[str(txn)]:
-            raise InvalidUsage(
-                f"transaction {txn} was judged again since it was asked about",
-                hint="clear this task to be asked about what there is now",
-            )
+        require_seen(deployment, txn, asked)
         (accept if accepts else skip)(deployment, by, txn)
         decided.append(txn)
     return decided

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -17,17 +17,20 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from tidemark.config import PipelineConfig
 from tidemark.config.discovered_tables import Columns, new_columns, uses_source_schemas, with_new_columns
-from tidemark.core.binding import Binding, BindingRecord, Configuration
+from tidemark.core.binding import Binding, BindingRecord, Configuration, Owner
 from tidemark.core.checksum import Digests
+from tidemark.core.errors import TidemarkError
 from tidemark.core.extras import MissingExtra
-from tidemark.core.ids import QUARANTINE, ShardId, Txn, WriterToken
+from tidemark.core.generation import PromotionOpen, Superseded
+from tidemark.core.ids import QUARANTINE, TXN_FIRST, ShardId, Txn, WriterToken
 from tidemark.core.publish import Policy
-from tidemark.core.seal import Opinion, Part, Staged
+from tidemark.core.seal import Fenced, Opinion, Part, Staged
 from tidemark.core.shape import NewColumns, Outgrown, Shapes
 from tidemark.delta.control import DeltaControl
 from tidemark.delta.schema import log_schema, properties_of, quarantine_schema
+from tidemark.pipeline.candidates import await_promotion, configuration_in_charge
 from tidemark.pipeline.checkpoint import is_paused, is_settled
-from tidemark.pipeline.context import Pipeline, untouched, watermark_below
+from tidemark.pipeline.context import Attempt, Pipeline, untouched, watermark_below
 from tidemark.pipeline.schema_change import not_taken, recorded_columns
 from tidemark.pipeline.validate import Pair
 from tidemark.ports.control import Ledger
@@ -108,13 +111,23 @@ class Deployment:
     """One pipeline, open for work. The control plane is open; Spark starts when a step needs it."""
 
     def __init__(
-        self, config: PipelineConfig, session: SessionMaker, *, storage_options: dict[str, str] | None = None
+        self,
+        config: PipelineConfig,
+        session: SessionMaker,
+        *,
+        storage_options: dict[str, str] | None = None,
+        in_charge: bool = False,
     ) -> None:
+        """`in_charge` takes the given configuration for the one in charge, whatever the history says."""
+        self.file = config
+        """The configuration in the pipeline file. `declared` is the one in charge: the same, unless the file
+        has another generation. `config` also has the columns that records have added."""
         self.declared = config
-        """The configuration in the pipeline file; `config` also has the columns that records have added."""
         self.session = session
-        self.root = f"{config.warehouse_location}/{config.name}"
-        self._options = storage_options
+        self.root = f"{config.tables_warehouse}/{config.name}"
+        self.storage_options = storage_options
+        self._is_forced = in_charge or config.is_shadow
+        self.declared = self._in_charge()
         self._open(self._grown())
 
     def _open(self, config: PipelineConfig) -> None:
@@ -124,10 +137,10 @@ class Deployment:
         schemas = {shard: log_schema(shape) for shard, shape in shapes.items()}
         schemas[QUARANTINE] = quarantine_schema()
         self.control = DeltaControl(
-            config.warehouse_location,
+            config.tables_warehouse,
             config.name,
             schemas,
-            self._options,
+            self.storage_options,
             properties={shard: properties_of(shape) for shard, shape in shapes.items()},
             growing=[shard for shard, shape in shapes.items() if shape.grows],
         )
@@ -143,20 +156,41 @@ class Deployment:
         self._plane: SparkPlane | None = None
         self._state: SparkStatePlane | None = None
 
+    def setting_aside(self) -> Deployment | None:
+        """The same pipeline, with `quarantine` in place of `fail` for each expectation that single rows
+        break; None if there is none. What it stages records these settings, so a replay uses them too."""
+        changed = self.declared.setting_aside()
+        if changed is self.declared:
+            return None
+        return Deployment(changed, self.session, storage_options=self.storage_options)
+
     def reopen(self) -> bool:
-        """Add the columns that records have brought since; returns whether there are any."""
+        """Take over what has changed since: columns that records have brought, or another generation in
+        charge. Returns whether anything has."""
+        before, self.declared = self.declared, self._in_charge()
         config = self._grown()
-        if config == self.config:
+        if config == self.config and before == self.declared:
             return False
         self.close()
         self._open(config)
         return True
 
-    def with_new_columns(self, work: Callable[[], T]) -> T:
-        """Do the work; repeat it, with the columns added, each time it meets new columns."""
+    def up_to_date(self, work: Callable[[], T]) -> T:
+        """Do the work. Repeat it with the pipeline opened again where it meets new columns or another
+        generation in charge, and after a promotion that it met is decided."""
+        undecided: Binding | None = None
         while True:
             try:
+                if undecided is not None:
+                    token = new_token()
+                    await_promotion(self.pipeline, Attempt(Owner(f"waits-{token}"), token), undecided)
+                    undecided = None
                 return work()
+            except PromotionOpen as found:
+                undecided = found.binding
+            except (Superseded, Fenced):
+                if not self.reopen():
+                    raise
             except (NewColumns, Outgrown) as new:
                 if not self.reopen():
                     raise new if isinstance(new, Outgrown) else not_taken(new) from None
@@ -165,6 +199,46 @@ class Deployment:
     def added(self) -> Columns:
         """The columns of each shard that records have added and that are not in the pipeline file."""
         return new_columns(self.declared, self.config)
+
+    def _in_charge(self) -> PipelineConfig:
+        """The configuration in charge. A file of another generation is not: it waits for its promotion, or it
+        is out of date."""
+        config = self.file
+        if self._is_forced:
+            return config
+        control = self.fresh_control()
+        try:
+            head = control.seals.head()
+            if head.upper == TXN_FIRST or head.generation == config.generation:
+                return config
+            found = configuration_in_charge(control)
+        except TidemarkError:
+            return config  # The step that needs the history names what is wrong with it.
+        if found is None or found.generation == config.generation:
+            return config
+        recorded = PipelineConfig.from_canonical_json(found.text, root=config.root)
+        here = {"warehouse": config.warehouse, "alarms": config.alarms, "on_red": config.on_red}
+        return recorded.model_copy(update=here)
+
+    @property
+    def is_in_charge(self) -> bool:
+        """Whether the pipeline file's generation is in charge."""
+        return self.file.generation == self.declared.generation
+
+    @property
+    def proposal(self) -> str:
+        """The fact that the pipeline file is not in charge, with the remedy; empty if it is."""
+        if self.is_in_charge:
+            return ""
+        now = self.declared.generation
+        if self.file.generation < now:
+            return (
+                f"generation {now} is in charge, and the file has {self.file.generation}: it is out of date"
+            )
+        return (
+            f"generation {now} is in charge, and the file proposes {self.file.generation}:"
+            " see `tidemark generation plan`"
+        )
 
     def _grown(self) -> PipelineConfig:
         config = self.declared
@@ -176,8 +250,8 @@ class Deployment:
         """A control plane with new ledger handles, without the pipeline file's schemas.
 
         A ledger handle is for one thread."""
-        config = self.declared
-        return DeltaControl(config.warehouse_location, config.name, storage_options=self._options)
+        config = self.file
+        return DeltaControl(config.tables_warehouse, config.name, storage_options=self.storage_options)
 
     @cached_property
     def unchecked(self) -> Pipeline:
@@ -267,10 +341,10 @@ class ShardKeys:
     def is_paused(self, shard: ShardId) -> bool:
         return is_paused(self._deployment.pipeline, shard)
 
-    def keys(self, shard: ShardId, columns: Sequence[str]) -> Iterator[Mapping[str, Any]]:
-        from tidemark.delta.parts import keys_in
+    def files(self, shard: ShardId) -> Sequence[Path]:
+        from tidemark.delta.parts import files_of_shard
 
-        return keys_in(self._deployment.shard_uri(shard), columns)
+        return files_of_shard(self._deployment.shard_uri(shard))
 
 
 class Expectations:

@@ -79,7 +79,7 @@ def end_with_submitter(environ: Mapping[str, str] = os.environ) -> None:
 def _watch(submitter: str) -> None:
     while not is_gone(submitter):
         time.sleep(LOOK_SECONDS)
-    sys.stderr.write("the task that submitted this job is gone: ending\n")
+    sys.stderr.write("the task that submitted this job is gone: exiting\n")
     sys.stderr.flush()
     os._exit(GONE)
 
@@ -107,6 +107,9 @@ class Order:
     txn_to: int = 0
     mode: str = VERIFY
     publish: bool = False
+    quarantine: bool = False
+    reason: str = ""
+    user: str = ""
 
     @property
     def attempt(self) -> Attempt:
@@ -155,6 +158,8 @@ def perform(
     match step:
         case "ingest":
             return tasks.ingest(deployment, attempt, progress=progress)
+        case "validate" if order.quarantine:
+            return tasks.quarantine_red(deployment, attempt, progress=progress)
         case "validate":
             return tasks.validate(deployment, attempt, progress=progress)
         case "upsert":
@@ -169,8 +174,12 @@ def perform(
                 progress=progress,
             )
             return reports.replay_report(deployment, attempt, txn_from=order.txn_from, txn_to=order.txn_to)
-        case _:
+        case "generation":
+            return tasks.generation(deployment, order, progress=progress)
+        case "maintain":
             return tasks.maintain(deployment, attempt, progress=progress)
+        case _:
+            raise InvalidUsage(f"there is no step {step!r}", hint="use one that `jobs/` has a file for")
 
 
 @contextmanager
@@ -307,11 +316,11 @@ def main(step: str, arguments: Sequence[str] | None = None) -> int:
     order = Order.parsed(sys.argv[1:] if arguments is None else arguments)
     try:
         deployment = open_pipeline(order.pipeline_file, order.environment or None, submitted_session)
-        told = perform(step, deployment, order)
+        report = perform(step, deployment, order)
     except TidemarkError as error:
         sys.stdout.write(f"{error}\n{error_line(error)}\n")
         return 1
-    sys.stdout.write(f"{json.dumps(told)}\n")
+    sys.stdout.write(f"{json.dumps(report)}\n")
     return 0
 
 
@@ -326,9 +335,9 @@ def submitted_session() -> SparkSession:
 
 def error_line(error: TidemarkError) -> str:
     """An error as a line for `failure_in`: its message, and whether a retry can help."""
-    told = {"message": str(error), "retry": isinstance(error, Determinate | Indeterminate)}
+    failure = {"message": str(error), "retry": isinstance(error, Determinate | Indeterminate)}
     # Encoded, because the provider masks text after words like `password` or `secret`, also in messages.
-    return ERROR_MARK + base64.b64encode(json.dumps(told).encode()).decode()
+    return ERROR_MARK + base64.b64encode(json.dumps(failure).encode()).decode()
 
 
 def failure_in(output: str) -> Mapping[str, Any] | None:

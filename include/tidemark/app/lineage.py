@@ -153,15 +153,15 @@ def _input(deployment: Deployment, place: Place, read: _Read, seals: Sequence[Se
     from openlineage.client.facet_v2 import data_quality_assertions_dataset as quality
     from openlineage.client.facet_v2 import input_statistics_input_dataset as statistics
 
-    told = [quality.Assertion(**one) for seal in seals for one in assertions_of(deployment, seal)]
+    assertions = [quality.Assertion(**one) for seal in seals for one in assertions_of(deployment, seal)]
     facets: dict[str, Any] = {
         "inputStatistics": statistics.InputStatisticsInputDatasetFacet(
             rowCount=read.rows, size=read.bytes, fileCount=read.files, producer=PRODUCER
         )
     }
-    if told:
+    if assertions:
         facets["dataQualityAssertions"] = quality.DataQualityAssertionsDatasetFacet(
-            assertions=told, producer=PRODUCER
+            assertions=assertions, producer=PRODUCER
         )
     return InputDataset(namespace=place.namespace, name=place.name, inputFacets=facets)
 
@@ -200,8 +200,8 @@ def assertions_of(deployment: Deployment, seal: Seal) -> Iterator[dict[str, Any]
             "actual": str(opinion.checked - len(broken)),
         }
     for text, severity in broken:
-        told = {"success": False, "severity": severity, "name": about, "description": text}
-        yield {"assertion": "expectation", **told}
+        facet = {"success": False, "severity": severity, "name": about, "description": text}
+        yield {"assertion": "expectation", **facet}
 
 
 def _outputs(deployment: Deployment, seals: Sequence[Seal], read: Sequence[Place]) -> Iterator[OutputDataset]:
@@ -287,11 +287,11 @@ def emitted(deployment: Deployment, run_id: str) -> Iterator[Callable[[RunReport
     begun = datetime.now(UTC)
     seals: list[Seal] = []
 
-    def told(report: RunReport) -> None:
+    def described(report: RunReport) -> None:
         seals.extend(one.seal for one in report.decided if isinstance(one, Sealed))
 
     try:
-        yield told
+        yield described
     except Exception as error:
         emit_run(deployment, run_id, seals, begun=begun, error=event_facts(error))
         raise
@@ -314,7 +314,7 @@ def emit_run(
             client.emit(event)
         client.close()
     except Exception as failed:
-        log.warning("lineage is left out: %s", failed)
+        log.warning("lineage events are not sent: %s", failed)
 
 
 def events_of(

@@ -110,13 +110,14 @@ def lower_of(shard: ShardId, floor: Txn, terms: Terms) -> Txn:
     return min(floor, terms.quarantine_window) if shard == QUARANTINE else floor
 
 
-def plan(deployment: Deployment, terms: Terms) -> MaintenanceReport:
-    """Report the work and what holds it back. Changes nothing and starts no Spark."""
+def plan(deployment: Deployment, terms: Terms, *, asks_source: bool = True) -> MaintenanceReport:
+    """Report the work and what holds it back. Changes nothing and starts no Spark. Without `asks_source` it
+    leaves out the input: what may be removed of it, and what soon can't be read again."""
     leases = Leases(deployment.control.leases)
     floor = plan_floor(deployment.pipeline, leases, deployment.shards, window=terms.window)
     since = leases.since()
     chores: list[Chore] = []
-    told: list[str] = []
+    notes: list[str] = []
     for shard, log in logs_of(deployment).items():
         chores += _log_chores(shard, log, floor, max(since, floor.txn), terms)
         found = plan_reclaim(deployment.control, log, leases, now_ms=terms.now_ms, kept_ms=terms.kept_ms)
@@ -126,13 +127,13 @@ def plan(deployment: Deployment, terms: Terms) -> MaintenanceReport:
         if facts is not None:
             held = _snapshot_held(deployment, shard, leases, terms)
             chores += _state_chores(shard, facts, held, terms)
-            told += _history_warnings(shard, facts, terms)
-    unneeded = unneeded_input(deployment.pipeline, max(since, floor.txn))
+            notes += _history_warnings(shard, facts, terms)
+    unneeded = unneeded_input(deployment.pipeline, max(since, floor.txn)) if asks_source else []
     chores += [Chore("remove captured changes", "", *one) for one in unneeded]
     pages = old_pages(deployment.data_docs, before_ms=terms.docs_from_ms)
     chores += [Chore("remove old Data Docs", "", *_counted(pages))] if pages else []
-    told += warnings(deployment, since, terms)
-    return MaintenanceReport(deployment.config.name, since, tuple(chores), tuple(told))
+    notes += warnings(deployment, since, terms) if asks_source else ()
+    return MaintenanceReport(deployment.config.name, since, tuple(chores), tuple(notes))
 
 
 def warnings(deployment: Deployment, since: Txn, terms: Terms) -> tuple[str, ...]:
@@ -141,8 +142,8 @@ def warnings(deployment: Deployment, since: Txn, terms: Terms) -> tuple[str, ...
     found = replay.replayable(deployment.pipeline, since=since, at_ends=replay.ASKED_AT_ONCE_MAX)
     grace = deployment.config.alarms.limits.stalled_seconds
     stalled = stalls(deployment.pipeline, now_seconds=now_seconds, grace_seconds=grace)
-    told = [one.told(now_seconds) for one in stalled]
-    return (*told, *replay.warnings(found, since=since, now_seconds=now_seconds))
+    notes = [one.sentence(now_seconds) for one in stalled]
+    return (*notes, *replay.warnings(found, since=since, now_seconds=now_seconds))
 
 
 def _log_chores(shard: ShardId, log: DeltaLog, floor: Floor, since: Txn, terms: Terms) -> Iterable[Chore]:
@@ -217,7 +218,7 @@ def _counted(files: Sequence[tuple[object, int]]) -> tuple[int, int]:
 
 def until_released(ttl_seconds: float) -> str:
     """Until when a lease holds work back, for people."""
-    return f"it is released, or not renewed for {ttl_seconds:g} s"
+    return f"it is released, or is not renewed for {ttl_seconds:g} s"
 
 
 def moment(milliseconds: int) -> str:
@@ -233,14 +234,14 @@ def state_facts(deployment: Deployment, shard: ShardId, terms: Terms) -> TableSt
 
 def _snapshot_held(deployment: Deployment, shard: ShardId, leases: Leases, terms: Terms) -> Lease | None:
     ledger = deployment.control.publishes(shard)
-    records = ledger.read(1, ledger.head().upper)
+    ledger.head()
 
     def superseded_ms(number: int) -> int | None:
         at = ledger.written_at(number)
         return int(at.timestamp() * 1000) if at is not None else None
 
     return snapshot_held(
-        records, leases.standing(), superseded_ms=superseded_ms, now_ms=terms.now_ms, kept_ms=terms.kept_ms
+        ledger, leases.standing(), superseded_ms=superseded_ms, now_ms=terms.now_ms, kept_ms=terms.kept_ms
     )
 
 
@@ -257,7 +258,7 @@ def maintain(
     announce(pipeline, leases, deployment.shards, window=terms.window)
     since = since_of(control.leases.head())
     done: list[Chore] = []
-    told: list[str] = []
+    notes: list[str] = []
     for shard, log in logs_of(deployment).items():
         # This comes first: a file that is removed below is deleted later, as the log's record of it allows.
         log.remember_removals(terms.kept_ms // DAY_MS)
@@ -268,12 +269,12 @@ def maintain(
         if choose_runs(log.files()):
             found = compact(control, log, deployment.plane().kept, shard, token=token)
             done.append(Chore("merged small files", shard, found.files_before, found.bytes_before))
-            told += [f"files of the log of {shard} are left alone: {why}" for why in found.left]
+            notes += [f"files of the log of {shard} were not merged: {why}" for why in found.left]
         freed = reclaim(control, log, shard, leases, now_ms=terms.now_ms, kept_ms=terms.kept_ms).free
         if freed:
             done.append(Chore("deleted replaced files", shard, len(freed), _bytes(freed)))
     for shard in deployment.shards:
-        done += _maintained_state(deployment, shard, leases, terms, told)
+        done += _maintained_state(deployment, shard, leases, terms, notes)
     done += [Chore("removed captured changes", "", *one) for one in let_go_input(pipeline, since)]
     pages = old_pages(deployment.data_docs, before_ms=terms.docs_from_ms)
     if pages:
@@ -282,17 +283,17 @@ def maintain(
     control_files = sum(table.sweep() for table in control.tables)
     if control_files:
         done.append(Chore("cleaned the control tables", "", control_files, 0))
-    told += warnings(deployment, since, terms)
-    return MaintenanceReport(deployment.config.name, since, tuple(done), tuple(told))
+    notes += warnings(deployment, since, terms)
+    return MaintenanceReport(deployment.config.name, since, tuple(done), tuple(notes))
 
 
 def _maintained_state(
-    deployment: Deployment, shard: ShardId, leases: Leases, terms: Terms, told: list[str]
+    deployment: Deployment, shard: ShardId, leases: Leases, terms: Terms, notes: list[str]
 ) -> Iterable[Chore]:
     facts = state_facts(deployment, shard, terms)
     if facts is None:
         return
-    told += _history_warnings(shard, facts, terms)
+    notes += _history_warnings(shard, facts, terms)
     vacuum = facts.old > 0 and _snapshot_held(deployment, shard, leases, terms) is None
     if not (facts.merge_due or facts.purge_due or vacuum):
         return
@@ -311,7 +312,7 @@ def _maintained_state(
             vacuum=vacuum,
         )
     except BeingPublished:
-        told.append(f"the state of {shard} is being published, and is left for the next time")
+        notes.append(f"the state of {shard} is being published, the next maintenance does it")
         return
     if facts.merge_due:
         yield Chore("merged the state's files", shard, facts.small, facts.small_bytes)

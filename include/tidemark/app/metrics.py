@@ -160,7 +160,7 @@ def send(sink: Sink | None, measures: Callable[[], Iterable[Measure]]) -> None:
         for measure in measures():
             sink.record(measure)
     except Exception as error:
-        log.warning("metrics are left out: %s", error)
+        log.warning("metrics are not sent: %s", error)
 
 
 class OpenTelemetrySink:
@@ -209,7 +209,7 @@ def opentelemetry_sink() -> Sink | None:
                 return None
             metrics.set_meter_provider(_provider())
     except Exception as error:
-        log.warning("metrics are left out: %s", error)
+        log.warning("metrics are not sent: %s", error)
         return None
     return OpenTelemetrySink(metrics.get_meter("tidemark", __version__))
 

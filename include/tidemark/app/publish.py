@@ -83,8 +83,8 @@ class DueCheck:
     def note(self, upper: Txn) -> None:
         """Record that all shards were checked below `upper`. If the note can't be written, the next check
         looks at all shards."""
-        said = {"upper": upper, "seal": self._seal_below(upper), "settings": self._settings}
-        text = json.dumps(said)
+        record = {"upper": upper, "seal": self._seal_below(upper), "settings": self._settings}
+        text = json.dumps(record)
         aside = self._path.with_name(f".{os.getpid()}-{threading.get_ident()}.tmp")
         with suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -94,9 +94,9 @@ class DueCheck:
 
     def _noted(self) -> Txn | None:
         try:
-            told = json.loads(self._path.read_text())
-            upper = Txn(int(told["upper"]))
-            same = (told["seal"], told["settings"]) == (self._seal_below(upper), self._settings)
+            recorded = json.loads(self._path.read_text())
+            upper = Txn(int(recorded["upper"]))
+            same = (recorded["seal"], recorded["settings"]) == (self._seal_below(upper), self._settings)
         except (OSError, ValueError, KeyError, TypeError):
             return None
         return upper if same else None
@@ -155,10 +155,10 @@ def run_and_publish(
         )
 
     with ThreadPoolExecutor(1) as background:
-        last = deployment.with_new_columns(lambda: work(background))
+        last = deployment.up_to_date(lambda: work(background))
     report = replace(last, decided=tuple(outcomes))
     due = (
-        deployment.with_new_columns(lambda: publish_due(deployment, attempt, progress=progress))
+        deployment.up_to_date(lambda: publish_due(deployment, attempt, progress=progress))
         if publishes
         else {}
     )

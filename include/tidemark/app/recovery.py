@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tidemark.core.ids import ShardId, Txn
-from tidemark.core.publish import Published, StateStatus
 from tidemark.delta.damage import DamagedEntry, damaged_entries, set_aside
 from tidemark.pipeline.ingest import Progress, no_progress
 from tidemark.pipeline.recover import plan as planned
@@ -28,7 +27,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Planned:
     """The plan of a recovery, for people and machines. `entries` are damaged; while there are any, the rest
-    is not known, because nothing above a damaged entry can be read."""
+    is not known, because nothing above a damaged entry can be read. `copied` says that the warehouse is a
+    copy."""
 
     pipeline: str
     needed: bool
@@ -42,13 +42,15 @@ class Planned:
     logs: Mapping[ShardId, Sequence[Txn]] = field(default_factory=dict)
     damaged: Mapping[ShardId, Sequence[Txn]] = field(default_factory=dict)
     resumes: bool = False
+    copied: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The result of a recovery."""
+    """The result of a recovery. `changed` is false if there was nothing to do."""
 
     pipeline: str
+    changed: bool
     epoch: int
     entries: Sequence[DamagedEntry]
     read_again: Sequence[Txn]
@@ -61,28 +63,18 @@ def root_of(config: PipelineConfig) -> str:
     return f"{config.warehouse_location}/{config.name}"
 
 
-class States:
-    """The status of a deployment's states, without Spark; an empty status for a shard without a state."""
-
-    def __init__(self, deployment: Deployment) -> None:
-        self._shards, self._keeper = deployment.shards, deployment.keeper()
-
-    def standing(self, shard: ShardId, since: Published | None) -> StateStatus:
-        return self._keeper.standing(shard, since) if shard in self._shards else StateStatus()
-
-
 def plan(config: PipelineConfig, opened: Callable[[], Deployment]) -> Planned:
     """Plan a recovery. Changes nothing."""
     entries = damaged_entries(root_of(config))
     if entries:
         return Planned(config.name, needed=True, entries=entries)
     deployment = opened()
-    found = planned(deployment.unchecked, States(deployment))
+    found = planned(deployment.unchecked)
     made = found.plan
     return Planned(
         config.name,
         needed=found.is_needed,
-        epoch=found.epoch + int(made.is_needed and not found.resumes),
+        epoch=found.epoch + int((made.is_needed and not found.resumes) or bool(found.copied)),
         proven_by=tuple(str(one) for one in made.witnesses) if made.is_needed else (),
         read_again=made.again,
         lost=made.lost,
@@ -91,6 +83,7 @@ def plan(config: PipelineConfig, opened: Callable[[], Deployment]) -> Planned:
         logs=found.logs,
         damaged=found.damaged,
         resumes=found.resumes,
+        copied=found.copied,
     )
 
 
@@ -100,13 +93,21 @@ def recover(
     attempt: Attempt,
     *,
     restored: bool = False,
+    adopt: bool = False,
     progress: Progress = no_progress,
 ) -> Report:
     """Recover the pipeline and report the result."""
     entries = damaged_entries(root_of(config))
     set_aside(root_of(config), entries)
     deployment = opened()
-    done = recovered(
-        deployment.pipeline, attempt, states=States(deployment), restored=restored, progress=progress
+    done = recovered(deployment.pipeline, attempt, restored=restored, adopt=adopt, progress=progress)
+    return Report(
+        config.name,
+        changed=done.changed or bool(entries),
+        epoch=done.epoch,
+        entries=entries,
+        read_again=done.again,
+        lost=done.lost,
+        logs=done.appended,
+        damaged=done.damaged,
     )
-    return Report(config.name, done.epoch, entries, done.again, done.lost, done.appended, done.damaged)

@@ -74,9 +74,9 @@ def txns_report(txns: Iterable[int]) -> Report:
 def verdicts_report(judged: Sequence[Judged]) -> Report:
     """The verdicts of a gate that has passed, at most `LISTED_MAX` of them. Those with held shards, warnings
     or another verdict than `identical` take precedence. The journal has all of them."""
-    said = [one for one in judged if one.gated.opinion.held or one.gated.opinion.warned or not _plain(one)]
-    plain = [one for one in judged if one not in said]
-    listed = sorted((said + plain)[:LISTED_MAX], key=lambda one: one.txn)
+    notable = [one for one in judged if one.gated.opinion.held or one.gated.opinion.warned or not _plain(one)]
+    plain = [one for one in judged if one not in notable]
+    listed = sorted((notable + plain)[:LISTED_MAX], key=lambda one: one.txn)
     return {
         "total": len(judged),
         "verdicts": [
@@ -107,9 +107,9 @@ def publish_report(published: Published) -> Report:
     return {"txn": published.txn, "version": published.version, "rows": published.commit.digest.count}
 
 
-def shard_report(deployment: Deployment, shard: ShardId, told: Sequence[Announcement]) -> Report:
+def shard_report(deployment: Deployment, shard: ShardId, announced: Sequence[Announcement]) -> Report:
     """The payload of an asset's event: it wakes up consumers, which keep their own frontier."""
-    seals = [one.seal for one in told]
+    seals = [one.seal for one in announced]
     log = deployment.control.log(shard).head()
     published = last_published(deployment.control, shard)
     return {
@@ -121,19 +121,19 @@ def shard_report(deployment: Deployment, shard: ShardId, told: Sequence[Announce
         "state_version": published.version if published is not None else None,
         "rows": sum(seal.shards[shard].digest.count for seal in seals),
         "digests": {str(seal.txn): str(seal.shards[shard].digest) for seal in seals[-LISTED_MAX:]},
-        **gate_report(told),
+        **gate_report(announced),
     }
 
 
-def gate_report(told: Sequence[Announcement]) -> Report:
+def gate_report(announced: Sequence[Announcement]) -> Report:
     """The gate's verdict (`identical` if it is so for every transaction, else the first other one), the
     transactions that people overruled, and those that were repaired after they were announced."""
-    other = [one.gate for one in told if one.gate != Verdict.IDENTICAL]
-    overruled = {str(one.seal.txn): one.overruled for one in told if one.overruled}
+    other = [one.gate for one in announced if one.gate != Verdict.IDENTICAL]
+    overruled = {str(one.seal.txn): one.overruled for one in announced if one.overruled}
     return {
         "verdict": other[0] if other else str(Verdict.IDENTICAL),
         "overruled": dict(list(overruled.items())[-LISTED_MAX:]),
-        "repaired": [one.seal.txn for one in told if one.repaired][-LISTED_MAX:],
+        "repaired": [one.seal.txn for one in announced if one.repaired][-LISTED_MAX:],
     }
 
 
@@ -166,7 +166,7 @@ def require_verdicts(asked: Iterable[int], judged: Container[int]) -> None:
     missing = [txn for txn in asked if txn not in judged]
     if missing:
         listed = ", ".join(map(str, missing[:LISTED_MAX]))
-        raise Determinate(f"this try has left no verdict on transactions {listed}", hint="retry")
+        raise Determinate(f"this attempt left no verdict on transactions {listed}", hint="retry")
 
 
 def for_environment(environment: str | None) -> str:
@@ -195,11 +195,11 @@ def explained(
         lines += [f"  expectation not met: {failed}" for failed in one.gated.opinion.failed]
         if one.replayed:
             lines += [
-                "what was committed stays as it is, and downstream waits. To get out:",
+                "what is committed does not change, and downstream tasks wait. What you can do:",
                 *ways_out_of_proof(command, pipeline, one, there),
             ]
         else:
-            lines += ["nothing of it is visible. To get out:", *ways_out(command, pipeline, one, there)]
+            lines += ["none of it is visible. What you can do:", *ways_out(command, pipeline, one, there)]
     return "\n".join(lines)
 
 
@@ -208,29 +208,29 @@ def ways_out_of_proof(command: str, pipeline: str, one: Judged, there: str) -> l
     finding = one.gated.finding
     match finding.verdict:
         case Verdict.INPUT_GONE:
-            return ["  restore the input that is gone and clear this task"]
+            return ["  restore the missing input and clear this task"]
         case Verdict.LOST:
-            return ["  nothing: its decision is lost, and with it what could be compared"]
+            return ["  nothing: its decision is lost, so there is nothing to compare with"]
         case Verdict.NOT_COMPARABLE:
-            return ["  prove it with the versions that it was sealed with: nothing says that it is wrong"]
+            return ["  replay it with the versions that sealed it: nothing shows an error"]
         case _ if PARTS_DIFFER in str(finding):
             repair = f"  {command} replay {pipeline} --from {one.txn} --to {one.txn} --mode repair{there}"
             return [repair, "  restores the parts; then clear this task"]
         case _:
-            return ["  restore the input that changed and clear this task"]
+            return ["  restore the changed input and clear this task"]
 
 
 def ways_out(command: str, pipeline: str, one: Judged, there: str) -> list[str]:
     """The remedies for an open transaction. If its input is gone, there are no parts to accept."""
-    skip = f'  {command} skip {pipeline} {one.txn} --reason "..."{there}     passes over it'
+    skip = f'  {command} skip {pipeline} {one.txn} --reason "..."{there}     skips it'
     if one.gated.finding.verdict is Verdict.INPUT_GONE:
         return ["  restore the input and clear the run's tasks from ingest on; or", skip]
     quarantine = (
-        "  write `action: quarantine` for the expectation, and clear from ingest on: sets the rows aside; or"
+        "  write `action: quarantine` for the expectation, and clear from ingest on: quarantines the rows; or"
     )
     return [
         "  fix the cause and clear the run's tasks from ingest on; or",
         *([quarantine] if one.gated.opinion.failed else []),
-        f'  {command} accept {pipeline} {one.txn} --reason "..."{there}   seals it as it is; or',
+        f'  {command} accept {pipeline} {one.txn} --reason "..."{there}   commits it as it is; or',
         skip,
     ]

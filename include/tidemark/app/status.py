@@ -20,6 +20,7 @@ from tidemark.config import KafkaSource, PipelineConfig
 from tidemark.config.source import PostgresSource
 from tidemark.core.alarms import Alarm, Notices, alarms_of, decide_notices
 from tidemark.core.frontier import Frontier
+from tidemark.core.history import CopiedWarehouse
 from tidemark.core.ids import QUARANTINE, TXN_NONE, ShardId, Txn
 from tidemark.core.journal import Event
 from tidemark.core.lease import since_of
@@ -27,6 +28,7 @@ from tidemark.core.publish import published_txn
 from tidemark.core.replay import Replayable
 from tidemark.core.shard import Paused
 from tidemark.core.status import (
+    COPIED,
     LOST,
     Blocked,
     Input,
@@ -39,7 +41,7 @@ from tidemark.core.status import (
 from tidemark.core.summary import quarantined_in
 from tidemark.pipeline.checkpoint import holding_back, paused_shards, stalls
 from tidemark.pipeline.context import Attempt, Pipeline, binding_at, last_binding, note
-from tidemark.pipeline.history import losses
+from tidemark.pipeline.history import losses, require_home
 from tidemark.pipeline.publish import last_published
 from tidemark.pipeline.replay import ASKED_AT_ONCE_MAX, replayable
 from tidemark.pipeline.schema_change import fit_of
@@ -71,6 +73,10 @@ def status_of(
     blocked = [Blocked("the pipeline file does not fit", None, str(one)) for one in fit.refused]
     if lost := losses(control, (*deployment.shards, QUARANTINE)):
         blocked = [*(Blocked(LOST, None, one) for one in lost), *blocked]
+    try:
+        require_home(control)
+    except CopiedWarehouse as copied:
+        blocked.insert(0, Blocked(COPIED, None, copied.fact))
     for shard, waits in held.items():
         what = f"shard {shard} at transaction {waits.txn}"
         blocked.append(Blocked(what, written_at(control.seals, waits.txn), waits.reason, waits.txn, shard))
@@ -131,9 +137,11 @@ def shard_statuses(
         log = pipeline.control.log(shard).head()
         waits = held.get(shard)
         paused = f"at {waits.txn}: {waits.reason}" if waits is not None else ""
-        published = 0 if shard == QUARANTINE else published_txn(last_published(pipeline.control, shard))
+        last = None if shard == QUARANTINE else last_published(pipeline.control, shard)
+        rows = last.commit.digest.count if last is not None else None
         if shard != QUARANTINE or log.upper > 1:
-            found.append(ShardStatus(shard, log.upper, log.version, published, paused, shard in left_out))
+            others = (published_txn(last), paused, shard in left_out, rows)
+            found.append(ShardStatus(shard, log.upper, log.version, *others))
     return tuple(found)
 
 
@@ -167,13 +175,13 @@ def proofs_of(pipeline: Pipeline, since: Txn, at_ends: int) -> tuple[Proof, ...]
     """Whether, and until when, transactions from `since` on are replayable: of the oldest and the newest
     `at_ends`, joined into ranges with equal answers."""
 
-    def told(txn: int, one: Replayable) -> Proof:
+    def proof_of(txn: int, one: Replayable) -> Proof:
         until = datetime.fromtimestamp(one.until_seconds, UTC) if one.until_seconds is not None else None
         return Proof(txn, txn, one.gone, until, one.caveat)
 
     spans: list[Proof] = []
     for txn, found in replayable(pipeline, since=since, at_ends=at_ends).items():
-        one = told(txn, found)
+        one = proof_of(txn, found)
         if spans and spans[-1].last == txn - 1 and replace(spans[-1], first=txn, last=txn) == one:
             spans[-1] = replace(spans[-1], last=txn)
         else:
@@ -194,9 +202,15 @@ def source_status(
     holds = [f"shard {lag.shard}, which lacks transaction {lag.wanted.txn}" for lag in holding_back(pipeline)]
     if unsealed:
         holds.append(f"transaction {unsealed[0]}, which is not sealed")
-    told = source.standing()
+    position = source.standing()
     return SourceStatus(
-        received, flushed, told.acknowledged, tuple(holds), told.cost, told.trouble, told.kept_bytes
+        received,
+        flushed,
+        position.acknowledged,
+        tuple(holds),
+        position.cost,
+        position.trouble,
+        position.kept_bytes,
     )
 
 

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from tidemark.app import maintenance
+from tidemark.app import decisions, maintenance
 from tidemark.app.deployment import Deployment, discovered
 from tidemark.app.publish import publish_due, publish_now
 from tidemark.app.reports import (
@@ -48,6 +48,8 @@ from tidemark.pipeline.validate import judge_gathered
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from tidemark.app.job import Order
 
 
 SAMPLE_KEYS_MAX: Final = 10
@@ -88,7 +90,7 @@ def reclock(deployment: Deployment, attempt: Attempt) -> Report:
     If another run has bound this run's share, the warehouse has a record of the run that the scheduler has
     lost. The run is then reported as `recognised` and treated as cleared: it is proven, never done again.
     """
-    owned = mint(deployment.pipeline, attempt)
+    owned = deployment.up_to_date(lambda: mint(deployment.pipeline, attempt))
     plan = known_plan(deployment.pipeline, attempt)
     return {
         "pipeline": deployment.config.name,
@@ -97,13 +99,14 @@ def reclock(deployment: Deployment, attempt: Attempt) -> Report:
         "minted": owned.minted,
         "recognised": attempt.proves(owned) and not attempt.cleared,
         "recorded_run_id": owned.owner.run_id,
+        "proposal": deployment.proposal,
         "left_out": {str(shard): txn for shard, txn in left_out(deployment.pipeline).items()},
     }
 
 
 def ingest(deployment: Deployment, attempt: Attempt, *, progress: Progress = no_progress) -> Report:
     """Stage the open transactions; replay those that are to be proven."""
-    gathered = deployment.with_new_columns(lambda: gather(deployment.pipeline, attempt, progress=progress))
+    gathered = deployment.up_to_date(lambda: gather(deployment.pipeline, attempt, progress=progress))
     return gathered_report(gathered)
 
 
@@ -120,6 +123,12 @@ def validate(deployment: Deployment, attempt: Attempt, *, progress: Progress = n
     return verdicts_report(judge_gathered(deployment.pipeline, attempt, confirm=confirm, progress=progress))
 
 
+def quarantine_red(deployment: Deployment, attempt: Attempt, *, progress: Progress = no_progress) -> Report:
+    """Stage red transactions again with the rows in quarantine that made them red, as a person asked, and
+    judge them."""
+    return verdicts_report(decisions.quarantine_red(deployment, attempt, progress=progress))
+
+
 def upsert(
     deployment: Deployment,
     attempt: Attempt,
@@ -128,11 +137,11 @@ def upsert(
     publishes_all: bool = False,
 ) -> Report:
     """Seal the transactions that passed, append them to the logs, and publish what is due (or everything)."""
-    deployment.with_new_columns(lambda: seal_judged(deployment.pipeline, attempt, progress=progress))
+    deployment.up_to_date(lambda: seal_judged(deployment.pipeline, attempt, progress=progress))
     if publishes_all:
-        deployment.with_new_columns(lambda: publish_now(deployment, attempt, deployment.shards))
+        deployment.up_to_date(lambda: publish_now(deployment, attempt, deployment.shards))
     else:
-        deployment.with_new_columns(lambda: publish_due(deployment, attempt, progress=progress))
+        deployment.up_to_date(lambda: publish_due(deployment, attempt, progress=progress))
     found = found_by(deployment.pipeline, attempt)
     staged = {one.txn: one.token for one in found if one.staged is not None and not one.replayed}
     seals = seals_of(deployment, sorted(staged))
@@ -163,14 +172,14 @@ def checkpoint(deployment: Deployment, attempt: Attempt) -> tuple[Report, Sequen
     found = found_by(deployment.pipeline, attempt)
     staged = {one.txn for one in found if not one.replayed}
     txns = sorted(staged.union(owned_txns(deployment.pipeline, attempt)))
-    told = announcements(deployment.pipeline, attempt, seals_of(deployment, txns))
-    note_overruled(deployment.pipeline, attempt, told)
-    news = [one for one in told if not one.unchanged]
+    made = announcements(deployment.pipeline, attempt, seals_of(deployment, txns))
+    note_overruled(deployment.pipeline, attempt, made)
+    news = [one for one in made if not one.unchanged]
     touched = {shard: [one for one in news if one.seal.touches(shard)] for shard in announced(deployment)}
     shards = {str(shard): shard_report(deployment, shard, its) for shard, its in touched.items() if its}
-    unchanged = [one.seal.txn for one in told if one.unchanged][-LISTED_MAX:]
+    unchanged = [one.seal.txn for one in made if one.unchanged][-LISTED_MAX:]
     sentence = sentence_of(deployment.pipeline, attempt)
-    return {"checkpoint": reached, "sentence": sentence, "shards": shards, "unchanged": unchanged}, told
+    return {"checkpoint": reached, "sentence": sentence, "shards": shards, "unchanged": unchanged}, made
 
 
 def announced(deployment: Deployment) -> tuple[ShardId, ...]:
@@ -184,12 +193,12 @@ def repaired(
     """The report on restored parts, given by transaction and shard, of transactions that were announced:
     their readers may have read damaged data."""
     seals = seals_of(deployment, sorted({Txn(txn) for txn, _ in restored}))
-    told = [one for one in announcements(deployment.pipeline, attempt, seals) if one.repaired]
+    made = [one for one in announcements(deployment.pipeline, attempt, seals) if one.repaired]
     touched = {
-        shard: [one for one in told if (one.seal.txn, shard) in set(restored)]
+        shard: [one for one in made if (one.seal.txn, shard) in set(restored)]
         for shard in announced(deployment)
     }
-    return {str(shard): shard_report(deployment, shard, its) for shard, its in touched.items() if its}, told
+    return {str(shard): shard_report(deployment, shard, its) for shard, its in touched.items() if its}, made
 
 
 def replay_preview(deployment: Deployment, *, txn_from: int, txn_to: int | None) -> list[Report]:
@@ -234,7 +243,7 @@ def replay_range(
         return replay(deployment.pipeline, attempt, txn_from=txn, txn_to=txn, progress=progress)
 
     for txn in txns[len(mended) :]:
-        findings += deployment.with_new_columns(partial(proven, Txn(txn)))
+        findings += deployment.up_to_date(partial(proven, Txn(txn)))
     return tuple(findings), restored
 
 
@@ -261,9 +270,54 @@ def differing_rows(
     return tuple(found)
 
 
-def maintenance_plan(deployment: Deployment) -> Report:
+def generation(deployment: Deployment, order: Order, *, progress: Progress = no_progress) -> Report:
+    """One part of a replacement (`airflow.replace`). Each can be repeated after any failure."""
+    from tidemark.app.generation import Generations
+
+    part, _, from_now = order.mode.partition(" ")
+    found = Generations(deployment)
+    candidate = found.candidate
+    report: Report = {
+        "pipeline": deployment.config.name,
+        "part": part,
+        "generation": deployment.file.generation,
+    }
+    if candidate is None and deployment.is_in_charge and part == "promote":
+        return {**report, "already": True}
+    if candidate is None and part == "follow":
+        until = order.txn_to
+        candidate = found.start(
+            reason=order.reason, since=order.txn_from, until=until, from_now=bool(from_now)
+        )
+    pair = found.pair(candidate if candidate is not None else found.required())
+    if part == "follow":
+        done = list(pair.follow(order.attempt, progress=progress))
+        at = pair.position()
+        return {
+            **report,
+            "followed": len(done),
+            "txn": at.txn,
+            "behind": at.behind,
+            "differs": sum(bool(one.differs) for one in done),
+            "other_input": sum(not one.source_equal for one in done),
+        }
+    if part == "compare":
+        counts = {
+            str(shard): {"new": one.inserted, "changed": one.changed, "gone": one.deleted}
+            for shard, one in pair.compare().items()
+        }
+        changed = {shard: one for shard, one in counts.items() if any(one.values())}
+        return {**report, "compared": dict(list(changed.items())[:LISTED_MAX])}
+    if not pair.candidate.from_now:
+        deployment.session()  # Before anything is bound.
+    promoted = pair.promote(order.attempt, user=order.user, progress=progress)
+    rows = {str(s): one.upserts + one.deletes for s, one in promoted.corrections.items() if one.parts}
+    return {**report, "txn": promoted.txn, "rows": dict(list(rows.items())[:LISTED_MAX])}
+
+
+def maintenance_plan(deployment: Deployment, *, asks_source: bool = True) -> Report:
     """The work that maintenance would do now, and what holds it back. Changes nothing, starts no Spark."""
-    found = maintenance.plan(deployment, maintenance.terms_of(deployment))
+    found = maintenance.plan(deployment, maintenance.terms_of(deployment), asks_source=asks_source)
     return {
         "pipeline": found.pipeline,
         "since": found.since,

@@ -6,7 +6,7 @@ work, nor on the scheduler's database. Nothing here changes data or starts Spark
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -14,53 +14,80 @@ from tidemark.app.deployment import Deployment
 from tidemark.app.status import waiting_input
 from tidemark.core.binding import Binding
 from tidemark.core.errors import TidemarkError
-from tidemark.core.ids import ShardId, Txn
+from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.journal import Event
-from tidemark.core.seal import Seal
+from tidemark.core.seal import Evidence, Seal
 from tidemark.core.summary import Proof, RunFacts, quarantined_in, run_sentence, waiting_text
 from tidemark.core.text import plain
 from tidemark.pipeline.announce import announcement_of
-from tidemark.pipeline.context import Attempt, Pipeline, attempts_at, binding_at
+from tidemark.pipeline.context import Attempt, Pipeline, attempts_at, attempts_of, binding_at
 from tidemark.pipeline.ingest import found_by
 from tidemark.pipeline.reclock import owned_txns
 from tidemark.pipeline.replay import bound_range
 from tidemark.pipeline.timeline import refused_since, times_of, written_at
+from tidemark.pipeline.validate import judged_in
 
 Row = dict[str, Any]
 STEPS_SHARDS_MAX: Final = 20
 
 
-def listed(deployment: Deployment, *, lower: int, upper: int) -> tuple[list[Row], dict[Txn, Seal]]:
-    """The transactions in [lower, upper), the newest first, and the seals of those that have one."""
+def every(row: Row) -> bool:
+    """Leaves no transaction out."""
+    return True
+
+
+def listed(
+    deployment: Deployment, *, lower: int, upper: int, wanted: Callable[[Row], bool] = every
+) -> tuple[list[Row], dict[Txn, Seal]]:
+    """The wanted transactions in [lower, upper), the newest first, and the seals of all that have one.
+    `wanted` sees a row without its times and tries, which are looked up for wanted rows only."""
     control = deployment.control
     control.bindings.head()
     control.seals.head()
     control.journal.head()
     seals = {seal.txn: seal for seal in control.seals.read(lower, upper)}
     bound = [record for record in control.bindings.read(lower, upper) if isinstance(record, Binding)]
-    return [_row(deployment, binding, seals.get(binding.txn)) for binding in reversed(bound)], seals
+    rows = {one.txn: _row(deployment, one, seals.get(one.txn)) for one in reversed(bound)}
+    left = [one for one in reversed(bound) if wanted(rows[one.txn])]
+    tries = attempts_of(deployment.pipeline, left) if left else {}
+    stories = (_story(deployment, one, seals.get(one.txn), tries[one.txn]) for one in left)
+    return [{**rows[one.txn], **story} for one, story in zip(left, stories, strict=True)], seals
 
 
 def _row(deployment: Deployment, binding: Binding, seal: Seal | None) -> Row:
-    times = times_of(deployment.control, binding.txn)
+    """What the records of a transaction say themselves."""
     verdicts = [
-        entry.detail["verdict"]
+        {"verdict": judged_in(entry).gated.word, "replayed": entry.event is Event.VERIFIED}
         for entry in deployment.control.journal.find(str(binding.txn))
-        if entry.event is Event.VERIFIED
+        if entry.event in (Event.JUDGED, Event.VERIFIED)
     ]
+    replays = [one["verdict"] for one in verdicts if one["replayed"]]
     shards = seal.shards if seal is not None else {}
     return {
         "txn": binding.txn,
         "decision": str(seal.decision) if seal is not None else "open",
-        "bound_at": times.bound,
-        "sealed_at": times.sealed,
-        "seconds": times.seconds,
         "read": seal.source.count if seal is not None else None,
         "quarantined": quarantined_in(seal) if seal is not None else None,
         "rows": {shard: parts.digest.count for shard, parts in shards.items()},
         "deletes": {shard: parts.deletes for shard, parts in shards.items() if parts.deletes is not None},
         "run": binding.owner.run_id,
-        "verdict": verdicts[-1] if verdicts else "",
+        "verdict": replays[-1] if replays else "",
+        "verdicts": verdicts,
+    }
+
+
+def _story(deployment: Deployment, binding: Binding, seal: Seal | None, tries: Sequence[Evidence]) -> Row:
+    """A transaction's times and steps, and who won and who lost its seal."""
+    times = times_of(deployment.control, binding.txn)
+    staged = {one.token: one.owner.run_id for one in tries if not one.replayed and one.staged is not None}
+    won = seal.token if seal is not None else ""
+    return {
+        "bound_at": times.bound,
+        "sealed_at": times.sealed,
+        "seconds": times.seconds,
+        "steps": _seconds_of(_moments(deployment, binding, seal, tries)),
+        "won": {"token": won, "run": staged.get(WriterToken(won), "")} if won else None,
+        "lost": [{"token": one, "run": run} for one, run in staged.items() if won and one != won],
     }
 
 
@@ -84,7 +111,7 @@ def steps_of(deployment: Deployment, binding: Binding, seal: Seal | None) -> lis
     """The time and the duration of each step of a transaction, from the records that the steps left: of the
     sealed try, else of the last one. A step without a record is left out."""
     logs = {f"in the log of {shard}": _appended(deployment, shard, binding.txn) for shard in _shards(seal)}
-    moments = {**_moments(deployment, binding, seal), **logs}
+    moments = {**_moments(deployment, binding, seal, attempts_at(deployment.pipeline, binding)), **logs}
     rows: list[Row] = []
     before = moments["bound"]
     for step, at in moments.items():
@@ -97,9 +124,12 @@ def steps_of(deployment: Deployment, binding: Binding, seal: Seal | None) -> lis
 
 def step_seconds(deployment: Deployment, binding: Binding, seal: Seal) -> dict[str, float]:
     """The duration of each step up to the seal, by the step's name, and the whole as `transaction`."""
+    return _seconds_of(_moments(deployment, binding, seal, attempts_at(deployment.pipeline, binding)))
+
+
+def _seconds_of(moments: Mapping[str, datetime | None]) -> dict[str, float]:
     named = {"staged": "ingest", "judged": "validate", "sealed": "upsert"}
     found: dict[str, float] = {}
-    moments = _moments(deployment, binding, seal)
     first = before = moments["bound"]
     for moment, at in moments.items():
         if at is not None and before is not None and moment in named:
@@ -110,11 +140,12 @@ def step_seconds(deployment: Deployment, binding: Binding, seal: Seal) -> dict[s
     return found
 
 
-def _moments(deployment: Deployment, binding: Binding, seal: Seal | None) -> dict[str, datetime | None]:
+def _moments(
+    deployment: Deployment, binding: Binding, seal: Seal | None, tries: Sequence[Evidence]
+) -> dict[str, datetime | None]:
     """When a transaction was bound, staged, judged and sealed."""
     control = deployment.control
-    tries = [one for one in attempts_at(deployment.pipeline, binding) if not one.replayed]
-    mine = [one for one in tries if seal is None or one.token == seal.token][-1:]
+    mine = [one for one in tries if not one.replayed and (seal is None or one.token == seal.token)][-1:]
     control.journal.head()
     token = mine[0].token if mine else ""
     judged = [
@@ -209,8 +240,8 @@ def run_facts(pipeline: Pipeline, attempt: Attempt) -> RunFacts:
     for seal in seals:
         if seal.txn in begun:
             entries = journal.find(str(seal.txn))
-            told = announcement_of(seal, entries, attempt.owner.run_id, begun=begun[seal.txn])
-            proofs.append(Proof(seal.txn, told.gate, told.overruled))
+            announced = announcement_of(seal, entries, attempt.owner.run_id, begun=begun[seal.txn])
+            proofs.append(Proof(seal.txn, announced.gate, announced.overruled))
     return RunFacts(
         sealed=tuple(seal for seal in seals if seal.txn not in begun),
         own=frozenset(seal.txn for seal in seals if (seal.txn, seal.token) in tried),

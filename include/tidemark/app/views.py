@@ -21,15 +21,16 @@ from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import QUARANTINE, TXN_NONE, ShardId, Txn, next_txn
 from tidemark.core.lease import since_of
 from tidemark.core.listing import Truncated
-from tidemark.core.publish import Published, state_as_of
+from tidemark.core.publish import Published
 from tidemark.pipeline.listing import readable_upper
-from tidemark.pipeline.publish import checked_record, published_together
+from tidemark.pipeline.publish import checked_record, published_as_of, published_together
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from tidemark.app.deployment import Deployment
     from tidemark.app.workspace import AnyPipeline
+    from tidemark.spark.views import Pins
 
 
 class View(StrEnum):
@@ -60,19 +61,12 @@ def read(
     """
     view, deployment = View(view), open_deployment(pipeline, spark=spark)
     from tidemark.spark.state_table import specs_of
-    from tidemark.spark.views import Pins, fresh, read_log, read_state
+    from tidemark.spark.views import fresh, read_log, read_state
 
     name = ShardId(deployment.config.shard(shard).name)
-    upper = readable_upper(deployment.control, name)
-    if as_of is not None:
-        if not TXN_NONE <= as_of < upper:
-            raise InvalidUsage(
-                f"shard {name!r} can't be read as of transaction {as_of}", hint=f"it has 0 to {upper - 1}"
-            )
-        upper = next_txn(Txn(as_of))
-    base = _base(deployment, name, Txn(upper - 1))
     spec = specs_of(deployment.config).of(name)
-    pins = Pins(base, deployment.control.log(name).head().version, upper)
+    pins = _pins(deployment, name, as_of)
+    base, upper = pins.base, pins.upper
     since = since_of(deployment.control.leases.head())
     lower = since if view is View.LOG else pins.lower
     if lower > upper or (lower < since and lower < upper and view is View.FRESH):
@@ -85,6 +79,33 @@ def read(
     if view is View.STATE:
         return spark.createDataFrame([], spec.declared)
     return fresh(spark, spec, pins)
+
+
+def read_tombstones(deployment: Deployment, shard: ShardId, *, as_of: int) -> DataFrame | None:
+    """The deleted keys that a shard with `sequence_by` remembers at a transaction, each with its sequence;
+    None if it has none. The fresh rows of the transaction must be readable."""
+    from tidemark.spark.state_table import specs_of
+    from tidemark.spark.views import tombstones
+
+    spec = specs_of(deployment.config).of(shard)
+    if spec.rule.sequence_by is None:
+        return None
+    return tombstones(deployment.session(), spec, _pins(deployment, shard, as_of))
+
+
+def _pins(deployment: Deployment, name: ShardId, as_of: int | None) -> Pins:
+    """What a read as of a transaction, or now, is pinned to."""
+    from tidemark.spark.views import Pins
+
+    upper = readable_upper(deployment.control, name)
+    if as_of is not None:
+        if not TXN_NONE <= as_of < upper:
+            raise InvalidUsage(
+                f"shard {name!r} can't be read as of transaction {as_of}", hint=f"it has 0 to {upper - 1}"
+            )
+        upper = next_txn(Txn(as_of))
+    base = _base(deployment, name, Txn(upper - 1))
+    return Pins(base, deployment.control.log(name).head().version, upper)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +166,22 @@ def open_errors(pipeline: AnyPipeline, shard: str, *, spark: SparkSession | None
     return still_open(deployment.session(), spec, deployment.shard_uri(QUARANTINE), pins)
 
 
+def read_quarantine(deployment: Deployment, *, as_of: int) -> DataFrame:
+    """The records that were quarantined up to a transaction, unmasked, in the columns of the log."""
+    from tidemark.spark.state_table import specs_of
+    from tidemark.spark.views import ErrorPins, quarantined
+
+    version = deployment.control.log(QUARANTINE).head().version
+    pins = ErrorPins(version, version, next_txn(Txn(as_of)))
+    spec = next(iter(specs_of(deployment.config).shards.values()))
+    return quarantined(deployment.session(), spec, deployment.shard_uri(QUARANTINE), pins)
+
+
 def _base(deployment: Deployment, shard: ShardId, as_of: Txn) -> Published | None:
     """The publish that a read starts from, after a check that the state is as published; None without one."""
     last = checked_record(deployment.control, deployment.state(), shard)
     if last is None or last.txn <= as_of:
         return last
     records = deployment.control.publishes(shard)
-    return state_as_of(records.read(1, records.head().upper), as_of=as_of)
+    records.head()
+    return published_as_of(records, as_of=as_of)

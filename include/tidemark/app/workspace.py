@@ -141,7 +141,7 @@ def _session(name: str, cores: int | None) -> SparkSession:
     if server is not None and server.is_alive:
         return connect_session(server.url, token=server.token)
     if server is not None:
-        ended = f"the warm Spark, process {server.pid}, has ended; a Spark of its own is started"
+        ended = f"the warm Spark, process {server.pid}, has ended; this command starts its own Spark"
         sys.stderr.write(f"{ended} (`tidemark spark start`)\n")
     master = chosen or f"local[{cores or '*'}]"
     if master.startswith("sc://"):

@@ -77,6 +77,8 @@ MODULES: Final = {
     "watermark": "tidemark.cli.decide",
     "maintain": "tidemark.cli.maintain",
     "recover": "tidemark.cli.recover",
+    "generation": "tidemark.cli.generation",
+    "reprocess": "tidemark.cli.generation",
     "doctor": "tidemark.cli.doctor",
     "consumers": "tidemark.cli.consumers",
     "source": "tidemark.cli.source",
@@ -186,10 +188,10 @@ def _run_for_machines() -> NoReturn:
     try:
         code = app(standalone_mode=False, prog_name="tidemark")
     except _MISTAKE as mistake:
-        said = mistake.format_message()
+        message = mistake.format_message()
         context = getattr(mistake, "ctx", None)
         hint = f"`{context.command_path} --help` explains it" if context is not None else ""
-        fail(said[:1].lower() + said[1:].rstrip("."), hint, mistake.exit_code)
+        fail(message[:1].lower() + message[1:].rstrip("."), hint, mistake.exit_code)
     except typer.Abort:
         fail("aborted", "", EXIT_RETRY)
     # Outside of standalone mode, the command returns the code of a `typer.Exit`, or None.
@@ -199,8 +201,8 @@ def _run_for_machines() -> NoReturn:
 def fail(fact: str, hint: str, exit_code: int) -> NoReturn:
     """End the command with an error on standard error: two lines for people or, with --json, an object."""
     if "--json" in sys.argv:
-        told = {"error": fact, "what_to_do": hint, "exit_code": exit_code}
-        typer.echo(json.dumps(told, ensure_ascii=False), err=True)
+        body = {"error": fact, "what_to_do": hint, "exit_code": exit_code}
+        typer.echo(json.dumps(body, ensure_ascii=False), err=True)
     else:
         typer.secho(f"error: {fact}", err=True, fg="red")
         if hint:

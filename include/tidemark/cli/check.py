@@ -44,7 +44,7 @@ def check(
     files: Annotated[
         list[Path] | None,
         typer.Argument(
-            help="Pipelines' names, pipeline files, or folders of them; all by default.",
+            help="Pipeline names, pipeline files or folders of them; all by default.",
             metavar="[PIPELINE…]",
         ),
     ] = None,
@@ -125,19 +125,21 @@ def _compared(file: str, environment: str, config: PipelineConfig) -> Checked:
         return Checked(
             file, environment, config, compared=(f"not compared with the warehouse: {error.fact}",)
         )
+    if not deployment.is_in_charge:
+        return Checked(file, environment, config, compared=(deployment.proposal,))
     where = f"in {environment}, " if environment else ""
     problems = [Problem(file, 0, 0, "shards", f"{where}{one.fact}", one.hint) for one in fit.refused]
-    told = [f"the next run adds {', '.join(names)} to shard {shard}" for shard, names in fit.added.items()]
-    told += [f"the next run begins shard {shard}" for shard in fit.begun]
-    told += [
+    notes = [f"the next run adds {', '.join(names)} to shard {shard}" for shard, names in fit.added.items()]
+    notes += [f"the next run creates shard {shard}" for shard in fit.begun]
+    notes += [
         f"shard {shard} has columns that came with its records: {', '.join(map(' '.join, columns.items()))}"
         for shard, columns in deployment.added.items()
     ]
-    told += [
-        f"shard {shard} is not in the pipeline file: it stays as it is, at transaction {last}"
+    notes += [
+        f"shard {shard} is not in the pipeline file and stays at transaction {last}"
         for shard, last in fit.left_out.items()
     ]
-    return Checked(file, environment, None if problems else config, tuple(problems), tuple(told))
+    return Checked(file, environment, None if problems else config, tuple(problems), tuple(notes))
 
 
 def _same_names(checked: Sequence[Checked]) -> list[Checked]:
@@ -211,8 +213,8 @@ def _summary(results: Sequence[Checked]) -> Iterator[RenderableType]:
             label = f"in {result.environment}" if result.environment else "in no environment"
             place = f"{result.config.source_location}  ->  {result.config.warehouse_location}/{config.name}"
             lines.add_row(label, Text(place))
-            for told in result.compared:
-                lines.add_row("", Text(told))
+            for note in result.compared:
+                lines.add_row("", Text(note))
     yield lines
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("shard", "keys", "last by", "deletes", "on error", "publish", "columns", "checks"):
@@ -239,7 +241,7 @@ def _lines(config: PipelineConfig) -> Iterator[tuple[str, str]]:
 
     limits = config.transaction
     yield "pipeline", f"{config.name}, generation {config.generation}"
-    yield "runs", config.schedule or "when it is asked to"
+    yield "runs", config.schedule or "on request"
     yield "takes", config.source.summary
     if config.tables is not None and config.tables.asks_for_any:
         patterns = ", ".join(config.tables.include)

@@ -25,9 +25,7 @@ ConsumerArgument = Annotated[str, typer.Argument(help="The consumer's name.", me
 def register(app: typer.Typer) -> None:
     """Register the commands."""
     app.command(name="leases", epilog=EXIT_CODES)(leases)
-    consumers = typer.Typer(
-        help="Who reads the shards, how far they are, and what holds them.", no_args_is_help=True
-    )
+    consumers = typer.Typer(help="Show and manage the consumers of shards.", no_args_is_help=True)
     consumers.command(name="list", epilog=EXIT_CODES)(list_consumers)
     consumers.command(name="skip", epilog=EXIT_CODES)(skip)
     consumers.command(name="forget", epilog=EXIT_CODES)(forget)
@@ -76,15 +74,16 @@ def skip(
     pipeline: PipelineArgument,
     shard: ShardArgument,
     consumer: ConsumerArgument,
-    txn: Annotated[int, typer.Argument(min=1, help="The transaction it is frozen at.", metavar="TXN")],
+    txn: Annotated[int, typer.Argument(min=1, help="The transaction that it is frozen at.", metavar="TXN")],
     reason: ReasonOption,
     to: Annotated[
-        int | None, typer.Option("--to", min=1, help="The last one that is lost with it.", metavar="TXN")
+        int | None,
+        typer.Option("--to", min=1, help="The last transaction that is lost with it.", metavar="TXN"),
     ] = None,
     environment: EnvironmentOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Let a frozen consumer pass over what it can't read, as its freeze names it. Others are not touched."""
+    """Let a frozen consumer skip what it can't read, as its freeze names it. Others are not affected."""
     from tidemark.app.consume import leases_of
     from tidemark.app.deployment import new_token
     from tidemark.core.ids import ShardId, Txn
@@ -106,7 +105,7 @@ def skip(
         print_json({"consumer": consumer, "shard": name, "txns": list(lost), "reason": reason})
     else:
         what = f"transaction {txn}" if len(lost) == 1 else f"{len(lost)} transactions, {txn} to {to},"
-        say(f"consumer {consumer} passes over {what} of shard {name} when it reads next")
+        say(f"consumer {consumer} skips {what} of shard {name} at its next read")
 
 
 def forget(
@@ -129,10 +128,10 @@ def forget(
     held = leases.current(name)
     if held is not None and held.is_live:
         if not as_json:
-            say(f"{held.holder} holds it, for {held.ttl_seconds:g} s after its last renewal: watching it")
+            say(f"{held.holder} holds it for {held.ttl_seconds:g} s after its last renewal: waiting")
         expire_stale(leases, name=name, ttl_seconds_max=held.ttl_seconds)
     gone = leases.forget(name)
     if as_json:
         print_json(gone)
     else:
-        say(f"consumer {consumer} of shard {shard}, which stood at transaction {gone.txn}, is forgotten")
+        say(f"consumer {consumer} of shard {shard} is removed; it was at transaction {gone.txn}")

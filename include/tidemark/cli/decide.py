@@ -19,7 +19,7 @@ from tidemark.cli.shared import (
 )
 from tidemark.core.errors import InvalidUsage
 
-TxnArgument = Annotated[int, typer.Argument(min=1, help="The transaction's number.", metavar="TXN")]
+TxnArgument = Annotated[int, typer.Argument(min=1, help="The number of the transaction.", metavar="TXN")]
 
 
 def register(app: typer.Typer) -> None:
@@ -81,7 +81,9 @@ def release(
 def watermark(
     pipeline: PipelineArgument,
     to: Annotated[str | None, typer.Option(help="Set it back to this sequence: a number or a time.")] = None,
-    reason: Annotated[str, typer.Option("--reason", "-r", help="Why; the journal keeps it.")] = "",
+    reason: Annotated[
+        str, typer.Option("--reason", "-r", help="The reason, which the journal records.")
+    ] = "",
     environment: EnvironmentOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -108,7 +110,7 @@ def watermark(
     else:
         say(f"the watermark of shard {shard.name} is {shown} from transaction {txn} on")
         again = f"`tidemark rebuild {pipeline} {shard.name}`"
-        say(f"publishes may have forgotten deletions that are older; {again} finds them in the log again")
+        say(f"publishes may have dropped older tombstones; {again} restores them from the log")
 
 
 def _show(txn: int, decision: str, checkpoint: int, as_json: bool) -> None:

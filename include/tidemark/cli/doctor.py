@@ -58,6 +58,7 @@ def all_checks(*, warehouse: str, with_spark: bool) -> Iterator[Check]:
     if not is_uri(warehouse):
         yield check_writable(Path(warehouse))
     yield check_put_if_absent(warehouse)
+    yield check_address(warehouse)
 
 
 def machine_checks(*, with_spark: bool) -> Iterator[Check]:
@@ -158,7 +159,7 @@ def check_jars(folder: Path | None = None) -> Check:
         jars.verify(folder, locked)
     except TidemarkError as error:
         return _failed("jars", error)
-    return Check("jars", ok=True, found=f"{len(locked)} with the right sums in {folder}")
+    return Check("jars", ok=True, found=f"{len(locked)} with the right checksums in {folder}")
 
 
 def check_spark() -> Check:
@@ -175,15 +176,15 @@ def check_spark() -> Check:
         except subprocess.TimeoutExpired:
             found = f"no answer within {_SPARK_SECONDS_MAX} s"
             return Check(
-                "spark and delta", ok=False, found=found, remedy="look for a machine short of memory"
+                "spark and delta", ok=False, found=found, remedy="check that the machine has enough memory"
             )
     if done.returncode != 0:
-        said = [line for line in done.stderr.strip().splitlines() if line.strip()]
+        printed = [line for line in done.stderr.strip().splitlines() if line.strip()]
         return Check(
             "spark and delta",
             ok=False,
-            found=said[-1] if said else f"exit code {done.returncode}",
-            remedy="run `python -m tidemark.spark.self_test FOLDER` to see all that Spark says",
+            found=printed[-1] if printed else f"exit code {done.returncode}",
+            remedy="run `python -m tidemark.spark.self_test FOLDER` to see the whole output of Spark",
         )
     return Check("spark and delta", ok=True, found=done.stdout.strip())
 
@@ -222,6 +223,26 @@ def check_put_if_absent(warehouse: str) -> Check:
     return Check("put-if-absent", ok=True, found=result.describe())
 
 
+def check_address(warehouse: str) -> Check:
+    """Every pipeline of the warehouse is where its history says, so none is a copy."""
+    from tidemark.core.ids import is_name
+    from tidemark.delta.control import DeltaControl
+    from tidemark.delta.store import Store, reading
+    from tidemark.pipeline.history import require_home
+
+    name, there = "warehouse address", 0
+    try:
+        with reading(warehouse):
+            folders = Store(warehouse, {}).folders()
+        for folder in filter(is_name, folders):
+            control = DeltaControl(warehouse, folder)
+            require_home(control)
+            there += bool(control.made_at)
+    except TidemarkError as error:
+        return _failed(name, error)
+    return Check(name, ok=True, found=f"as recorded by {there} pipelines" if there else "no pipeline yet")
+
+
 def _failed(name: str, error: TidemarkError) -> Check:
     return Check(name, ok=False, found=error.fact, remedy=error.hint)
 
@@ -236,8 +257,7 @@ def doctor(
     warehouse: Annotated[
         str | None,
         typer.Option(
-            help="The folder or the URI that tables go to. Where none is given: $TIDEMARK_WAREHOUSE, else "
-            ".tidemark/warehouse.",
+            help="The folder or URI of the tables; $TIDEMARK_WAREHOUSE by default, else .tidemark/warehouse.",
             metavar="PLACE",
         ),
     ] = None,
@@ -251,7 +271,9 @@ def doctor(
     ] = None,
     spark: Annotated[
         bool,
-        typer.Option("--spark/--no-spark", help="Start Spark and use a small Delta table, half a minute."),
+        typer.Option(
+            "--spark/--no-spark", help="Start Spark and use a small Delta table; takes half a minute."
+        ),
     ] = True,
 ) -> None:
     """Check versions, Java, jars, Spark and the warehouse's put-if-absent; fail if one of them fails."""

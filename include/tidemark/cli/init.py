@@ -57,8 +57,8 @@ def register(app: typer.Typer) -> None:
 
 
 def init(
-    name: Annotated[str, typer.Argument(help="The new pipeline's name.", metavar="NAME")],
-    folder: Annotated[Path, typer.Option(help="Where to put it.")] = Path(),
+    name: Annotated[str, typer.Argument(help="The name of the new pipeline.", metavar="NAME")],
+    folder: Annotated[Path, typer.Option(help="The folder to create it in.")] = Path(),
 ) -> None:
     """Scaffold a pipeline: its file, and sample data. Nothing that exists is overwritten."""
     checked_name(name, what="pipeline")
@@ -67,7 +67,7 @@ def init(
     data = folder / "data" / name
     for path in (file, data):
         if path.exists():
-            raise InvalidUsage(f"{path} is there already", hint="choose another name, or remove it")
+            raise InvalidUsage(f"{path} already exists", hint="choose another name, or remove it")
     file.parent.mkdir(parents=True, exist_ok=True)
     data.mkdir(parents=True)
     file.write_text(PIPELINE.format(name=name), encoding="utf-8")

@@ -27,40 +27,47 @@ def maintain(
         typer.Argument(help="A pipeline's name, or its file's path; all by default.", metavar="PIPELINE"),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what would be done, and who holds what back.")
+        bool, typer.Option("--dry-run", help="Only list what would be done, and what holds files back.")
     ] = False,
     environment: EnvironmentOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Publish what is due, merge small files, let go what retention allows, delete what nobody needs.
+    """Publish what is due, merge small files, drop transactions past their retention, delete unneeded files.
 
-    Nothing goes that a lease, a consumer, a state or the pipeline file's `retention` still needs.
+    Nothing is deleted that a lease, a consumer, a state or the pipeline file's `retention` still needs.
     """
     from tidemark.app import maintenance, tasks
 
     names = [pipeline] if pipeline is not None else find_names(environment)
-    told: list[Report | MaintenanceReport] = []
+    reports: list[Report | MaintenanceReport] = []
     for name in names:
         deployment = open_deployment(name, environment)
         if dry_run:
             found = maintenance.plan(deployment, maintenance.terms_of(deployment))
-            told.append(found)
+            reports.append(found)
             if not as_json:
                 _print_plan(found)
             continue
         done = tasks.maintain(deployment, new_attempt())
-        told.append(done)
+        reports.append(done)
         if not as_json:
             _print_done(done)
     if as_json:
-        print_json(told[0] if pipeline is not None else told)
+        print_json(reports[0] if pipeline is not None else reports)
 
 
 def _print_plan(found: MaintenanceReport) -> None:
     say(f"pipeline {found.pipeline}: single transactions are kept from {found.since} on", style="bold")
     if found.chores:
         rows = [
-            (one.what, one.shard, one.files, one.bytes, one.held_by or "nobody: goes now", one.until)
+            (
+                one.what,
+                one.shard,
+                one.files,
+                one.bytes,
+                one.held_by or "nobody: would be deleted now",
+                one.until,
+            )
             for one in found.chores
         ]
         print_table("", COLUMNS, rows)

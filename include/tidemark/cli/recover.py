@@ -44,6 +44,14 @@ def recover(
             "epoch all the same.",
         ),
     ] = False,
+    adopt: Annotated[
+        bool,
+        typer.Option(
+            "--adopt",
+            help="This warehouse is a copy, or was moved: let the pipeline go on here. Stop it at the other "
+            "place first, if there is one.",
+        ),
+    ] = False,
     environment: EnvironmentOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -61,9 +69,9 @@ def recover(
         if as_json:
             print_json(planned)
         else:
-            _print_plan(planned, restored=restored)
+            _print_plan(planned, restored=restored, adopt=adopt)
         return
-    done = recovery.recover(config, opened, new_attempt(), restored=restored)
+    done = recovery.recover(config, opened, new_attempt(), restored=restored, adopt=adopt)
     if as_json:
         print_json(done)
     else:
@@ -72,7 +80,10 @@ def recover(
         raise typer.Exit(code=EXIT_BROKEN)
 
 
-def _print_plan(planned: Planned, *, restored: bool) -> None:
+def _print_plan(planned: Planned, *, restored: bool, adopt: bool) -> None:
+    if planned.copied:
+        say(planned.copied, style="yellow")
+        say("this address is adopted" if adopt else "the pipeline goes on here only with --adopt")
     for entry in planned.entries:
         say(f"entry {entry.version} of the log of {entry.table} is set aside: {entry.why}")
     if planned.entries:
@@ -84,8 +95,9 @@ def _print_plan(planned: Planned, *, restored: bool) -> None:
     else:
         if planned.resumes:
             say(f"the recovery that began epoch {planned.epoch} goes on")
-        elif planned.proven_by or restored:
-            say(f"epoch {planned.epoch if planned.proven_by else (planned.epoch or 0) + 1} begins")
+        elif planned.proven_by or planned.copied or restored:
+            is_counted = planned.proven_by or planned.copied
+            say(f"epoch {planned.epoch if is_counted else (planned.epoch or 0) + 1} begins")
         for line in planned.proven_by:
             say(f"  {line}")
         _say_txns("read again and sealed as before", planned.read_again)
@@ -98,6 +110,9 @@ def _print_plan(planned: Planned, *, restored: bool) -> None:
 
 
 def _print_done(done: Report) -> None:
+    if not done.changed and not done.damaged:
+        say(f"pipeline {done.pipeline}: nothing shows a loss; there was nothing to recover")
+        return
     for entry in done.entries:
         say(f"entry {entry.version} of the log of {entry.table} was set aside: {entry.why}")
     _say_txns("read again and sealed as before", done.read_again)
@@ -105,7 +120,8 @@ def _print_done(done: Report) -> None:
         say(f"transaction {txn} is lost: {why}", style="red")
     _say_logs("has taken in", done.logs)
     _say_damaged(done.pipeline, done.damaged)
-    say(f"pipeline {done.pipeline} is recovered, in epoch {done.epoch}; run it", style="bold")
+    if done.changed:
+        say(f"pipeline {done.pipeline} is recovered, in epoch {done.epoch}; run it", style="bold")
 
 
 def _say_txns(what: str, txns: Sequence[int]) -> None:

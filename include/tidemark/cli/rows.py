@@ -51,7 +51,7 @@ def print_raw(deployment: Deployment, records: Sequence[Mapping[str, Any]]) -> N
     if hidden:
         raise InvalidUsage(
             f"{len(hidden):,} of {len(records):,} records are not shown: masked columns, or no readable text",
-            hint=f"take them from the source: {_places(deployment, hidden)}",
+            hint=f"look them up in the source: {_places(deployment, hidden)}",
         )
 
 
@@ -66,19 +66,19 @@ def how_to_correct(config: PipelineConfig) -> str:
     raw = f"`tidemark quarantine {config.name} --open --raw`"
     match config.source.type:
         case "kafka":
-            how = f"{raw} prints them with keys and headers; correct them, and produce them again"
+            how = f"{raw} prints them with keys and headers; correct them and produce them again"
         case "postgres":
             reread = f"`tidemark source reread {config.name} TABLE`"
-            how = f"mend the rows in the database, which sends them again, or read a table anew: {reread}"
+            how = f"correct the rows in the database, which sends them again, or read a table again: {reread}"
         case _:
-            how = f"{raw} prints them; correct them, and put them into the source's folder as a new file"
+            how = f"{raw} prints them; correct them and put them into the source folder as a new file"
     return f"to correct them: {how} (docs/operations.md)"
 
 
 ROWS_SHOWN: Final = 20
 ROWS_MAX: Final = 10_000
 LimitOption = Annotated[
-    int, typer.Option("--limit", "-n", min=1, max=ROWS_MAX, help="How many rows at most.")
+    int, typer.Option("--limit", "-n", min=1, max=ROWS_MAX, help="The most rows to show.")
 ]
 _ORDER: Final = ("_txn", "_partition", "_offset", "_ordinal")
 """The order of the source."""
@@ -93,12 +93,14 @@ def register(app: typer.Typer) -> None:
 def read(
     pipeline: PipelineArgument,
     shard: Annotated[
-        str | None, typer.Argument(help="The shard; may be left out where there is one.", metavar="[SHARD]")
+        str | None, typer.Argument(help="The shard; optional if the pipeline has one.", metavar="[SHARD]")
     ] = None,
     view: Annotated[
-        View, typer.Option(help="state: as published; fresh: exact now; log: every change.")
+        View, typer.Option(help="state: as published; fresh: with the tail; log: every change.")
     ] = View.FRESH,
-    as_of: Annotated[int | None, typer.Option(min=0, help="As of this transaction; now by default.")] = None,
+    as_of: Annotated[
+        int | None, typer.Option(min=0, help="Read as of this transaction; the newest by default.")
+    ] = None,
     limit: LimitOption = ROWS_SHOWN,
     environment: EnvironmentOption = None,
     as_json: JsonOption = False,
@@ -165,12 +167,12 @@ def _typed(value: Any, kind: DataType) -> Any:
 
 def quarantine(
     pipeline: PipelineArgument,
-    txn: Annotated[int | None, typer.Option(min=1, help="Only of this transaction.")] = None,
+    txn: Annotated[int | None, typer.Option(min=1, help="Only records of this transaction.")] = None,
     only_open: Annotated[
-        bool, typer.Option("--open", help="Only those whose key has had no good record since.")
+        bool, typer.Option("--open", help="Only records whose key has had no valid record since.")
     ] = False,
     raw: Annotated[
-        bool, typer.Option("--raw", help="Print the records as they came, one per line, the oldest first.")
+        bool, typer.Option("--raw", help="Print the original records, one per line, oldest first.")
     ] = False,
     limit: Annotated[
         int | None,
@@ -179,7 +181,7 @@ def quarantine(
             "-n",
             min=1,
             max=ROWS_MAX,
-            help=f"How many of the newest at most; {ROWS_SHOWN} by default, with --raw {ROWS_MAX:,}.",
+            help=f"The most records to show, newest first; {ROWS_SHOWN} by default, {ROWS_MAX:,} with --raw.",
         ),
     ] = None,
     environment: EnvironmentOption = None,
@@ -196,7 +198,9 @@ def quarantine(
     deployment = open_deployment(pipeline, environment)
     if raw:
         if as_json:
-            raise InvalidUsage("--raw and --json exclude each other", hint="--json has the records as _raw")
+            raise InvalidUsage(
+                "--raw and --json exclude each other", hint="`--json` prints the records in the column _raw"
+            )
         _print_raw(deployment, txn=txn, only_open=only_open, limit=limit or ROWS_MAX)
         return
     from tidemark.app.bad_records import quarantined_records

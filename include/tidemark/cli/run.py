@@ -49,15 +49,16 @@ def run(
     pipeline: PipelineArgument,
     environment: EnvironmentOption = None,
     max_transactions: Annotated[
-        int | None, typer.Option("--max-transactions", "-n", min=1, help="Stop after so many.")
+        int | None, typer.Option("--max-transactions", "-n", min=1, help="The most transactions to bind.")
     ] = None,
     run_id: Annotated[
-        str | None, typer.Option(help="Go on with this run, or name a new one. A run keeps what it bound.")
+        str | None,
+        typer.Option(help="Continue this run, or name a new one. A run owns the transactions that it bound."),
     ] = None,
     prove: Annotated[
-        bool, typer.Option("--prove", help="Replay what the run owns, as clearing it in Airflow does.")
+        bool, typer.Option("--prove", help="Replay the run's transactions, as clearing it in Airflow does.")
     ] = False,
-    no_publish: Annotated[bool, typer.Option("--no-publish", help="Leave the states as they are.")] = False,
+    no_publish: Annotated[bool, typer.Option("--no-publish", help="Do not publish.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Bind new input, bring every open transaction to its logs, and publish what is due.
@@ -78,7 +79,7 @@ def run(
     deployment = open_deployment(pipeline, environment, binds=not proves)
     with (
         progress_line(as_json) as progress,
-        lineage.emitted(deployment, attempt.owner.run_id) as told_lineage,
+        lineage.emitted(deployment, attempt.owner.run_id) as emit,
     ):
         worked = run_and_publish(
             deployment,
@@ -88,15 +89,17 @@ def run(
             progress=progress,
             decided=line_per_transaction(as_json),
         )
-        told_lineage(worked.report)
+        emit(worked.report)
     report, published = worked.report, worked.published
     metrics.send(metrics.opentelemetry_sink(), lambda: metrics.of_report(deployment, report))
     warned = warnings_of(deployment, report.decided)
     sentence = sentence_of(deployment.pipeline, attempt)
     if as_json:
-        told = {"run_id": attempt.owner.run_id, "sentence": sentence, "report": report}
-        told |= {"published": published, "warned": warned}
-        print_json({**told, "not_taken": passed_over(deployment), "left_out": left_out(deployment.pipeline)})
+        result = {"run_id": attempt.owner.run_id, "sentence": sentence, "report": report}
+        result |= {"published": published, "warned": warned}
+        print_json(
+            {**result, "not_taken": passed_over(deployment), "left_out": left_out(deployment.pipeline)}
+        )
     else:
         _show_run(deployment, report, warned, published)
         say(sentence, style="bold")
@@ -116,9 +119,11 @@ def _show_run(
     show_decided(report.decided)
     show_passed_over(deployment)
     for shard, last in left_out(deployment.pipeline).items():
-        say(f"shard {shard} is not in the pipeline file: it stays as it is, at transaction {last}")
-    for txn, said in warned.items():
-        say(f"transaction {txn} warns: {'; '.join(said)}", style="yellow")
+        say(f"shard {shard} is not in the pipeline file and stays at transaction {last}")
+    if deployment.proposal:
+        say(deployment.proposal, style="yellow")
+    for txn, warnings in warned.items():
+        say(f"transaction {txn} warns: {'; '.join(warnings)}", style="yellow")
     show_findings(report.findings)
     for shard, what in published.items():
         say(f"state of {shard}: {_published(what)}")
@@ -186,9 +191,11 @@ class Mode(StrEnum):
 def replay(
     pipeline: PipelineArgument,
     txn_from: Annotated[int, typer.Option("--from", min=1, help="The first transaction.")] = 1,
-    txn_to: Annotated[int | None, typer.Option("--to", min=1, help="The last one; all by default.")] = None,
+    txn_to: Annotated[
+        int | None, typer.Option("--to", min=1, help="The last transaction; all by default.")
+    ] = None,
     mode: Annotated[
-        Mode, typer.Option(help="verify writes nothing; repair restores lost parts of identical input.")
+        Mode, typer.Option(help="verify writes nothing; repair restores lost parts from identical input.")
     ] = Mode.VERIFY,
     environment: EnvironmentOption = None,
     as_json: JsonOption = False,
@@ -219,7 +226,7 @@ def replay(
         say(f"{passed} of {len(findings)} transactions are identical", style="bold")
         if damaged := [one.txn for one in findings if one.why == PARTS_DIFFER]:
             how = f"--from {damaged[0]} --to {damaged[-1]} --mode repair{for_environment(environment)}"
-            say(f"to bring the parts back: tidemark replay {pipeline} {how}", style="yellow")
+            say(f"to restore the parts: tidemark replay {pipeline} {how}", style="yellow")
     exit_unless_passed(findings)
 
 
@@ -268,9 +275,7 @@ def _proven(last: Published | None) -> str:
 
 def rebuild(
     pipeline: PipelineArgument,
-    shard: Annotated[
-        str | None, typer.Option(help="The shard whose state is rebuilt; the only one by default.")
-    ] = None,
+    shard: Annotated[str | None, typer.Option(help="The shard; optional if the pipeline has one.")] = None,
     environment: EnvironmentOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -288,5 +293,5 @@ def rebuild(
         print_json({"before": before, "after": after, "same_rows": same})
         return
     rows = f"{after.commit.digest.count:,} rows at transaction {after.txn}"
-    told = "the same rows as recorded before" if same else "recorded anew"
-    say(f"state of {name}: rebuilt with {rows}, {told}")
+    compared = "the same rows as recorded before" if same else "recorded again"
+    say(f"state of {name}: rebuilt with {rows}, {compared}")

@@ -29,19 +29,19 @@ EXIT_USAGE: Final = 2
 EXIT_BROKEN: Final = 3
 EXIT_ALARM: Final = 4
 EXIT_CODES: Final = (
-    "Exit codes: 0 done; 1 it did not work out, and a retry may; 2 the request or the pipeline file is "
-    "wrong; 3 a promise does not hold (a replay differs, a table was changed): stop and look."
+    "Exit codes: 0 done; 1 failed, a retry may succeed; 2 the request or the pipeline file is wrong; "
+    "3 a guarantee is broken (a replay differs, a table was changed): stop and investigate."
 )
 
 PipelineArgument = Annotated[
     str,
-    typer.Argument(help="A pipeline's name, or the path of its file.", metavar="PIPELINE"),
+    typer.Argument(help="The name of a pipeline, or the path of its file.", metavar="PIPELINE"),
 ]
 EnvironmentOption = Annotated[
     str | None, typer.Option("--environment", "-e", help="One of the pipeline file's environments.")
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machines, errors too.")]
-ReasonOption = Annotated[str, typer.Option("--reason", "-r", help="Why; the journal keeps it.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, errors too.")]
+ReasonOption = Annotated[str, typer.Option("--reason", "-r", help="The reason, which the journal records.")]
 
 
 def exit_code_of(error: TidemarkError) -> int:
@@ -171,7 +171,7 @@ def line_per_transaction(quiet: bool) -> Decided:
         counts = filter(None, (f"{seal.source.count:,} read", rows_text(seal.shards)))
         by = "" if isinstance(outcome, Sealed) else f" by {seal.token}"
         now = moment(datetime.now(UTC))
-        told = f"{now} UTC transaction {seal.txn}: {seal.decision}{by}, {', '.join(counts)}; {span(took)}"
-        typer.echo(told, err=True)
+        line = f"{now} UTC transaction {seal.txn}: {seal.decision}{by}, {', '.join(counts)}; {span(took)}"
+        typer.echo(line, err=True)
 
     return line

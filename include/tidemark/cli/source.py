@@ -30,7 +30,7 @@ def register(app: typer.Typer) -> None:
 def check(
     pipeline: PipelineArgument, environment: EnvironmentOption = None, as_json: JsonOption = False
 ) -> None:
-    """Check rights, log level, slot, publication, retained log and tables, with the SQL to mend each; and
+    """Check rights, log level, slot, publication, retained log and tables, with the SQL to correct each; and
     whether the tables that were read are as they were then, as every run does."""
     from tidemark.sources.postgres.check import requirements
     from tidemark.sources.postgres.source import SlotSource
@@ -44,13 +44,13 @@ def check(
     else:
         print_table("", ("", "what", "found"), [("ok" if r.ok else "no", r.what, r.found) for r in found])
         for one in failed:
-            say(f"to mend {one.what}: {one.fix}", style="yellow")
+            say(f"to correct {one.what}: {one.fix}", style="yellow")
     raise typer.Exit(code=EXIT_USAGE if failed else 0)
 
 
 @source.command(name="schema", epilog=EXIT_CODES)
 def schema(
-    conn_id: Annotated[str, typer.Argument(help="The connection's id.", metavar="CONN_ID")],
+    conn_id: Annotated[str, typer.Argument(help="The id of the connection.", metavar="CONN_ID")],
     publication: Annotated[str, typer.Argument(help="The publication.", metavar="PUBLICATION")],
 ) -> None:
     """Print the `shards` of a pipeline file that takes every table of a publication."""
@@ -65,14 +65,15 @@ def reread(
     table: Annotated[str, typer.Argument(help="The table, as schema.table.", metavar="TABLE")],
     environment: EnvironmentOption = None,
 ) -> None:
-    """Have the next run read one table anew: what its shard has is replaced, in one transaction."""
+    """Have the next run read one table again: the rows of its shard are replaced, in one transaction."""
     from tidemark.core.errors import InvalidUsage
     from tidemark.sources.postgres.source import SlotSource
 
     found = open_deployment(pipeline, environment).pipeline.source
     if not isinstance(found, SlotSource):
         raise InvalidUsage(
-            f"pipeline {pipeline!r} does not read a database", hint="replay proves what it has"
+            f"pipeline {pipeline!r} does not read a database",
+            hint="use `tidemark replay` to check its transactions",
         )
     found.ask_again(table)
-    say(f"the next run reads {table} anew; one that finds open transactions finishes those first")
+    say(f"the next run reads {table} again; if transactions are open, it finishes those first")

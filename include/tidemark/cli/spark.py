@@ -9,7 +9,7 @@ import typer
 from tidemark.cli.shared import EXIT_CODES, JsonOption, print_json, say
 
 spark = typer.Typer(
-    help="Keep a warm Spark for the commands of this project: they start in a second, not in ten.",
+    help="Keep a Spark server running for this project, so that commands start in a second instead of ten.",
     no_args_is_help=True,
 )
 
@@ -21,7 +21,7 @@ def register(app: typer.Typer) -> None:
 
 @spark.command(name="start", epilog=EXIT_CODES)
 def start(
-    memory: Annotated[str, typer.Option(help="How much memory it gets, such as 2g.")] = "2g",
+    memory: Annotated[str, typer.Option(help="Its memory, such as 2g.")] = "2g",
     as_json: JsonOption = False,
 ) -> None:
     """Start a Spark Connect server on this machine, and wait until it listens.

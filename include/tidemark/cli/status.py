@@ -42,7 +42,7 @@ def show_status(found: Status, *, now_seconds: float) -> None:
         took = span(found.last_sealed.seconds)
         say(f"last sealed: {found.sealed}, {_ago(found.last_sealed.sealed, now)}; it took {took}")
     if found.open:
-        say(f"open: {numbers(found.open)}; the next run takes them up first", style="yellow")
+        say(f"open: {numbers(found.open)}; the next run finishes them first", style="yellow")
         say(f"open since {_ago(found.open_since, now)}", style="yellow")
     for stop in found.blocked:
         since = f", since {_ago(stop.since, now)}" if stop.since is not None else ""
@@ -52,7 +52,7 @@ def show_status(found: Status, *, now_seconds: float) -> None:
     if found.quarantined.records:
         say(f"quarantined: {found.quarantined.records:,}, the last {_ago(found.quarantined.last, now)}")
     for stall in found.stalled:
-        say(f"stalled: {stall.told(now)}", style="red")
+        say(f"stalled: {stall.sentence(now)}", style="red")
     if found.source is not None:
         _show_source(found.source)
     print_table("", ("shard", "log has", "state has", "behind", "waits"), map(_cells, found.shards))
@@ -68,10 +68,10 @@ def show_status(found: Status, *, now_seconds: float) -> None:
         )
     for one in found.replayable:
         txns = f"{one.first} to {one.last}" if one.last > one.first else str(one.first)
-        until = f"until {moment(one.until)}" if one.until else "as long as the input stays as it is"
+        until = f"until {moment(one.until)}" if one.until else "while the input stays unchanged"
         until += f"; {one.caveat}" if one.caveat else ""
         say(
-            f"replayable: {txns} no more: {one.gone}" if one.gone else f"replayable: {txns}, {until}",
+            f"replayable: {txns} no longer: {one.gone}" if one.gone else f"replayable: {txns}, {until}",
             style="yellow" if one.gone else "",
         )
 
@@ -81,7 +81,7 @@ def _show_waiting(waiting: Input, now: float) -> None:
         say(f"waiting: {waiting.trouble}", style="red")
     elif waiting.pieces:
         size = f", {waiting.bytes:,} bytes" if waiting.bytes else ""
-        say(f"waiting: {waiting.pieces:,} {waiting.unit}{size}, the oldest of {_ago(waiting.oldest, now)}")
+        say(f"waiting: {waiting.pieces:,} {waiting.unit}{size}, the oldest from {_ago(waiting.oldest, now)}")
 
 
 def _cells(one: ShardStatus) -> tuple[object, ...]:
@@ -104,7 +104,7 @@ def _show_source(source: SourceStatus) -> None:
         say(f"source: held back by {what}", style="yellow")
 
 
-EXIT_ALARM_TEXT: Final = "4 what --fail-if names is so."
+EXIT_ALARM_TEXT: Final = "4 an alarm of --fail-if is on."
 
 
 def register(app: typer.Typer) -> None:
@@ -119,9 +119,9 @@ def status(
         typer.Option(
             "--fail-if",
             metavar="ALARMS",
-            help="Exit with 4 if one of these is so: blocked, stalled, behind=10m, quarantine, "
-            "quarantine=24h, quarantine=5%, wal=10GB, replayable=2d; several with commas; or all, with the "
-            "limits of the pipeline file.",
+            help="Exit with 4 if one of these alarms is on: blocked, stalled, behind=10m, quarantine, "
+            "quarantine=24h, quarantine=5%, wal=10GB, replayable=2d; separate several with commas; all: with "
+            "the limits of the pipeline file.",
         ),
     ] = "",
     environment: EnvironmentOption = None,

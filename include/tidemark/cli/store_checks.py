@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tidemark.app.workspace import pipeline_folders
-from tidemark.cli.doctor import Check, check_put_if_absent, check_writable
+from tidemark.cli.doctor import Check, check_address, check_put_if_absent, check_writable
 from tidemark.config.paths import is_uri
 from tidemark.core.errors import InvalidUsage, TidemarkError
 
@@ -52,7 +52,9 @@ def places_of(environment: str) -> Places:
             landings = [one.source_location for one in configs if one.source.type == "files"]
             warehouses = [one.warehouse_location for one in configs]
             return Places(tuple(dict.fromkeys(warehouses)), tuple(dict.fromkeys(landings)))
-    raise InvalidUsage(f"there are no pipelines in {', '.join(pipeline_folders())}", hint="run it elsewhere")
+    raise InvalidUsage(
+        f"no pipeline files in {', '.join(pipeline_folders())}", hint="run it in the folder of the project"
+    )
 
 
 def store_checks(places: Places) -> Iterator[Check]:
@@ -66,6 +68,7 @@ def store_checks(places: Places) -> Iterator[Check]:
         else:
             yield check_writable(Path(warehouse))
         yield check_put_if_absent(warehouse)
+        yield check_address(warehouse)
     for landing in places.landings:
         yield check_landing(landing)
 
@@ -83,7 +86,7 @@ def check_connector(scheme: str) -> Check:
         verify(s3_jars_folder(), locked)
     except TidemarkError as error:
         return Check(name, ok=False, found=error.fact, remedy=FETCH_S3)
-    return Check(name, ok=True, found=f"{len(locked)} jars with the right sums in {s3_jars_folder()}")
+    return Check(name, ok=True, found=f"{len(locked)} jars with the right checksums in {s3_jars_folder()}")
 
 
 def check_clock(warehouse: str, *, store: ObjectStore | None = None) -> Check:
@@ -102,14 +105,19 @@ def check_clock(warehouse: str, *, store: ObjectStore | None = None) -> Check:
         after = time.time()
         objects.delete(path)
     except BaseError as error:
-        said = str(error).partition("\n")[0][:300]
+        message = str(error).partition("\n")[0][:300]
         remedy = "check the endpoint, and the credentials in the environment (AWS_ENDPOINT_URL, AWS_…)"
-        return Check(name, ok=False, found=said, remedy=remedy)
+        return Check(name, ok=False, found=message, remedy=remedy)
     # Stores report whole seconds.
     off = max(0.0, before - 1 - written, written - after - 1)
     if off > CLOCK_SECONDS_MAX:
-        return Check(name, ok=False, found=f"{off:.0f} s from this one", remedy="set this machine's clock")
-    return Check(name, ok=True, found=f"within {max(1.0, off):.0f} s of this one")
+        return Check(
+            name,
+            ok=False,
+            found=f"{off:.0f} s off this machine's clock",
+            remedy="set the clock of this machine",
+        )
+    return Check(name, ok=True, found=f"within {max(1.0, off):.0f} s of this machine's clock")
 
 
 def check_landing(landing: str, *, store: ObjectStore | None = None) -> Check:

@@ -102,7 +102,7 @@ def warnings_of(deployment: Deployment, decided: tuple[SealOutcome, ...]) -> dic
         for entry in journal.find(str(outcome.seal.txn))
         if entry.event is Event.JUDGED and entry.token == outcome.seal.token
     }
-    return {txn: said for txn, said in found.items() if said}
+    return {txn: reasons for txn, reasons in found.items() if reasons}
 
 
 def register(app: typer.Typer) -> None:
@@ -115,7 +115,7 @@ def register(app: typer.Typer) -> None:
 
 def txns(
     pipeline: PipelineArgument,
-    last: Annotated[int, typer.Option("--last", "-n", min=1, help="How many, the newest first.")] = 20,
+    last: Annotated[int, typer.Option("--last", "-n", min=1, help="The most to show, newest first.")] = 20,
     environment: EnvironmentOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -144,7 +144,7 @@ def _cells(row: Mapping[str, Any], counts: str) -> tuple[object, ...]:
 
 def show(
     pipeline: PipelineArgument,
-    txn: Annotated[int, typer.Argument(min=1, help="The transaction's number.", metavar="TXN")],
+    txn: Annotated[int, typer.Argument(min=1, help="The number of the transaction.", metavar="TXN")],
     environment: EnvironmentOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -181,7 +181,7 @@ def _detail(detail: Mapping[str, str]) -> str:
 def journal(
     pipeline: PipelineArgument,
     since: Annotated[
-        str, typer.Option(metavar="TIME", help="How far back: a number and s, m, h or d, such as 24h.")
+        str, typer.Option(metavar="TIME", help="How far back: a number with s, m, h or d, such as 24h.")
     ] = "24h",
     environment: EnvironmentOption = None,
     as_json: JsonOption = False,
@@ -198,7 +198,7 @@ def journal(
     if as_json:
         print_json(found)
     elif not found:
-        say(f"nothing happened since {moment(start)} UTC")
+        say(f"nothing has happened since {moment(start)} UTC")
     else:
         rows = [(moment(one.at), one.txn, one.event, one.by, _detail(one.detail)) for one in found]
         print_table("", ("at (UTC)", "txn", "event", "by", ""), rows)
@@ -207,9 +207,10 @@ def journal(
 def cuts(
     pipeline: PipelineArgument,
     as_of: Annotated[
-        int | None, typer.Option(min=1, metavar="TXN", help="The newest at or below a transaction.")
+        int | None,
+        typer.Option(min=1, metavar="TXN", help="Only the newest cut at or below this transaction."),
     ] = None,
-    last: Annotated[int, typer.Option("--last", "-n", min=1, help="How many, the newest first.")] = 20,
+    last: Annotated[int, typer.Option("--last", "-n", min=1, help="The most to show, newest first.")] = 20,
     environment: EnvironmentOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -225,7 +226,7 @@ def cuts(
     if as_json:
         print_json([{"txn": txn, "versions": versions} for txn, versions in found])
     elif not found:
-        say("no cut: the states have not met at a transaction yet")
+        say("no cut: the states have not been exact at one transaction yet")
     else:
         rows = [(txn, ", ".join(f"{s} {version}" for s, version in at.items())) for txn, at in found]
         print_table("", ("txn", "version of each state"), rows)

@@ -9,7 +9,8 @@ SQL text from a pipeline file reaches an engine.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from calendar import monthrange
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
@@ -118,6 +119,7 @@ _CRON_NAMES = {
     "month": ["JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC"],
     "weekday": ["SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT"],
 }
+_CRON_ITEM = re.compile(r"(?:\*|(\w{1,3})(?:-(\w{1,3}))?)(?:/([1-9]\d{0,2}))?", re.ASCII)
 
 
 class Model(BaseModel):
@@ -171,7 +173,7 @@ def _column(value: str) -> str:
 
 def _table(value: str) -> str:
     if len(value) > TABLE_CHARACTERS_MAX or not _TABLE.match(value):
-        hint = 'write table or schema.table; a name with a dot in it stands in quotes: schema."my.table"'
+        hint = 'write table or schema.table, with quotes around a name that has a dot: schema."my.table"'
         raise InvalidUsage(f"{shown(value)} is not a table name", hint=hint)
     return value
 
@@ -205,7 +207,7 @@ def _text_of(kind: type, parse: Callable[[str], Any]) -> Callable[[Any], Any]:
 
 def _declared(text: str) -> Schema:
     if text == FROM_SOURCE:
-        hint = "name the table under tables.include, and its settings under tables.overrides"
+        hint = "list the table under tables.include, and its settings under tables.overrides"
         raise InvalidUsage(f"schema: {FROM_SOURCE} is for the tables of `tables`, not for shards", hint=hint)
     return parse_schema(text)
 
@@ -225,15 +227,36 @@ def _schedule(value: str | None) -> str | None:
             named = f" or {names[0]} to {names[-1]}" if names else ""
             hint = f"use *, {low} to {high}{named}, ranges a-b, lists a,b and steps /n"
             raise InvalidUsage(f"{shown(text)} is not a cron {what}", hint=hint)
+    days_max = max(monthrange(2000, month)[1] for month in _cron_values(fields, "month"))
+    if min(_cron_values(fields, "day")) > days_max:
+        raise InvalidUsage(
+            f"no date ever matches {shown(value)}", hint="use a day that one of the months has"
+        )
     return value
 
 
 def _is_cron_item(item: str, low: int, high: int, names: Sequence[str]) -> bool:
-    match = re.fullmatch(r"(?:\*|(\w{1,3})(?:-(\w{1,3}))?)(?:/([1-9]\d{0,2}))?", item, re.ASCII)
+    match = _CRON_ITEM.fullmatch(item)
     if match is None:
         return False
     ends = [end for end in match.groups()[:2] if end is not None]
     return all(low <= int(end) <= high if end.isdecimal() else end.upper() in names for end in ends)
+
+
+def _cron_values(fields: Sequence[str], wanted: str) -> Iterator[int]:
+    """The values that a field selects. A range may run past the end of the year or month, such as 11-2."""
+    index = [what for what, *_ in _CRON_FIELDS].index(wanted)
+    _, low, high = _CRON_FIELDS[index]
+    names = _CRON_NAMES.get(wanted, [])
+    for item in fields[index].split(","):
+        start, end, step = _CRON_ITEM.fullmatch(item).groups()  # type: ignore[union-attr]
+        end = end or (start if start and not step else str(high))
+        first, last = (
+            int(text) if text.isdecimal() else low + names.index(text.upper())
+            for text in (start or str(low), end)
+        )
+        every = range(first, last + 1) if first <= last else (*range(first, high + 1), *range(low, last + 1))
+        yield from every[:: int(step or 1)]
 
 
 PipelineName = Annotated[str, AfterValidator(checked(lambda value: checked_name(value, what="pipeline")))]

@@ -65,7 +65,7 @@ def recorded_shapes(config: PipelineConfig) -> TableShapes:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, InvalidUsage) as error:
         raise InvariantViolation(
             f"the record of tables {record_file(config)} can't be read: {type(error).__name__}",
-            hint="it was changed by hand: restore it from a backup",
+            hint="the file was changed by hand: restore it from a backup",
         ) from None
 
 
@@ -89,9 +89,13 @@ def with_discovered_shards(config: PipelineConfig, shapes: TableShapes) -> Pipel
     if not uses_source_schemas(config):
         return config
     declared = [shard for shard in config.shards if not _is_described(config, shard)]
-    told = [_shard(config, shapes[name]) for name in sorted(shapes) if _is_taken(config, name, shapes[name])]
+    discovered = [
+        _shard(config, shapes[name]) for name in sorted(shapes) if _is_taken(config, name, shapes[name])
+    ]
     with _refusals():
-        return PipelineConfig.model_validate({**dict(config), "shards": (*declared, *told)}).at(config.root)
+        return PipelineConfig.model_validate({**dict(config), "shards": (*declared, *discovered)}).at(
+            config.root
+        )
 
 
 def _is_taken(config: PipelineConfig, shard: str, shape: TableShape) -> bool:
@@ -121,7 +125,7 @@ def _refusals(of: str = "") -> Iterator[None]:
         yield
     except ValidationError as error:
         facts = "; ".join(str(item["msg"]) for item in error.errors(include_input=False)[:5])
-        hint = "set it for this table under tables.overrides, or name the table under tables.exclude"
+        hint = "set it for this table under tables.overrides, or list the table under tables.exclude"
         raise InvalidUsage(f"{of}{facts}", hint=hint) from None
 
 
@@ -141,20 +145,20 @@ def with_new_columns(config: PipelineConfig, columns: Columns) -> PipelineConfig
         shards = tuple(_grown(shard, new.get(ShardId(shard.name), {})) for shard in config.shards)
         return PipelineConfig.model_validate({**dict(config), "shards": shards}).at(config.root)
     except (InvalidUsage, ValidationError) as error:
-        said = error.fact if isinstance(error, InvalidUsage) else error.errors(include_input=False)[0]["msg"]
+        why = error.fact if isinstance(error, InvalidUsage) else error.errors(include_input=False)[0]["msg"]
         named = "; ".join(f"{', '.join(map(repr, found))} of shard {name}" for name, found in new.items())
         raise InvalidUsage(
-            f"new columns of the records can't be added, {named}: {said}",
-            hint="mend the pipeline file, or rename the column where the records are made",
+            f"new columns of the records can't be added, {named}: {why}",
+            hint="correct the pipeline file, or rename the column at the producer",
         ) from None
 
 
 def new_columns(declared: PipelineConfig, config: PipelineConfig) -> Columns:
     """The columns that the grown configuration has and the declared one lacks."""
-    said = {shard.name: shard.columns for shard in declared.shards}
+    columns_declared = {shard.name: shard.columns for shard in declared.shards}
     found = {
         ShardId(shard.name): {
-            c.name: c.type.ddl for c in shard.columns if said[shard.name].get(c.name) is None
+            c.name: c.type.ddl for c in shard.columns if columns_declared[shard.name].get(c.name) is None
         }
         for shard in config.shards
     }

@@ -156,12 +156,12 @@ class DocumentReader:
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             line, column = (mark.line + 1, mark.column + 1) if mark else (0, 0)
-            said = " ".join(part for part in (error.context, error.problem) if part)
+            why = " ".join(part for part in (error.context, error.problem) if part)
             hint = "check indentation and quotes"
-            self.problems.append(Problem(self.file, line, column, "", f"not YAML, {said}", hint))
+            self.problems.append(Problem(self.file, line, column, "", f"not YAML, {why}", hint))
             raise Stop from None
         except yaml.YAMLError:
-            fact = "not YAML, it has a character that text can't have"
+            fact = "not YAML, it has a control character"
             self.problems.append(Problem(self.file, 0, 0, "", fact, "remove control characters"))
             raise Stop from None
 
@@ -193,7 +193,7 @@ class DocumentReader:
             raise Stop
         top = self._open[-1] if self._open else None
         if top is not None and isinstance(top.event, MappingStartEvent) and top.key is None:
-            self._note(event, path, "a key is not a plain text", "write name: value")
+            self._note(event, path, "a key is not plain text", "write name: value")
             raise Stop
         self._check_tag(event, path)
         self._open.append(_Open(event, path))

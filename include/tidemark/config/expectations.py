@@ -105,11 +105,11 @@ def value_flaws(kind: str, kwargs: Mapping[str, Any], *, moments: bool) -> Itera
         wanted, types = _COLUMN if name in _COLUMN_NAMES else _TYPES[argument.type]
         if value is None:
             if not argument.nullable:
-                yield Flaw(path, f"{name} is nothing", "give it a value, or leave it out")
+                yield Flaw(path, f"{name} has no value", "set a value, or remove it")
         elif not (moments and name in _BOUNDS) and not _is(value, types):
-            yield Flaw(path, f"{name} is {wanted}, found {shown(value)}", "write it like that")
+            yield Flaw(path, f"{name} is {wanted}, found {shown(value)}", f"write {wanted}")
         elif not _is_finite(value):
-            yield Flaw(path, f"{name} has a number without an end", "write a finite number")
+            yield Flaw(path, f"{name} is not finite", "write a finite number")
         elif (fact_and_hint := _mistake(kind, name, value, argument.words)) is not None:
             yield Flaw(path, *fact_and_hint)
 
@@ -136,7 +136,7 @@ def _mistake(kind: str, name: str, value: Any, words: tuple[str, ...]) -> tuple[
 
 
 def _mostly(_: str, value: float) -> tuple[str, str] | None:
-    return None if 0 <= value <= 1 else (f"mostly is {value}, and a share is from 0 to 1", "write 0.95")
+    return None if 0 <= value <= 1 else (f"mostly is {value}, not between 0 and 1", "write 0.95")
 
 
 def _multiplier(_: str, value: float) -> tuple[str, str] | None:
@@ -151,7 +151,7 @@ def _columns(kind: str, value: list[Any]) -> tuple[str, str] | None:
     if not _are_texts(value):
         return f"{shown(value)} are not columns' names", "write [a, b]"
     if len(value) < 2 and not kind.startswith("expect_table"):
-        return f"{kind} compares columns, and {len(value)} are listed", "list two or more"
+        return f"{kind} compares columns, but {len(value)} are listed", "list two or more"
     return None
 
 
@@ -184,7 +184,7 @@ def _time_format(_: str, value: str) -> tuple[str, str] | None:
     try:
         strptime(datetime(2024, 1, 31, tzinfo=UTC).strftime(value), value)
     except ValueError as error:
-        return f"{shown(value)} is not a format of times, {error}", "write one like '%Y-%m-%d'"
+        return f"{shown(value)} is not a time format, {error}", "write one like '%Y-%m-%d'"
     return None
 
 
@@ -196,7 +196,7 @@ def _quantiles(_: str, value: Mapping[str, Any]) -> tuple[str, str] | None:
     if not all(_is(point, (int, float)) and 0 <= point <= 1 for point in points):
         return f"{shown(points)} are not all from 0 to 1", hint
     if not isinstance(ranges, list) or len(ranges) != len(points):
-        return f"there are {len(points)} quantiles, and not as many value_ranges", hint
+        return f"there are {len(points)} quantiles, but not as many value_ranges", hint
     wrong = [one for one in ranges if not _is_range(one)]
     return (f"{shown(wrong[0])} is not a range", hint) if wrong else None
 
@@ -247,8 +247,8 @@ def expectation_flaws(
     yield from _argument_flaws(kind, kwargs)
     if quarantines and (kind not in ROW_WISE or kwargs.get("mostly", 1) != 1):
         why = "with mostly it" if kind in ROW_WISE else "it"
-        hint = "use warn, pause or fail; quarantine needs a check that each row breaks by itself"
-        yield Flaw(("action",), f"{kind} can't quarantine, {why} is not about single rows", hint)
+        hint = "use warn, pause or fail; quarantine needs an expectation about single rows"
+        yield Flaw(("action",), f"{kind} can't quarantine: {why} is not about single rows", hint)
     types = {name: column.type.name for name in columns if (column := schema.get(name)) is not None}
     for name, type_name in types.items():
         yield from _type_flaws(kind, kwargs, name, type_name)
@@ -262,8 +262,8 @@ def _argument_flaws(kind: str, kwargs: Mapping[str, Any]) -> Iterator[Flaw]:
     known = SIGNATURES[kind]
     for name in kwargs:
         if name not in known:
-            hint = nearest(name, known, otherwise=f"it takes {', '.join(known)}")
-            yield Flaw(("kwargs", name), f"{kind} takes no {shown(name)}", hint)
+            hint = nearest(name, known, otherwise=f"use {', '.join(known)}")
+            yield Flaw(("kwargs", name), f"{kind} has no argument {shown(name)}", hint)
     for name, argument in known.items():
         if argument.required and kwargs.get(name) is None:
             yield Flaw(("kwargs",), f"{kind} needs {name}", f"add {name}")
@@ -277,7 +277,7 @@ def _bound_flaws(kind: str, kwargs: Mapping[str, Any], known: Collection[str]) -
         yield Flaw(("kwargs",), f"{kind} needs a bound", "add min_value or max_value")
     elif low is not None and high is not None:
         if isinstance(low, str) != isinstance(high, str):
-            yield Flaw(("kwargs", "max_value"), "the bounds are of different types", "write both alike")
+            yield Flaw(("kwargs", "max_value"), "the bounds have different types", "write both with one type")
         elif _is_above(low, high):
             yield Flaw(("kwargs", "max_value"), f"{shown(high)} is below {shown(low)}", "swap the bounds")
 
@@ -415,7 +415,7 @@ class SuiteReader:
         inner = tree.child(KEY) if set(tree.items) == {KEY} else None
         suite = inner or tree
         if not isinstance(suite.value, tuple):
-            hint = "begin with '- type: …', or with expectations: and nothing else"
+            hint = "begin with '- type: …', or with the one key expectations"
             self.problems.append(problem_at(suite, (), "the suite is not a list", hint, file=file))
             return nothing
         return _of_file(suite, file)

@@ -38,7 +38,7 @@ IDS_MAX: Final = 1_000
 _ID: Final = re.compile(r"\d{1,10}\Z")
 _ID_MAX: Final = 2**31 - 1
 _FILE_BYTES_MAX: Final = 1_048_576
-_SAID_CHARACTERS_MAX: Final = 200
+_ERROR_CHARACTERS_MAX: Final = 200
 _PRIMITIVES: Final = ("boolean", "int", "long", "float", "double", "bytes", "string")
 
 
@@ -91,10 +91,10 @@ def parse_schemas(value: Any) -> AvroSchemas:
     if not isinstance(value, Mapping) or not value or not all(_ID.match(str(key)) for key in value):
         return AvroSchemas(plain=schema_text(value))
     if len(value) > IDS_MAX:
-        raise InvalidUsage(f"{len(value)} schemas are too many", hint=f"list {IDS_MAX} at most")
+        raise InvalidUsage(f"{len(value)} schemas are listed", hint=f"list {IDS_MAX} at most")
     by_id = {int(key): schema_text(schema) for key, schema in value.items()}
     if len(by_id) < len(value) or max(by_id) > _ID_MAX:
-        raise InvalidUsage("an id is listed twice, or is none", hint=f"use 0 to {_ID_MAX}")
+        raise InvalidUsage("a schema id is repeated or is not a number", hint=f"use 0 to {_ID_MAX}")
     return AvroSchemas.of(by_id)
 
 
@@ -107,20 +107,20 @@ def schema_text(value: Any) -> str:
     try:
         found = json.loads(value) if is_text else value
     except ValueError:
-        raise InvalidUsage("the schema is no JSON", hint=hint) from None
+        raise InvalidUsage("the schema is not JSON", hint=hint) from None
     try:
         # On a copy, because parse_schema modifies its argument.
         parsed = parse_schema(json.loads(json.dumps(found)))
     except UnknownType as error:
-        raise InvalidUsage(f"{shown(str(error))} is not a type of Avro", hint=hint) from None
+        raise InvalidUsage(f"{shown(str(error))} is not an Avro type", hint=hint) from None
     except (SchemaParseException, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        said = str(error)[:_SAID_CHARACTERS_MAX]
-        raise InvalidUsage(f"the schema can't be used: {said}", hint=hint) from None
+        why = str(error)[:_ERROR_CHARACTERS_MAX]
+        raise InvalidUsage(f"the schema can't be used: {why}", hint=hint) from None
     kind = found.get("type") if isinstance(found, dict) else found
     if kind != "record" and kind not in _PRIMITIVES:
-        raise InvalidUsage("the schema is neither of a record nor of a single value", hint=hint)
+        raise InvalidUsage("the schema describes neither a record nor a single value", hint=hint)
     if _refers_to_itself(parsed):
-        hint = "Spark has no type of endless depth; declare the depth that there is"
+        hint = "Spark has no recursive type; declare the depth that the records have"
         raise InvalidUsage("the schema refers to itself", hint=hint)
     return json.dumps(found, separators=(",", ":"), ensure_ascii=False)
 
@@ -184,7 +184,7 @@ class SchemaReader:
         except InvalidUsage as error:
             fact, hint = error.fact, error.hint
         except UnicodeDecodeError:
-            fact = f"{shown_place(named.value)} is no text"
+            fact = f"{shown_place(named.value)} is not text"
         self.problems.append(problem_at(named, (), fact, hint, file=self.file))
         # A valid placeholder, so that the same mistake is not reported twice.
         return replace(named, value="string")
@@ -205,7 +205,7 @@ _STARTS: Final = ("earliest", "latest")
 
 def _topic(text: str) -> str:
     if not _TOPIC.match(text) or text in (".", ".."):
-        hint = "use letters, digits, '.', '_' and '-', 249 at most; patterns are not read"
+        hint = "use letters, digits, '.', '_' and '-', 249 at most; patterns are not allowed"
         raise InvalidUsage(f"{shown(text)} is not a topic", hint=hint)
     return text
 
@@ -213,7 +213,7 @@ def _topic(text: str) -> str:
 def _servers(text: str) -> str:
     parts = [part.strip() for part in text.split(",")]
     if not all(_SERVER.fullmatch(part) for part in parts):
-        hint = "write host:port, or several with commas; users and passwords belong into a connection"
+        hint = "write host:port, or several with commas; put users and passwords in a connection"
         # The text may contain a password, so the message does not show it.
         raise InvalidUsage("the bootstrap servers can't be read", hint=hint)
     return ",".join(parts)
@@ -247,7 +247,7 @@ def _start(value: Any) -> Any:
 
 
 def _time(text: str) -> datetime:
-    hint = "write it in full with a zone, like 2026-01-31T00:00:00Z"
+    hint = "write it with a time zone, like 2026-01-31T00:00:00Z"
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
@@ -342,8 +342,8 @@ class KafkaSource(Model):
 
     def _flaws(self) -> Iterator[Flaw]:
         if (self.kafka_config_id is None) == (self.bootstrap_servers is None):
-            fact = "a kafka source needs kafka_config_id or bootstrap_servers, and not both"
-            yield Flaw((), fact, "name an Airflow connection, or the servers of an open cluster")
+            fact = "a kafka source needs either kafka_config_id or bootstrap_servers"
+            yield Flaw((), fact, "set an Airflow connection, or the servers of a cluster without credentials")
         for index, topic in enumerate(self.topics):
             if topic in self.topics[:index]:
                 yield Flaw(("topics", index), f"topic {topic!r} is listed twice", "remove one")
@@ -359,7 +359,7 @@ class KafkaSource(Model):
                 hint = "name the connection that has schema.registry.url in its extra"
                 yield Flaw((which,), f"{which}: registry needs kafka_config_id", hint)
         if self.value_schema is not None and not self.value_schema.are_records:
-            yield Flaw(("value_schema",), "a value is a row, and the schema is of a single value", "")
+            yield Flaw(("value_schema",), "a value has to be a row, but the schema is of a single value", "")
         for name in self.start_offsets:
             if split_partition(name)[0] not in self.topics:
                 yield Flaw(("start",), f"{name!r} is not a partition of the topics", "name a listed topic")

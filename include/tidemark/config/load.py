@@ -96,7 +96,10 @@ def load_pipelines(
             continue
         try:
             if not _FILE_NAME.fullmatch(file.name):
-                fact, hint = "a pipeline file can't have this name", "use letters, digits, space, and . _ -"
+                fact, hint = (
+                    "a pipeline file can't have this file name",
+                    "use letters, digits, space, and . _ -",
+                )
                 raise ConfigInvalid([Problem(str(file), 0, 0, "", fact, hint)])
             pipelines[file.name] = load_pipeline(file, environment, environ=environ)
         except ConfigInvalid as error:
@@ -233,7 +236,7 @@ def _taken_twice(config: PipelineConfig, effective: Node, file: str) -> Iterator
         table = shard.route.table if shard.route is not None else None
         if table is not None and config.tables is not None and config.tables.asks_source(table):
             fact = f"table {table} is taken by `tables` too, with its schema from the source"
-            hint = "name it under tables.exclude, or use tables.overrides instead of this shard"
+            hint = "list it under tables.exclude, or use tables.overrides instead of this shard"
             yield problem_at(effective, ("shards", index, "route"), fact, hint, file=file)
 
 
@@ -242,7 +245,7 @@ def _policy_problems(config: PipelineConfig, effective: Node, file: str) -> Iter
     accepted it, and recorded configurations with it must stay replayable."""
     for index, shard in enumerate(config.shards):
         if shard.on_schema_change == "add_columns" and not config.grows(shard):
-            fact = "add_columns needs records that tell the types of new columns, or schema: from_source"
+            fact = "add_columns needs records that carry the types of new columns, or schema: from_source"
             hint = "declare new columns in the schema; to take records that lack some, use missing_as_null"
             path = ("shards", index, "on_schema_change")
             yield problem_at(effective, path, fact, hint, file=file)
@@ -276,13 +279,13 @@ def _limit_problems(effective: Node, file: str) -> Iterator[Problem]:
     place = source.child("path")
     if kind.value == "files" and place is not None and is_uri(str(place.value)):
         if limits.child("max_records") is not None:
-            fact, hint = "max_records counts lines, and nobody reads those of objects", "use max_bytes"
+            fact, hint = "max_records counts lines, which are not read in objects", "use max_bytes"
             yield problem_at(effective, ("transaction", "max_records"), fact, hint, file=file, at_key=True)
         return
     if kind.value != "kafka":
         return
     for key in ("max_files", "max_bytes"):
         if limits.child(key) is not None:
-            fact = f"a transaction of kafka records is not bounded by {key}"
+            fact = f"{key} does not limit a transaction of kafka records"
             hint = "use max_records, which counts offsets"
             yield problem_at(effective, ("transaction", key), fact, hint, file=file, at_key=True)

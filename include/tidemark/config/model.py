@@ -56,6 +56,9 @@ class Alarms(Model):
 CAPTURED = "_captured"
 """The folder for changes that the source can't send again; no shard can have this name."""
 
+SHADOWS = "_generations"
+"""The folder of the shadow folders of candidate generations."""
+
 Days = Annotated[int, Field(ge=1, le=36_500)]
 Count = Annotated[int, Field(ge=1, le=2**53)]
 
@@ -107,6 +110,7 @@ class PipelineConfig(Model):
     generation: Annotated[int, Field(ge=0, le=2**31)] = 0
 
     _root: Path = PrivateAttr(default_factory=default_root)
+    _shadow: str = PrivateAttr("")
     _lookup: _Lookup | None = PrivateAttr(None)
 
     @model_validator(mode="after")
@@ -125,6 +129,24 @@ class PipelineConfig(Model):
         return resolved(self.warehouse, root=self._root)
 
     @property
+    def tables_warehouse(self) -> str:
+        """Where the folder of the pipeline's tables is: in the warehouse or, for a candidate generation, in
+        its shadow folder."""
+        place = self.warehouse_location
+        return f"{place}/{self.name}/{SHADOWS}/{self._shadow}" if self._shadow else place
+
+    @property
+    def is_shadow(self) -> bool:
+        """Whether this is the configuration of a candidate generation."""
+        return bool(self._shadow)
+
+    def shadowed(self, folder: str) -> Self:
+        """The same configuration with its tables in a shadow folder; its source stays where it is."""
+        copy = self.model_copy()
+        copy._shadow = folder
+        return copy
+
+    @property
     def source_location(self) -> str:
         """The location of the source's records; for files an absolute path, checked on every access."""
         if isinstance(self.source, PostgresSource):
@@ -136,6 +158,12 @@ class PipelineConfig(Model):
         copy = self.model_copy()
         copy._root = root
         return copy
+
+    def setting_aside(self) -> Self:
+        """The same configuration, with `quarantine` in place of `fail` for each expectation that single rows
+        break; itself if there is none."""
+        shards = tuple(shard.setting_aside() for shard in self.shards)
+        return self if shards == self.shards else self.model_copy(update={"shards": shards})
 
     @property
     def records_are_typed(self) -> bool:
@@ -185,7 +213,7 @@ class PipelineConfig(Model):
         if len(self.shards) == 1:
             return self.shards[0]
         known = ", ".join(shard.name for shard in self.shards) or "those of its tables"
-        raise InvalidUsage(f"pipeline {self.name!r} has several shards", hint=f"say which: {known}")
+        raise InvalidUsage(f"pipeline {self.name!r} has several shards", hint=f"choose one: {known}")
 
     def shard_for_table(self, table: str) -> ShardConfig | None:
         """The shard of a table's records; None if the table is not included, or if only its source can
@@ -222,6 +250,6 @@ class PipelineConfig(Model):
             facts = "; ".join(str(item["msg"]) for item in error.errors(include_input=False)[:5])
             raise InvalidUsage(
                 f"the recorded configuration can't be used: {facts}",
-                hint="it was made by another version of tidemark; replay it with that one",
+                hint="it was recorded by another version of tidemark; use that version for the replay",
             ) from None
         return config.at(root) if root is not None else config

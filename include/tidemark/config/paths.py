@@ -73,13 +73,13 @@ def checked_path(text: str) -> str:
         # Azure writes container@account; a colon before the @ is a password.
         is_secret = "@" in authority and (not uri["scheme"].startswith("abfs") or ":" in authority)
         if is_secret or "?" in text or "#" in text:
-            hint = "give credentials by the environment or a connection"
+            hint = "pass credentials in the environment or a connection"
             raise InvalidUsage(f"the {uri['scheme']} location carries a user or a query", hint=hint)
         if uri["scheme"] not in SCHEMES:
             hint = f"use a path or one of {', '.join(SCHEMES)}"
             raise InvalidUsage(f"{shown(uri['scheme'])} is not a known kind of store", hint=hint)
     if ".." in (uri["rest"] if uri else text).split("/"):
-        raise InvalidUsage(f"{shown_place(text)} goes up with '..'", hint="write the path without it")
+        raise InvalidUsage(f"{shown_place(text)} contains '..'", hint="write the path without it")
     if text.startswith("~"):
         raise InvalidUsage(f"{shown(text)} needs a home folder", hint="write the path out")
     return text
@@ -112,7 +112,7 @@ def _resolved_link(path: Path) -> Path:
     except RuntimeError:
         is_circle = True
     if is_circle:
-        fact = f"the symlinks of {shown(path.name)} lead round in a circle"
+        fact = f"the symlinks of {shown(path.name)} form a loop"
         raise InvalidUsage(fact, hint="remove one of them")
     return target
 
@@ -134,8 +134,8 @@ def read_named(text: str, *, root: Path, hint: str) -> tuple[str, bytes]:
     try:
         return place, Path(place).read_bytes()
     except OSError as error:
-        said = (error.strerror or str(error)).lower()
-        raise InvalidUsage(f"{shown_place(text)} can't be read, {said}", hint=hint) from None
+        why = (error.strerror or str(error)).lower()
+        raise InvalidUsage(f"{shown_place(text)} can't be read, {why}", hint=hint) from None
 
 
 _ELSEWHERE: Final = (
@@ -154,7 +154,7 @@ def cache_folder(folder: Path | None, *, uri: str) -> Path:
     found = Path(tempfile.gettempdir()) / f"tidemark-{os.getuid()}"
     found.mkdir(mode=0o700, exist_ok=True)
     if found.stat().st_uid != os.getuid():
-        raise InvalidUsage(f"{found} is somebody else's", hint="remove it, or set TMPDIR")
+        raise InvalidUsage(f"{found} belongs to another user", hint="remove it, or set TMPDIR")
     return found / hashlib.sha256(uri.encode()).hexdigest()[:32]
 
 

@@ -110,7 +110,9 @@ def _literal(value: object) -> str:
             return f"{value!r}D"
         case str():
             return "'" + "".join(_ESCAPED.get(character, character) for character in value) + "'"
-    raise InvalidUsage(f"a {type(value).__name__} can't be compared with", hint="use text, a number, or true")
+    raise InvalidUsage(
+        f"values can't be compared with a {type(value).__name__}", hint="use text, a number, true or false"
+    )
 
 
 def _unless(column: str, holds: str) -> str:

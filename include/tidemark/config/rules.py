@@ -32,7 +32,9 @@ def pipeline_flaws(config: PipelineConfig) -> Iterator[Flaw]:
 
 def _shard_list_flaws(config: PipelineConfig) -> Iterator[Flaw]:
     if not config.shards and config.tables is None:
-        yield Flaw(("shards",), "the pipeline has no shard", "list at least one under shards, or name tables")
+        yield Flaw(
+            ("shards",), "the pipeline has no shard", "list at least one under shards, or under tables"
+        )
     first: dict[str, int] = {}
     for index, shard in enumerate(config.shards):
         if shard.name in first:
@@ -49,8 +51,11 @@ def _table_flaws(config: PipelineConfig) -> Iterator[Flaw]:
     for index, table in enumerate(config.tables.include):
         path = ("tables", "include", index)
         if is_pattern(table) and not lists_tables:
-            hint = "name the tables; patterns work in overrides and exclude"
-            fact = f"a {config.source.type} source can't list its tables, so {table!r} can't be followed"
+            hint = "list the tables by name; patterns work in overrides and exclude"
+            fact = (
+                f"a {config.source.type} source can't list its tables, so the pattern {table!r} can't"
+                " be resolved"
+            )
             yield Flaw(path, fact, hint)
         elif is_pattern(table) and not config.tables.asks_for_any:
             hint = f"write defaults: {{schema: {FROM_SOURCE}}}, or name the tables with their schemas"
@@ -59,8 +64,8 @@ def _table_flaws(config: PipelineConfig) -> Iterator[Flaw]:
             yield Flaw(path, f"table {table!r} has no schema before its name", "write schema.table")
     for index, override in enumerate(config.tables.overrides):
         if override.columns == FROM_SOURCE and not lists_tables:
-            fact = f"a {config.source.type} source can't tell the columns of its tables"
-            yield Flaw(("tables", "overrides", index, "schema"), fact, "write them as DDL")
+            fact = f"a {config.source.type} source can't describe the columns of its tables"
+            yield Flaw(("tables", "overrides", index, "schema"), fact, "write the schema as DDL")
 
 
 def _envelope_flaws(config: PipelineConfig) -> Iterator[Flaw]:
@@ -87,7 +92,9 @@ def _route_flaws(config: PipelineConfig) -> Iterator[Flaw]:
         if route is None:
             if len(config.shards) > 1 or config.tables is not None:
                 hint = "add {column: …, equals: …} or {table: …}"
-                yield Flaw(path, f"shard {shard.name!r} needs a route, as one of several", hint)
+                yield Flaw(
+                    path, f"shard {shard.name!r} needs a route, because there are several shards", hint
+                )
             continue
         if route.table is not None and config.envelope != "debezium":
             hint = "use {column: …, equals: …}"
@@ -147,7 +154,7 @@ def _format_flaws(config: PipelineConfig) -> Iterator[Flaw]:
         if config.source.csv_options.header:
             continue
         if shard.on_schema_change != "fail":
-            fact = "csv without a header has no names that could be new or missing"
+            fact = "csv without a header has no column names that could be new or missing"
             yield Flaw((*path, "on_schema_change"), fact, "use on_schema_change: fail")
         condition = shard.apply_as_deletes
         if condition is not None and shard.columns.get(condition.column) is None:
@@ -163,7 +170,7 @@ def _kafka_flaws(config: PipelineConfig, source: KafkaSource) -> Iterator[Flaw]:
     for index, shard in enumerate(config.shards):
         if source.has_single_key and len(shard.keys) > 1:
             kind = "a string" if source.key_format == "string" else "a single value"
-            fact = f"{kind} is one key column, and shard {shard.name!r} has {len(shard.keys)}"
+            fact = f"{kind} is one key column, but shard {shard.name!r} has {len(shard.keys)}"
             hint = f"use keys with several fields, or one key in shards[{index}]"
             yield Flaw(("source", "key_format"), fact, hint)
     for name in source.headers:
@@ -188,13 +195,13 @@ def _postgres_flaws(config: PipelineConfig) -> Iterator[Flaw]:
         yield Flaw(("envelope",), fact, "write envelope: debezium")
     if is_uri(config.warehouse):
         fact = "captured changes need a local or mounted warehouse"
-        yield Flaw(("warehouse",), fact, "object stores can't hold what a slot is captured into")
+        yield Flaw(("warehouse",), fact, "changes of a slot can't be captured into an object store")
     for index, shard in enumerate(config.shards):
         if shard.sequence_by is not None:
-            fact = "a replication slot has an order of its own, and its deletions carry no sequence"
+            fact = "a replication slot has its own order, and its deletions carry no sequence"
             yield Flaw(("shards", index, "sequence_by"), fact, "remove sequence_by")
         table = shard.route.table if shard.route is not None else None
         if table is None or parts_of(table) != 2:
-            fact = f"shard {shard.name!r} does not say which table it follows"
+            fact = f"shard {shard.name!r} does not name its table"
             hint = "write route: {table: schema.table}, with the schema"
             yield Flaw(("shards", index, "route"), fact, hint)

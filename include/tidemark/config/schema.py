@@ -191,7 +191,7 @@ class _Parser:
             self.start = len(self._text) - len(rest)
             if rest:
                 fact = f"character {rest[0]!r} has no meaning in a schema"
-                raise SchemaInvalid(fact, hint="write: name TYPE, …", offset=self.start)
+                raise SchemaInvalid(fact, hint="write name TYPE, …", offset=self.start)
             self.kind, self.value = "end", "end of the schema"
             return
         self.kind = str(match.lastgroup)
@@ -215,7 +215,7 @@ class _Parser:
 
     def end(self) -> None:
         if self.kind != "end":
-            hint = "COMMENT, DEFAULT and other clauses are not read" if self.kind == "word" else ""
+            hint = "remove COMMENT, DEFAULT and other clauses" if self.kind == "word" else ""
             raise self._fail("a comma or the end", hint=hint)
 
     def columns(self, *, separator: str, depth: int) -> list[tuple[Column, int]]:

@@ -61,9 +61,9 @@ class Route(Model):
         by_table = self.table is not None and self.column is None and self.equals is None
         if not (by_column or by_table):
             hint = "write {column: …, equals: …} or {table: …}"
-            raise_flaws(iter([Flaw((), "a route is by one column's value or by one table", hint)]))
+            raise_flaws(iter([Flaw((), "a route needs one column's value or one table", hint)]))
         if self.table is not None and is_pattern(self.table):
-            hint = "name one table; patterns belong to `tables`"
+            hint = "write one table; patterns belong under `tables`"
             raise_flaws(iter([Flaw(("table",), f"{self.table!r} is a pattern", hint)]))
         return self
 
@@ -166,6 +166,13 @@ class ShardConfig(Model):
             case _:
                 return max(1_000 * lateness, NUMBERS_AHEAD_MAX)
 
+    def setting_aside(self) -> ShardConfig:
+        """This shard, with `quarantine` in place of `fail` for each expectation that single rows break."""
+        if self.on_error == "fail":
+            return self
+        found = tuple(_set_aside(one, self.columns) for one in self.expectations)
+        return self if found == self.expectations else self.model_copy(update={"expectations": found})
+
     @model_validator(mode="before")
     @classmethod
     def _error_column_by_default(cls, value: Any) -> Any:
@@ -177,6 +184,13 @@ class ShardConfig(Model):
     def _rules(self) -> ShardConfig:
         raise_flaws(shard_flaws(self))
         return self
+
+
+def _set_aside(expectation: Expectation, columns: Schema) -> Expectation:
+    if expectation.action != "fail":
+        return expectation
+    changed = expectation.model_copy(update={"action": "quarantine"})
+    return expectation if any(_expectation_flaws(changed, columns)) else changed
 
 
 def shard_flaws(shard: ShardConfig) -> Iterator[Flaw]:
@@ -218,11 +232,11 @@ def _expectation_flaws(expectation: Expectation, columns: Schema) -> Iterator[Fl
     except Exception as error:  # Any error here would fail every transaction at staging.
         why = error.fact if isinstance(error, InvalidUsage) else f"{type(error).__name__}: {error}"
         yield Flaw(
-            ("kwargs",), f"{expectation.type} can't be decided row by row, {why}", "mend its arguments"
+            ("kwargs",), f"{expectation.type} can't be decided row by row, {why}", "correct its arguments"
         )
     else:
         if condition is None:
-            hint = "mend its arguments, or use warn, pause or fail"
+            hint = "correct its arguments, or use warn, pause or fail"
             yield Flaw(("kwargs",), f"{expectation.type} can't be decided row by row", hint)
 
 
@@ -260,10 +274,10 @@ def _sequence_flaws(shard: ShardConfig) -> Iterator[Flaw]:
         hint = f"use a column of type {', '.join(sorted(SEQUENCE_TYPES))}"
         yield Flaw(("sequence_by",), f"{column.name!r} of type {column.type.name} has no usable order", hint)
     elif shard.lateness is not None and column.type.name not in LATENESS_UNITS:
-        hint = "remove lateness (deletions are then remembered for ever), or sequence by a number or a time"
+        hint = "remove lateness (tombstones are then kept for ever), or use a number or a time in sequence_by"
         yield Flaw(("lateness",), f"lateness can't be measured in {column.type.name}", hint)
     if shard.sequence_by in shard.keys:
-        hint = "a key's records must be able to differ in sequence"
+        hint = "use another column: records of one key need different sequences"
         yield Flaw(("sequence_by",), f"{shard.sequence_by!r} is also a key", hint)
 
 
@@ -290,7 +304,7 @@ def _error_flaws(shard: ShardConfig) -> Iterator[Flaw]:
         yield Flaw(("error_column",), f"error column {name!r} is also a data column", "choose another name")
     broken = [column.name for column in shard.columns if _must_be_set(column, shard.keys)]
     if broken:
-        hint = "drop NOT NULL there, or use on_error: quarantine"
+        hint = "remove NOT NULL, or use on_error: quarantine"
         fact = f"inline errors leave NULL in NOT NULL columns: {shown(', '.join(broken))}"
         yield Flaw(("on_error",), fact, hint)
 

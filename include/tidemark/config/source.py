@@ -40,11 +40,11 @@ def debezium_flaws(config: PipelineConfig) -> Iterator[Flaw]:
         fact = f"debezium settings with envelope: {config.envelope}"
         yield Flaw(("debezium",), fact, "write envelope: debezium, or remove them")
     if config.debezium is not None and config.source.type == "postgres":
-        fact = "what is captured from a database is not written by a connector"
+        fact = "changes captured from a database do not come from a connector"
         yield Flaw(("debezium",), fact, "remove the debezium settings")
-    said = config.debezium is not None and config.debezium.decimal_handling_mode is not None
+    is_set = config.debezium is not None and config.debezium.decimal_handling_mode is not None
     read_as_text = config.source.type != "postgres" and config.source.format == "json"
-    if config.envelope != "debezium" or said or not read_as_text:
+    if config.envelope != "debezium" or is_set or not read_as_text:
         return
     tables = config.tables.overrides if config.tables is not None else ()
     places = [
@@ -54,8 +54,8 @@ def debezium_flaws(config: PipelineConfig) -> Iterator[Flaw]:
     for path, columns in places:
         named = [c.name for c in columns if _has_decimal(c.type)] if isinstance(columns, Schema) else []
         if named:
-            fact = f"column {named[0]!r} is a DECIMAL, and how the connector writes it is not said"
-            hint = "write debezium: {decimal_handling_mode: precise}, or what the connector has"
+            fact = f"column {named[0]!r} is a DECIMAL, and debezium.decimal_handling_mode is not set"
+            hint = "write debezium: {decimal_handling_mode: precise}, or the connector's mode"
             yield Flaw(path, fact, hint)
 
 
@@ -100,7 +100,7 @@ def _conn_id(text: str) -> str:
 
 def _slot(text: str) -> str:
     if not _SLOT.match(text):
-        hint = "use lower case letters, digits and _, 63 at most"
+        hint = "use lowercase letters, digits and _, 63 at most"
         raise InvalidUsage(f"{shown(text)} is not a replication slot's name", hint=hint)
     return text
 
@@ -162,8 +162,8 @@ class FilesSource(Model):
             hint = "remove them, or set format: csv"
             raise_flaws(iter([Flaw(("csv",), f"csv options with format {self.format}", hint)]))
         if self.incremental_listing and self.ready_marker is not None:
-            fact = "a listing that begins at the last bound name may leave out a marker that sorts before it"
-            hint = "remove ready_marker, since objects appear whole, or incremental_listing"
+            fact = "incremental_listing may miss a ready_marker that sorts before the last bound name"
+            hint = "remove incremental_listing, or ready_marker, which object stores don't need"
             raise_flaws(iter([Flaw(("incremental_listing",), fact, hint)]))
         return self
 

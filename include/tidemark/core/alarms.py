@@ -18,7 +18,7 @@ from typing import Final
 
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.journal import Event, JournalEntry
-from tidemark.core.status import LOST, Blocked, Proof, Status
+from tidemark.core.status import COPIED, LOST, Blocked, Proof, Status
 from tidemark.core.text import bytes_in, seconds_in, share_in, span
 
 BLOCKED: Final = "blocked"
@@ -82,9 +82,9 @@ def _alarms(found: Status, limits: Limits, now: float) -> Iterator[Alarm]:
             fact = f"{stop.what}: {stop.why}"
             yield Alarm(BLOCKED, stop.what, fact, _way_out(found.pipeline, stop), stop.since)
     if limits.stalled:
-        remedy = "see whether a run works at it and start one; one that takes this long: raise alarms.stalled"
+        remedy = "check that a run is active, or start one; if runs take this long, raise alarms.stalled"
         for one in found.stalled:
-            yield Alarm(STALLED, one.what, one.told(now), remedy, one.since)
+            yield Alarm(STALLED, one.what, one.sentence(now), remedy, one.since)
     if limits.behind_seconds is not None:
         yield from _behind(found, limits.behind_seconds, now)
     if limits.wal_bytes is not None:
@@ -97,21 +97,23 @@ def _alarms(found: Status, limits: Limits, now: float) -> Iterator[Alarm]:
 
 def _way_out(pipeline: str, stop: Blocked) -> str:
     if stop.shard:
-        return f'look at its rows, then `tidemark release {pipeline} {stop.shard} --reason "..."`'
+        return f'check its rows, then `tidemark release {pipeline} {stop.shard} --reason "..."`'
     if stop.txn is not None:
         decided = f"`tidemark accept {pipeline} {stop.txn}` or `tidemark skip {pipeline} {stop.txn}`"
-        return f"mend the cause and run again, or decide with a reason: {decided}"
+        return f"correct the cause and run again, or decide with a reason: {decided}"
+    if stop.what == COPIED:
+        return f"run the pipeline where it was, or let it go on here: `tidemark recover {pipeline} --adopt`"
     if stop.what == LOST:
         return "bring that table back from the newest copy there is, or all tables from one moment"
-    return f"mend the pipeline file: `tidemark check {pipeline}`"
+    return f"correct the pipeline file: `tidemark check {pipeline}`"
 
 
 def _behind(found: Status, seconds_max: float, now: float) -> Iterator[Alarm]:
-    remedy = f"start a run, or see why none does it: `tidemark journal {found.pipeline} --since 24h`"
+    remedy = f"start a run, or find out why none ran: `tidemark journal {found.pipeline} --since 24h`"
     waiting = found.waiting
     if found.asked and not waiting.known:
-        fact = waiting.trouble or "the source does not say since when its input waits"
-        yield Alarm(BEHIND, "input", fact, "what can't be known is not on time: mend the source")
+        fact = waiting.trouble or "the source does not say how long its input has waited"
+        yield Alarm(BEHIND, "input", fact, "an unknown delay counts as late: correct the source")
         return
     one = waiting.pieces == 1 and " " not in waiting.unit
     what = f"1 {waiting.unit.removesuffix('s')} waits" if one else f"{waiting.pieces:,} {waiting.unit} wait"
@@ -130,17 +132,24 @@ def _retained_bytes(found: Status, bytes_max: int) -> Iterator[Alarm]:
         return
     held = f", held back by {', '.join(found.source.held_back_by)}" if found.source.held_back_by else ""
     fact = f"the source keeps {kept:,} bytes for this pipeline{held}"
-    yield Alarm(WAL, "source", fact, "finish what holds it back, or run: its disk fills until then")
+    yield Alarm(
+        WAL,
+        "source",
+        fact,
+        "finish what holds it back, or run the pipeline: the source's disk fills until then",
+    )
 
 
 def _replayable(found: Status, seconds_min: float, now: float) -> Iterator[Alarm]:
     """Alarms for input that expires too soon. For input that is not sealed yet the time counts from now, for
     the newest sealed input from its seal: that an idle pipeline's input expires in time is no alarm."""
-    remedy = "keep the input longer at its source, or replay what matters before it goes"
+    remedy = "keep the input longer at its source, or replay these transactions before it is deleted"
     sealed_at = found.last_sealed.sealed
     for one in found.replayable:
         if one.last > found.sealed:
-            yield from _ending(one, seconds_min, now, "run before it goes: what is not sealed is lost then")
+            yield from _ending(
+                one, seconds_min, now, "run the pipeline before it is deleted: unsealed input is lost then"
+            )
         elif one.first <= found.sealed <= one.last and sealed_at is not None:
             yield from _ending(one, seconds_min, sealed_at.timestamp(), remedy)
 
@@ -181,7 +190,7 @@ def limits_in(asked: str, defaults: Limits) -> Limits:
         if kind == ALL and not has_value:
             return defaults
         if kind not in KINDS or (has_value and kind in (BLOCKED, STALLED)):
-            raise InvalidUsage(f"{one!r} is no alarm", hint=HINT)
+            raise InvalidUsage(f"{one!r} is not an alarm", hint=HINT)
         given |= limit(kind, value) if has_value else _default_of(kind, defaults)
     return Limits(**given)  # type: ignore[arg-type]
 
@@ -219,13 +228,13 @@ class Notices:
 
 def decide_notices(alarms: Iterable[Alarm], entries: Iterable[JournalEntry]) -> Notices:
     """Compare the active alarms with those that the journal has as reported."""
-    told: dict[str, bool] = {}
+    reported: dict[str, bool] = {}
     for entry in entries:
         if entry.event in (Event.ALARM, Event.ALARM_OVER):
-            told[entry.detail["alarm"]] = entry.event is Event.ALARM
+            reported[entry.detail["alarm"]] = entry.event is Event.ALARM
     ringing = {alarm.identity: alarm for alarm in alarms}
     return Notices(
-        new=tuple(one for name, one in ringing.items() if not told.get(name)),
-        still=tuple(one for name, one in ringing.items() if told.get(name)),
-        over=tuple(name for name, on in told.items() if on and name not in ringing),
+        new=tuple(one for name, one in ringing.items() if not reported.get(name)),
+        still=tuple(one for name, one in ringing.items() if reported.get(name)),
+        over=tuple(name for name, on in reported.items() if on and name not in ringing),
     )

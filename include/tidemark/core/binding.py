@@ -100,6 +100,10 @@ class Binding:
     lost: bool = False
     """Whether its binding was lost: its number is named elsewhere, so it can't be used again. It reads
     nothing; its input is bound again under another number (`core.recovery`)."""
+    promotes: int = 0
+    """The generation that this transaction promotes; it has no input (`core.generation`). 0 for any other."""
+    grace_seconds: float = 0.0
+    """How long runs wait for a promotion before they skip it."""
 
     def __post_init__(self) -> None:
         if self.txn < TXN_FIRST:
@@ -118,6 +122,7 @@ class Binding:
         """The binding with its link after `last`. The link covers the input and the epoch, not the owner."""
         facts = [self.txn, self.upper.offsets, self.manifest, self.configuration.fingerprint]
         facts += [self.epoch, self.lost] if self.epoch else []
+        facts += [self.promotes] if self.promotes else []
         return replace(self, link=link(last.link if last is not None else 0, json.dumps(facts)))
 
     def under(self, configuration: Configuration | None) -> Binding:
@@ -183,7 +188,9 @@ def decide_mint(
         return decided
     upper = head.upper
     if last is not None and last.txn + 1 != upper:
-        raise InvariantViolation(f"the last binding is {last.txn}, but the next to mint is {upper}")
+        raise InvariantViolation(
+            f"the last binding is {last.txn}, but the next transaction number is {upper}"
+        )
     lower = last.upper if last is not None else Frontier()
     minted: list[Binding] = []
     for step in steps:

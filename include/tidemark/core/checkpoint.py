@@ -76,7 +76,8 @@ class FlushPosition:
     def __post_init__(self) -> None:
         if self.txn <= SOURCE_TXN_NONE or self.op < 0:
             raise InvalidUsage(
-                f"({self.txn}, {self.op}) is not a source position", hint="transactions start at 1, ops at 0"
+                f"(transaction {self.txn}, op {self.op}) is not a position of the source",
+                hint="transactions start at 1, ops at 0",
             )
 
     def __str__(self) -> str:
@@ -235,7 +236,7 @@ class FlushTracker:
         if txn < self._open_txn:
             raise InvalidUsage(
                 f"source transaction {txn} arrived while {self._open_txn} is open",
-                hint="hand over one source transaction after the other, in the order of their numbers",
+                hint="pass source transactions one at a time, in the order of their numbers",
             )
 
     def _check_resent(self, position: FlushPosition, shards: frozenset[ShardId]) -> None:
@@ -246,7 +247,7 @@ class FlushTracker:
             raise InvariantViolation(
                 f"source transaction {position.txn} was committed at {self._last} for"
                 f" {sorted(self._last_shards)}, and again at {position} for {sorted(shards)}",
-                hint="the same number must be the same data; look at the source before acknowledging more",
+                hint="one number must stand for the same data; check the source before more is acknowledged",
             )
 
     def _want(self, shard: ShardId, commit: FlushPosition, reach: FlushPosition, now_seconds: float) -> None:

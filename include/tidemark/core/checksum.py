@@ -88,7 +88,7 @@ class Mismatch:
     def __str__(self) -> str:
         at = f"transaction {self.txn}, endpoint {self.endpoint}"
         if self.recorded is None and self.found is not None:
-            return f"{at}: found {self.found.count} rows, but the record does not have this endpoint"
+            return f"{at}: found {self.found.count} rows, but nothing is recorded for this endpoint"
         if self.found is None and self.recorded is not None:
             return f"{at}: {self.recorded.count} rows are recorded, but nothing was found for this endpoint"
         if self.recorded is None or self.found is None:

@@ -10,6 +10,10 @@ it must stay follows from the declared lateness and from the records alone: a re
 than `lateness` below the watermark (the highest sequence in earlier transactions) is *too late*, whatever the
 state contains, and is set aside. So a tombstone below that line is never needed again and may be removed.
 
+A *correction* is a record of a promotion (`core.generation`): it says what a key's row is at its transaction,
+whatever came before. So it voids all earlier records of its key, and later ones compete with it as usual.
+The result still doesn't depend on when a state is published, as long as publishes are cut by transaction.
+
 If one transaction has the same key in two partitions, and there is no sequence, the partition's name decides,
 then the offset. That is arbitrary but fixed, and the same on every replay (scenario U12).
 """
@@ -17,10 +21,10 @@ then the offset. That is arbitrary but fixed, and the same on every replay (scen
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tidemark.core.frontier import Position
-from tidemark.core.ids import Txn
+from tidemark.core.ids import TXN_NONE, Txn
 
 Key = tuple[object, ...]
 Sequence = int | str | None
@@ -28,13 +32,15 @@ Sequence = int | str | None
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A decoded record: the new value of a key, or its deletion (`value` is None)."""
+    """A decoded record: the new value of a key, or its deletion (`value` is None). `since` is the last
+    correction of its key, which may be the record itself: earlier records are void."""
 
     key: Key
     value: object
     txn: Txn
     position: Position
     sequence: Sequence = None
+    since: Txn = TXN_NONE
 
     @property
     def deletes(self) -> bool:
@@ -52,11 +58,15 @@ class Change:
 def fold(changes: Iterable[Change]) -> dict[Key, Change]:
     """The last change of each key, deletes included."""
     last: dict[Key, Change] = {}
-    for change in changes:
+    since: dict[Key, Txn] = {}
+    known = list(changes)
+    for change in known:
+        since[change.key] = max(change.since, since.get(change.key, TXN_NONE))
+    for change in known:
         current = last.get(change.key)
-        if current is None or current.order < change.order:
+        if change.txn >= since[change.key] and (current is None or current.order < change.order):
             last[change.key] = change
-    return last
+    return {key: replace(change, since=since[key]) for key, change in last.items()}
 
 
 def visible(folded: dict[Key, Change]) -> dict[Key, object]:

@@ -33,7 +33,7 @@ class FrontierRegressed(InvalidUsage):
         found = "is gone" if offered is None else f"ends at {offered}"
         super().__init__(
             f"partition {partition!r} is bound up to {bound}, but in the source it {found}",
-            hint="the source was truncated, recreated or replaced; bind it as a new pipeline",
+            hint="the source was truncated, recreated or replaced; read it with a new pipeline",
         )
         self.partition = partition
         self.bound = bound

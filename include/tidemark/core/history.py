@@ -18,14 +18,16 @@ from datetime import datetime
 from typing import Any, Final, Generic, Protocol, TypedDict, TypeVar, cast
 
 from tidemark.core.binding import Binding, Claim
-from tidemark.core.errors import InvariantViolation
+from tidemark.core.errors import InvalidUsage, InvariantViolation
+from tidemark.core.generation import Candidate
 from tidemark.core.ids import TXN_FIRST, TXN_NONE, ShardId, Txn, WriterToken
 from tidemark.core.ledger import EPOCH, GENERATION, UPPER, CommitOutcome, Head, Put
-from tidemark.core.seal import Seal
+from tidemark.core.seal import CORRECTION, Seal
 
 BOUND: Final = "bound"
 SEALED: Final = "sealed"
-HISTORY_MARKS: Final = (BOUND, SEALED, GENERATION, EPOCH)
+CANDIDATES: Final = "candidates"
+HISTORY_MARKS: Final = (BOUND, SEALED, GENERATION, EPOCH, CANDIDATES, CORRECTION)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ class Recovery:
     `number` is the epoch, `first` its first transaction: everything below had its number before. Transactions
     up to `decided` had been decided. `proven` has the links that other tables name for transactions whose
     seals are lost, `lost` are the transactions whose bindings are lost, `witnesses` name the tables, for
-    people."""
+    people. `adopted` is the address at which a copied warehouse goes on; empty where there was no copy."""
 
     number: int
     token: WriterToken
@@ -45,6 +47,7 @@ class Recovery:
     proven: Mapping[Txn, int] = field(default_factory=dict)
     lost: tuple[Txn, ...] = ()
     witnesses: tuple[str, ...] = ()
+    adopted: str = ""
 
     @property
     def key(self) -> str:
@@ -64,7 +67,7 @@ class Recovery:
         return self.proven.get(txn) == link
 
 
-HistoryRecord = Binding | Claim | Seal | Recovery
+HistoryRecord = Binding | Claim | Seal | Recovery | Candidate
 
 
 class _Chapter(TypedDict):
@@ -76,6 +79,7 @@ CHAPTERS: Final[Mapping[str, _Chapter]] = {
     "bindings": {"kinds": (Binding, Claim), "upper": BOUND},
     "seals": {"kinds": (Seal,), "upper": SEALED},
     "recoveries": {"kinds": (Recovery,), "upper": EPOCH},
+    "candidates": {"kinds": (Candidate,), "upper": CANDIDATES},
 }
 
 R = TypeVar("R")
@@ -168,6 +172,17 @@ class LogLost(InvariantViolation):
             f"the log of shard {shard} ends with transaction {ends}, and had {wanted}:"
             " its newest commits are lost",
             hint="nothing was written; `tidemark recover PIPELINE` appends what is sealed and still there",
+        )
+
+
+class CopiedWarehouse(InvalidUsage):
+    """The warehouse is opened at an address that its history does not have: it was copied or moved."""
+
+    def __init__(self, *, made_at: str, opened: str) -> None:
+        super().__init__(
+            f"this warehouse was made at {made_at} and is opened at {opened}: it is a copy, or was moved",
+            hint="a copy can be read; if the pipeline is to go on here, and nowhere else:"
+            " `tidemark recover PIPELINE --adopt`",
         )
 
 

@@ -45,6 +45,7 @@ class Event(StrEnum):
     ALARM = "alarm"
     ALARM_OVER = "alarm over"
     REQUESTED = "requested"
+    PROMOTED = "promoted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,9 @@ def check_format(found: int, *, table: str) -> None:
     older = found < FORMAT
     raise InvalidUsage(
         f"{table} has records of format {found}, and this version reads format {FORMAT}",
-        hint="migrate the warehouse" if older else "use the newer version that wrote them",
+        hint="read the warehouse with the older version of tidemark that wrote it"
+        if older
+        else "use the newer version of tidemark that wrote them",
     )
 
 

@@ -21,7 +21,8 @@ commit that renews the hold also moves the frontier, so a process that has lost 
 frontier counts even while no process holds the lease, until the consumer is forgotten; the next holder
 continues exactly there.
 
-Known limitation: each renewal is a record, so choose a ttl of minutes, not of seconds.
+Each renewal is a record. From time to time a commit adds a `LeaseSummary` of all leases that are needed, and
+moves a mark to it. A process that opens the ledger begins there, so its cost does not grow with the past.
 """
 
 from __future__ import annotations
@@ -30,15 +31,19 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Final, Literal, NewType
+from typing import Final, Literal, NewType, TypeVar
 
 from tidemark.core.errors import Determinate, InvalidUsage, InvariantViolation
 from tidemark.core.ids import TXN_FIRST, TXN_NONE, Txn, checked_name
 from tidemark.core.ledger import UPPER, Head, Put
 
 HolderToken = NewType("HolderToken", str)
+T = TypeVar("T")
 
 SINCE: Final = "since"
+SUMMARY: Final = "summary"
+LEASE_MARKS: Final = (UPPER, SINCE, SUMMARY)
+SUMMARY_RECORDS_MIN: Final = 256
 
 
 class LeaseState(StrEnum):
@@ -93,6 +98,58 @@ class Lease:
         return self.is_live or ("/" in self.name and self.state is not LeaseState.FORGOTTEN)
 
 
+@dataclass(frozen=True, slots=True)
+class LeaseSummary:
+    """All leases that were needed at one version of the ledger, and the position at which each was taken
+    anew. Records before it need not be read."""
+
+    number: int
+    leases: tuple[Lease, ...]
+    began: Mapping[str, Txn]
+
+    def __post_init__(self) -> None:
+        names = [lease.name for lease in self.leases if lease.is_kept and lease.epoch < self.number]
+        if sorted(names) != sorted(self.began) or len(names) != len(self.leases):
+            raise InvalidUsage(f"the summary {self.number} of leases has others than it began: {names}")
+
+    @property
+    def key(self) -> str:
+        return ""
+
+
+LeaseRecord = Lease | LeaseSummary
+
+
+def with_summary(
+    *, head: Head, put: Put[LeaseRecord, T], leases: Mapping[str, Lease], began: Mapping[str, Txn]
+) -> Put[LeaseRecord, T]:
+    """The put with a summary, if one is due. `leases` and `began` are those at this head: the last record of
+    each name, and where it was taken anew.
+
+    One is due when twice as many records follow the last one as it would have, so that summaries take no more
+    room than leases."""
+    upper = put.marks.get(UPPER, head.upper)
+    after, first = dict(leases), dict(began)
+    for lease in put.records:
+        if isinstance(lease, Lease):
+            follow(lease, last=after, began=first)
+    needed = tuple(lease for lease in after.values() if lease.is_kept)
+    follows = upper - head.marks.get(SUMMARY, 0)
+    if not put.records or follows < max(SUMMARY_RECORDS_MIN, 2 * len(needed)):
+        return put
+    summary = LeaseSummary(upper, needed, {lease.name: first[lease.name] for lease in needed})
+    marks = {**put.marks, UPPER: upper + 1, SUMMARY: upper}
+    return Put(marks, (*put.records, summary), put.result)
+
+
+def follow(lease: Lease, *, last: dict[str, Lease], began: dict[str, Txn]) -> None:
+    """Take in one more record of the ledger."""
+    before = last.get(lease.name)
+    if before is None or not before.is_kept:
+        began[lease.name] = lease.txn
+    last[lease.name] = lease
+
+
 class LeaseLost(Determinate):
     """The holder's lease is past its deadline, taken or ended; the intended action did not happen.
 
@@ -101,7 +158,8 @@ class LeaseLost(Determinate):
     def __init__(self, lease: Lease, why: str) -> None:
         super().__init__(
             f"lease {lease.name!r} of {lease.holder} at txn {lease.txn} is lost: {why}",
-            hint="drop what is not delivered, acquire again, and go on from the last delivered txn",
+            hint="discard what was not delivered, acquire the lease again, and continue after the last"
+            " delivered transaction",
         )
         self.lease = lease
         self.why = why
@@ -196,14 +254,14 @@ def decide_acquire(
         if current.txn < since:
             raise InvariantViolation(
                 f"lease {name!r} holds txn {current.txn}, but {since} is the first that was kept",
-                hint="maintenance never passes a lease; was the table of leases restored? take another name",
+                hint="the table of leases may have been restored from a copy; use another name",
             )
         start, planned, link = current.txn, current.planned, current.link
         taken_from = current if current.is_live and current.holder != holder else None
     elif start < since:
         raise InvalidUsage(
             f"lease {name!r} can't hold txn {start}: {since} is the first that was kept",
-            hint="start from a snapshot, and hold the txn after it",
+            hint="take a snapshot, and hold the transaction after it",
         )
     lease = Lease(name, holder, start, head.upper, ttl_seconds, planned=planned, link=link)
     return Put(marks={UPPER: lease.epoch + 1}, records=(lease,), result=Acquired(lease, taken_from))
@@ -226,7 +284,7 @@ def decide_renew(
     if wanted < current.txn:
         raise InvalidUsage(
             f"lease {mine.name!r} can't go back from txn {current.txn} to {wanted}",
-            hint="what was let go may be gone; acquire another name for an earlier txn",
+            hint="released transactions may be deleted; use another name for an earlier transaction",
         )
     plan = current.planned if planned is None else planned
     known = current.link if txn is None else link

@@ -64,7 +64,8 @@ class Condition:
         if isinstance(self.value, bool) or not isinstance(self.value, str | int | date):
             raise InvalidUsage(
                 f"column {self.column!r} can't be compared with {self.value!r}",
-                hint="compare with text, an integer or a date; filter the batch's DataFrame for all else",
+                hint="compare with text, an integer or a date; for other comparisons, filter the batch's"
+                " DataFrame",
             )
 
     def may_hold(self, file: LogFile, *, keys: Iterable[str]) -> bool:
@@ -153,7 +154,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         if min(self.txns_max, self.rows_max, self.bytes_max) < 1:
-            raise InvalidUsage(f"a batch can't be limited to nothing: {self}", hint="use 1 or more")
+            raise InvalidUsage(f"a limit of a batch is below 1: {self}", hint="use 1 or more")
 
 
 def cut_batch(
@@ -221,11 +222,11 @@ def plan_read(*, as_of: Txn, since: Txn, upper: Txn) -> ReadPlan | NotYet:
     """Split a read at `as_of`, for a log whose individual transactions are readable in [since, upper)."""
     if since < TXN_FIRST or as_of < TXN_NONE:
         raise InvalidUsage(
-            f"since {since} or as_of {as_of} is not a transaction", hint="as_of 0 is before all"
+            f"since {since} or as_of {as_of} is not a transaction", hint="as_of 0 is the empty shard"
         )
     if as_of < since - 1:
         raise InvalidUsage(
-            f"as_of {as_of} can't be told apart any more: single transactions are kept from {since} on",
+            f"as_of {as_of} can't be read any more: single transactions are kept from {since} on",
             hint=f"read as of {since - 1} or later",
         )
     return ReadPlan(as_of) if as_of < upper else NotYet(as_of, upper)

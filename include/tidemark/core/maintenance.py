@@ -191,11 +191,11 @@ def held_back(
         if sealed_token is None:
             return HeldBack("its transaction is open", "in use")
         if sealed_token != leftover.token:
-            return HeldBack("it is left to the sweep of lost attempts", "lost")
+            return HeldBack("the sweep of lost attempts deletes it", "lost")
         if leftover.first >= log_upper:
-            return HeldBack("its log has not taken it in yet", "in use")
+            return HeldBack("its log does not have it yet", "in use")
     if leftover.removed_ms is not None and now_ms - leftover.removed_ms < kept_ms:
-        return HeldBack("who looked before may still read it", "recent", leftover.removed_ms + kept_ms)
+        return HeldBack("an earlier reader may still read it", "recent", leftover.removed_ms + kept_ms)
     if held_from is not None and leftover.last >= held_from:
         return HeldBack(held_by, "leased")
     return None

@@ -79,7 +79,7 @@ class StateStatus:
 
     `txn` is its last application transaction. `newest` and `newest_version` are the last commit that carries
     its own facts. `at_record` is the writer of the requested version, empty if the table's log doesn't reach
-    back to it. `strangers` are foreign writes since then, which changed rows and are no publish, as `version
+    back to it. `foreign_writes` are other writers' commits since then that changed rows, as `version
     operation`."""
 
     version: int = VERSION_NONE
@@ -87,7 +87,7 @@ class StateStatus:
     newest: StateCommit | None = None
     newest_version: int = VERSION_NONE
     at_record: str = ""
-    strangers: tuple[str, ...] = ()
+    foreign_writes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +133,8 @@ class StateOverwritten(InvariantViolation):
 
     def __init__(self, shard: ShardId, *, what: str) -> None:
         super().__init__(
-            f"the state of {shard} is not as it was published: {what}",
-            hint="find the writer, then rebuild the state from its log",
+            f"the state of {shard} differs from what was published: {what}",
+            hint="find the other writer, then run `tidemark rebuild PIPELINE SHARD`",
         )
 
 
@@ -167,14 +167,17 @@ def check_state_status(shard: ShardId, *, last: Published | None, standing: Stat
         if standing.txn < last.txn or standing.version < last.version:
             raise StateOverwritten(
                 shard,
-                what=f"it stands at transaction {standing.txn}, version {standing.version}; "
-                f"recorded are {last.txn} and {last.version}",
+                what=f"it is at transaction {standing.txn}, version {standing.version}, "
+                f"but the record says {last.txn} and {last.version}",
             )
         if standing.at_record not in ("", last.token):
-            what = f"version {last.version} was written by {standing.at_record}, recorded is {last.token}"
+            what = (
+                f"version {last.version} was written by {standing.at_record}, but the record says"
+                f" {last.token}"
+            )
             raise StateOverwritten(shard, what=what)
-    if standing.strangers:
-        raise StateOverwritten(shard, what=f"others have written to it ({', '.join(standing.strangers)})")
+    if standing.foreign_writes:
+        raise StateOverwritten(shard, what=f"other writers changed it ({', '.join(standing.foreign_writes)})")
 
 
 def decide_publish(
@@ -186,12 +189,12 @@ def decide_publish(
     if standing.txn > published:
         newest = standing.newest
         if newest is None or newest.txn != standing.txn:
-            raise StateOverwritten(shard, what=f"transaction {standing.txn} in it has no publish")
+            raise StateOverwritten(shard, what=f"no publish is recorded for its transaction {standing.txn}")
         return PutOnRecord(standing.newest_version, newest)
     if published >= log_upper:
         raise InvariantViolation(
             f"the state of {shard} has transaction {published}, but its log only reaches {log_upper - 1}",
-            hint="the log was set back; restore it from a backup",
+            hint="the log lost commits; restore it from a backup",
         )
     if log_upper == next_txn(published):
         return UpToDate(published)
@@ -209,7 +212,7 @@ def decide_record(
             raise InvariantViolation(
                 f"a publish of transaction {commit.txn} at version {version} by {commit.token} comes after "
                 f"one of {last.txn} at version {last.version} by {last.token}",
-                hint="two publishers worked on one state; rebuild it from its log",
+                hint="two publishers wrote to one state; run `tidemark rebuild PIPELINE SHARD`",
             )
     record = Published(head.upper, version, commit)
     return Put(marks={UPPER: head.upper + 1}, records=(record,), result=record)
@@ -224,9 +227,12 @@ def state_as_of(records: Sequence[Published], *, as_of: Txn) -> Published | None
 def carried_forward(base: Digest, *, removed: Digest, added: Digest) -> Digest:
     """The digest of a set of rows after some were removed and some added, without reading the others."""
     if not base.encoding == removed.encoding == added.encoding:
-        raise InvalidUsage("digests of other encodings can't be carried forward", hint="rebuild the state")
+        raise InvalidUsage(
+            "a digest of another encoding can't be carried forward",
+            hint="run `tidemark rebuild PIPELINE SHARD`",
+        )
     if removed.count > base.count + added.count:
-        raise InvariantViolation(f"{removed.count} rows removed from a state of {base.count}")
+        raise InvariantViolation(f"{removed.count} rows are to be removed from a state of {base.count}")
     return Digest(
         base.count - removed.count + added.count,
         base.xor ^ removed.xor ^ added.xor,

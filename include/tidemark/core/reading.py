@@ -31,6 +31,7 @@ import heapq
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from tidemark.core.errors import InvalidUsage, InvariantViolation
 from tidemark.core.ids import TXN_FIRST, ShardId, Txn, checked_name, next_txn
@@ -39,16 +40,24 @@ from tidemark.core.lease import Lease, LeaseState
 from tidemark.core.ledger import UPPER, Head, Put
 from tidemark.core.seal import Part
 
+CANDIDATE: Final = "candidate"
+"""The first part of the names of leases that hold input for candidate generations."""
+
 
 def lease_name(consumer: str, shard: ShardId) -> str:
     """The name of the lease that holds a consumer's frontier in a shard."""
+    if consumer == CANDIDATE:
+        raise InvalidUsage(
+            f"{CANDIDATE!r} can't be the name of a consumer",
+            hint="it is that of the leases of candidate generations: choose another name",
+        )
     return f"{checked_name(consumer, what='consumer')}/{checked_name(shard, what='shard')}"
 
 
 def consumer_of(lease: Lease) -> tuple[str, ShardId] | None:
     """The consumer and the shard whose frontier a lease holds; None for a temporary reader's lease."""
     consumer, of_shard, shard = lease.name.partition("/")
-    return (consumer, ShardId(shard)) if of_shard else None
+    return (consumer, ShardId(shard)) if of_shard and consumer != CANDIDATE else None
 
 
 def effect_key(pipeline: str, consumer: str, shard: ShardId, *, epoch: int = 0) -> str:
@@ -70,7 +79,7 @@ def batch_fence(lease: Lease) -> Txn | None:
 def decide_forget(*, head: Head, current: Lease | None, name: str) -> Put[Lease, Lease]:
     """Forget a consumer: maintenance no longer waits for it. `InvalidUsage` while a process reads for it."""
     if current is None or not current.is_kept:
-        raise InvalidUsage(f"there is no consumer {name!r}", hint="see `tidemark consumers`")
+        raise InvalidUsage(f"there is no consumer {name!r}", hint="see `tidemark consumers list`")
     if current.is_live:
         raise InvalidUsage(f"consumer {name!r} is being read by {current.holder}", hint="stop it first")
     gone = replace(current, epoch=int(head.upper), state=LeaseState.FORGOTTEN)
@@ -103,13 +112,13 @@ class Freeze:
     def removed_by(self) -> str:
         """What is known about the removal. Maintenance removes a file from the log before it deletes it."""
         if self.txn < self.since:
-            return f"maintenance was free to remove what lies below txn {self.since}"
+            return f"maintenance may delete transactions below {self.since}"
         if self.path and self.is_named:
-            return "the log still names it, so it was not maintenance, which deletes only what no log names"
-        return "who did that is not known"
+            return "the log still lists it, and maintenance deletes only files that no log lists"
+        return "it is not known what deleted it"
 
     def __str__(self) -> str:
-        what = f"part {self.path} ({self.bytes} bytes)" if self.path else "what its log lists"
+        what = f"part {self.path} ({self.bytes} bytes)" if self.path else "the list of its log"
         together = f" with all transactions up to {self.last}" if self.last > self.txn else ""
         held = f"held by {', '.join(self.holders)}" if self.holders else "held by no lease"
         return (
@@ -127,10 +136,10 @@ class Frozen(InvariantViolation):
         skip = f"{pipeline} {freeze.shard} {freeze.consumer} {freeze.txn}{to}"
         hint = "restore the table's files from a backup, then read again"
         if freeze.path:
-            hint = f"bring it back with `tidemark replay {at} --mode repair` and read again"
+            hint = f"restore it with `tidemark replay {at} --mode repair` and read again"
         if freeze.path and not freeze.in_snapshot:
             hint += (
-                ", or give up for this consumer what is lost with "
+                ", or skip what is lost, for this consumer only, with "
                 f'`tidemark consumers skip {skip} --reason "..."`'
             )
         super().__init__(str(freeze), hint=hint)
@@ -258,13 +267,13 @@ class ReadAccount:
         """List all parts of `txn`; transactions between it and the last listed one are untouched."""
         if txn < self._listed_upper:
             raise InvalidUsage(
-                f"txn {txn} comes after {self._listed_upper - 1}", hint="list each once, in order"
+                f"txn {txn} comes after {self._listed_upper - 1}", hint="pass each transaction once, in order"
             )
         paths = {part.path for part in parts}
         if len(paths) < len(parts) or paths & self._paths:
             raise InvariantViolation(
                 f"txn {txn} lists a part twice, or one of another txn: {[part.path for part in parts]}",
-                hint="a part belongs to exactly one txn; check the log's commits",
+                hint="a part belongs to one transaction; check the commits of the log",
             )
         self._listed_upper = next_txn(txn)
         self._accounts[txn] = _Account(tuple(parts), len(parts))
@@ -321,7 +330,7 @@ class ReadAccount:
         lost = [path for path, missing in self._missing.items() if missing.txn == txn]
         if not lost or not reason.strip():
             raise InvalidUsage(
-                f"txn {txn} can't be skipped for the reason {reason!r}",
+                f"txn {txn} can't be skipped with the reason {reason!r}",
                 hint="only a txn with a missing part is skipped, and the reason is recorded",
             )
         for path in lost:
@@ -344,7 +353,7 @@ class ReadAccount:
         """The consumer has everything below `upper`, durably; it is never delivered again."""
         if not self._delivered_upper <= upper <= self.frontier:
             raise InvalidUsage(
-                f"upper {upper} is not in what can be delivered, [{self._delivered_upper}, {self.frontier}]",
+                f"upper {upper} is outside what can be delivered, {self._delivered_upper} to {self.frontier}",
                 hint="deliver whole transactions, in order, once",
             )
         while self._ready and self._ready[0] < upper:

@@ -50,7 +50,7 @@ class Witness:
 class Plan:
     """How a history goes forward. `again` are bound transactions that were decided, `lost` those that are no
     longer bound, `open` those that were bound and not decided. `first` is the first new number, `decided` the
-    last that is known to have been decided."""
+    last that is known to have been decided. `adopted` is the address at which a copied warehouse goes on."""
 
     first: Txn
     decided: Txn = TXN_NONE
@@ -59,6 +59,7 @@ class Plan:
     open: tuple[Txn, ...] = ()
     proven: Mapping[Txn, int] = field(default_factory=dict)
     witnesses: tuple[Witness, ...] = ()
+    adopted: str = ""
 
     @property
     def is_needed(self) -> bool:
@@ -148,6 +149,7 @@ def decide_recovery(
         plan.proven,
         plan.lost,
         tuple(str(one) for one in plan.witnesses),
+        plan.adopted,
     )
     marks = {UPPER: begun + 1, **({BOUND: int(plan.first)} if bound else {})}
     return Put(marks=marks, records=(recovery, *bound), result=recovery)

@@ -90,7 +90,7 @@ class DataDiffers(InvariantViolation):
     def __init__(self, finding: Finding) -> None:
         super().__init__(
             str(finding),
-            hint="restore the input that changed and clear the task; or accept or skip with a reason",
+            hint="restore the changed input and clear the task, or run `tidemark accept` or `tidemark skip`",
         )
         self.finding = finding
 
@@ -101,7 +101,7 @@ class ExpectationsFailed(InvalidUsage):
     def __init__(self, txn: Txn, failed: Sequence[str]) -> None:
         super().__init__(
             f"transaction {txn} does not meet its expectations: {'; '.join(failed)}",
-            hint="fix the cause and clear the task; or accept or skip the transaction with a reason",
+            hint="fix the cause and clear the task, or run `tidemark accept` or `tidemark skip`",
         )
         self.txn = txn
         self.failed = tuple(failed)
@@ -128,6 +128,13 @@ def judge_replay(seal: Seal, staged: Staged) -> Finding:
         why = f"sealed by {seal.engine!r}, replayed by {staged.engine!r}"
         return Finding(seal.txn, Verdict.NOT_COMPARABLE, why=why)
     return judge(seal.txn, recorded=seal.digests, found=staged.digests)
+
+
+def judge_loser(seal: Seal, staged: Staged) -> Finding:
+    """Compare a seal with a try that lost to it. Under other settings, other rows are no contradiction."""
+    if staged.configuration != seal.configuration and judge_skipped(seal) is None:
+        return Finding(seal.txn, Verdict.NOT_COMPARABLE, why="it was staged with other settings than sealed")
+    return judge_replay(seal, staged)
 
 
 def judge_skipped(seal: Seal) -> Finding | None:
@@ -170,7 +177,7 @@ def plan_replay(
     missing = next((txn for txn in range(txn_from, txn_to + 1) if txn not in bound), None)
     if missing is not None:
         raise InvalidUsage(
-            f"transaction {missing} is not bound", hint="the journal shows which transactions there are"
+            f"transaction {missing} is not bound", hint="`tidemark txns` lists the transactions"
         )
     return tuple(
         ReplayStep(binding.under(seal.configuration) if seal is not None else binding, seal)

@@ -24,6 +24,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Final
 
 from tidemark.core.binding import Configuration, Owner
 from tidemark.core.checksum import SOURCE, Digest, Digests, shard_endpoint
@@ -63,7 +64,7 @@ class ShardParts:
         if rows != self.digest.count:
             raise InvariantViolation(f"parts have {rows} rows, but their digest counts {self.digest.count}")
         if not 0 <= (self.deletes or 0) <= rows:
-            raise InvariantViolation(f"{self.deletes} of {rows} rows are said to be deletes")
+            raise InvariantViolation(f"{self.deletes} of {rows} rows are counted as deletes")
 
 
 def digests_of(source: Digest, shards: Mapping[ShardId, ShardParts]) -> dict[str, Digest]:
@@ -101,6 +102,9 @@ class Decision(StrEnum):
     ACCEPTED = "accepted"
     SKIPPED = "skipped"
     LOST = "lost"
+    CORRECTED = "corrected"
+    """The promotion of a generation: its rows are the difference between two generations' tables
+    (`core.generation`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +133,7 @@ class Seal:
         if self.decision is Decision.SKIPPED and self.shards:
             raise InvalidUsage(f"transaction {self.txn} is skipped, so its seal can't have parts")
         if self.decision is not Decision.COMMITTED and not self.reason:
-            raise InvalidUsage(f"transaction {self.txn} is {self.decision}", hint="give a reason to keep")
+            raise InvalidUsage(f"transaction {self.txn} is {self.decision}", hint="give a reason")
 
     @property
     def number(self) -> int:
@@ -141,7 +145,8 @@ class Seal:
 
     @property
     def digests(self) -> Digests:
-        """The digests that a replay must find again; a skipped or lost transaction has nothing to compare."""
+        """The digests that a replay must find again; a skipped or lost transaction has nothing to compare. A
+        correction has no input, so only its rows are compared."""
         if self.decision in (Decision.SKIPPED, Decision.LOST):
             return {}
         return digests_of(self.source, self.shards)
@@ -175,6 +180,8 @@ class Past:
     """Its binding was lost with the decision."""
     proven: int = 0
     """The link of the lost decision, where a table names it: the seal uses it."""
+    promotes: int = 0
+    """The generation that its binding promotes; 0 for every transaction with input."""
 
 
 def seal_of(staged: Staged, *, generation: int, held: Mapping[ShardId, str], reason: str = "") -> Seal:
@@ -247,7 +254,7 @@ class Fenced(InvalidUsage):
 
     def __init__(self, txn: Txn, *, generation: int, newest: int) -> None:
         super().__init__(
-            f"generation {generation} may not seal transaction {txn}: generation {newest} is in charge",
+            f"generation {generation} may not seal transaction {txn}: generation {newest} is deployed",
             hint="stop this deployment, or raise its generation",
         )
         self.generation = generation
@@ -259,8 +266,8 @@ class Rebound(Determinate):
 
     def __init__(self, txn: Txn) -> None:
         super().__init__(
-            f"transaction {txn} was staged for another binding than is on record now; nothing was sealed",
-            hint="run the pipeline again: it is staged anew",
+            f"transaction {txn} was staged for another binding than the recorded one; nothing was sealed",
+            hint="run the pipeline again, which stages it again",
         )
 
 
@@ -275,6 +282,10 @@ class BeingRecovered(Determinate):
 
 
 SealOutcome = Sealed | Lost | TooEarly
+
+
+CORRECTION: Final = "correction"
+"""The mark of the last transaction that promoted a generation."""
 
 
 def touch_mark(shard: ShardId) -> str:
@@ -310,14 +321,21 @@ def decide_seal(
     is_lost = seal.decision is Decision.LOST
     if is_lost and not past.recovered:
         raise InvalidUsage(
-            f"transaction {seal.txn} is open, not lost", hint="run the pipeline: it decides it"
+            f"transaction {seal.txn} is open, not lost", hint="run the pipeline, which decides it"
         )
     if past.lost and not is_lost:
         raise BeingRecovered(seal.txn)
+    corrects = seal.decision is Decision.CORRECTED
+    if corrects and past.promotes != seal.generation:
+        raise InvalidUsage(f"transaction {seal.txn} does not promote generation {seal.generation}")
+    if past.promotes and seal.decision in (Decision.COMMITTED, Decision.ACCEPTED):
+        raise InvalidUsage(f"transaction {seal.txn} promotes generation {past.promotes} and has no input")
     check_on_record(tuple(seal.shards), recorded=recorded or {}, declared=declared or {})
     linked = seal.linked(past)
     touched = {touch_mark(shard): int(seal.txn) for shard in seal.shards}
     marks = {UPPER: seal.txn + 1, GENERATION: seal.generation, **touched}
+    if corrects:
+        marks[CORRECTION] = int(seal.txn)
     return Put(marks=marks, records=(linked,), result=Sealed(linked))
 
 

@@ -15,10 +15,10 @@ from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.core.ids import ShardId, Txn
 
 PUT_BACK: Final = (
-    "put it back as recorded, and run again; a shard that has rows can get columns, and nothing else: for"
-    " another shape, begin a new pipeline"
+    "restore the recorded shape, and run again; a shard with rows can get new columns, nothing else: for"
+    " another shape, use a new pipeline"
 )
-AGAIN: Final = "they are on record: retry, with the pipeline opened again"
+AGAIN: Final = "they are recorded now: open the pipeline again and retry"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ def differences(*, recorded: Shape, declared: Shape) -> Iterator[str]:
             yield f"{setting} is recorded as {then or 'none'}, and the pipeline file says {now or 'none'}"
     if recorded.not_null is not None and declared.not_null is not None and recorded.keys == declared.keys:
         for name in sorted(declared.not_null - recorded.not_null):
-            yield f"key {name!r} is recorded as one that may be NULL, and the pipeline file says NOT NULL"
+            yield f"key {name!r} is recorded as nullable, but the pipeline file says NOT NULL"
 
 
 def misfit(shard: ShardId, *, recorded: Shape | None, declared: Shape) -> Misfit | None:
@@ -117,7 +117,7 @@ def check_on_record(shards: Sequence[ShardId], *, recorded: Shapes, declared: Sh
         if found is not None:
             raise found
         if there is None or there != there.widened(wanted):
-            raise Determinate(f"the shape of shard {shard} is not on record yet", hint="retry")
+            raise Determinate(f"the shape of shard {shard} is not recorded yet", hint="retry")
 
 
 def _listed(keys: tuple[str, ...] | None) -> str | None:

@@ -134,7 +134,7 @@ def decide_append(
                 raise InvariantViolation(
                     f"transaction {entry.txn} is in the log with parts of {found.token},"
                     f" but its seal has parts of {entry.token}",
-                    hint="the log was written by something that did not ask the seal",
+                    hint="something else than tidemark wrote to the log: restore it from a backup",
                 )
             return UpperMismatch(expected=expected, current=head.upper)
         case _ if head.upper != expected:

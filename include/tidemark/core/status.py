@@ -47,6 +47,7 @@ class LastVerdict:
 
 
 LOST: Final = "commits are lost"
+COPIED: Final = "the warehouse is a copy"
 """The reason that stops a pipeline whose tables contradict each other."""
 
 
@@ -70,7 +71,7 @@ class Stalled:
     since: datetime | None
     why: str
 
-    def told(self, now_seconds: float) -> str:
+    def sentence(self, now_seconds: float) -> str:
         """A sentence with the duration."""
         since = self.since.timestamp() if self.since is not None else 0.0
         return f"{self.what} has not moved for {span(now_seconds - since)}: {self.why}"
@@ -78,7 +79,8 @@ class Stalled:
 
 @dataclass(frozen=True, slots=True)
 class ShardStatus:
-    """The status of a shard: its log's upper, its state's transaction, and why it is paused, if it is."""
+    """The status of a shard: its log's upper, its state's transaction and rows, and why it is paused, if it
+    is."""
 
     shard: ShardId
     log_upper: int
@@ -87,6 +89,8 @@ class ShardStatus:
     paused: str
     left_out: bool = False
     """Whether it has rows but is not in the pipeline file: then its table stays unchanged."""
+    rows: int | None = None
+    """The rows of its state; None while nothing is published."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,6 +88,9 @@ def _overruled(seal: Seal) -> str:
     """The clause for a transaction that a person decided, or that was lost."""
     if seal.decision is Decision.LOST:
         return f"transaction {seal.txn} lost: {short(seal.reason)}"
+    if seal.decision is Decision.CORRECTED:
+        rows = sum(added.digest.count for added in seal.shards.values())
+        return f"transaction {seal.txn} promoted {short(seal.reason)}, {rows:,} rows corrected"
     counts = ""
     if seal.decision is Decision.ACCEPTED:
         counts = f", {counted(seal.source.count, quarantined_in(seal))}"
@@ -138,11 +141,11 @@ def named(txns: Iterable[int]) -> str:
     return f"transaction{'s' if len(found) > 1 else ''} {numbers(found)}"
 
 
-def named_in(told: Mapping[str, Any]) -> str:
+def named_in(report: Mapping[str, Any]) -> str:
     """The same of transactions that a task tells as ranges, of which the last ones may be left out."""
-    more = told["count"] - sum(last - first + 1 for first, last in told["ranges"])
+    more = report["count"] - sum(last - first + 1 for first, last in report["ranges"])
     rest = f" and {more:,} more" if more else ""
-    return f"transaction{'s' if told['count'] > 1 else ''} {_spelled(told['ranges'])}{rest}"
+    return f"transaction{'s' if report['count'] > 1 else ''} {_spelled(report['ranges'])}{rest}"
 
 
 def short(text: str) -> str:
@@ -151,27 +154,29 @@ def short(text: str) -> str:
     return line if len(line) <= REASON_CHARACTERS_MAX else f"{line[: REASON_CHARACTERS_MAX - 1]}…"
 
 
-def step_sentence(step: str, told: Mapping[str, Any]) -> str:
+def step_sentence(step: str, report: Mapping[str, Any]) -> str:
     """The summary of one step of a run, from its task's report."""
-    return _STEPS[step](told)
+    return _STEPS[step](report)
 
 
-def _reclocked(told: Mapping[str, Any]) -> str:
+def _reclocked(report: Mapping[str, Any]) -> str:
     clauses = []
-    owned = told["owned"]
+    owned = report["owned"]
     if owned["count"]:
-        bound = "bound" if told["minted"] else "found"
+        bound = "bound" if report["minted"] else "found"
         clauses = [f"{bound} {named_in(owned)} for this run"]
-        lower = [txn for txn in told["open"] if not any(low <= txn <= high for low, high in owned["ranges"])]
+        lower = [
+            txn for txn in report["open"] if not any(low <= txn <= high for low, high in owned["ranges"])
+        ]
         clauses += [f"{named(lower)} open before"] if lower else []
-    elif told["open"]:
-        clauses = [f"nothing new to bind; {named(told['open'])} open"]
+    elif report["open"]:
+        clauses = [f"nothing new to bind; {named(report['open'])} open"]
     return "; ".join(clauses) or "nothing to bind"
 
 
-def _ingested(told: Mapping[str, Any]) -> str:
-    clauses, total = [], told["total"]
-    staged, replayed, gone = told["staged"], told["replayed"], told["gone"]
+def _ingested(report: Mapping[str, Any]) -> str:
+    clauses, total = [], report["total"]
+    staged, replayed, gone = report["staged"], report["replayed"], report["gone"]
     if staged:
         which = _listed([one["txn"] for one in staged], total["staged"])
         clauses.append(f"staged {which}: {counted(total['read'], total['quarantined'])}")
@@ -189,9 +194,9 @@ def _listed(txns: Sequence[int], count: int) -> str:
     return named(txns) + (f" and {more:,} more" if more else "")
 
 
-def _validated(told: Mapping[str, Any]) -> str:
-    clauses = list(map(verdict_sentence, told["verdicts"]))
-    more = told["total"] - len(clauses)
+def _validated(report: Mapping[str, Any]) -> str:
+    clauses = list(map(verdict_sentence, report["verdicts"]))
+    more = report["total"] - len(clauses)
     clauses += [f"{more:,} more"] if more else []
     return "; ".join(clauses) or "nothing to validate"
 
@@ -208,34 +213,50 @@ def verdict_sentence(one: Mapping[str, Any]) -> str:
     return ", ".join([f"{what} {one['txn']}: {one['verdict']}", *facts])
 
 
-def _upserted(told: Mapping[str, Any]) -> str:
-    clauses = [f"sealed {named_in(told['sealed'])}"] if told["sealed"]["count"] else []
-    if told["lost"]["count"]:
-        clauses.append(f"{named_in(told['lost'])} decided by another run")
-    states = [f"{shard} at {one['txn']}" for shard, one in told["published"].items()]
+def _upserted(report: Mapping[str, Any]) -> str:
+    clauses = [f"sealed {named_in(report['sealed'])}"] if report["sealed"]["count"] else []
+    if report["lost"]["count"]:
+        clauses.append(f"{named_in(report['lost'])} decided by another run")
+    states = [f"{shard} at {one['txn']}" for shard, one in report["published"].items()]
     clauses += [f"states: {', '.join(states)}"] if states else []
     return "; ".join(clauses) or "nothing to seal"
 
 
-def _checkpointed(told: Mapping[str, Any]) -> str:
-    return f"{told['sentence']}; checkpoint {told['checkpoint']}"
+def _checkpointed(report: Mapping[str, Any]) -> str:
+    return f"{report['sentence']}; checkpoint {report['checkpoint']}"
 
 
-def _replayed(told: Mapping[str, Any]) -> str:
-    proven = [one["txn"] for one in told["findings"] if one["verdict"] == Verdict.IDENTICAL]
-    restored = len(told["restored"])
+def _replayed(report: Mapping[str, Any]) -> str:
+    proven = [one["txn"] for one in report["findings"] if one["verdict"] == Verdict.IDENTICAL]
+    restored = len(report["restored"])
     same = f"{Verdict.IDENTICAL}, {restored:,} parts restored" if restored else _PROVEN
     clauses = [f"proved {numbers(proven)}: {same}"] if proven else []
     clauses += [
         f"transaction {one['txn']}: {one['verdict']}"
-        for one in told["findings"]
+        for one in report["findings"]
         if one["verdict"] != Verdict.IDENTICAL
     ]
     return "; ".join(clauses) or "nothing to prove"
 
 
-def _maintained(told: Mapping[str, Any]) -> str:
-    done, left = (len(told.get(name, ())) for name in ("done", "left"))
+def _generation(report: Mapping[str, Any]) -> str:
+    if report.get("already"):
+        return f"generation {report['generation']} is in charge already"
+    if report["part"] == "follow":
+        left = f", {report['behind']:,} behind" if report["behind"] else ""
+        return f"followed {report['followed']:,} transactions{left}; {report['differs']:,} give other rows"
+    rows = report.get("compared") or {}
+    if report["part"] == "compare":
+        changed = sum(sum(one.values()) for one in rows.values())
+        return f"{changed:,} rows would change in {len(rows):,} shards"
+    return (
+        f"generation {report['generation']} is in charge since transaction {report['txn']},"
+        f" {sum(report['rows'].values()):,} rows corrected"
+    )
+
+
+def _maintained(report: Mapping[str, Any]) -> str:
+    done, left = (len(report.get(name, ())) for name in ("done", "left"))
     return f"maintenance: {left:,} chores left" if left else f"maintenance: {done:,} chores done"
 
 
@@ -246,5 +267,6 @@ _STEPS: Final[Mapping[str, Callable[[Mapping[str, Any]], str]]] = {
     "upsert": _upserted,
     "checkpoint": _checkpointed,
     "replay": _replayed,
+    "generation": _generation,
     "maintain": _maintained,
 }

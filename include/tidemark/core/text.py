@@ -58,7 +58,9 @@ def seconds_in(text: str) -> float:
     """Parse a duration such as `90s`, `10m`, `24h` or `7d`."""
     found = re.fullmatch(r"(\d+)([smhd])", text.strip())
     if found is None:
-        raise InvalidUsage(f"{text!r} is no length of time", hint="write a number and s, m, h or d: 10m, 24h")
+        raise InvalidUsage(
+            f"{text!r} is not a length of time", hint="write a number with s, m, h or d: 10m, 24h"
+        )
     return int(found[1]) * dict(UNITS)[found[2]]
 
 
@@ -69,7 +71,7 @@ def bytes_in(text: str) -> int:
     """Parse a size such as `500MB` or `10GB`."""
     found = re.fullmatch(r"(\d+)(KB|MB|GB|TB)", text.strip())
     if found is None:
-        raise InvalidUsage(f"{text!r} is no size", hint="write a number and KB, MB, GB or TB: 10GB")
+        raise InvalidUsage(f"{text!r} is not a size", hint="write a number with KB, MB, GB or TB: 10GB")
     return int(found[1]) * _BYTES[found[2]]
 
 
@@ -77,7 +79,7 @@ def share_in(text: str) -> float:
     """Parse a percentage such as `5%` or `0.5%`."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)%", text.strip())
     if found is None or float(found[1]) > 100:
-        raise InvalidUsage(f"{text!r} is no share", hint="write a number up to 100 and %: 5%")
+        raise InvalidUsage(f"{text!r} is not a percentage", hint="write a number up to 100 with %: 5%")
     return float(found[1]) / 100
 
 
@@ -111,4 +113,4 @@ def sequence_number(text: str, *, unit: str) -> int:
     except (ValueError, OverflowError):
         kinds = {SECONDS: "a time, 2026-01-31 12:00:00", DAYS: "a date, 2026-01-31"}
         hint = f"write {kinds.get(unit, 'a whole number')}"
-        raise InvalidUsage(f"{text[:80]!r} is no sequence of this shard", hint=hint) from None
+        raise InvalidUsage(f"{text[:80]!r} is not a sequence of this shard", hint=hint) from None

@@ -26,6 +26,7 @@ from deltalake import DeltaTable
 from tidemark.core.errors import Determinate, InvariantViolation
 from tidemark.core.publish import VERSION_NONE
 from tidemark.delta.commit import CHECKSUM, ENTRY, LOG, Action, checksum_of, entry_path
+from tidemark.delta.protocol import log_retention_ms
 from tidemark.delta.store import Store
 
 logger = logging.getLogger(__name__)
@@ -49,6 +50,7 @@ EVERY_FIELD: Final = {
 HEAD_FIELDS: Final = {kind: names for kind, names in EVERY_FIELD.items() if kind != "remove"}
 _CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint\.(?:\d{10}\.(\d{10})\.)?parquet\Z")
 _MAPS: Final = ("partitionValues", "tags", "configuration", "options")
+_NUMBERED: Final = re.compile(r"(\d{20})\.(?:json|checkpoint\.|crc)")
 _PARQUET: Final = b"PAR1"
 _LAST: Final = "_last_checkpoint"
 _DAMAGE: Final = (ValueError, KeyError, TypeError)
@@ -93,8 +95,8 @@ def read_checkpoint(
         raise Determinate(f"the checkpoints of {store.uri} can't be read: {error}", hint="retry") from error
     if first is not None and int(first[:20]) > 0:
         raise InvariantViolation(
-            f"the log of {store.uri} begins with {first}, and no checkpoint that can be read has what was"
-            f" before{': ' if damaged else ''}{'; '.join(damaged)}",
+            f"the log of {store.uri} begins with {first}, and no readable checkpoint has the entries"
+            f" before it{': ' if damaged else ''}{'; '.join(damaged)}",
             hint="restore the table's log from a backup",
         )
     return VERSION_NONE, [], 0
@@ -111,11 +113,11 @@ def _read(
         found += _in_checkpoint(data, checkpoint.checksum, fields)
         size += len(data)
     if not {"protocol", "metaData"} <= {kind for action in found for kind in action}:
-        raise ValueError("it does not say what table it is of")
+        raise ValueError("it does not name its table")
     return found, size
 
 
-def make_checkpoint(store: Store, options: Mapping[str, str]) -> int:
+def make_checkpoint(store: Store, options: Mapping[str, str], *, now_ms: int) -> int:
     """Write a checkpoint of the newest version and delete log entries past their retention. Returns the
     checkpoint's size in bytes. The checkpoint is on disk before the entries that it replaces are deleted."""
     _mend(store)
@@ -125,8 +127,36 @@ def make_checkpoint(store: Store, options: Mapping[str, str]) -> int:
     written = _point_to(store, newest.version())
     store.sync_files(written)
     store.sync_folders(written)
-    newest.cleanup_metadata()
+    retention_ms = log_retention_ms(newest.metadata().configuration)
+    if retention_ms is not None:
+        clean_log(store, before_ms=now_ms - retention_ms)
     return store.size(written[0])
+
+
+def clean_log(store: Store, *, before_ms: int) -> int:
+    """Delete the log's files that no version committed since `before_ms` needs: those below the newest
+    checkpoint that is older. Returns how many.
+
+    Entries are deleted ascending, one after the other, and the first error ends it: as long as an entry is
+    there, no later one was cleaned up. A commit relies on that (`delta.commit.put_entry`)."""
+    found = sorted(_listed(store), reverse=True)
+    old = (one for one in found if _written_ms(store, one) < before_ms)
+    if (first_kept := next(old, None)) is None:
+        return 0
+    below = [
+        name
+        for name in store.names_after(LOG, "")
+        if (one := _NUMBERED.match(name)) and int(one[1]) < first_kept.version
+    ]
+    for name in below:
+        store.delete(f"{LOG}/{name}")
+    return len(below)
+
+
+def _written_ms(store: Store, checkpoint: Checkpoint) -> int:
+    """When the version of a checkpoint was committed, or later."""
+    times = store.modified_ms((entry_path(checkpoint.version), *checkpoint.names))
+    return min(times.values(), default=0)
 
 
 def _mend(store: Store) -> None:
@@ -171,11 +201,11 @@ def _point_to(store: Store, version: int) -> list[str]:
     """Store the checksum of a new checkpoint in the pointer; return the paths of both files."""
     name, pointer = f"{LOG}/{version:020}.checkpoint.parquet", f"{LOG}/{_LAST}"
     with suppress(FileNotFoundError, ValueError, KeyError):
-        said = json.loads(store.get(pointer))
-        if int(said["version"]) == version and not said.get("parts"):
-            told = json.dumps({**said, CHECKSUM: checksum_of(store.get(name))}).encode()
+        hint = json.loads(store.get(pointer))
+        if int(hint["version"]) == version and not hint.get("parts"):
+            content = json.dumps({**hint, CHECKSUM: checksum_of(store.get(name))}).encode()
             attempt = f"{pointer}_{uuid.uuid4().hex}.tmp"
-            store.put_synced(attempt, told)
+            store.put_synced(attempt, content)
             store.move(attempt, pointer)
     return [name, pointer]
 
@@ -193,7 +223,7 @@ def _in_checkpoint(data: bytes, checksum: str, fields: Mapping[str, Sequence[str
     arro3 may crash the process on a damaged file, so it only reads files whose checksum was verified. pyarrow
     reports damage, but loading it takes longer than a run with nothing to do."""
     if len(data) < 12 or not data.startswith(_PARQUET) or not data.endswith(_PARQUET):
-        raise ValueError(f"its {len(data)} bytes are no whole Parquet file")
+        raise ValueError(f"its {len(data)} bytes are not a complete Parquet file")
     if checksum and checksum_of(data) != checksum:
         raise ValueError("it does not agree with its checksum")
     columns = _columns_by_arro3(data, fields) if checksum else _columns_by_pyarrow(data, fields)

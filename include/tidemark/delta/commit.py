@@ -157,14 +157,15 @@ def entry_actions(data: bytes, version: int, table: str) -> list[Action]:
     try:
         found = [json.loads(line) for line in data.splitlines() if line.strip()]
         if not found or not all(isinstance(line, dict) for line in found):
-            raise ValueError("it is empty" if not data.strip() else "it has lines that are no actions")
+            raise ValueError("it is empty" if not data.strip() else "it has lines that are not actions")
         check = found[0].get("commitInfo", {}).get(CHECKSUM)
         if check is not None and check != checksum_of(data.partition(b"\n")[2]):
             raise ValueError("its actions don't agree with its checksum")
     except (ValueError, AttributeError) as error:
         raise InvariantViolation(
             f"entry {version} of the log of {table} is lost: {error}",
-            hint="the machine lost power before it was on disk, or a hand changed it; restore a backup",
+            hint="the machine lost power before it was on disk, or a hand changed it;"
+            " `tidemark recover PIPELINE` sets it aside and shows what it takes with it",
         ) from error
     return found
 
@@ -183,11 +184,13 @@ def put_entry(
     first action must be a `commitInfo` with the mark of this attempt."""
     attempt = dict(actions[0]).get("commitInfo", {}).get(ATTEMPT) if actions else None
     if not attempt:
-        raise InvalidUsage(f"an entry for version {version} of {store.uri} does not say whose it is")
+        raise InvalidUsage(f"an entry for version {version} of {store.uri} does not name its writer")
     began = seconds()
     try:
-        # An absent entry may have been cleaned up, but clean-up never deletes the newest entries.
-        if newest_version(store, version) >= version:
+        # An absent entry may have been cleaned up. Clean-up deletes ascending, so then the entry before it is
+        # gone too; as long as that one is there, the log, which may be long, need not be listed.
+        is_next = version > 0 and store.has(entry_path(version - 1))
+        if not is_next and newest_version(store, version) >= version:
             return Conflict()
         store.sync_folders(files)
     except OSError as error:
@@ -254,7 +257,7 @@ def _mark_of(entry: bytes) -> str:
 
 def _unwritten(store: Store, version: int, error: OSError) -> Determinate:
     return Determinate(
-        f"version {version} of {store.uri} was not written: {error}", hint="mend the cause, then retry"
+        f"version {version} of {store.uri} was not written: {error}", hint="correct the cause, then retry"
     )
 
 

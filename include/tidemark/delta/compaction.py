@@ -55,7 +55,7 @@ def read_source(store: Store, file: LiveFile) -> Source:
             raise InvariantViolation(
                 f"{file.location} of {store.uri} has {opened.metadata.num_rows} rows, and the log says "
                 f"{file.rows}",
-                hint="restore it from a backup, or rebuild the state from its log",
+                hint="restore it from a backup, or run `tidemark rebuild PIPELINE SHARD`",
             )
         return Source(file, opened.schema_arrow)
 
@@ -71,7 +71,7 @@ def columns_beside(source: Source, schema: pa.Schema) -> frozenset[str]:
             # NULL.
             raise InvalidUsage(
                 f"{source.file.location} has the column {alike[name.lower()]}, and the table has {name}",
-                hint="rebuild the state",
+                hint="run `tidemark rebuild PIPELINE SHARD`",
             )
     return names - set(schema.names)
 
@@ -103,7 +103,8 @@ def copy_rows(
     except (OSError, pa.ArrowException) as error:
         store.remove_quietly(path)
         raise Determinate(
-            f"files of {store.uri} can't be copied: {error}", hint="check the room and the files, then retry"
+            f"files of {store.uri} can't be copied: {error}",
+            hint="check the disk's free space and the files, then retry",
         ) from error
 
 
@@ -150,7 +151,9 @@ def _live(
                 if rows.num_rows:
                     yield _aligned(rows, wanted, source.file)
         if first != source.file.rows:
-            raise InvariantViolation(f"{source.file.location} of {store.uri} has {first} rows by its pages")
+            raise InvariantViolation(
+                f"{source.file.location} of {store.uri} has {first} rows according to its pages"
+            )
 
 
 def _aligned(rows: pa.Table, wanted: pa.Schema, file: LiveFile) -> pa.Table:
@@ -166,7 +169,7 @@ def _aligned(rows: pa.Table, wanted: pa.Schema, file: LiveFile) -> pa.Table:
             raise InvalidUsage(
                 f"the column {field.name} of {file.location} is {column.type}, and that of the table "
                 f"{field.type}: {error}",
-                hint="rebuild the state",
+                hint="run `tidemark rebuild PIPELINE SHARD`",
             ) from error
     return pa.table(columns, schema=wanted)
 
@@ -205,7 +208,8 @@ def carried(copied: Sequence[Copied], now: Mapping[str, Rows]) -> Rows:
         else:
             if not file.hidden.issubset(later):
                 raise Determinate(
-                    f"rows of {file.path} came back while it was copied", hint="begin the compaction again"
+                    f"hidden rows of {file.path} became visible while it was copied",
+                    hint="run `tidemark maintain` again",
                 )
             before = np.frombuffer(file.hidden.to_array(), np.uint32)
             since = np.frombuffer((later - file.hidden).to_array(), np.uint32)

@@ -9,11 +9,11 @@ from typing import Any
 from deltalake import Schema
 
 from tidemark.core.binding import BindingRecord
+from tidemark.core.generation import Candidate
 from tidemark.core.history import CHAPTERS, HISTORY_MARKS, Recovery, TimedChapter
 from tidemark.core.ids import ShardId, checked_name, is_name
-from tidemark.core.lease import SINCE
-from tidemark.core.ledger import UPPER
-from tidemark.core.publish import Published
+from tidemark.core.lease import LEASE_MARKS
+from tidemark.core.publish import Published, StateCommit
 from tidemark.core.seal import Seal
 from tidemark.delta.ledger import MARKS, DeltaLedger
 from tidemark.delta.log import DeltaLog
@@ -28,7 +28,11 @@ from tidemark.delta.records import (
     leases_codec,
     publishes_codec,
 )
-from tidemark.delta.store import Store, reading
+from tidemark.delta.state_commit import newest_commit
+from tidemark.delta.store import Store, address_of, reading
+
+ADDRESS = "tidemark.address"
+"""A property of the history's table: the address that it was created at."""
 
 
 class DeltaControl:
@@ -56,17 +60,25 @@ class DeltaControl:
         self._growing = frozenset(growing)
         self._options = dict(storage_options or {})
         self._clock_ns = clock_ns
-        self.history = self.ledger("history", history_codec(), marks=HISTORY_MARKS)
+        self.address = address_of(self.root)
+        self.history = self.ledger(
+            "history", history_codec(), marks=HISTORY_MARKS, properties={ADDRESS: self.address}
+        )
         self.bindings: TimedChapter[BindingRecord] = TimedChapter(self.history, **CHAPTERS["bindings"])
         self.seals: TimedChapter[Seal] = TimedChapter(self.history, **CHAPTERS["seals"])
         self.recoveries: TimedChapter[Recovery] = TimedChapter(self.history, **CHAPTERS["recoveries"])
+        self.candidates: TimedChapter[Candidate] = TimedChapter(self.history, **CHAPTERS["candidates"])
         self.attempts = self.ledger("attempts", attempts_codec())
         self.checkpoints = self.ledger("checkpoints", checkpoints_codec())
         self.journal = self.ledger("journal", journal_codec())
-        self.leases = self.ledger("leases", leases_codec(), marks=(UPPER, SINCE))
+        self.leases = self.ledger("leases", leases_codec(), marks=LEASE_MARKS)
         self.cuts = self.ledger("cuts", cuts_codec())
         self._logs: dict[ShardId, DeltaLog] = {}
         self._publishes: dict[ShardId, DeltaLedger[Published]] = {}
+
+    @property
+    def made_at(self) -> str:
+        return self.history.property_of(ADDRESS)
 
     @property
     def tables(self) -> tuple[DeltaLedger[Any], ...]:
@@ -80,7 +92,14 @@ class DeltaControl:
             names = Store(self.root, self._options).folders()
         return tuple(ShardId(name) for name in names if is_name(name))
 
-    def ledger(self, name: str, codec: Codec[R], *, marks: Sequence[str] = MARKS) -> DeltaLedger[R]:
+    def ledger(
+        self,
+        name: str,
+        codec: Codec[R],
+        *,
+        marks: Sequence[str] = MARKS,
+        properties: Mapping[str, str] | None = None,
+    ) -> DeltaLedger[R]:
         """A control table of this pipeline. The marks belong to its format: all handles must declare the same
         ones."""
         return DeltaLedger(
@@ -88,6 +107,7 @@ class DeltaControl:
             codec,
             storage_options=self._options,
             marks=marks,
+            properties=properties,
             clock_ns=self._clock_ns,
         )
 
@@ -113,3 +133,6 @@ class DeltaControl:
                 clock_ns=self._clock_ns,
             )
         return self._publishes[shard]
+
+    def state_commit(self, shard: ShardId, *, after: int) -> StateCommit | None:
+        return newest_commit(f"{self.root}/{checked_name(shard, what='shard')}/state", after, self._options)

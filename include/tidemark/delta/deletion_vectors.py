@@ -89,7 +89,7 @@ class Descriptor:
         if self.storage != "u" or len(self.place) < _UUID_CHARACTERS:
             raise InvalidUsage(
                 f"a deletion vector of storage type {self.storage!r} at {self.place!r} is not in the table",
-                hint="a shallow clone has such; rebuild the state as a table of its own",
+                hint="shallow clones have such vectors; run `tidemark rebuild PIPELINE SHARD`",
             )
         prefix, name = self.place[:-_UUID_CHARACTERS], self.place[-_UUID_CHARACTERS:]
         return vector_path(uuid.UUID(bytes=decoded85(name, 16)), prefix=prefix)
@@ -128,14 +128,14 @@ def encoded(rows: Rows) -> bytes:
 def decoded(data: bytes) -> Rows:
     """Decode a vector; ValueError if it is damaged."""
     if data[:4] != _MAGIC:
-        raise ValueError(f"a vector begins with {data[:4].hex()}, and not with {_MAGIC.hex()}")
+        raise ValueError(f"a vector begins with {data[:4].hex()}, not with {_MAGIC.hex()}")
     if len(data) < 12:
-        raise ValueError(f"a vector of {len(data)} bytes is cut")
+        raise ValueError(f"a vector of {len(data)} bytes is incomplete")
     (count,) = _COUNT.unpack_from(data, 4)
     if count == 0:
         return BitMap()
     if len(data) < 16:
-        raise ValueError(f"a vector of {len(data)} bytes is cut")
+        raise ValueError(f"a vector of {len(data)} bytes is incomplete")
     (high,) = _HIGH.unpack_from(data, 12)
     if count != 1 or high != 0:
         raise ValueError(f"a vector hides rows from {ROWS_MAX} on")
@@ -161,7 +161,7 @@ def decoded85(text: str, size: int) -> bytes:
         value = 0
         for character in text[at : at + 5]:
             if character not in _Z85_VALUES:
-                raise ValueError(f"{character!r} is no character of Base85")
+                raise ValueError(f"{character!r} is not a Base85 character")
             value = value * 85 + _Z85_VALUES[character]
         if value >= 1 << 32:
             raise ValueError(f"{text[at : at + 5]!r} is more than four bytes")
@@ -184,7 +184,7 @@ def pack(vectors: Sequence[Rows], name: uuid.UUID) -> tuple[bytes, tuple[Descrip
 def unpack(file: bytes, descriptor: Descriptor) -> Rows:
     """Decode one vector of a file; ValueError if the file is damaged or does not match the descriptor."""
     if file[:1] != _FILE_VERSION:
-        raise ValueError(f"a vector file begins with {file[:1].hex()}, and not with {_FILE_VERSION.hex()}")
+        raise ValueError(f"a vector file begins with {file[:1].hex()}, not with {_FILE_VERSION.hex()}")
     at = descriptor.offset if descriptor.offset is not None else len(_FILE_VERSION)
     end = at + _SIZE.size + descriptor.size
     if len(file) < end + _SIZE.size or at < len(_FILE_VERSION):
@@ -214,7 +214,7 @@ def read_vectors(
                     files[source] = (get or store.get)(source)
                 rows = unpack(files[source], descriptor)
             if len(rows) != descriptor.cardinality:
-                raise ValueError(f"it hides {len(rows)} rows, and the log says {descriptor.cardinality}")
+                raise ValueError(f"it hides {len(rows)} rows, but the log says {descriptor.cardinality}")
         except FileNotFoundError as error:
             raise _damaged(path, source, "it is gone") from error
         except OSError as error:
@@ -229,5 +229,5 @@ def _damaged(path: str, source: str | None, why: str) -> InvariantViolation:
     where = source if source is not None else "in the log"
     return InvariantViolation(
         f"the deletion vector of {path} ({where}) can't be used: {why}",
-        hint="restore it from a backup, or rebuild the state from its log",
+        hint="restore it from a backup, or run `tidemark rebuild PIPELINE SHARD`",
     )

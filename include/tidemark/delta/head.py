@@ -77,7 +77,7 @@ class LiveFile:
         if counted is None:
             raise InvalidUsage(
                 f"{self.path} has no statistics in the log, so its rows can't be counted",
-                hint="rebuild the state, or have its statistics computed",
+                hint="run `tidemark rebuild PIPELINE SHARD`",
             )
         return int(counted)
 
@@ -154,7 +154,7 @@ class TableHead:
             if current is not None and current.vector != file.vector:
                 raise InvariantViolation(
                     f"{file.path} is in version {version} of {table} twice, with two deletion vectors",
-                    hint="two writers didn't know of each other; rebuild the state from its log",
+                    hint="another writer changed the state; run `tidemark rebuild PIPELINE SHARD`",
                 )
             files[file.path] = file
         weight = self.entries_bytes + max(size, ENTRY_BYTES_MIN)
@@ -227,7 +227,7 @@ def entries_after(store: Store, head: TableHead) -> Iterator[tuple[list[Action],
             head = head.after(actions, version=version, table=store.uri, size=len(data))
         except (KeyError, TypeError, ValueError) as error:
             raise InvariantViolation(
-                f"entry {version} of the log of {store.uri} has an action that is none: {error!r}",
+                f"entry {version} of the log of {store.uri} has an invalid action: {error!r}",
                 hint="restore the table's log from a backup",
             ) from error
         yield actions, head

@@ -105,7 +105,7 @@ class KeyIndex:
             if len(files[file]) != file.rows:
                 raise InvariantViolation(
                     f"{file.path} has {len(files[file])} rows, and its statistics say {file.rows}",
-                    hint="rebuild the state from its log",
+                    hint="run `tidemark rebuild PIPELINE SHARD`",
                 )
         parts = [
             sorted_records(keys.hi, keys.lo, keys.digest, sequence=keys.sequence, file=number)
@@ -145,7 +145,7 @@ class KeyIndex:
             found.append(records)
         if numbers:
             raise InvariantViolation(
-                f"the key index does not have {next(iter(numbers)).path}", hint="add what is missing first"
+                f"the key index does not have {next(iter(numbers)).path}", hint="add the missing file first"
             )
         query = np.concatenate(queries) if queries else np.empty(0, np.intp)
         records = np.concatenate(found) if found else np.empty(0, _RECORD)
@@ -193,7 +193,7 @@ class KeyIndex:
             for run in runs:
                 run.path.unlink(missing_ok=True)
             raise Determinate(
-                f"the key index was damaged: {error}", hint="retry: it is made again"
+                f"the key index was damaged: {error}", hint="retry, which builds it again"
             ) from error
 
     def _put(self, run: Run) -> None:
@@ -251,7 +251,7 @@ def _check_once(query: npt.NDArray[np.intp]) -> None:
     if len(twice):
         raise InvariantViolation(
             f"{len(twice)} keys of the batch have two live rows or more, number {int(twice[0])} first",
-            hint="verify the state; if its keys are unique, make the key index again",
+            hint="run `tidemark verify PIPELINE`; if it fails, `tidemark rebuild PIPELINE SHARD`",
         )
 
 

@@ -80,7 +80,7 @@ class Run:
                 head = file.read(_HEAD.size)
                 magic, described, blocks, check = _HEAD.unpack(head)
                 if magic != _MAGIC:
-                    raise RunDamaged(f"{path.name} is no run of this format")
+                    raise RunDamaged(f"{path.name} is not a run of this format")
                 size = path.stat().st_size
                 start = _start(described, blocks)
                 if size != start + blocks * BLOCK_RECORDS * RECORD.itemsize:

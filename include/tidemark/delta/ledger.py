@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Generic, TypeVar
@@ -49,6 +49,8 @@ from tidemark.delta.store import housekeeping
 from tidemark.delta.table import VERSION_NONE, ControlTable
 
 R = TypeVar("R", bound=Record)
+Found = tuple[Contents, int]
+"""A row: its file's contents, and its place there."""
 
 CONFIGURATION: Final = {
     "delta.appendOnly": "true",
@@ -80,6 +82,7 @@ class DeltaLedger(Generic[R]):
         *,
         storage_options: Mapping[str, str] | None = None,
         marks: Sequence[str] = MARKS,
+        properties: Mapping[str, str] | None = None,
         clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self._codec = codec
@@ -88,7 +91,7 @@ class DeltaLedger(Generic[R]):
             uri,
             storage_options=storage_options or {},
             schema=SCHEMA,
-            configuration=CONFIGURATION,
+            configuration={**CONFIGURATION, **(properties or {})},
             marks=tuple(dict.fromkeys((*marks, CHAIN))),
             seconds=lambda: clock_ns() / 1e9,
         )
@@ -99,6 +102,10 @@ class DeltaLedger(Generic[R]):
     @property
     def uri(self) -> str:
         return self._table.uri
+
+    def property_of(self, name: str) -> str:
+        """A property of the table as of the loaded version, set when it was created; empty if it is not."""
+        return self._table.property_of(name)
 
     def head(self) -> Head:
         """Load the newest version. A missing table reads as empty and is not created."""
@@ -122,45 +129,46 @@ class DeltaLedger(Generic[R]):
         """The records numbered in [lower, upper), of the given kinds or of all. Records of one number keep
         the order of their commits."""
         names = self._codec.names_of(kinds)
-        return self._decoded(
-            lambda: [
-                row
-                for file in self._snapshot.files
-                if file.may_hold_number(lower, upper)
-                for row in self._contents_of(file).rows
-                if lower <= row.number < upper and self._is_of(row, names)
-            ]
-        )
+
+        def look() -> Iterator[Found]:
+            for file in self._snapshot.files:
+                if file.may_hold_number(lower, upper):
+                    contents = self._contents_of(file)
+                    ends = max(lower, file.number_min), min(upper, file.number_max + 1)
+                    yield from ((contents, place) for place in contents.numbered(*ends))
+
+        return self._decoded(look, names)
 
     def find(self, key: str, kinds: tuple[type, ...] = ()) -> Sequence[R]:
         """The records with this key, of the given kinds or of all, sorted by number."""
         names = self._codec.names_of(kinds)
-        return self._decoded(
-            lambda: [
-                row
-                for file in self._snapshot.files
-                if file.may_hold_key(key) and self._holds_key(file, key)
-                for row in self._contents_of(file).rows
-                if row.key == key and self._is_of(row, names)
-            ]
-        )
+
+        def look() -> Iterator[Found]:
+            for file in self._snapshot.files:
+                if file.may_hold_key(key) and self._holds_key(file, key):
+                    contents = self._contents_of(file)
+                    yield from ((contents, place) for place in contents.keyed(key))
+
+        return self._decoded(look, names)
 
     def _is_of(self, row: Row, names: frozenset[str]) -> bool:
         """Whether a row is of these kinds. Unknown kinds pass, so that decoding rejects them."""
         return row.kind in names or row.kind not in self._codec.names_of(())
 
-    def _decoded(self, look: Callable[[], list[Row]]) -> Sequence[R]:
-        """The records that `look` finds, sorted by number. If the loaded version is older than the retention,
-        its files may have been merged and deleted; then `look` runs again on the newest version."""
+    def _decoded(self, look: Callable[[], Iterator[Found]], names: frozenset[str]) -> Sequence[R]:
+        """The records of these kinds that `look` finds, sorted by number. If the loaded version is older than
+        the retention, its files may have been merged and deleted; then `look` runs again on the newest
+        version."""
         try:
-            rows = look()
+            found = list(look())
         except FileGone:
             before = self._snapshot.head.version
             if self.head().version == before:
                 raise
-            rows = look()
-        rows.sort(key=lambda row: row.number)
-        return [self._codec.decode(row, table=self.uri) for row in rows]
+            found = list(look())
+        found = [one for one in found if self._is_of(one[0].rows[one[1]], names)]
+        found.sort(key=lambda one: one[0].rows[one[1]].number)
+        return [contents.record(place, self._codec, table=self.uri) for contents, place in found]
 
     def written_at(self, number: int, kinds: tuple[type, ...] = ()) -> datetime | None:
         """When the last record of a number was committed, by its writer's clock; None if there is none. For
@@ -169,8 +177,8 @@ class DeltaLedger(Generic[R]):
         for file in reversed(self._snapshot.files):
             if file.may_hold_number(number, number + 1):
                 contents = self._contents_of(file)
-                for at in reversed(range(len(contents.rows))):
-                    if contents.rows[at].number == number and contents.rows[at].kind in names:
+                for at in reversed(list(contents.numbered(number, number + 1))):
+                    if contents.rows[at].kind in names:
                         found: datetime = contents.table["at"][at].as_py()
                         return found
         return None
@@ -199,7 +207,7 @@ class DeltaLedger(Generic[R]):
     def commit(self, head: Head, put: Put[R, Any]) -> CommitOutcome:
         """Add the records and move the marks, if and only if the table is still at `head`."""
         if CHAIN in put.marks:
-            raise InvalidUsage(f"the mark {CHAIN!r} of {self.uri} is kept by the ledger itself")
+            raise InvalidUsage(f"the mark {CHAIN!r} of {self.uri} is set by the ledger itself")
         snapshot = self._snapshot
         marks = snapshot.head.moved(put.marks)
         if head.version != snapshot.head.version or not self._table.prepare(head, put.marks):
@@ -256,7 +264,7 @@ class DeltaLedger(Generic[R]):
         except OSError as error:
             raise Determinate(
                 f"no record was written to {self.uri}: {error}",
-                hint="check its room and permissions, then retry",
+                hint="check the free space and the permissions, then retry",
             ) from error
 
     def _settled(self, outcome: CommitOutcome, files: tuple[RecordFile, ...]) -> CommitOutcome:

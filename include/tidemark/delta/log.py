@@ -249,7 +249,7 @@ def file_of(file: LiveFile, *, table: str) -> LogFile:
     if span is None:
         raise InvariantViolation(
             f"{table}: {path} is in the log, and is neither a sealed part nor a compaction's file",
-            hint="the log was written by something else than tidemark; restore it from a backup",
+            hint="something else than tidemark wrote to the log: restore it from a backup",
         )
     return LogFile(Part(path, int(file.stats.get("numRecords") or 0), file.bytes), *span)
 
@@ -286,7 +286,7 @@ def entries_of(files: Iterable[LogFile], *, table: str) -> dict[int, LogEntry]:
         if txn in entries:
             raise InvariantViolation(
                 f"{table}: transaction {txn} has parts of {entries[txn].token} and of {token}",
-                hint="the log was written by something that did not ask the seal",
+                hint="something else than tidemark wrote to the log: restore it from a backup",
             )
         entries[txn] = LogEntry(Txn(txn), WriterToken(token), tuple(found))
     return entries

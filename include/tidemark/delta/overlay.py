@@ -194,13 +194,16 @@ def overlay(
     *,
     base: Digest,
     same: npt.NDArray[np.bool_] | None = None,
+    corrected: npt.NDArray[np.bool_] | None = None,
 ) -> Overlay:
     """Apply a tail, which has each key once, to the state in which its keys have these rows. `same` are the
-    hits that an upsert would not change."""
+    hits that an upsert would not change; `corrected` keys win whatever their sequence."""
     goes = np.ones(len(hits.records), np.bool_)
     if tail.sequence is not None:
         own, at = tail.sequence[hits.query], txns[hits.query]
         goes = ~is_older(own, at, than=hits.records["sequence"])
+    if corrected is not None:
+        goes |= corrected[hits.query]
     if same is not None:
         goes &= ~same
     comes = upserts.copy()
@@ -211,7 +214,8 @@ def overlay(
     hidden = hits.places(goes)
     if sum(map(len, hidden.values())) != removed.count:
         raise InvariantViolation(
-            f"{removed.count} rows are to go, and they lie in {sum(map(len, hidden.values()))} places",
-            hint="verify the state, then make the key index again",
+            f"{removed.count} rows are to be removed, but they are in {sum(map(len, hidden.values()))}"
+            " places",
+            hint="run `tidemark verify PIPELINE`; if it fails, `tidemark rebuild PIPELINE SHARD`",
         )
     return Overlay(comes, hidden, digest)

@@ -3,13 +3,14 @@
 A file is intact if it exists, has its sealed size, and has its sealed row count in its footer. Pages have
 checksums, which Spark verifies when it reads; `fault(whole=True)` verifies them here.
 
-`keys_in` reads the keys that a shard may have, without Spark.
+`files_of_shard` names the files with all keys that a shard may have.
 """
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlparse
 
@@ -80,7 +81,9 @@ class DeltaParts:
         try:
             info = store.get_file_info(path)
         except OSError as error:
-            raise Determinate(f"{path} can't be asked for: {error}", hint="check the store, retry") from error
+            raise Determinate(
+                f"{path} can't be looked up: {error}", hint="check the store, then retry"
+            ) from error
         if info.type != fs.FileType.File:
             return "there is no such file"
         if info.size != part.bytes:
@@ -149,18 +152,12 @@ def _bounds(add: Mapping[str, Any], end: str) -> dict[str, Any]:
     return {name.removeprefix(end): value for name, value in add.items() if name.startswith(end)}
 
 
-ROWS_PER_BATCH: Final = 10_000
-
-
-def keys_in(shard_uri: str, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yield the key of every row in the files of the shard's log or state, on a local disk.
-
-    The result includes every key that a reader sees. It also includes deleted keys, and keys repeatedly: rows
-    are not checked for being current."""
-    # All files are listed before the first is read, the log's first. Rows are published before they leave the
-    # log, so the state, listed later, has them.
-    for path in [path for table in ("log", "state") for path in _files_of(f"{shard_uri}/{table}")]:
-        yield from _keys_of(path, columns)
+def files_of_shard(shard_uri: str) -> list[Path]:
+    """The files of the shard's log and state, on a local disk. They have every key that a reader sees, and
+    deleted ones too."""
+    # The log's are listed first: rows are published before they leave the log, so the state, listed later,
+    # has them.
+    return [Path(path) for table in ("log", "state") for path in _files_of(f"{shard_uri}/{table}")]
 
 
 def _files_of(table: str) -> list[str]:
@@ -169,14 +166,3 @@ def _files_of(table: str) -> list[str]:
     except TableNotFoundError:
         return []
     return [unquote(urlparse(uri).path if uri.startswith("file:") else uri) for uri in uris]
-
-
-def _keys_of(path: str, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
-    try:
-        # Spark's INT96 timestamps have nanoseconds; Python's have none.
-        file = pq.ParquetFile(path, coerce_int96_timestamp_unit="us")
-        for batch in file.iter_batches(ROWS_PER_BATCH, columns=list(columns)):
-            yield from batch.to_pylist()
-    except OSError as error:
-        # Maintenance may have replaced the file since the table was listed.
-        raise Determinate(f"keys can't be read from {path}: {error}", hint="run again") from None

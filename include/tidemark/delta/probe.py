@@ -98,7 +98,8 @@ def probe_put_if_absent(
             stored = {version: _stored(store, version) for version in range(1, rounds + 1)}
         except (OSError, ValueError) as error:
             raise Determinate(
-                f"the store at {root} can't be probed: {error}", hint="check the address and the credentials"
+                f"the store at {root} can't be probed: {error}",
+                hint="check the address and the credentials, then retry",
             ) from error
     finally:
         _remove(store, rounds)

@@ -8,6 +8,7 @@ enabled at any time, so every commit checks the head that it is made on.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -15,6 +16,12 @@ from tidemark.core.errors import InvalidUsage, InvariantViolation
 
 VECTORS: Final = "delta.enableDeletionVectors"
 FEED: Final = "delta.enableChangeDataFeed"
+LOG_RETENTION: Final = "delta.logRetentionDuration"
+LOG_CLEANED: Final = "delta.enableExpiredLogCleanup"
+_INTERVAL: Final = re.compile(r"(?:interval )?(\d+) (week|day|hour|minute|second)s?\Z", re.IGNORECASE)
+_UNIT_MS: Final = {
+    "week": 604_800_000, "day": 86_400_000, "hour": 3_600_000, "minute": 60_000, "second": 1_000,
+}  # fmt: skip
 _APPENDS: Final = "delta.appendOnly"
 ALLOWED: Final = frozenset({"deletionVectors", "changeDataFeed", "timestampNtz", "appendOnly", "invariants"})
 _READER_VERSIONS: Final = (1, 2, 3)
@@ -43,6 +50,19 @@ _REFUSED_FIELD: Final = {
     "delta.columnMapping.physicalName": "columnMapping",
     "CURRENT_DEFAULT": "allowColumnDefaults",
 }
+
+
+def interval_ms(text: str) -> int | None:
+    """The length of an interval, as Delta's properties spell it; None for other text."""
+    found = _INTERVAL.match(text.strip())
+    return int(found[1]) * _UNIT_MS[found[2].lower()] if found else None
+
+
+def log_retention_ms(configuration: Mapping[str, str]) -> int | None:
+    """How long a table keeps its log entries; None if it keeps them all, or if its property can't be read."""
+    if configuration.get(LOG_CLEANED, "true").lower() != "true":
+        return None
+    return interval_ms(configuration.get(LOG_RETENTION, "interval 30 days"))
 
 
 def protocol_action(*, configuration: Mapping[str, str], schema: str) -> dict[str, Any]:
@@ -114,8 +134,8 @@ def check_features(table: str, protocol: Mapping[str, Any], metadata: Mapping[st
     found = sorted(set(_refused(protocol, metadata)))
     if found:
         raise InvalidUsage(
-            f"{table} uses what a publish can't keep: {', '.join(found)}",
-            hint="drop these features from the table, or rebuild the state",
+            f"{table} uses features that a publish does not support: {', '.join(found)}",
+            hint="drop these features from the table, or run `tidemark rebuild PIPELINE SHARD`",
         )
 
 

@@ -26,9 +26,9 @@ import io
 import json
 import re
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property
 from typing import Any, Final, Generic, TypeVar, cast
 
 from arro3.core import Array, DataType, Table
@@ -41,9 +41,10 @@ from tidemark.core.binding import Binding, Claim
 from tidemark.core.checkpoint import Checkpoint
 from tidemark.core.cuts import Cut
 from tidemark.core.errors import Determinate, InvalidUsage, InvariantViolation, TidemarkError
+from tidemark.core.generation import Candidate
 from tidemark.core.history import HistoryRecord, Recovery
 from tidemark.core.journal import JournalEntry, check_chain, check_format
-from tidemark.core.lease import Lease
+from tidemark.core.lease import Lease, LeaseRecord, LeaseSummary
 from tidemark.core.ledger import Record
 from tidemark.core.publish import Published
 from tidemark.core.seal import Evidence, Seal
@@ -52,6 +53,7 @@ from tidemark.delta.head import LiveFile
 from tidemark.delta.store import Store
 
 R = TypeVar("R", bound=Record)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ class Codec(Generic[R]):
         if kind is None:
             raise InvalidUsage(
                 f"{type(record).__name__} is not a record of this table",
-                hint=f"it keeps {sorted(self._classes)}",
+                hint=f"it takes {sorted(self._classes)}",
             )
         return kind
 
@@ -104,7 +106,7 @@ class Codec(Generic[R]):
         name."""
         check_format(row.format, table=table)
         if row.kind not in self._classes:
-            raise InvariantViolation(f"{table}: record {row.number} is of the unknown kind {row.kind!r}")
+            raise InvariantViolation(f"{table}: record {row.number} has the unknown kind {row.kind!r}")
         try:
             record = self._adapter(row.kind).validate_json(row.body)
         except (ValidationError, TidemarkError) as error:
@@ -141,7 +143,8 @@ def run_column(record: object) -> str | None:
 
 @cache
 def history_codec() -> Codec[HistoryRecord]:
-    return Codec({"binding": Binding, "claim": Claim, "seal": Seal, "recovery": Recovery})
+    kinds = {"binding": Binding, "claim": Claim, "seal": Seal, "recovery": Recovery}
+    return Codec({**kinds, "candidate": Candidate})
 
 
 @cache
@@ -170,8 +173,8 @@ def cuts_codec() -> Codec[Cut]:
 
 
 @cache
-def leases_codec() -> Codec[Lease]:
-    return Codec({"lease": Lease})
+def leases_codec() -> Codec[LeaseRecord]:
+    return Codec({"lease": Lease, "summary": LeaseSummary})
 
 
 # Record files.
@@ -234,12 +237,50 @@ class RecordFile:
         return remove_action(self.path, size=self.bytes, at_ms=at_ms, data_change=False)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Contents:
-    """Decoded rows and their Arrow table, so that compaction copies them unchanged."""
+    """A file's rows and their Arrow table, so that compaction copies them unchanged.
+
+    Rows are found by number and by key without a scan, and each is decoded once: files never change."""
 
     table: Table
     rows: Sequence[Row]
+    _decoded: dict[int, Any] = field(default_factory=dict)
+
+    @cached_property
+    def _by_number(self) -> dict[int, list[int]]:
+        return _places(row.number for row in self.rows)
+
+    @cached_property
+    def _by_key(self) -> dict[str, list[int]]:
+        return _places(row.key for row in self.rows)
+
+    def numbered(self, lower: int, upper: int) -> Iterator[int]:
+        """The places of the rows numbered in [lower, upper), those of one number in their order."""
+        if upper - lower < len(self.rows):
+            for number in range(lower, upper):
+                yield from self._by_number.get(number, ())
+        else:
+            yield from (at for at, row in enumerate(self.rows) if lower <= row.number < upper)
+
+    def keyed(self, key: str) -> Sequence[int]:
+        """The places of the rows with this key, in order."""
+        return self._by_key.get(key, ())
+
+    def record(self, place: int, codec: Codec[R], *, table: str) -> R:
+        """The record in a place."""
+        if place not in self._decoded:
+            self._decoded[place] = codec.decode(self.rows[place], table=table)
+        found: R = self._decoded[place]
+        return found
+
+
+def _places(values: Iterable[T]) -> dict[T, list[int]]:
+    """The places of each value."""
+    found: dict[T, list[int]] = {}
+    for place, value in enumerate(values):
+        found.setdefault(value, []).append(place)
+    return found
 
 
 def _digest_of(data: bytes) -> str:
@@ -292,7 +333,7 @@ def file_of(file: LiveFile, *, table: str) -> RecordFile:
     facts: tuple[Any, ...] = (stats.get("numRecords"), file.bytes, *bounds)
     if named is None or _check_of(path.rsplit("-", 1)[0], facts) != named[7]:
         raise InvariantViolation(
-            f"{table}: the log's entry for {path} was changed, or made by something else: {facts}",
+            f"{table}: the log's entry for {path} was changed, or written by something else: {facts}",
             hint="restore the table's log from a backup",
         )
     return RecordFile(path, int(named[1]), int(named[2]), int(named[3], 16), int(named[4], 16), *facts)
@@ -328,7 +369,7 @@ def _opened(store: Store, file: RecordFile, *, table: str) -> Table:
         raise FileGone(broken.fact, hint=broken.hint) from error
     except OSError as error:
         raise Determinate(
-            f"{table}: {file.path} can't be read: {error}", hint="check the store, retry"
+            f"{table}: {file.path} can't be read: {error}", hint="check the store, then retry"
         ) from error
     if _digest_of(data) != file.path.split("-")[6]:
         raise _broken(table, f"the file {file.path} is damaged")

@@ -111,7 +111,7 @@ def check_columns(table: str, there: Schema, declared: Schema | None) -> None:
     for field in there.fields:
         if wanted.get(field.name) != field:
             raise InvalidUsage(
-                f"column {field.name!r} of {table} is not one that this version writes",
+                f"column {field.name!r} of {table} is not one of this version's columns",
                 hint="use the version of tidemark that made the warehouse",
             )
 
@@ -120,7 +120,7 @@ def check_marks_last(table: str, there: Mapping[str, str]) -> None:
     """`InvalidUsage` if the table's application transactions expire, because marks would be lost."""
     if _EXPIRING_IDS in there:
         raise InvalidUsage(
-            f"{table} has {_EXPIRING_IDS}: its marks would expire, and old work would be done again",
+            f"{table} has {_EXPIRING_IDS}: its marks would expire, and finished work would be repeated",
             hint=f"unset {_EXPIRING_IDS} on the table",
         )
 

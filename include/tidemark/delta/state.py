@@ -55,12 +55,12 @@ class NewFile:
             raise InvariantViolation(
                 f"{len(self.hidden)} rows up to {self.hidden.max()} are hidden in {self.path}, "
                 f"which has {self.rows}",
-                hint="a file without a row left is not committed",
+                hint="remove the file instead",
             )
         if self.rows < 1 or json.loads(self.stats).get("numRecords") != self.rows:
             raise InvariantViolation(
                 f"{self.path} has {self.rows} rows, and its statistics say {self.stats[:80]}",
-                hint="a file without rows is not committed",
+                hint="leave the file out",
             )
 
 
@@ -118,7 +118,7 @@ def decide_entry(
     protocol, metadata = change.protocol or head.protocol, change.metadata or head.metadata
     check_features(table, protocol, metadata)
     if head.version == VERSION_NONE and (change.protocol is None or change.metadata is None):
-        raise InvalidUsage(f"{table} is not there, and the commit does not say how to make it")
+        raise InvalidUsage(f"{table} is not there, and the commit has no schema to create it with")
     vectors = {
         path: _united(head, path, rows, (previous or {}).get(path)) for path, rows in change.hidden.items()
     }
@@ -150,25 +150,26 @@ def _united(head: TableHead, path: str, rows: Rows, before: Rows | None) -> Rows
     file = head.files.get(path)
     if file is None:
         raise InvariantViolation(
-            f"rows of {path} are to go, and version {head.version} does not have the file",
-            hint="make the key index again",
+            f"rows of {path} are to be removed, but version {head.version} does not have the file",
+            hint="retry; if it stays so, run `tidemark rebuild PIPELINE SHARD`",
         )
     if file.hidden != (len(before) if before is not None else 0):
         raise InvariantViolation(
-            f"{path} has a vector of {file.hidden} rows, and the commit was worked out without it",
+            f"{path} has a vector of {file.hidden} rows, but the commit was prepared without it",
             hint="read the vector of this version",
         )
     if not rows or rows.max() >= file.rows:
         raise InvariantViolation(
-            f"row {rows.max() if rows else 'none'} of {path} is to go, and it has {file.rows}",
-            hint="make the key index again",
+            f"row {rows.max() if rows else 'none'} of {path} is to be removed, but it has {file.rows} rows",
+            hint="retry; if it stays so, run `tidemark rebuild PIPELINE SHARD`",
         )
     if before is None:
         return rows
     twice = rows.intersection_cardinality(before)
     if twice:
         raise InvariantViolation(
-            f"{twice} rows of {path} are to go that are hidden already", hint="make the key index again"
+            f"{twice} rows of {path} are to be removed, but are hidden already",
+            hint="retry; if it stays so, run `tidemark rebuild PIPELINE SHARD`",
         )
     return rows | before
 
@@ -181,12 +182,12 @@ def _check_rows(
     hiding = vectors or any(file.hidden for file in change.added)
     if hiding and not is_on(configuration, VECTORS):
         raise InvalidUsage(
-            f"{table} does not take deletion vectors: {VECTORS} is not true",
-            hint="write the touched files anew, without the rows that go",
+            f"{table} has no deletion vectors: {VECTORS} is not true",
+            hint="rewrite the touched files without the removed rows",
         )
     for path in change.removed:
         if path not in head.files or path in vectors:
-            raise InvariantViolation(f"{path} is to go, and is not a file of version {head.version}")
+            raise InvariantViolation(f"{path} is to be removed, but is not a file of version {head.version}")
     hidden = sum(len(rows) for rows in change.hidden.values())
     whole = set(change.removed)
     # Removed files need no statistics, so that a rebuild repairs a table whose rows can't be counted.
@@ -197,7 +198,7 @@ def _check_rows(
         wanted = change.rows_after if change.of_rows else head.rows
         raise InvariantViolation(
             f"{table} would have {after} rows ({kept} - {hidden} + {added}) instead of {wanted}",
-            hint="make the key index again, and verify the state",
+            hint="run `tidemark verify PIPELINE`; if it fails, `tidemark rebuild PIPELINE SHARD`",
         )
     _check_feed(head, change, hidden + added, is_fed=is_on(configuration, FEED), table=table)
 
@@ -213,7 +214,7 @@ def _check_feed(head: TableHead, change: Change, moved: int, *, is_fed: bool, ta
     if listed != needed:
         raise InvariantViolation(
             f"the change data feed of {table} lists {listed} changes instead of {needed}",
-            hint="a commit that has a feed lists all of its changes, rows that only come too",
+            hint="a commit with a change data feed lists all of its changes, inserted rows too",
         )
 
 
@@ -357,7 +358,7 @@ class StateTable:
         commit; it is never part of one."""
         if not self._head.checkpoint_due:
             return
-        size = make_checkpoint(self.store, self.options)
+        size = make_checkpoint(self.store, self.options, now_ms=self._clock_ns() // 1_000_000)
         self._head = replace(self._head, checkpoint_bytes=size, entries_bytes=0)
 
     def _put(self, entry: Entry, change: Change) -> CommitOutcome:
@@ -368,7 +369,7 @@ class StateTable:
             except OSError as error:
                 raise Determinate(
                     f"the vectors for version {entry.version} of {self.store.uri} were not written: {error}",
-                    hint="check the room and the permissions, then retry",
+                    hint="check the free space and the permissions, then retry",
                 ) from error
             named.append(entry.vector_path)
         return put_entry(

@@ -273,7 +273,8 @@ def described(store: Store, folder: str) -> list[NewFile]:
         store.sync_files([file.path for file in found])
     except (OSError, pa.ArrowException) as error:
         raise Determinate(
-            f"the files in {folder} of {store.uri} can't be read back: {error}", hint="check the store, retry"
+            f"the files in {folder} of {store.uri} can't be read back: {error}",
+            hint="check the store, then retry",
         ) from error
     return found
 
@@ -309,7 +310,7 @@ def write_rows(store: Store, rows: pa.Table, *, version: int, nonce: UUID) -> Ne
     except OSError as error:
         raise Determinate(
             f"the rows for version {version} of {store.uri} were not written: {error}",
-            hint="check the room and the permissions, then retry",
+            hint="check the free space and the permissions, then retry",
         ) from error
     return NewFile(path, len(data), rows.num_rows, statistics(rows.drop_columns(plain)))
 

@@ -297,6 +297,6 @@ def _forget(table: StateTable, copy: NewFile | None) -> None:
 
 def _overtaken(table: StateTable) -> BeingPublished:
     return BeingPublished(
-        f"{table.store.uri} was changed again and again while it was maintained",
-        hint="it is left for the next time",
+        f"{table.store.uri} kept changing during maintenance",
+        hint="the next maintenance does it",
     )

@@ -1,6 +1,6 @@
 """The status of a state's table, read from its log (`delta.head`).
 
-A commit of a state carries its facts as JSON in `userMetadata`. Any other commit is judged by its effect
+A commit of a state carries its facts (`delta.state_commit`). Any other commit is judged by its effect
 (`compaction.foreign_write`): one that changes no row, such as a compaction, a vacuum or a change of
 properties, is harmless under any name; one that changes rows is a foreign write.
 
@@ -10,62 +10,25 @@ clean-up keeps: the number of live rows and the application transactions.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tidemark.core.checksum import Digest
 from tidemark.core.errors import Determinate, InvalidUsage
-from tidemark.core.ids import TXN_NONE, Txn, WriterToken
+from tidemark.core.ids import TXN_NONE, Txn
 from tidemark.core.publish import VERSION_NONE, Published, StateCommit, StateStatus
-from tidemark.delta.commit import Action, entry_actions, entry_path
 from tidemark.delta.compaction import foreign_write
 from tidemark.delta.head import TableHead, entries_after, open_head
 from tidemark.delta.state import ROWS
+from tidemark.delta.state_commit import commit_at, facts_in
 from tidemark.delta.store import Store
 
-FORMAT: Final = 1
-_MARK: Final = "tidemark"
 _EXPIRING_IDS: Final = "delta.setTransactionRetentionDuration"
 
 
 def app_id(pipeline: str, shard: str) -> str:
     """The application id of a state's commits."""
     return f"tidemark/{pipeline}/{shard}"
-
-
-def encoded(commit: StateCommit) -> str:
-    """The facts of a commit as JSON, for `userMetadata`."""
-    digest = commit.digest
-    return json.dumps(
-        {
-            _MARK: FORMAT,
-            "txn": commit.txn,
-            "token": commit.token,
-            "tombstones": commit.tombstones,
-            "link": commit.link,
-            "digest": [digest.count, digest.xor, digest.sum_low, digest.sum_high, digest.encoding],
-        },
-        separators=(",", ":"),
-    )
-
-
-def decoded(text: object) -> StateCommit | None:
-    """The facts in a commit's `userMetadata`; None if it has none of ours."""
-    try:
-        facts = json.loads(text) if isinstance(text, str) else None
-    except ValueError:
-        return None
-    if not isinstance(facts, dict) or facts.get(_MARK) != FORMAT:
-        return None
-    return StateCommit(
-        Txn(facts["txn"]),
-        WriterToken(facts["token"]),
-        Digest(*facts["digest"]),
-        facts["tombstones"],
-        facts["link"],
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,16 +67,11 @@ def _followed(store: Store, version: int, before: TableHead) -> _Followed:
         if after.version <= version:
             opened = after
         else:
-            facts = _facts_in(actions)
+            facts = facts_in(actions)
             name = foreign_write(before, actions, after) if facts is None else ""
             commits.append(_Commit(after.version, facts, name))
         before = after
     return _Followed(opened, before, commits)
-
-
-def _facts_in(actions: Sequence[Action]) -> StateCommit | None:
-    info: Action = next((line["commitInfo"] for line in actions if "commitInfo" in line), {})
-    return decoded(info.get("userMetadata"))
 
 
 def same_rows_version(uri: str, version: int, storage_options: Mapping[str, str] | None = None) -> int:
@@ -146,13 +104,13 @@ def lost_files(uri: str, version: int, storage_options: Mapping[str, str] | None
         return sorted(path.rsplit("/", 1)[-1] for path in paths if not store.has(path))
     except OSError as error:
         raise Determinate(
-            f"the files of {uri} can't be asked for: {error}", hint="check the store, retry"
+            f"the files of {uri} can't be looked up: {error}", hint="check the store, then retry"
         ) from error
 
 
 def _forgotten(uri: str, version: int) -> InvalidUsage:
     return InvalidUsage(
-        f"the log of {uri} does not reach back to version {version} any more",
+        f"the log of {uri} no longer reaches back to version {version}",
         hint="read as of a later transaction, or rebuild the state",
     )
 
@@ -175,15 +133,17 @@ def read_state_status(
         return StateStatus()
     if _EXPIRING_IDS in head.configuration:
         raise InvalidUsage(
-            f"{uri} has {_EXPIRING_IDS}: what was published would be forgotten", hint="unset it on the table"
+            f"{uri} has {_EXPIRING_IDS}: the record of publishes would expire", hint="unset it on the table"
         )
     commits = followed.commits
-    strangers = [f"{one.version} {one.foreign}" for one in commits if one.foreign]
+    foreign_writes = [f"{one.version} {one.foreign}" for one in commits if one.foreign]
     if since is not None and followed.opened.version > recorded:
-        strangers[:0] = _unseen(followed.opened, since, app)
+        foreign_writes[:0] = _unseen(followed.opened, since, app)
     # One publish may be ahead of the record. A second was computed without knowledge of the first.
-    strangers += [f"{one.version} a second publish" for one in [c for c in commits if _moves(c, since)][1:]]
-    at, at_record = _at(store, recorded)
+    foreign_writes += [
+        f"{one.version} a second publish" for one in [c for c in commits if _moves(c, since)][1:]
+    ]
+    at, at_record = commit_at(store, recorded)
     newest = next((one for one in reversed(commits) if one.facts is not None), None)
     return StateStatus(
         version=head.version,
@@ -191,25 +151,8 @@ def read_state_status(
         newest=newest.facts if newest is not None else at,
         newest_version=newest.version if newest is not None else recorded if at is not None else VERSION_NONE,
         at_record=at_record,
-        strangers=tuple(strangers),
+        foreign_writes=tuple(foreign_writes),
     )
-
-
-def _at(store: Store, version: int) -> tuple[StateCommit | None, str]:
-    """The facts of a version's own entry, and its writer; both empty if the entry was cleaned up."""
-    if version == VERSION_NONE:
-        return None, ""
-    try:
-        actions = entry_actions(store.get(entry_path(version)), version, store.uri)
-    except FileNotFoundError:
-        return None, ""
-    except OSError as error:
-        raise Determinate(f"the log of {store.uri} can't be read: {error}", hint="retry") from error
-    facts = _facts_in(actions)
-    if facts is not None:
-        return facts, facts.token
-    info: Action = next((line["commitInfo"] for line in actions if "commitInfo" in line), {})
-    return None, f"a stranger ({info.get('operation') or 'a commit without a name'})"
 
 
 def _unseen(head: TableHead, since: Published, app: str) -> list[str]:

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import logging
 import os
+import re
+import shutil
 import tempfile
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
@@ -39,7 +41,7 @@ def housekeeping(table: str) -> Iterator[None]:
     except BaseException as error:
         if not isinstance(error, Exception) and not panicked(error):
             raise
-        logger.warning("housekeeping of %s is left for the next commit: %s", table, error)
+        logger.warning("clean-up of %s is left to the next commit: %s", table, error)
 
 
 def panicked(error: BaseException) -> bool:
@@ -73,6 +75,12 @@ def local_path(uri: str) -> Path | None:
     return None if "://" in uri else Path(uri)
 
 
+def address_of(uri: str) -> str:
+    """One spelling of an address: an absolute path without symlinks, or the URI of an object store."""
+    folder = local_path(uri)
+    return re.sub(r"\As3a?://", "s3://", uri.rstrip("/")) if folder is None else os.path.realpath(folder)
+
+
 class Store:
     """The files below a table's root."""
 
@@ -80,6 +88,7 @@ class Store:
         self.uri = uri
         self._options = dict(storage_options)
         self._objects: ObjectStore | None = None
+        self._named: tuple[int, int] | None = None
         self.folder = local_path(uri)
         if self.folder is None:
             require("s3")
@@ -143,18 +152,26 @@ class Store:
                 _sync(self.folder / path)
 
     def sync_folders(self, paths: Iterable[str]) -> None:
-        """Make the names of these files durable, up to that of the table."""
+        """Make the names of these files durable, up to that of the table.
+
+        The table's own name needs that once. It stays durable as long as the folder is the same one."""
         if self.folder is None:
             return
         folders: set[Path] = set()
         for path in paths:
-            folders |= {self.folder, self.folder.parent}
+            folders.add(self.folder)
             for parent in (self.folder / path).parents:
                 if parent == self.folder:
                     break
                 folders.add(parent)
         for folder in sorted(folders, key=lambda one: len(one.parts), reverse=True):
             _sync(folder)
+        if not folders:
+            return
+        found = self.folder.stat()
+        if self._named != (found.st_dev, found.st_ino):
+            _sync(self.folder.parent)
+            self._named = (found.st_dev, found.st_ino)
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
         """Create a complete, durable file; False if it exists already, which stays unchanged.
@@ -285,6 +302,14 @@ class Store:
                     if folder == self.folder:
                         break
                     folder.rmdir()
+
+    def delete_all(self) -> None:
+        """Delete every file below the root, and on a disk the root."""
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            return
+        for path in self.listed():
+            self.delete(path)
 
     def remove_quietly(self, path: str) -> None:
         """Remove an invisible file of our own. Errors are ignored: maintenance removes leftovers."""

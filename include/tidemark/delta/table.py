@@ -131,12 +131,16 @@ class ControlTable:
         return InvariantViolation(
             f"version {version} of {self.uri} is not the one that this process has seen: the table was"
             " set back or replaced",
-            hint="stop whatever restores files there; `tidemark status` tells what is lost",
+            hint="stop what restores files there; `tidemark status` names what is lost",
         )
 
     def mark(self, name: str) -> int | None:
         """A mark of the loaded version, declared or not; None if it is not set."""
         return self._table.txns.get(APP_PREFIX + name)
+
+    def property_of(self, name: str) -> str:
+        """A property of the loaded version; empty if it is not set."""
+        return self._table.configuration.get(name, "")
 
     def columns(self) -> Schema | None:
         """The columns of the loaded version; None if there is no table."""
@@ -175,7 +179,7 @@ class ControlTable:
         moved on."""
         unknown = {name for name in moved if name not in self._mark_names and not name.startswith(FREE)}
         if unknown:
-            raise InvalidUsage(f"{self.uri} does not keep the marks {sorted(unknown)}")
+            raise InvalidUsage(f"{self.uri} has no marks {sorted(unknown)}")
         if head.version == VERSION_NONE and self.version == VERSION_NONE:
             self._create(self._schema, self._configuration)
             return self.refresh().version == 0
@@ -190,7 +194,7 @@ class ControlTable:
         self.refresh()
         if lacking(self.columns(), declared):
             names = ", ".join(field.name for field in columns)
-            raise Determinate(f"{self.uri} can't get the columns {names}", hint="retry") from cause
+            raise Determinate(f"{self.uri} can't be given the columns {names}", hint="retry") from cause
 
     def set_property(self, name: str, value: str) -> None:
         """Set a property in a separate commit, unless it is set already. A missing table is ignored."""
@@ -200,7 +204,9 @@ class ControlTable:
             if self.version == VERSION_NONE or self._table.configuration.get(name) == value:
                 return
             cause = self._describe("SET TBLPROPERTIES", properties={name: value})
-        raise Determinate(f"{self.uri} can't get {name} = {value}: {cause}", hint="retry") from cause
+        raise Determinate(
+            f"{self.uri} can't be given the property {name} = {value}: {cause}", hint="retry"
+        ) from cause
 
     def _describe(
         self, operation: str, *, schema: str = "", properties: Mapping[str, str] | None = None
@@ -233,7 +239,7 @@ class ControlTable:
     def _create(self, schema: Schema | None, configuration: Mapping[str, str]) -> None:
         """Create the table if it is absent. It is no error if another process creates it first."""
         if schema is None:
-            raise InvalidUsage(f"{self.uri} is not there, and has no schema to be made with")
+            raise InvalidUsage(f"{self.uri} is not there, and there is no schema to create it with")
         text, at_ms = schema.to_json(), self._now_ms()
         metadata = metadata_action(
             table_id=str(uuid.uuid4()), schema=text, configuration=configuration, at_ms=at_ms
@@ -244,7 +250,7 @@ class ControlTable:
         except (Determinate, Indeterminate) as error:
             if self.refresh().version == VERSION_NONE:
                 raise Determinate(
-                    f"{self.uri} can't be made: {error.fact}", hint="check the store and its permissions"
+                    f"{self.uri} can't be created: {error.fact}", hint="check the store and its permissions"
                 ) from error
 
     def commit(
@@ -258,7 +264,7 @@ class ControlTable:
         """Commit on the loaded version, conditionally; `moved` are the changed marks, `marks` all marks
         afterwards. The bytes of `files` must be on disk; their names need not be."""
         if self.version == VERSION_NONE:
-            raise InvalidUsage(f"{self.uri} is not loaded", hint="ask for its head first")
+            raise InvalidUsage(f"{self.uri} is not loaded", hint="load its head first")
         if (found := self._entry(self.version)) != self._base:
             # If it was cleaned up, a checkpoint has its content, or other commits have followed.
             newest = newest_version(self.store, self.version)
@@ -290,7 +296,7 @@ class ControlTable:
         """Write a checkpoint and clean up the log, if the loaded head says that it is due."""
         if self._table.checkpoint_due:
             self._table = replace(self._table, entries_bytes=0)
-            make_checkpoint(self.store, self._options)
+            make_checkpoint(self.store, self._options, now_ms=self._now_ms())
 
     def sweep(self, *, retention_hours: int) -> int:
         """Remove files that were replaced longer ago than the retention, or can't be committed any more;

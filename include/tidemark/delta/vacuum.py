@@ -29,17 +29,13 @@ from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.delta import commit, deletion_vectors, records
 from tidemark.delta.commit import entry_actions, entry_path, unlinked_version
 from tidemark.delta.head import History, TableHead, read_history
+from tidemark.delta.protocol import LOG_RETENTION, interval_ms
 from tidemark.delta.store import Store
 
 RETENTION: Final = "delta.deletedFileRetentionDuration"
-LOG_RETENTION: Final = "delta.logRetentionDuration"
 LOG_DAYS_MIN: Final = 30
 """Delta's default retention of a table's log."""
 _RETENTION_DEFAULT: Final = "interval 1 week"
-_INTERVAL: Final = re.compile(r"(?:interval )?(\d+) (week|day|hour|minute|second)s?\Z", re.IGNORECASE)
-_UNIT_MS: Final = {
-    "week": 604_800_000, "day": 86_400_000, "hour": 3_600_000, "minute": 60_000, "second": 1_000,
-}  # fmt: skip
 _VECTOR: Final = re.compile(r"(?:[^/]*/)?deletion_vector_([0-9a-f-]{36})\.bin\Z")
 _FEED: Final = "_change_data/"
 
@@ -118,7 +114,7 @@ def decide_vacuum(found: Listing, *, now_ms: int, kept_ms: int) -> list[Obsolete
             continue
         version = version_in(path)
         if path in removed:
-            obsolete.append(Obsolete(path, size, "taken out longer ago than the retention"))
+            obsolete.append(Obsolete(path, size, "removed longer ago than the retention"))
         elif version is not None and version <= head.version:
             obsolete.append(Obsolete(path, size, f"version {version} is there without it"))
         elif version is None and now_ms - found.modified_ms.get(path, now_ms) >= kept_ms:
@@ -177,9 +173,9 @@ def _paths(location: str, vector: deletion_vectors.Descriptor | None) -> Iterato
 def check_remembered(head: TableHead, kept_ms: int) -> None:
     """`InvalidUsage` if the table's log lists removed files for a shorter time than files are to be kept."""
     text = head.configuration.get(RETENTION, _RETENTION_DEFAULT)
-    found = _INTERVAL.match(text.strip())
-    if found is None or int(found[1]) * _UNIT_MS[found[2].lower()] < kept_ms:
+    found = interval_ms(text)
+    if found is None or found < kept_ms:
         raise InvalidUsage(
-            f"{RETENTION} is {text!r}, and files are to be kept for {kept_ms // 1000} s",
-            hint="raise the property first: its log would forget which files those are",
+            f"{RETENTION} is {text!r}, and files have to be kept for {kept_ms // 1000} s",
+            hint="raise the property first, or the log forgets which files those are",
         )

@@ -24,7 +24,7 @@ from tidemark.pipeline.validate import judged_in
 
 NOT_PROVEN: Final = "not proven"
 """The gate's word for a transaction whose proof was begun and has no verdict."""
-BY_HAND: Final = "the gate was marked as success by hand"
+BY_HAND: Final = "the validate task was marked as success by hand"
 UNANSWERED: Final = "the run went on without a verdict"
 
 _GATE, _OVERRULED = "gate", "overruled"
@@ -62,17 +62,19 @@ def announcement_of(
         if gate != Verdict.IDENTICAL and proofs[-1].detail.get("run") == run_id:
             by_hand = BY_HAND
     overruled = "; ".join(way for way in (accepted, by_hand) if way)
-    said = {_GATE: gate, _OVERRULED: overruled}
+    judgement = {_GATE: gate, _OVERRULED: overruled}
     last_proof = proofs[-1].number if proofs else 0
     recorded = any(
-        entry.event is Event.OVERRULED and entry.number > last_proof and said.items() <= entry.detail.items()
+        entry.event is Event.OVERRULED
+        and entry.number > last_proof
+        and judgement.items() <= entry.detail.items()
         for entry in entries
     )
-    told = [entry for entry in entries if entry.event is Event.ANNOUNCED]
-    repaired = bool(told) and any(
-        entry.event is Event.REPAIRED and entry.number > told[-1].number for entry in entries
+    announced = [entry for entry in entries if entry.event is Event.ANNOUNCED]
+    repaired = bool(announced) and any(
+        entry.event is Event.REPAIRED and entry.number > announced[-1].number for entry in entries
     )
-    unchanged = bool(told) and said.items() <= told[-1].detail.items() and not repaired
+    unchanged = bool(announced) and judgement.items() <= announced[-1].detail.items() and not repaired
     return Announcement(seal, gate, overruled, repaired, unchanged, bool(by_hand) and not recorded)
 
 
@@ -110,20 +112,20 @@ def _answers(entry: JournalEntry, begun: Evidence) -> bool:
     return owed.items() <= entry.detail.items()
 
 
-def note_overruled(pipeline: Pipeline, attempt: Attempt, told: Sequence[Announcement]) -> None:
+def note_overruled(pipeline: Pipeline, attempt: Attempt, announced: Sequence[Announcement]) -> None:
     """Record, once, which verdicts a person has overruled by hand."""
-    _note(pipeline, attempt, Event.OVERRULED, [one for one in told if one.unrecorded])
+    _note(pipeline, attempt, Event.OVERRULED, [one for one in announced if one.unrecorded])
 
 
-def note_announced(pipeline: Pipeline, attempt: Attempt, told: Sequence[Announcement]) -> None:
+def note_announced(pipeline: Pipeline, attempt: Attempt, announced: Sequence[Announcement]) -> None:
     """Record what was announced. Call this once the scheduler has the announcements: after a crash in
     between, they are announced twice, never lost."""
-    _note(pipeline, attempt, Event.ANNOUNCED, [one for one in told if not one.unchanged])
+    _note(pipeline, attempt, Event.ANNOUNCED, [one for one in announced if not one.unchanged])
 
 
-def _note(pipeline: Pipeline, attempt: Attempt, event: Event, told: Sequence[Announcement]) -> None:
+def _note(pipeline: Pipeline, attempt: Attempt, event: Event, announced: Sequence[Announcement]) -> None:
     groups: dict[tuple[str, str], list[Txn]] = {}
-    for one in told:
+    for one in announced:
         groups.setdefault((one.gate, one.overruled), []).append(one.seal.txn)
     for (gate, overruled), txns in groups.items():
         detail = {_GATE: gate, _OVERRULED: overruled, "run": attempt.owner.run_id}

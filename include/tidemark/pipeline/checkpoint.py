@@ -111,11 +111,11 @@ def stalls(
     lags = flushing(pipeline, timed=True).tracker.stalled(
         now_seconds=now_seconds, grace_seconds=grace_seconds
     )
-    told = [
+    stalled = [
         Stalled(
             f"shard {lag.shard}",
             datetime.fromtimestamp(lag.since_seconds, UTC),
-            f"it lacks transaction {lag.wanted.txn}, which is sealed",
+            f"it lacks the sealed transaction {lag.wanted.txn}",
         )
         for lag in lags
     ]
@@ -125,8 +125,8 @@ def stalls(
         since = max(_seconds(bindings, sealed_upper), _seconds(seals, sealed_upper - 1))
         if now_seconds - since > grace_seconds:
             at = datetime.fromtimestamp(since, UTC)
-            told.append(Stalled(f"transaction {sealed_upper}", at, "it is bound and not sealed"))
-    return tuple(told)
+            stalled.append(Stalled(f"transaction {sealed_upper}", at, "it is bound and not sealed"))
+    return tuple(stalled)
 
 
 def _seconds(ledger: object, number: int) -> float:

@@ -32,7 +32,7 @@ from tidemark.core.errors import InvalidUsage, InvariantViolation, TidemarkError
 from tidemark.core.ids import ShardId, Txn, WriterToken, next_txn
 from tidemark.core.journal import Event
 from tidemark.core.listing import Condition, Limits, ListedTxn, NotYet, cut_batch, list_txns, plan_read
-from tidemark.core.publish import published_txn, state_as_of
+from tidemark.core.publish import published_txn
 from tidemark.core.reading import (
     Freeze,
     Frozen,
@@ -48,6 +48,7 @@ from tidemark.pipeline.decide import checked_reason
 from tidemark.pipeline.history import epoch_of, require_known
 from tidemark.pipeline.leases import Hold, Leases
 from tidemark.pipeline.listing import Listed, fetch_all, listing, readable_upper
+from tidemark.pipeline.publish import published_as_of
 from tidemark.ports.control import PartFiles
 
 # Freezes.
@@ -208,7 +209,11 @@ class ShardReader:
         wanted = Txn((fence or upper) - 1) if as_of is None else as_of
         # A snapshot that doesn't move the frontier would look like one that was confirmed.
         if wanted < self.frontier or (fence is not None and wanted != fence - 1):
-            known = f"it was given {fence - 1}, and may have it" if fence else f"it has {self.frontier - 1}"
+            known = (
+                f"{fence - 1} was delivered to it, and may be processed"
+                if fence
+                else f"it has {self.frontier - 1}"
+            )
             raise InvalidUsage(
                 f"consumer {self._reading.consumer!r} can't take a snapshot as of {wanted}: {known}",
                 hint="leave as_of out, or use another consumer name",
@@ -219,7 +224,8 @@ class ShardReader:
                 f"shard {shard!r} can't be read as of transaction {wanted} yet", hint=f"it has {upper - 1}"
             )
         published = control.publishes(shard)
-        base = state_as_of(published.read(1, published.head().upper), as_of=wanted)
+        published.head()
+        base = published_as_of(published, as_of=wanted)
         tail = next_txn(published_txn(base))
         self._check_tail(tail, planned.listen_from, whole=fence is not None)
         self._hold.plan(planned.listen_from)
@@ -241,7 +247,7 @@ class ShardReader:
         """Move the frontier to the batch's end. Call this once the batch's effects are durable."""
         if not self.frontier <= given.upper <= self._hold.lease.planned:
             raise InvalidUsage(
-                f"the batch [{given.lower}, {given.upper}) was not given, or not last",
+                f"the batch [{given.lower}, {given.upper}) is not the batch that was given last",
                 hint="confirm the batch that was given last",
             )
         self._advance(given.upper)
@@ -378,7 +384,7 @@ class ShardReader:
         self, missing: MissingPart | None, chosen: Sequence[ListedTxn], *, in_snapshot: bool = False
     ) -> InvariantViolation:
         if missing is None:
-            return InvariantViolation(f"nothing is missing at txn {self.frontier}, and nothing is complete")
+            return InvariantViolation(f"transaction {self.frontier} is neither complete nor missing a part")
         listed = next(one for one in chosen if one.txn == missing.txn)
         return self._freezer.frozen(
             missing.txn,
@@ -418,7 +424,7 @@ def skip_for_consumer(
     if lease.txn != txn:
         raise InvalidUsage(
             f"consumer {consumer!r} is at transaction {lease.txn}, not {txn}",
-            hint="only the transaction that it is frozen at can be passed over",
+            hint="only the transaction that it is frozen at can be skipped",
         )
     control = pipeline.control
     control.journal.head()
@@ -426,12 +432,11 @@ def skip_for_consumer(
     if frozen is None or not frozen["part"]:
         raise InvalidUsage(
             f"consumer {consumer!r} is not known to be frozen at a file of transaction {txn}",
-            hint="let it read once more; if it can't, it says what to do",
+            hint="let it read again; if it freezes, its error names the command",
         )
     if frozen["last"] != str(last):
         raise InvalidUsage(
-            f"consumer {consumer!r} can't pass over {txn} to {last}:"
-            f" {txn} to {frozen['last']} are lost together",
+            f"consumer {consumer!r} can't skip {txn} to {last}: {txn} to {frozen['last']} are lost together",
             hint=f"give all of them up with `--to {frozen['last']}`, or repair transaction {txn}",
         )
     control.seals.head()

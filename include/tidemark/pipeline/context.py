@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from tidemark.core.binding import Binding, Configuration, Owned, Owner, settings_of
 from tidemark.core.errors import Determinate, Indeterminate, InvariantViolation
+from tidemark.core.history import SEALED
 from tidemark.core.ids import TXN_FIRST, TXN_NONE, ShardId, Txn, WriterToken
 from tidemark.core.journal import Event, JournalEntry, decide_note
 from tidemark.core.ledger import CommitOutcome, Committed, Head, Put
@@ -104,7 +105,7 @@ def binding_at(pipeline: Pipeline, txn: Txn) -> Binding:
             return record
     if txn < upper:
         raise InvariantViolation(f"binding {txn} is below the upper {upper}, but is not there")
-    raise Determinate(f"the binding of transaction {txn} can't be seen yet", hint="retry")
+    raise Determinate(f"the binding of transaction {txn} is not visible yet", hint="retry")
 
 
 def last_binding(pipeline: Pipeline, head: Head) -> Binding | None:
@@ -115,6 +116,14 @@ def last_binding(pipeline: Pipeline, head: Head) -> Binding | None:
         if isinstance(record, Binding):
             return record
     raise InvariantViolation(f"binding {head.upper - 1} is below the upper {head.upper}, but is not there")
+
+
+def undecided_promotion(control: Control, last: Binding | None) -> Binding | None:
+    """The promotion that is bound and not decided: only the newest binding can be one. Answers from the
+    loaded version of the history."""
+    if last is None or not last.promotes or last.txn < max(TXN_FIRST, control.bindings.mark(SEALED)):
+        return None
+    return last
 
 
 def seal_at(pipeline: Pipeline, txn: Txn) -> Seal:
@@ -214,13 +223,22 @@ def _set_back(control: Control, txn: Txn, watermark: int) -> int:
 
 
 def attempts_at(pipeline: Pipeline, binding: Binding) -> list[Evidence]:
-    """The evidence on a transaction, in order: all of its own run's, and other runs' among the last attempts
-    on record."""
+    """The evidence on a transaction (`attempts_of`)."""
+    return attempts_of(pipeline, (binding,))[binding.txn]
+
+
+def attempts_of(pipeline: Pipeline, bindings: Sequence[Binding]) -> dict[Txn, list[Evidence]]:
+    """The evidence on each transaction, in order: all of its own run's, and other runs' among the last
+    attempts on record."""
     ledger = pipeline.control.attempts
     upper = ledger.head().upper
     recent = ledger.read(max(TXN_FIRST, upper - ATTEMPTS_LOOKED_AT), upper)
-    found = {one.number: one for one in (*ledger.find(binding.owner.identity), *recent)}
-    return [one for _, one in sorted(found.items()) if one.txn == binding.txn]
+    own = [one for name in {binding.owner.identity for binding in bindings} for one in ledger.find(name)]
+    found: dict[Txn, list[Evidence]] = {binding.txn: [] for binding in bindings}
+    for _, one in sorted({one.number: one for one in (*own, *recent)}.items()):
+        if one.txn in found:
+            found[one.txn].append(one)
+    return found
 
 
 def note(

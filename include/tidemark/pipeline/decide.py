@@ -36,7 +36,7 @@ from tidemark.pipeline.validate import Gated, judged_in, open_case, pass_judgeme
 def checked_reason(reason: str) -> str:
     """The reason, stripped; `InvalidUsage` when it is empty. It stays on record forever."""
     if not reason.strip():
-        raise InvalidUsage("no reason was given", hint="say why, in a few words that a colleague understands")
+        raise InvalidUsage("no reason was given", hint="say why in a few words, for your colleagues")
     return reason.strip()
 
 
@@ -56,7 +56,7 @@ def skip(pipeline: Pipeline, attempt: Attempt, txn: Txn, *, reason: str, user: s
         watermark=watermark_below(pipeline.control, txn),
     )
     _refuse_unless_ours(put_seal(pipeline, seal), txn)
-    return _finished(pipeline, attempt, txn, Event.SKIPPED, _said(attempt, reason, user))
+    return _finished(pipeline, attempt, txn, Event.SKIPPED, _decision_detail(attempt, reason, user))
 
 
 def accept(pipeline: Pipeline, attempt: Attempt, txn: Txn, *, reason: str, user: str = "") -> Txn:
@@ -68,7 +68,7 @@ def accept(pipeline: Pipeline, attempt: Attempt, txn: Txn, *, reason: str, user:
     seen = judged_before(pipeline, txn) or _judged_now(pipeline, attempt, txn)
     outcome = commit_staged(pipeline, attempt, *seen, reason=reason.strip())
     _refuse_unless_ours(outcome, txn)
-    return _finished(pipeline, attempt, txn, Event.ACCEPTED, _said(attempt, reason, user))
+    return _finished(pipeline, attempt, txn, Event.ACCEPTED, _decision_detail(attempt, reason, user))
 
 
 def _judged_now(pipeline: Pipeline, attempt: Attempt, txn: Txn) -> tuple[Staged, Gated]:
@@ -107,8 +107,8 @@ def release(
     """Let a paused shard go on; returns what its log has appended."""
     end = bring_up_log(pipeline, shard).end
     if not isinstance(end, Paused):
-        raise InvalidUsage(f"shard {shard!r} is not paused", hint="its log has everything that is sealed")
-    detail = {"shard": shard, **_said(attempt, checked_reason(reason), user)}
+        raise InvalidUsage(f"shard {shard!r} is not paused", hint="its log has every sealed transaction")
+    detail = {"shard": shard, **_decision_detail(attempt, checked_reason(reason), user)}
     # The reason is on record before its effect, so the rows never appear without it.
     note(pipeline, Event.RELEASED, txn=end.txn, token=attempt.token, detail=detail)
     report = bring_up_log(pipeline, shard, release=end.txn)
@@ -123,7 +123,7 @@ def set_watermark_back(pipeline: Pipeline, attempt: Attempt, to: int, *, reason:
     The journal has the reason before the effect. The seals are touched after it, so a pending seal checks the
     watermark once more. A transaction that was sealed in between keeps the watermark that it was staged with,
     and the loop goes on with the next one."""
-    control, said = pipeline.control, checked_reason(reason)
+    control, checked = pipeline.control, checked_reason(reason)
     while True:
         txn = control.seals.head().upper
         now = watermark_below(control, txn)
@@ -134,9 +134,9 @@ def set_watermark_back(pipeline: Pipeline, attempt: Attempt, to: int, *, reason:
         if now < to:
             raise InvalidUsage(
                 f"the watermark is {now}, and can only be set back, not to {to}",
-                hint="records move it on; max_advance says how far in one transaction",
+                hint="records advance it; max_advance limits how far in one transaction",
             )
-        detail = {"from": str(now), "to": str(to), "reason": said, "run": attempt.owner.run_id}
+        detail = {"from": str(now), "to": str(to), "reason": checked, "run": attempt.owner.run_id}
         note(pipeline, Event.WATERMARK, txn=txn, token=attempt.token, detail=detail)
         if _touch_seals(pipeline, txn) or seal_at(pipeline, txn).base == to:
             return txn
@@ -159,7 +159,8 @@ def _refuse_unless_ours(outcome: SealOutcome, txn: Txn) -> None:
             raise _decided(winner)
         case TooEarly(upper):
             raise InvalidUsage(
-                f"transaction {txn} can't be decided before {upper}", hint=f"decide {upper} first, or run"
+                f"transaction {txn} can't be decided before {upper}",
+                hint=f"decide {upper} first, or run the pipeline",
             )
         case Sealed():
             return
@@ -168,11 +169,11 @@ def _refuse_unless_ours(outcome: SealOutcome, txn: Txn) -> None:
 def _decided(winner: Seal) -> InvalidUsage:
     return InvalidUsage(
         f"transaction {winner.txn} is already {winner.decision}, by {winner.token}",
-        hint="what is sealed stays; a later transaction can mend the rows",
+        hint="a seal is final; correct the rows by a later transaction",
     )
 
 
-def _said(attempt: Attempt, reason: str, user: str) -> Mapping[str, str]:
+def _decision_detail(attempt: Attempt, reason: str, user: str) -> Mapping[str, str]:
     by = {"user": user} if user else {}
     return {"reason": reason.strip(), "run": attempt.owner.run_id, **by}
 

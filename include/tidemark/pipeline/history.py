@@ -19,9 +19,11 @@ from typing import Final
 
 from tidemark.core.checkpoint import Checkpoint
 from tidemark.core.errors import Determinate, InvariantViolation
-from tidemark.core.history import HistoryLost, LogLost, Recovery, check_known
+from tidemark.core.history import CopiedWarehouse, HistoryLost, LogLost, Recovery, check_known
 from tidemark.core.ids import TXN_FIRST, TXN_NONE, ShardId, Txn, WriterToken
+from tidemark.core.lease import Lease
 from tidemark.core.ledger import EPOCH, Head
+from tidemark.core.publish import VERSION_NONE
 from tidemark.core.seal import touch_mark
 from tidemark.ports.control import Control
 
@@ -58,9 +60,29 @@ def epoch_of(control: Control, txn: Txn) -> int:
     return max((one.number for one in recoveries if one.first <= txn), default=0)
 
 
+def require_home(control: Control) -> None:
+    """Raise `CopiedWarehouse` where the warehouse is opened at an address that its history does not have. A
+    copy goes on only once it was adopted: else two pipelines would acknowledge one source."""
+    if not control.made_at:
+        control.recoveries.head()
+    made_at, address = control.made_at, control.address
+    if made_at in ("", address):
+        return
+    # It may have been adopted since the loaded version.
+    control.recoveries.head()
+    recoveries = control.recoveries.read(1, control.recoveries.mark(EPOCH))
+    if all(one.adopted != address for one in recoveries):
+        raise CopiedWarehouse(made_at=made_at, opened=address)
+
+
 def require_history(control: Control) -> Checkpoint:
-    """The newest checkpoint, once the history is known to have its transaction. A checkpoint follows every
-    transaction, so this is the cheapest check."""
+    """The newest checkpoint, once the warehouse is known to be no copy, and the history to have that
+    transaction. A checkpoint follows every transaction, so this is the cheapest check."""
+    require_home(control)
+    return _known_checkpoint(control)
+
+
+def _known_checkpoint(control: Control) -> Checkpoint:
     checkpoints = control.checkpoints
     upper = checkpoints.head().upper
     last = next(iter(checkpoints.read(upper - 1, upper)), Checkpoint())
@@ -88,7 +110,8 @@ def require_leases(control: Control) -> None:
     """Check that the history has what consumers have confirmed, by the newest leases, up to a bounded number
     of them. A number that was bound again would else be another transaction to them."""
     upper = control.leases.head().upper
-    newest = {lease.name: lease for lease in control.leases.read(upper - LEASES_LOOKED_AT, upper)}
+    records = control.leases.read(upper - LEASES_LOOKED_AT, upper)
+    newest = {lease.name: lease for lease in records if isinstance(lease, Lease)}
     for lease in newest.values():
         if lease.link:
             require_known(control, f"consumer {lease.name}", txn=Txn(lease.txn - 1), link=lease.link)
@@ -106,14 +129,19 @@ def _unfinished(control: Control, upper: Txn) -> Determinate | None:
 
 
 def require_shard(control: Control, shard: ShardId, last: Checkpoint) -> None:
-    """Check that a shard's log and its publishes have no transaction that the history lacks, and that the log
-    has everything up to the newest checkpoint's mark."""
+    """Check that a shard's log, its publishes and its state have no transaction that the history lacks, and
+    that the log has everything up to the newest checkpoint's mark."""
     log_head(control, shard, last)
     publishes = control.publishes(shard)
     upper = publishes.head().upper
+    what, version = f"the state of shard {shard}", VERSION_NONE
     for published in publishes.read(upper - 1, upper):
-        what = f"the state of shard {shard}"
         require_known(control, what, txn=published.txn, link=published.commit.link)
+        version = published.version
+    # A publisher may have died before its record, or the record was set back: ask the table itself.
+    commit = control.state_commit(shard, after=version)
+    if commit is not None:
+        require_known(control, what, txn=commit.txn, link=commit.link)
 
 
 def log_head(control: Control, shard: ShardId, last: Checkpoint | None = None) -> Head:
@@ -165,7 +193,7 @@ def losses(control: Control, shards: Sequence[ShardId]) -> list[str]:
     """The disagreements, as text for people: between the history and its newest checkpoint, and between each
     of these shards and both."""
     try:
-        last = require_history(control)
+        last = _known_checkpoint(control)
     except InvariantViolation as lost:
         return [str(lost)]
     unfinished = _unfinished(control, control.seals.head().upper)

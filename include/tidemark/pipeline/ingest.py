@@ -24,7 +24,7 @@ from tidemark.core.ids import Txn
 from tidemark.core.journal import Event
 from tidemark.core.ledger import Head, Put
 from tidemark.core.replay import judge, judge_replay, judge_skipped
-from tidemark.core.seal import Evidence, Opinion, Seal, Staged, decide_evidence, newest_of
+from tidemark.core.seal import Decision, Evidence, Opinion, Seal, Staged, decide_evidence, newest_of
 from tidemark.core.shape import NewColumns
 from tidemark.core.shard import UpperRelation, classify
 from tidemark.pipeline.context import (
@@ -39,7 +39,7 @@ from tidemark.pipeline.context import (
     stage_open,
 )
 from tidemark.pipeline.reclock import known_plan
-from tidemark.pipeline.replay import read_sealed
+from tidemark.pipeline.replay import as_sealed, read_sealed
 from tidemark.pipeline.schema_change import configuration_of, fits, require_shapes, stage_growing
 
 Progress = Callable[[Txn, str], None]
@@ -140,6 +140,11 @@ def gather_one(
 def _replayed(pipeline: Pipeline, attempt: Attempt, seal: Seal, progress: Progress) -> Evidence:
     """Read the input of a sealed transaction again and, where it is unchanged, the sealed parts."""
     progress(seal.txn, "replay")
+    if seal.decision is Decision.CORRECTED:
+        # A promotion has no input; its parts are what can be proven.
+        corrected = as_sealed(seal)
+        found = read_sealed(pipeline, seal) if seal.shards else {}
+        return _made(pipeline, attempt, seal.txn, replayed=True, staged=corrected, found=found)
     binding = sealed_binding(pipeline, seal)
     gone = pipeline.source.inspect(binding)
     if gone:

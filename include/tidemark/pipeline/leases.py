@@ -25,6 +25,7 @@ from typing import Any, Final
 from tidemark.core.errors import Determinate, Indeterminate
 from tidemark.core.ids import Txn
 from tidemark.core.lease import (
+    SUMMARY,
     Acquired,
     AlreadyEnded,
     Floor,
@@ -32,6 +33,7 @@ from tidemark.core.lease import (
     HolderToken,
     Lease,
     LeaseLost,
+    LeaseRecord,
     Observation,
     Tenure,
     decide_acquire,
@@ -40,8 +42,10 @@ from tidemark.core.lease import (
     decide_renew,
     decide_since,
     floor,
+    follow,
     observe,
     since_of,
+    with_summary,
 )
 from tidemark.core.ledger import Head, Put
 from tidemark.core.reading import decide_forget, holders_of
@@ -66,11 +70,13 @@ def monotonic_seconds() -> float:
 class Leases:
     """The leases of one pipeline, as one process reads and changes them."""
 
-    def __init__(self, ledger: Ledger[Lease], *, clock: Callable[[], float] = monotonic_seconds) -> None:
+    def __init__(
+        self, ledger: Ledger[LeaseRecord], *, clock: Callable[[], float] = monotonic_seconds
+    ) -> None:
         self._ledger = ledger
         self._clock = clock
         self._last: dict[str, Lease] = {}
-        self._first: dict[str, Lease] = {}
+        self._began: dict[str, Txn] = {}
         self._read_upper = 1
         self._seen: dict[str, Observation] = {}
 
@@ -91,8 +97,7 @@ class Leases:
         """The position at which the lease of this name was taken anew: a consumer that is still there has
         confirmed nothing. None when there is no such lease."""
         self.standing()
-        first = self._first.get(name)
-        return None if first is None else first.txn
+        return self._began.get(name)
 
     def take(
         self, name: str, holder: HolderToken, *, start: Txn | None, ttl_seconds: float = TTL_SECONDS
@@ -117,7 +122,7 @@ class Leases:
                 observation=self._seen.get(name),
             )
 
-        outcome: Any = settle(self._ledger, decide, what=f"lease {name!r}")
+        outcome: Any = self._settle(decide, what=f"lease {name!r}")
         match outcome:
             case Acquired(lease):
                 return Tenure(lease, began)
@@ -145,7 +150,7 @@ class Leases:
                 link=link,
             )
 
-        return Tenure(settle(self._ledger, decide, what=f"lease {tenure.lease.name!r}"), began)
+        return Tenure(self._settle(decide, what=f"lease {tenure.lease.name!r}"), began)
 
     def release(self, lease: Lease) -> None:
         """End our own lease; one that has ended already is left as it is."""
@@ -154,7 +159,7 @@ class Leases:
             self._standing(head)
             return decide_release(head=head, lease=lease, current=self._last.get(lease.name))
 
-        settle(self._ledger, decide, what=f"lease {lease.name!r}")
+        self._settle(decide, what=f"lease {lease.name!r}")
 
     def look(self) -> None:
         """Look at every live lease. Repeated looks add up to the observation that a lease is not renewed."""
@@ -176,10 +181,13 @@ class Leases:
     def _expired(self, name: str, seen: Observation) -> Lease | None:
         def decide(head: Head) -> Put[Lease, Any] | HeldByOther | None:
             self._standing(head)
-            current = self._last[name]
-            return decide_expire(head=head, current=current, observation=seen) if current.is_live else None
+            # One that has ended may be left out of a summary.
+            current = self._last.get(name)
+            if current is None or not current.is_live:
+                return None
+            return decide_expire(head=head, current=current, observation=seen)
 
-        outcome: Any = settle(self._ledger, decide, what=f"lease {name!r}")
+        outcome: Any = self._settle(decide, what=f"lease {name!r}")
         return outcome if isinstance(outcome, Lease) else None
 
     def forget(self, name: str) -> Lease:
@@ -189,7 +197,8 @@ class Leases:
             self._standing(head)
             return decide_forget(head=head, current=self._last.get(name), name=name)
 
-        return settle(self._ledger, decide, what=f"consumer {name!r}")
+        forgotten: Lease = self._settle(decide, what=f"consumer {name!r}")
+        return forgotten
 
     def floor(self, *, consumers: Mapping[str, Txn], window: Txn) -> Floor:
         """The floor, by the current leases, consumers and the retention window; everything below it may be
@@ -206,18 +215,31 @@ class Leases:
             found = floor(self._standing(head), consumers=consumers, window=window)
             return decide_since(head=head, floor=found)
 
-        settle(self._ledger, decide, what="the floor of the kept transactions")
+        self._settle(decide, what="the floor of the kept transactions")
         return found
 
     def _standing(self, head: Head) -> tuple[Lease, ...]:
-        # Records never change, so only those added since the last look are read.
-        for lease in self._ledger.read(self._read_upper, head.upper):
-            before = self._last.get(lease.name)
-            if before is None or not before.is_kept:
-                self._first[lease.name] = lease
-            self._last[lease.name] = lease
+        # Records never change, so only those added since the last look are read, or since the last summary.
+        summary = head.marks.get(SUMMARY, 0)
+        for record in self._ledger.read(max(self._read_upper, summary), head.upper):
+            if isinstance(record, Lease):
+                follow(record, last=self._last, began=self._began)
+            elif record.number >= self._read_upper:
+                self._last = {lease.name: lease for lease in record.leases}
+                self._began = dict(record.began)
         self._read_upper = max(self._read_upper, head.upper)
         return tuple(self._last.values())
+
+    def _settle(self, decide: Callable[[Head], Put[Any, Any] | Any], *, what: str) -> Any:
+        """Decide and commit, with a summary where one is due."""
+
+        def summed(head: Head) -> Any:
+            found = decide(head)
+            if not isinstance(found, Put):
+                return found
+            return with_summary(head=head, put=found, leases=self._last, began=self._began)
+
+        return settle(self._ledger, summed, what=what)
 
 
 def expire_stale(
@@ -359,5 +381,5 @@ def _held(outcome: HeldByOther) -> Determinate:
     current = outcome.current
     return Determinate(
         f"lease {current.name!r} is held by {current.holder}, at txn {current.txn}",
-        hint="one process reads for a consumer at a time: stop the other, wait for it, or use another name",
+        hint="a consumer is read by one process at a time: stop the other, wait for it, or use another name",
     )

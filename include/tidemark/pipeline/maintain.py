@@ -28,12 +28,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast
+from typing import Any, Final, NamedTuple, cast
 
-from tidemark.core.errors import Determinate
+from tidemark.core.errors import Determinate, InvariantViolation
 from tidemark.core.ids import ShardId, Txn, WriterToken, next_txn
 from tidemark.core.lease import Floor, Lease
-from tidemark.core.ledger import CommitOutcome, Head, Put
+from tidemark.core.ledger import UPPER, CommitOutcome, Head, Put
 from tidemark.core.listing import LogFile
 from tidemark.core.maintenance import (
     HeldBack,
@@ -50,15 +50,17 @@ from tidemark.core.maintenance import (
     held_back,
     merged_folder,
 )
-from tidemark.core.publish import VERSION_NONE, Published, published_txn, state_as_of
-from tidemark.core.seal import Part
-from tidemark.pipeline.context import Pipeline, seal_at, settle, unfinished
+from tidemark.core.publish import VERSION_NONE, Published, published_txn
+from tidemark.core.seal import Decision, Part
+from tidemark.pipeline.context import Pipeline, settle, unfinished
 from tidemark.pipeline.history import is_in_a_log, log_head, require_history, require_logs
 from tidemark.pipeline.leases import Leases
-from tidemark.pipeline.publish import checked_record, last_published
-from tidemark.ports.control import Control, MaintainedLog
+from tidemark.pipeline.publish import checked_record, last_published, published_as_of
+from tidemark.ports.control import Control, Ledger, MaintainedLog
 from tidemark.ports.source import RetainsInput
 from tidemark.ports.state import Merger, StateKeeper
+
+SEALS_AT_ONCE: Final = 1_000
 
 # Input of a source that retains it for replays.
 
@@ -79,7 +81,7 @@ def unneeded_input(pipeline: Pipeline, since: Txn) -> list[RetainedInput]:
         return []
     found = pipeline.source.unneeded(since)
     free = RetainedInput(found.files, found.bytes)
-    held = RetainedInput(found.waiting, found.waiting_bytes, found.held_by, "it is acknowledged further")
+    held = RetainedInput(found.waiting, found.waiting_bytes, found.held_by, "more of it is acknowledged")
     return [one for one in (free, held) if one.files]
 
 
@@ -99,10 +101,21 @@ def sweep(pipeline: Pipeline) -> tuple[tuple[Txn, WriterToken], ...]:
     require_logs(pipeline.control)
     # Attempts are listed before the seals are read, so one that appears later is not looked at.
     attempts = pipeline.plane.attempts()
-    upper = pipeline.control.seals.head().upper
+    seals = pipeline.control.seals
+    upper = seals.head().upper
+    sealed: dict[Txn, str] = {}
     swept: list[tuple[Txn, WriterToken]] = []
-    for txn, token in attempts:
-        if txn >= upper or seal_at(pipeline, txn).token == token:
+    for txn, token in sorted(attempts):
+        if txn >= upper:
+            continue
+        if txn not in sealed:
+            # Every sealed transaction has a folder until its log is compacted, so they are neighbours.
+            found = seals.read(txn, min(txn + SEALS_AT_ONCE, upper))
+            # Who skips a promotion may have staged its rows before: a skip has no winner.
+            sealed = {seal.txn: seal.token if seal.decision is not Decision.SKIPPED else "" for seal in found}
+        if txn not in sealed:
+            raise InvariantViolation(f"transaction {txn} is sealed, but its seal is not there")
+        if sealed[txn] == token:
             continue
         # After a recovery a log may have parts of an attempt whose seal was lost.
         if not is_in_a_log(pipeline.control, txn, token):
@@ -276,7 +289,7 @@ def compact(
             case Replaced():
                 done.append((run, merged))
             case Outrun():
-                left.append(f"transactions {run.first} to {run.last}: others have changed these files")
+                left.append(f"transactions {run.first} to {run.last}: another process changed these files")
     return Compacted(
         files_before=sum(len(run.files) for run, _ in done),
         files_after=sum(len(merged) for _, merged in done),
@@ -311,7 +324,7 @@ def merge_run(
     wrong = sorted(txn for txn in sealed.keys() | found.keys() if sealed.get(txn) != found.get(Txn(txn)))
     if wrong:
         raise Determinate(
-            f"transaction {wrong[0]} of {shard} is not what was sealed: {found.get(Txn(wrong[0]))} was read, "
+            f"transaction {wrong[0]} of {shard} differs from its seal: {found.get(Txn(wrong[0]))} was read, "
             f"{sealed.get(wrong[0])} is sealed",
             hint=f"replay transaction {wrong[0]}, and repair it",
         )
@@ -331,7 +344,7 @@ def put(log: MaintainedLog, shard: ShardId, replacement: Replacement, *, number:
 
 
 def snapshot_held(
-    records: Sequence[Published],
+    ledger: Ledger[Published],
     leases: Sequence[Lease],
     *,
     superseded_ms: Callable[[int], int | None],
@@ -340,14 +353,16 @@ def snapshot_held(
 ) -> Lease | None:
     """A live lease whose version of the state a VACUUM would break; None if there is none. `superseded_ms`
     returns when the publish of a number was put on record."""
+    newest = ledger.mark(UPPER) - 1
     for lease in leases:
-        if not lease.is_live or not records:
+        if not lease.is_live or newest < 1:
             continue
+        base = published_as_of(ledger, as_of=Txn(lease.txn - 1))
         # A lease below the first publish may read that publish's version.
-        base = state_as_of(records, as_of=Txn(lease.txn - 1)) or records[0]
-        if base.number == records[-1].number:
+        number = base.number if base is not None else 1
+        if number == newest:
             continue
-        at_ms = superseded_ms(base.number + 1)
+        at_ms = superseded_ms(number + 1)
         if at_ms is not None and now_ms - at_ms >= kept_ms:
             return lease
     return None

@@ -12,6 +12,7 @@ Of two publishers on one state one commits; the other decides again, and finds t
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -19,7 +20,7 @@ from typing import Final
 from tidemark.core.errors import Determinate, InvalidUsage, InvariantViolation
 from tidemark.core.ids import TXN_FIRST, ShardId, Txn, WriterToken, next_txn
 from tidemark.core.lease import since_of
-from tidemark.core.ledger import Conflict, Head, Put
+from tidemark.core.ledger import UPPER, Conflict, Head, Put
 from tidemark.core.listing import Truncated, agreed
 from tidemark.core.publish import (
     Policy,
@@ -34,11 +35,10 @@ from tidemark.core.publish import (
     decide_record,
     due,
     published_txn,
-    state_as_of,
 )
 from tidemark.pipeline.context import settle, watermark_below
 from tidemark.pipeline.history import log_head, require_history, require_known
-from tidemark.ports.control import Control
+from tidemark.ports.control import Control, Ledger
 from tidemark.ports.state import StatePlane, StateStatusReader, Tail
 
 STEPS_MAX: Final = 50
@@ -64,6 +64,26 @@ def last_published(control: Control, shard: ShardId) -> Published | None:
     return None
 
 
+def published_as_of(ledger: Ledger[Published], *, as_of: Txn) -> Published | None:
+    """The publish to start from for a read as of a transaction: the latest at or below it, in the loaded
+    version of the record. Looks back from the newest in growing steps, because most reads are of recent
+    transactions."""
+
+    def at(number: int) -> Published:
+        for record in ledger.read(number, number + 1):
+            return record
+        raise InvariantViolation(f"publish {number} is below the upper of its record, but is not there")
+
+    above = ledger.mark(UPPER)
+    number, step = above - 1, 1
+    while number > 0 and at(number).txn > as_of:
+        above, number, step = number, number - step, 2 * step
+    below = max(number, 0)
+    # Publish `below` is at or below `as_of`, or there is none; publish `above` is past it, or not there.
+    found = below + bisect_left(range(below + 1, above), True, key=lambda one: at(one).txn > as_of)
+    return at(found) if found else None
+
+
 def checked_record(control: Control, plane: StateStatusReader, shard: ShardId) -> Published | None:
     """The newest publish on record, if the state still holds it; readers start here (scenario M13). None when
     nothing is published.
@@ -87,11 +107,12 @@ def published_together(control: Control, shards: Sequence[ShardId], *, as_of: Tx
     """The highest transaction at or below `as_of` at which every shard's state has an exact version; 0, where
     all states are empty, if there is no other. `as_of` must be readable in all of them."""
     ledgers = {shard: control.publishes(shard) for shard in shards}
-    records = {shard: ledger.read(TXN_FIRST, ledger.head().upper) for shard, ledger in ledgers.items()}
+    for ledger in ledgers.values():
+        ledger.head()
     control.seals.head()
     while True:
         published = {
-            shard: published_txn(state_as_of(found, as_of=as_of)) for shard, found in records.items()
+            shard: published_txn(published_as_of(ledger, as_of=as_of)) for shard, ledger in ledgers.items()
         }
         lower = next_txn(min(published.values(), default=as_of))
         found = agreed(as_of=as_of, published=published, seals=control.seals.read(lower, next_txn(as_of)))
@@ -166,7 +187,7 @@ def _publish(control: Control, plane: StatePlane, shard: ShardId, token: WriterT
                     record = put_record(control, shard, version=made[0], commit=made[1])
                     plane.tidy(shard)
                     return record
-    raise Determinate(f"the state of {shard} has moved on {STEPS_MAX} times meanwhile", hint="retry")
+    raise Determinate(f"the state of {shard} was published {STEPS_MAX} times meanwhile", hint="retry")
 
 
 def _watermark_around(control: Control, lower: Txn, upper: Txn) -> int | None:
@@ -217,7 +238,7 @@ def rebuild(
         done = work()
         if not isinstance(done, Conflict):
             return done
-    raise Determinate(f"the state of {shard} has moved on {STEPS_MAX} times meanwhile", hint="retry")
+    raise Determinate(f"the state of {shard} was published {STEPS_MAX} times meanwhile", hint="retry")
 
 
 def _check_base(plane: StatePlane, shard: ShardId, base: Published) -> None:

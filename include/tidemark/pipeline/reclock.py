@@ -12,10 +12,11 @@ from collections.abc import Sequence
 
 from tidemark.core.binding import BindingRecord, Owned, Step, decide_mint, owned_in
 from tidemark.core.errors import Determinate
+from tidemark.core.generation import PromotionOpen, Superseded
 from tidemark.core.ids import Txn
 from tidemark.core.ledger import Head, Put
 from tidemark.core.replay import RunPlan, plan_run
-from tidemark.pipeline.context import Attempt, Pipeline, last_binding, settle
+from tidemark.pipeline.context import Attempt, Pipeline, last_binding, settle, undecided_promotion
 from tidemark.pipeline.history import require_logs
 from tidemark.pipeline.schema_change import require_named, require_shapes
 
@@ -31,8 +32,13 @@ def mint(pipeline: Pipeline, attempt: Attempt) -> Owned:
         if decided is not None:
             return decided
         require_logs(pipeline.control)
-        require_shapes(pipeline, pipeline.configuration)
         last = last_binding(pipeline, head)
+        if pipeline.generation < head.generation:
+            raise Superseded(generation=pipeline.generation, newest=head.generation)
+        undecided = undecided_promotion(pipeline.control, last)
+        if undecided is not None:
+            raise PromotionOpen(undecided)
+        require_shapes(pipeline, pipeline.configuration)
         # A conflict with a seal leaves the bindings as they were, so the source's offer is still valid.
         if head.upper not in offered:
             offered[head.upper] = pipeline.source.offer(last)
@@ -61,13 +67,16 @@ def known_plan(pipeline: Pipeline, attempt: Attempt) -> RunPlan:
     owned = _owned(pipeline, attempt)
     if owned is None:
         hint = "retry; if it stays so, clear the reclock task"
-        raise Determinate(f"{attempt.owner.identity} was not reclocked", hint=hint)
+        raise Determinate(f"{attempt.owner.identity} was not reclocked yet", hint=hint)
     return _plan(pipeline, attempt, owned)
 
 
 def _plan(pipeline: Pipeline, attempt: Attempt, owned: Owned) -> RunPlan:
     sealed_upper = pipeline.control.seals.head().upper
-    bound_upper = pipeline.control.bindings.head().upper
+    head = pipeline.control.bindings.head()
+    undecided = undecided_promotion(pipeline.control, last_binding(pipeline, head))
+    # A promotion has no input: whoever promotes decides it, or it is skipped.
+    bound_upper = head.upper if undecided is None else undecided.txn
     return plan_run(
         owned=owned.txns, cleared=attempt.proves(owned), sealed_upper=sealed_upper, bound_upper=bound_upper
     )

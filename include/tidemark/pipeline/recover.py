@@ -20,11 +20,13 @@ from tidemark.core.binding import Binding, Step
 from tidemark.core.checksum import Digest, shard_endpoint
 from tidemark.core.errors import Determinate
 from tidemark.core.frontier import Frontier
-from tidemark.core.history import BOUND, SEALED, Recovery
+from tidemark.core.history import BOUND, SEALED, CopiedWarehouse, Recovery
 from tidemark.core.ids import TXN_FIRST, ShardId, Txn
 from tidemark.core.journal import Event, JournalEntry
+from tidemark.core.lease import Lease
 from tidemark.core.ledger import UPPER, Head, Put
 from tidemark.core.maintenance import covering
+from tidemark.core.publish import VERSION_NONE
 from tidemark.core.recovery import (
     Forked,
     Overtaken,
@@ -45,14 +47,13 @@ from tidemark.pipeline.context import (
     settle,
     watermark_below,
 )
-from tidemark.pipeline.history import newest_recovery
+from tidemark.pipeline.history import newest_recovery, require_home
 from tidemark.pipeline.ingest import Progress, gather_open, no_progress
 from tidemark.pipeline.run import finish
 from tidemark.pipeline.upsert import bring_up_log, commit_staged, put_seal
 from tidemark.pipeline.validate import open_case
 from tidemark.ports.control import Control, Ledger
 from tidemark.ports.source import BindsNothing
-from tidemark.ports.state import StateStatusReader
 
 LOOKS_MAX: Final = 20
 _OF_BOUND: Final = frozenset(
@@ -72,33 +73,41 @@ _OF_BOUND: Final = frozenset(
 @dataclass(frozen=True, slots=True)
 class RecoveryPlan:
     """The work of a recovery. `logs` are the sealed transactions that logs lack, `damaged` those of them
-    whose parts are gone. `resumes` is set when an epoch was begun for this work and is not finished."""
+    whose parts are gone. `resumes` is set when an epoch was begun for this work and is not finished. `copied`
+    says that the warehouse is a copy that is not adopted; else it is empty."""
 
     epoch: int
     plan: Plan
     logs: Mapping[ShardId, tuple[Txn, ...]] = field(default_factory=dict)
     damaged: Mapping[ShardId, tuple[Txn, ...]] = field(default_factory=dict)
     resumes: bool = False
+    copied: str = ""
 
     @property
     def is_needed(self) -> bool:
-        return self.plan.is_needed or self.resumes or bool(self.logs)
+        return self.plan.is_needed or self.resumes or bool(self.logs) or bool(self.copied)
 
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """The result of a recovery: the current epoch, the transactions that were decided again, the lost ones
-    with the reasons, the transactions that the logs have appended, and those that they can't append because
-    parts are gone."""
+    """The result of a recovery: the current epoch, and whether this recovery began it; the transactions that
+    were decided again, the lost ones with the reasons, the transactions that the logs have appended, and
+    those that they can't append because parts are gone."""
 
     epoch: int
+    began: bool = False
     again: tuple[Txn, ...] = ()
     lost: Mapping[Txn, str] = field(default_factory=dict)
     appended: Mapping[ShardId, tuple[Txn, ...]] = field(default_factory=dict)
     damaged: Mapping[ShardId, tuple[Txn, ...]] = field(default_factory=dict)
 
+    @property
+    def changed(self) -> bool:
+        """Whether there was anything to do."""
+        return self.began or bool(self.again or self.lost or self.appended)
 
-def witnesses(pipeline: Pipeline, states: StateStatusReader | None = None) -> list[Witness]:
+
+def witnesses(pipeline: Pipeline) -> list[Witness]:
     """Everything outside the history that names a transaction."""
     control = pipeline.control
     upper = control.checkpoints.head().upper
@@ -114,7 +123,7 @@ def witnesses(pipeline: Pipeline, states: StateStatusReader | None = None) -> li
     for shard in control.shards():
         head = control.log(shard).head()
         found.append(Witness(f"the log of shard {shard}", Txn(head.upper - 1), head.link))
-        found += _published(control, shard, states)
+        found += _published(control, shard)
     found += _leased(control)
     upper = control.journal.head().upper
     noted = [one for one in control.journal.read(TXN_FIRST, upper) if one.event in _OF_BOUND]
@@ -127,20 +136,21 @@ def witnesses(pipeline: Pipeline, states: StateStatusReader | None = None) -> li
     return [one for one in found if one.txn >= TXN_FIRST]
 
 
-def _published(control: Control, shard: ShardId, states: StateStatusReader | None) -> Iterator[Witness]:
+def _published(control: Control, shard: ShardId) -> Iterator[Witness]:
     publishes = control.publishes(shard)
     upper = publishes.head().upper
     last = next(iter(publishes.read(upper - 1, upper)), None)
     if last is not None:
         yield Witness(f"a publish of shard {shard}", last.txn, last.commit.link)
-    newest = states.standing(shard, last).newest if states is not None else None
+    newest = control.state_commit(shard, after=last.version if last is not None else VERSION_NONE)
     if newest is not None:
         yield Witness(f"the state of shard {shard}", newest.txn, newest.link)
 
 
 def _leased(control: Control) -> Iterator[Witness]:
     """What consumers have confirmed, and the batches that they got last and may have processed."""
-    last = {one.name: one for one in control.leases.read(TXN_FIRST, control.leases.head().upper)}
+    records = control.leases.read(TXN_FIRST, control.leases.head().upper)
+    last = {one.name: one for one in records if isinstance(one, Lease)}
     for one in last.values():
         if one.link:
             yield Witness(f"consumer {one.name}", Txn(one.txn - 1), one.link)
@@ -148,37 +158,43 @@ def _leased(control: Control) -> Iterator[Witness]:
             yield Witness(f"a batch of consumer {one.name}", Txn(one.planned - 1), decided=True)
 
 
-def plan(pipeline: Pipeline, states: StateStatusReader | None = None) -> RecoveryPlan:
+def plan(pipeline: Pipeline) -> RecoveryPlan:
     """The work of a recovery now. Writes nothing. Concurrent runs are no loss: where the history has moved,
     everything is read again."""
     head = pipeline.control.recoveries.head()
     for _ in range(LOOKS_MAX):
-        found, before = _planned(pipeline, head, states), head
+        found, before = _planned(pipeline, head), head
         head = pipeline.control.recoveries.head()
         if head.version == before.version:
-            return found
+            return replace(found, copied=_copied(pipeline.control))
     raise Determinate(f"the history has moved {LOOKS_MAX} times meanwhile", hint="stop the runs, and retry")
 
 
-def _planned(pipeline: Pipeline, head: Head, states: StateStatusReader | None) -> RecoveryPlan:
+def _planned(pipeline: Pipeline, head: Head) -> RecoveryPlan:
     """The plan by the loaded version of the history, which has this head."""
     control = pipeline.control
     sealed_upper, bound_upper = _uppers(control)
     try:
-        made = _compared(pipeline, states, sealed_upper=sealed_upper, bound_upper=bound_upper)
+        made = _compared(pipeline, sealed_upper=sealed_upper, bound_upper=bound_upper)
     except Forked:
         # The loaded version of a log may have been an old one, so look twice; a fork stays.
-        made = _compared(pipeline, states, sealed_upper=sealed_upper, bound_upper=bound_upper)
+        made = _compared(pipeline, sealed_upper=sealed_upper, bound_upper=bound_upper)
     recovery = newest_recovery(control)
     resumes = recovery is not None and sealed_upper <= recovery.ends and _covers(recovery, made)
     logs, damaged = _behind(pipeline, sealed_upper)
     return RecoveryPlan(head.epoch, made, logs, damaged, resumes)
 
 
-def _compared(
-    pipeline: Pipeline, states: StateStatusReader | None, *, sealed_upper: Txn, bound_upper: Txn
-) -> Plan:
-    found, seals = witnesses(pipeline, states), pipeline.control.seals
+def _copied(control: Control) -> str:
+    try:
+        require_home(control)
+    except CopiedWarehouse as copied:
+        return copied.fact
+    return ""
+
+
+def _compared(pipeline: Pipeline, *, sealed_upper: Txn, bound_upper: Txn) -> Plan:
+    found, seals = witnesses(pipeline), pipeline.control.seals
     named = sorted({one.txn for one in found if one.link is not None and one.txn < sealed_upper})
     links = {seal.txn: seal.link for txn in named for seal in seals.read(txn, txn + 1)}
     return plan_recovery(sealed_upper=sealed_upper, bound_upper=bound_upper, witnesses=found, links=links)
@@ -240,18 +256,22 @@ def recover(
     pipeline: Pipeline,
     attempt: Attempt,
     *,
-    states: StateStatusReader | None = None,
     restored: bool = False,
+    adopt: bool = False,
     progress: Progress = no_progress,
 ) -> Recovered:
     """Bring everything forward. `restored` begins an epoch also where nothing shows a loss: after everything
-    was restored from one copy, only systems outside the warehouse could show it."""
+    was restored from one copy, only systems outside the warehouse could show it. `adopt` lets a copied
+    warehouse go on at its address, in a new epoch; without it a copy raises `CopiedWarehouse`."""
     control = pipeline.control
-    found = plan(pipeline, states)
+    if not adopt:
+        require_home(control)
+    found = plan(pipeline)
+    adopted = control.address if found.copied else ""
     # Logs first: the next seal checks that they have everything that is sealed.
     appended = _bring_up(pipeline, without=found.damaged)
-    if restored or (found.plan.is_needed and not found.resumes):
-        _begin(pipeline, attempt, found.epoch, states, restored=restored)
+    if restored or adopted or (found.plan.is_needed and not found.resumes):
+        _begin(pipeline, attempt, found.epoch, restored=restored, adopted=adopted)
     control.recoveries.head()
     recovery = newest_recovery(control)
     again: list[Txn] = []
@@ -271,29 +291,28 @@ def recover(
     logs: dict[ShardId, tuple[Txn, ...]] = {}
     for shard, txns in appended:
         logs[shard] = (*logs.get(shard, ()), *txns)
-    return Recovered(epoch, tuple(again), lost, logs, found.damaged)
+    began = epoch > found.epoch
+    return Recovered(epoch, began, tuple(again), lost, logs, found.damaged)
 
 
-def _begin(
-    pipeline: Pipeline, attempt: Attempt, epoch: int, states: StateStatusReader | None, *, restored: bool
-) -> None:
-    """Raise the epoch and bind the lost transactions, by one put. `Determinate` where another recovery was
-    first. Puts nothing where the history is no longer behind."""
+def _begin(pipeline: Pipeline, attempt: Attempt, epoch: int, *, restored: bool, adopted: str) -> None:
+    """Raise the epoch, bind the lost transactions and adopt an address, by one put. `Determinate` where
+    another recovery was first. Puts nothing where the history is no longer behind."""
     control, token = pipeline.control, attempt.token
 
     def decide(head: Head) -> Put[Any, Any] | Recovery | Overtaken | None:
         before = newest_recovery(control)
         if before is not None and before.token == token:
             return before  # Its reply was lost.
-        made = _planned(pipeline, head, states).plan
-        if head.epoch == epoch and not made.is_needed and not restored:
+        made = _planned(pipeline, head).plan
+        if head.epoch == epoch and not made.is_needed and not restored and not adopted:
             return None
         bound = last_binding(pipeline, Head(head.version, {UPPER: _uppers(control)[1]}))
         return decide_recovery(
             head=head,
             epoch=epoch,
             before=before,
-            plan=made,
+            plan=replace(made, adopted=adopted),
             token=token,
             last=bound,
             nothing=_nothing_after(pipeline, bound),
@@ -311,7 +330,7 @@ def _begin(
 
 def _nothing_after(pipeline: Pipeline, last: Binding | None) -> Step:
     if isinstance(pipeline.source, BindsNothing):
-        return pipeline.source.nothing_after(last)
+        return pipeline.source.nothing_after(last, lost=True)
     return Step(last.upper if last is not None else Frontier())
 
 
@@ -325,6 +344,9 @@ def _decide_again(
     if not recovery.was_decided(txn):
         finish(pipeline, attempt, txn, progress=progress)
         return ""
+    if binding.promotes:
+        why = f"its decision is lost, and generation {binding.promotes} can only be promoted again"
+        return _put_lost(pipeline, attempt, binding, why)
     overruled = _noted(pipeline.control, txn, Event.SKIPPED, Event.ACCEPTED)
     reason = overruled[-1].detail.get("reason", "") if overruled else ""
     if overruled and overruled[-1].event is Event.SKIPPED:

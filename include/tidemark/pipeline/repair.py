@@ -24,7 +24,7 @@ from tidemark.core.lease import since_of
 from tidemark.core.listing import LogFile
 from tidemark.core.maintenance import Outrun, Replacement, Run
 from tidemark.core.replay import DataDiffers, Finding, judge, judge_replay
-from tidemark.core.seal import Part, Seal, ShardParts, Staged
+from tidemark.core.seal import Decision, Part, Seal, ShardParts, Staged
 from tidemark.pipeline.context import Attempt, Pipeline, note, seal_at, sealed_binding
 from tidemark.pipeline.maintain import begin, merge_run, put
 from tidemark.pipeline.replay import merged_files, read_sealed, replay_input
@@ -70,6 +70,7 @@ def repair(pipeline: Pipeline, attempt: Attempt, txn: Txn) -> Repaired:
     record(pipeline, attempt, Judged(Gated(finding), replayed=True))
     if not (damage or broken) or not finding.passed:
         return Repaired(finding)
+    _require_input(seal)
     restored = _restored(pipeline, attempt, seal, damage) if damage else []
     for shard, files in broken.items():
         restored += _merged_anew(pipeline, attempt, shard, files)
@@ -82,6 +83,15 @@ def repair(pipeline: Pipeline, attempt: Attempt, txn: Txn) -> Repaired:
     detail = {"parts": json.dumps(replaced), "run": attempt.owner.run_id}
     note(pipeline, Event.REPAIRED, txn=txn, token=attempt.token, detail=detail)
     return Repaired(finding, tuple(restored))
+
+
+def _require_input(seal: Seal) -> None:
+    """Refuse a promotion: its rows are the difference of two generations, and no input gives them again."""
+    if seal.decision is Decision.CORRECTED:
+        raise InvalidUsage(
+            f"transaction {seal.txn} promoted a generation: its lost parts can't be made again from input",
+            hint="restore the files from a backup; the state has their rows if it was published",
+        )
 
 
 def _is_broken(pipeline: Pipeline, seal: Seal, shard: ShardId, files: Sequence[LogFile]) -> bool:
@@ -134,6 +144,7 @@ def _merged_anew(
     try:
         staged: list[LogFile] = []
         for txn, seal in kept.items():
+            _require_input(seal)
             again = pipeline.plane.stage(sealed_binding(pipeline, seal), attempt.token)
             finding = judge_replay(seal, again)
             if not finding.passed:
@@ -147,7 +158,9 @@ def _merged_anew(
         for txn in kept:
             pipeline.plane.discard(txn, attempt.token)
     if isinstance(outcome, Outrun):
-        raise Determinate(f"others have changed the files of {shard} meanwhile", hint="repair it again")
+        raise Determinate(
+            f"another process changed the files of {shard} meanwhile", hint="run the repair again"
+        )
     return [(shard, part) for part in merged]
 
 
@@ -160,7 +173,7 @@ def twins_of(
     same = [(one.rows, one.bytes) for one in sealed] == [(one.rows, one.bytes) for one in copies]
     if not same:
         raise InvalidUsage(
-            f"transaction {seal.txn} of {shard} can't be staged into the same files again",
-            hint="restore the lost files from a backup, or rebuild the pipeline's log from its input",
+            f"transaction {seal.txn} of {shard} can't be staged into the same files",
+            hint="restore the lost files from a backup, or read the input again with a new pipeline",
         )
     return [(one, copy) for one, copy in zip(sealed, copies, strict=True) if one in lost]

@@ -15,7 +15,7 @@ from tidemark.core.binding import Binding
 from tidemark.core.checksum import Digests
 from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.core.ids import TXN_FIRST, ShardId, Txn
-from tidemark.core.lease import SINCE, Lease, since_of
+from tidemark.core.lease import SINCE, LeaseRecord, since_of
 from tidemark.core.ledger import Head, Put
 from tidemark.core.listing import LogFile
 from tidemark.core.maintenance import covering
@@ -29,12 +29,12 @@ from tidemark.core.replay import (
     judge_skipped,
     plan_replay,
 )
-from tidemark.core.seal import Seal, Staged
+from tidemark.core.seal import Decision, Seal, Staged
 from tidemark.pipeline.context import Pipeline, settle
 
 VERIFY, REPAIR = "verify", "repair"
 MODES: Final = (VERIFY, REPAIR)
-PARTS_DIFFER: Final = "the input is as it was, but the parts are not what was sealed; repair them"
+PARTS_DIFFER: Final = "the input is unchanged, but the parts differ from the seal; repair them"
 
 
 def bound_range(pipeline: Pipeline, *, txn_from: int, txn_to: int | None) -> range:
@@ -96,6 +96,8 @@ def replay_input(pipeline: Pipeline, binding: Binding, seal: Seal) -> Finding:
     skipped = judge_skipped(seal)
     if skipped is not None:
         return skipped
+    if seal.decision is Decision.CORRECTED:
+        return judge_replay(seal, as_sealed(seal))
     gone = pipeline.source.inspect(binding)
     if gone:
         return Finding(binding.txn, Verdict.INPUT_GONE, why=gone)
@@ -111,11 +113,11 @@ def judge_parts(pipeline: Pipeline, seal: Seal, found: Digests) -> Finding:
     # leases would show removed parts as damaged; a commit, even an empty one, needs the newest version.
     since = settle(pipeline.control.leases, confirmed_since, what="the look at since")
     if seal.txn < since:
-        return Finding(seal.txn, Verdict.IDENTICAL, why=f"by its input; its parts are gone, below {since}")
+        return Finding(seal.txn, Verdict.IDENTICAL, why=f"by its input; its parts below {since} are deleted")
     return replace(finding, why=PARTS_DIFFER)
 
 
-def confirmed_since(head: Head) -> Put[Lease, Txn] | Txn:
+def confirmed_since(head: Head) -> Put[LeaseRecord, Txn] | Txn:
     """The first transaction whose parts are retained, as an empty commit, which succeeds only on the newest
     version."""
     since = since_of(head)
@@ -159,7 +161,7 @@ def warnings(found: Mapping[Txn, Replayable], *, since: Txn, now_seconds: float)
     kept = [(txn, one) for txn, one in sorted(found.items()) if txn >= since]
     gone = [txn for txn, one in kept if one.gone]
     why = {txn: one.gone for txn, one in kept if one.gone}
-    told = [f"{_named(span)} can't be proven again: {why[span[0]]}" for span in _spans(gone)]
+    notes = [f"{_named(span)} can't be proven again: {why[span[0]]}" for span in _spans(gone)]
     ending = {
         txn: one.until_seconds
         for txn, one in kept
@@ -167,8 +169,10 @@ def warnings(found: Mapping[Txn, Replayable], *, since: Txn, now_seconds: float)
     }
     for span in _spans(list(ending)):
         hours = max(0.0, (min(ending[txn] for txn in span) - now_seconds) / 3600)
-        told.append(f"{_named(span)} can be proven for {hours:.0f} more hours: its source lets the input go")
-    return tuple(told)
+        notes.append(
+            f"{_named(span)} can be proven for {hours:.0f} more hours, then its source deletes the input"
+        )
+    return tuple(notes)
 
 
 def _spans(txns: Sequence[Txn]) -> list[list[Txn]]:

@@ -25,8 +25,9 @@ from tidemark.pipeline.context import Pipeline, last_binding, sealed_binding, st
 from tidemark.ports.control import Control
 
 NAME_AGAIN = (
-    "name it again, and run again; to go on without it, raise `generation`: its table stays as it is, and a"
-    " shard of another name starts without its rows"
+    "restore it, and run again; to continue without it, raise `generation`, then `tidemark generation start"
+    " PIPELINE --from-now` and `promote`: its table does not change, and a shard with another name starts"
+    " without its rows"
 )
 
 
@@ -158,7 +159,7 @@ def _given_up(pipeline: Pipeline, declared: Shapes, others: Mapping[ShardId, Txn
             if shard in others
             else (f"has transaction {last.txn} bound for it")
         )
-        fact = f"shard {shard} {has}, and the pipeline file does not name it"
+        fact = f"shard {shard} {has}, but is not in the pipeline file"
         found.append(Misfit(fact, hint=NAME_AGAIN))
     return found
 
@@ -196,10 +197,10 @@ def put_on_record(pipeline: Pipeline, new: NewColumns) -> None:
         base = log.shape() or shapes.get(shard)
         if base is not None:
             log.declare(replace(base, columns={**new.columns[shard], **base.columns}, grows=True))
-            logger.info("shard %s gets columns of its records: %s", shard, dict(new.columns[shard]))
+            logger.info("shard %s gets new columns from its records: %s", shard, dict(new.columns[shard]))
 
 
 def not_taken(new: NewColumns) -> InvalidUsage:
     """The error for a transaction that can't get the columns that are on record for it."""
-    hint = "put its shards back as they were, run, and change them then; or skip it with a reason"
-    return InvalidUsage(f"{new.fact}, and was bound for other shards than the pipeline file has", hint=hint)
+    hint = "restore its shards, run, then change them; or skip the transaction with a reason"
+    return InvalidUsage(f"{new.fact}, but was bound for other shards than the pipeline file has", hint=hint)

@@ -17,11 +17,12 @@ from tidemark.core.errors import Determinate, TidemarkError
 from tidemark.core.ids import TXN_FIRST, ShardId, Txn, WriterToken
 from tidemark.core.journal import Event
 from tidemark.core.ledger import Head, Put
-from tidemark.core.replay import DataDiffers, ExpectationsFailed, InputGone, judge_replay
+from tidemark.core.replay import DataDiffers, ExpectationsFailed, InputGone, judge_loser
 from tidemark.core.seal import (
     BeingRecovered,
     Decision,
     Evidence,
+    Fenced,
     Lost,
     Past,
     Seal,
@@ -122,6 +123,7 @@ def _past(pipeline: Pipeline, seal: Seal) -> Past:
         touched=touched,
         recovered=recovered,
         lost=bool(bound) and bound[0].lost,
+        promotes=bound[0].promotes if bound else 0,
         proven=recovery.proven.get(seal.txn, 0) if recovery is not None else 0,
     )
 
@@ -138,8 +140,8 @@ def _require_base(pipeline: Pipeline, seal: Seal) -> None:
     here."""
     if not follows_watermark(pipeline.control, seal):
         raise Determinate(
-            f"transaction {seal.txn} was staged above another watermark than the seals have now",
-            hint="clear the ingest task, or run the pipeline again: it is staged anew",
+            f"transaction {seal.txn} was staged with another watermark than the seals have now",
+            hint="clear the ingest task, or run the pipeline again, which stages it again",
         )
 
 
@@ -217,7 +219,7 @@ def too_early(txn: Txn, upper: Txn) -> Determinate:
     """The error that a transaction can't be sealed yet."""
     return Determinate(
         f"transaction {txn} can't be decided before {upper}",
-        hint="run the pipeline: a run finishes the lower transactions first",
+        hint="run the pipeline, which finishes the lower transactions first",
     )
 
 
@@ -278,12 +280,15 @@ def refused(pipeline: Pipeline, staged: Staged, gated: Gated, reason: str) -> Ti
 
 def drop_lost(pipeline: Pipeline, attempt: Attempt, staged: Staged, winner: Seal) -> None:
     """Record the lost race with its winner, and delete our own parts. `DataDiffers` where the winner has
-    other data."""
-    finding = judge_replay(winner, staged)
+    other data; `Fenced` where a newer generation has read the same records by its own settings."""
+    finding = judge_loser(winner, staged)
+    newer = winner.generation > pipeline.generation and winner.configuration != staged.configuration
     detail = {"winner": winner.token, "verdict": str(finding.verdict), "run": attempt.owner.run_id}
     note(pipeline, Event.LOST, txn=staged.txn, token=staged.token, detail=detail)
     if not is_in_a_log(pipeline.control, staged.txn, staged.token):
         pipeline.plane.discard(staged.txn, staged.token)
+    if newer:
+        raise Fenced(winner.txn, generation=pipeline.generation, newest=winner.generation)
     if finding.mismatches:
         raise DataDiffers(finding)
 

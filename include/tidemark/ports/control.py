@@ -24,14 +24,15 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 from tidemark.core.binding import BindingRecord
 from tidemark.core.checkpoint import Checkpoint
 from tidemark.core.cuts import Cut
+from tidemark.core.generation import Candidate
 from tidemark.core.history import Recovery
 from tidemark.core.ids import ShardId, Txn
 from tidemark.core.journal import JournalEntry
-from tidemark.core.lease import Lease
+from tidemark.core.lease import LeaseRecord
 from tidemark.core.ledger import CommitOutcome, Head, Put
 from tidemark.core.listing import LogFile
 from tidemark.core.maintenance import Leftover, Replacement
-from tidemark.core.publish import Published
+from tidemark.core.publish import Published, StateCommit
 from tidemark.core.seal import Evidence, Part, Seal
 from tidemark.core.shape import Shape
 from tidemark.core.shard import LogEntry
@@ -111,6 +112,17 @@ class Control(Protocol):
     """All ledgers of one pipeline."""
 
     @property
+    def address(self) -> str:
+        """The address at which they are opened."""
+        ...
+
+    @property
+    def made_at(self) -> str:
+        """The address at which the history's first commit was made; empty before that. As of the history's
+        loaded version."""
+        ...
+
+    @property
     def bindings(self) -> Ledger[BindingRecord]:
         """A chapter of the history, like the seals: a commit to one moves the head of both."""
         ...
@@ -122,6 +134,9 @@ class Control(Protocol):
     def recoveries(self) -> Ledger[Recovery]: ...
 
     @property
+    def candidates(self) -> Ledger[Candidate]: ...
+
+    @property
     def attempts(self) -> Ledger[Evidence]: ...
 
     @property
@@ -131,7 +146,7 @@ class Control(Protocol):
     def journal(self) -> Ledger[JournalEntry]: ...
 
     @property
-    def leases(self) -> Ledger[Lease]: ...
+    def leases(self) -> Ledger[LeaseRecord]: ...
 
     @property
     def cuts(self) -> Ledger[Cut]: ...
@@ -146,6 +161,11 @@ class Control(Protocol):
 
     def publishes(self, shard: ShardId) -> Ledger[Published]:
         """The record of the shard's publishes. Its first commit creates it."""
+        ...
+
+    def state_commit(self, shard: ShardId, *, after: int) -> StateCommit | None:
+        """The newest publish that the table of the shard's state has after a version; None if there is
+        none."""
         ...
 
 

@@ -7,9 +7,10 @@ rejects it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 from tidemark.core.binding import Binding, Step
 from tidemark.core.frontier import Frontier
@@ -73,8 +74,9 @@ class ReportsSkipped(Protocol):
 class BindsNothing(Protocol):
     """A source whose bindings carry notes from one to the next."""
 
-    def nothing_after(self, last: Binding | None) -> Step:
-        """The step that reads nothing: what follows it is offered as after the given binding."""
+    def nothing_after(self, last: Binding | None, *, lost: bool) -> Step:
+        """The step that reads nothing: what follows it is offered as after the given binding. `lost` means
+        that the step stands for input that is lost."""
         ...
 
 
@@ -153,7 +155,7 @@ class ShardKeysPort(Protocol):
         """Whether the shard's log waits for a release; until then the shard is not settled."""
         ...
 
-    def keys(self, shard: ShardId, columns: Sequence[str]) -> Iterator[Mapping[str, Any]]:
-        """At least the keys of all rows that the shard has; once it is settled, of all rows that are
-        bound."""
+    def files(self, shard: ShardId) -> Sequence[Path]:
+        """The files with at least the keys of all rows that the shard has; once it is settled, of all rows
+        that are bound. Nobody writes them again; maintenance may remove them."""
         ...

@@ -112,7 +112,8 @@ def _require_agreement(
     if by_core != by_library or bool(result.success) != passed:
         parted = sorted(by_core ^ by_library)[:5]
         raise InvariantViolation(
-            f"the gate's two judges disagree: core says {'passed' if passed else 'not passed'},"
-            f" great expectations says {'passed' if result.success else 'not passed'}; they part at {parted}",
+            f"the gate's two comparisons disagree: core says {'passed' if passed else 'not passed'},"
+            f" great expectations says {'passed' if result.success else 'not passed'}; they differ at"
+            f" {parted}",
             hint="nothing was sealed; report this with the versions of `tidemark doctor`",
         )

@@ -49,8 +49,8 @@ class Checked:
     def __str__(self) -> str:
         counted = self.unexpected_count is not None and self.element_count is not None
         counts = f"{self.unexpected_count} of {self.element_count} rows break it" if counted else ""
-        said = "; ".join(part for part in (counts, self.detail) if part) or "does not hold"
-        return f"shard {self.shard}: {self.expectation}: {'holds' if self.success else said}"
+        why = "; ".join(part for part in (counts, self.detail) if part) or "does not hold"
+        return f"shard {self.shard}: {self.expectation}: {'holds' if self.success else why}"
 
 
 def opinion_of(checked: Sequence[Checked]) -> Opinion:

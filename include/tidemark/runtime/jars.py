@@ -61,7 +61,9 @@ class Coordinate:
         """Parse `group:artifact:version`. Raises `InvalidUsage` for other text."""
         fields = text.split(":")
         if len(fields) != 3 or not all(fields):
-            raise InvalidUsage(f"{text!r} is not a coordinate", hint="write group:artifact:version")
+            raise InvalidUsage(
+                f"{text!r} is not the coordinate of a jar", hint="write group:artifact:version"
+            )
         return cls(*fields)
 
     def __str__(self) -> str:
@@ -88,8 +90,9 @@ class WrongSum(Determinate):
     def __init__(self, jar: LockedJar, found: str, *, where: str) -> None:
         super().__init__(
             f"{jar.coordinate} {where} has sha256 {found}, expected {jar.sha256}",
-            hint="run `make setup` to fetch it again; if the sum stays the same, the download is not the "
-            "artifact that was locked: don't use it, and look at the mirror or proxy in between",
+            hint="run `make setup` to fetch it again; if the checksum stays the same, don't use the"
+            " download: "
+            "it is not the locked artifact; check the mirror or proxy",
         )
         self.jar = jar
         self.found = found
@@ -214,7 +217,7 @@ def main(arguments: list[str]) -> int:
                 )
             case ["verify"]:
                 verify(jars_folder(), read_lock())
-                sys.stdout.write(f"jars: all {len(read_lock())} have their sums\n")
+                sys.stdout.write(f"jars: all {len(read_lock())} have the right checksums\n")
             case ["lock"]:
                 home().mkdir(parents=True, exist_ok=True)
                 LOCK.write_text(resolved_lock(home()), encoding="utf-8")
@@ -223,7 +226,7 @@ def main(arguments: list[str]) -> int:
                 S3_LOCK.write_text(resolved_s3_lock(home()), encoding="utf-8")
                 sys.stdout.write(f"jars of S3: {S3_LOCK.name} lists {len(read_lock(S3_LOCK))}\n")
             case _:
-                hint = "say fetch, verify or lock; or fetch s3, lock s3"
+                hint = "use fetch, verify or lock; or fetch s3, lock s3"
                 raise InvalidUsage(f"unknown arguments {arguments}", hint=hint)
     except TidemarkError as error:
         sys.stderr.write(f"{error}\n")
@@ -327,7 +330,7 @@ def _resolve(coordinates: list[Coordinate], ivy_home: Path, *, transitive: bool)
             found = maven.resolveMavenCoordinates(joined, settings, none, transitive, nothing, False, stream)
         except Py4JJavaError as error:
             raise Determinate(
-                f"{len(coordinates)} jars could not be resolved, the reason being: "
+                f"{len(coordinates)} jars could not be resolved: "
                 f"{_first_reason(transcript.toString()) or error.java_exception.getMessage()}",
                 hint="check the network, name a mirror's settings file in TIDEMARK_IVY_SETTINGS or the "
                 "network's certificates in SSL_CERT_FILE, and run `make setup` again",

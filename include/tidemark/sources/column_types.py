@@ -18,7 +18,7 @@ from tidemark.config.object_store import opened
 from tidemark.config.source import Debezium
 from tidemark.core.errors import InvalidUsage
 
-DECLARE: Final = "declare it in the pipeline file, in a type that holds its values"
+DECLARE: Final = "declare it in the pipeline file, with a type that holds its values"
 PRECISION_MAX: Final = 38
 
 _CONNECT: Final = {
@@ -78,7 +78,7 @@ _AVRO_LOGICAL: Final = {
 
 
 def _no_type(what: str, hint: str = DECLARE) -> InvalidUsage:
-    return InvalidUsage(f"{what} has no type here", hint=hint)
+    return InvalidUsage(f"{what} has no type in Tidemark", hint=hint)
 
 
 def _decimal(precision: int, scale: int) -> str:
@@ -99,7 +99,7 @@ def connect_type(schema: Mapping[str, Any], settings: Debezium, *, depth: int = 
     in a column or in the elements of an array, not deeper (`spark.values`); deeper ones are refused."""
     kind, name = str(schema.get("type")), str(schema.get("name") or "")
     if depth > 1 and (name == _DECIMAL or name in _NAMED):
-        raise _no_type(f"{name} inside of another type")
+        raise _no_type(f"{name} inside another type")
     if name == _DECIMAL:
         return _connect_decimal(schema, settings)
     if name in _NAMED:
@@ -124,7 +124,7 @@ def _connect_decimal(schema: Mapping[str, Any], settings: Debezium) -> str:
     if settings.decimal_handling_mode != "precise":
         raise InvalidUsage(
             f"it is a precise decimal, and debezium.decimal_handling_mode is"
-            f" {settings.decimal_handling_mode or 'not said'}",
+            f" {settings.decimal_handling_mode or 'not set'}",
             hint="write debezium: {decimal_handling_mode: precise}",
         )
     given = schema.get("parameters") or {}
@@ -211,7 +211,8 @@ def _avro_connect(kind: str, name: str, settings: Debezium) -> str:
         )
     if kind == "int" and name in _NAMED and mode == "isostring":
         raise InvalidUsage(
-            f"it is a {name}, and debezium.time_precision_mode is {mode}", hint="mend the mode"
+            f"it is a {name}, and debezium.time_precision_mode is {mode}",
+            hint="set debezium.time_precision_mode to the connector's mode",
         )
     if name in _NAMED:
         return _NAMED[name]

@@ -41,7 +41,7 @@ def find_connection(
     of the same kind for the hint."""
     text = environ.get(variable_of(conn_id), "")
     if not text:
-        hint = f"make it in Airflow, or set {variable_of(conn_id)} to its JSON or URI"
+        hint = f"create it in Airflow, or set {variable_of(conn_id)} to its JSON or URI"
         raise InvalidUsage(f"there is no connection {conn_id!r}", hint=hint)
     try:
         return _from_json(text) if text.lstrip().startswith("{") else _from_uri(text)

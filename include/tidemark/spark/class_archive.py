@@ -60,7 +60,7 @@ def make_archive() -> Path:
         gateway.proc.stdin.close()
         gateway.proc.wait(timeout=_DUMP_SECONDS_MAX)
     if not fresh.is_file():
-        raise Determinate("this Java did not write the archive", hint="go on without: Spark starts slower")
+        raise Determinate("Java did not write the class archive", hint="Spark starts without it, but slower")
     fresh.replace(file)
     return file
 
@@ -92,7 +92,7 @@ def main() -> int:
     try:
         sys.stdout.write(f"archive: {make_archive()}\n")
     except Exception as error:  # Everything works without the archive.
-        sys.stderr.write(f"archive: none was made ({error}); Spark starts slower without it\n")
+        sys.stderr.write(f"archive: not written ({error}); Spark starts slower without it\n")
         return 1
     return 0
 

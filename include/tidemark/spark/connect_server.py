@@ -89,10 +89,12 @@ def start_server(
     """
     if not token:
         raise InvalidUsage(
-            "a Spark Connect server without a token takes work from anybody", hint="give it a token"
+            "a Spark Connect server without a token accepts work from everybody", hint="set a token"
         )
     if _listens(port):
-        raise InvalidUsage(f"port {port} is in use", hint="choose another one, or stop what has it")
+        raise InvalidUsage(
+            f"port {port} is in use", hint="choose another port, or stop the process that uses it"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     merged = {
         **session_confs(master=master, jars=jar_paths(jars_folder), scratch_folder=folder),
@@ -149,9 +151,9 @@ def _wait(server: Server, port: int, *, seconds_max: float) -> None:
     while not _listens(port):
         ended = server.process.poll()
         if ended is not None or time.monotonic() > deadline:
-            said = server.log_file.read_text(encoding="utf-8", errors="replace")[-_LOG_CHARACTERS_MAX:]
+            output = server.log_file.read_text(encoding="utf-8", errors="replace")[-_LOG_CHARACTERS_MAX:]
             fact = f"ended with code {ended}" if ended is not None else f"did not listen in {seconds_max} s"
-            raise Determinate(f"the Spark Connect server {fact}: {said}", hint=f"see {server.log_file}")
+            raise Determinate(f"the Spark Connect server {fact}: {output}", hint=f"see {server.log_file}")
         time.sleep(_POLL_SECONDS)
 
 
@@ -204,7 +206,7 @@ def start(*, memory: str) -> WarmServer:
     found = find()
     if found is not None and found.is_alive:
         raise InvalidUsage(
-            f"a warm Spark runs already, at {found.url} as process {found.pid}",
+            f"a warm Spark already runs at {found.url} as process {found.pid}",
             hint="stop it with `tidemark spark stop`",
         )
     token = secrets.token_urlsafe(24)
@@ -227,7 +229,7 @@ def stop() -> WarmServer | None:
             if time.monotonic() > deadline:
                 raise Determinate(
                     f"the warm Spark, process {found.pid}, has not ended in {_WARM_STOP_SECONDS_MAX:.0f} s",
-                    hint=f"it may still be at work; try again, or end it with `kill -9 {found.pid}`",
+                    hint=f"it may still work; try again, or end it with `kill -9 {found.pid}`",
                 )
             time.sleep(_WARM_POLL_SECONDS)
     _note().unlink(missing_ok=True)

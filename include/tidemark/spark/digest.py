@@ -113,7 +113,7 @@ def _key_text(value: str, kind: DataType) -> str:
         return f"to_json(struct({value} AS v))"
     if isinstance(kind, BooleanType | ByteType | IntegerType | LongType | ShortType | TimestampNTZType):
         return f"cast({value} as string)"
-    raise InvalidUsage(f"a key can't be of type {kind.simpleString()}", hint="use DECIMAL or STRING")
+    raise InvalidUsage(f"a key can't have type {kind.simpleString()}", hint="use DECIMAL or STRING")
 
 
 def _number_of(name: str) -> int:

@@ -212,6 +212,12 @@ def declared_schema(shard: ShardConfig) -> StructType:
     return StructType([*fields, StructField(shard.error_column, StringType())])
 
 
+def key_schema(shard: ShardConfig) -> StructType:
+    """The key columns of a shard's rows."""
+    declared = declared_schema(shard)
+    return StructType([StructField(name, declared[name].dataType) for name in shard.keys])
+
+
 def known_schema(shard: ShardConfig) -> StructType:
     """The columns that a record may have: the declared ones, and those that only a condition or a route
     uses."""
@@ -379,8 +385,8 @@ def _parse_csv(frame: DataFrame, form: RecordForm, known: StructType) -> DataFra
     schema = ddl_of([*form.writing.read_fields(fields), StructField(CORRUPT, StringType())])
     parsed = frame.selectExpr("*", f"{fields_of(schema, form.csv)} AS _csv")
     if any(form.writing.judges(field.dataType) for field in fields):
-        told = form.writing.judged("_csv", fields, text=lambda name: f"{csv_text(form)}.{quoted(name)}")
-        parsed = parsed.withColumn("_csv", F.expr(told))
+        expression = form.writing.judged("_csv", fields, text=lambda name: f"{csv_text(form)}.{quoted(name)}")
+        parsed = parsed.withColumn("_csv", F.expr(expression))
     values = f"{_values_of('_csv', form.header, known)} AS {VALUES}"
     return parsed.selectExpr("*", values, _names_of(form), f"isnotnull(_csv.{CORRUPT}) AS {BROKEN}")
 

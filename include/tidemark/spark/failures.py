@@ -37,12 +37,13 @@ _PARQUET_FILE = re.compile(r"reading file \S*/([^/\s]+?)\.?\s")
 _CAUSE = re.compile(r"^Caused by: (.+)$", re.MULTILINE)
 _MESSAGE_CHARACTERS_MAX = 500
 _REMEDY = (
-    "mend the pipeline file (a column can be declared) and retry, or skip the transaction with a reason and"
-    " land its records again"
+    "correct the pipeline file (for example, declare a column) and retry, or skip the transaction with a"
+    " reason and land its records again"
 )
 _AHEAD = (
-    "set max_advance of the shard: so high that the record is within it, if the source did go on so far; else"
-    " as far as one transaction may go on, which quarantines what is beyond it"
+    "set max_advance of the shard: if the record is right, high enough to include it; if it is wrong, to"
+    " the most"
+    " that one transaction may advance, which quarantines the record"
 )
 
 
@@ -75,7 +76,7 @@ def translated(error: Exception, txn: Txn, read: Input) -> TidemarkError:
         return InputGone(txn, what=text[:_MESSAGE_CHARACTERS_MAX])
     denied = _DENIED.search(text)
     if denied is not None:
-        return _denied(txn, by_tls=denied[1] == "Ssl", said=denied[2].strip(), cause=cause_in(text))
+        return _denied(txn, by_tls=denied[1] == "Ssl", message=denied[2].strip(), cause=cause_in(text))
     other_type = _PARQUET_TYPE.search(text)
     if other_type is not None:
         return _other_type(txn, *other_type.groups(), file=_PARQUET_FILE.search(text))
@@ -83,24 +84,22 @@ def translated(error: Exception, txn: Txn, read: Input) -> TidemarkError:
     if damage:
         return InvalidUsage(
             f"transaction {txn} is refused: {damage}",
-            hint="it was so when it was bound; skip the transaction with a reason, and land its records"
-            " again, whole and under another name",
+            hint="the file was damaged before it was bound; skip the transaction with a reason, and land"
+            " its records again in a new file",
         )
     return Determinate(
-        f"the job of transaction {txn} failed: {cause_in(text)}", hint="its parts are removed; retry"
+        f"the job of transaction {txn} failed: {cause_in(text)}", hint="retry; its parts were deleted"
     )
 
 
-def _denied(txn: Txn, *, by_tls: bool, said: str, cause: str) -> InvalidUsage:
+def _denied(txn: Txn, *, by_tls: bool, message: str, cause: str) -> InvalidUsage:
     """The error for a failed authentication of Spark's reader, by credentials or TLS; a retry can't help."""
     if not by_tls:
-        fact = f"kafka refuses the credentials of Spark's reader in transaction {txn}: {said}"
+        fact = f"kafka refuses the credentials of Spark's reader in transaction {txn}: {message}"
         return InvalidUsage(fact, hint="check user, password and security settings of the connection")
-    fact = f"Spark's reader can't trust kafka, or kafka it, in transaction {txn}: {said} ({cause})"
-    hint = (
-        "name the authority of the servers' certificates in ssl.ca.location of the connection: Java does not"
-    )
-    hint += " know those that the system trusts"
+    fact = f"Spark's reader and kafka do not trust each other in transaction {txn}: {message} ({cause})"
+    hint = "set ssl.ca.location of the connection to the CA of the servers' certificates: Java does not"
+    hint += " use the certificates that the system trusts"
     return InvalidUsage(fact, hint=hint)
 
 
@@ -124,8 +123,9 @@ def shard_job_errors(shard: str) -> Iterator[None]:
         yield
     except JOB_ERRORS as error:
         raise Determinate(
-            f"the rows of {shard} can't be worked out: {cause_in(str(error))}",
-            hint="nothing was changed; `tidemark replay` names a damaged part, --mode repair restores it",
+            f"the rows of {shard} can't be computed: {cause_in(str(error))}",
+            hint="nothing was changed; `tidemark replay PIPELINE` names a damaged part, and `--mode"
+            " repair` restores it",
         ) from error
 
 

@@ -123,7 +123,7 @@ def flaw_of(rules: Rules, *, explain: bool) -> str:
         if not column.nullable:
             always = column.name in shard.keys
             needed = f"isnull({value_of(column.name)})" + ("" if always else f" AND NOT {deletes(rules)}")
-            checks.append(case(needed, literal(f"column '{column.name}' is NOT NULL, and has no value")))
+            checks.append(case(needed, literal(f"column '{column.name}' is NOT NULL, but has no value")))
     for rule in quarantine_rules(shard, f"{doc.VALUES}."):
         broken = f"NOT {deletes(rules)} AND NOT {doc.SKIP} AND {rule.broken_when}"
         checks.append(case(broken, literal(f"breaks {rule.reason}")))
@@ -132,27 +132,27 @@ def flaw_of(rules: Rules, *, explain: bool) -> str:
 
 def _unreadable(rules: Rules) -> str:
     """Why a record is unreadable."""
-    said = literal(_UNREADABLE[rules.form.envelope])
+    reason = literal(_UNREADABLE[rules.form.envelope])
     if rules.form.unreadable:
-        said = f"CASE WHEN isnull({RAW}) THEN {rules.form.unreadable} ELSE {said} END"
+        reason = f"CASE WHEN isnull({RAW}) THEN {rules.form.unreadable} ELSE {reason} END"
     if not rules.form.keyed or rules.form.envelope == "debezium":
-        return said
+        return reason
     valueless = "it has no value" if rules.keeps_all else f"it has no value, and {rules.form.key_unreadable}"
-    return f"CASE WHEN {NO_VALUE} THEN {literal(valueless)} ELSE {said} END"
+    return f"CASE WHEN {NO_VALUE} THEN {literal(valueless)} ELSE {reason} END"
 
 
 def _broken_columns(rules: Rules) -> str:
     """Which values don't fit. Parses the record again, a cost that only broken records have."""
-    said: list[str] = []
+    reasons: list[str] = []
     if rules.form.format == "json":
         twice = repeated_name(doc.DOCUMENT)
-        said.append(case(f"isnotnull({twice})", f"concat('it has the name \\'', {twice}, '\\' twice')"))
+        reasons.append(case(f"isnotnull({twice})", f"concat('it has the name \\'', {twice}, '\\' twice')"))
     if rules.form.writing.debezium is not None:
-        said.append(toast_reason(f"{doc.VALUES}.{CORRUPT}"))
+        reasons.append(toast_reason(f"{doc.VALUES}.{CORRUPT}"))
     if rules.form.keyed and rules.shard.keys:
         lacking = " OR ".join(f"isnull({found_text(rules, key)})" for key in rules.shard.keys)
         no_key = f"isnull(json_object_keys({KEY_DOCUMENT}))"
-        said.append(case(f"({lacking}) AND {no_key}", literal(rules.form.key_unreadable)))
+        reasons.append(case(f"({lacking}) AND {no_key}", literal(rules.form.key_unreadable)))
     types = doc.known_schema(rules.shard)
     for column in rules.shard.columns:
         found = found_text(rules, column.name)
@@ -162,13 +162,13 @@ def _broken_columns(rules: Rules) -> str:
         value = _visible(rules, column.name, found)
         shown = literal("***") if column.name in rules.shard.masked else value
         shown = f"concat({fact}, {shown}, {rules.form.writing.advice(value, types[column.name].dataType)})"
-        said.append(case(f"isnull({value_of(column.name)}) AND isnotnull({found})", shown))
+        reasons.append(case(f"isnull({value_of(column.name)}) AND isnotnull({found})", shown))
     # A struct with one broken field is not NULL itself.
     nested = [column.name for column in rules.shard.columns if column.type.name in ("ARRAY", "MAP", "STRUCT")]
     inside = f"a value inside of {' or '.join(nested)} does not fit its type"
     counted = f"it does not have {len(rules.form.header)} fields"
     other = counted if rules.form.format == "csv" else "the record is malformed"
-    return coalesced([*said, literal(inside if nested else other)])
+    return coalesced([*reasons, literal(inside if nested else other)])
 
 
 def _visible(rules: Rules, name: str, found: str) -> str:

@@ -6,6 +6,7 @@ losing rows, marks the winners with `is_last`. Both follow the same rules:
 - Keys are compared null-safe, as in GROUP BY: a NULL part is a value like any other.
 - A NULL sequence is older than any other, as in Spark's struct order. Decoding passes no such row on.
 - Deletes take part like upserts. Filter `_op` afterwards to get live rows only.
+- A row without an offset is a correction: earlier rows of its key are void (`with_since`).
 
 The fold is a window function, which moves rows as they are; an aggregation would build a struct of each row
 and sort twice. In `fold`, each task drops the losers among its own rows before the shuffle: a million
@@ -55,6 +56,7 @@ LOG_COLUMNS: Final = (
 """The columns of a log after the declared ones."""
 
 _RANK: Final = "_tidemark_rank"
+SINCE: Final = "_tidemark_since"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,16 @@ def fold(frame: DataFrame, rule: FoldRule, *, place: tuple[str, ...] = (TXN, *PO
     """
     ranked = frame.selectExpr("*", f"{_rank(rule, place)} AS {_RANK}")
     return ranked.where(f"{_RANK} = 1").drop(_RANK)
+
+
+def with_since(frame: DataFrame, rule: FoldRule, *, corrects: bool, of_one_txn: bool) -> DataFrame:
+    """The rows that no later correction of their key voids, with the last correction's transaction as
+    `SINCE`; NULL for none. `corrects` is whether there may be corrections at all."""
+    own = f"CASE WHEN isnull({OFFSET}) THEN {TXN} END" if corrects else "cast(NULL AS bigint)"
+    if not corrects or of_one_txn:
+        return frame.selectExpr("*", f"{own} AS {SINCE}")
+    last = f"max({own}) OVER (PARTITION BY {', '.join(map(quoted, rule.keys))})"
+    return frame.selectExpr("*", f"{last} AS {SINCE}").where(f"isnull({SINCE}) OR {TXN} >= {SINCE}")
 
 
 def _rank(rule: FoldRule, place: tuple[str, ...]) -> str:

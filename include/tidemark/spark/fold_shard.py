@@ -182,7 +182,7 @@ def refuse_if_all_ahead(rules: Rules, folded: Folded) -> None:
         f"all records of transaction {rules.txn} for shard {rules.shard.name!r} are far above the watermark"
         f" {sequence_text(rules.watermark, unit=unit)}: the highest is {sequence_text(ahead, unit=unit)}, and"
         f" max_advance is {rules.shard.advance_max}",
-        hint=f"set max_advance to at least {least} if the source did go on so far, or skip the transaction"
+        hint=f"set max_advance to at least {least} if the records are right, or skip the transaction"
         " with a reason",
     )
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -37,7 +37,16 @@ from tidemark.spark import documents as doc
 from tidemark.spark.decode import shards_of
 from tidemark.spark.fold import ORDINAL
 from tidemark.spark.kafka import RecordEncoding, not_avro, read_topics
-from tidemark.spark.read import RECORD, parts_for, parts_of, read_lines, read_rows, tasks_for, tasks_of
+from tidemark.spark.read import (
+    RECORD,
+    parts_for,
+    parts_of,
+    read_lines,
+    read_rows,
+    read_sweep,
+    tasks_for,
+    tasks_of,
+)
 from tidemark.spark.session import FILES_AT_ONCE, in_parallel
 from tidemark.spark.values import ValueEncoding
 
@@ -74,10 +83,10 @@ def rows_schema(form: doc.RecordForm, shards: Sequence[ShardConfig]) -> StructTy
     for shard in shards:
         for column in doc.known_schema(shard).fields:
             if types.setdefault(column.name, column.dataType) != column.dataType:
-                said = f"{types[column.name].simpleString()} and {column.dataType.simpleString()}"
+                kinds = f"{types[column.name].simpleString()} and {column.dataType.simpleString()}"
                 raise InvalidUsage(
-                    f"column {column.name!r} of the parquet files is declared as {said}",
-                    hint="declare it alike in all shards",
+                    f"column {column.name!r} of the parquet files is declared as {kinds}",
+                    hint="declare one type for it in all shards",
                 )
     extra = [name for name in form.header if name not in types]
     if extra:
@@ -102,8 +111,13 @@ def _file_columns(
         except (OSError, ValueError, csv.Error) as error:
             fact = f"the columns of file {file.name!r} can't be read: {error}"
             if isinstance(error, OSError) and error.errno is not None:
-                raise Determinate(fact, hint="retry; if it is gone, the next try says so") from error
-            hint = "is it UTF-8, whole, and of the declared format? Skip its transaction, and land it mended"
+                raise Determinate(
+                    fact, hint="retry; if the file is gone, the next attempt says so"
+                ) from error
+            hint = (
+                "check that it is complete, UTF-8 and in the declared format; skip its transaction,"
+                " and land the corrected file"
+            )
             raise InvalidUsage(fact, hint=hint) from error
 
     return in_parallel(shape, files, at_once=FILES_AT_ONCE)
@@ -121,7 +135,7 @@ def _same_columns(shapes: Iterable[tuple[str, tuple[str, ...]]]) -> tuple[str, .
             found = f"{list(first[1])} and {list(columns)}"
             raise InvalidUsage(
                 f"files {first[0]!r} and {name!r} have different columns: {found}",
-                hint="files of one transaction must agree; bind them apart, or bring them to one shape",
+                hint="files of one transaction need the same columns; set max_files: 1, or rewrite them",
             )
     return first[1] if first is not None else ()
 
@@ -136,8 +150,8 @@ def _all_columns(
     for name, columns in known.items():
         if lacking := sorted(needed.difference(columns)):
             raise InvalidUsage(
-                f"file {name!r} has no column {lacking[0]!r}, and others of its transaction have",
-                hint="it is a key, or can't be NULL; skip the transaction, and land the file mended",
+                f"file {name!r} has no column {lacking[0]!r}, but other files of its transaction have it",
+                hint="the column is a key or NOT NULL; skip the transaction, and land the corrected file",
             )
     return united
 
@@ -204,7 +218,7 @@ class Input(Protocol):
         """Whether some of the input is missing, as far as this process can see."""
         ...
 
-    def damage(self, said: str) -> str:
+    def damage(self, message: str) -> str:
         """Which input is permanently unreadable; empty if none is known to be. Checked after a failed job
         whose message is `said`."""
         ...
@@ -234,10 +248,21 @@ class FilesInput:
         if form.format == "parquet":
             schema = rows_schema(form, shards_of(config))
             return read_rows(spark, self.folder, self.files, schema, tasks_max=tasks_max)
-        lines = read_lines(spark, self.folder, self.files, tasks_max=tasks_max)
+        lines = self._lines(spark, config, tasks_max)
         if form.format == "csv" and form.csv.header:
             return lines.where(f"{ORDINAL} != {_HEADER_LINE}")
         return lines
+
+    def _lines(self, spark: SparkSession, config: PipelineConfig, tasks_max: int) -> DataFrame:
+        written = [file for file in self.files if file.sweep is None]
+        frames = [read_lines(spark, self.folder, written, tasks_max=tasks_max)] if written else []
+        for sweep in dict.fromkeys(file.sweep for file in self.files if file.sweep is not None):
+            files = [file for file in self.files if file.sweep == sweep]
+            keys = doc.key_schema(config.shard(sweep.shard))
+            frames.append(
+                read_sweep(spark, self.folder, files, keys, end=sweep.record_end, tasks_max=tasks_max)
+            )
+        return reduce(DataFrame.unionAll, frames)
 
     def parts(self, *, cores: int) -> int:
         return parts_of(self.files, cores=cores)
@@ -250,8 +275,8 @@ class FilesInput:
             return not Objects(self.folder).has_all(self.files)
         return not all(Path(self.folder, file.name).exists() for file in self.files)
 
-    def damage(self, said: str) -> str:
-        named = (file.name for file in self.files if file.name.rpartition("/")[2] in said)
+    def damage(self, message: str) -> str:
+        named = (file.name for file in self.files if file.name.rpartition("/")[2] in message)
         flaws = ((name, packing_flaw(f"{self.folder}/{name}")) for name in named)
         return next((f"file {name!r} can't be unpacked: {flaw}" for name, flaw in flaws if flaw), "")
 
@@ -276,7 +301,7 @@ class TopicsInput:
         if schemas is not None:
             form = replace(form, unreadable=not_avro(f"{RECORD}.value", schemas))
         if source.key_schema is not None:
-            form = replace(form, key_unreadable="its key is not Avro of the schema that is given")
+            form = replace(form, key_unreadable="its key is not Avro of the given schema")
         return form
 
     def read(
@@ -323,7 +348,7 @@ class TopicsInput:
     def is_gone(self) -> bool:
         return False
 
-    def damage(self, said: str) -> str:
+    def damage(self, message: str) -> str:
         return ""
 
 
@@ -336,7 +361,7 @@ def input_of(config: PipelineConfig, binding: Binding, *, today: PipelineConfig)
     if not isinstance(today.source, KafkaSource):
         raise InvalidUsage(
             f"transaction {binding.txn} was read from kafka, and the source is {today.source.type} now",
-            hint="give the pipeline file its kafka source again, and a new source a new pipeline",
+            hint="restore the kafka source in the pipeline file, and read the new source with a new pipeline",
         )
     manifest = KafkaManifest.from_json(binding.manifest)
     return TopicsInput(today.source, manifest.ranges, manifest.schemas)

@@ -53,18 +53,18 @@ class DeclaredColumn:
     place: str
 
 
-def columns_of(told: Iterator[DeclaredColumn], txn: Txn) -> dict[ShardId, dict[str, str]]:
+def columns_of(declared: Iterator[DeclaredColumn], txn: Txn) -> dict[ShardId, dict[str, str]]:
     """The types of the new columns by shard. Raises `InvalidUsage` for a column with two types or with
     none."""
     found: dict[ShardId, dict[str, DeclaredColumn]] = {}
-    for one in told:
+    for one in declared:
         if one.kind is None:
-            fact = f"undeclared column {one.column!r}, and the record does not tell its type"
+            fact = f"undeclared column {one.column!r}, whose type the record does not carry"
             fact = f"transaction {txn} is refused at {one.place}: {fact}"
             raise InvalidUsage(fact, hint=f"{DECLARE}{_SEND}")
         first = found.setdefault(ShardId(one.shard), {}).setdefault(one.column, one)
         if first.kind != one.kind:
-            kinds = f"{first.kind} at {first.place}, and {one.kind} at {one.place}"
+            kinds = f"{first.kind} at {first.place}, but {one.kind} at {one.place}"
             fact = f"transaction {txn} is refused: new column {one.column!r} of shard {one.shard} is {kinds}"
             raise InvalidUsage(fact, hint=DECLARE)
     return {shard: {name: str(one.kind) for name, one in sorted(by.items())} for shard, by in found.items()}
@@ -101,10 +101,10 @@ def columns_of_records(
         new = routed.where(there).selectExpr(
             "*", f"explode(array_except(json_object_keys({doc.DOCUMENT}), {names})) AS {_NAME}"
         )
-        told = new.groupBy(_NAME, F.expr(types.evidence).alias(_EVIDENCE)).agg(
+        found = new.groupBy(_NAME, F.expr(types.evidence).alias(_EVIDENCE)).agg(
             F.expr(f"min(struct({PARTITION}, {OFFSET}, {ORDINAL})) AS {_PLACE}")
         )
-        rows = [(row[_NAME], row[_EVIDENCE], row[_PLACE]) for row in told.limit(COLUMNS_MAX).collect()]
+        rows = [(row[_NAME], row[_EVIDENCE], row[_PLACE]) for row in found.limit(COLUMNS_MAX).collect()]
         for name, evidence, at in sorted(rows, key=lambda row: (row[0], tuple(row[2]))):
             place = read.place(*at)
             with _named(txn, place, name):

@@ -87,6 +87,8 @@ class PartStore:
         try:
             files.sync_files(paths)
             files.sync_folders(paths)
+            # Spark has created the shard's folder too, if this is its first transaction.
+            Store(self.location, {}).sync_folders([f"{shard}/log"])
         except OSError as error:
             raise Determinate(
                 f"the parts of {shard} can't be made durable: {error}", hint="check the disk, then retry"

@@ -13,23 +13,27 @@ The sessions may be on a Spark Connect server.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
+from functools import reduce
 from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 
 from tidemark.config import PipelineConfig
 from tidemark.config.discovered_tables import with_new_columns
+from tidemark.config.shard import ShardConfig
 from tidemark.core.binding import Binding
 from tidemark.core.checksum import ENCODING, SOURCE, Digest, Digests, shard_endpoint
 from tidemark.core.errors import InvalidUsage
-from tidemark.core.ids import ShardId, Txn, WriterToken
+from tidemark.core.generation import Correction
+from tidemark.core.ids import QUARANTINE, TXN_NONE, ShardId, Txn, WriterToken
 from tidemark.core.replay import Difference
-from tidemark.core.seal import Part, Staged
+from tidemark.core.seal import Part, ShardParts, Staged
 from tidemark.core.shape import NewColumns
 from tidemark.spark import documents as doc
-from tidemark.spark.decode import hashed_columns, route, shards_of
+from tidemark.spark.correction import SIDES, Comparison, Dead, compare, correct, correct_quarantine
+from tidemark.spark.decode import KEY, hashed_columns, route, shards_of
 from tidemark.spark.failures import JOB_ERRORS, translated
 from tidemark.spark.flaws import SHARD, Rules
 from tidemark.spark.fold import log_schema
@@ -48,7 +52,8 @@ from tidemark.spark.parts import PartStore
 from tidemark.spark.read import READ_CONFS
 from tidemark.spark.sample import Sampler
 from tidemark.spark.session import Sessions, cores_of, in_parallel, persisted
-from tidemark.spark.sql import literal
+from tidemark.spark.sql import key_text, literal, quoted
+from tidemark.spark.state_table import StateSpec, spec_of
 from tidemark.spark.tables import LogRows
 
 _CONFS: Final = {
@@ -98,7 +103,7 @@ class SparkPlane:
         self._parts_fixed = int((confs or {}).get("spark.sql.shuffle.partitions", 0))
         self._spark = spark
         self._config = config
-        self._store = PartStore(f"{warehouse or config.warehouse_location}/{config.name}")
+        self._store = PartStore(f"{warehouse or config.tables_warehouse}/{config.name}")
         self.kept = LogRows(self._sessions, config, self._store)
         self._watermark_before = watermark_before or _no_watermark
         self.engine = engine_of(spark)
@@ -113,7 +118,7 @@ class SparkPlane:
         # A token's earlier parts may be sealed; the clean-up below must never reach them.
         if self._store.has(binding.txn, token):
             raise InvalidUsage(
-                f"token {token!r} has staged transaction {binding.txn} already", hint="use a new token"
+                f"token {token!r} has already staged transaction {binding.txn}", hint="use a new token"
             )
         try:
             return self._run(binding, Sink(self._store, binding.txn, token))
@@ -178,18 +183,68 @@ class SparkPlane:
                 if name not in rules:
                     continue
                 shard = rules[name].shard
-                masked = {*shard.masked, *today.get(name, ())}
-                if masked and shard.error_column is not None:
-                    # The error column quotes values, and was written with the recorded masks.
-                    masked.add(shard.error_column)
+                masked = _masked(shard, today.get(name, ()))
                 paths, spark = self._store.readable(name, parts), routed.sparkSession
                 kept = self.kept.rows(spark, binding.txn, hashed_columns(shard), paths) if paths else None
                 given = folded_rows(routed.where(f"{SHARD} = {literal(name)}"), rules[name], parts=count)
-                sampler = Sampler(rules[name], masked)
+                keys = () if rules[name].keeps_all else shard.keys
+                sampler = Sampler(shard, binding.txn, keys, masked)
                 found += sampler.differing(given, kept, parts=count, limit=limit)
         except JOB_ERRORS as error:
             raise translated(error, binding.txn, read) from error
         return tuple(found)
+
+    def correct(
+        self,
+        shard: ShardId,
+        *,
+        old: DataFrame,
+        new: DataFrame,
+        txn: Txn,
+        token: WriterToken,
+        dead: Dead | None = None,
+        still_open: DataFrame | None = None,
+        corrected: Mapping[ShardId, ShardParts | None] | None = None,
+    ) -> Correction:
+        """Write the difference between two generations of a shard under the token (`spark.correction`).
+
+        `old` and `new` are the fresh rows of both at the transaction before `txn`; a shard with `sequence_by`
+        needs their tombstones too (`dead`). For the quarantine, which comes last, they are its log's rows,
+        with the new generation's `still_open` errors and what was `corrected`. The caller discards the
+        attempt if this fails for a shard."""
+        sink = Sink(self._store, txn, token)
+        if shard == QUARANTINE:
+            spark = new.sparkSession  # Rows of two sessions can't be joined.
+            keys = [self._corrected_keys(spark, name, one) for name, one in (corrected or {}).items() if one]
+            known = reduce(lambda all_, one: all_.unionAll(one), keys) if keys else None
+            return correct_quarantine(old, new, sink, still_open=still_open, corrected=known)
+        return correct(old, new, self._spec(shard), sink, dead=dead)
+
+    def compare(
+        self,
+        shard: ShardId,
+        *,
+        old: DataFrame,
+        new: DataFrame,
+        limit: int,
+        masked: Collection[str] = (),
+    ) -> Comparison:
+        """How a shard's rows would change from one generation to the other, with a sample for people. Values
+        of `masked` columns, and of those that are masked in this configuration, are never shown."""
+        own, spec = self._config.shard(shard), self._spec(shard)
+        sampler = Sampler(own, TXN_NONE, spec.rule.keys, _masked(own, masked), SIDES)
+        return compare(old, new, spec, sampler, limit=limit)
+
+    def _corrected_keys(self, spark: SparkSession, shard: ShardId, corrected: ShardParts) -> DataFrame:
+        """The keys of a correction's rows, as quarantine has them."""
+        keys = self._spec(shard).rule.keys
+        text = key_text({name: quoted(name) for name in keys}) if keys else "cast(null AS string)"
+        columns = log_schema(doc.declared_schema(self._config.shard(shard)))
+        rows = spark.read.schema(columns).parquet(*self._store.existing(shard, corrected.parts))
+        return rows.selectExpr(f"{literal(shard)} AS {SHARD}", f"{text} AS {KEY}")
+
+    def _spec(self, shard: ShardId) -> StateSpec:
+        return spec_of(self._config.shard(shard), f"{self._store.location}/{shard}", self._config.envelope)
 
     def _recorded(self, binding: Binding) -> tuple[PipelineConfig, Input]:
         """The configuration and the input that the binding recorded (Invariant 6)."""
@@ -220,11 +275,11 @@ class SparkPlane:
             return {}
         try:
             if isinstance(read, FilesInput) and config.source.format == "parquet":
-                told = columns_of_files(config, read, binding.txn)
+                declared = columns_of_files(config, read, binding.txn)
             else:
                 routed, _, _ = self._prepared(config, read, binding.txn, None)
-                told = columns_of_records(config, read, read.form(config), routed, binding.txn)
-            new = columns_of(told, binding.txn)
+                declared = columns_of_records(config, read, read.form(config), routed, binding.txn)
+            new = columns_of(declared, binding.txn)
         except JOB_ERRORS as error:
             raise translated(error, binding.txn, read) from error
         return new if with_new_columns(config, new) != config else {}
@@ -273,6 +328,15 @@ def _by_shard(routed: DataFrame, shards: Sequence[str]) -> dict[str, DataFrame]:
     return frames
 
 
+def _masked(shard: ShardConfig, also: Collection[str]) -> set[str]:
+    """The columns of a shard whose values are never shown."""
+    masked = {*shard.masked, *also}
+    if masked and shard.error_column is not None:
+        # The error column quotes values, and was written with the recorded masks.
+        masked.add(shard.error_column)
+    return masked
+
+
 def _has_lateness(config: PipelineConfig) -> bool:
     return any(shard.lateness is not None for shard in shards_of(config))
 
@@ -290,7 +354,7 @@ def _check(config: PipelineConfig) -> None:
     if sum(shard.lateness is not None for shard in shards_of(config)) > 1:
         raise InvalidUsage(
             f"pipeline {config.name!r} declares a lateness for more than one shard",
-            hint="a transaction has one watermark; put these shards into pipelines of their own",
+            hint="a transaction has one watermark; use one pipeline for each of these shards",
         )
 
 

@@ -32,6 +32,7 @@ from pyspark.sql.types import StructType
 
 from tidemark.core.checksum import Digest
 from tidemark.core.errors import InvariantViolation
+from tidemark.core.ids import TXN_NONE, Txn
 from tidemark.core.ledger import Conflict
 from tidemark.core.publish import VERSION_NONE, Published
 from tidemark.delta.deletion_vectors import Rows
@@ -51,7 +52,7 @@ from tidemark.spark.session import counted, persisted
 from tidemark.spark.state_table import NextVersion, StateSpec
 from tidemark.spark.tables import at_version, log_files, parquet_rows, within_key_bounds
 from tidemark.spark.tail import FILE, OLD_HASH, REMOVED, ROW, changes, matching_rows, with_file_positions
-from tidemark.spark.tombstones import tombstoned
+from tidemark.spark.tombstones import is_overtaken, tombstoned
 from tidemark.spark.views import with_declared_columns
 
 _REMOVED: Final = "removed_"
@@ -171,8 +172,8 @@ def _path_of(head: TableHead, file: str) -> str:
     found = [path for path, one in head.files.items() if one.location.rsplit("/", 1)[-1] == name]
     if len(found) != 1:
         raise InvariantViolation(
-            f"version {head.version} has {len(found)} files of the name {name}, in which rows were found",
-            hint="rebuild the state",
+            f"version {head.version} has {len(found)} files named {name} with matching rows",
+            hint="run `tidemark rebuild PIPELINE SHARD`",
         )
     return found[0]
 
@@ -228,15 +229,20 @@ class ShardIndex:
         tombstones = VERSION_NONE
         if self._spec.rule.keys and self._spec.rule.sequence_by is not None:
             dead = NextVersion(self._spec.tombstones, self._spec.storage_options, table=self._dead)
+            if is_overtaken(dead.head, tail.txn):
+                return Conflict()
             folded = folded.taken(~self._is_buried(folded, dead.head))
             hits, same = self._met(folded, version)
-            found = self._bury(folded, dead, tail.watermark)
+            found = self._write_tombstones(folded, dead, tail.watermark)
             if isinstance(found, Conflict):
                 return found
             tombstones = found
         else:
             hits, same = self._met(folded, version)
-        over = overlay(folded.keys, folded.txns, folded.upserts, hits, base=before, same=same)
+        corrected = folded.since > 0
+        over = overlay(
+            folded.keys, folded.txns, folded.upserts, hits, base=before, same=same, corrected=corrected
+        )
         comes = folded.taken(over.comes)
         columns = [*self._columns(comes.rows), *([KEY] if self._spec.rule.keys else []), DIGEST]
         added = version.put(comes.rows.select(columns))
@@ -294,7 +300,8 @@ class ShardIndex:
         return hits, same
 
     def _is_buried(self, folded: FoldedTail, head: TableHead) -> npt.NDArray[np.bool_]:
-        """Which records are older than their key's tombstone."""
+        """Which records are older than their key's tombstone. Spark removes tombstones that corrections
+        void."""
         found = np.zeros(len(folded.keys), np.bool_)
         sequence = folded.keys.sequence
         if not head.files or sequence is None:
@@ -302,17 +309,24 @@ class ShardIndex:
         hits = self._dead_index.find(folded.keys, head, lambda _: {}, once=False)
         own, txns = sequence[hits.query], folded.txns[hits.query]
         at = np.ascontiguousarray(hits.records["digest"]).view(np.int64)
-        found[hits.query[is_older(own, txns, than=hits.records["sequence"], at=at)]] = True
+        since = folded.since[hits.query]
+        if (at < since).any():
+            raise Unsuited("corrections void tombstones")
+        older = is_older(own, txns, than=hits.records["sequence"], at=at) & (since == 0)
+        found[hits.query[older]] = True
         return found
 
-    def _bury(self, folded: FoldedTail, dead: NextVersion, watermark: int | None) -> int | Conflict:
+    def _write_tombstones(
+        self, folded: FoldedTail, dead: NextVersion, watermark: int | None
+    ) -> int | Conflict:
         """Add the tail's deletes to the tombstones. Returns the version to read from now on."""
         spec = self._spec
         deletes = folded.taken(~folded.upserts)
-        if not len(deletes.keys):
+        corrected = Txn(int(folded.since.max(initial=TXN_NONE)))
+        if not len(deletes.keys) and not corrected:
             return dead.head.version
         rows = deletes.rows.select([*spec.rule.keys, str(spec.rule.sequence_by), TXN, KEY])
-        return tombstoned(dead, spec, dead.put(rows), watermark=watermark)
+        return tombstoned(dead, spec, dead.put(rows), watermark=watermark, corrected=corrected)
 
 
 def keys_found(rows: pa.Table, *, sequence: str | None) -> RowKeys:

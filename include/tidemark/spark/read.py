@@ -25,7 +25,16 @@ from urllib.parse import unquote
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import StringType, StructField, StructType
+from pyspark.sql.types import (
+    BinaryType,
+    DateType,
+    DecimalType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
 
 from tidemark.core.errors import Determinate, InvariantViolation
 from tidemark.sources.files.content import BLOCK_BYTES, LINE_BITS
@@ -98,6 +107,49 @@ def read_rows(
     return placed.coalesce(tasks_max) if _blocks(files, BLOCK_BYTES) > tasks_max else placed
 
 
+def read_sweep(
+    spark: SparkSession,
+    folder: str,
+    files: Sequence[BoundFile],
+    keys: StructType,
+    *,
+    end: str,
+    tasks_max: int,
+) -> DataFrame:
+    """A deletion of each key in these Parquet files, as the line that `read_lines` would give."""
+    reader = spark.read.schema(keys).parquet(*[_path(folder, file) for file in files])
+    named = ", ".join(f"{literal(key.name)}, {_plain(key)}" for key in keys.fields)
+    before = f"to_json(named_struct({named}), map('ignoreNullFields', 'false'))"
+    numbered = reader.selectExpr(
+        f"concat({literal(_DELETES)}, {before}, {literal(end)}) AS {RAW}",
+        "_metadata.file_path AS _file",
+        f"_metadata.row_index AS {ORDINAL}",
+    )
+    placed = numbered.selectExpr(
+        RAW, f"{row_hash_sql(_RAW_SCHEMA)} AS {HASH}", *_position(_sequences(reader, folder, files))
+    )
+    return placed.coalesce(tasks_max) if _blocks(files, BLOCK_BYTES) > tasks_max else placed
+
+
+_DELETES: Final = '{"op":"d","before":'
+
+
+def _plain(key: StructField) -> str:
+    """SQL for a key's value as JSON that its declared type reads back."""
+    name = quoted(key.name)
+    match key.dataType:
+        case TimestampType():
+            return f"concat(replace(cast({name} as string), ' ', 'T'), 'Z')"
+        case TimestampNTZType():
+            return f"replace(cast({name} as string), ' ', 'T')"
+        case DateType() | DecimalType():
+            return f"cast({name} as string)"
+        case BinaryType():
+            return f"base64({name})"
+        case _:
+            return name
+
+
 def _blocks(files: Sequence[BoundFile], block_bytes: int) -> int:
     """An upper bound for the number of blocks."""
     return sum(1 + file.size // block_bytes for file in files)
@@ -122,13 +174,13 @@ def _sequences(frame: DataFrame, folder: str, files: Sequence[BoundFile]) -> dic
     for spelled in frame.inputFiles():
         path = unquote(re.sub(r"^file:/*(?=/)", "", spelled))
         if path not in known:
-            raise InvariantViolation(f"spark reads {path!r}, which is not bound")
+            raise InvariantViolation(f"Spark read {path!r}, which is not bound")
         # `inputFiles` and `_metadata` spell the start of a local path differently.
         found[spelled] = found[re.sub(r"^file:/+", "file:/", spelled)] = known[path]
     missing = sorted(set(known.values()) - set(found.values()))
     if missing:
         names = [file.name for file in files if file.seq in missing]
-        raise Determinate(f"spark did not find {len(missing)} of {len(files)} bound files: {names[:5]}")
+        raise Determinate(f"Spark did not find {len(missing)} of {len(files)} bound files: {names[:5]}")
     return found
 
 

@@ -15,11 +15,11 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import BinaryType, StructField, StructType
 
-from tidemark.core.ids import ShardId
+from tidemark.config.shard import ShardConfig
+from tidemark.core.ids import ShardId, Txn
 from tidemark.core.replay import Difference
 from tidemark.spark.decode import hashed_columns
 from tidemark.spark.digest import row_hash_sql
-from tidemark.spark.flaws import Rules
 from tidemark.spark.sql import literal, quoted
 
 MASK: Final = "***"
@@ -35,20 +35,19 @@ _KEY: Final = "_tidemark_key_"
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
-    """Compares and shows the rows of one shard in one transaction.
+    """Compares and shows the rows of one shard in one transaction. `sides` names the two sides, for people.
 
-    With the append envelope, the whole row is the key."""
+    With the append envelope there are no keys, and the whole row is the key."""
 
-    rules: Rules
+    shard: ShardConfig
+    txn: Txn
+    keys: Sequence[str]
     masked: Collection[str]
+    sides: tuple[str, str] = (INPUT, TABLE)
 
     @property
     def fields(self) -> list[StructField]:
-        return list(hashed_columns(self.rules.shard).fields)
-
-    @property
-    def keys(self) -> Sequence[str]:
-        return () if self.rules.keeps_all else self.rules.shard.keys
+        return list(hashed_columns(self.shard).fields)
 
     def differing(
         self, given: DataFrame | None, kept: DataFrame | None, *, parts: int, limit: int
@@ -89,14 +88,14 @@ class Sampler:
         counts = {side: found[f"{side}_count"] for side in (INPUT, TABLE)}
         rows = {side: found[f"{side}_row"] for side in (INPUT, TABLE) if counts[side]}
         texts = {side: dict(zip(names, row[_TEXTS], strict=True)) for side, row in rows.items()}
-        one = next(iter(texts.values()))
-        key = {name: one[name] for name in self.keys or names[:-1]}
-        shard, txn = ShardId(self.rules.shard.name), self.rules.txn
+        known = next(iter(texts.values()))
+        key = {name: known[name] for name in self.keys or names[:-1]}
+        shard, txn, (ours, theirs) = ShardId(self.shard.name), self.txn, self.sides
         if len(rows) == 1:
-            return Difference(txn, shard, key, f"only in the {next(iter(rows))}")
-        hashes = zip(names, rows[INPUT][_HASHES], rows[TABLE][_HASHES], strict=True)
-        changed = [name for name, ours, theirs in hashes if ours != theirs]
-        times = f"{counts[INPUT]} times in the input, {counts[TABLE]} times in the table"
+            return Difference(txn, shard, key, f"only in the {ours if INPUT in rows else theirs}")
+        hashed = zip(names, rows[INPUT][_HASHES], rows[TABLE][_HASHES], strict=True)
+        changed = [name for name, one, other in hashed if one != other]
+        times = f"{counts[INPUT]} times in the {ours}, {counts[TABLE]} times in the {theirs}"
         what = [", ".join(changed)] if changed else []
         values = {name: (texts[INPUT][name], texts[TABLE][name]) for name in changed}
         several = [times] if counts[INPUT] != counts[TABLE] else []

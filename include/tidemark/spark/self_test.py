@@ -37,7 +37,7 @@ def run_selftest(folder: Path) -> SelfTest:
         rows = spark.read.format("delta").load(table).count()
         if rows != 9:
             raise InvariantViolation(
-                f"a Delta table of 9 rows reads back as {rows}", hint="check jars and Spark"
+                f"a Delta table of 9 rows reads back as {rows}", hint="run `tidemark doctor`"
             )
         java = spark.sql("SELECT java_method('java.lang.System', 'getProperty', 'java.version')").head()
     finally:

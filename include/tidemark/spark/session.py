@@ -154,7 +154,7 @@ exist."""
 SERVER_GONE: Final = "StatusCode.UNAVAILABLE"
 """Part of the error text of a call that reached no server."""
 _RETRIES_MAX = 5
-_SAID_CHARACTERS_MAX = 1_000
+_ERROR_CHARACTERS_MAX = 1_000
 _BACKOFF_MILLISECONDS_MAX = 4_000
 INTERPRETED: Final = {
     "spark.sql.codegen.wholeStage": "false",
@@ -234,9 +234,10 @@ def _start_quietly(confs: Mapping[str, str], log_file: Path) -> None:
         try:
             gateway = launch_gateway(given, {"stdout": log, "stderr": log})
         except PySparkRuntimeError as error:
-            said = log_file.read_bytes()[start:].decode(errors="replace").strip()[-_SAID_CHARACTERS_MAX:]
+            output = log_file.read_bytes()[start:].decode(errors="replace").strip()[-_ERROR_CHARACTERS_MAX:]
             raise Determinate(
-                f"Spark's Java ended before it was ready: {said or error}", hint=f"see {log_file}; then retry"
+                f"Spark's Java ended before it was ready: {output or error}",
+                hint=f"see {log_file}; then retry",
             ) from error
     SparkContext._ensure_initialized(gateway=gateway)
 
@@ -261,7 +262,9 @@ def connect_session(url: str, *, token: str | None = None) -> SparkSession:
         if SERVER_GONE not in str(error):
             raise
         place = url.partition("/;")[0]
-        raise Determinate(f"no Spark server answers at {place}", hint="start it, and retry") from None
+        raise Determinate(
+            f"no Spark Connect server answers at {place}", hint="start it, then retry"
+        ) from None
     return session
 
 
@@ -350,8 +353,8 @@ def cores_of(spark: SparkSession) -> int:
     partitions."""
     if not is_connect(spark):
         return spark.sparkContext.defaultParallelism
-    if said := spark.conf.get(_PARALLELISM, None):
-        return int(said)
+    if cores := spark.conf.get(_PARALLELISM, None):
+        return int(cores)
     cut = "SELECT spark_partition_id() AS part FROM range(65536)"
     (row,) = spark.sql(f"SELECT count(DISTINCT part) FROM ({cut})").collect()
     return max(1, int(row[0]))

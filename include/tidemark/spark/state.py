@@ -36,9 +36,10 @@ from tidemark.core.publish import (
 )
 from tidemark.delta.head import LiveFile
 from tidemark.delta.state import StateTable
+from tidemark.delta.state_commit import encoded
 from tidemark.delta.state_files import RowKeys
 from tidemark.delta.state_maintenance import tidy
-from tidemark.delta.state_status import app_id, encoded, read_state_status
+from tidemark.delta.state_status import app_id, read_state_status
 from tidemark.delta.store import housekeeping
 from tidemark.delta.tail import Unsuited
 from tidemark.ports.state import Tail
@@ -56,7 +57,7 @@ from tidemark.spark.state_table import (
     specs_of,
     state_properties,
 )
-from tidemark.spark.tables import log_files, parquet_rows, read_version
+from tidemark.spark.tables import log_files, may_correct, parquet_rows, read_version
 from tidemark.spark.tail import ROW, folded_tail
 from tidemark.spark.tombstones import write_tombstones
 from tidemark.spark.views import Pins, fresh, is_small, tail_at, with_declared_columns
@@ -147,7 +148,7 @@ class SparkStatePlane:
         pins = Pins(base, tail.log_version, tail.upper)
         if pins.lower != tail.lower:
             raise InvariantViolation(
-                f"a tail from {tail.lower} on does not follow the publish {pins.lower - 1}"
+                f"a tail from transaction {tail.lower} on does not follow the publish {pins.lower - 1}"
             )
         version = self._next(shard)
         if not self._stands_at(shard, base, version.head.version):
@@ -191,7 +192,9 @@ class SparkStatePlane:
         confs |= {"spark.sql.shuffle.partitions": str(_partitions(spark, spec, tail, version))}
         with shard_job_errors(shard), confs_set(spark, confs), _tail(spark, spec, pins) as folded:
             old = base.commit.tombstones if base is not None else VERSION_NONE
-            tombs = write_tombstones(folded, spec, base=old, watermark=tail.watermark)
+            tombs = write_tombstones(
+                folded, spec, base=old, txn=tail.txn, watermark=tail.watermark, corrects=_corrects(spec, tail)
+            )
             if isinstance(tombs, Conflict):
                 return tombs
             with changes_in_state(folded, tail, spec, base, version.head) as changes:
@@ -208,7 +211,7 @@ class SparkStatePlane:
         since, found = self._standings.get(shard, (None, None))
         if found is None or since != base or found.version != version:
             found = self.standing(shard, base)
-        return (found.version, found.txn) == (version, published_txn(base)) and not found.strangers
+        return (found.version, found.txn) == (version, published_txn(base)) and not found.foreign_writes
 
     def _commit(
         self, shard: ShardId, version: NextVersion, commit: StateCommit, **change: Any
@@ -240,7 +243,15 @@ class SparkStatePlane:
             persisted(fresh(spark, spec, pins)) as rows,
         ):
             old = base.commit.tombstones if base is not None else VERSION_NONE
-            tombs = write_tombstones(folded, spec, base=old, watermark=None, afresh=base is None)
+            tombs = write_tombstones(
+                folded,
+                spec,
+                base=old,
+                txn=tail.txn,
+                watermark=None,
+                corrects=_corrects(spec, tail),
+                afresh=base is None,
+            )
             if isinstance(tombs, Conflict):
                 return tombs
             commit = StateCommit(tail.txn, token, digest_of_rows(rows, spec), tombs, tail.link)
@@ -250,6 +261,10 @@ class SparkStatePlane:
             }
             outcome = self._commit(shard, version, commit, **change)
         return outcome if isinstance(outcome, Conflict) else (outcome.version, commit)
+
+
+def _corrects(spec: StateSpec, tail: Tail) -> bool:
+    return may_correct(spec, lower=tail.lower, upper=tail.upper, version=tail.log_version)
 
 
 def _partitions(spark: SparkSession, spec: StateSpec, tail: Tail, version: NextVersion) -> int:

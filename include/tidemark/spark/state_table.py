@@ -126,7 +126,7 @@ def specs_of(config: PipelineConfig) -> StateSpecs:
         {
             ShardId(shard.name): spec_of(
                 shard,
-                f"{config.warehouse_location}/{config.name}/{shard.name}",
+                f"{config.tables_warehouse}/{config.name}/{shard.name}",
                 config.envelope,
                 history_days=config.retention.state_history_days,
             )

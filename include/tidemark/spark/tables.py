@@ -35,6 +35,7 @@ from tidemark.core.checksum import Digest
 from tidemark.core.errors import Determinate
 from tidemark.core.ids import QUARANTINE, TXN_NONE, ShardId, Txn
 from tidemark.core.listing import LogFile
+from tidemark.core.publish import VERSION_NONE
 from tidemark.core.seal import Part
 from tidemark.delta.state_files import DIGEST, KEY
 from tidemark.delta.state_status import same_rows_version
@@ -43,13 +44,14 @@ from tidemark.spark.decode import hashed_columns, shards_of
 from tidemark.spark.digest import digest_of, partials, row_hash_sql
 from tidemark.spark.failures import JOB_ERRORS, cause_in
 from tidemark.spark.flaws import SHARD
-from tidemark.spark.fold import POSITION, TXN, log_schema
+from tidemark.spark.fold import OFFSET, POSITION, TXN, log_schema
 from tidemark.spark.fold_shard import QUARANTINE_COLUMNS, WRITE_OPTIONS
 from tidemark.spark.parts import PartStore
 from tidemark.spark.session import ROWS_FEW, Sessions, in_parallel
 from tidemark.spark.sql import literal, opaque, quoted
 from tidemark.spark.state_table import StateSpec
 
+_UNPLACED: Final = f"null_count.{OFFSET}"
 _EXACT: Final = (DateType, IntegralType, StringType)
 
 
@@ -84,6 +86,18 @@ def log_files(spec: StateSpec, *, lower: int, upper: int, version: int) -> list[
     return sorted(found, key=lambda file: file.part.path)
 
 
+def may_correct(spec: StateSpec, *, lower: int, upper: int, version: int) -> bool:
+    """Whether corrections decide between the log's rows with lower <= txn < upper: there are rows without an
+    offset, by the statistics, and a sequence that could decide otherwise."""
+    if spec.rule.sequence_by is None or not spec.rule.keys or version == VERSION_NONE:
+        return False
+    for add in _adds(spec, spec.log, version):
+        first, last = _bounds(add, TXN) or (TXN_NONE, upper)
+        if first < upper and last >= lower and add.get(_UNPLACED) != 0:
+            return True
+    return False
+
+
 def _adds(spec: StateSpec, uri: str, version: int) -> list[dict[str, Any]]:
     """The files of a Delta table at a version, with their statistics."""
     try:
@@ -91,10 +105,11 @@ def _adds(spec: StateSpec, uri: str, version: int) -> list[dict[str, Any]]:
         adds = pa.RecordBatchReader.from_stream(table.get_add_actions(flatten=True)).read_all()
     except (DeltaError, OSError) as error:
         raise Determinate(
-            f"version {version} of {uri} can't be read: {error}", hint="check the store, retry"
+            f"version {version} of {uri} can't be read: {error}", hint="check the store, then retry"
         ) from error
     bounded = [f"{end}.{name}" for name in (TXN, *spec.rule.keys[:1]) for end in ("min", "max")]
-    wanted = ["path", "num_records", "size_bytes", *(name for name in bounded if name in adds.column_names)]
+    known = [name for name in (*bounded, _UNPLACED) if name in adds.column_names]
+    wanted = ["path", "num_records", "size_bytes", *known]
     rows: list[dict[str, Any]] = adds.select(wanted).to_pylist()
     return rows
 
@@ -272,5 +287,5 @@ class LogRows:
         except _UNREADABLE as error:
             raise Determinate(
                 f"files of the log of {shard} can't be merged: {str(error)[:300]}",
-                hint=f"look for damage: tidemark replay {self._config.name}",
+                hint=f"check the files: tidemark replay {self._config.name}",
             ) from error

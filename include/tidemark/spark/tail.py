@@ -24,10 +24,10 @@ from pyspark.sql.types import (
 )
 
 from tidemark.core.ids import TXN_NONE
-from tidemark.spark.fold import OP, TXN, UPSERT, fold
+from tidemark.spark.fold import OFFSET, OP, SINCE, TXN, UPSERT, fold, with_since
 from tidemark.spark.sql import quoted
 from tidemark.spark.state_table import StateSpec
-from tidemark.spark.tables import log_rows
+from tidemark.spark.tables import log_rows, may_correct
 
 FILE: Final = "_tidemark_file"
 ROW: Final = "_tidemark_row_index"
@@ -44,18 +44,24 @@ BROADCAST_ROWS_MAX: Final = 1_000_000
 """For a longer tail, Spark chooses the join."""
 
 
-def folded(rows: DataFrame, spec: StateSpec, *, lower: int, upper: int) -> DataFrame:
+def folded(rows: DataFrame, spec: StateSpec, *, lower: int, upper: int, corrects: bool = False) -> DataFrame:
     """One row per key of a log's rows with lower <= txn < upper, deletes included: the declared columns,
-    `_txn` and `_op`. The rows of a single transaction are folded already."""
-    narrow = rows.select(*spec.columns, TXN, OP)
+    `_txn`, `_op` and the key's last correction. The rows of a single transaction are folded already."""
     # A transaction has one row per key, so its position need not be read.
-    return fold(narrow, spec.rule, place=(TXN,)) if spec.rule.keys and upper - lower > 1 else narrow
+    place = [OFFSET] if corrects else []
+    narrow = rows.select(*spec.columns, TXN, OP, *place)
+    if not spec.rule.keys:
+        return narrow
+    of_one_txn = upper - lower <= 1
+    known = with_since(narrow, spec.rule, corrects=corrects, of_one_txn=of_one_txn).drop(*place)
+    return known if of_one_txn else fold(known, spec.rule, place=(TXN,))
 
 
 def folded_tail(spark: SparkSession, spec: StateSpec, *, lower: int, upper: int, version: int) -> DataFrame:
     """`folded` of the log's rows with lower <= txn < upper."""
     rows = log_rows(spark, spec, lower=lower, upper=upper, version=version)
-    return folded(rows, spec, lower=lower, upper=upper)
+    corrects = may_correct(spec, lower=lower, upper=upper, version=version)
+    return folded(rows, spec, lower=lower, upper=upper, corrects=corrects)
 
 
 def with_file_positions(state: DataFrame) -> DataFrame:
@@ -74,6 +80,11 @@ def is_older(sequence: str, txn: str, *, than: str, at: str | None = None) -> Co
     return F.struct(*_named(*record)) < F.struct(*_named(*rival))
 
 
+def loses(sequence: str, txn: str, *, since: str, than: str, at: str | None = None) -> Column:
+    """Whether a record of a tail `is_older`, unless a correction of its key has made earlier ones void."""
+    return F.col(since).isNull() & is_older(sequence, txn, than=than, at=at)
+
+
 def _named(sequence: Column, txn: Column) -> tuple[Column, Column]:
     return sequence.alias("sequence"), txn.alias("txn")
 
@@ -84,20 +95,33 @@ def without_tombstoned(tail: DataFrame, tombstones: DataFrame | None, spec: Stat
     if tombstones is None or rule.sequence_by is None:
         return tail
     own, dead = (f"{frame}.{quoted(rule.sequence_by)}" for frame in (SOURCE, _DEAD))
-    older = is_older(own, f"{SOURCE}.{TXN}", than=dead, at=f"{_DEAD}.{TXN}")
+    older = loses(own, f"{SOURCE}.{TXN}", since=f"{SOURCE}.{SINCE}", than=dead, at=f"{_DEAD}.{TXN}")
     buried = F.expr(spec.same_key(SOURCE, _DEAD)) & older
     return tail.alias(SOURCE).join(tombstones.alias(_DEAD), buried, "left_anti")
 
 
 def equal_values(left: Column, right: Column, kind: DataType) -> Column:
-    """Null-safe equality for any type; a map that can't be compared counts as changed."""
+    """Null-safe equality for any type."""
+    return comparable(left, kind).eqNullSafe(comparable(right, kind))
+
+
+def comparable(value: Column, kind: DataType) -> Column:
+    """A value with each map in it as the sorted array of its entries, because Spark can't compare maps."""
+    if not _has_map(kind):
+        return value
     if isinstance(kind, MapType):
-        if _has_map(kind.valueType) or _has_map(kind.keyType):
-            return left.isNull() & right.isNull()
-        return F.array_sort(F.map_entries(left)).eqNullSafe(F.array_sort(F.map_entries(right)))
-    if _has_map(kind):
-        return left.isNull() & right.isNull()
-    return left.eqNullSafe(right)
+        entry = StructType().add("key", kind.keyType).add("value", kind.valueType)
+        return F.array_sort(F.transform(F.map_entries(value), lambda one: _comparable_struct(one, entry)))
+    if isinstance(kind, ArrayType):
+        return F.transform(value, lambda one: comparable(one, kind.elementType))
+    return F.when(value.isNotNull(), _comparable_struct(value, kind))
+
+
+def _comparable_struct(value: Column, kind: DataType) -> Column:
+    fields = kind.fields if isinstance(kind, StructType) else []
+    return F.struct(
+        *[comparable(value.getField(field.name), field.dataType).alias(field.name) for field in fields]
+    )
 
 
 def _has_map(kind: DataType) -> bool:
@@ -121,7 +145,7 @@ def matching_rows(tail: DataFrame, state: DataFrame, spec: StateSpec, *, rows: i
     sequence, op = spec.rule.sequence_by, F.col(_PREFIX + OP)
     newer = F.lit(False)
     if sequence is not None:
-        newer = is_older(quoted(_PREFIX + sequence), _PREFIX + TXN, than=quoted(sequence))
+        newer = loses(quoted(_PREFIX + sequence), _PREFIX + TXN, since=_PREFIX + SINCE, than=quoted(sequence))
     same = [
         equal_values(F.col(quoted(_PREFIX + f.name)), F.col(quoted(f.name)), f.dataType)
         for f in spec.declared.fields

@@ -141,7 +141,7 @@ def is_toasted(read: str, kind: DataType) -> str | None:
 
 def reason(column: str) -> str:
     """Why a record with such an array is bad."""
-    return f"{_REASON}{column}' is not in it: an update does not send it; {ADVICE}"
+    return f"{_REASON}{column}' is not in the record: an update does not send it; {ADVICE}"
 
 
 def toast_reason(corrupt: str) -> str:
@@ -221,21 +221,23 @@ class ValueEncoding:
         }
         values = [(f"{struct}.{quoted(f.name)}", f.dataType, judges[f.name]) for f in fields]
         wrong = [judge.misfit(read, kind) for read, kind, judge in values if self.judges(kind)]
-        told = [case(unsent, literal(reason(name))) for name, unsent in self._unsent(struct, fields).items()]
-        if not wrong and not told:
+        toasted = [
+            case(toast, literal(reason(name))) for name, toast in self._toasted(struct, fields).items()
+        ]
+        if not wrong and not toasted:
             return struct
-        marks = [*told, *([case(" OR ".join(wrong), literal(""))] if wrong else [])]
+        marks = [*toasted, *([case(" OR ".join(wrong), literal(""))] if wrong else [])]
         corrupt = f"coalesce({struct}.{CORRUPT}, {', '.join(marks)}) AS {CORRUPT}"
         named = zip(fields, values, strict=True)
         columns = [f"{judge.value(read, kind)} AS {quoted(f.name)}" for f, (read, kind, judge) in named]
         return f"if(isnull({struct}), null, struct({', '.join([*columns, corrupt])}))"
 
-    def _unsent(self, struct: str, fields: Sequence[StructField]) -> dict[str, str]:
+    def _toasted(self, struct: str, fields: Sequence[StructField]) -> dict[str, str]:
         """By column, whether the connector did not send it."""
         if self.debezium is None:
             return {}
         found = {f.name: is_toasted(f"{struct}.{quoted(f.name)}", f.dataType) for f in fields}
-        return {name: unsent for name, unsent in found.items() if unsent is not None}
+        return {name: toast for name, toast in found.items() if toast is not None}
 
     def judges(self, kind: DataType) -> bool:
         """Whether a type, or one inside it, is checked here."""
@@ -258,11 +260,13 @@ class ValueEncoding:
             return literal(f": an update does not send it; {ADVICE}")
         if isinstance(kind, DecimalType):
             return literal(f" (debezium.decimal_handling_mode is {self.decimals})" if self.debezium else "")
-        said = ": a number does not say what it counts, and since when; write the time as text"
+        advice = ": a number has no unit and no epoch; write the time as text"
         if self.debezium is not None:
-            said = ": its unit is not known; send schemas along, or set time.precision.mode in the connector"
-            said += " to microseconds or isostring, and debezium.time_precision_mode here"
-        return f"CASE WHEN {found} rlike {literal(_NUMBER)} THEN {literal(said)} ELSE '' END"
+            advice = (
+                ": its unit is not known; send schemas along, or set time.precision.mode in the connector"
+            )
+            advice += " to microseconds or isostring, and debezium.time_precision_mode here"
+        return f"CASE WHEN {found} rlike {literal(_NUMBER)} THEN {literal(advice)} ELSE '' END"
 
     def _read_type(self, kind: DataType) -> DataType:
         """The type in which the parser reads a value."""
@@ -370,8 +374,8 @@ class _ValueCheck:
         )
 
     def _date(self, read: str) -> str:
-        told = f"{self.name} IN ({_DAYS_NAMES})"
-        counts = f"CASE WHEN isnull({TYPES}) THEN {literal(self.writing.days)} ELSE {told} END"
+        counts_days = f"{self.name} IN ({_DAYS_NAMES})"
+        counts = f"CASE WHEN isnull({TYPES}) THEN {literal(self.writing.days)} ELSE {counts_days} END"
         number = f"try_cast({read} as int)"
         return case(
             f"{counts} AND {number} BETWEEN {_DAYS[0]} AND {_DAYS[1]}", f"date_from_unix_date({number})"
@@ -390,8 +394,8 @@ class _ValueCheck:
     def _decimal(self, read: str, kind: DecimalType) -> str:
         match self.writing.decimals:
             case "precise":
-                told = f"{self.name} = {_DECIMAL} AND {self.scale} = '{kind.scale}'"
-                return case(f"isnull({TYPES}) OR {told}", of_bytes(read, kind))
+                fits = f"{self.name} = {_DECIMAL} AND {self.scale} = '{kind.scale}'"
+                return case(f"isnull({TYPES}) OR {fits}", of_bytes(read, kind))
             case "double":
                 return of_double(read, kind)
         number = of_number(read, kind, text=self.text)

@@ -45,6 +45,7 @@ from tidemark.spark.fold import (
     ORDINAL,
     PARTITION,
     POSITION,
+    SINCE,
     TXN,
     UPSERT,
     log_schema,
@@ -53,9 +54,9 @@ from tidemark.spark.read import RAW
 from tidemark.spark.session import ROWS_FEW, confs_set
 from tidemark.spark.sql import key_text, literal, quoted
 from tidemark.spark.state_table import StateSpec
-from tidemark.spark.tables import log_files, log_paths, log_rows, read_version
-from tidemark.spark.tail import SOURCE, TARGET, folded, is_older, without_tombstoned
-from tidemark.spark.tombstones import read_tombstones
+from tidemark.spark.tables import log_files, log_paths, log_rows, may_correct, read_version
+from tidemark.spark.tail import SOURCE, TARGET, folded, loses, without_tombstoned
+from tidemark.spark.tombstones import last_tombstones, read_tombstones, tombstones_in, without_corrected
 
 _STATE_ROWS_FEW = 20 * ROWS_FEW
 
@@ -111,18 +112,42 @@ def tail_at(spark: SparkSession, spec: StateSpec, pins: Pins) -> DataFrame | Non
     rows = tail_rows(spark, spec, pins)
     if rows is None:
         return None
-    return without_tombstoned(
-        folded(rows, spec, lower=pins.lower, upper=pins.upper), _tombstones_at(spark, spec, pins), spec
-    )
+    return without_tombstoned(_folded(rows, spec, pins), _tombstones_at(spark, spec, pins), spec)
+
+
+def _folded(rows: DataFrame, spec: StateSpec, pins: Pins) -> DataFrame:
+    """The tail's rows folded."""
+    return folded(rows, spec, lower=pins.lower, upper=pins.upper, corrects=_may_correct(spec, pins))
+
+
+def _may_correct(spec: StateSpec, pins: Pins) -> bool:
+    return may_correct(spec, lower=pins.lower, upper=pins.upper, version=pins.log_version)
 
 
 def tail_rows(spark: SparkSession, spec: StateSpec, pins: Pins) -> DataFrame | None:
     """The log's rows above the pinned publish; None if there is no tail."""
     if pins.upper < pins.lower:
-        raise InvalidUsage(f"a read below {pins.upper} can't start from a publish of {pins.lower - 1}")
+        raise InvalidUsage(
+            f"a read below transaction {pins.upper} can't start from the publish of transaction"
+            f" {pins.lower - 1}"
+        )
     if pins.upper == pins.lower or pins.log_version == VERSION_NONE:
         return None
     return log_rows(spark, spec, lower=pins.lower, upper=pins.upper, version=pins.log_version)
+
+
+def tombstones(spark: SparkSession, spec: StateSpec, pins: Pins) -> DataFrame | None:
+    """The last tombstone of each key below the pinned upper, the tail included; None if the shard has none. A
+    live key may have an older one."""
+    if spec.rule.sequence_by is None or not spec.rule.keys:
+        return None
+    base, tail = _tombstones_at(spark, spec, pins), tail_at(spark, spec, pins)
+    if tail is None:
+        return base
+    added = tombstones_in(tail, spec)
+    if base is None:
+        return added
+    return last_tombstones(without_corrected(base, tail, spec).unionAll(added), spec)
 
 
 def _tombstones_at(spark: SparkSession, spec: StateSpec, pins: Pins) -> DataFrame | None:
@@ -135,15 +160,17 @@ def fresh(spark: SparkSession, spec: StateSpec, pins: Pins) -> DataFrame:
     if pins.base is None:
         if rows is None:
             return spark.createDataFrame([], spec.declared)
-        tail = folded(rows, spec, lower=pins.lower, upper=pins.upper)
+        tail = _folded(rows, spec, pins)
         return tail.where(F.col(OP) == UPSERT).select(*spec.columns)
     state = read_state(spark, spec, pins.base)
     if rows is None:
         return state
     if not spec.rule.keys:
         return state.unionAll(rows.select(*spec.columns))
-    last = folded(rows, spec, lower=pins.lower, upper=pins.upper)
-    return _with_tail(state, rows, last, _tombstones_at(spark, spec, pins), spec)
+    last = _folded(rows, spec, pins)
+    # A correction voids other rows of the tail, so only the folded ones say what the state loses.
+    heads = last if _may_correct(spec, pins) else rows.withColumn(SINCE, F.lit(None).cast("bigint"))
+    return _with_tail(state, heads, last, _tombstones_at(spark, spec, pins), spec)
 
 
 def _with_tail(
@@ -151,8 +178,8 @@ def _with_tail(
 ) -> DataFrame:
     """The state with a tail over it: its rows, and the last of each key.
 
-    The rows that the state loses are found with the unfolded tail: one winning record is enough, so the
-    keys need no fold before they are broadcast.
+    The rows that the state loses are found with the unfolded tail, unless it has corrections: one winning
+    record is enough, so the keys need no fold before they are broadcast.
     """
     rule = spec.rule
     same = F.expr(spec.same_key(TARGET, SOURCE))
@@ -161,10 +188,10 @@ def _with_tail(
         kept = state.alias(TARGET).join(heads.alias(SOURCE), same, "left_anti")
         return kept.unionAll(last.where(F.col(OP) == UPSERT).select(*spec.columns))
     living, tail = (without_tombstoned(frame, tombstones, spec) for frame in (rows, last))
-    names = list(dict.fromkeys([*rule.keys, rule.sequence_by, TXN]))
+    names = list(dict.fromkeys([*rule.keys, rule.sequence_by, TXN, SINCE]))
     heads = F.broadcast(living.select([F.col(quoted(name)) for name in names]))
     own, row = (f"{frame}.{quoted(rule.sequence_by)}" for frame in (SOURCE, TARGET))
-    older = is_older(own, f"{SOURCE}.{TXN}", than=row)
+    older = loses(own, f"{SOURCE}.{TXN}", since=f"{SOURCE}.{SINCE}", than=row)
     kept = state.alias(TARGET).join(heads.alias(SOURCE), same & ~older, "left_anti")
     lost = (
         state.alias(TARGET)
@@ -278,15 +305,26 @@ def open_errors(spark: SparkSession, spec: StateSpec, quarantine_uri: str, pins:
     return still.select(*RECORD.names)
 
 
+def quarantined(spark: SparkSession, spec: StateSpec, uri: str, pins: ErrorPins) -> DataFrame:
+    """The records of all shards in quarantine, below the pinned upper; `spec` is any shard's."""
+    found = _records(spark, spec, uri, pins)
+    return found if found is not None else spark.createDataFrame([], RECORD)
+
+
 def _errors(spark: SparkSession, spec: StateSpec, uri: str, pins: ErrorPins) -> DataFrame | None:
     """The shard's records in quarantine that have a key; None if there can't be any."""
-    if pins.quarantine_version == VERSION_NONE or not spec.rule.keys:
+    records = _records(spark, spec, uri, pins) if spec.rule.keys else None
+    if records is None:
+        return None
+    return records.where(f"{SHARD} = {literal(spec.name)} AND {KEY} IS NOT NULL")
+
+
+def _records(spark: SparkSession, spec: StateSpec, uri: str, pins: ErrorPins) -> DataFrame | None:
+    if pins.quarantine_version == VERSION_NONE:
         return None
     log = replace(spec, name=QUARANTINE, uri=uri)
     files = log_files(log, lower=0, upper=pins.upper, version=pins.quarantine_version)
     if not files:
         return None
     records = spark.read.schema(RECORD).parquet(*log_paths(log, files))
-    return records.where(
-        f"{SHARD} = {literal(spec.name)} AND {KEY} IS NOT NULL AND {TXN} < {literal(int(pins.upper))}"
-    )
+    return records.where(f"{TXN} < {literal(int(pins.upper))}")

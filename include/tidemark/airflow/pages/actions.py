@@ -68,14 +68,14 @@ def from_here(request: Request) -> None:
     if origin is not None and origin_of(origin) not in own_origins(request):
         raise HTTPException(403, "this request comes from another origin; is [api] base_url set right?")
     if site is None and origin is None and not request.headers.get("authorization"):
-        raise HTTPException(403, "this request does not say where it comes from")
+        raise HTTPException(403, "this request does not name its origin")
 
 
 def own_origins(request: Request) -> set[tuple[str, str]]:
     """The origins of these pages: the request's host, and `[api] base_url`."""
     addressed = {(scheme, request.headers.get("host", "")) for scheme in ("http", "https")}
-    told = origin_of(conf.get("api", "base_url", fallback="") or "")
-    return {one for one in (*addressed, told) if all(one)}
+    configured = origin_of(conf.get("api", "base_url", fallback="") or "")
+    return {one for one in (*addressed, configured) if all(one)}
 
 
 def origin_of(url: str) -> tuple[str, str]:
@@ -142,16 +142,16 @@ class Actor:
     session: SessionDep
     request: Request
 
-    def by(self, said: ReasonGiven) -> Decider:
-        return Decider.of(self.user.get_name(), said.reason)
+    def by(self, body: ReasonGiven) -> Decider:
+        return Decider.of(self.user.get_name(), body.reason)
 
     def start(
-        self, said: ReasonGiven, what: str, dag_id: str, asked: dict[str, Any], *, txn: int
+        self, body: ReasonGiven, what: str, dag_id: str, asked: dict[str, Any], *, txn: int
     ) -> dict[str, Any]:
         """Record the request in the journal, then start the run. If the start fails, the record remains."""
         if not may(self.user, dag_id, runs=True):
             raise HTTPException(403, f"you may not start runs of DAG {dag_id!r}")
-        by = self.by(said)
+        by = self.by(body)
         detail = {"dag": dag_id, **{name: str(value) for name, value in asked.items()}}
         decisions.request(opened(self.one), by, what, detail, txn=txn)
         run_id = start(
@@ -164,60 +164,60 @@ Acting = Annotated[Actor, Depends()]
 
 
 @acting.post("/skip")
-def skip(actor: Acting, said: OfTransaction) -> dict[str, Any]:
-    return _decided(actor, said, decisions.skip, "skipped")
+def skip(actor: Acting, body: OfTransaction) -> dict[str, Any]:
+    return _decided(actor, body, decisions.skip, "skipped")
 
 
 @acting.post("/accept")
-def accept(actor: Acting, said: OfTransaction) -> dict[str, Any]:
-    return _decided(actor, said, decisions.accept, "accepted")
+def accept(actor: Acting, body: OfTransaction) -> dict[str, Any]:
+    return _decided(actor, body, decisions.accept, "accepted")
 
 
 def _decided(
-    actor: Actor, said: OfTransaction, decide: Callable[[Deployment, Decider, int], Txn], word: str
+    actor: Actor, body: OfTransaction, decide: Callable[[Deployment, Decider, int], Txn], word: str
 ) -> dict[str, Any]:
     """Apply a person's decision to an open transaction."""
     try:
-        checkpoint = decide(opened(actor.one), actor.by(said), said.txn)
+        checkpoint = decide(opened(actor.one), actor.by(body), body.txn)
     except SparkNeeded:
         raise InvalidUsage(
-            f"nothing of transaction {said.txn} is staged that the gate has found whole",
-            hint="clear the run's tasks from ingest on, and accept what the gate says then",
+            f"no staged attempt of transaction {body.txn} has passed the comparison of digests",
+            hint="clear the run's tasks from ingest on, then decide about the new verdict",
         ) from None
-    return {"done": f"transaction {said.txn} is {word}; the checkpoint is {checkpoint}"}
+    return {"done": f"transaction {body.txn} is {word}; the checkpoint is {checkpoint}"}
 
 
 @acting.post("/release")
-def release(actor: Acting, said: OfShard) -> dict[str, Any]:
-    report = decisions.release(opened(actor.one), actor.by(said), said.shard)
-    return {"done": f"shard {said.shard} {decisions.released(report)}"}
+def release(actor: Acting, body: OfShard) -> dict[str, Any]:
+    report = decisions.release(opened(actor.one), actor.by(body), body.shard)
+    return {"done": f"shard {body.shard} {decisions.released(report)}"}
 
 
 @acting.post("/replay")
-def replay(actor: Acting, said: OfRange) -> dict[str, Any]:
-    return _replayed(actor, said, VERIFY)
+def replay(actor: Acting, body: OfRange) -> dict[str, Any]:
+    return _replayed(actor, body, VERIFY)
 
 
 @acting.post("/repair")
-def repair(actor: Acting, said: OfRange) -> dict[str, Any]:
-    return _replayed(actor, said, REPAIR)
+def repair(actor: Acting, body: OfRange) -> dict[str, Any]:
+    return _replayed(actor, body, REPAIR)
 
 
-def _replayed(actor: Actor, said: OfRange, mode: str) -> dict[str, Any]:
+def _replayed(actor: Actor, body: OfRange, mode: str) -> dict[str, Any]:
     """Start a run of the DAG that replays this pipeline; `InvalidUsage` if there is none."""
     found = registry.replays_of(actor.session, actor.one)
     if found is None:
         fact = f"no DAG replays the pipeline of {actor.one.dag_id!r}"
-        raise InvalidUsage(fact, hint="make one with `replay_dag`, see airflow.md")
+        raise InvalidUsage(fact, hint="add one with `replay_dag` (docs/airflow.md)")
     deployment = opened(actor.one)
-    bound_range(deployment.pipeline, txn_from=said.txn_from, txn_to=said.txn_to)
-    txns = {"txn_from": said.txn_from, "txn_to": said.txn_to}
+    bound_range(deployment.pipeline, txn_from=body.txn_from, txn_to=body.txn_to)
+    txns = {"txn_from": body.txn_from, "txn_to": body.txn_to}
     asked = {"pipeline": deployment.config.name, **txns, "mode": mode, "dry_run": False}
     what = "repair" if mode == REPAIR else "replay"
-    return actor.start(said, what, found, asked, txn=said.txn_from)
+    return actor.start(body, what, found, asked, txn=body.txn_from)
 
 
 @acting.post("/publish")
-def publish(actor: Acting, said: ReasonGiven) -> dict[str, Any]:
+def publish(actor: Acting, body: ReasonGiven) -> dict[str, Any]:
     """Start a run of the pipeline's DAG that publishes all states, regardless of their policies."""
-    return actor.start(said, "publish", actor.one.dag_id, {PUBLISH: True}, txn=TXN_NONE)
+    return actor.start(body, "publish", actor.one.dag_id, {PUBLISH: True}, txn=TXN_NONE)

@@ -26,12 +26,12 @@ from tidemark.airflow.pages.registry import PipelineDag, environment_of
 from tidemark.app.consume import consumers_of, held_leases
 from tidemark.app.deployment import Deployment
 from tidemark.app.status import status_of
-from tidemark.app.tasks import open_pipeline
+from tidemark.app.tasks import maintenance_plan, open_pipeline
 from tidemark.app.transactions import listed, recent, run_facts, steps_of, whole
 from tidemark.config.paths import is_uri
 from tidemark.core.alarms import alarms_of
 from tidemark.core.binding import Binding
-from tidemark.core.checksum import Digests
+from tidemark.core.checksum import SOURCE, Digests
 from tidemark.core.reading import consumer_of
 from tidemark.core.summary import run_sentence
 from tidemark.core.text import plain
@@ -142,23 +142,22 @@ def _transactions(deployment: Deployment, before: int | None, limit: int, words:
     at = min(before or upper, upper)
     rows: list[Body] = []
     looked = 0
+
+    def wanted(row: Mapping[str, Any]) -> bool:
+        return not words or all(word in _searched(row) for word in words)
+
     while at > 1 and len(rows) < limit and looked < SEARCHED_MAX:
         lower = max(1, at - (_WINDOW if words else limit - len(rows)))
-        for row in listed(deployment, lower=lower, upper=at)[0]:
-            looked += 1
-            at = row["txn"]
-            if all(word in _searched(row) for word in words):
-                rows.append(plain(row))
-            if len(rows) == limit:
-                break
-        else:
-            at = lower
+        found = listed(deployment, lower=lower, upper=at, wanted=wanted)[0][: limit - len(rows)]
+        looked += at - lower
+        rows += map(plain, found)
+        at = found[-1]["txn"] if len(rows) == limit else lower
     return {"transactions": rows, "next": at if at > 1 else None, "total": upper - 1}
 
 
 def _searched(row: Mapping[str, Any]) -> str:
-    names = " ".join(row["rows"])
-    return f"{row['txn']} {row['decision']} {row['run']} {row['verdict']} {names}".lower()
+    words = " ".join([*row["rows"], *(one["verdict"] for one in row["verdicts"])])
+    return f"{row['txn']} {row['decision']} {row['run']} {words}".lower()
 
 
 def transaction_body(one: PipelineDag, txn: int) -> Body:
@@ -179,12 +178,14 @@ def _transaction(deployment: Deployment, txn: int) -> Body:
             "replayed": attempt.replayed,
             "gone": attempt.gone,
             "digests": _digests(attempt.staged.digests) if attempt.staged is not None else {},
+            "on_disk": _digests({name: one for name, one in attempt.found.items() if name != SOURCE}),
             "won": seal is not None and attempt.token == seal.token,
         }
         for attempt in attempts_at(deployment.pipeline, binding)
     ]
     body = {**times, "txn": txn, "run": binding.owner.run_id, "configuration": settings.fingerprint}
     body |= {"input": _input(binding), "gone": gone, "journal": journal, "attempts": attempts}
+    body |= {"pipeline": deployment.config.name, "bound": deployment.control.bindings.head().upper - 1}
     body["steps"] = steps_of(deployment, binding, seal)
     if seal is not None:
         body["seal"] = {
@@ -207,6 +208,14 @@ def _transaction(deployment: Deployment, txn: int) -> Body:
             ],
         }
     return dict(plain(body))
+
+
+def maintenance_body(one: PipelineDag) -> Body:
+    """The work that maintenance would do now, and what holds it back.
+
+    It lists the files of every table, and asks about bound input: the source of files only."""
+    with open_for_reading(one) as deployment:
+        return dict(plain(maintenance_plan(deployment, asks_source=is_asked(deployment))))
 
 
 def _digests(digests: Digests) -> Body:

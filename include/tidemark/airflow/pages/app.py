@@ -59,6 +59,11 @@ def pipeline(one: Chosen, user: GetUserDep) -> dict[str, Any]:
     return {**answers.pipeline_body(one), "may_act": may(user, one.dag_id)}
 
 
+@of_pipeline.get("/maintenance")
+def maintenance(one: Chosen) -> dict[str, Any]:
+    return answers.maintenance_body(one)
+
+
 @of_pipeline.get("/transactions")
 def transactions(
     one: Chosen,
@@ -123,7 +128,7 @@ def static(name: str) -> Response:
     return FileResponse(FILES / name, media_type=STATIC[name])
 
 
-async def told(request: Request, error: Exception) -> Response:
+async def error_response(request: Request, error: Exception) -> Response:
     """A Tidemark error as a response with its message: 400 for `InvalidUsage`, else 503."""
     return JSONResponse({"detail": str(error)}, 400 if isinstance(error, InvalidUsage) else 503)
 
@@ -144,7 +149,7 @@ def pages_app() -> FastAPI:
         openapi_url=None,
         docs_url=None,
         redoc_url=None,
-        exception_handlers={TidemarkError: told},
+        exception_handlers={TidemarkError: error_response},
     )
     app.middleware("http")(guarded)
     app.include_router(acting)

@@ -105,6 +105,7 @@ def environment_of(one: PipelineDag) -> str | None:
     """The environment to load the file with; `InvalidUsage` if it is a template, which needs a task."""
     if one.environment and "{{" in one.environment:
         raise InvalidUsage(
-            f"the environment of {one.dag_id!r} is a template", hint="name it, or use `tidemark status`"
+            f"the environment of {one.dag_id!r} is a template",
+            hint="set the environment as a plain text in the DAG file, or use `tidemark status`",
         )
     return one.environment

@@ -109,7 +109,7 @@ class BoundFiles:
                 if self._mark(last.txn) == _mark_of(last):
                     return _found(db, names, upper=last.txn + 1)
             self._learn(last)
-        raise sqlite3.OperationalError("others make it again and again")
+        raise sqlite3.OperationalError("other processes keep rebuilding it")
 
     def _add(self, bindings: Sequence[Binding]) -> None:
         """Add the files of these transactions in one commit. Those that another process has added are
@@ -236,5 +236,5 @@ def _is_sound(path: Path) -> bool:
 
 def _mark_of(binding: Binding) -> bytes:
     """A hash that differs between two bindings of the same transaction number."""
-    said = repr((binding.txn, binding.owner, binding.lower, binding.upper, binding.manifest))
-    return hashlib.blake2b(said.encode(), digest_size=16).digest()
+    text = repr((binding.txn, binding.owner, binding.lower, binding.upper, binding.manifest))
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()

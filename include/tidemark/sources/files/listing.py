@@ -131,12 +131,12 @@ class Listing:
             self._walk(folder, "")
         except FileNotFoundError:
             raise InvalidUsage(
-                f"source folder {folder!r} is not there", hint="make it, mount it, or correct source.path"
+                f"source folder {folder!r} is not there", hint="create it, mount it, or correct source.path"
             ) from None
         except (PermissionError, NotADirectoryError) as error:
             raise InvalidUsage(
                 f"source folder {folder!r} can't be listed: {error.strerror}",
-                hint="let this user read it, or correct source.path",
+                hint="give this user the right to read it, or correct source.path",
             ) from None
 
     def _walk(self, folder: str, prefix: str) -> None:
@@ -177,10 +177,10 @@ class Listing:
             return False
         if ":" in name.rpartition("/")[2]:
             # Hadoop takes what stands before it for the scheme of a URI, and every read would fail.
-            self.skipped.append(Skipped(name, "Spark can't read a name with a colon: rename it"))
+            self.skipped.append(Skipped(name, "Spark can't read names with a colon: rename it"))
             return False
         if name.lower().endswith(LAX_SUFFIXES):
-            reason = "what is packed like this can't be read safely: use .gz or .zst"
+            reason = "files compressed this way can't be read safely: use .gz or .zst"
             self.skipped.append(Skipped(name, reason))
             return False
         return True

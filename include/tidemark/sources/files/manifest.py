@@ -1,8 +1,8 @@
 """The manifest of a file source in a binding: exactly which files, in which order, with which content.
 
 The text is JSON, `{"kind": "files", "format": …, "files": [{"seq", "name", "size", "hash", "mtime_ns",
-"changed_ns"}, …]}`. A file's *sequence number* is its offset in the only partition, `files`. Numbers are
-dense from 0, in the order of binding.
+"changed_ns", "sweep"}, …]}`. A file's *sequence number* is its offset in the only partition, `files`. Numbers
+are dense from 0, in the order of binding.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from tidemark.core.errors import InvariantViolation
 
@@ -19,9 +19,19 @@ _KIND = "files"
 
 
 @dataclass(frozen=True, slots=True)
+class Sweep:
+    """What a Parquet file of a shard's rows stands for: a deletion of each row's key. `record_end` is the end
+    of these records, after their key."""
+
+    shard: str
+    record_end: str
+
+
+@dataclass(frozen=True, slots=True)
 class BoundFile:
     """A file as it was when it was bound. `name` is relative to the source's folder, with `/`. `changed_ns`
-    is the inode's change time, which users can't set; 0 if it is not recorded."""
+    is the inode's change time, which users can't set; 0 if it is not recorded. `sweep` is given for a file
+    that is no list of records."""
 
     seq: int
     name: str
@@ -29,6 +39,7 @@ class BoundFile:
     hash: str
     mtime_ns: int
     changed_ns: int = 0
+    sweep: Sweep | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +68,7 @@ class Manifest:
         files = [
             {"seq": f.seq, "name": f.name, "size": f.size, "hash": f.hash, "mtime_ns": f.mtime_ns}
             | ({"changed_ns": f.changed_ns} if f.changed_ns else {})
+            | ({"sweep": [f.sweep.shard, f.sweep.record_end]} if f.sweep is not None else {})
             for f in self.files
         ]
         lsns = {table: read.lsn for table, read in self.snapshots.items()}
@@ -75,10 +87,7 @@ class Manifest:
             found = json.loads(text)
             if found["kind"] != _KIND:
                 raise InvariantViolation(f"the manifest is of kind {found['kind']!r}, not {_KIND!r}")
-            files = tuple(
-                BoundFile(f["seq"], f["name"], f["size"], f["hash"], f["mtime_ns"], f.get("changed_ns", 0))
-                for f in found["files"]
-            )
+            files = tuple(map(_file_of, found["files"]))
             oids, catalogs = found.get("oids", {}), found.get("catalogs", {})
             snapshots = {
                 str(table): TableRead(int(lsn), int(oids.get(table, 0)), str(catalogs.get(table, "")))
@@ -90,6 +99,14 @@ class Manifest:
             raise InvariantViolation(fact, hint="the history was changed by hand") from None
         _check(manifest.files)
         return manifest
+
+
+def _file_of(found: Mapping[str, Any]) -> BoundFile:
+    sweep = Sweep(*found["sweep"]) if "sweep" in found else None
+    changed_ns = found.get("changed_ns", 0)
+    return BoundFile(
+        found["seq"], found["name"], found["size"], found["hash"], found["mtime_ns"], changed_ns, sweep
+    )
 
 
 def _check(files: Sequence[BoundFile]) -> None:

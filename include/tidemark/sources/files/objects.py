@@ -69,9 +69,7 @@ class Objects:
     def _found(self, name: str, one: ObjectMeta) -> Found:
         tag = one["e_tag"]
         if not tag:
-            raise InvalidUsage(
-                f"{self._uri} gives its objects no e-tags", hint="land files on a store that has them"
-            )
+            raise InvalidUsage(f"{self._uri} gives objects no e-tags", hint="use a store that has them")
         written_ns = int(one["last_modified"].timestamp() * 1e6) * 1_000
         return Found(name, one["size"], written_ns, 0, f"etag:{tag.strip(chr(34))}")
 

@@ -51,13 +51,13 @@ from tidemark.sources.files.manifest import PARTITION, BoundFile, Manifest
 from tidemark.sources.files.objects import Objects
 
 THREADS: Final = max(4, os.cpu_count() or 1)
-"""One thread hashes 875 MB a second, and so keeps up with dozens of cores of Spark (`bench.scale`)."""
+"""One thread hashes 600 to 900 MB a second, and so keeps up with dozens of cores of Spark (`bench.cores`)."""
 INDEX_FILE: Final = "1.sqlite"
 """The number changes with the layout, so that processes of two versions can run side by side."""
 TOUCHED_BYTES_MAX: Final = 256 * 1024**2
 """How many bytes an offer hashes again of bound files whose change time alone moved, the latest first."""
 _SKIPPED_LOGGED_MAX: Final = 20
-NO_RECORDS: Final = "max_records can't bound transactions of objects, whose lines nobody counts"
+NO_RECORDS: Final = "max_records can't limit transactions of objects, whose lines are not counted"
 NO_RECORDS_HINT: Final = "use max_files or max_bytes"
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class BoundFileChanged(InvalidUsage):
     def __init__(self, changes: Sequence[Change]) -> None:
         super().__init__(
             listed(changes),
-            hint="put the bound content back, and give the new content a name of its own",
+            hint="restore the bound content, and give the new content its own file name",
         )
         self.changes = tuple(changes)
 
@@ -161,11 +161,11 @@ class FileSource:
             if self._is_whole(file, content, listing)
         ]
         self.skipped = tuple(listing.skipped)
-        self._tell()
+        self._log_skipped()
         lower = last.upper[PARTITION] if last is not None else 0
         return list(self._cut(whole, lower))
 
-    def nothing_after(self, last: Binding | None) -> Step:
+    def nothing_after(self, last: Binding | None, *, lost: bool) -> Step:
         """No file: what follows is numbered as after the given binding."""
         upper = last.upper if last is not None else Frontier.of({PARTITION: 0})
         return Step(upper, Manifest(self._rules.format, ()).to_json())
@@ -182,7 +182,7 @@ class FileSource:
         oldest = min((file.settled_at(now_ns) for file in new), default=None)
         return Waiting(len(new), sum(file.size for file in new), oldest / 1e9 if oldest is not None else None)
 
-    def _tell(self) -> None:
+    def _log_skipped(self) -> None:
         """Log the skipped files. Those that no later run will bind come first, as warnings."""
         for one in sorted(self.skipped, key=lambda one: one.waits)[:_SKIPPED_LOGGED_MAX]:
             level = logging.INFO if one.waits else logging.WARNING

@@ -70,7 +70,9 @@ def read_times(
         kind, written_ms = message.timestamp()
         if kind == TIMESTAMP_NOT_AVAILABLE:
             fact = f"the record of {name} at offset {message.offset()} has no time"
-            raise InvalidUsage(fact, hint="let its producer, or its topic, give records their times")
+            raise InvalidUsage(
+                fact, hint="set message.timestamp.type of the topic, or timestamps in the producer"
+            )
         times[name] = written_ms / 1000
     return times, sorted(wanted)
 
@@ -167,7 +169,7 @@ class Cluster:
         if silent:
             fact = f"kafka at {self.servers} has not sent a record of {', '.join(silent)}"
             fact += f" in {self._wait_seconds_max:g} s"
-            raise Determinate(fact, hint="look at the brokers that lead these partitions, then retry")
+            raise Determinate(fact, hint="check the brokers that lead these partitions, then retry")
         return times
 
     def settings(self, topic: str) -> dict[str, str] | None:
@@ -299,15 +301,15 @@ class Cluster:
             return refused
         if found.name() in _FORBIDDEN:
             return InvalidUsage(
-                f"kafka at {self.servers} does not allow it: {found.str()}", hint="grant the rights"
+                f"kafka at {self.servers} refuses access: {found.str()}", hint="grant the right, then retry"
             )
         if found.name() in ("_TIMED_OUT", "_TRANSPORT", "_RESOLVE", "_ALL_BROKERS_DOWN"):
             return self._unreachable()
-        return Determinate(f"kafka at {self.servers} can't answer: {found.str()}", hint="retry")
+        return Determinate(f"kafka at {self.servers} does not answer: {found.str()}", hint="retry")
 
     def _unreachable(self) -> Determinate:
-        said = next((text for name, text in self._complaints if name != "_ALL_BROKERS_DOWN"), "no answer")
-        fact = f"kafka at {self.servers} can't be reached in {self._wait_seconds_max:g} s: {said}"
+        message = next((text for name, text in self._complaints if name != "_ALL_BROKERS_DOWN"), "no answer")
+        fact = f"kafka at {self.servers} can't be reached in {self._wait_seconds_max:g} s: {message}"
         hint = "check the servers' address, that they run, and the connection's security.protocol, then retry"
         return Determinate(fact, hint=hint)
 
@@ -316,13 +318,16 @@ class Cluster:
         refused = (text for name, text in self._complaints if name in _REFUSED or "SSL alert" in text)
         return next((self._denied(text) for text in refused), None)
 
-    def _denied(self, said: str) -> InvalidUsage:
-        if _OF_TLS not in said:
-            fact = f"kafka at {self.servers} refuses the credentials: {said}"
+    def _denied(self, message: str) -> InvalidUsage:
+        if _OF_TLS not in message:
+            fact = f"kafka at {self.servers} refuses the credentials: {message}"
             return InvalidUsage(fact, hint="check user, password and security settings of the connection")
-        fact = f"kafka at {self.servers} can't be trusted, or does not trust this client: {said}"
-        hint = "check that ssl.ca.location of the connection has the authority of the servers' certificates,"
-        hint += " that these name the servers' address, and that they take ssl.certificate.location, if given"
+        fact = f"kafka at {self.servers} and this client do not trust each other: {message}"
+        hint = "check that ssl.ca.location of the connection has the CA of the servers' certificates,"
+        hint += (
+            " that the certificates name the servers' address, and that the servers accept"
+            " ssl.certificate.location, if set"
+        )
         return InvalidUsage(fact, hint=hint)
 
 

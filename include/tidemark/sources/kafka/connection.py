@@ -41,7 +41,7 @@ WAIT_SECONDS_MAX: Final = 20.0
 _ANSWER_BYTES_MAX: Final = 16 * 1024**2
 _NOT_FOUND: Final = 404
 _REFUSED: Final = (401, 403)
-_SAID_CHARACTERS_MAX: Final = 200
+_ERROR_CHARACTERS_MAX: Final = 200
 _TRIED_AGAIN: Final = (408, 429, 500, 502, 503, 504)
 
 
@@ -71,7 +71,7 @@ class Registry:
         if not _is_usable(url):
             # The address may hold a password, so the message omits it.
             hint = f"write https://host:port, with user:password in {USER}"
-            raise InvalidUsage(f"the connection has no usable {URL}", hint=hint)
+            raise InvalidUsage(f"the connection has no valid {URL}", hint=hint)
         self._base = url.rstrip("/")
         self._name = re.sub(r"[^\w.:\[\]-]", "?", urlsplit(url).netloc)
         self._user = settings.get(USER, "")
@@ -89,8 +89,8 @@ class Registry:
             answer = self._get(f"{path}/{version}?deleted=true", subject)
             number, text = self._schema(answer, f"version {version} of subject {subject!r}")
             if records and not is_record(text):
-                fact = f"version {version} of subject {subject!r} is of a single value, not of a row"
-                raise InvalidUsage(fact, hint="only records can be read as values")
+                fact = f"version {version} of subject {subject!r} is a single value, not a record"
+                raise InvalidUsage(fact, hint="register a schema of a record")
             found[number] = text
         return found
 
@@ -100,9 +100,9 @@ class Registry:
         except (AttributeError, KeyError, TypeError, ValueError):
             raise self._strange() from None
         if kind != "AVRO":
-            raise InvalidUsage(f"{what} is of type {str(kind)[:40]!r}", hint="only AVRO is read")
+            raise InvalidUsage(f"{what} has type {str(kind)[:40]!r}", hint="use a schema of type AVRO")
         if answer.get("references"):
-            hint = "register it whole, or write it into the pipeline file"
+            hint = "register it without references, or write it into the pipeline file"
             raise InvalidUsage(f"{what} refers to other subjects", hint=hint)
         try:
             return number, schema_text(text)
@@ -120,8 +120,8 @@ class Registry:
         except HTTPError as error:
             raise self._failure(error.code, subject) from None
         except (URLError, OSError, http.client.HTTPException) as error:
-            said = str(getattr(error, "reason", error))[:_SAID_CHARACTERS_MAX]
-            fact = f"the schema registry at {self._name} can't be reached: {said}"
+            message = str(getattr(error, "reason", error))[:_ERROR_CHARACTERS_MAX]
+            fact = f"the schema registry at {self._name} can't be reached: {message}"
             raise Determinate(fact, hint="check its address and that it runs, then retry") from None
         except ValueError:
             raise self._strange() from None
@@ -139,7 +139,7 @@ class Registry:
         return InvalidUsage(fact, hint=f"check {URL} of the connection")
 
     def _strange(self) -> InvalidUsage:
-        fact = f"what answers at {self._name} is not a schema registry"
+        fact = f"the server at {self._name} is not a schema registry"
         return InvalidUsage(fact, hint=f"check {URL} of the connection")
 
 
@@ -186,16 +186,16 @@ def settings_of(source: KafkaSource, environ: Mapping[str, str] = os.environ) ->
     unknown = sorted(settings.keys() - known)
     if _KEY_PASSWORD in unknown:
         # Java's client can't decrypt keys that OpenSSL has encrypted.
-        fact = f"connection {name!r} has the setting {_KEY_PASSWORD!r}, and Java's client can't use it"
-        hint = "remove it, and name a key without a password, in a file that nobody else may read"
+        fact = f"connection {name!r} has the setting {_KEY_PASSWORD!r}, which Kafka's Java client can't use"
+        hint = "remove it, and use a key without a password, in a file that only this user may read"
         raise InvalidUsage(fact, hint=hint)
     if unknown:
-        hint = f"remove it; used are {', '.join(sorted(known))}"
+        hint = f"remove it; supported are {', '.join(sorted(known))}"
         raise InvalidUsage(
-            f"connection {name!r} has the setting {unknown[0][:80]!r}, which is not used", hint=hint
+            f"connection {name!r} has the setting {unknown[0][:80]!r}, which is not supported", hint=hint
         )
     if not settings.get(SERVERS):
-        raise InvalidUsage(f"connection {name!r} has no {SERVERS}", hint="put it into the connection's extra")
+        raise InvalidUsage(f"connection {name!r} has no {SERVERS}", hint="set it in the connection's extra")
     return settings
 
 
@@ -231,7 +231,7 @@ def java_settings(settings: Mapping[str, str]) -> dict[str, str]:
     if mechanism:
         if mechanism not in _LOGINS:
             raise InvalidUsage(
-                f"the SASL mechanism {mechanism[:40]!r} is not known", hint=f"use {', '.join(_LOGINS)}"
+                f"the SASL mechanism {mechanism[:40]!r} is not supported", hint=f"use {', '.join(_LOGINS)}"
             )
         made["sasl.mechanism"] = mechanism
         user, password = (_quoted(settings.get(f"sasl.{part}", "")) for part in ("username", "password"))

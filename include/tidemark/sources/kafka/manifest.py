@@ -133,15 +133,15 @@ class Retention:
     def of(cls, topic: str, settings: Mapping[str, str] | None) -> Retention:
         """The retention by a topic's settings; they are None if this user may not read them."""
         if settings is None:
-            return cls(caveat=f"topic {topic!r} does not show its retention")
+            return cls(caveat=f"topic {topic!r} does not tell its retention")
         policies = settings.get("cleanup.policy", "delete").split(",")
         caveats = []
         if "compact" in policies:
-            caveats.append("is compacted: a record that a newer one replaces goes at any time")
+            caveats.append("is compacted: a record with a newer one of its key is deleted at any time")
         if "delete" not in policies:
             return cls(caveat=_retention_text(topic, caveats))
         if settings.get("retention.bytes", _UNLIMITED) != _UNLIMITED:
-            caveats.append(f"keeps {settings['retention.bytes']} bytes of a partition, however new they are")
+            caveats.append(f"keeps {settings['retention.bytes']} bytes of a partition, whatever their age")
         text = settings.get("retention.ms", _UNLIMITED)
         return cls(None if text == _UNLIMITED else int(text), _retention_text(topic, caveats))
 

@@ -85,7 +85,7 @@ class TopicLost(InvalidUsage):
     """A bound topic was deleted, or created again under the same name."""
 
     def __init__(self, what: str) -> None:
-        super().__init__(what, hint="bind the new topic in a new pipeline, or restore the old one")
+        super().__init__(what, hint="read the new topic with a new pipeline, or restore the old one")
 
 
 class GroupAhead(InvariantViolation):
@@ -93,9 +93,9 @@ class GroupAhead(InvariantViolation):
 
     def __init__(self, group: str, partition: str, *, committed: int, bound: int) -> None:
         super().__init__(
-            f"consumer group {group!r} stands at offset {committed} of {partition}, and only {bound} is"
-            " bound: the warehouse was put back from a copy, or the group was moved by hand",
-            hint="`tidemark recover PIPELINE --restored --yes`; if it was a hand, set the group back",
+            f"consumer group {group!r} is at offset {committed} of {partition}, but only {bound} is"
+            " bound: the warehouse was restored from a copy, or the group was moved by hand",
+            hint="`tidemark recover PIPELINE --restored --yes`; if the group was moved by hand, reset it",
         )
 
 
@@ -149,7 +149,7 @@ class TopicSource:
             return [Step(Frontier.of({**kept, **ends}), notes.to_json())]
         return list(steps_of(firsts, lows, ends, kept=kept, notes=notes, records_max=self._records_max))
 
-    def nothing_after(self, last: Binding | None) -> Step:
+    def nothing_after(self, last: Binding | None, *, lost: bool) -> Step:
         """No offsets, of the topics that are bound."""
         notes = KafkaManifest(_known(last).topics)
         return Step(last.upper if last is not None else Frontier(), notes.to_json())
@@ -178,7 +178,7 @@ class TopicSource:
             firsts, lows, ends = self._extent(last, self._topics(_known(last)))
             for name, first in firsts.items():
                 if not lows[name] <= first <= ends[name]:
-                    fact = f"{name} goes on at offset {first}, and has {lows[name]} to {ends[name]}"
+                    fact = f"{name} continues at offset {first}, but has {lows[name]} to {ends[name]}"
                     return Waiting(trouble=fact, unit=_UNIT)
             open_ = {name: first for name, first in firsts.items() if first < ends[name]}
             times = self._cluster.first_times(self._group, open_)
@@ -285,7 +285,7 @@ class TopicSource:
             if name not in found and name in known.topics:
                 raise TopicLost(f"topic {name!r} is gone from kafka at {self._cluster.servers}")
             if name not in found:
-                hint = "make it, or correct its name; the user also needs the right to see it"
+                hint = "create it, or correct its name; the user also needs the right to describe it"
                 raise InvalidUsage(
                     f"there is no topic {name!r} in kafka at {self._cluster.servers}", hint=hint
                 )
@@ -304,7 +304,7 @@ class TopicSource:
         if name in source.start_offsets:
             if source.start_offsets[name] > ends[name]:
                 fact = f"the start {source.start_offsets[name]} of {name} is above its end {ends[name]}"
-                raise InvalidUsage(fact, hint="give an offset that is there, or latest")
+                raise InvalidUsage(fact, hint="give an offset within that range, or latest")
             return source.start_offsets[name]
         # An earlier run claimed the first transaction and found the topics empty, so its latest offset was 0.
         return 0 if self._has_begun() else ends[name] if source.start == "latest" else lows[name]
@@ -349,7 +349,7 @@ def _joined(gone: Sequence[str]) -> str:
 
 
 def _recreated(name: str, *, bound: str, found: str) -> str:
-    return f"topic {name!r} was made anew: it has id {found}, and {bound} is bound"
+    return f"topic {name!r} was created again: it has id {found}, but {bound} is bound"
 
 
 def _is_there(one: Range, topics: Mapping[str, Topic], manifest: KafkaManifest) -> bool:

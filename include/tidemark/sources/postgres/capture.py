@@ -17,7 +17,6 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -26,10 +25,11 @@ import psycopg
 from tidemark.config.model import PipelineConfig
 from tidemark.config.shard import ShardConfig
 from tidemark.config.source import PostgresSource
-from tidemark.core.binding import Binding, Step
+from tidemark.core.binding import Binding, BindingRecord, Step
 from tidemark.core.errors import Determinate, InvalidUsage, InvariantViolation
 from tidemark.core.frontier import Frontier
 from tidemark.core.ids import ShardId
+from tidemark.ports.control import Ledger
 from tidemark.ports.source import ShardKeysPort
 from tidemark.sources.files.manifest import Manifest, TableRead
 from tidemark.sources.postgres.catalog import (
@@ -51,13 +51,32 @@ from tidemark.sources.postgres.pgoutput import (
     Truncate,
     parse,
 )
-from tidemark.sources.postgres.records import Deferred, Table, Taken, not_apart, place_of, swept, truncated
+from tidemark.sources.postgres.records import (
+    Deferred,
+    Table,
+    Taken,
+    not_apart,
+    place_of,
+    sweep_of,
+    swept_away,
+    truncated,
+)
 from tidemark.sources.postgres.slot import Counted, peek
 from tidemark.sources.postgres.snapshot import asked_again
 from tidemark.sources.postgres.tables import PublishedTable, shape_flaws, taken_shards
 from tidemark.sources.postgres.values import Lines, ordered
 
 # Which tables are read, and whether they are still the same.
+
+
+def with_its_settings(bindings: Ledger[BindingRecord], last: Binding | None) -> Binding | None:
+    """The last binding with the configuration that its tables were read with. A promotion has that of its
+    candidate, and reads nothing."""
+    before = last
+    while before is not None and before.promotes:
+        found = [one for one in bindings.read(before.txn - 1, before.txn) if isinstance(one, Binding)]
+        before = found[0] if found else None
+    return last if last is None or before is None else last.under(before.configuration)
 
 
 def known_readings(config: PipelineConfig, last: Binding | None) -> dict[str, TableRead]:
@@ -74,16 +93,16 @@ def known_readings(config: PipelineConfig, last: Binding | None) -> dict[str, Ta
     both = known.keys() & shards.keys()
     moved = sorted(table for table in both if before.get(table) != shards[table].name)
     if config.tables is not None and any(config.tables.asks_source(table) for table in left):
-        fact = f"another run has taken in tables meanwhile: {', '.join(left)}"
-        raise Determinate(fact, hint="run again: the pipeline's record of its tables has them")
+        fact = f"another run has added tables meanwhile: {', '.join(left)}"
+        raise Determinate(fact, hint="run again: they are in the pipeline's record of its tables now")
     bound = int(json.loads(last.configuration.text).get("generation", 0))
     if config.generation < bound or ((left or moved) and config.generation == bound):
         what = f"table {[*left, *moved][0]} is captured" if left or moved else "changes are bound"
         raise InvalidUsage(
             f"{what} by generation {bound} of the pipeline, and this is generation"
             f" {config.generation} {'with another shard for it' if moved else 'without it'}",
-            hint="use the newest pipeline file; to take a table out of it, or to another shard, raise its"
-            " generation",
+            hint="use the newest pipeline file; to remove a table from it, or to move one to another"
+            " shard, raise its generation",
         )
     return {table: read for table, read in known.items() if table not in left and table not in moved}
 
@@ -147,7 +166,7 @@ class SameTables:
         for oid in before.other_files(now):
             if is_rewritten(self._db, oid, since=before.since.get(oid, 0)):
                 if self._published[table].relation.oid not in self._truncated:
-                    yield "its rows were rewritten, or were not logged for a while, and were not sent"
+                    yield "its rows were rewritten or temporarily not logged, so changes were not sent"
                 return
 
     @cached_property
@@ -166,7 +185,7 @@ class SameTables:
 def another_table(table: str) -> InvalidUsage:
     """The error for a table that has the name of another one. Rows of two tables are never mixed."""
     return InvalidUsage(
-        f"table {table} is not the one that was read: it was dropped and made anew, or renamed",
+        f"table {table} is not the one that was read: it was dropped and created again, or renamed",
         hint=reread(table),
     )
 
@@ -182,7 +201,6 @@ def _shards_of(binding: Binding) -> dict[str, str]:
 logger = logging.getLogger(__name__)
 
 CHANGES_PER_PEEK: Final = 500_000
-KEYS_AT_ONCE: Final = 10_000
 _NOT_TAKEN: Final = -1
 Bound = tuple[int, Begin | Commit]
 """A message that begins or ends a source transaction, with its number."""
@@ -394,11 +412,12 @@ class Capture:
             if self._kept.is_paused(name):
                 raise while_paused(f"a truncate of {relation.name} can't be applied", name)
             if self._follows or self._cutter.is_begun or not self._kept.is_settled(name):
-                logger.info("a truncate of %s waits until everything before it is done", relation.name)
+                logger.info("a truncate of %s waits until everything before it is complete", relation.name)
                 raise NotYet
-            keys = iter(self._kept.keys(name, shard.keys))
-            while some := list(islice(keys, KEYS_AT_ONCE)):
-                self._record([swept(key, shard, place) for key in some])
+            try:
+                self._cutter.sweep(self._kept.files(name), sweep_of(shard, place))
+            except FileNotFoundError as error:
+                raise swept_away(name, error) from None
 
     def _record(self, records: Sequence[bytes]) -> None:
         self._cutter.records(Lines.of(records), 0, len(records))

@@ -83,17 +83,17 @@ class CatalogFacts:
     def differences(self, now: CatalogFacts) -> Iterator[str]:
         """The changes to the table since the record, except rewrites, which need a look at its rows."""
         if self.publication != now.publication:
-            yield "its publication was made anew or altered, and may have left changes out"
+            yield "its publication was created again or altered, and may have omitted changes"
         elif self.members and not set(self.members) & set(now.members):
-            yield "it was taken out of the publication and put back, and changes meanwhile were left out"
+            yield "it was removed from the publication and added again, and changes in between were omitted"
         if self.key != now.key:
-            yield "its key was made anew, and rows may have shared one meanwhile"
+            yield "its key was created again, and rows may have shared a key in between"
         names = {number: name for name, number in now.columns.items()}
         for name, number in self.columns.items():
             if names.get(number, name) != name:
                 yield f"column {name!r} was renamed to {names[number]!r}"
             elif now.columns.get(name, number) != number:
-                yield f"column {name!r} was dropped, and another one has its name"
+                yield f"column {name!r} was dropped, and another column has its name"
         for oid, label in self.enums.items():
             if now.enums.get(oid, label) != label:
                 yield f"the label {label!r} of an enum was renamed to {now.enums[oid]!r}"
@@ -141,7 +141,10 @@ def recorded_facts(files: ChangeFiles, table: str, read: TableRead) -> CatalogFa
 
 def reread(table: str) -> str:
     """A hint with the command that reads a table again."""
-    return f"`tidemark source reread PIPELINE {quote(table)}` replaces what its shard has with the rows now"
+    return (
+        f"`tidemark source reread PIPELINE {quote(table)}` replaces the rows of its shard with the"
+        " current ones"
+    )
 
 
 def is_rewritten(db: psycopg.Connection, oid: int, *, since: int) -> bool:
@@ -188,7 +191,7 @@ def written_columns(relation: Relation, shard: ShardConfig, has: Set[str] | None
     names = [column.name for column in relation.columns]
     plain = [column.plain for column in relation.columns]
     if twice := [name for at, name in enumerate(names) if plain[at] in plain[:at]]:
-        fact = f"column {twice[0]!r} would be called {plain_name(twice[0])!r}, like another one"
+        fact = f"column {twice[0]!r} would get the name {plain_name(twice[0])!r}, which another column has"
         raise refused(relation.name, fact, "rename it, or leave it out of the publication's column list")
     dropped = _dropped(names, shard, has)
     written = tuple(at for at, name in enumerate(names) if name not in dropped)
@@ -211,14 +214,14 @@ def _check_columns(
         declared = shard.columns.get(column.plain)
         wanted = declared_for(column.type_oid, column.type_modifier)
         if declared is None and has is not None and column.name not in has:
-            fact = f"column {column.name!r} is not declared, and the table does not have it any more"
+            fact = f"column {column.name!r} is not declared, and the table no longer has it"
             raise refused(relation.name, fact, reread(relation.name))
         if declared is None:
             raise refused(
                 relation.name,
                 f"column {column.name!r} is not declared",
-                f"declare {column.plain} {wanted} in shard {shard.name}, and if the rows that are there got a"
-                " default, `tidemark source reread` the table; with schema: from_source, set"
+                f"declare {column.plain} {wanted} in shard {shard.name}, and if existing rows got a"
+                " default, run `tidemark source reread` for the table; with schema: from_source, set"
                 " on_schema_change: add_columns",
             )
         if not lossless(column.type_oid, column.type_modifier, declared.type):
@@ -234,7 +237,7 @@ def _check_columns(
             raise refused(
                 relation.name,
                 f"the declared column {declared.name!r} is not sent",
-                "it was dropped, or is generated, or is not in the publication's column list: set"
+                "it was dropped, is generated, or is not in the publication's column list: set"
                 f" on_schema_change: missing_as_null for shard {shard.name}",
             )
 
@@ -242,6 +245,6 @@ def _check_columns(
 def _where(shard: ShardConfig) -> str:
     """Where to declare another type. A shard that has rows keeps its types."""
     return (
-        f"in shard {shard.name} if that has no rows yet, else in one of another name, with a higher"
-        " generation of the pipeline, and the table is read into it anew"
+        f"in shard {shard.name} if that has no rows yet; else in a shard with another name and with"
+        " a higher generation of the pipeline, which reads the table again"
     )

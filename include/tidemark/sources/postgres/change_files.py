@@ -10,6 +10,9 @@ files (*fragments*) as they fill, and is a step of its own. It becomes visible a
 
 The files hold rows, so only their owner may read them, and the folder's group if the folder's mode allows it.
 
+A shard's own files, whose keys a truncate or a reread deletes, are captured too: as further names of the same
+files (hard links), so nothing of them is copied or read.
+
 A file's name also has its position in the write-ahead log: change files that of their last commit, snapshots
 and their notes that of the snapshot. A transaction reads commits at or above the position where it begins;
 snapshots that were bound before it have a lower position, or are kept until they do. So one position
@@ -23,10 +26,12 @@ snapshots those that will be.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import re
 import secrets
+import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import suppress
@@ -41,14 +46,15 @@ from tidemark.config.model import Transaction
 from tidemark.core.binding import Step
 from tidemark.core.frontier import Frontier
 from tidemark.ports.source import Unneeded
-from tidemark.sources.files.content import HASH_BYTES
-from tidemark.sources.files.manifest import PARTITION, BoundFile, Manifest, TableRead
+from tidemark.sources.files.content import HASH_BYTES, footer_hash
+from tidemark.sources.files.manifest import PARTITION, BoundFile, Manifest, Sweep, TableRead
 from tidemark.sources.postgres.pgoutput import lsn_text
 from tidemark.sources.postgres.values import Lines
 
 WAL: Final = "wal"
 """The frontier's partition for the bound position in the write-ahead log. Records belong to `files`."""
 FRAGMENT_BYTES: Final = 16 * 1024**2
+_CANT_LINK: Final = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP}
 _LEVEL: Final = 1
 
 
@@ -72,6 +78,34 @@ class ChangeFiles:
             self.write(path, data)
         found = path.stat()
         return BoundFile(seq, path.name, found.st_size, content, found.st_mtime_ns)
+
+    def link(self, path: Path, prefix: str, seq: int, sweep: Sweep) -> BoundFile:
+        """Give a Parquet file of a shard another name here, durable when this returns. It keeps its content
+        when maintenance removes the first name. Raises `FileNotFoundError` if that has happened."""
+        self._make()
+        content = footer_hash(str(path))
+        mine = self.folder / f"{prefix}-{content[:12]}.parquet"
+        with suppress(FileExistsError):
+            try:
+                os.link(path, mine)
+            except OSError as error:
+                if error.errno not in _CANT_LINK:
+                    raise
+                self._copy(path, mine)
+        _sync(self.folder)
+        found = mine.stat()
+        return BoundFile(seq, mine.name, found.st_size, content, found.st_mtime_ns, sweep=sweep)
+
+    def _copy(self, path: Path, mine: Path) -> None:
+        """Copy a file where it can't be linked: it is another user's, or on another disk."""
+        aside = self._aside(b"")
+        try:
+            shutil.copyfile(path, aside)
+            with aside.open("rb") as file:
+                os.fsync(file.fileno())
+            os.link(aside, mine)
+        finally:
+            aside.unlink(missing_ok=True)
 
     def write(self, path: Path, data: bytes) -> None:
         """Write a file atomically if it is absent; durable when this returns."""
@@ -119,22 +153,6 @@ def _sync(folder: Path) -> None:
         os.fsync(opened)
     finally:
         os.close(opened)
-
-
-def put_in_pieces(files: ChangeFiles, prefix: str, lines: Iterable[bytes]) -> tuple[BoundFile, ...]:
-    """Write the lines as files of bounded size."""
-    put: list[BoundFile] = []
-    piece: list[bytes] = []
-    size = 0
-    for line in lines:
-        piece.append(line)
-        size += len(line)
-        if size >= FRAGMENT_BYTES:
-            put.append(files.put(f"{prefix}{len(put):04d}", piece, len(put)))
-            piece, size = [], 0
-    if piece:
-        put.append(files.put(f"{prefix}{len(put):04d}", piece, len(put)))
-    return tuple(put)
 
 
 @dataclass(slots=True)
@@ -194,10 +212,16 @@ class StepCutter:
             self._open.add(lines, first, upto)
             first = upto
             if self._open.size >= FRAGMENT_BYTES:
-                if not self._spilled:
-                    self.close()
-                    self._first = self._last = self._commit
+                self._begin_spilling()
                 self._spill_open()
+
+    def sweep(self, paths: Iterable[Path], sweep: Sweep) -> None:
+        """Add deletions of all keys in these files of a shard to the open source transaction."""
+        self._begin_spilling()
+        self._spill_open()
+        for path in paths:
+            self._bound.append(self._files.link(path, self._prefix, self._seq, sweep))
+            self._seq += 1
 
     def commit(self, end: int, *, alone: bool = False) -> None:
         """End the open source transaction; the WAL is read up to `end`. With `alone` it gets a step of its
@@ -248,6 +272,12 @@ class StepCutter:
         too_many = records_max is not None and self._records + count > records_max
         return not too_many and self._bytes + size <= self._limits.max_bytes
 
+    def _begin_spilling(self) -> None:
+        """Give the open source transaction a step of its own."""
+        if not self._spilled:
+            self.close()
+            self._first = self._last = self._commit
+
     def _spill_open(self) -> None:
         self._records += self._open.count
         self._spilled += 1
@@ -256,16 +286,20 @@ class StepCutter:
     def _put(self, buffer: Buffer) -> None:
         if not buffer.count:
             return
-        prefix = f"{self._first:016x}-{self._last:016x}-{len(self._bound):04d}"
-        self._bound.append(self._files.put(prefix, buffer.taken(), self._seq))
+        self._bound.append(self._files.put(self._prefix, buffer.taken(), self._seq))
         self._seq += 1
+
+    @property
+    def _prefix(self) -> str:
+        """The beginning of the next file's name."""
+        return f"{self._first:016x}-{self._last:016x}-{len(self._bound):04d}"
 
 
 # Removing files that are no longer needed.
 
 TEMPORARY_SECONDS_MAX: Final = 86_400
-_CHANGES = re.compile(r"[0-9a-f]{16}-([0-9a-f]{16})-\d{4,}-[0-9a-f]{12}\.json\.zst\Z")
-_READING = re.compile(r"([0-9a-f]{16})-snapshot-[0-9a-f]{12}-s?\d{4,}-[0-9a-f]{12}\.json\.zst\Z")
+_CHANGES = re.compile(r"[0-9a-f]{16}-([0-9a-f]{16})-\d{4,}-[0-9a-f]{12}\.(?:json\.zst|parquet)\Z")
+_READING = re.compile(r"([0-9a-f]{16})-snapshot-[0-9a-f]{12}-s?\d{4,}-[0-9a-f]{12}\.(?:json\.zst|parquet)\Z")
 _NOTE = re.compile(r"snapshot-[0-9a-f]{12}-([0-9a-f]{16})\.json\Z")
 _CATALOG = re.compile(r"catalog-([0-9a-f]{16})\.json\Z")
 _TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.tmp\Z")

@@ -159,10 +159,10 @@ def _slot(db: psycopg.Connection, source: PostgresSource) -> Iterator[Requiremen
     except InvalidUsage as error:
         yield Requirement("slot", False, error.fact, error.hint)
         return
-    yield Requirement("slot", True, f"{source.slot} stands at {lsn_text(found.confirmed)}")
+    yield Requirement("slot", True, f"{source.slot} is at {lsn_text(found.confirmed)}")
     limit = str(_one(db, "SHOW max_slot_wal_keep_size"))
     bound = "without a limit (max_slot_wal_keep_size)" if limit == "-1" else f"up to {limit}"
-    kept = f"{found.retained_bytes / _MEGABYTE:.1f} MB are kept for the slot, {bound}"
+    kept = f"{found.retained_bytes / _MEGABYTE:.1f} MB of log are retained for the slot, {bound}"
     yield Requirement("log retained", found.wal_status != "unreserved", kept, "run the pipeline at once")
 
 
@@ -171,7 +171,7 @@ def _catalog(known: SlotSource) -> Iterator[Requirement]:
     for flaw in flaws:
         yield Requirement("catalog", False, flaw.fact, flaw.hint)
     if compared and not flaws:
-        yield Requirement("catalog", True, f"nothing was done to {compared} tables that their log lacks")
+        yield Requirement("catalog", True, f"no change of {compared} tables is missing in the database's log")
 
 
 def _tables(db: psycopg.Connection, config: PipelineConfig, source: PostgresSource) -> Iterator[Requirement]:

@@ -35,8 +35,9 @@ statements and idle transactions are off, because a snapshot of a large table ta
 off, the server refuses to read a table whose policies hide rows from this user, instead of omitting the rows
 silently."""
 NOT_UTF8: Final = (
-    "a database whose encoding is SQL_ASCII may hold any bytes: mend the row, then `tidemark source reread`"
-    " its table, which passes over changes that still have them"
+    "a database with encoding SQL_ASCII may hold any bytes: correct the row, then run `tidemark source"
+    " reread`"
+    " for its table, which skips changes that still have such bytes"
 )
 _TRANSACTION_TIMEOUT_FROM: Final = 170_000
 _OPTIONS: Final = ("ssl", "target_session")
@@ -70,9 +71,9 @@ def connect(conn_id: str, *, replication: bool = False) -> psycopg.Connection:
             autocommit=replication,
         )
     except psycopg.OperationalError as error:
-        said = "; ".join(line.strip() for line in str(error).splitlines() if line.strip())
-        fact = f"connection {conn_id!r} was not made: {said}"
-        if any(word in said for word in _REFUSALS):
+        message = "; ".join(line.strip() for line in str(error).splitlines() if line.strip())
+        fact = f"connection {conn_id!r} failed: {message}"
+        if any(word in message for word in _REFUSALS):
             raise InvalidUsage(fact, hint="check its login, password, database and rights") from None
         raise Determinate(fact, hint="check that the server runs and can be reached") from None
     # Each statement must see all commits before it, whatever the server's default isolation level is.
@@ -88,9 +89,9 @@ class SlotInUse(Determinate):
     """Another process holds the slot for longer than the session's lock timeout."""
 
     @classmethod
-    def told(cls, error: psycopg.Error) -> SlotInUse:
-        hint = "another process works with the slot; try again when it is done"
-        return cls(f"the slot is in use: {_said(error)}", hint=hint)
+    def of(cls, error: psycopg.Error) -> SlotInUse:
+        hint = "another process uses the slot; try again when it is done"
+        return cls(f"the slot is in use: {_message(error)}", hint=hint)
 
 
 @contextmanager
@@ -102,20 +103,22 @@ def translated_errors() -> Iterator[None]:
         raise
     except errors.InsufficientPrivilege as error:
         hint = "`tidemark source check` names the rights that are missing"
-        raise InvalidUsage(f"the database refuses: {_said(error)}", hint=hint) from None
+        raise InvalidUsage(f"the database refused: {_message(error)}", hint=hint) from None
     except errors.ObjectInUse as error:
-        raise SlotInUse.told(error) from None
+        raise SlotInUse.of(error) from None
     except errors.LockNotAvailable as error:
         hint = (
             "wait for them, or end them: SELECT relation::regclass, pid, query FROM pg_locks JOIN"
             " pg_stat_activity USING (pid) WHERE mode = 'AccessExclusiveLock'; then run again"
         )
-        raise Determinate(f"a table is locked by others: {_said(error)}", hint=hint) from None
+        raise Determinate(f"a table is locked by others: {_message(error)}", hint=hint) from None
     except (errors.CharacterNotInRepertoire, errors.UntranslatableCharacter) as error:
-        raise InvalidUsage(f"a text is not UTF-8: {_said(error)}", hint=NOT_UTF8) from None
+        raise InvalidUsage(f"a text is not UTF-8: {_message(error)}", hint=NOT_UTF8) from None
     except psycopg.Error as error:
-        raise Determinate(f"the database failed: {_said(error)}", hint="look at its log; retry") from None
+        raise Determinate(
+            f"the database failed: {_message(error)}", hint="check the server's log, then retry"
+        ) from None
 
 
-def _said(error: psycopg.Error) -> str:
+def _message(error: psycopg.Error) -> str:
     return error.diag.message_primary or type(error).__name__

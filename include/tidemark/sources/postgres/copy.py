@@ -119,7 +119,7 @@ def copied(table: Table, block: bytes, place: bytes) -> Lines:
     columns = len(table.relation.columns)
     ends = np.flatnonzero((data == _TAB) | (data == _END))
     if len(ends) % columns or (data[ends[columns - 1 :: columns]] != _END).any():
-        raise InvariantViolation(f"a copy of {table.relation.name} has not {columns} values in each row")
+        raise InvariantViolation(f"a copy of {table.relation.name} has rows without {columns} values")
     starts = np.concatenate([np.zeros(1, np.int64), ends[:-1] + 1]).reshape(-1, columns)
     sizes = ends.reshape(starts.shape) - starts
     is_null = sizes == 2
@@ -174,7 +174,7 @@ def _locked(tables: Tables, published: Mapping[str, PublishedTable]) -> Tables:
     before the rows are read."""
     for name, (before, _) in tables.items():
         if name not in published or not published[name].is_same_but_for_files(before):
-            raise Determinate(f"table {name} was changed when it was about to be read", hint="run again")
+            raise Determinate(f"table {name} changed while its reading began", hint="run again")
     return {name: (published[name], shard) for name, (_, shard) in tables.items()}
 
 
@@ -186,13 +186,13 @@ def _exported(db: psycopg.Connection, table: str) -> tuple[int, str]:
         made = db.execute(f"CREATE_REPLICATION_SLOT {slot} TEMPORARY LOGICAL pgoutput (SNAPSHOT 'export')")
     except errors.LockNotAvailable:
         raise Determinate(
-            f"the first reading of table {table} waits for transactions that are open since long",
+            f"the first reading of table {table} waits for long-running transactions",
             hint="end them: SELECT pid, xact_start, query FROM pg_stat_activity WHERE backend_xid IS NOT NULL"
             " ORDER BY xact_start; then run again",
         ) from None
     row = made.fetchone()
     if row is None:
-        raise InvariantViolation(f"the server made the slot {slot!r} and did not say where it stands")
+        raise InvariantViolation(f"the server made the slot {slot!r} and did not report its position")
     return parsed_lsn(row[1]), str(row[2])
 
 
@@ -246,16 +246,16 @@ class Progress:
     pages: int
     started: float
     pages_done: int = 0
-    told_at: float = 0.0
+    reported_at: float = 0.0
     lock: Lock = field(default_factory=Lock)
 
     def done(self, pages: int, *, now: float) -> str:
         """Add pages that were read. Returns a message every few seconds, and otherwise an empty text."""
         with self.lock:
             self.pages_done += pages
-            if now - max(self.told_at, self.started) < REPORT_EVERY_SECONDS:
+            if now - max(self.reported_at, self.started) < REPORT_EVERY_SECONDS:
                 return ""
-            self.told_at = now
+            self.reported_at = now
             share = self.pages_done / max(self.pages, 1)
         left = (now - self.started) * (1 - share) / share if share else 0.0
         return f"first rows of {self.tables} tables: {share:.0%} read, about {left:.0f} s left"
@@ -329,9 +329,9 @@ def read_range(
                     spill()
     if buffer.count:
         spill()
-    said = progress.done(pages.count, now=time.monotonic())
-    if said:
-        logger.info(said)
+    line = progress.done(pages.count, now=time.monotonic())
+    if line:
+        logger.info(line)
     return put
 
 

@@ -102,13 +102,13 @@ class Reader:
     def flags(self, known: int) -> int:
         found = self._take(1)[0]
         if found & ~known:
-            raise self._broken(f"flags {found} are not known")
+            raise self._broken(f"flags {found} are unknown")
         return found
 
     def text(self) -> str:
         end = self._data.find(b"\0", self._at)
         if end < 0:
-            raise self._broken("a text has no end")
+            raise self._broken("a text is not terminated")
         raw = self._take(end - self._at + 1)[:-1]
         return self._decoded(raw)
 
@@ -409,6 +409,6 @@ class Messages:
 
 def _unreadable(kind: str) -> InvalidUsage:
     return InvalidUsage(
-        f"a replication message of kind {kind!r} can't be read: it is cut, or has bytes left over",
+        f"a replication message of kind {kind!r} can't be read: it is incomplete, or has bytes left over",
         hint="nothing of it was captured; check that the slot's plugin is pgoutput, and its version",
     )

@@ -28,22 +28,19 @@ Restriction: a source transaction's rows of tables with a deferrable key are hel
 
 from __future__ import annotations
 
-import base64
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
-from datetime import date, datetime
-from decimal import Decimal
 from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
 import pyarrow.compute as pc
 
-from tidemark.config.schema import Column
 from tidemark.config.shard import ShardConfig
-from tidemark.core.errors import InvalidUsage
+from tidemark.core.errors import Determinate, InvalidUsage
+from tidemark.sources.files.manifest import Sweep
 from tidemark.sources.postgres.catalog import refused, reread, written_columns
 from tidemark.sources.postgres.pgoutput import (
     BINARY,
@@ -125,7 +122,7 @@ def _record(table: str, key: bytes, found: _Key) -> bytes:
 
 def not_apart(table: str) -> InvalidUsage:
     """The error for rows that share a key if it is unknown which of them is gone."""
-    fact = f"table {table}: its key is deferrable, and a transaction's rows can't be told apart"
+    fact = f"table {table}: its key is deferrable, so a transaction's rows can't be told apart"
     return InvalidUsage(fact, hint=reread(table))
 
 
@@ -133,8 +130,8 @@ def not_apart(table: str) -> InvalidUsage:
 
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False)
 _FULL_THEN_REREAD: Final = (
-    "ALTER TABLE {} REPLICA IDENTITY FULL, and each of its partitions; then `tidemark source reread` it:"
-    " that passes over this change"
+    "ALTER TABLE {} REPLICA IDENTITY FULL, also for each of its partitions; then run `tidemark source"
+    " reread`, which skips this change"
 )
 
 
@@ -165,8 +162,8 @@ class Table:
             have = ", ".join(sorted(identity)) or "none"
             raise refused(
                 relation.name,
-                f"the key is ({', '.join(shard.keys)}), and its rows are identified by ({have})",
-                f"declare the table's own key, or: ALTER TABLE {relation.name} REPLICA IDENTITY FULL",
+                f"the key is ({', '.join(shard.keys)}), but its rows are identified by ({have})",
+                f"declare the table's own key, or ALTER TABLE {relation.name} REPLICA IDENTITY FULL",
             )
         keys = tuple(sorted(names.index(key) for key in shard.keys))
         there = RowWriter([relation.columns[at] for at in written], '{"op":"c","after":{', "},")
@@ -276,7 +273,7 @@ class Table:
         row, at = (int(each[0]) for each in np.nonzero(wrong))
         name = self.relation.name
         if spans.kinds[row, at] == BINARY:
-            raise Broken(row, refused(name, "a value came in binary form", "ask the slot for text"))
+            raise Broken(row, refused(name, "a value was sent in binary form", "read the slot as text"))
         column = self.relation.columns[at if columns is None else columns[at]].name
         error = refused(
             name,
@@ -290,7 +287,7 @@ class Table:
         if (keys.kinds == NULL).any():
             row, at = (int(each[0]) for each in np.nonzero(keys.kinds == NULL))
             column = self.relation.columns[self.keys[at]].name
-            fact = f"a row that is gone came without its key column {column!r}"
+            fact = f"a deleted row was sent without its key column {column!r}"
             raise Broken(row, refused(self.relation.name, fact, _FULL_THEN_REREAD.format(self.relation.name)))
 
 
@@ -328,26 +325,14 @@ def _origin(schema: str, table: str) -> bytes:
     return f'"source":{_text({"schema": spelled(schema), "table": spelled(table)})[:-1]}'.encode()
 
 
-def swept(key: Mapping[str, Any], shard: ShardConfig, place: bytes) -> bytes:
-    """The record that deletes a key of a shard, whether or not the shard has it."""
-    before = {name: _plain(value, shard.columns.get(name)) for name, value in key.items()}
-    return f'{{"op":"d","before":{_text(before)},"after":null,'.encode() + place
+def sweep_of(shard: ShardConfig, place: bytes) -> Sweep:
+    """The deletion of a key of a shard, whether or not the shard has it."""
+    return Sweep(shard.name, f',"after":null,{place.decode().rstrip()}')
 
 
-def _plain(value: Any, column: Column | None) -> Any:
-    """A key's value from a shard's file, as JSON that its declared type reads back."""
-    match value:
-        case datetime():
-            zone = "Z" if column is not None and column.type.name == "TIMESTAMP" else ""
-            return value.replace(tzinfo=None).isoformat() + zone
-        case date():
-            return value.isoformat()
-        case bytes():
-            return base64.b64encode(value).decode()
-        case Decimal():
-            return str(value)
-        case _:
-            return value
+def swept_away(shard: str, error: FileNotFoundError) -> Determinate:
+    """The error for files that maintenance has removed since they were listed."""
+    return Determinate(f"files of shard {shard} are gone since they were listed: {error}", hint="run again")
 
 
 def truncated(place: bytes) -> bytes:

@@ -62,7 +62,7 @@ def create_sql(slot: str) -> str:
 def restart_hint(slot: str) -> str:
     """The remedy if changes are lost permanently."""
     return (
-        f"changes are lost: {create_sql(slot)}, and begin a new pipeline with it, which reads the tables anew"
+        f"changes are lost: {create_sql(slot)}, and use it with a new pipeline, which reads the tables again"
     )
 
 
@@ -72,7 +72,7 @@ def lock(db: psycopg.Connection, slot: str) -> None:
     try:
         db.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"tidemark slot {slot}",))
     except errors.LockNotAvailable as error:
-        raise SlotInUse.told(error) from None
+        raise SlotInUse.of(error) from None
 
 
 def find_slot(db: psycopg.Connection, slot: str) -> SlotState | None:
@@ -123,13 +123,14 @@ def check_continues(found: SlotState, *, bound: int, acknowledged: int) -> None:
         raise SlotLost(
             f"the database's log ends at {lsn_text(found.log_end)}, and changes are bound up to"
             f" {lsn_text(bound)}",
-            hint=f"this is another or an older database; if it is the right one, {restart_hint(found.name)}",
+            hint="this is another database or an older copy; if it is the right one,"
+            f" {restart_hint(found.name)}",
         )
     known = max(bound, acknowledged)
     if found.confirmed > known:
         raise SlotLost(
-            f"replication slot {found.name!r} stands at {lsn_text(found.confirmed)}, and only"
-            f" {lsn_text(known)} was acknowledged: it was made anew, or advanced by somebody else",
+            f"replication slot {found.name!r} is at {lsn_text(found.confirmed)}, but only"
+            f" {lsn_text(known)} was acknowledged: it was created again, or advanced by another process",
             hint=restart_hint(found.name),
         )
 
@@ -197,5 +198,5 @@ def mark(db: psycopg.Connection) -> int:
         db.execute("SET LOCAL synchronous_commit = on")
         row = db.execute("SELECT pg_logical_emit_message(true, 'tidemark', '')::text").fetchone()
     if row is None:
-        raise InvariantViolation("the server did not say where it wrote the mark")
+        raise InvariantViolation("the server did not report the position of its message")
     return parsed_lsn(row[0])

@@ -41,7 +41,7 @@ from tidemark.core.ids import TXN_FIRST, ShardId, Txn
 from tidemark.core.replay import Replayable
 from tidemark.ports.control import Ledger
 from tidemark.ports.source import ShardKeysPort, SourceReport, Unneeded, Waiting
-from tidemark.sources.files.content import read_content
+from tidemark.sources.files.content import footer_hash, read_content
 from tidemark.sources.files.listing import Found, find_change, listed
 from tidemark.sources.files.manifest import PARTITION, Manifest, TableRead
 from tidemark.sources.postgres import slot as slots
@@ -52,19 +52,19 @@ from tidemark.sources.postgres.capture import (
     known_readings,
     wanted_tables,
     while_paused,
+    with_its_settings,
 )
 from tidemark.sources.postgres.change_files import (
     WAL,
     ChangeFiles,
     let_go,
     let_go_unbound,
-    put_in_pieces,
     unneeded,
 )
 from tidemark.sources.postgres.connection import SlotInUse, connect, translated_errors
 from tidemark.sources.postgres.copy import Tables, read_tables
 from tidemark.sources.postgres.pgoutput import lsn_text
-from tidemark.sources.postgres.records import place_of, swept
+from tidemark.sources.postgres.records import place_of, sweep_of, swept_away
 from tidemark.sources.postgres.slot_advance import SlotAdvance, SlotContents, acknowledged, last_bound
 from tidemark.sources.postgres.snapshot import (
     Snapshot,
@@ -100,11 +100,12 @@ class Looks:
     def waiting(self, last: Binding | None) -> Waiting:
         """The first source transaction that is not bound; `trouble` if that can't be determined quickly."""
         if last is None:
-            return _untold("nothing is bound yet: the first rows of its tables wait")
+            return _untold("nothing is bound yet: the first snapshot of its tables waits")
         try:
-            wanted = wanted_tables(self.config, self.files, known_readings(self.config, last))
+            known = known_readings(self.config, with_its_settings(self.bindings, last))
+            wanted = wanted_tables(self.config, self.files, known)
             if wanted:
-                return _untold(f"tables wait to be read: {', '.join(wanted)}")
+                return _untold(f"tables wait for a snapshot: {', '.join(wanted)}")
             with translated_errors(), closing(connect(self.source.postgres_conn_id)) as db:
                 found = self._into_slot(db, bound=last.upper[WAL])
         except TidemarkError as error:
@@ -113,7 +114,8 @@ class Looks:
             return Waiting(1, oldest_seconds=found.first.committed_seconds, unit=_AT_LEAST)
         if not found.is_all:
             return _untold(
-                f"the first {LOOK_CHANGES_MAX:,} changes in the slot are bound, or of other tables"
+                f"the first {LOOK_CHANGES_MAX:,} changes in the slot are bound already, or belong to"
+                " other tables"
             )
         return Waiting(unit=_AT_LEAST)
 
@@ -126,13 +128,13 @@ class Looks:
             return looks.look(db, bound=bound, changes_most=LOOK_CHANGES_MAX)
         except psycopg.errors.QueryCanceled:
             fact = f"slot {slot.name!r} could not be looked into in {LOOK_SECONDS_MAX} s"
-            hint = "a run works with it, or its first transaction is large; look again when the run is done"
+            hint = "a run uses it, or its first transaction is large; try again when the run is done"
             raise Determinate(fact, hint=hint) from None
 
     def changed_tables(self) -> tuple[int, list[InvalidUsage]]:
         """The number of tables compared with their catalog records, and an error for each difference."""
         last = last_bound(self.bindings)
-        known = known_readings(self.config, last)
+        known = known_readings(self.config, with_its_settings(self.bindings, last))
         wanted = wanted_tables(self.config, self.files, known)
         if last is None or not known.keys() - wanted.keys():
             return 0, []
@@ -170,7 +172,7 @@ class SlotSource:
         """Snapshots of the tables that need one, then the changes above the last binding. Returns nothing if
         a table is to be read into a shard whose bound transactions are not all in its log: this run completes
         them, and the next one reads the table."""
-        known = known_readings(self._config, last)
+        known = known_readings(self._config, with_its_settings(self._bindings, last))
         wanted = wanted_tables(self._config, self.files, known)
         changed = bool(wanted) or (last is not None and known.keys() != _snapshots(last).keys())
         with translated_errors(), closing(self.connect()) as db:
@@ -193,10 +195,10 @@ class SlotSource:
                 again = self._again(tables)
                 for shard in sorted(again):
                     if self._kept.is_paused(shard):
-                        raise while_paused("a table can't be read anew", shard)
+                        raise while_paused("a table can't be read again", shard)
                 if not all(self._kept.is_settled(shard) for shard in again):
                     logger.info(
-                        "tables are read anew once everything that is bound is done: %s", sorted(again)
+                        "tables are read again once all bound transactions are complete: %s", sorted(again)
                     )
                     return []
                 lsn_min = max(found.confirmed, lower[WAL])
@@ -218,11 +220,12 @@ class SlotSource:
             steps = [Step(upper, Manifest("json", (), known).to_json())]
         return steps
 
-    def nothing_after(self, last: Binding | None) -> Step:
-        """No change and no reading: the slot may have let go of what a lost binding had, so every table is
-        read anew after it."""
+    def nothing_after(self, last: Binding | None, *, lost: bool) -> Step:
+        """No change. After a lost binding every table is read anew: the slot may have let go of what it
+        had."""
         upper = last.upper if last is not None else _start(0)
-        return Step(upper, Manifest("json", ()).to_json())
+        known = {} if lost or last is None else dict(_snapshots(last))
+        return Step(upper, Manifest("json", (), known).to_json())
 
     def _require_bound(self, found: slots.SlotState, last: Binding, tables: Sequence[str]) -> None:
         """`SlotLost` where the slot has let go of changes of these tables that were captured, and that no
@@ -231,9 +234,9 @@ class SlotSource:
         unbound = let_go_unbound(self.files, bound=bound, confirmed=found.confirmed)
         if tables and unbound:
             raise slots.SlotLost(
-                f"replication slot {found.name!r} stands at {lsn_text(found.confirmed)}, and only"
+                f"replication slot {found.name!r} is at {lsn_text(found.confirmed)}, but only"
                 f" {lsn_text(bound)} is bound: captured changes ({unbound[0]} first) are in no binding, so"
-                " the warehouse was put back from a copy",
+                " the warehouse was restored from a copy",
                 hint="`tidemark recover PIPELINE --restored --yes`, and for each of these tables `tidemark"
                 f" source reread PIPELINE TABLE`: {', '.join(tables)}",
             )
@@ -252,7 +255,10 @@ class SlotSource:
         folder = os.fspath(self.files.folder)
 
         def hash_of(file: Found) -> str:
-            return read_content(f"{folder}/{file.name}", file_format="json", count_records=False).hash
+            path = f"{folder}/{file.name}"
+            if file.name.endswith(".parquet"):
+                return footer_hash(path)
+            return read_content(path, file_format="json", count_records=False).hash
 
         files = Manifest.from_json(binding.manifest).files
         changes = (find_change(folder, file, hash_of) for file in files)
@@ -388,9 +394,13 @@ class SlotSource:
     def _swept(self, snapshot: Snapshot, published: PublishedTable, shard: ShardConfig) -> Snapshot:
         """The snapshot, preceded by a deletion of every key that the shard may have."""
         place = place_of(published.relation, lsn=snapshot.read.lsn, xid=0)
-        lines = (swept(key, shard, place) for key in self._kept.keys(ShardId(shard.name), shard.keys))
         prefix = f"{snapshot.read.lsn:016x}-{reading_prefix(published.name, shard)}-s"
-        return replace(snapshot, sweep=put_in_pieces(self.files, prefix, lines))
+        paths, sweep = self._kept.files(ShardId(shard.name)), sweep_of(shard, place)
+        try:
+            files = [self.files.link(path, f"{prefix}{at:04d}", at, sweep) for at, path in enumerate(paths)]
+        except FileNotFoundError as error:
+            raise swept_away(shard.name, error) from None
+        return replace(snapshot, sweep=tuple(files))
 
 
 def _snapshots(binding: Binding) -> Mapping[str, TableRead]:

@@ -216,9 +216,9 @@ def publish_flaw(db: psycopg.Connection, publication: str) -> InvalidUsage | Non
         return None
     name = sql.Identifier(publication).as_string(db)
     return InvalidUsage(
-        f"publication {publication!r} leaves changes out: {', '.join(left_out)}",
+        f"publication {publication!r} does not publish {', '.join(left_out)}",
         hint=f"ALTER PUBLICATION {name} SET (publish = '{', '.join(_OPTIONS)}'); tables that were read before"
-        " that have to be read anew",
+        " that have to be read again",
     )
 
 
@@ -231,7 +231,7 @@ def not_published(table: str, publication: str) -> InvalidUsage:
     return InvalidUsage(
         f"table {table} is not in publication {publication!r}, or does not exist, or is UNLOGGED",
         hint=f"ALTER PUBLICATION {publication} ADD TABLE {table}, or ALTER TABLE {table} SET LOGGED and read"
-        " it anew, or take it out of the pipeline",
+        " it again, or remove it from the pipeline",
     )
 
 
@@ -248,16 +248,16 @@ def identity_flaws(
         if set(shard.keys) != set(table.key):
             have = ", ".join(table.key) or "none"
             yield InvalidUsage(
-                f"table {name}: the key is ({', '.join(shard.keys)}), and the table's own is ({have})",
-                hint=f"declare keys: [{', '.join(table.key)}] in shard {shard.name}, or give the table that"
-                " primary key",
+                f"table {name}: the key is ({', '.join(shard.keys)}), but the table's own key is ({have})",
+                hint=f"declare keys: [{', '.join(table.key)}] in shard {shard.name}, or change the primary"
+                " key of the table",
             )
         big = [column for column in table.big if column not in shard.keys]
         if big and (lacking := [one for one in table.stored if one.identity != "f"]):
-            fact = f"an update does not send {', '.join(big)} when the value is big and unchanged"
+            fact = f"an update does not send {', '.join(big)} when a large value is unchanged"
             yield InvalidUsage(f"table {name}: {fact}", hint=_to_full(lacking))
         elif lacking := [one for one in table.stored if not one.sends(table.key)]:
-            fact = f"rows that are gone come without the key ({', '.join(table.key)})"
+            fact = f"deleted rows are sent without the key ({', '.join(table.key)})"
             yield InvalidUsage(f"table {name}: {fact}", hint=_to_full(lacking))
 
 
@@ -287,7 +287,7 @@ def raise_all(flaws: Iterable[InvalidUsage]) -> None:
             "; ".join(f"({number}) {text}" for number, text in enumerate(texts, 1))
             for texts in ([flaw.fact for flaw in found], [flaw.hint for flaw in found])
         )
-        raise InvalidUsage(f"{len(found)} things are wrong: {facts}", hint=hints)
+        raise InvalidUsage(f"{len(found)} problems: {facts}", hint=hints)
 
 
 # Discovery.
@@ -345,7 +345,7 @@ def _shape_now(
         return shape_of(table)
     if recorded.table != table.name:
         raise InvalidUsage(
-            f"tables {recorded.table} and {table.name} would both go to shard {shard}",
+            f"tables {recorded.table} and {table.name} both map to shard {shard}",
             hint="give one of them another name under tables.overrides",
         )
     if config.table_settings(table.name).get("on_schema_change") == "add_columns":
@@ -355,7 +355,7 @@ def _shape_now(
 
 def left_out(table: PublishedTable) -> str:
     """A message about the generated columns of a table, which are not captured."""
-    return f"table {table.name}: generated columns are not sent, and left out: {', '.join(table.generated)}"
+    return f"table {table.name}: generated columns are not sent: {', '.join(table.generated)}"
 
 
 def shape_of(table: PublishedTable) -> TableShape:
@@ -364,7 +364,7 @@ def shape_of(table: PublishedTable) -> TableShape:
     if not table.key:
         raise InvalidUsage(
             f"table {table.name} has no primary key",
-            hint=f"ALTER TABLE {table.name} ADD PRIMARY KEY …, or name it under tables.exclude",
+            hint=f"ALTER TABLE {table.name} ADD PRIMARY KEY …, or list it under tables.exclude",
         )
     lines = [
         f"`{column.plain}` {declared_for(column.type_oid, column.type_modifier)}"
@@ -376,6 +376,6 @@ def shape_of(table: PublishedTable) -> TableShape:
     except InvalidUsage as error:
         raise InvalidUsage(
             f"table {table.name}: {error.fact}",
-            hint="leave the column out of the publication's column list, or name the table under"
+            hint="leave the column out of the publication's column list, or list the table under"
             " tables.exclude",
         ) from None

@@ -182,7 +182,7 @@ def _list(text: str, element: int) -> list[Any]:
     """An array parsed from PostgreSQL's text, `{1,NULL,"a b"}`, with any number of dimensions."""
     found, end = _elements(text, 0, element)
     if end != len(text):
-        raise InvalidUsage(f"{text[:60]!r} is not an array", hint="report it, with the column's type")
+        raise InvalidUsage(f"{text[:60]!r} is not an array", hint="report this with the column's type")
     return found
 
 

@@ -77,8 +77,8 @@ export function showActions(section, dagId, wanted, done) {
   const kept = new Map([...section.querySelectorAll(".action")].map((one) => [one.dataset.key, one]));
   const keys = new Set(wanted.map((one) => one.key));
   for (const [key, one] of kept) if (!keys.has(key) && !one.dataset.open && !one.querySelector("[role=status]").textContent) one.remove();
-  if (wanted.length && !section.querySelector("h2")) section.prepend(el("h2", {}, "Actions"));
-  for (const one of wanted) if (!kept.has(one.key)) section.append(made(dagId, one, done));
+  if (wanted.length && !section.querySelector("h2")) section.append(el("h2", {}, "Actions"), el("div", { class: "actions" }));
+  for (const one of wanted) if (!kept.has(one.key)) section.querySelector(".actions").append(made(dagId, one, done));
 }
 
 export function actionsOfPipeline(status) {

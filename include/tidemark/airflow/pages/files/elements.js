@@ -1,5 +1,7 @@
 // Helpers that make elements. All content is set as text, never as markup.
 
+const MARKS_MAX = 8;
+
 export function el(name, attributes = {}, ...children) {
   const made = document.createElement(name);
   for (const [key, value] of Object.entries(attributes)) if (value) made.setAttribute(key, value);
@@ -22,11 +24,23 @@ export function table(label, columns, rows, empty) {
 }
 
 export function facts(pairs) {
-  return el("dl", { class: "facts" }, pairs.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
+  const known = pairs.filter(([, value]) => value !== "" && value !== null);
+  return el("dl", { class: "facts" }, known.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
 }
+
+// Text with commands in backticks, which become code.
+export const prose = (text) => String(text).split("`").map((part, index) => (index % 2 ? el("code", {}, part) : part));
 
 export const marked = (text, kind) => el("span", { class: kind }, text);
 export const count = (number) => (number === null || number === undefined ? "" : Number(number).toLocaleString("en"));
+export function bytes(number) {
+  if (number === null || number === undefined) return "";
+  const units = ["bytes", "KiB", "MiB", "GiB", "TiB"];
+  let size = number, place = 0;
+  while (size >= 1024 && place < units.length - 1) [size, place] = [size / 1024, place + 1];
+  return place ? `${size.toFixed(1)} ${units[place]}` : `${count(size)} ${size === 1 ? "byte" : "bytes"}`;
+}
+
 export const moment = (text) => (text ? text.replace("T", " ").replace(/(\.\d+)?Z$/, " UTC") : "");
 
 export function span(seconds) {
@@ -42,3 +56,13 @@ export function span(seconds) {
 
 export const age = (text) => (text ? span((Date.now() - Date.parse(text)) / 1000) : "");
 export const verdict = (word) => (word ? marked(word, word === "identical" ? "good" : "bad") : "");
+
+// All verdicts of a transaction, the oldest first: a mark for each, a ring for a replay, and the last word.
+export function verdicts(found) {
+  if (!found.length) return "";
+  const last = found[found.length - 1];
+  const said = found.map((one) => `${one.verdict}${one.replayed ? " (replay)" : ""}`).join(", ");
+  const marks = found.slice(-MARKS_MAX).map((one) => marked(one.verdict !== "identical" ? "✕" : one.replayed ? "○" : "●", one.verdict === "identical" ? "good" : "bad"));
+  const row = el("span", { class: "marks", role: "img", "aria-label": said, title: said }, found.length > MARKS_MAX ? "…" : "", ...marks);
+  return el("span", { class: "verdicts" }, row, verdict(last.verdict));
+}

@@ -1,7 +1,7 @@
 // Charts: the frontiers of a pipeline, to scale, in transactions; and small charts of its newest transactions.
 
 const SVG = "http://www.w3.org/2000/svg";
-const WIDTH = 1200, LABEL = 190, VALUE = 70, ROW = 22, AXIS = 24;
+const WIDTH = 1200, LABEL = 190, VALUE = 70, ROW = 22, AXIS = 24, MORE = 130;
 
 function drawn(name, attributes, text) {
   const made = document.createElementNS(SVG, name);
@@ -12,7 +12,9 @@ function drawn(name, attributes, text) {
 
 // The frontiers to draw: name, transaction and kind of each.
 export function rowsOf(status) {
+  const waits = status.waiting.known && status.waiting.pieces > 0;
   const rows = [
+    ...(waits ? [{ name: "source", at: status.bound, kind: "bar", more: `${status.waiting.pieces.toLocaleString("en")} waiting` }] : []),
     { name: "bound", at: status.bound, kind: "bar" },
     { name: "sealed", at: status.sealed, kind: "bar" },
     { name: "checkpoint", at: status.checkpoint, kind: "bar" },
@@ -38,8 +40,9 @@ export function axisOf(rows, bound) {
 export function frontiers(status) {
   const rows = rowsOf(status), axis = axisOf(rows, status.bound);
   const height = rows.length * ROW + AXIS, room = WIDTH - LABEL - VALUE;
-  const x = (at) => LABEL + (room * (Math.max(at, axis.from) - axis.from)) / (axis.to - axis.from);
-  const said = rows.map((row) => `${row.name} ${row.at}`).join(", ");
+  const scaled = rows.some((row) => row.more) ? room - MORE : room;
+  const x = (at) => LABEL + (scaled * (Math.max(at, axis.from) - axis.from)) / (axis.to - axis.from);
+  const said = rows.map((row) => `${row.name} ${row.at}${row.more ? ` and ${row.more}` : ""}`).join(", ");
   const picture = drawn("svg", { viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": `Frontiers: ${said}` });
   rows.forEach((row, index) => {
     const y = index * ROW;
@@ -47,7 +50,12 @@ export function frontiers(status) {
       drawn("rect", { class: "back", x: LABEL, y: y + 3, width: room, height: ROW - 6 }),
       drawn("rect", { class: row.kind, x: LABEL, y: y + 3, width: Math.max(0, x(row.at) - LABEL), height: ROW - 6 }),
       drawn("text", { x: 0, y: y + 15 }, row.name.length > 28 ? `${row.name.slice(0, 27)}…` : row.name),
-      drawn("text", { x: LABEL + room + 8, y: y + 15 }, String(row.at)),
+      drawn("text", { x: LABEL + room + 8, y: y + 15 }, row.more ? "" : String(row.at)),
+    );
+    // Input that is not bound has no number yet: it is drawn after the axis, not to scale.
+    if (row.more) picture.append(
+      drawn("rect", { class: "more", x: x(row.at) + 2, y: y + 4, width: MORE - 4, height: ROW - 8 }),
+      drawn("text", { class: "axis", x: x(row.at) + 8, y: y + 15 }, row.more),
     );
   });
   const ticks = [axis.from, Math.round((axis.from + axis.to) / 2), axis.to];
@@ -75,17 +83,43 @@ export function sparkline(label, values, marked = () => false) {
   return picture;
 }
 
+export const STEPS = { ingest: "bar", validate: "state", upsert: "log" };
+
+const MOMENTS = { staged: "bar", judged: "state", sealed: "log" };
+
+// The colour of a step, before its name.
+export function swatch(step) {
+  const made = document.createElement("i");
+  made.className = MOMENTS[step] ?? "none";
+  return made;
+}
+
+// The steps of a transaction in a row of a table: a bar as long as its duration is of `most` seconds.
+export function stepsMark(steps, most) {
+  const timed = Object.keys(STEPS).filter((name) => steps[name] !== undefined);
+  if (!timed.length || !most) return "";
+  const label = timed.map((name) => `${name} ${steps[name].toFixed(1)} s`).join(", ");
+  const picture = drawn("svg", { class: "mark", viewBox: "0 0 100 6", preserveAspectRatio: "none", role: "img", "aria-label": label });
+  picture.append(drawn("title", {}, label), drawn("rect", { class: "back", x: 0, y: 0, width: 100, height: 6 }));
+  let x = 0;
+  for (const name of timed) {
+    const width = (100 * steps[name]) / most;
+    picture.append(drawn("rect", { class: STEPS[name], x, y: 0, width, height: 6 }));
+    x += width;
+  }
+  return picture;
+}
+
 // Consecutive steps, each as wide as its duration.
 export function stepsBar(steps) {
   const timed = steps.filter((one) => one.seconds !== null && !one.step.startsWith("in the log"));
   const total = timed.reduce((sum, one) => sum + one.seconds, 0);
   if (!total) return "";
   const picture = drawn("svg", { class: "steps", viewBox: "0 0 1200 18", role: "img", "aria-label": timed.map((one) => `${one.step} ${one.seconds.toFixed(1)} s`).join(", ") });
-  const kinds = { staged: "bar", judged: "state", sealed: "log" };
   let x = 0;
   for (const one of timed) {
     const width = (1200 * one.seconds) / total;
-    const part = drawn("rect", { class: kinds[one.step] ?? "bar", x, y: 0, width, height: 18 });
+    const part = drawn("rect", { class: MOMENTS[one.step] ?? "bar", x, y: 0, width, height: 18 });
     part.append(drawn("title", {}, `${one.step}: ${one.seconds.toFixed(1)} s`));
     picture.append(part);
     x += width;

@@ -1,0 +1,181 @@
+"""The operators of the `replace` DAG: plan a new generation, let it catch up, compare, ask, promote.
+
+The pipeline's own DAG keeps its schedule meanwhile. Each task can be repeated: a candidate that is there
+already goes on, and a promotion that has happened is found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseOperator
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+
+from tidemark.airflow.display import of_task
+from tidemark.airflow.operators import ANSWER_WITHIN, answer_in, wait
+from tidemark.airflow.replay import chosen_file
+from tidemark.airflow.steps import SparkStepOperator, end_with_reason, failure, provide_connection
+from tidemark.app.job import Order
+from tidemark.core.errors import TidemarkError
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from tidemark.app.reports import Report
+
+PROMOTE, ABORT, LEAVE = "Promote", "Abort", "Leave it"
+
+
+class ReplacePlanOperator(BaseOperator):
+    """Show what the pipeline file would change as a new generation; fail if it can't be started.
+
+    :param pipeline_files: pipeline names and their files
+    """
+
+    template_fields: Sequence[str] = ("environment",)
+    ui_color = "#eef4e2"
+
+    def __init__(
+        self, *, pipeline_files: Mapping[str, str], environment: str | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(**of_task("plan_generation", kwargs))
+        self.pipeline_files = dict(pipeline_files)
+        self.environment = environment
+        end_with_reason(self)
+
+    def execute(self, context: Context) -> Any:
+        from tidemark.app import generation, tasks
+
+        params = context["params"]
+        try:
+            file = chosen_file(self.pipeline_files, params["pipeline"])
+            provide_connection(file, self.environment)
+            deployment = tasks.open_pipeline(file, self.environment)
+            if generation.Generations(deployment).candidate is not None:
+                self.log.info("there is a candidate already: it goes on")
+                return {"started": True}
+            found = generation.plan(deployment, from_now=params["from_now"])
+        except TidemarkError as error:
+            raise failure(error) from error
+        for one in found.settings:
+            self.log.info("setting %s: %s now, %s then", one.name, one.before, one.after)
+        for shard, what in found.shards.items():
+            self.log.info("shard %s: %s", shard, what)
+        self.log.info("%s transactions, %s records to read", found.transactions, found.records)
+        if found.refused:
+            raise AirflowFailException("\n".join(["this generation can't be started:", *found.refused]))
+        return {"started": False, "transactions": found.transactions, "records": found.records}
+
+
+class GenerationOperator(SparkStepOperator):
+    """One part of a replacement, on Spark if it needs Spark.
+
+    :param pipeline_files: pipeline names and their files; the run's params choose the pipeline
+    :param part: `follow` starts the candidate and lets it catch up, `compare` counts the rows that would
+        change, `promote` puts it in charge
+    """
+
+    step = "generation"
+
+    def __init__(self, *, pipeline_files: Mapping[str, str], part: str, **kwargs: Any) -> None:
+        super().__init__(pipeline_file="", **kwargs)
+        self.pipeline_files = dict(pipeline_files)
+        self.part = part
+
+    def order(self, context: Context, **more: Any) -> Order:
+        params = context["params"]
+        self.pipeline_file = chosen_file(self.pipeline_files, params["pipeline"])
+        self.pipeline_shown = params["pipeline"]
+        return super().order(
+            context,
+            mode=f"{self.part} from now" if params["from_now"] else self.part,
+            txn_from=params["txn_from"],
+            txn_to=params["txn_to"] or 0,
+            reason=params["reason"],
+            user=self._user(context),
+            **more,
+        )
+
+    def _user(self, context: Context) -> str:
+        """Who has said to promote, for the journal."""
+        if self.part != "promote":
+            return ""
+        answer = context["ti"].xcom_pull(task_ids="approve") or {}
+        return str(answer.get("user") or "")
+
+    def execute(self, context: Context) -> Report:  # type: ignore[override]
+        if self.part == "compare" and context["params"]["from_now"]:
+            raise AirflowSkipException("nothing is read again, so no row changes")
+        return super().execute(context)
+
+
+class ApproveOperator(BaseOperator):
+    """Wait for a person to promote or abort the candidate, unless the run says to promote at once.
+
+    :param answer_within: how long it waits before it fails; the candidate stays
+    """
+
+    template_fields: Sequence[str] = ("environment", "compared")
+    ui_color = "#f7e9c9"
+
+    def __init__(
+        self,
+        *,
+        pipeline_files: Mapping[str, str],
+        compared: Any,
+        environment: str | None = None,
+        answer_within: timedelta = ANSWER_WITHIN,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**of_task("approve", kwargs))
+        self.pipeline_files = dict(pipeline_files)
+        self.compared = compared
+        self.environment = environment
+        self.answer_within = answer_within
+        end_with_reason(self)
+
+    def execute(self, context: Context) -> Any:
+        params = context["params"]
+        if params["promote"]:
+            return {"choice": PROMOTE, "user": ""}
+        self._ask(context, *self._question(params["pipeline"]))
+        return None
+
+    def _question(self, pipeline: str) -> tuple[str, str]:
+        rows = (self.compared or {}).get("compared") or {}
+        lines = [
+            f"{shard}: {one['new']} new, {one['changed']} changed, {one['gone']} gone"
+            for shard, one in rows.items()
+        ]
+        text = "\n".join(lines) or "No row changes: the new settings hold from now on."
+        return f"Promote the new generation of {pipeline}?", f"```\n{text}\n```"
+
+    def _ask(self, context: Context, subject: str, body: str) -> None:
+        wait(context, [PROMOTE, ABORT, LEAVE], subject, body, {}, self.answer_within)
+
+    def answered(
+        self, context: Context, asked: dict[str, int], options: list[str], event: dict[str, Any]
+    ) -> Any:
+        """Resume with a person's answer."""
+        from tidemark.app import generation, tasks
+
+        try:
+            choice, user, reason = answer_in(event, options)
+            if choice == LEAVE:
+                raise AirflowFailException(
+                    f"{user} leaves the candidate as it is: clear this task to be asked"
+                )
+            if choice == ABORT:
+                if not reason:
+                    self.log.warning("%s has chosen %s without a reason, and is asked again", user, choice)
+                    self._ask(context, "", "")
+                file = chosen_file(self.pipeline_files, context["params"]["pipeline"])
+                deployment = tasks.open_pipeline(file, self.environment)
+                generation.Generations(deployment).abort(reason=f"{reason} ({user})")
+                raise AirflowFailException(f"{user} has aborted the candidate: {reason}")
+        except TidemarkError as error:
+            raise failure(error) from error
+        self.log.info("%s promotes it", user)
+        return {"choice": choice, "user": user}

@@ -1,0 +1,456 @@
+"""Generations of a deployment: plan, start, follow, compare, promote, abort and roll back.
+
+`core.generation` says what a candidate and a promotion are. Here they get their tables: a candidate is a
+deployment of its own, whose tables are in a shadow folder of the pipeline. A lease keeps the input and the
+log of the pipeline while a candidate is there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property, reduce
+from typing import TYPE_CHECKING, Any, Final
+
+from tidemark.app.deployment import Deployment, new_token
+from tidemark.app.publish import publish_due
+from tidemark.app.views import View, open_errors, read, read_quarantine, read_tombstones
+from tidemark.config import PipelineConfig
+from tidemark.config.model import SHADOWS
+from tidemark.core.binding import Binding, Configuration
+from tidemark.core.errors import InvalidUsage
+from tidemark.core.generation import GRACE_SECONDS, Candidate, Correction, Followed
+from tidemark.core.ids import QUARANTINE, TXN_FIRST, TXN_NONE, ShardId, Txn, WriterToken
+from tidemark.core.lease import HolderToken, since_of
+from tidemark.core.reading import CANDIDATE
+from tidemark.core.seal import Decision, ShardParts
+from tidemark.core.shape import misfit
+from tidemark.delta.store import Store
+from tidemark.pipeline import candidates
+from tidemark.pipeline import generation as steps
+from tidemark.pipeline.checkpoint import paused_shards
+from tidemark.pipeline.context import Attempt, Pipeline, watermark_below
+from tidemark.pipeline.generation import Position, Promotion, Recorded, Shadow
+from tidemark.pipeline.ingest import Progress, no_progress
+from tidemark.pipeline.leases import Leases, take_hold
+from tidemark.pipeline.replay import replayable
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tidemark.spark.correction import Comparison, Dead
+
+FOLLOWED_AT_ONCE: Final = 20
+"""After so many transactions a candidate's states are published, as far as they are due."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A setting that two generations have different values for, as JSON; None where one lacks it."""
+
+    name: str
+    before: str | None
+    after: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a new generation would change, and what it takes.
+
+    `shards` says for each shard what becomes of it; `refused` is why the generation can't be started.
+    `gone` are the transactions whose input can't be read again, `until_seconds` is when the next input
+    expires. `decided` counts the transactions by their decision."""
+
+    pipeline: str
+    generation: int
+    in_charge: int
+    settings: tuple[Setting, ...]
+    shards: Mapping[str, str]
+    transactions: int
+    records: int
+    decided: Mapping[str, int]
+    gone: Mapping[Txn, str]
+    until_seconds: float | None
+    paused: Mapping[str, Txn]
+    consumers: tuple[str, ...]
+    refused: tuple[str, ...]
+
+
+def plan(deployment: Deployment, *, from_now: bool = False) -> Plan:
+    """Compare the pipeline file with the configuration in charge. Changes nothing and starts no Spark."""
+    return _plan(deployment, deployment.file, from_now=from_now)
+
+
+def _plan(deployment: Deployment, file: PipelineConfig, *, from_now: bool) -> Plan:
+    control = deployment.fresh_control()
+    known = replace(deployment.unchecked, control=control)
+    recorded = deployment.declared
+    upper = control.seals.head().upper
+    seals = control.seals.read(TXN_FIRST, upper)
+    gone = {} if from_now else _gone(known, upper)
+    shards, refused = _shards(deployment, file)
+    if file.generation <= recorded.generation:
+        refused.insert(
+            0,
+            f"the file has generation {file.generation}, and {recorded.generation} is in charge:"
+            f" set `generation: {recorded.generation + 1}`",
+        )
+    if upper == TXN_FIRST:
+        refused.append("the pipeline has no transactions: run it, and it begins with this file")
+    lost = [txn for txn, why in gone.items() if why]
+    if lost:
+        refused.append(
+            f"the input of {len(lost)} transactions is gone, {lost[0]} first: {gone[lost[0]]};"
+            " with --from-now the tables stay as they are"
+        )
+    until = [one for one in _until(known, upper) if one is not None] if not from_now else []
+    leases = Leases(control.leases).standing()
+    return Plan(
+        pipeline=file.name,
+        generation=file.generation,
+        in_charge=recorded.generation,
+        settings=_settings(recorded, file),
+        shards=shards,
+        transactions=0 if from_now else upper - 1,
+        records=0 if from_now else sum(seal.source.count for seal in seals),
+        decided={
+            str(kind): count
+            for kind in Decision
+            if (count := sum(seal.decision is kind for seal in seals)) and kind is not Decision.COMMITTED
+        },
+        gone={txn: why for txn, why in gone.items() if why},
+        until_seconds=min(until, default=None),
+        paused={str(shard): waits.txn for shard, waits in paused_shards(known).items()},
+        consumers=tuple(one.name for one in leases if one.is_kept and not one.name.startswith(CANDIDATE)),
+        refused=tuple(refused),
+    )
+
+
+def _gone(pipeline: Pipeline, upper: Txn) -> dict[Txn, str]:
+    """Why input can't be read again, by transaction. Where the source can't be asked, it is asked when the
+    transaction is read."""
+    sealed = {
+        seal.txn
+        for seal in pipeline.control.seals.read(TXN_FIRST, upper)
+        if seal.decision in (Decision.COMMITTED, Decision.ACCEPTED)
+    }
+    return {txn: one.gone for txn, one in replayable(pipeline).items() if txn in sealed}
+
+
+def _until(pipeline: Pipeline, upper: Txn) -> Iterator[float | None]:
+    for one in replayable(pipeline, at_ends=1).values():
+        yield one.until_seconds
+
+
+def _settings(before: PipelineConfig, after: PipelineConfig) -> tuple[Setting, ...]:
+    old, new = (dict(_flat("", json.loads(one.canonical_json()))) for one in (before, after))
+    names = sorted({*old, *new} - {"generation", "warehouse"})
+    return tuple(
+        Setting(name, old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name)
+    )
+
+
+def _flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
+    """The leaves of a configuration, by their paths; members of a list by their `name`, if they have one."""
+    if isinstance(value, dict) and value:
+        for key, one in value.items():
+            yield from _flat(f"{name}.{key}" if name else key, one)
+    elif isinstance(value, list) and value and all(isinstance(one, dict) for one in value):
+        for at, one in enumerate(value):
+            yield from _flat(f"{name}[{one.get('name', at)}]", one)
+    else:
+        yield name, json.dumps(value, ensure_ascii=False)
+
+
+def _shards(deployment: Deployment, file: PipelineConfig) -> tuple[dict[str, str], list[str]]:
+    """What becomes of each shard, and what a promotion can't do."""
+    control, declared = deployment.fresh_control(), file.shapes
+    before = {ShardId(shard.name) for shard in deployment.declared.shards}
+    fates: dict[str, str] = {}
+    refused: list[str] = []
+    for shard, shape in declared.items():
+        found = misfit(shard, recorded=control.log(shard).shape(), declared=shape)
+        if found is not None:
+            fates[shard] = "refused"
+            refused.append(
+                f"{found.fact}: another type, key or order needs another shard; give it a new name"
+            )
+        elif shard not in before:
+            fates[shard] = "new: gets its rows from the recorded input"
+        else:
+            fates[shard] = "is corrected where its rows differ"
+    for shard in before - set(declared):
+        fates[shard] = "left out: its tables stay as they are"
+    ours, theirs = deployment.declared, file
+    if ours.source.type != theirs.source.type or ours.source_location != theirs.source_location:
+        refused.append("the source is another one: its input is not that of the recorded transactions")
+    return fates, refused
+
+
+class Generations:
+    """The generations of one open deployment."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self.deployment = deployment
+
+    @property
+    def candidate(self) -> Candidate | None:
+        return candidates.candidate_of(self.deployment.control)
+
+    def required(self) -> Candidate:
+        """The candidate; `InvalidUsage` if there is none."""
+        found = self.candidate
+        if found is None:
+            raise InvalidUsage(
+                f"pipeline {self.deployment.config.name!r} has no candidate generation",
+                hint="`tidemark generation start PIPELINE` begins one",
+            )
+        return found
+
+    def start(
+        self,
+        *,
+        reason: str,
+        since: int = TXN_FIRST,
+        until: int = 0,
+        from_now: bool = False,
+        file: PipelineConfig | None = None,
+    ) -> Candidate:
+        """Begin a candidate with the configuration of the pipeline file. Its input is held from now on."""
+        deployment = self.deployment
+        config = file if file is not None else deployment.file
+        found = _plan(deployment, config, from_now=from_now)
+        if found.refused:
+            raise InvalidUsage(
+                f"generation {found.generation} can't be started: {'; '.join(found.refused)}",
+                hint="nothing has changed; `tidemark generation plan PIPELINE` shows the whole plan",
+            )
+        if since < TXN_FIRST or (until and until < since):
+            raise InvalidUsage(f"transactions {since} to {until} are not a range", hint="count from 1 up")
+        token = new_token()
+        self._hold(token)
+        new = Candidate(
+            1,
+            1,
+            token,
+            Configuration.of(config.canonical_json()),
+            Txn(since),
+            Txn(until),
+            reason,
+            from_now=from_now,
+        )
+        return candidates.start(deployment.control, new)
+
+    def _hold(self, token: WriterToken) -> None:
+        """Keep the input from the first retained transaction on. Before the candidate is on record: a lease
+        too many harms nothing."""
+        control = self.deployment.control
+        leases = Leases(control.leases)
+        since = since_of(control.leases.head())
+        take_hold(leases, LEASE, HolderToken(token), start=since, wait_seconds=10.0).release()
+
+    def _let_go(self) -> None:
+        with suppress(InvalidUsage):
+            Leases(self.deployment.control.leases).forget(LEASE)
+
+    def pair(self, candidate: Candidate) -> Pair:
+        return Pair(self.deployment, candidate)
+
+    def abort(self, *, reason: str) -> Candidate:
+        """End the candidate and remove all its tables."""
+        ended = candidates.abort(self.deployment.control, self.required(), token=new_token(), reason=reason)
+        self.clean()
+        return ended
+
+    def clean(self) -> int:
+        """Remove the shadow folders of candidates that are no more; returns how many."""
+        folder = Store(f"{self.deployment.root}/{SHADOWS}", self.deployment.storage_options or {})
+        names = folder.folders()
+        candidate = self.candidate
+        kept = candidate.folder if candidate is not None else ""
+        gone = [name for name in names if name != kept]
+        for name in gone:
+            Store(f"{folder.uri}/{name}", self.deployment.storage_options or {}).delete_all()
+        if candidate is None:
+            self._let_go()
+        return len(gone)
+
+    def rollback(self, *, reason: str) -> Candidate:
+        """Begin a candidate with the configuration before the last promotion, as a new generation. Refused
+        where that had fewer columns than the tables have now."""
+        control = self.deployment.fresh_control()
+        head = control.seals.head()
+        last = Txn(control.seals.mark("correction"))
+        if last == TXN_NONE:
+            raise InvalidUsage("no generation was promoted", hint="there is nothing to go back to")
+        found = _before(control.bindings.read(TXN_FIRST, last))
+        if found is None:
+            raise InvalidUsage("the configuration before is not on record", hint="start a generation by file")
+        config = PipelineConfig.from_canonical_json(found.text, root=self.deployment.file.root)
+        older = config.model_copy(
+            update={"generation": head.generation + 1, "warehouse": self.deployment.file.warehouse}
+        )
+        return self.start(reason=reason, file=older)
+
+
+LEASE: Final = f"{CANDIDATE}/input"
+
+
+def _before(records: Sequence[object]) -> Configuration | None:
+    """The configuration of the newest binding with input."""
+    for one in reversed(records):
+        if isinstance(one, Binding) and not one.promotes and not one.lost:
+            return one.configuration
+    return None
+
+
+class Pair:
+    """A deployment and its candidate's, to follow, compare and promote."""
+
+    def __init__(self, deployment: Deployment, candidate: Candidate) -> None:
+        self.deployment, self.candidate = deployment, candidate
+        self._corrected: dict[ShardId, ShardParts | None] = {}
+
+    @cached_property
+    def config(self) -> PipelineConfig:
+        """The candidate's configuration."""
+        file = self.deployment.file
+        made = PipelineConfig.from_canonical_json(self.candidate.configuration.text, root=file.root)
+        here = {"warehouse": file.warehouse, "alarms": file.alarms, "on_red": file.on_red}
+        return made.model_copy(update=here)
+
+    @cached_property
+    def shadow(self) -> Deployment:
+        """The candidate's deployment, with tables of its own."""
+        return self._opened(self.config.shadowed(self.candidate.folder))
+
+    @cached_property
+    def target(self) -> Deployment:
+        """The pipeline as it will be after the promotion."""
+        return self._opened(self.config, in_charge=True)
+
+    @cached_property
+    def _spark(self) -> SparkSession:
+        """One session for both generations: rows of two sessions can't be compared."""
+        return self.deployment.session()
+
+    def _opened(self, config: PipelineConfig, *, in_charge: bool = False) -> Deployment:
+        opened = Deployment(
+            config,
+            lambda: self._spark,
+            storage_options=self.deployment.storage_options,
+            in_charge=in_charge,
+        )
+        recorded = Recorded(self.deployment.pipeline.source)
+        source = self.deployment.pipeline.source if in_charge else recorded
+        opened.pipeline = replace(opened.pipeline, source=source, configuration=self.candidate.configuration)
+        return opened
+
+    @property
+    def both(self) -> Shadow:
+        return Shadow(self.candidate, self.deployment.pipeline, self.shadow.pipeline, self.target.pipeline)
+
+    @property
+    def shards(self) -> tuple[ShardId, ...]:
+        return (*self.target.shards, QUARANTINE)
+
+    def position(self) -> Position:
+        return steps.position(self.both)
+
+    def follow(
+        self, attempt: Attempt, *, transactions_max: int | None = None, progress: Progress = no_progress
+    ) -> Iterator[Followed]:
+        """Take the candidate through the sealed transactions, and publish its states as they are due."""
+        if self.candidate.from_now:
+            return
+        left = transactions_max
+        while left is None or left > 0:
+            chunk = FOLLOWED_AT_ONCE if left is None else min(left, FOLLOWED_AT_ONCE)
+            done = list(steps.follow(self.both, attempt, transactions_max=chunk, progress=progress))
+            yield from done
+            publish_due(self.shadow, attempt, progress=progress)
+            if len(done) < chunk:
+                return
+            left = None if left is None else left - len(done)
+
+    def compare(self, *, keys_max: int = 5) -> dict[ShardId, Comparison]:
+        """The rows that would change in each shard, as of the last transaction that both have, with a sample
+        of keys. Needs Spark."""
+        txn = self.position().txn
+        plane = self.target.plane()
+        masked = {shard.name: shard.masked for shard in self.deployment.config.shards}
+        return {
+            shard: plane.compare(
+                shard,
+                old=read(self.target, shard, view=View.FRESH, as_of=txn),
+                new=read(self.shadow, shard, view=View.FRESH, as_of=txn),
+                limit=keys_max,
+                masked=masked.get(shard, ()),
+            )
+            for shard in self.target.shards
+        }
+
+    def promote(
+        self,
+        attempt: Attempt,
+        *,
+        grace_seconds: float = GRACE_SECONDS,
+        user: str = "",
+        progress: Progress = no_progress,
+    ) -> Promotion:
+        """Promote the candidate, and remove its tables."""
+        done = self.deployment.up_to_date(
+            lambda: steps.promote(
+                self.both,
+                attempt,
+                self,
+                self.shards,
+                grace_seconds=grace_seconds,
+                user=user,
+                progress=progress,
+            )
+        )
+        self.deployment.reopen()
+        if not self.candidate.from_now:
+            publish_due(self.deployment, attempt, every=True, progress=progress)
+        Generations(self.deployment).clean()
+        return done
+
+    # The `Corrector` of a promotion.
+
+    @property
+    def engine(self) -> str:
+        return self.target.plane().engine
+
+    def correct(self, shard: ShardId, *, txn: Txn, token: WriterToken) -> Correction:
+        plane, as_of = self.target.plane(), txn - 1
+        if shard == QUARANTINE:
+            old, new = (read_quarantine(one, as_of=as_of) for one in (self.target, self.shadow))
+            errors = [open_errors(self.shadow, one) for one in self.shadow.shards]
+            return plane.correct(
+                shard,
+                old=old,
+                new=new,
+                txn=txn,
+                token=token,
+                still_open=reduce(lambda all_, one: all_.unionAll(one), errors),
+                corrected=self._corrected,
+            )
+        old, new = (read(one, shard, view=View.FRESH, as_of=as_of) for one in (self.target, self.shadow))
+        dead = self._dead(shard, txn)
+        found = plane.correct(shard, old=old, new=new, txn=txn, token=token, dead=dead)
+        self._corrected[shard] = found.parts
+        return found
+
+    def _dead(self, shard: ShardId, txn: Txn) -> Dead:
+        """The tombstones of both generations before a transaction."""
+        from tidemark.spark.correction import Dead
+        from tidemark.spark.state_table import specs_of
+
+        lateness = specs_of(self.config).of(shard).lateness
+        watermark = watermark_below(self.deployment.control, txn)
+        line = None if lateness is None or watermark is None else watermark - lateness
+        old, new = (read_tombstones(one, shard, as_of=txn - 1) for one in (self.target, self.shadow))
+        return Dead(old, new, line)

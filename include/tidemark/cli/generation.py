@@ -1,0 +1,328 @@
+"""`tidemark generation`: replace a pipeline's configuration without downtime."""
+
+from __future__ import annotations
+
+import getpass
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from tidemark.app.workspace import new_attempt, open_deployment
+from tidemark.cli.shared import (
+    EXIT_CODES,
+    EnvironmentOption,
+    JsonOption,
+    PipelineArgument,
+    ReasonOption,
+    print_json,
+    print_table,
+    progress_line,
+    say,
+)
+from tidemark.core.errors import InvalidUsage
+from tidemark.core.summary import numbers
+from tidemark.core.text import span
+
+if TYPE_CHECKING:
+    from tidemark.app.generation import Generations, Pair, Plan
+    from tidemark.core.generation import Candidate
+
+SinceOption = Annotated[
+    int, typer.Option("--from", min=1, help="The first transaction to read with the new settings.")
+]
+UntilOption = Annotated[
+    int | None, typer.Option("--to", min=1, help="The last one; the others keep their recorded settings.")
+]
+FromNowOption = Annotated[
+    bool,
+    typer.Option(
+        "--from-now",
+        help="Read nothing again: the tables stay as they are, and later input gets the new settings.",
+    ),
+]
+FollowOption = Annotated[
+    bool, typer.Option("--follow/--no-follow", help="Catch up with the pipeline right away.")
+]
+
+app: Final = typer.Typer(
+    help="Replace a pipeline's configuration without downtime: plan, start, promote, roll back.",
+    no_args_is_help=True,
+)
+
+
+def register(root: typer.Typer) -> None:
+    """Register the commands."""
+    root.add_typer(app, name="generation")
+    root.command(name="reprocess", epilog=EXIT_CODES)(reprocess)
+
+
+def _opened(pipeline: str, environment: str | None) -> Generations:
+    from tidemark.app.generation import Generations
+
+    return Generations(open_deployment(pipeline, environment))
+
+
+@app.command(epilog=EXIT_CODES)
+def plan(
+    pipeline: PipelineArgument,
+    from_now: FromNowOption = False,
+    environment: EnvironmentOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what the pipeline file would change as a new generation. Changes nothing."""
+    from tidemark.app.generation import plan as planned
+
+    found = planned(open_deployment(pipeline, environment), from_now=from_now)
+    if as_json:
+        print_json(found)
+    else:
+        _print_plan(found)
+
+
+@app.command(epilog=EXIT_CODES)
+def start(
+    pipeline: PipelineArgument,
+    reason: ReasonOption,
+    since: SinceOption = 1,
+    until: UntilOption = None,
+    from_now: FromNowOption = False,
+    follow: FollowOption = True,
+    environment: EnvironmentOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Begin a candidate with the settings of the pipeline file. The pipeline goes on as it is.
+
+    The candidate reads the recorded transactions again, into tables of its own. It can be interrupted:
+    `tidemark generation follow` goes on.
+    """
+    generations = _opened(pipeline, environment)
+    begun = generations.start(reason=reason, since=since, until=until or 0, from_now=from_now)
+    _begun(generations, begun, follow=follow and not from_now, as_json=as_json)
+
+
+def reprocess(
+    pipeline: PipelineArgument,
+    reason: ReasonOption,
+    since: SinceOption = 1,
+    until: UntilOption = None,
+    promote: Annotated[
+        bool, typer.Option("--promote", help="Promote the result without a look at it.")
+    ] = False,
+    environment: EnvironmentOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Process a range of transactions again with today's pipeline file, as a new generation.
+
+    The file needs a higher `generation`. `tidemark generation status --compare` shows the rows that would
+    change; `tidemark generation promote` changes them.
+    """
+    generations = _opened(pipeline, environment)
+    begun = generations.start(reason=reason, since=since, until=until or 0)
+    _begun(generations, begun, follow=True, as_json=as_json and not promote)
+    if promote:
+        _promote(generations, as_json=as_json)
+
+
+def _begun(generations: Generations, begun: Candidate, *, follow: bool, as_json: bool) -> None:
+    if not as_json:
+        say(f"generation {begun.generation} is a candidate: {begun.reason}")
+    if follow:
+        _follow(generations.pair(begun), quiet=as_json)
+    if as_json:
+        print_json(_status(generations))
+    elif follow:
+        say("look at it with `tidemark generation status --compare`, then promote or abort it")
+
+
+@app.command(epilog=EXIT_CODES)
+def follow(
+    pipeline: PipelineArgument,
+    environment: EnvironmentOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Let the candidate catch up with the pipeline."""
+    generations = _opened(pipeline, environment)
+    _follow(generations.pair(generations.required()), quiet=as_json)
+    if as_json:
+        print_json(_status(generations))
+
+
+def _follow(pair: Pair, *, quiet: bool) -> None:
+    with progress_line(quiet) as progress:
+        done = list(pair.follow(new_attempt(f"generation-{pair.candidate.folder}"), progress=progress))
+    if quiet:
+        return
+    found = pair.position()
+    differ = [one.txn for one in done if one.differs]
+    other = [one.txn for one in done if not one.source_equal]
+    text = f"followed {len(done):,} transactions, up to {found.txn} of {found.sealed}"
+    say(f"{text}; {len(differ):,} give other rows" if done else f"{text}: nothing new")
+    if other:
+        say(f"read other records than the pipeline did: {numbers(other)}", style="red")
+
+
+@app.command(epilog=EXIT_CODES)
+def status(
+    pipeline: PipelineArgument,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Count the rows that would change; needs Spark.")
+    ] = False,
+    environment: EnvironmentOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the generation in charge, and how far the candidate is."""
+    generations = _opened(pipeline, environment)
+    found = _status(generations, compare=compare)
+    if as_json:
+        print_json(found)
+        return
+    say(f"generation {found['in_charge']} is in charge")
+    if found["file"] != found["in_charge"]:
+        say(f"the pipeline file has generation {found['file']}, which is not")
+    if found["candidate"] is None:
+        say("there is no candidate")
+        return
+    one = found["candidate"]
+    say(f"candidate: generation {one['generation']}, {one['reason']}")
+    if one["from_now"]:
+        say("it reads nothing again; promote it when you want")
+        return
+    say(f"at transaction {one['txn']} of {one['sealed']}, {one['behind']:,} behind")
+    say(f"{one['differs']:,} transactions give other rows than now")
+    if one["other_input"]:
+        say(f"{one['other_input']:,} were read with other records: it can't be promoted", style="red")
+    if compare:
+        print_table(
+            "rows that would change",
+            ("shard", "new", "changed", "gone", "for example"),
+            [
+                (name, row["new"], row["changed"], row["gone"], "; ".join(row["sample"]))
+                for name, row in one["compared"].items()
+            ],
+        )
+
+
+def _status(generations: Generations, *, compare: bool = False) -> dict[str, Any]:
+    from tidemark.pipeline.generation import comparisons
+
+    deployment = generations.deployment
+    candidate = generations.candidate
+    found: dict[str, Any] = {
+        "pipeline": deployment.config.name,
+        "in_charge": deployment.config.generation,
+        "file": deployment.file.generation,
+        "candidate": None,
+    }
+    if candidate is None:
+        return found
+    pair = generations.pair(candidate)
+    at = pair.position()
+    seen = comparisons(pair.both)
+    found["candidate"] = {
+        "generation": candidate.generation,
+        "reason": candidate.reason,
+        "from_now": candidate.from_now,
+        "since": candidate.since,
+        "until": candidate.until,
+        "txn": at.txn,
+        "sealed": at.sealed,
+        "behind": at.behind,
+        "differs": sum(bool(one.differs) for one in seen),
+        "other_input": sum(not one.source_equal for one in seen),
+    }
+    if compare and not candidate.from_now:
+        found["candidate"]["compared"] = {
+            str(shard): {
+                "new": one.inserted,
+                "changed": one.changed,
+                "gone": one.deleted,
+                "sample": [str(each) for each in one.sample],
+            }
+            for shard, one in pair.compare().items()
+        }
+    return found
+
+
+@app.command(epilog=EXIT_CODES)
+def promote(
+    pipeline: PipelineArgument,
+    environment: EnvironmentOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Put the candidate in charge: all shards change at one transaction, or none does."""
+    _promote(_opened(pipeline, environment), as_json=as_json)
+
+
+def _promote(generations: Generations, *, as_json: bool) -> None:
+    pair = generations.pair(generations.required())
+    with progress_line(as_json) as progress:
+        done = pair.promote(new_attempt(), user=getpass.getuser(), progress=progress)
+    if as_json:
+        print_json(done)
+        return
+    rows = {shard: (one.upserts, one.deletes) for shard, one in done.corrections.items() if one.parts}
+    text = ", ".join(f"{shard} {ups:,} changed, {gone:,} gone" for shard, (ups, gone) in rows.items())
+    say(f"generation {done.generation} is in charge since transaction {done.txn}: {text or 'no row changed'}")
+
+
+@app.command(epilog=EXIT_CODES)
+def abort(
+    pipeline: PipelineArgument,
+    reason: ReasonOption,
+    environment: EnvironmentOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """End the candidate and remove all its tables. The pipeline's own are not touched."""
+    ended = _opened(pipeline, environment).abort(reason=reason)
+    if as_json:
+        print_json(ended)
+    else:
+        say(f"generation {ended.generation} is aborted: {ended.reason}")
+
+
+@app.command(epilog=EXIT_CODES)
+def rollback(
+    pipeline: PipelineArgument,
+    reason: ReasonOption,
+    follow: FollowOption = True,
+    environment: EnvironmentOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Begin a candidate with the settings before the last promotion, as a new generation.
+
+    It reads everything again, transactions after the promotion included. Promote it to go back.
+    """
+    generations = _opened(pipeline, environment)
+    begun = generations.rollback(reason=reason)
+    _begun(generations, begun, follow=follow, as_json=as_json)
+
+
+def _print_plan(found: Plan) -> None:
+    say(f"{found.pipeline}: generation {found.generation}, now {found.in_charge}")
+    if found.settings:
+        print_table(
+            "settings",
+            ("setting", "now", "then"),
+            [(one.name, one.before or "-", one.after or "-") for one in found.settings],
+        )
+    else:
+        say("no setting differs")
+    print_table("shards", ("shard", "what becomes of it"), list(found.shards.items()))
+    say(f"{found.transactions:,} transactions with {found.records:,} records are read again")
+    for kind, count in found.decided.items():
+        say(f"{count:,} of them {kind}: they stay so")
+    if found.until_seconds is not None:
+        import time
+
+        left = found.until_seconds - time.time()
+        say(f"the oldest input can be read for {span(max(0.0, left))} more")
+    for shard, txn in found.paused.items():
+        say(f"shard {shard} waits at transaction {txn}: release it before the promotion")
+    if found.consumers:
+        say(f"consumers that will get the corrections: {', '.join(found.consumers)}")
+    for why in found.refused:
+        say(f"can't be started: {why}", style="red")
+    if found.refused:
+        raise InvalidUsage(
+            f"generation {found.generation} can't be started", hint="nothing has changed; see above"
+        )
