@@ -10,7 +10,11 @@ from hypothesis import settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
+from tests.support.scratch import use_memory
+
 pytest_plugins = ["tests.support.fixtures"]
+
+use_memory()
 
 # For every JVM that a test starts, in whatever process: the second compiler would never earn its work back,
 # and with one alone Java keeps too little room for code.

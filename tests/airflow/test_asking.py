@@ -94,13 +94,13 @@ def test_what_a_person_chooses_is_done_without_spark_and_is_in_the_journal_with_
 
 def test_who_chooses_to_fail_or_never_answers_lets_the_run_fail_and_seals_nothing(desk: Desk) -> None:
     waiting = desk.judge(failed=("red",))
-    with pytest.raises(AirflowFailException, match="ann lets the gate be red: no thanks"):
+    with pytest.raises(AirflowFailException, match="ann leaves the gate red: no thanks"):
         desk.answer(waiting, "Fail", "no thanks")
-    with pytest.raises(AirflowFailException, match="nobody has decided in time: too late"):
+    with pytest.raises(AirflowFailException, match="no decision was made in time: too late"):
         desk.answer(waiting, "Accept", error="too late", error_type="timeout")
     with pytest.raises(AirflowFailException, match="'Destroy' is none of Accept, Skip, Fail"):
         desk.answer(waiting, "Destroy")
-    with pytest.raises(AirflowFailException, match="the answer has no user"):
+    with pytest.raises(AirflowFailException, match="the decision has no user"):
         desk.answer(waiting, "Accept", responded_by_user=None)
     assert desk.decisions == []
 
@@ -117,7 +117,9 @@ def test_an_answer_without_a_reason_is_asked_for_again(desk: Desk) -> None:
 def test_an_answer_is_not_used_for_what_was_judged_again_since(desk: Desk) -> None:
     waiting = desk.judge(failed=("red",))
     desk.judge(failed=("red for another reason",))
-    with pytest.raises(AirflowFailException, match="transaction 1 was judged again since it was asked about"):
+    with pytest.raises(
+        AirflowFailException, match="transaction 1 has a newer verdict than the one in question"
+    ):
         desk.answer(waiting, "Accept")
     assert desk.decisions == []
 
@@ -152,9 +154,64 @@ def test_what_passed_below_a_red_transaction_is_sealed_before_it_is_decided(desk
     assert desk.decisions == [(1, "committed"), (2, "accepted")]
 
 
+def sets_aside(desk: Desk, *failed: str) -> None:
+    """From now on the pipeline has an expectation that single rows break; this fails without those rows."""
+    opened = desk.airflow.deployment
+
+    def deployment() -> Any:
+        made, aside = opened(), opened()
+        gate = SimpleNamespace(opinion=lambda staged: Opinion(failed=failed))
+        object.__setattr__(aside.pipeline, "gate", gate)
+        made.setting_aside = lambda: aside
+        return made
+
+    desk.airflow.deployment = deployment  # type: ignore[method-assign]
+
+
+def test_rows_are_quarantined_on_request_and_what_is_staged_then_passes_the_gate(desk: Desk) -> None:
+    sets_aside(desk)
+    waiting = desk.judge(failed=("the amount is negative",))
+    assert desk.questions[0]["options"] == ["Accept", "Quarantine", "Skip", "Fail"]
+    told = desk.answer(waiting, "Quarantine")
+    assert [one["verdict"] for one in told["verdicts"]] == ["identical"]
+    (entry,) = desk.airflow.journal(Event.REQUESTED)
+    assert (entry["what"], entry["user"], entry["reason"]) == ("quarantine", "ann", "a refund")
+    assert desk.decisions == [], "the upsert task seals it, as it seals any that passed"
+    desk.airflow.task("upsert")
+    assert desk.decisions == [(1, "committed")]
+
+
+def test_a_gate_that_is_red_without_these_rows_too_asks_again(desk: Desk) -> None:
+    sets_aside(desk, "there are too few rows")
+    waiting = desk.judge(failed=("the amount is negative",))
+    with pytest.raises(TaskAwaitingInput) as again:
+        desk.answer(waiting, "Quarantine")
+    assert "there are too few rows" in desk.questions[1]["body"]
+    assert desk.decisions == []
+    desk.answer(again.value, "Skip")
+    assert desk.decisions == [(1, "skipped")]
+
+
+def test_a_request_to_quarantine_is_for_the_verdict_that_was_seen_and_is_done_once(desk: Desk) -> None:
+    sets_aside(desk)
+    waiting = desk.judge(failed=("red",))
+    desk.judge(failed=("red for another reason",))
+    with pytest.raises(
+        AirflowFailException, match="transaction 1 has a newer verdict than the one in question"
+    ):
+        desk.answer(waiting, "Quarantine")
+    assert desk.airflow.journal(Event.REQUESTED) == []
+    waiting = desk.judge(failed=("red",))
+    desk.answer(waiting, "Quarantine")
+    before = len(desk.airflow.journal(Event.JUDGED))
+    order = desk.task().order(desk.context(), quarantine=True)
+    assert perform("validate", desk.airflow.deployment(), order)["verdicts"] == []
+    assert len(desk.airflow.journal(Event.JUDGED)) == before
+
+
 def test_input_that_is_gone_can_not_be_accepted() -> None:
     gone = Judged(Gated(Finding(Txn(1), Verdict.INPUT_GONE, why="no file")), replayed=False)
-    assert options_of([gone]) == ["Skip", "Fail"]
+    assert options_of([gone], sets_aside=True) == ["Skip", "Fail"]
 
 
 def test_a_red_proof_is_never_asked_about(desk: Desk) -> None:

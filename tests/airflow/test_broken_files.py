@@ -70,7 +70,7 @@ def test_a_second_dag_for_all_pipelines_needs_an_id_of_its_own(
 ) -> None:
     there = folder(tmp_path, "a", pipeline="one")
     make(there)
-    with pytest.raises(InvalidUsage, match="already: give this one a dag_id"):
+    with pytest.raises(InvalidUsage, match=": give this one its own dag_id"):
         make(there)
     assert set(make(there, dag_id="mine")) == {"mine"}
 

@@ -83,7 +83,7 @@ def parsed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_every_pipeline_file_has_a_dag_with_exactly_these_tasks(parsed: dict[str, Any]) -> None:
-    assert set(parsed["dags"]) == {"one", "two", "replay", "maintain", "health"}
+    assert set(parsed["dags"]) == {"one", "two", "replay", "replace", "maintain", "health"}
     assert parsed["dags"]["one"]["tasks"] == {
         "reclock": ["ReclockOperator", ["ingest"]],
         "ingest": ["IngestOperator", ["validate"]],
@@ -129,7 +129,7 @@ def test_the_dags_for_all_pipelines_take_a_users_arguments_and_refuse_a_pipeline
     for make, task in ((replay_dag, "plan"), (maintain_dag, "one")):
         (dag,) = make(tmp_path, default_args={"retries": 7}, tags=["mine"]).values()
         assert (dag.get_task(task).retries, dag.get_task(task).owner) == (7, "tidemark")
-        with pytest.raises(InvalidUsage, match="the DAG 'one' is another one"):
+        with pytest.raises(InvalidUsage, match="the DAG id 'one' is used by another DAG"):
             make(tmp_path, dag_id="one")
 
 
@@ -175,7 +175,7 @@ def test_regression_the_name_of_a_pipeline_file_is_never_a_template(tmp_path: Pa
     hostile = "{{ conn.warehouse.password }}.yaml"
     (tmp_path / hostile).write_text(PIPELINE.format(name="shop"))
     (broken,) = pipeline_dags(tmp_path).values()
-    with pytest.raises(InvalidUsage, match="a pipeline file can't have this name: use letters"):
+    with pytest.raises(InvalidUsage, match="a pipeline file can't have this file name: use letters"):
         broken.validate()
     (tmp_path / hostile).rename(tmp_path / "shop.yaml")
     dags = {**pipeline_dags(tmp_path), **replay_dag(tmp_path), **maintain_dag(tmp_path)}
@@ -206,7 +206,7 @@ def test_parsing_loads_no_engine_and_looks_at_no_data_however_many_pipelines_the
     for name in names:
         (pipelines / f"{name}.yaml").write_text(PIPELINE.format(name=name))
     found = parse(PROJECT / "dags", pipelines, tmp_path / "home")
-    assert set(found["dags"]) == {*names, "replay", "maintain", "health"}
+    assert set(found["dags"]) == {*names, "replay", "replace", "maintain", "health"}
     assert (found["errors"], found["heavy"], found["looked"]) == ({}, [], [])
 
 

@@ -64,7 +64,7 @@ def test_an_alarm_is_red_once_and_skipped_while_it_goes_on_and_green_when_it_is_
     red = looks.look()
     assert red.startswith("red: 1 alarm:\nbehind: 1 file waits, for ")
     assert "tidemark journal shop" in red, "it says what to do"
-    assert [looks.look() for _ in range(3)] == ["skipped: 1 alarms go on, all of them told before"] * 3
+    assert [looks.look() for _ in range(3)] == ["skipped: 1 alarms continue, all of them reported before"] * 3
     waits.unlink()
     assert [looks.look() for _ in range(2)] == ["{'alarms': 0}"] * 2
     assert looks.noted() == [("alarm", "behind: input"), ("alarm over", "behind: input")]
@@ -91,5 +91,5 @@ def test_the_health_dag_has_a_task_per_pipeline_and_takes_a_notifier(looks: Look
     task = dag.get_task("shop")
     assert (dag.dag_id, dag.catchup, task.retries, task.owner) == ("health", False, 7, "tidemark")
     assert len(task.on_failure_callback) == 3, "the notifier, the last line of the log, the journal"
-    with pytest.raises(InvalidUsage, match="the DAG 'shop' is another one"):
+    with pytest.raises(InvalidUsage, match="the DAG id 'shop' is used by another DAG"):
         health_dag(looks.folder, dag_id="shop")

@@ -145,7 +145,7 @@ def test_metrics_that_are_off_cost_nothing_and_that_fail_stop_nothing(
     steps.world.commit(rec("k", 1))
     attempt = Order("shop.yaml", "r", str(WriterToken("w"))).attempt
     metrics.send(Broken(), lambda: metrics.of_run(steps.deployment(), attempt))
-    assert "metrics are left out: no route to host" in caplog.text
+    assert "metrics are not sent: no route to host" in caplog.text
 
 
 def test_the_health_task_tells_lag_and_alarms(looks: Looks, recorder: Recorder) -> None:  # noqa: F811

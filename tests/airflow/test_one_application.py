@@ -84,7 +84,8 @@ class Cluster:
             control=pipeline.control,
             config=SimpleNamespace(name="shop"),
             shards=(),
-            with_new_columns=lambda work: work(),
+            up_to_date=lambda work: work(),
+            proposal="",
             confirm=lambda pairs: None,
         )
 

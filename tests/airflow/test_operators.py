@@ -53,8 +53,10 @@ class Bench:
             control=pipeline.control,
             config=config,
             shards=(),
-            with_new_columns=lambda work: work(),
+            up_to_date=lambda work: work(),
+            proposal="",
             confirm=lambda pairs: None,
+            setting_aside=lambda: None,
         )
 
     def context(self, run_id: str = "r", *, clear_number: int = 0, **params: Any) -> Any:
@@ -76,7 +78,7 @@ def test_a_proof_that_a_job_did_not_make_is_not_green(bench: Bench, monkeypatch:
     a_finished_run(bench)
     validate = ValidateOperator(task_id="validate", pipeline_file="shop.yaml")
     monkeypatch.setattr(validate, "without_spark", no_spark)
-    with pytest.raises(AirflowException, match="this try has left no verdict on transactions 1"):
+    with pytest.raises(AirflowException, match="this attempt left no verdict on transactions 1"):
         validate.execute(bench.context(clear_number=1))
 
     def other(order: Order) -> None:
@@ -157,7 +159,7 @@ def test_a_killed_task_interrupts_its_work_on_a_warm_server() -> None:
 def test_a_job_that_was_overtaken_is_retried(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     upsert = UpsertOperator(task_id="upsert", pipeline_file="shop.yaml")
     monkeypatch.setattr(upsert, "without_spark", no_spark)
-    with pytest.raises(AirflowException, match="more for upsert than its job has done: retry") as error:
+    with pytest.raises(AirflowException, match="upsert has ended, and work is left for it: retry") as error:
         upsert.execute(bench.context())
     assert not isinstance(error.value, AirflowFailException)
 

@@ -227,7 +227,7 @@ def test_a_paused_shard_is_released(rig: Rig) -> None:
     (alarm,) = rig.client.get("/api/pipelines/mine", headers=as_user("eve")).json()["alarms"]
     assert (alarm["kind"], alarm["subject"]) == ("blocked", "shard points at transaction 1")
     answer = rig.post("release")
-    assert answer.json() == {"done": "shard points took in 1 transactions; it has everything up to 1"}
+    assert answer.json() == {"done": "shard points appended 1 transactions; it has all transactions up to 1"}
     event, detail = rig.journal(1)[-1]
     assert (event, detail["user"], detail["shard"]) == ("released", "eve", "points")
     assert rig.post("release", shard="nope").status_code == 400

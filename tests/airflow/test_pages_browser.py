@@ -95,8 +95,18 @@ def test_the_pictures_show_readers_steps_and_the_newest_transactions(rig: Rig) -
         browser.open(f"{url}/shown?page=pipeline%3Fdag_id%3Dmine")
         sees(browser, "points → billing", "Readers", "worker-1")
         picture(browser, "readers")
+        assert browser.value(f"{FRAMED}.querySelectorAll('svg.mark').length") == count, "steps in each row"
+        browser.value(f"{FRAMED}.querySelector('summary').click()")
+        sees(browser, "Every transaction from 1 on stays readable.")
+        held = f"{FRAMED}.activeElement.getAttribute('href')"
+        row = f"{FRAMED}.querySelector('tbody a[href^=transaction]')"
+        browser.value(f"{row}.focus(), {row}.replaceWith({row}.cloneNode(true), 'drawn before')")
+        browser.value(f"{row}.focus()")
+        browser.value(f"{FRAMED}.dispatchEvent(new Event('visibilitychange'))")
+        browser.wait_for(f"!{FRAMED}.body.innerText.includes('drawn before')", what="the refresh")
+        browser.wait_for(f"{held} === 'transaction?dag_id=mine&txn={count}'", what="the focus, given back")
         browser.open(f"{url}/shown?page=transaction%3Fdag_id%3Dmine%26txn%3D2")
-        sees(browser, "Steps", "staged", "judged", "in the log of points")
+        sees(browser, "Steps", "staged", "judged", "in the log of points", "Expectations")
         assert browser.value(f"{FRAMED}.querySelectorAll('svg.steps rect').length") == 3
         picture(browser, "steps")
         assert [one for one in browser.complaints if "favicon" not in one] == []
@@ -116,6 +126,9 @@ def test_a_red_transaction_is_accepted_with_a_reason_and_two_clicks(rig: Rig) ->
         assert browser.value(f"{FRAMED}.querySelectorAll('.action, img').length") == 0, "a viewer can't act"
         browser.log_in(url, "eve")
         browser.open(f"{url}/shown?page=pipeline%3Fdag_id%3Dmine")
+        browser.open(f"{url}/shown?page=transaction%3Fdag_id%3Dmine%26txn%3D2")
+        sees(browser, f"not sealed: {why}", "Ways out:", "tidemark skip mine 2")
+        browser.open(f"{url}/shown?page=pipeline%3Fdag_id%3Dmine")
         accept = "Accept transaction 2"
         browser.wait_for(f"!!{button(accept)}", what="the action")
         browser.value(f"{button(accept)}.click()")
@@ -131,7 +144,7 @@ def test_a_red_transaction_is_accepted_with_a_reason_and_two_clicks(rig: Rig) ->
         sees(browser, "transaction 2 is accepted; the checkpoint is 2")
         assert (str(rig.seals[-1].decision), rig.seals[-1].reason) == ("accepted", reason)
         browser.open(f"{url}/shown?page=transaction%3Fdag_id%3Dmine%26txn%3D2")
-        sees(browser, "user: eve", f"reason: {reason}", "Replay")
+        sees(browser, "user: eve", f"reason: {reason}", "Replay", "0 met; by", why)
         assert browser.value(f"{FRAMED}.querySelectorAll('img').length") == 0
         picture(browser, "decided")
         assert [one for one in browser.complaints if "favicon" not in one] == []

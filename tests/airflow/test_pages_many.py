@@ -16,6 +16,7 @@ from airflow.api_fastapi.core_api import security
 from fastapi.testclient import TestClient
 
 from tests.airflow.test_pages_api import Logins, as_user, loaded
+from tests.support.copies import at_home
 from tidemark.airflow.pages import actions, answers, registry
 from tidemark.airflow.pages import app as pages
 from tidemark.airflow.pages.app import pages_app
@@ -37,6 +38,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         name = f"p{number:02}"
         shutil.copytree(first.parent, root / name)
         (root / name / "warehouse" / "p00").rename(root / name / "warehouse" / name)
+        at_home(root / name)
         found[name] = (root / name / "p00.yaml").rename(root / name / f"{name}.yaml")
         found[name].write_text(found[name].read_text().replace("name: p00", f"name: {name}"))
     return found

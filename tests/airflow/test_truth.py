@@ -111,7 +111,7 @@ def test_regression_a_gate_that_is_marked_as_success_is_announced_with_what_it_s
     lose_the_part(airflow)
     (event,) = airflow.run(clear_number=1, marked=("validate",)).values()
     assert event["verdict"] == "differs"
-    assert event["overruled"] == {"1": "the gate was marked as success by hand"}
+    assert event["overruled"] == {"1": "the validate task was marked as success by hand"}
     (entry,) = airflow.journal(Event.OVERRULED)
     assert (entry["gate"], entry["run"]) == ("differs", "r")
     assert [entry["gate"] for entry in airflow.journal(Event.ANNOUNCED)] == ["identical", "differs"]

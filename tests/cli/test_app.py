@@ -78,8 +78,8 @@ def test_a_transaction_that_there_is_not_is_nothing_to_retry(
 
 def test_where_a_released_log_ends_is_told_in_words() -> None:
     done = LogReport(appended=(Txn(1),), dropped=(), end=CaughtUp(Txn(4)))
-    assert released(done).endswith("; it has everything up to 3")
-    assert released(replace(done, end=Paused(Txn(2), "odd"))).endswith("; it waits again, at 2: odd")
+    assert released(done).endswith("; it has all transactions up to 3")
+    assert released(replace(done, end=Paused(Txn(2), "odd"))).endswith("; it is paused again at 2: odd")
 
 
 def ended_with(monkeypatch: pytest.MonkeyPatch, *words: str) -> object:

@@ -76,7 +76,7 @@ def test_c1_c2_c3_c4_a_file_that_is_changed_and_put_back_leaves_every_record_app
         ({"age": "BIGINT"}, "column 'age' is recorded as INT, and the pipeline file says BIGINT"),
         ({"more": ", sequence_by: age"}, "sequence_by is recorded as none, and the pipeline file says age"),
         ({"keys": "age"}, "keys is recorded as [id], and the pipeline file says [age]"),
-        ({"name": "u"}, "shard t has rows up to transaction 1, and the pipeline file does not name it"),
+        ({"name": "u"}, "shard t has rows up to transaction 1, but is not in the pipeline file"),
     ]:
         shop.declare(**changed)
         assert fact in shop.refused()

@@ -123,7 +123,7 @@ def test_raw_shows_no_record_that_may_have_a_masked_value(
 @pytest.mark.parametrize(
     ("source", "way"),
     [
-        ("{type: files, path: in, format: json}", "into the source's folder as a new file"),
+        ("{type: files, path: in, format: json}", "into the source folder as a new file"),
         ("{type: kafka, kafka_config_id: k, topics: [t], format: json}", "produce them again"),
         ("{type: postgres, postgres_conn_id: c, publication: p, slot: s}", "source reread p TABLE"),
     ],

@@ -150,9 +150,9 @@ def test_regression_a_verdict_of_the_first_gate_is_no_replay(shop: Shop) -> None
     shop.land("1.json")
     shop.work("monday")
     pipeline, token = shop.deployment.pipeline, new_token()
-    note(pipeline, Event.JUDGED, txn=Txn(1), token=token, detail={"verdict": "identical"})
+    note(pipeline, Event.JUDGED, txn=Txn(1), token=token, detail={"verdict": "identical", "finding": ""})
     assert shop.json("txns", "p")[0]["verdict"] == ""
-    note(pipeline, Event.VERIFIED, txn=Txn(1), token=token, detail={"verdict": "differs"})
+    note(pipeline, Event.VERIFIED, txn=Txn(1), token=token, detail={"verdict": "differs", "finding": ""})
     assert shop.json("txns", "p")[0]["verdict"] == "differs"
 
 
@@ -234,7 +234,7 @@ def test_an_alarm_that_there_is_not_is_refused(shop: Shop, words: str) -> None:
 def test_a_source_that_does_not_say_since_when_its_input_waits_is_never_on_time(shop: Shop) -> None:
     found = replace(status_of(shop.deployment, now_seconds=time.time()), waiting=Input())
     (alarm,) = alarms_of(found, limits_in("behind=10m", Limits()))
-    assert "does not say since when" in alarm.fact
+    assert "does not say how long" in alarm.fact
     assert alarms_of(replace(found, asked=False), limits_in("behind=10m", Limits())) == ()
 
 
@@ -250,7 +250,7 @@ def test_the_journal_tells_what_happened_since_in_order(shop: Shop) -> None:
     assert all(is_now(one["at"]) for one in found)
     time.sleep(1.1)
     assert shop.json("journal", "p", "--since", "1s") == []
-    assert "nothing happened since" in shop.tell("journal", "p", "--since", "1s").output
+    assert "nothing has happened since" in shop.tell("journal", "p", "--since", "1s").output
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_c1_c2_c3_c5_what_does_not_fit_is_told_without_new_input_and_changes_not
     for word in ("run", "publish", "rebuild"):
         refused = call(word, str(file)).exception
         assert isinstance(refused, Misfit), (word, refused)
-        assert (refused.fact, "put it back as recorded" in refused.hint) == (f"shard rows: {fact}", True)
+        assert (refused.fact, "restore the recorded shape" in refused.hint) == (f"shard rows: {fact}", True)
     assert tree(file.parent) == there
     file.write_text(was)
     assert [call(word, str(file)).exit_code for word in ("check", "run")] == [0, 0]
@@ -79,7 +79,7 @@ def test_c1_c2_c3_c5_what_does_not_fit_is_told_without_new_input_and_changes_not
 def test_c4_a_renamed_shard_is_told_by_name_and_goes_on_by_a_higher_generation(file: Path) -> None:
     was, there = file.read_text(), tree(file.parent)
     file.write_text(was.replace("name: rows", "name: clients"))
-    fact = "shard rows has rows up to transaction 1, and the pipeline file does not name it"
+    fact = "shard rows has rows up to transaction 1, but is not in the pipeline file"
     checked = call("check", str(file))
     assert (checked.exit_code, fact in checked.output) == (2, True), checked.output
     assert getattr(call("run", str(file)).exception, "fact", "") == fact
@@ -87,9 +87,16 @@ def test_c4_a_renamed_shard_is_told_by_name_and_goes_on_by_a_higher_generation(f
     assert [(one["shard"], one["left_out"]) for one in told["shards"]] == [("clients", False), ("rows", True)]
     assert tree(file.parent) == there
     file.write_text(file.read_text() + "generation: 1\n")
-    still = "shard rows is not in the pipeline file: it stays as it is, at transaction 1"
+    still = "shard rows is not in the pipeline file and stays at transaction 1"
+    proposed = "generation 0 is in charge, and the file proposes 1: see `tidemark generation plan`"
+    assert json.loads(call("check", str(file), "--json").output)["pipelines"][0]["compared"] == [proposed]
+    ran = call("run", str(file))
+    assert (ran.exit_code, proposed in ran.output, still in ran.output) == (0, True, False), ran.output
+    started = call("generation", "start", str(file), "--from-now", "--reason", "another name")
+    promoted = call("generation", "promote", str(file))
+    assert (started.exit_code, promoted.exit_code) == (0, 0), (started.output, promoted.output)
     assert json.loads(call("check", str(file), "--json").output)["pipelines"][0]["compared"] == [
-        "the next run begins shard clients", still,
+        "the next run creates shard clients", still,
     ]  # fmt: skip
     for _ in range(2):
         ran = call("run", str(file))

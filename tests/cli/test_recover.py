@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 from tests.delta.test_power_cut import files, newest, work
 from tests.support.light import SHARD
 from tidemark.cli.app import app
+from tidemark.cli.doctor import check_address
+from tidemark.core.errors import InvalidUsage, InvariantViolation
 
 PIPELINE = """\
 name: race
@@ -45,8 +47,17 @@ def told(*options: str) -> Any:
 def test_where_nothing_is_lost_it_says_so(root: Path) -> None:
     before = files(root)
     assert "nothing shows a loss; there is nothing to recover" in said()
-    assert (told()["needed"], told("--yes")["epoch"]) == (False, 0)
+    done = told("--yes")
+    assert (told()["needed"], done["changed"], done["epoch"]) == (False, False, 0)
+    assert "there was nothing to recover" in (yes := said("--yes"))
+    assert "is recovered" not in yes
     assert files(root) == before
+
+
+def test_a_stop_at_a_damaged_entry_names_the_command_that_goes_on(root: Path) -> None:
+    newest(root, "_control/history").write_bytes(b"")
+    with pytest.raises(InvariantViolation, match="`tidemark recover PIPELINE` sets it aside"):
+        work(root, 3)
 
 
 def test_the_plan_names_what_proves_the_loss_and_what_will_be_done(root: Path) -> None:
@@ -69,7 +80,7 @@ def test_a_damaged_entry_is_set_aside_and_its_log_takes_in_what_is_sealed(root: 
     assert (entry["table"], entry["why"]) == (LOG, "it is empty")
     assert f"entry {entry['version']} of the log of {LOG} is set aside: it is empty" in said()
     done = told("--yes")
-    assert (done["epoch"], done["logs"], done["lost"]) == (0, {SHARD: [2]}, {})
+    assert (done["changed"], done["epoch"], done["logs"], done["lost"]) == (True, 0, {SHARD: [2]}, {})
     work(root, 3)
 
 
@@ -98,3 +109,25 @@ def test_a_warehouse_that_was_put_back_as_a_whole_gets_an_epoch_when_asked_for(r
     assert told("--yes", "--restored")["epoch"] == 1
     work(root, 3)
     assert told()["needed"] is False
+
+
+def test_a_copied_warehouse_is_named_and_goes_on_only_once_it_is_adopted(root: Path) -> None:
+    (root / "wh").rename(root / "copy")
+    (root / "wh").symlink_to(root / "copy")  # The same path leads to another place.
+    before = files(root)
+    fact = f"this warehouse was made at {root}/wh/race and is opened at {root}/copy/race"
+    with pytest.raises(InvalidUsage, match=fact):
+        work(root, 3)
+    status = CliRunner().invoke(app, ["status", "race.yaml", "--fail-if", "blocked"])
+    assert (status.exit_code, "blocked: the warehouse is a copy" in status.output) == (4, True)
+    check = check_address(str(root / "wh"))
+    assert (check.ok, check.found.startswith(fact)) == (False, True)
+    assert "goes on here only with --adopt" in said()
+    assert told()["copied"].startswith(fact)
+    assert CliRunner().invoke(app, ["recover", "race.yaml", "--yes"]).exit_code != 0
+    assert files(root) == before
+    assert "this address is adopted" in said("--adopt")
+    done = told("--yes", "--adopt")
+    assert (done["changed"], done["epoch"], done["lost"]) == (True, 1, {})
+    work(root, 3)
+    assert check_address(str(root / "wh")).found == "as recorded by 1 pipelines"

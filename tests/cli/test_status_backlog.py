@@ -26,4 +26,4 @@ def test_open_transactions_are_told_as_ranges(tmp_path: Path, capsys: pytest.Cap
     deployment = Deployment(load_pipeline(tmp_path / "p.yaml"), lambda: cast("Any", None))
     found = status_of(deployment, now_seconds=0)
     show_status(replace(found, open=(1, *range(3, 5_003))), now_seconds=0)
-    assert "open: 1, 3 to 5002; the next run takes them up first\n" in capsys.readouterr().out
+    assert "open: 1, 3 to 5002; the next run finishes them first\n" in capsys.readouterr().out

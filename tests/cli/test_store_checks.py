@@ -41,7 +41,7 @@ def test_a_clock_that_is_minutes_off_fails(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(time, "time", lambda: now() + 300)
     found = store_checks.check_clock("s3a://lake/x", store=MemoryStore())  # type: ignore[arg-type]
     assert not found.ok
-    assert found.remedy == "set this machine's clock"
+    assert found.remedy == "set the clock of this machine"
 
 
 def test_a_store_that_refuses_fails_with_what_it_says() -> None:

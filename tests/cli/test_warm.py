@@ -84,7 +84,7 @@ def test_every_command_uses_it_with_its_token(
     started[0].wait()
     open_deployment("p", None).session()
     assert used == [(server.url, server.token), ("local[3]", None), ("local[*]", None)]
-    assert "has ended; a Spark of its own is started" in capsys.readouterr().err
+    assert "has ended; this command starts its own Spark" in capsys.readouterr().err
 
 
 def test_a_process_that_only_has_its_number_is_not_ended(started: list[Any]) -> None:

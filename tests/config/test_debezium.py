@@ -37,7 +37,7 @@ def test_the_settings_go_into_the_recorded_configuration() -> None:
 def test_a_decimal_needs_the_mode_that_it_is_written_in(schema: str) -> None:
     """Invariant 14: a text may be the number, or the bytes of another."""
     name = schema.split(maxsplit=1)[0]
-    fact = f"column {name!r} is a DECIMAL, and how the connector writes it is not said"
+    fact = f"column {name!r} is a DECIMAL, and debezium.decimal_handling_mode is not set"
     assert facts(shards=[{**SHARD, "schema": f"id INT, {schema}"}]) == [fact]
     table = {"match": "public.t", "schema": f"id INT, {schema}", "keys": ["id"]}
     assert facts(shards=[], tables={"include": ["public.t"], "overrides": [table]}) == [fact]
@@ -54,5 +54,5 @@ def test_settings_of_a_connector_are_refused_where_there_is_none() -> None:
     assert facts(envelope="upsert", debezium=PRECISE) == ["debezium settings with envelope: upsert"]
     captured = {"type": "postgres", "postgres_conn_id": "db", "slot": "s", "publication": "p"}
     shard = {**SHARD, "route": {"table": "public.t"}}
-    fact = "what is captured from a database is not written by a connector"
+    fact = "changes captured from a database do not come from a connector"
     assert facts(source=captured, shards=[shard], debezium=PRECISE) == [fact]

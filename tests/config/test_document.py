@@ -31,7 +31,7 @@ def test_values_follow_yaml_1_2_and_remember_their_places() -> None:
         ("a: 1\n---\nb: 2\n", "f.yaml:2:1: a second document"),
         ("a: [1, 2\n", "not YAML"),
         ("a:\n\t- 1\n", "not YAML"),
-        ("? [a]\n: 1\n", "a key is not a plain text"),
+        ("? [a]\n: 1\n", "a key is not plain text"),
         ("a: \x00\n", "not YAML"),
         ("", "the file is empty"),
         ("# only a comment\n", "the file is empty"),

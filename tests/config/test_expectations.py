@@ -50,7 +50,7 @@ def test_an_expectation_that_fits_its_column_is_taken(load: Load, kind: str, kwa
 @pytest.mark.parametrize(
     ("kind", "kwargs", "fact"),
     [
-        ("column_values_to_be_between", "{column: n, min_vale: 0}", "takes no 'min_vale'"),
+        ("column_values_to_be_between", "{column: n, min_vale: 0}", "has no argument 'min_vale'"),
         ("column_values_to_be_between", "{column: n}", "needs a bound"),
         ("column_values_to_be_between", "{column: n, min_value: 2, max_value: 1}", "1 is below 2"),
         ("column_values_to_be_between", "{column: v, min_value: 0}", "'v' is STRING"),
@@ -68,8 +68,16 @@ def test_an_expectation_that_fits_its_column_is_taken(load: Load, kind: str, kwa
         ("column_mean_to_be_between", "{column: v, max_value: 1}", "needs a number"),
         ("column_values_to_match_regex", "{column: n, regex: a}", "needs text"),
         ("column_pair_values_to_be_equal", "{column_A: n, column_B: v}", "can't be compared, INT, STRING"),
-        ("column_values_to_not_be_null", "{column: v, row_condition: '1 = 1'}", "takes no 'row_condition'"),
-        ("column_values_to_not_be_null", "{column: v, result_format: COMPLETE}", "takes no 'result_format'"),
+        (
+            "column_values_to_not_be_null",
+            "{column: v, row_condition: '1 = 1'}",
+            "has no argument 'row_condition'",
+        ),
+        (
+            "column_values_to_not_be_null",
+            "{column: v, result_format: COMPLETE}",
+            "has no argument 'result_format'",
+        ),
         ("column_values_to_match_like_pattern", "{column: v, like_pattern: a}", "not a known expectation"),
         ("column_values_to_be_increasing", "{column: n}", "not a known expectation"),
     ],
@@ -86,9 +94,9 @@ def test_what_would_fail_at_the_gate_or_quote_a_row_is_refused(
 @pytest.mark.parametrize(
     ("kind", "kwargs", "fact"),
     [
-        ("column_values_to_not_be_null", "{column: v, mostly: 5}", "a share is from 0 to 1"),
-        ("column_values_to_not_be_null", "{column: v, mostly: -1}", "a share is from 0 to 1"),
-        ("column_values_to_not_be_null", "{column: v, mostly: null}", "mostly is nothing"),
+        ("column_values_to_not_be_null", "{column: v, mostly: 5}", "not between 0 and 1"),
+        ("column_values_to_not_be_null", "{column: v, mostly: -1}", "not between 0 and 1"),
+        ("column_values_to_not_be_null", "{column: v, mostly: null}", "mostly has no value"),
         ("column_values_to_match_regex_list", "{column: v, regex_list: [a], match_on: most}", "not 'most'"),
         ("column_values_to_match_regex_list", "{column: v, regex_list: []}", "not a list of regular"),
         ("column_values_to_match_regex_list", "{column: v, regex_list: [1, 2]}", "not a list of regular"),
@@ -117,10 +125,10 @@ def test_what_would_fail_at_the_gate_or_quote_a_row_is_refused(
         ),
         ("column_values_to_not_be_outliers", "{column: n, method: magic}", "method is not 'magic'"),
         ("column_values_to_not_be_outliers", "{column: n, multiplier: -1}", "multiplier is -1"),
-        ("column_values_to_match_strftime_format", "{column: v, strftime_format: '%Q'}", "not a format"),
+        ("column_values_to_match_strftime_format", "{column: v, strftime_format: '%Q'}", "not a time format"),
         ("column_pair_values_to_be_in_set", "{column_A: n, column_B: n, value_pairs_set: []}", "is empty"),
-        ("column_values_to_be_between", "{column: n, min_value: 1e999}", "without an end"),
-        ("column_values_to_be_in_set", "{column: x, value_set: [1, 1e999]}", "without an end"),
+        ("column_values_to_be_between", "{column: n, min_value: 1e999}", "not finite"),
+        ("column_values_to_be_in_set", "{column: x, value_set: [1, 1e999]}", "not finite"),
     ],
 )
 @pytest.mark.parametrize("action", ["fail", "quarantine"])
@@ -252,7 +260,7 @@ def test_a_suite_comes_from_inside_the_root_or_not_at_all(
     (project / "suites" / "link.yaml").symlink_to(outside)
     for name, fact in {
         str(outside): "not relative",
-        "../s.yaml": "goes up",
+        "../s.yaml": "contains '..'",
         "suites/link.yaml": "leads out of the root",
         "suites/none.yaml": "can't be read",
         "s3://bucket/s.yaml": "not relative",
@@ -266,3 +274,31 @@ def test_defaults_may_name_a_suite_too(load: Load, suite: Callable[..., Path]) -
     suite(SUITE)
     config = load(("shards:", "defaults: {expectations: suites/orders.yaml}\nshards:"))
     assert len(config.shards[0].expectations) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "kwargs", "action", "found"),
+    [
+        ("column_values_to_be_between", "{column: n, min_value: 0}", "fail", "quarantine"),
+        ("column_values_to_be_between", "{column: n, min_value: 0, mostly: 0.9}", "fail", "fail"),
+        ("column_values_to_be_between", "{column: n, min_value: 0}", "warn", "warn"),
+        ("column_values_to_be_between", "{column: n, min_value: 0}", "pause", "pause"),
+        ("table_row_count_to_be_between", "{max_value: 10}", "fail", "fail"),
+    ],
+)
+def test_setting_rows_aside_changes_only_what_fails_and_single_rows_break(
+    load: Load, kind: str, kwargs: str, action: str, found: str
+) -> None:
+    config = load(*given(kind, kwargs, action))
+    aside = config.setting_aside()
+    assert [str(one.action) for one in aside.shards[0].expectations] == [found]
+    assert (aside is config) is (found == action)
+    assert (aside.canonical_json() == config.canonical_json()) is (found == action)
+    assert (aside.shapes, aside.root) == (config.shapes, config.root)
+    assert config.shards[0].expectations[0].action == action, "the file's own settings stay"
+
+
+def test_nothing_is_set_aside_where_bad_records_fail_the_run(load: Load) -> None:
+    config = load(*given("column_values_to_be_between", "{column: n, min_value: 0}"))
+    strict = config.model_copy(update={"shards": (config.shards[0].model_copy(update={"on_error": "fail"}),)})
+    assert strict.setting_aside() is strict

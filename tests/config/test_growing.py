@@ -45,7 +45,7 @@ def test_only_growing_shards_get_columns_and_none_gets_its_error_column_twice() 
         ({"s": "STRUCT<`x y`:INT>"}, "'s' of shard t: 'x y' is not a column name"),
         (
             {"price": "DECIMAL(12,2)"},
-            "'price' of shard t: column 'price' is a DECIMAL, and how the connector",
+            "'price' of shard t: column 'price' is a DECIMAL, and debezium.decimal_handling_mode",
         ),
     ],
 )
@@ -53,4 +53,4 @@ def test_what_no_column_can_be_is_refused_by_name(columns: dict[str, str], fact:
     with pytest.raises(InvalidUsage) as refused:
         with_new_columns(config(), {T: columns})
     assert refused.value.fact.startswith(f"new columns of the records can't be added, {fact}")
-    assert "rename the column where the records are made" in refused.value.hint
+    assert "rename the column at the producer" in refused.value.hint

@@ -39,11 +39,11 @@ def test_an_environment_may_name_an_object_store(place: str, location: str, tmp_
     [
         (
             "{source: {path: 's3://lake/x'}}\ntransaction: {max_records: 10}",
-            "max_records counts lines, and nobody reads those of objects",
+            "max_records counts lines, which are not read in objects",
         ),
         (
             "{source: {path: 's3://lake/x', incremental_listing: true, ready_marker: _SUCCESS}}",
-            "may leave out a marker that sorts before it",
+            "may miss a ready_marker",
         ),
         ("{source: {path: 's3://key:secret@lake/x'}}", "carries a user or a query"),
     ],

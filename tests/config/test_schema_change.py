@@ -45,7 +45,7 @@ def test_regression_add_columns_is_refused_by_name_where_it_adds_none(
         load(tmp_path, settings(source, shard, "add_columns"))
     (problem,) = refused.value.problems
     assert problem.path == "shards[0].on_schema_change"
-    assert "add_columns needs records that tell the types of new columns" in problem.fact
+    assert "add_columns needs records that carry the types of new columns" in problem.fact
     assert "missing_as_null" in problem.hint
     for policy in ("fail", "missing_as_null"):
         assert load(tmp_path, settings(source, shard, policy)).shards[0].on_schema_change == policy

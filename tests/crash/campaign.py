@@ -14,6 +14,7 @@ from pathlib import Path
 from tests.crash.feed import write_file
 from tests.crash.recompute import check_everything, orphans
 from tests.crash.worker import ALL, DONE, DUE, RETRY, TRACES, Job, report_of
+from tests.support.copies import at_home
 from tests.support.jvm import Jvm
 from tests.support.steps import AFTER, BEFORE, Fuse
 from tests.support.workers import KILLED, SECONDS_MAX, Workers
@@ -153,6 +154,7 @@ def chain(
                 kill_at(bench, killed, f"run-{cycle}", Fuse(when, name=step))
                 copy = folder / f"{cycle}-{when}-{step.replace(' ', '_').replace('/', '.')}"
                 copy_left(killed, copy)
+                at_home(copy)
                 yield copy
         bench.finish_swept(killed, f"run-{cycle}")
         bench.check(killed)

@@ -48,7 +48,7 @@ def test_the_copy_shows_the_rows_that_the_files_would_show(
 
 
 def test_rows_that_came_back_end_the_compaction() -> None:
-    with pytest.raises(Determinate, match="came back"):
+    with pytest.raises(Determinate, match="became visible"):
         carried([Copied("f", 9, BitMap([1, 2]))], {"f": BitMap([1, 5])})
 
 
@@ -81,7 +81,7 @@ def test_a_new_file_comes_with_the_rows_hidden_that_have_gone_since() -> None:
     assert vector is not None
     assert vector.path == entry.vector_path
     assert unpack(entry.vector_bytes, vector) == BitMap([0, 8])
-    with pytest.raises(InvalidUsage, match="does not take deletion vectors"):
+    with pytest.raises(InvalidUsage, match="has no deletion vectors"):
         decided(replace(change, metadata={**HEAD.metadata, "configuration": {}}))
     for hidden in (range(12), [12]):
         with pytest.raises(InvariantViolation, match="hidden in n, which has 12"):

@@ -65,7 +65,7 @@ def test_p6_an_older_checkpoint_without_a_transaction_number_starts_at_0() -> No
 
 def test_p6_a_record_of_an_older_format_is_refused() -> None:
     codec, record = RECORDS[-1]
-    with pytest.raises(InvalidUsage, match=r"t has records of format 0.*migrate"):
+    with pytest.raises(InvalidUsage, match=r"t has records of format 0.*older version"):
         codec.decode(replace(row_of(codec, record), format=0), table="t")
 
 

@@ -105,7 +105,7 @@ def overtaken(monkeypatch: pytest.MonkeyPatch, *moments: Callable[[], object]) -
 def test_a_compaction_wins_against_a_publisher_that_touches_every_file(
     state: Hand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between its copy and its commit, again and again; one file is emptied altogether."""
+    """Between its copy and its commit, kept changing; one file is emptied altogether."""
     files = set(state.table.head().files)
     copy = state_maintenance.copy_rows
 
@@ -199,7 +199,7 @@ def test_a_state_that_is_changed_again_and_again_is_left_whole_and_without_lefto
     monkeypatch.setattr(state_maintenance, "BEGINNINGS_MAX", 2)
     before = data_files(state.root)
     overtaken(monkeypatch, *[lambda at=at: state.publish({at: "x"}) for at in range(6)])  # type: ignore[misc]
-    with pytest.raises(BeingPublished, match="again and again"):
+    with pytest.raises(BeingPublished, match="kept changing"):
         merge(state.root.parent)
     check(state)
     later = data_files(state.root) - before

@@ -132,7 +132,7 @@ def test_a_table_whose_marks_would_expire_is_refused(journal: Path) -> None:
 def test_a_table_with_other_columns_is_refused(tmp_path: Path) -> None:
     (tmp_path / "journal").mkdir()
     DeltaTable.create(str(tmp_path / "journal"), schema=LOG_SCHEMA)
-    with pytest.raises(InvalidUsage, match=r"column .* is not one that this version writes"):
+    with pytest.raises(InvalidUsage, match=r"column .* is not one of this version's columns"):
         open_journal(tmp_path / "journal").head()
 
 
@@ -168,7 +168,7 @@ def test_a_read_only_folder_is_a_clear_error_and_a_retry_works_later(tmp_path: P
         for folder in (Path(made), journal, journal / "_delta_log"):
             folder.chmod(0o755)
         assert found.stdout.splitlines() == [
-            "refused: check its room and permissions, then retry",
+            "refused: check the free space and the permissions, then retry",
             "upper 2",
         ], found.stderr
         assert put_next(open_journal(journal)) == entry(2)

@@ -94,12 +94,12 @@ class PanicException(BaseException):
     """delta-rs has one, which can't be imported."""
 
 
-@pytest.mark.parametrize("broken", ["create_checkpoint", "cleanup_metadata", "copy_rows"])
+@pytest.mark.parametrize("broken", ["create_checkpoint", "clean_log", "copy_rows"])
 def test_a_publish_stands_whatever_becomes_of_what_it_leaves_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, broken: str
 ) -> None:
     def full(*_: Any, **__: Any) -> None:
-        if broken == "cleanup_metadata":
+        if broken == "create_checkpoint":
             raise PanicException("No space left on device")
         raise OSError(28, "No space left on device")
 
@@ -107,6 +107,8 @@ def test_a_publish_stands_whatever_becomes_of_what_it_leaves_to_do(
     with monkeypatch.context() as patched:
         if broken == "copy_rows":
             patched.setattr(state_maintenance, broken, full)
+        elif broken == "clean_log":
+            patched.setattr(checkpoint, broken, full)
         else:
             # The class can't be changed itself.
             patched.setattr(checkpoint, "DeltaTable", lambda *a, **k: Mock(DeltaTable(*a, **k), broken, full))

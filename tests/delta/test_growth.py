@@ -3,6 +3,7 @@ whatever happens to it then: real control tables and logs, rows without Spark.""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -79,7 +80,7 @@ def test_a_process_that_has_not_heard_of_a_column_may_not_work_on_the_log(root: 
     for _ in range(2):
         with pytest.raises(Outgrown, match="shard points has new columns: age"):
             reader.control.log(SHARD).head()
-    assert reader.with_new_columns(lambda: reader.control.log(SHARD).head()).upper == 3
+    assert reader.up_to_date(lambda: reader.control.log(SHARD).head()).upper == 3
     land(root, age=LONG)
     assert late.run() == [3]
     assert late.recorded() == {**COLUMNS, "age": "INT"}
@@ -109,7 +110,7 @@ def test_an_older_generation_and_who_comes_late_put_nothing_on_record(root: Path
     assert old.run() == [1]
     decided = NewColumns(Txn(1), {SHARD: {"late": "INT"}})
     put_on_record(old.pipeline, decided)
-    announce_generation(Typed(root, generation=1).pipeline)
+    announce_generation(replace(old.pipeline, generation=1))
     with pytest.raises(Fenced):
         put_on_record(old.pipeline, NewColumns(Txn(2), {SHARD: {"age": "INT"}}))
     assert old.recorded() == COLUMNS
@@ -121,7 +122,7 @@ def test_a_transaction_that_was_bound_for_other_shards_says_what_to_do(root: Pat
     changed = Typed(root, shard={"route": {"table": "points"}})
     with pytest.raises(InvalidUsage, match="bound for other shards") as refused:
         changed.run()
-    assert "put its shards back" in refused.value.hint
+    assert "restore its shards" in refused.value.hint
     assert Typed(root).run() == [1]
 
 

@@ -232,7 +232,7 @@ def test_a_damaged_run_stops_a_merge_and_is_made_again(state: Hand, index: KeyIn
         cover(index, state)
     for run in index.runs:
         damage(run)
-    with pytest.raises(Determinate, match="made again"):
+    with pytest.raises(Determinate, match="builds it again"):
         index.merge(state.table.head())
     cover(index, state)
     check_index(index, state)
@@ -247,7 +247,7 @@ def test_a_damaged_block_stops_one_publish_and_its_run_is_made_again(tmp_path: P
     damage(Run(path))
     log.reopen()
     log.append(*changes[1])
-    with pytest.raises(Determinate, match="made again"):
+    with pytest.raises(Determinate, match="builds it again"):
         log.publish()
     log.publish()
     log.check()

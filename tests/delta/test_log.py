@@ -124,7 +124,7 @@ def test_two_writers_parts_under_one_number_are_an_error(log: DeltaLog, folder: 
 def test_a_log_without_a_schema_can_be_opened_but_not_made(folder: Path) -> None:
     log = DeltaLog(str(folder))
     assert log.head().upper == 1
-    with pytest.raises(InvalidUsage, match="has no schema to be made with"):
+    with pytest.raises(InvalidUsage, match="no schema to create it with"):
         log.commit(log.head(), Put({UPPER: 2}, (), None))
 
 

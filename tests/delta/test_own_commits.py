@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import shutil
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -22,7 +23,8 @@ from tests.support.state_table import Hand
 from tests.support.waiting import SECONDS_MAX
 from tidemark.core.errors import Indeterminate, InvalidUsage
 from tidemark.core.ledger import UPPER, Conflict, Put
-from tidemark.delta.commit import COMMIT_SECONDS_MAX, put_entry
+from tidemark.delta.checkpoint import clean_log
+from tidemark.delta.commit import COMMIT_SECONDS_MAX, entry_path, put_entry
 from tidemark.delta.head import read_head
 from tidemark.delta.log import DeltaLog
 from tidemark.delta.probe import probe_put_if_absent
@@ -136,8 +138,98 @@ def test_an_entry_is_not_put_below_one_that_is_there(tmp_path: Path, later: str)
         (tmp_path / "_delta_log" / name).touch()
     assert put_entry(store, 3, mine) != Conflict()
     (tmp_path / "_delta_log" / later).touch()
+    (tmp_path / entry_path(3)).unlink()
     assert put_entry(store, 4, mine) == Conflict()
-    assert [path.name for path in log_entries(tmp_path) if path.name != later] == [f"{3:020}.json"]
+    assert [path.name for path in log_entries(tmp_path) if path.name != later] == []
+
+
+def log_of(folder: Path, entries: int, *checkpoints: int) -> Store:
+    """A log of so many entries, and checkpoints."""
+    store = Store(str(folder), {})
+    for version in range(entries):
+        put_entry(store, version, [{"commitInfo": {"tidemarkCommit": str(version)}}])
+    for version in checkpoints:
+        (folder / f"_delta_log/{version:020}.checkpoint.parquet").touch()
+    return store
+
+
+def test_clean_up_keeps_what_young_versions_need(tmp_path: Path) -> None:
+    """Those are the last checkpoint that is old, and all from there on."""
+    store = log_of(tmp_path, 12, 3, 6, 9)
+    for version in range(8):
+        os.utime(tmp_path / entry_path(version), (version, version))
+    assert clean_log(store, before_ms=6_000) == 3
+    assert log_entries(tmp_path)[0].name == f"{3:020}.json"
+    assert clean_log(store, before_ms=7_000) == 4, "with the older checkpoint"
+    assert log_entries(tmp_path)[0].name == f"{6:020}.json"
+    assert clean_log(store, before_ms=9_000) == 0, "no version is between the last checkpoint and that time"
+
+
+def test_a_clean_up_that_fails_leaves_no_entry_before_one_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit asks for the entry before its own alone, so that one must go first."""
+    store = log_of(tmp_path, 8, 6)
+    for path in log_entries(tmp_path):
+        os.utime(path, (0, 0))
+    delete, left = Store.delete, [4]
+
+    def failing(store: Store, path: str) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(5, "Input/output error")
+        delete(store, path)
+
+    monkeypatch.setattr(Store, "delete", failing)
+    with pytest.raises(OSError, match="Input/output"):
+        clean_log(store, before_ms=1)
+    assert [path.name for path in log_entries(tmp_path)] == [f"{at:020}.json" for at in range(4, 8)]
+    mine = [{"commitInfo": {"tidemarkCommit": "asleep"}}]
+    assert [put_entry(store, version, mine) for version in range(1, 8)] == [Conflict()] * 7
+
+
+def test_a_commit_does_not_list_the_log_however_long_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = open_journal(tmp_path / "journal")
+    put_next(ledger)
+    with monkeypatch.context() as patched:
+        patched.setattr(Store, "names_after", lambda *_: pytest.fail("the log was listed"))
+        put_next(ledger)
+    assert ledger.head().upper == 3
+
+
+def test_the_name_of_a_table_is_synced_once_and_again_when_its_folder_is_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = tmp_path / "journal"
+    store, synced, sync = log_of(table, 1), [], os.fsync
+
+    def record(handle: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{handle}").readlink())
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", record)
+    for _ in range(2):
+        store.sync_folders(["a.parquet"])
+    assert synced == [table, tmp_path, table]
+    shutil.copytree(table, tmp_path / "copy")
+    shutil.rmtree(table)
+    (tmp_path / "copy").rename(table)
+    store.sync_folders(["a.parquet"])
+    assert synced[3:] == [table, tmp_path]
+    monkeypatch.undo()
+    with monkeypatch.context() as patched:
+        fresh = Store(str(table), {})
+
+        def broken(handle: int) -> None:
+            if Path(f"/proc/self/fd/{handle}").readlink() == tmp_path:
+                raise OSError(5, "Input/output error")
+
+        patched.setattr(os, "fsync", broken)
+        for _ in range(2):
+            with pytest.raises(OSError, match="Input/output"):
+                fresh.sync_folders(["a.parquet"])
 
 
 def test_a_rival_that_was_cleaned_away_while_we_slept_may_have_been_ourselves(

@@ -73,7 +73,7 @@ STEPS = st.lists(
         st.tuples(st.just("append"), CHANGES),
         st.tuples(st.just("publish"), st.none()),
         st.tuples(st.just("die"), st.integers(1, 14)),
-        st.tuples(st.sampled_from(["reopen", "lose the index", "keep a copy", "bring it back"]), st.none()),
+        st.tuples(st.sampled_from(["reopen", "lose the index", "keep a copy", "restore it with"]), st.none()),
     ),
     min_size=2, max_size=14,
 )  # fmt: skip
@@ -111,7 +111,7 @@ def test_whatever_happens_the_state_is_the_fold_of_its_log_and_keys_are_unique(
         elif what == "keep a copy" and log.index.exists():
             shutil.rmtree(copy, ignore_errors=True)
             shutil.copytree(log.index, copy)
-        elif what == "bring it back" and copy.exists():
+        elif what == "restore it with" and copy.exists():
             shutil.rmtree(log.index, ignore_errors=True)
             shutil.copytree(copy, log.index)
             log.reopen()

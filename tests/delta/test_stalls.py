@@ -24,6 +24,6 @@ def test_regression_runs_that_found_nothing_do_not_make_what_is_bound_next_look_
     reclock(pipeline, world.attempt("busy"))
     assert stalls(pipeline, now_seconds=now[0] + 1) == ()
     (stall,) = stalls(pipeline, now_seconds=now[0] + 1_000)
-    assert (
-        stall.told(now[0] + 1_000) == "transaction 1 has not moved for 16 m 40 s: it is bound and not sealed"
+    assert stall.sentence(now[0] + 1_000) == (
+        "transaction 1 has not moved for 16 m 40 s: it is bound and not sealed"
     )

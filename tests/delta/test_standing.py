@@ -19,7 +19,8 @@ from tidemark.core.publish import Published, StateCommit, StateOverwritten, Stat
 from tidemark.delta.commit import entry_bytes, entry_path
 from tidemark.delta.head import LiveFile
 from tidemark.delta.state import ROWS, Change
-from tidemark.delta.state_status import encoded, lost_files, read_state_status, same_rows_version
+from tidemark.delta.state_commit import encoded, newest_commit
+from tidemark.delta.state_status import lost_files, read_state_status, same_rows_version
 
 SHARD = ShardId("t")
 
@@ -95,7 +96,19 @@ def test_a_state_is_where_its_last_publish_left_it(state: Standing) -> None:
     # One that is ahead of its record is told with its facts; a second one was made without knowing of it.
     assert state.look(first) == StateStatus(2, Txn(2), second.commit, 2, "w1", ())
     state.publish({3: "d"})
-    assert state.look(first).strangers == ("3 a second publish",)
+    assert state.look(first).foreign_writes == ("3 a second publish",)
+
+
+def test_the_newest_publish_after_a_version_is_found_below_harmless_commits(state: Standing) -> None:
+    uri = str(state.hand.root)
+    assert newest_commit(str(state.hand.root / "absent"), -1) is None
+    state.publish({1: "a"})
+    second = state.publish({1: "b"})
+    version = state.foreign(*state.copied(newest_file(state)), operation="OPTIMIZE")
+    assert [newest_commit(uri, after) for after in (-1, 1)] == [second.commit, second.commit]
+    assert [newest_commit(uri, after) for after in (2, version)] == [None, None]
+    state.forget(version)
+    assert newest_commit(uri, -1) is None, "what was cleaned up is not asked for"
 
 
 def test_a_foreign_commit_that_changes_no_row_is_harmless_whatever_it_is_called(state: Standing) -> None:
@@ -103,11 +116,11 @@ def test_a_foreign_commit_that_changes_no_row_is_harmless_whatever_it_is_called(
     state.foreign(*state.copied(newest_file(state)), operation="WRITE")
     state.foreign({"metaData": dict(state.hand.table.head().metadata)}, operation=None)
     found = state.look()
-    assert (found.version, found.newest_version, found.strangers) == (3, 1, ())
+    assert (found.version, found.newest_version, found.foreign_writes) == (3, 1, ())
     check_state_status(SHARD, last=last, standing=found)
     assert same_rows_version(str(state.hand.root), 1) == 3
     again = state.publish({2: "c"})
-    assert (again.version, state.look().strangers) == (4, ())
+    assert (again.version, state.look().foreign_writes) == (4, ())
     assert same_rows_version(str(state.hand.root), 1) == 3, "a publish is where the same rows end"
 
 
@@ -115,9 +128,9 @@ def strange(state: Standing, *actions: dict[str, Any], operation: str | None) ->
     version = state.foreign(*actions, operation=operation)
     found = state.look()
     assert same_rows_version(str(state.hand.root), version - 1) == version - 1
-    with pytest.raises(StateOverwritten, match="others have written to it"):
+    with pytest.raises(StateOverwritten, match="other writers changed it"):
         check_state_status(SHARD, last=state.records[-1], standing=found)
-    (one,) = found.strangers
+    (one,) = found.foreign_writes
     return one.removeprefix(f"{version} ")
 
 
@@ -152,7 +165,7 @@ def test_a_column_that_is_taken_away_or_gets_another_type_is_no_mere_description
     schema = json.loads(metadata["schemaString"])
     wider = {**schema, "fields": [*schema["fields"], {**schema["fields"][1], "name": "w"}]}
     state.foreign({"metaData": {**metadata, "schemaString": json.dumps(wider)}}, operation="ADD COLUMNS")
-    assert state.look().strangers == ()
+    assert state.look().foreign_writes == ()
     less = {**schema, "fields": schema["fields"][:1]}
     lacking = {"metaData": {**metadata, "schemaString": json.dumps(less)}}
     assert strange(state, lacking, operation="CHANGE COLUMN") == "CHANGE COLUMN"
@@ -162,13 +175,13 @@ def test_writes_and_rearrangements_of_delta_rs_are_told_apart(state: Standing) -
     last = state.publish(dict.fromkeys(range(20), "a"))
     table = DeltaTable(str(state.hand.root))
     table.alter.set_table_properties({"delta.logRetentionDuration": "interval 40 days"})
-    assert state.look().strangers == ()
+    assert state.look().foreign_writes == ()
     table.alter.add_constraint({"small": "k < 100"})
-    assert state.look().strangers == (), "no row has changed; a publish is refused by the feature"
+    assert state.look().foreign_writes == (), "no row has changed; a publish is refused by the feature"
     with pytest.raises(InvalidUsage, match="checkConstraints"):
         state.publish({1: "b"})
     table.delete("k = 3")
-    assert [one.split()[-1] for one in state.look(last).strangers] == ["DELETE"]
+    assert [one.split()[-1] for one in state.look(last).foreign_writes] == ["DELETE"]
 
 
 def test_application_transactions_that_expire_are_refused(state: Standing) -> None:
@@ -176,14 +189,14 @@ def test_application_transactions_that_expire_are_refused(state: Standing) -> No
     metadata = dict(state.hand.table.head().metadata)
     expiring = {"delta.setTransactionRetentionDuration": "interval 1 days"}
     state.foreign({"metaData": {**metadata, "configuration": {**metadata["configuration"], **expiring}}})
-    with pytest.raises(InvalidUsage, match="would be forgotten"):
+    with pytest.raises(InvalidUsage, match="would expire"):
         state.look()
 
 
 def test_a_version_that_another_has_written_is_told_at_the_record(state: Standing) -> None:
     last = state.publish({1: "a"})
     state.hand.publish({1: "b"})
-    assert state.look(Published(2, 2, last.commit)).at_record == "a stranger (WRITE)"
+    assert state.look(Published(2, 2, last.commit)).at_record == "another writer (WRITE)"
 
 
 def test_entries_that_were_cleaned_away_are_judged_by_what_lasts(state: Standing) -> None:
@@ -194,18 +207,18 @@ def test_entries_that_were_cleaned_away_are_judged_by_what_lasts(state: Standing
     state.forget(below=5)
     state.foreign(operation="VACUUM START")
     found = state.look()
-    assert (found.version, found.txn, found.at_record, found.strangers) == (6, 1, "", ())
+    assert (found.version, found.txn, found.at_record, found.foreign_writes) == (6, 1, "", ())
     check_state_status(SHARD, last=last, standing=found)
     root = str(state.hand.root)
     assert same_rows_version(root, last.version) == 6
     assert state.hand.table.head().txns[ROWS] == last.version
     # Another version's rows are not known any more.
     for version in (0, 2):
-        with pytest.raises(InvalidUsage, match=f"does not reach back to version {version}"):
+        with pytest.raises(InvalidUsage, match=f"no longer reaches back to version {version}"):
             same_rows_version(root, version)
-    with pytest.raises(InvalidUsage, match="does not reach back"):
+    with pytest.raises(InvalidUsage, match="no longer reaches back"):
         lost_files(root, last.version)
-    assert (state.publish({2: "c"}).version, state.look().strangers) == (7, ())
+    assert (state.publish({2: "c"}).version, state.look().foreign_writes) == (7, ())
 
 
 def test_a_foreign_write_in_entries_that_were_cleaned_away_is_noticed_by_its_rows(state: Standing) -> None:
@@ -215,7 +228,7 @@ def test_a_foreign_write_in_entries_that_were_cleaned_away_is_noticed_by_its_row
     )
     state.forget(below=2)
     state.foreign(operation="VACUUM END")
-    assert state.look(last).strangers == ("2 or before, 0 rows instead of 2",)
+    assert state.look(last).foreign_writes == ("2 or before, 0 rows instead of 2",)
 
 
 def test_an_older_version_is_read_from_an_older_checkpoint(state: Standing) -> None:

@@ -176,7 +176,7 @@ def test_a_commit_whose_writer_was_stopped_for_long_is_not_believed(hand: Hand) 
     actions = [{"commitInfo": {"tidemarkCommit": "me"}}]
     with pytest.raises(Indeterminate, match="took over 60 s"):
         put_entry(hand.table.store, 1, actions, seconds=lambda: next(times))
-    with pytest.raises(InvalidUsage, match="does not say whose"):
+    with pytest.raises(InvalidUsage, match="does not name its writer"):
         put_entry(hand.table.store, 2, [{"commitInfo": {}}])
 
 
@@ -203,7 +203,7 @@ def test_files_are_on_disk_before_their_folders_and_those_before_the_entry(
     assert hand.table.commit(head, change) == Committed(3)
     shown = ["sync " + Path(one[5:]).parent.name if ".bin" in one or ".tmp" in one else one for one in done]
     assert shown == [
-        "sync _vectors", "sync state/_vectors", "sync state", "sync .",
+        "sync _vectors", "sync state/_vectors", "sync state",
         "sync _delta_log", f"link {3:020}.json", "sync state/_delta_log",
     ]  # fmt: skip
 

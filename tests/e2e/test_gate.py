@@ -68,8 +68,8 @@ def check_red_message(project: Project, said: str) -> None:
     assert found[4] != found[2]
     documented = (ROOT / "docs" / "airflow.md").read_text()
     for words in (
-        "the input is as it was, but the parts are not what was sealed; repair them",
-        "what was committed stays as it is, and downstream waits. To get out:",
+        "the input is unchanged, but the parts differ from the seal; repair them",
+        "what is committed does not change, and downstream tasks wait. What you can do:",
         "restores the parts; then clear this task",
     ):
         assert words in documented
@@ -176,7 +176,7 @@ def test_s6_a_changed_source_file_stops_at_validate_until_it_is_restored(stack: 
     said = stack.log("changed", run_id, "validate")
     assert "transaction 1: input gone" in said
     assert file.name in said
-    assert project.state() == project.truth, "what was committed stays"
+    assert project.state() == project.truth, "what is committed does not change"
     file.write_text(original)
     stack.clear("changed", run_id)
     project.check()
@@ -232,7 +232,9 @@ def test_p12_a_failed_expectation_keeps_the_rows_invisible_until_someone_accepts
 def test_a_red_gate_that_asks_waits_for_a_person_and_does_what_they_choose(stack: Stack) -> None:
     project, client = stack.projects["asked"], stack.client
     client.unpause("asked")
-    project.land([{"id": 1, "status": "new", "amount": -5.0, "op": "U"}])
+    project.land(
+        [{"id": key, "status": "new", "amount": amount, "op": "U"} for key, amount in ((1, -5.0), (2, 5.0))]
+    )
     run_id = client.trigger("asked")
 
     def waits() -> bool:
@@ -247,15 +249,23 @@ def test_a_red_gate_that_asks_waits_for_a_person_and_does_what_they_choose(stack
     question = client.call("GET", way)
     assert (question["subject"], question["options"]) == (
         "The gate is red: transaction 1",
-        ["Accept", "Skip", "Fail"],
+        ["Accept", "Quarantine", "Skip", "Fail"],
     )
     assert "expect_column_values_to_be_between(amount" in question["body"]
     assert project.seals() == []
-    client.call("PATCH", way, {"chosen_options": ["Accept"], "params_input": {"reason": "a refund"}})
+    client.call("PATCH", way, {"chosen_options": ["Quarantine"], "params_input": {"reason": "a refund"}})
     stack.ends("asked", run_id)
-    (accepted,) = [one for one in project.journal(1) if one.event is Event.ACCEPTED]
-    assert (accepted.detail["user"], accepted.detail["reason"]) == (USER, "a refund")
-    project.check()
+    (request,) = [one for one in project.journal(1) if one.event is Event.REQUESTED]
+    assert (request.detail["what"], request.detail["user"], request.detail["reason"]) == (
+        "quarantine",
+        USER,
+        "a refund",
+    )
+    (seal,) = project.seals()
+    assert {shard: parts.digest.count for shard, parts in seal.shards.items()} == {SHARD: 1, "quarantine": 1}
+    assert project.state() == {2: ("new", 5.0)}
+    stack.clear("asked", run_id)
+    assert project.verdicts(1)[-1] == "identical", "by the settings that were sealed, not by the file's"
 
 
 def test_no_secret_gets_into_logs_journal_xcom_or_data_docs(stack: Stack) -> None:

@@ -81,7 +81,7 @@ def test_a_run_that_airflow_has_forgotten_is_proven_and_not_done_again(stack: St
     told = client.xcom("forgotten", again, "reclock")
     assert told["owned"] == {"count": 1, "ranges": [[1, 1]]}
     assert (told["recognised"], told["recorded_run_id"]) == (True, first)
-    assert "was done before, by run" in stack.log("forgotten", again, "reclock")
+    assert "was already done by run" in stack.log("forgotten", again, "reclock")
     assert (project.verdicts(1), project.data_files()) == (["identical", "identical"], written)
     stack.go("forgotten", logical_date="2026-01-06T00:00:00Z")
     project.check()

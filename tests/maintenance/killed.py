@@ -14,6 +14,7 @@ import pandas  # noqa: F401
 
 import tidemark.app.maintenance
 from tests.maintenance.rig import LightDeployment, terms
+from tests.support.copies import at_home
 from tests.support.steps import BEFORE, Fuse, Steps, table_name, versions_in, wrap
 from tests.support.workers import KILLED, Workers
 
@@ -84,6 +85,7 @@ def killed_runs(root: Path, copies: Path) -> Iterator[Run]:
         for number in range(1, STEPS_MAX):
             copy, trace = copies / f"{number:03}", copies / f"{number:03}.trace"
             shutil.copytree(root, copy)
+            at_home(copy)
             trace.touch()
             status = workers.run(root=str(copy), trace=str(trace), number=number)
             yield Run(copy, status, trace.read_text().splitlines())

@@ -136,7 +136,7 @@ def test_r4_what_a_live_lease_needs_stays_and_the_dry_run_names_the_holder(fed: 
     assert files_on_disk(fed) == before, "a dry run changes nothing"
     (held,) = [chore for chore in planned.chores if chore.what == "truncate the log" and chore.held_by]
     assert held.held_by == "lease report of host-7 needs txn 5"
-    assert held.until == "it is released, or not renewed for 120 s"
+    assert held.until == "it is released, or is not renewed for 120 s"
     assert held.files == 10
     assert held.bytes == sum(
         size for path, size in before.items() if "loser" not in path and 5 <= int(path[5:25]) < 10
@@ -153,7 +153,7 @@ def test_r4_what_a_live_lease_needs_stays_and_the_dry_run_names_the_holder(fed: 
         chore for chore in maintenance.plan(deployment, terms(window=10)).chores if "replaced" in chore.what
     ]
     assert [chore.held_by for chore in replaced] == ["lease report of host-7 at 5"]
-    assert [chore.until for chore in replaced] == ["it is released, or not renewed for 120 s"]
+    assert [chore.until for chore in replaced] == ["it is released, or is not renewed for 120 s"]
 
     leases.release(tenure.lease)
     maintenance.maintain(deployment, T, terms(window=10))
@@ -218,7 +218,7 @@ def test_a_consumer_whose_process_was_killed_can_be_forgotten_and_one_that_reads
     file.write_text(PIPELINE_FILE)
     control = LightDeployment(fed).control
     Leases(control.leases).take("dead/points", HolderToken("h"), start=Txn(9), ttl_seconds=0.4)
-    assert "is forgotten" in command("consumers", "forget", str(file), "points", "dead")
+    assert "is removed" in command("consumers", "forget", str(file), "points", "dead")
     hold = take_hold(Leases(control.leases), "live/points", HolderToken("h"), ttl_seconds=6)
     try:
         found = CliRunner().invoke(app, ["consumers", "forget", str(file), "points", "live"])
@@ -299,7 +299,7 @@ def test_a_repair_that_maintenance_outruns_changes_nothing_and_the_next_one_repa
 
     monkeypatch.setattr(deployment.light.kept, "digests_by_txn", compare_then_maintain)
     before = DeltaTable(str(log_folder(fed))).file_uris()
-    with pytest.raises(Determinate, match="others have changed the files of points"):
+    with pytest.raises(Determinate, match="another process changed the files of points"):
         repair(deployment.pipeline, Attempt(Owner("mend"), new_token()), Txn(3))
     assert DeltaTable(str(log_folder(fed))).file_uris() == before
     monkeypatch.undo()
@@ -380,7 +380,7 @@ def test_the_dry_run_is_a_table_for_people_and_json_for_machines(fed: Path) -> N
     assert chores == {("merge small files", 28, ""), ("remove lost attempts", 2, "")}
     shown = command("maintain", str(file), "--dry-run")
     assert "merge small files" in shown
-    assert "nobody: goes now" in shown
+    assert "nobody: would be deleted now" in shown
     assert files_on_disk(fed) == before
 
 
@@ -401,7 +401,7 @@ def test_what_can_not_be_proven_any_more_is_shown_by_status_and_warned_of(fed: P
 def test_a_source_that_forgets_soon_is_warned_of_before_it_does() -> None:
     found = {Txn(1): Replayable(until_seconds=90_000.0), Txn(2): Replayable(until_seconds=500_000.0)}
     told = proof.warnings(found, since=Txn(1), now_seconds=3_600.0)
-    assert told == ("transaction 1 can be proven for 24 more hours: its source lets the input go",)
+    assert told == ("transaction 1 can be proven for 24 more hours, then its source deletes the input",)
     assert proof.warnings(found, since=Txn(2), now_seconds=3_600.0) == ()
 
 
@@ -422,7 +422,7 @@ def test_r5_a_consumer_has_every_change_once_while_maintenance_works_around_it(
     fed: Path,
 ) -> None:
     """Invariants 11 and 12: between a batch's listing and its reading everything is maintained, with no
-    time given to who looked before; the lease alone keeps what the consumer needs."""
+    time given to earlier reader; the lease alone keeps what the consumer needs."""
     deployment, rivals = LightDeployment(fed), LightDeployment(fed)
     leases = Leases(deployment.control.leases)
     hold = take_hold(leases, lease_name("billing", SHARD), HolderToken("h"), ttl_seconds=60, wait_seconds=1)

@@ -17,6 +17,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from tests.maintenance.shop import FED, PUBLISHED, SHARD, Shop, expected
+from tests.support.copies import at_home
 from tidemark.app.deployment import new_token
 from tidemark.app.views import View
 from tidemark.core.checksum import Digest
@@ -38,6 +39,7 @@ def shop(fed_shop: Path, spark: SparkSession, tmp_path: Path, monkeypatch: pytes
     """A copy to work on, in which a few small files are enough to be merged."""
     monkeypatch.setattr("tidemark.core.maintenance.FILES_MIN", 4)
     shutil.copytree(fed_shop, tmp_path / "shop")
+    at_home(tmp_path / "shop")
     return Shop(spark, tmp_path / "shop")
 
 
@@ -77,7 +79,7 @@ def test_merging_log_and_state_changes_nothing_that_is_read_or_proven(shop: Shop
     assert done["merged small files", "quarantine"] == FED
     assert done["purged the state's hidden rows", SHARD] >= 1
     assert len(DeltaTable(str(shop.folder / "log")).file_uris()) == 1
-    assert data_bytes(shop.folder / "log") > bytes_before, "what was replaced stays for who looked before"
+    assert data_bytes(shop.folder / "log") > bytes_before, "what was replaced stays for earlier readers"
     shop.reclaim()
     assert not list((shop.folder / "log").glob("_txn-*/*/*.parquet"))
     assert data_bytes(shop.folder / "log") < bytes_before / 2

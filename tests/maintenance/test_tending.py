@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 from tests.maintenance.shop import FED, PUBLISHED, SHARD, Shop, expected
 from tests.maintenance.tending import keep_in_shape
 from tests.support import ROOT
+from tests.support.copies import at_home
 from tidemark.app.views import View
 from tidemark.core.publish import Published
 from tidemark.pipeline.publish import verify_state
@@ -50,6 +51,7 @@ def test_p3_a_state_whose_maintenance_is_killed_is_whole_and_the_next_one_finish
     deleted. Every single step is in `tests/delta/test_compaction_of_states.py`."""
     root = tmp_path / "shop"
     shutil.copytree(fed_shop, root)
+    at_home(root)
     shop = Shop(spark, root)
     for moment in (is_merging, is_vacuuming):
         kill_at(moment, shop, tmp_path / "messages")

@@ -60,7 +60,7 @@ def with_notes(kept: Kept) -> Rig:
 def test_f8_f9_a_table_that_is_taken_out_holds_no_log_however_busy_it_is(kept: Kept) -> None:
     works = with_notes(kept)
     del works.schemas["notes"]
-    kept.write(works.config(generation=1))
+    kept.promote(works.config(generation=1))
     works.sql(*[f"INSERT INTO notes VALUES ({n}, 'n')" for n in range(5)])
     busy = works.log_end()
     kept.run()
@@ -171,7 +171,7 @@ def test_p12_a_shard_that_its_gate_has_paused_holds_no_log_and_what_needs_it_who
     assert status(works, monkeypatch)["source"]["held_back_by"] == []
     # A table is read anew over what its shard has, so it can't be while some of that waits.
     works.source().ask_again("public.notes")
-    with pytest.raises(InvalidUsage, match="can't be read anew while shard notes is paused"):
+    with pytest.raises(InvalidUsage, match="can't be read again while shard notes is paused"):
         kept.run()
     release(pipeline_at(works.root), attempt(), ShardId("notes"), reason="looked at")
     kept.run()

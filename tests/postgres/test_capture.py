@@ -490,7 +490,7 @@ def test_a_slot_that_was_made_anew_has_lost_changes_and_says_so(items: Rig) -> N
         items.bind()
     assert "pg_create_logical_replication_slot" in missing.value.hint
     items.sql(f"SELECT pg_create_logical_replication_slot('{items.database}', 'pgoutput')")
-    with pytest.raises(InvalidUsage, match="made anew, or advanced by somebody else"):
+    with pytest.raises(InvalidUsage, match="created again, or advanced by another process"):
         items.bind()
 
 

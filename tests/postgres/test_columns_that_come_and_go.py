@@ -29,9 +29,7 @@ def test_regression_a_column_that_is_added_and_dropped_between_two_runs_stops_no
 
 def test_a_column_that_may_have_been_renamed_is_not_taken_for_one_that_is_gone(t: Rig) -> None:
     t.sql("ALTER TABLE t ADD y int", "INSERT INTO t VALUES (2, 2, 2)", "ALTER TABLE t RENAME y TO z")
-    with pytest.raises(
-        InvalidUsage, match="'y' is not declared, and the table does not have it any more"
-    ) as no:
+    with pytest.raises(InvalidUsage, match="'y' is not declared, and the table no longer has it") as no:
         t.bind()
     assert "`tidemark source reread PIPELINE public.t`" in no.value.hint
 
@@ -48,7 +46,7 @@ def test_regression_short_columns_need_no_full_identity(rig: MakeRig) -> None:
         ("c", (1, "a", "1.00")), ("d", (1,)), ("c", (2, "a", "1.00")),
     ]  # fmt: skip
     works.sql("ALTER TABLE t ALTER code TYPE varchar(3000)")
-    with pytest.raises(InvalidUsage, match="an update does not send code when the value is big"):
+    with pytest.raises(InvalidUsage, match="an update does not send code when a large value is unchanged"):
         works.bind()
 
 
@@ -59,7 +57,7 @@ def test_regression_what_is_wrong_with_several_tables_is_told_at_once(rig: MakeR
         "CREATE TABLE a (id int PRIMARY KEY, x bigint)", "CREATE TABLE b (id int PRIMARY KEY)",
         "CREATE TABLE c (id int PRIMARY KEY, x int, y int)",
     )  # fmt: skip
-    with pytest.raises(InvalidUsage, match="3 things are wrong") as refused:
+    with pytest.raises(InvalidUsage, match="3 problems") as refused:
         works.bind()
     for said in (
         "(1) table public.a: column 'x' can't be read as INT without loss",

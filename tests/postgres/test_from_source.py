@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from tests.support.postgres_pipeline import CONN_ID, Rig, attempt
 from tidemark.app.deployment import Deployment, discovered
+from tidemark.app.generation import Generations
 from tidemark.app.tasks import no_session, open_pipeline
 from tidemark.app.views import View, read
 from tidemark.cli.app import app
@@ -137,7 +138,7 @@ def test_a_run_that_opened_before_another_took_a_table_in_is_told_to_run_again(d
     early = described.begun()
     described.works.sql("CREATE TABLE late (id int PRIMARY KEY)", "INSERT INTO late VALUES (1)")
     described.bind()
-    with pytest.raises(Determinate, match=r"taken in tables meanwhile: public\.late"):
+    with pytest.raises(Determinate, match=r"added tables meanwhile: public\.late"):
         mint(early.pipeline, attempt())
 
 
@@ -193,7 +194,7 @@ def test_e4_a_column_of_another_type_and_another_key_are_refused_by_name(describ
 
 def test_two_tables_that_would_go_to_one_shard_are_refused(described: Described) -> None:
     described.works.sql('CREATE TABLE "Orders" (id int PRIMARY KEY)')
-    with pytest.raises(InvalidUsage, match="would both go to shard public__orders"):
+    with pytest.raises(InvalidUsage, match="both map to shard public__orders"):
         described.bind()
 
 
@@ -239,7 +240,7 @@ def test_what_only_a_database_can_tell_is_refused_for_others_and_for_declared_sh
     shard = {"name": "a", "keys": ["id"], "route": {"table": "public.a"}}
     declared = {**shard, "schema": "id INT NOT NULL"}
     for settings, fact in [
-        (plain, "a files source can't tell the columns of its tables"),
+        (plain, "a files source can't describe the columns of its tables"),
         ({**plain, "source": source, "defaults": {}, "tables": {"include": ["public.*"]}}, "have no schema"),
         ({**plain, "source": source, "shards": [shard]}, "from_source is for the tables of `tables`"),
         ({**plain, "source": source, "shards": [declared]}, "table public.a is taken by `tables` too"),
@@ -278,6 +279,9 @@ def test_m11_e4_rows_of_described_tables_arrive_and_those_of_changed_ones_in_a_w
     works.sql("ALTER TABLE orders ADD note text", "INSERT INTO orders VALUES (2, 1.5, NULL, 'n')")
     wider = {"match": "public.orders", "on_schema_change": "add_columns"}
     described.write({"generation": 1}, overrides=[{"match": "public.lines", "name": "lines_2"}, wider])
+    generations = Generations(described.begun())
+    begun = generations.start(reason="another shard for lines", from_now=True)
+    generations.pair(begun).promote(attempt())
     run(described.begun().pipeline, attempt())
 
     def rows(shard: str) -> list[tuple[Any, ...]]:

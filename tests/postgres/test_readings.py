@@ -178,9 +178,7 @@ def test_a_table_that_is_changed_when_it_is_about_to_be_read_is_looked_at_again(
 
     with monkeypatch.context() as once:
         once.setattr(copy.Sessions, "lock", late)
-        with pytest.raises(
-            Determinate, match=r"table public\.pairs was changed when it was about to be read"
-        ):
+        with pytest.raises(Determinate, match=r"table public\.pairs changed while its reading began"):
             works.bind()
     assert works.changes(*works.bind()) == [("pairs", "c", (1, "a"))]
 
@@ -260,7 +258,7 @@ def test_a_table_is_read_anew_alone_and_replaces_what_its_shard_has_in_one_trans
     works.sql("ALTER PUBLICATION p DROP TABLE pairs", "CREATE TABLE other (id int)")
     works.sql("DELETE FROM pairs WHERE id = 2", "UPDATE pairs SET value = 'x' WHERE id = 1")
     works.sql("INSERT INTO pairs VALUES (9, 'new')", "ALTER PUBLICATION p ADD TABLE pairs")
-    with pytest.raises(InvalidUsage, match="taken out of the publication and put back"):
+    with pytest.raises(InvalidUsage, match="removed from the publication and added again"):
         kept.run()
     assert table_of(works, "pairs") == [(1, "a"), (2, "b"), (3, "c")]
     before = len(kept.bound())
@@ -383,12 +381,12 @@ def test_a_table_that_was_out_of_the_pipeline_comes_back_without_the_rows_that_w
     works.sql("CREATE TABLE notes (id bigint PRIMARY KEY, value text)", "ALTER PUBLICATION p ADD TABLE notes")
     works.sql("ALTER TABLE notes REPLICA IDENTITY FULL")
     other = rig(notes=(PAIRS_SCHEMA, ["id"]))
-    kept.write(other.config(generation=1))
+    kept.promote(other.config(generation=1))
     kept.run()
     works.sql("DELETE FROM pairs WHERE id = 2", "INSERT INTO pairs VALUES (4, 'd')")
     kept.run()
     works.schemas["notes"] = (PAIRS_SCHEMA, ["id"])
-    kept.write(works.config(generation=2))
+    kept.promote(works.config(generation=2))
     kept.run()
     assert table_of(works, "pairs") == [(1, "a"), (3, "c"), (4, "d")]
 

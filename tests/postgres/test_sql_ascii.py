@@ -22,7 +22,7 @@ def test_regression_bytes_that_are_not_utf8_are_no_reason_to_retry(
     monkeypatch.setenv(f"AIRFLOW_CONN_{CONN_ID.upper()}", works.postgres.uri(ascii_only))
     try:
         works.ready("CREATE TABLE t (id int PRIMARY KEY, v text)", "INSERT INTO t VALUES (1, E'\\xff')")
-        refused = "mend the row, then `tidemark source reread` its table"
+        refused = "correct the row, then run `tidemark source reread`"
         with pytest.raises(InvalidUsage, match=refused):
             works.bind()
         # The slot has the old row of the deletion, which the reading is past.

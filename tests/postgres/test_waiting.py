@@ -65,7 +65,7 @@ def test_the_first_commit_that_is_not_bound_counts_and_the_slot_stays(
     alarms = json.loads(output)["alarms"]
     assert (code, len(alarms)) == (4, 2), output
     assert alarms[0]["fact"].startswith("1 or more source transactions wait, for ")
-    assert "waiting: 1 or more source transactions, the oldest of " in told("status", file)[1]
+    assert "waiting: 1 or more source transactions, the oldest from " in told("status", file)[1]
     assert told("status", file, "--fail-if", "behind=1d")[0] == 0
     found = waiting(works)
     assert found.oldest_seconds is not None
@@ -84,13 +84,16 @@ def test_what_can_not_be_told_is_trouble(kept: Kept, monkeypatch: pytest.MonkeyP
     assert waiting(works).pieces == 1
     with monkeypatch.context() as patched:
         patched.setattr(source, "LOOK_CHANGES_MAX", 3)
-        assert waiting(works).trouble == "the first 3 changes in the slot are bound, or of other tables"
+        assert (
+            waiting(works).trouble
+            == "the first 3 changes in the slot are bound already, or belong to other tables"
+        )
         patched.setattr(source, "LOOK_SECONDS_MAX", 1)
         with psycopg.connect(works.postgres.conninfo(works.database)) as db:
             slots.lock(db, works.database)
             assert "could not be looked into in 1 s" in waiting(works).trouble
     works.source().ask_again("public.pairs")
-    assert waiting(works).trouble == "tables wait to be read: public.pairs"
+    assert waiting(works).trouble == "tables wait for a snapshot: public.pairs"
     works.sql(f"SELECT pg_drop_replication_slot('{works.database}')")
     kept.works.schemas["notes"] = (PAIRS_SCHEMA, ["id"])
-    assert waiting(works).trouble == "tables wait to be read: public.notes, public.pairs"
+    assert waiting(works).trouble == "tables wait for a snapshot: public.notes, public.pairs"

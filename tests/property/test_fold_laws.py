@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tidemark.core.fold import Change, Key, fold, tombstone_needed, too_late, visible
 from tidemark.core.frontier import Position
-from tidemark.core.ids import Txn
+from tidemark.core.ids import TXN_NONE, Txn
 
 keys = st.tuples(st.sampled_from([None, "", "a"]), st.sampled_from([None, 1]))
 values = st.one_of(st.none(), st.integers(0, 9))
@@ -29,6 +29,16 @@ def changes_of(content: list[list[Record]]) -> list[list[Change]]:
             for index, (key, value, sequence) in enumerate(content_of_txn)
         ]
         for txn, content_of_txn in enumerate(content, start=1)
+    ]
+
+
+def corrected(placed: list[list[Change]], corrections: set[int]) -> list[list[Change]]:
+    """The same transactions, some of which are corrections, with one record per key."""
+    return [
+        [replace(change, since=Txn(txn)) for change in fold(changes).values()]
+        if txn in corrections
+        else changes
+        for txn, changes in enumerate(placed, start=1)
     ]
 
 
@@ -61,6 +71,18 @@ def test_the_fold_keeps_the_greatest_of_each_key_and_only_keys_that_were_there(c
     assert visible(folded) == {key: last.value for key, last in folded.items() if last.value is not None}
 
 
+@given(transactions, st.sets(st.integers(1, 8), max_size=2))
+def test_a_correction_voids_what_is_below_it_and_competes_with_what_is_above(  # type: ignore[no-untyped-def]
+    content, corrections: set[int]
+) -> None:
+    changes = all_of(corrected(changes_of(content), corrections))
+    folded = fold(changes)
+    for key, last in folded.items():
+        mine = [change for change in changes if change.key == key]
+        since = max((change.txn for change in mine if change.since), default=TXN_NONE)
+        assert last.order == max(change.order for change in mine if change.txn >= since)
+
+
 def watermarks_of(content: list[list[Change]]) -> list[int | None]:
     """The highest sequence up to and with each transaction, from the records alone."""
     found: list[int | None] = []
@@ -87,7 +109,11 @@ class Publisher:
 
     def publish(self, txn: Txn, watermark: int | None) -> None:
         folded = self.folded()
-        kept = {key: replace(last, txn=txn, position=Position("", 0)) for key, last in folded.items()}
+        # A state doesn't say which of its rows were corrected.
+        kept = {
+            key: replace(last, txn=txn, position=Position("", 0), since=TXN_NONE)
+            for key, last in folded.items()
+        }
         self.rows = {key: last for key, last in kept.items() if not last.deletes}
         self.tombstones = {
             key: last
@@ -97,18 +123,27 @@ class Publisher:
         self.tail = []
 
 
-@given(transactions, st.one_of(st.none(), st.integers(0, 6)), st.sets(st.integers(1, 8)))
-@example([[(("a", 1), 1, 5)], [(("a", 1), None, 6)], [((None, 1), 1, 12)], [(("a", 1), 2, None)]], 2, {3})
+@given(
+    transactions,
+    st.one_of(st.none(), st.integers(0, 6)),
+    st.sets(st.integers(1, 8)),
+    st.sets(st.integers(2, 8), max_size=2),
+)
+@example(
+    [[(("a", 1), 1, 5)], [(("a", 1), None, 6)], [((None, 1), 1, 12)], [(("a", 1), 2, None)]], 2, {3}, set()
+)
+@example([[(("a", 1), None, 9)], [(("a", 1), 1, 2)], [(("a", 1), 2, 5)]], None, {1}, {2})
 def test_u11_the_result_never_depends_on_when_publishes_happen(  # type: ignore[no-untyped-def]
-    content, lateness: int | None, publish_after: set[int]
+    content, lateness: int | None, publish_after: set[int], corrections: set[int]
 ) -> None:
-    placed = changes_of(content)
+    placed = corrected(changes_of(content), corrections)
     marks = watermarks_of(placed)
     in_time = [
         [
             change
             for change in changes
-            if not too_late(change.sequence, watermark=marks[index - 1] if index else None, lateness=lateness)
+            if change.since
+            or not too_late(change.sequence, watermark=marks[index - 1] if index else None, lateness=lateness)
         ]
         for index, changes in enumerate(placed)
     ]

@@ -54,7 +54,7 @@ def test_p4_a_changed_row_differs_and_is_documented_by_transaction_and_endpoint(
 
 def test_a_disagreement_of_the_two_judges_stops_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(digests, "summary", lambda pairs: [])
-    with pytest.raises(InvariantViolation, match="two judges disagree"):
+    with pytest.raises(InvariantViolation, match="two comparisons disagree"):
         check_digests([(Txn(1), SAME, {})], site=None)
 
 

@@ -24,7 +24,7 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=None)
     options = parser.parse_args()
     if options.seed is not None:
-        explore(options.seed, options.seed + 1, through=True)
+        explore(options.seed, options.seed + 1, through=True, with_generations=True)
         print(f"seed {options.seed}: all invariants hold")
         return 0
     started = time.monotonic()
@@ -33,7 +33,9 @@ def main() -> int:
     failures: list[Failure] = []
     done = 0
     with ProcessPoolExecutor(options.workers) as pool:
-        for future in as_completed([pool.submit(explore, low, high) for low, high in chunks]):
+        for future in as_completed(
+            [pool.submit(explore, low, high, with_generations=True) for low, high in chunks]
+        ):
             failures += future.result()
             done += 1
             seconds = time.monotonic() - started

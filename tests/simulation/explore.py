@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tests.simulation import generations
 from tests.simulation.checker import Checker
 from tests.simulation.flushing import FlushWorld
 from tests.simulation.world import World
@@ -26,12 +27,22 @@ def simulate(seed: int) -> int:
     return world.scheduler.steps
 
 
-def explore(first: int, end: int, *, through: bool = False, stop_at_first: bool = False) -> list[Failure]:
-    """Run the seeds in [first, end). With `through`, the first error is raised as it is."""
+def explore(
+    first: int,
+    end: int,
+    *,
+    through: bool = False,
+    stop_at_first: bool = False,
+    with_generations: bool = False,
+) -> list[Failure]:
+    """Run the seeds in [first, end). With `through`, the first error is raised as it is; `with_generations`
+    also runs each seed's world of generations."""
     failures: list[Failure] = []
     for seed in range(first, end):
         try:
             simulate(seed)
+            if with_generations:
+                generations.check(seed)
         except Exception as error:
             if through:
                 raise

@@ -146,7 +146,7 @@ def skipped_append_trusted_without_comparing() -> Iterator[None]:
     def trust(seal: Any, staged: Any) -> Finding:
         return Finding(seal.txn, Verdict.IDENTICAL)
 
-    with patch.object(upsert, "judge_replay", trust):
+    with patch.object(upsert, "judge_loser", trust):
         yield
 
 

@@ -61,16 +61,22 @@ def test_connects_types(schema: dict[str, Any], kind: str) -> None:
 @pytest.mark.parametrize(
     ("schema", "fact"),
     [
-        (connect("int64", "shop.Odd"), "shop.Odd has no type here"),
+        (connect("int64", "shop.Odd"), "shop.Odd has no type in Tidemark"),
         (
             connect("struct", "io.debezium.data.VariableScaleDecimal", fields=[]),
             "VariableScaleDecimal has no",
         ),
-        (connect("map", keys=connect("int32"), values=connect("int64")), "map has no type here"),
-        (connect("array", items=connect("array", items=DAY)), "Date inside of another type has no type here"),
-        (connect("struct", fields=[{**DAY, "field": "d"}]), "Date inside of another type has no type here"),
+        (connect("map", keys=connect("int32"), values=connect("int64")), "map has no type in Tidemark"),
+        (
+            connect("array", items=connect("array", items=DAY)),
+            "Date inside another type has no type in Tidemark",
+        ),
+        (
+            connect("struct", fields=[{**DAY, "field": "d"}]),
+            "Date inside another type has no type in Tidemark",
+        ),
         ({**DECIMAL, "parameters": {"scale": "40"}}, "a decimal of 38 digits, 40 of them behind the point,"),
-        ({}, "None has no type here"),
+        ({}, "None has no type in Tidemark"),
     ],
 )
 def test_what_connect_has_and_nobody_reads_is_refused_by_name(schema: dict[str, Any], fact: str) -> None:
@@ -100,7 +106,7 @@ def test_every_column_that_a_real_connector_sent_has_a_type_or_is_refused_by_nam
                         seen.add(connect_type(field, PRECISE))
                     except InvalidUsage as error:
                         refused.add(error.fact)
-    assert refused <= {"io.debezium.data.VariableScaleDecimal has no type here"}
+    assert refused <= {"io.debezium.data.VariableScaleDecimal has no type in Tidemark"}
     assert {"TIMESTAMP_NTZ", "TIMESTAMP", "DATE", "DECIMAL(12,2)", "ARRAY<TIMESTAMP>", "BIGINT"} <= seen
 
 
@@ -139,7 +145,7 @@ def test_avros_types(schema: Any, kind: str) -> None:
 
 @pytest.mark.parametrize("schema", [["null", "int", "string"], logical("int", "time-millis"), "null"])
 def test_what_avro_has_and_nobody_reads_is_refused_by_name(schema: Any) -> None:
-    with pytest.raises(InvalidUsage, match="has no type here"):
+    with pytest.raises(InvalidUsage, match="has no type in Tidemark"):
         field(schema)
 
 
@@ -154,7 +160,7 @@ def test_a_connectors_numbers_in_avro_count_what_the_settings_say() -> None:
     assert field(day, settings=Debezium()) == "DATE"
     with pytest.raises(InvalidUsage, match="time_precision_mode is isostring"):
         field(day, settings=Debezium(time_precision_mode="isostring"))
-    with pytest.raises(InvalidUsage, match="Odd has no type here"):
+    with pytest.raises(InvalidUsage, match="Odd has no type in Tidemark"):
         field(named("long", "shop.Odd"), settings=MICROS)
 
 
@@ -182,5 +188,5 @@ def test_parquets_types(tmp_path: Path) -> None:
     [pa.uint32(), pa.time64("us"), pa.timestamp("ns"), pa.null(), pa.decimal256(50, 2), pa.float16()],
 )
 def test_what_parquet_has_and_spark_does_not_read_is_refused_by_name(kind: pa.DataType) -> None:
-    with pytest.raises(InvalidUsage, match="has no type here"):
+    with pytest.raises(InvalidUsage, match="has no type in Tidemark"):
         parquet_type(kind)

@@ -203,7 +203,7 @@ def test_s6_new_content_under_a_bound_name_stops_the_offer_instead_of_being_lost
     assert landing.run() == []  # Removed, or touched without a change: nothing to stop for.
     path.write_text("tuesday\n")
     landing.put("new.json")
-    with pytest.raises(BoundFileChanged, match=r"'daily.json' \(number 0\) was changed.*name of its own"):
+    with pytest.raises(BoundFileChanged, match=r"'daily.json' \(number 0\) was changed.*its own file name"):
         landing.run()
     path.rename(landing.folder / "daily-2.json")
     assert landing.run() == ["daily-2.json", "new.json"]
@@ -251,7 +251,7 @@ def test_regression_a_name_that_spark_can_not_read_is_left_out_and_told(
     landing.put("2026-01-01T00:00:00.json")
     landing.put("10:30/a.json")
     assert landing.run() == ["10:30/a.json"]
-    reason = "Spark can't read a name with a colon: rename it"
+    reason = "Spark can't read names with a colon: rename it"
     assert caplog.messages == [f"file '2026-01-01T00:00:00.json' is not taken: {reason}"]
 
 

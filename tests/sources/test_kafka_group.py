@@ -18,7 +18,7 @@ def offered(group: dict[str, int], last: Any, **given: Any) -> list[dict[str, tu
 
 
 def test_w3_a_group_that_is_ahead_of_the_bindings_is_named_and_nothing_is_offered() -> None:
-    named = "consumer group 'g' stands at offset 7 of t-0, and only 5 is bound"
+    named = "consumer group 'g' is at offset 7 of t-0, but only 5 is bound"
     with pytest.raises(InvariantViolation, match=named):
         offered({"t-0": 7}, bound({"t-0": 5, "t-1": 3}))
 

@@ -202,4 +202,4 @@ def test_standing_says_what_the_cluster_does_not_tell() -> None:
     assert closed.acknowledged.startswith("unknown (the group can't be seen")
     assert (closed.cost, closed.trouble) == ("10 offsets to be read", "")
     anew = source_on(GivenCluster({"t-0": (0, 10)}, ids={"t": "second"}), last=bound({"t-0": 5})).standing()
-    assert "topic 't' was made anew" in anew.trouble
+    assert "topic 't' was created again" in anew.trouble

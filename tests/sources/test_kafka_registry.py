@@ -35,14 +35,14 @@ def test_all_versions_of_a_subject_are_taken_deleted_ones_too(given: GivenRegist
 @pytest.mark.parametrize(
     ("schema", "more", "fact"),
     [
-        (RECORD, {"schemaType": "PROTOBUF"}, "version 1 of subject 'a/b-value' is of type 'PROTOBUF'"),
+        (RECORD, {"schemaType": "PROTOBUF"}, "version 1 of subject 'a/b-value' has type 'PROTOBUF'"),
         (
             RECORD,
             {"references": [{"name": "x"}]},
             "version 1 of subject 'a/b-value' refers to other subjects",
         ),
-        ("{", {}, "version 1 of subject 'a/b-value' can't be used: the schema is no JSON"),
-        ('"long"', {}, "version 1 of subject 'a/b-value' is of a single value, not of a row"),
+        ("{", {}, "version 1 of subject 'a/b-value' can't be used: the schema is not JSON"),
+        ('"long"', {}, "version 1 of subject 'a/b-value' is a single value, not a record"),
     ],
 )
 def test_a_schema_that_cant_be_used_is_named(
@@ -100,6 +100,6 @@ def test_wrong_credentials_strangers_and_silence(given: GivenRegistry) -> None:
     ],
 )  # fmt: skip
 def test_an_address_that_cant_be_used_is_not_shown(url: str) -> None:
-    with pytest.raises(InvalidUsage, match=r"the connection has no usable schema\.registry\.url") as refused:
+    with pytest.raises(InvalidUsage, match=r"the connection has no valid schema\.registry\.url") as refused:
         Registry({URL: url})
     assert "hidden-word" not in str(refused.value)

@@ -84,17 +84,21 @@ def test_the_time_that_is_told_is_that_of_the_record_as_far_as_the_steps_tell_it
         ({"retention.ms": "-1"}, Retention()),
         (
             {"retention.ms": "60000", "retention.bytes": "1024"},
-            Retention(60_000, "topic 't' keeps 1024 bytes of a partition, however new they are"),
+            Retention(60_000, "topic 't' keeps 1024 bytes of a partition, whatever their age"),
         ),
         (
             {"cleanup.policy": "compact", "retention.ms": "60000", "retention.bytes": "1024"},
-            Retention(None, "topic 't' is compacted: a record that a newer one replaces goes at any time"),
+            Retention(
+                None, "topic 't' is compacted: a record with a newer one of its key is deleted at any time"
+            ),
         ),
         (
             {"cleanup.policy": "compact,delete", "retention.ms": "60000"},
-            Retention(60_000, "topic 't' is compacted: a record that a newer one replaces goes at any time"),
+            Retention(
+                60_000, "topic 't' is compacted: a record with a newer one of its key is deleted at any time"
+            ),
         ),
-        (None, Retention(None, "topic 't' does not show its retention")),
+        (None, Retention(None, "topic 't' does not tell its retention")),
     ],
 )
 def test_a_topics_settings_say_how_long_it_keeps_a_record_and_what_may_take_it_sooner(

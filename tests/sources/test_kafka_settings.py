@@ -48,17 +48,17 @@ def test_open_servers_need_no_connection() -> None:
 @pytest.mark.parametrize(
     ("environ", "fact"),
     [
-        ({}, "there is no connection 'kafka_prod': make it in Airflow, or set AIRFLOW_CONN_KAFKA_PROD"),
+        ({}, "there is no connection 'kafka_prod': create it in Airflow, or set AIRFLOW_CONN_KAFKA_PROD"),
         ({VARIABLE: "{" + SECRET}, "connection 'kafka_prod' can't be read"),
         ({VARIABLE: json.dumps({"extra": ["x", SECRET]})}, "connection 'kafka_prod' can't be read"),
         ({VARIABLE: json.dumps({"extra": {"sasl.password": SECRET}})}, "has no bootstrap.servers"),
         (
             {VARIABLE: json.dumps({"extra": {**EXTRA, "sasl.oauthbearer.config": SECRET}})},
-            "the setting 'sasl.oauthbearer.config', which is not used",
+            "the setting 'sasl.oauthbearer.config', which is not supported",
         ),
         (
             {VARIABLE: json.dumps({"extra": {**EXTRA, "ssl.key.password": SECRET}})},
-            "the setting 'ssl.key.password', and Java's client can't use it: remove it",
+            "the setting 'ssl.key.password', which Kafka's Java client can't use: remove it",
         ),
     ],
 )
@@ -96,5 +96,5 @@ def test_the_java_client_gets_the_same_in_its_own_words(tmp_path: Path) -> None:
     }
     with pytest.raises(InvalidUsage, match=r"the file that ssl\.ca\.location names can't be read"):
         java_settings({"bootstrap.servers": "a:1", "ssl.ca.location": str(tmp_path / "none")})
-    with pytest.raises(InvalidUsage, match="the SASL mechanism 'GSSAPI' is not known"):
+    with pytest.raises(InvalidUsage, match="the SASL mechanism 'GSSAPI' is not supported"):
         java_settings({"bootstrap.servers": "a:1", "sasl.mechanism": "GSSAPI"})

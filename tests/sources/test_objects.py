@@ -163,7 +163,7 @@ def test_an_incremental_listing_begins_at_the_last_bound_name() -> None:
 
 
 def test_lines_of_objects_bound_no_transaction() -> None:
-    with pytest.raises(InvalidUsage, match="max_records can't bound"):
+    with pytest.raises(InvalidUsage, match="max_records can't limit"):
         Bucket().source(FileLimits(records_max=10))
 
 

@@ -197,4 +197,4 @@ def test_u14_a_big_value_that_was_left_out_never_replaces_the_one_that_is_there(
     reasons = [bad["_reason"] for bad in rig.rows(done, QUARANTINE)]
     assert reasons[0] == f"column 'body' is STRING, found '{out}'{advice}"
     assert reasons[1].endswith(advice)
-    assert reasons[2] == f"column 'tags' is not in it{advice}"
+    assert reasons[2] == f"column 'tags' is not in the record{advice}"

@@ -91,7 +91,7 @@ def test_p12_rows_that_break_a_quarantine_expectation_go_aside_in_the_same_pass(
     assert dict(rig.plane().replay(binding).digests) == dict(staged.digests)
 
 
-UNITLESS = ": a number does not say what it counts, and since when; write the time as text"
+UNITLESS = ": a number has no unit and no epoch; write the time as text"
 BROKEN: list[tuple[Any, str]] = [
     ({"id": "7"}, "column 'id' is INT, found '7'"),
     ({"id": 2_147_483_648}, "column 'id' is INT, found 2147483648"),
@@ -122,8 +122,8 @@ BROKEN: list[tuple[Any, str]] = [
     ({"s": {"u": "x"}}, "a value inside of a or s or m does not fit its type"),
     ({"s": {"w": [19_782]}}, "a value inside of a or s or m does not fit its type"),
     ({"m": {"z": 1_700_000_000}}, "a value inside of a or s or m does not fit its type"),
-    ({"req": None}, "column 'req' is NOT NULL, and has no value"),
-    ({"req": ...}, "column 'req' is NOT NULL, and has no value"),
+    ({"req": None}, "column 'req' is NOT NULL, but has no value"),
+    ({"req": ...}, "column 'req' is NOT NULL, but has no value"),
     ({"id": ...}, "missing key column 'id'"),
     ({"id": None}, "the key (id) is NULL"),
 ]

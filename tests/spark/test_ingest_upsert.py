@@ -215,7 +215,7 @@ def test_invariant_4_a_token_used_twice_is_refused_and_removes_nothing(rig: Rig)
     """Invariant 4: the first attempt may be sealed, so a second one under its token must not touch it."""
     binding = rig.bind_records([kv("a", "1")])
     staged = rig.plane().stage(binding, WriterToken("w"))
-    with pytest.raises(InvalidUsage, match="has staged transaction 1 already"):
+    with pytest.raises(InvalidUsage, match="has already staged transaction 1"):
         rig.plane().stage(binding, WriterToken("w"))
     assert state(rig.rows(staged)) == {"a": "1"}
 

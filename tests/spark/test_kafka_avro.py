@@ -89,8 +89,8 @@ def test_avro_keeps_every_value_and_bytes_that_are_too_few_too_many_or_others_ar
     not_avro = "it is not Avro of the given schema"
     assert quarantined(rig) == {
         **dict.fromkeys(range(3, 8), not_avro),
-        8: "its key is not Avro of the schema that is given",
-        10: "it has no value, and its key is not Avro of the schema that is given",
+        8: "its key is not Avro of the given schema",
+        10: "it has no value, and its key is not Avro of the given schema",
     }
     assert rig.seals()[0].source.count == len(values) + 2
     assert [finding.verdict for finding in rig.replayed()] == [Verdict.IDENTICAL]

@@ -203,7 +203,7 @@ def test_regression_a_big_array_that_was_not_sent_is_never_taken_for_a_value(
     keeps its value. A time that no table has is bad too, and does not hold a deletion up."""
     replayed = Replayed(spark, tmp_path, broker, name, "notes", "odds")
     assert replayed.bad("notes") == {
-        key: f"column '{column}' is not in it{SENT}" for key, column in UNSENT.items()
+        key: f"column '{column}' is not in the record{SENT}" for key, column in UNSENT.items()
     }
     assert replayed.table("notes") == NOTES_KEPT
     assert sorted(replayed.bad("odds")) == [2, 3, 4, 5, 6, 9]

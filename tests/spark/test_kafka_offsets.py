@@ -226,7 +226,7 @@ def test_a_transaction_is_replayable_until_the_retention_reaches_its_first_recor
     assert left_hours() == [18, 68, 166]
     terms = Terms(now_ms, Txn(1), Txn(1), 0)
     assert maintenance.warnings(works, Txn(1), terms) == (
-        "transaction 1 can be proven for 18 more hours: its source lets the input go",
+        "transaction 1 can be proven for 18 more hours, then its source deletes the input",
     )
     broker.configure(topic, cleanup_policy="compact")
     assert left_hours() == [None, None, None]
@@ -238,7 +238,7 @@ def test_a_transaction_is_replayable_until_the_retention_reaches_its_first_recor
     gone, *others = replay.replayable(works.pipeline).values()
     assert gone == Replayable("offset 0 of kept-0 has expired: the partition begins at 1")
     assert [one.caveat for one in others] == [
-        "topic 'kept' keeps 1000000 bytes of a partition, however new they are"
+        "topic 'kept' keeps 1000000 bytes of a partition, whatever their age"
     ] * 2
 
 
@@ -343,10 +343,10 @@ def test_s5_a_topic_that_is_gone_or_made_anew_is_a_permanent_error_and_others_go
     broker.make("s5", 1)
     # As many records as before: only the topic's id tells that it is another one.
     broker.send("s5", numbered(5, 9))
-    with pytest.raises(TopicLost, match=r"topic 's5' was made anew: it has id \S+, and \S+ is bound"):
+    with pytest.raises(TopicLost, match=r"topic 's5' was created again: it has id \S+, but \S+ is bound"):
         rig.run()
     assert (len(rig.bindings()), len(rig.seals())) == (1, 1)
-    assert "was made anew" in rig.replayed()[0].why
+    assert "was created again" in rig.replayed()[0].why
     other.run()
     assert sorted(other.table()) == ["k0", "k1"]
 

@@ -100,7 +100,7 @@ def test_a_wrong_password_and_an_unknown_authority_are_one_clear_error_each(
     password, authority = scrammed(broker, sasl_password=WRONG), scrammed(broker, ssl_ca_location=other.file)
     for settings, fact in (
         (password, r"refuses the credentials: .*SCRAM-SHA-512.*: check user, password"),
-        (authority, r"can't be trusted.*certificate verify failed.*: check that ssl\.ca\.location"),
+        (authority, r"do not trust each other.*certificate verify failed.*: check that ssl\.ca\.location"),
     ):
         connect(settings)
         refused(rig.run, fact)
@@ -110,7 +110,10 @@ def test_a_wrong_password_and_an_unknown_authority_are_one_clear_error_each(
     (binding,), parts = rig.bindings(), sorted(tmp_path.rglob("*.parquet"))
     for settings, fact in (
         (password, r"refuses the credentials of Spark's reader .*SCRAM-SHA-512: check user, password"),
-        (authority, r"Spark's reader can't trust kafka.*handshake failed .*: name the authority"),
+        (
+            authority,
+            r"Spark's reader and kafka do not trust each other.*handshake failed .*: set ssl.ca.location",
+        ),
     ):
         connect(settings)
         refused(lambda: rig.opened().plane().stage(binding, new_token()), fact)
@@ -139,7 +142,7 @@ def test_tls_that_fails_is_told_apart_from_credentials(broker: Broker, tmp_path:
     else:
         settings["bootstrap.servers"] = broker.scrammed.replace("127.0.0.1", "localhost")
     with pytest.raises(
-        InvalidUsage, match=r"or does not trust this client: .*: check that ssl\.ca\.location"
+        InvalidUsage, match=r"and this client do not trust each other: .*: check that ssl\.ca\.location"
     ):
         Cluster(lambda: settings).describe(["t"])
 

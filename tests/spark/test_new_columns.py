@@ -145,7 +145,7 @@ def test_records_that_do_not_agree_or_tell_no_type_are_refused_by_name_and_add_n
     files = Folder(spark, tmp_path, "id INT", envelope="debezium")
     files.land(change({"id": 1, "age": 7}, id=INT, age=INT), change({"id": 2, "age": "x"}, id=INT, age=TEXT))
     both = (
-        "new column 'age' of shard t is INT at file '000.json', line 1, and STRING at file '000.json', line 2"
+        "new column 'age' of shard t is INT at file '000.json', line 1, but STRING at file '000.json', line 2"
     )
     with pytest.raises(InvalidUsage, match=re.escape(both)) as refused:
         files.run()
@@ -153,7 +153,7 @@ def test_records_that_do_not_agree_or_tell_no_type_are_refused_by_name_and_add_n
     (tmp_path / "in" / "000.json").unlink()
     files.settings["name"] = "other"
     files.land(change({"id": 1, "age": 7}, id=INT))
-    none = "at file '000.json', line 1: undeclared column 'age', and the record does not tell its type"
+    none = "at file '000.json', line 1: undeclared column 'age', whose type the record does not carry"
     with pytest.raises(InvalidUsage, match=re.escape(none)) as refused:
         files.run()
     assert "value.converter.schemas.enable=true" in refused.value.hint

@@ -48,7 +48,8 @@ def test_parts_are_on_disk_with_their_names_before_anybody_is_told_of_them(
     parts = PartStore(str(tmp_path))
     (part,) = parts.parts(ShardId("t"), Txn(1), WriterToken("w"))
     log = tmp_path / "t" / "log"
-    assert synced == [log / part.path, folder, folder.parent, log, log.parent]
+    names = [folder, folder.parent, log, log.parent]
+    assert synced == [log / part.path, *names, log.parent, tmp_path, tmp_path.parent]
 
     def fails(path: Path) -> None:
         raise OSError(5, "Input/output error")

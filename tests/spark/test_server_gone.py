@@ -31,7 +31,10 @@ except Exception as error:
 
 def test_regression_a_server_that_is_not_there_is_one_sentence_and_to_be_retried() -> None:
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
-    assert done.stdout == "Determinate no Spark server answers at sc://localhost:9: start it, and retry\n"
+    assert (
+        done.stdout
+        == "Determinate no Spark Connect server answers at sc://localhost:9: start it, then retry\n"
+    )
     assert done.stderr == ""
 
 

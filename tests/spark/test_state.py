@@ -234,7 +234,7 @@ def test_m13_a_log_entry_that_was_overwritten_is_noticed(rig: StateRig) -> None:
     entry = Path(rig.spec.state) / "_delta_log" / f"{0:020}.json"
     entry.write_text(entry.read_text().replace("first", "other"))
     rig.append(("b", "1"))
-    with pytest.raises(StateOverwritten, match="written by other, recorded is first"):
+    with pytest.raises(StateOverwritten, match="written by other, but the record says first"):
         rig.publish()
 
 

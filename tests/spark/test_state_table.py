@@ -57,7 +57,7 @@ def test_spark_reads_every_version_and_its_vectors_are_read_and_its_own_work_is_
     # Its compaction is in `test_state.py`.
     spark.sql(f"REORG TABLE delta.`{hand.root}` APPLY (PURGE)")
     hand.publish({3: "x", 4: "y"}, {2, 6})
-    done = read_state_status(str(hand.root), app=APP, since=None).strangers
+    done = read_state_status(str(hand.root), app=APP, since=None).foreign_writes
     assert {one.split()[-1] for one in done} == {"DELETE", "WRITE"}, "the publishes have no facts here"
     confs = {
         "spark.databricks.delta.retentionDurationCheck.enabled": "false",

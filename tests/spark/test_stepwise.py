@@ -91,7 +91,7 @@ def test_u11_what_was_staged_above_another_past_than_was_sealed_is_staged_anew(
     gather(works.pipeline, attempt())
     judge_gathered(works.pipeline, attempt())
     skip(works.pipeline, attempt(), Txn(1), reason="poisoned")
-    with pytest.raises(Determinate, match="staged above another watermark"):
+    with pytest.raises(Determinate, match="staged with another watermark"):
         seal_judged(works.pipeline, attempt())
     cleared = Attempt(Owner("run"), new_token(), cleared=True, round=1)
     gather(works.pipeline, cleared)

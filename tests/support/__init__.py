@@ -1,6 +1,7 @@
 """Everything that tests share: where a Spark, a Kafka, a PostgreSQL, an Airflow or a worker comes from.
 
-Fixtures (`fixtures.py`), each started once per test process when a test first asks for it:
+Fixtures, each started once per test process when a test first asks for it: `cluster` and `stack` in the
+`conftest.py` of the folder that they end with, all others in `fixtures.py`.
 
 | fixture | gives | made by |
 | --- | --- | --- |
@@ -24,7 +25,7 @@ Pipelines to put under test:
 
 Processes: `workers.py` forks workers that may be killed, `steps.py` names their durable steps and kills them
 at one, `jvm.py` is a JVM that outlives its clients. `tables.py` reads tables without the code that wrote
-them, `waiting.py` waits for conditions.
+them, `waiting.py` waits for conditions, `scratch.py` says where files lie.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ TEMPLATE: Mapping[str, Any] = {
 }
 DAGS = """\
 from pathlib import Path
-from tidemark.airflow import health_dag, maintain_dag, pipeline_dags, replay_dag
+from tidemark.airflow import health_dag, maintain_dag, pipeline_dags, replace_dag, replay_dag
 
 folder = Path({folder!r})
 one_compiler = {{"conf": {confs!r}}}
@@ -71,6 +71,8 @@ for path in sorted(folder.iterdir()):
     if path.name == "replayed":
         globals().update(replay_dag(path / "pipelines", conn_id=conn))
         globals().update(maintain_dag(path / "pipelines", conn_id=conn, schedule=None, default_args=args))
+    if path.name == "replaced":
+        globals().update(replace_dag(path / "pipelines", conn_id=conn, default_args=args))
     if path.name == "red":
         globals().update(health_dag(path / "pipelines", schedule=None))
     if path.name == "submitted":
@@ -127,7 +129,7 @@ if "scheduler" in sys.argv:
 """
 CANARY = "canary-7d1f0c2ab94e"
 VIEWER = "viewer"
-OTHER_DAGS = ("replay", "replay_submitted", "maintain", "health", "consumer", "waiter")
+OTHER_DAGS = ("replay", "replace", "replay_submitted", "maintain", "health", "consumer", "waiter")
 
 
 @dataclass
@@ -379,7 +381,7 @@ def make_projects(root: Path) -> dict[str, Project]:
     """A pipeline for each story, so that none disturbs another."""
     names = (
         "scheduled", "manual", "cleared", "killed", "overlapping", "backfilled", "replayed",
-        "changed", "consumed", "submitted", "secret", "forgotten", "marked", "shown",
+        "changed", "consumed", "submitted", "replaced", "secret", "forgotten", "marked", "shown",
     )  # fmt: skip
     schedules = {"scheduled": "* * * * *", "backfilled": "@daily"}
     projects = {name: Project.make(root, name, schedule=schedules.get(name)) for name in names}

@@ -1,7 +1,8 @@
 """The fixtures of `tests.support`, for every test: a pytest plugin.
 
-What is dear to start is started once per test process, when a test first asks for it, and stopped when the
-process is done with the folders that use it (`tests/conftest.py` orders the tests accordingly).
+What is dear to start is started once per test process, when a test first asks for it, and stopped at the
+process's end (`tests/conftest.py` orders the tests accordingly). What only one folder needs is a fixture of
+that folder, and stopped when the process is done with it.
 """
 
 from __future__ import annotations
@@ -15,8 +16,6 @@ import pytest
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tests.support.airflow import Stack
-    from tests.support.cluster import Cluster
     from tests.support.kafka import Broker
     from tests.support.postgres import Postgres
     from tests.support.s3 import AtomicStore, ObjectStore
@@ -42,15 +41,6 @@ def connect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]
     from tests.support.spark import connect_server_at
 
     with connect_server_at(tmp_path_factory.mktemp("connect")) as started:
-        yield started
-
-
-@pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A standalone Spark cluster of a master and two workers, whose executors have no Python."""
-    from tests.support.cluster import running_cluster
-
-    with running_cluster(tmp_path_factory.mktemp("cluster")) as started:
         yield started
 
 
@@ -109,13 +99,4 @@ def atomic_s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AtomicStore]
     from tests.support.s3 import atomic_store
 
     with atomic_store(tmp_path_factory.mktemp("s3")) as started:
-        yield started
-
-
-@pytest.fixture(scope="package")
-def stack(tmp_path_factory: pytest.TempPathFactory, broker: Broker) -> Iterator[Stack]:
-    """A whole Airflow with a pipeline per story; stopped with the folder that asked for it."""
-    from tests.support.airflow import running_stack
-
-    with running_stack(tmp_path_factory.mktemp("e2e"), broker) as started:
         yield started

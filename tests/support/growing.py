@@ -32,7 +32,7 @@ class TypedPlane(LightPlane):
     def stage(self, binding: Binding, token: WriterToken) -> Staged:
         (shard,) = PipelineConfig.from_canonical_json(binding.configuration.text).shards
         files = json.loads(binding.manifest)["files"]
-        rows = [row for file in files for _, _, row in self._records(self._folder / file["name"])]
+        rows = [row for file in files for _, _, row in self._records(self._folder, file)]
         found = {name: kind_of(row[name]) for row in rows for name in row if name != "_op"}
         new = {name: kind for name, kind in found.items() if name not in shard.columns.names}
         if new:

@@ -74,11 +74,11 @@ def no_spark() -> SparkSession:
 
 @dataclass(frozen=True)
 class Change:
-    """A record: an upsert with a value, or a delete without one."""
+    """A record: an upsert with a value, or a delete without one. Only a correction may lack a sequence."""
 
     key: Key
     value: str | None
-    sequence: int = 0
+    sequence: int | None = 0
 
 
 @dataclass
@@ -91,6 +91,7 @@ class KeyedLog:
     options: Mapping[str, str] = field(default_factory=dict)
     txn: int = 0
     appended: list[tuple[Change, int]] = field(default_factory=list)
+    corrections: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         rule = FoldRule(("a", "b"), "s" if self.ordered else None)
@@ -109,21 +110,23 @@ class KeyedLog:
     def index(self) -> Path:
         return Path(self.spec.uri) / "_index"
 
-    def append(self, *changes: Change) -> None:
+    def append(self, *changes: Change, corrects: bool = False) -> None:
         """One transaction, which has each key once. Where others append too, its number is the one that it
         has got."""
         self.txn += 1
-        while not self._appended(changes):
+        while not self._appended(changes, corrects):
             self.txn = self.control.log(SHARD).head().upper
         self.appended += [(one, self.txn) for one in changes]
+        self.corrections |= {self.txn} if corrects else set()
 
-    def _appended(self, changes: Sequence[Change]) -> bool:
+    def _appended(self, changes: Sequence[Change], corrects: bool) -> bool:
         rows = []
         for at, one in enumerate(changes):
             row = (*one.key, one.value, one.sequence)
             rows.append(dict(zip(COLUMNS.names, row, strict=True)) | {
-                "_txn": self.txn, "_op": "D" if one.value is None else "U", "_partition": "p", "_offset": at,
-                "_ordinal": 0,
+                "_txn": self.txn, "_op": "D" if one.value is None else "U",
+                "_partition": None if corrects else "p", "_offset": None if corrects else at,
+                "_ordinal": None if corrects else 0,
             })  # fmt: skip
         table = pa.Table.from_pylist(rows, schema=LOG)
         keys = pa.array([key_hash(one.key) for one in changes], pa.binary())
@@ -151,8 +154,9 @@ class KeyedLog:
         """What the state must hold: the last record of each key, unless it is a delete."""
         last: dict[Key, tuple[int, int, str | None]] = {}
         for one, txn in self.appended:
-            rank = (one.sequence if self.ordered else 0, txn)
-            if one.key not in last or rank > last[one.key][:2]:
+            sequence = -1 if one.sequence is None else one.sequence
+            rank = (sequence if self.ordered else 0, txn)
+            if one.key not in last or txn in self.corrections or rank > last[one.key][:2]:
                 last[one.key] = (*rank, one.value)
         return {key: value for key, (_, _, value) in last.items() if value is not None}
 

@@ -35,19 +35,28 @@ Decoded = tuple[str, ShardId, Row]
 """A record as it was read, the shard it belongs to, and its row with `_op`."""
 
 
-def plain_records(file: Path) -> Iterator[Decoded]:
+def plain_records(folder: Path, file: Mapping[str, Any]) -> Iterator[Decoded]:
     """Lines of `{"id": …, "value": …}`, all of one shard; there are no deletes and no broken ones."""
-    for line in file.read_text(encoding="utf-8").splitlines():
+    for line in (folder / file["name"]).read_text(encoding="utf-8").splitlines():
         yield line, SHARD, {**json.loads(line), "_op": "U"}
 
 
-def captured_records(file: Path) -> Iterator[Decoded]:
+def captured_records(folder: Path, file: Mapping[str, Any]) -> Iterator[Decoded]:
     """A captured file, read as a Debezium consumer would, by `op`, `before` and `after`."""
-    for line in unpacked(file).decode().splitlines():
+    for line in captured_lines(folder, file, keys=("id",)):
         record = json.loads(line)
         after = record["after"]
         row = {**after, "_op": "U"} if after else {**record["before"], "value": None, "_op": "D"}
         yield line, ShardId(record["source"]["table"]), row
+
+
+def captured_lines(folder: Path, file: Mapping[str, Any], *, keys: Sequence[str]) -> list[str]:
+    """The records of a captured file; those of a sweep are deletions of the keys in a shard's file."""
+    path = folder / file["name"]
+    if "sweep" not in file:
+        return unpacked(path).decode().splitlines()
+    rows = pq.read_table(path, columns=list(keys)).to_pylist()
+    return [f'{{"op":"d","before":{json.dumps(row, default=str)}{file["sweep"][1]}' for row in rows]
 
 
 def unpacked(path: Path) -> bytes:
@@ -69,7 +78,10 @@ class LightPlane:
     `staged` names every attempt that wrote parts."""
 
     def __init__(
-        self, home: Path, folder: Path, records: Callable[[Path], Iterator[Decoded]] = plain_records
+        self,
+        home: Path,
+        folder: Path,
+        records: Callable[[Path, Mapping[str, Any]], Iterator[Decoded]] = plain_records,
     ) -> None:
         self._home, self._folder, self._records = home, folder, records
         self.staged: list[Txn] = []
@@ -79,7 +91,7 @@ class LightPlane:
         last: dict[tuple[ShardId, int], Row] = {}
         hashes = []
         for file in json.loads(binding.manifest)["files"]:
-            for ordinal, (line, shard, row) in enumerate(self._records(self._folder / file["name"])):
+            for ordinal, (line, shard, row) in enumerate(self._records(self._folder, file)):
                 hashes.append(hash_of(line))
                 position = {"_partition": "files", "_offset": file["seq"], "_ordinal": ordinal}
                 last[shard, row["id"]] = {**row, "_txn": binding.txn, **position}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +17,11 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from tests.postgres.worker import CONFIG, pipeline_at
-from tests.support.light import unpacked
+from tests.support.light import captured_lines
 from tests.support.postgres import Postgres
 from tests.support.workers import Workers
 from tidemark.app.deployment import Deployment, new_token
+from tidemark.app.generation import Generations
 from tidemark.app.tasks import no_session
 from tidemark.app.views import View, read
 from tidemark.cli.app import app
@@ -137,8 +138,11 @@ class Rig:
         return [
             json.loads(line)
             for file in json.loads(binding.manifest)["files"]
-            for line in unpacked(folder / file["name"]).splitlines()
+            for line in captured_lines(folder, file, keys=self._keys_of(file))
         ]
+
+    def _keys_of(self, file: dict[str, Any]) -> Sequence[str]:
+        return self.config().shard(file["sweep"][0]).keys if "sweep" in file else ()
 
     def changes(self, *bindings: Binding) -> list[tuple[Any, ...]]:
         """The captured records in short: table, operation, row or key."""
@@ -192,6 +196,12 @@ class Kept:
 
     def run(self) -> None:
         run(pipeline_at(self.works.root), attempt())
+
+    def promote(self, config: PipelineConfig) -> None:
+        """Put another pipeline file in charge, from now on."""
+        self.write(config)
+        works = Generations(Deployment(config.at(self.works.root), no_session))
+        works.pair(works.start(reason="other tables", from_now=True)).promote(attempt())
 
     def check(self) -> None:
         assert table_of(self.works, "pairs") == self.works.sql("SELECT id, value FROM pairs ORDER BY id")

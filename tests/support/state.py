@@ -84,7 +84,7 @@ class StateRig:
         )  # fmt: skip
         self.plane = SparkStatePlane(self.spark, StateSpecs(PIPELINE, {SHARD: self.spec}))
 
-    def append(self, *changes: Row) -> int:
+    def append(self, *changes: Row, corrects: bool = False) -> int:
         """One transaction: rows as declared, and deletes."""
         self.txn += 1
         names = self.spec.declared.names
@@ -95,7 +95,9 @@ class StateRig:
                 row, op = dict(zip(known, change, strict=True)), "D"
             else:
                 row, op = dict(zip(names, change, strict=True)), "U"
-            position = {"_txn": self.txn, "_op": op, "_partition": "p", "_offset": index, "_ordinal": 0}
+            position = {"_txn": self.txn, "_op": op}
+            if not corrects:
+                position |= {"_partition": "p", "_offset": index, "_ordinal": 0}
             rows.append(dict.fromkeys(names) | row | position)
         self.append_table(pa.Table.from_pylist(rows, schema=self.arrow))
         return self.txn

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -23,6 +24,21 @@ GIVEN_UP = {
     "stepwise": "the step's name",
     "stranger": "foreign",
     "tell": "report",
+    "telling": "report",
+    "tend": "maintain",
+    "told": "report, notice",
+    "unsent": "toast",
+    "upkeep": "maintenance",
+}
+# Words that no name may have: neither a module or function nor a method, parameter or local variable.
+GIVEN_UP_EVERYWHERE = {
+    "abreast": "parallel",
+    "bury": "write_tombstones",
+    "letting": "advance",
+    "said": "message, reason, report",
+    "stepwise": "the step's name",
+    "stranger": "foreign",
+    "strangers": "foreign",
     "telling": "report",
     "tend": "maintain",
     "told": "report, notice",
@@ -72,3 +88,21 @@ def test_no_name_uses_a_word_that_was_given_up(path: Path) -> None:
     for name in sorted(top_names(path)):
         found = words_of(name) & GIVEN_UP.keys()
         assert not found, f"{name}: say {[GIVEN_UP[word] for word in found]} instead (docs/glossary.md)"
+
+
+def all_names(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                yield name
+            case ast.Name(id=name) | ast.arg(arg=name) | ast.Attribute(attr=name):
+                yield name
+
+
+@pytest.mark.parametrize(
+    "path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE))
+)
+def test_no_variable_uses_a_word_that_was_given_up_everywhere(path: Path) -> None:
+    for name in sorted(set(all_names(path))):
+        found = words_of(name) & GIVEN_UP_EVERYWHERE.keys()
+        assert not found, f"{name}: say {[GIVEN_UP_EVERYWHERE[word] for word in found]} instead"

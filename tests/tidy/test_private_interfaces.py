@@ -68,6 +68,7 @@ ATTRIBUTES = {
     "_gateway": "pyspark: SparkContext, whether this process has a JVM",
     "_jo": "pyspark: Observation, to wait for it with an end",
     "_root": "our own",
+    "_shadow": "our own",
     "_without_files": "our own",
 }
 

@@ -83,6 +83,18 @@ def test_every_test_checks_something() -> None:
     assert not idle
 
 
+def test_a_fixture_that_ends_with_a_folder_is_the_folders_own() -> None:
+    """Elsewhere pytest keeps what is started once per folder until the whole session ends."""
+    text = 'scope="' + 'package"'
+    wrong = [
+        named(path)
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        if text in path.read_text(encoding="utf-8")
+        and not (path.name == "conftest.py" and path.with_name("__init__.py").is_file())
+    ]
+    assert not wrong
+
+
 def test_no_package_registry_is_named_anywhere() -> None:
     # Spelled apart, so that this file doesn't name one either.
     hosts = ["pypi" + ".org", "python" + "hosted", "maven" + ".org", "maven" + ".apache", "npm" + "js"]

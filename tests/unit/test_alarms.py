@@ -175,5 +175,5 @@ def test_a_pipeline_file_sets_limits_and_what_it_sets_is_no_part_of_the_recorded
     assert (limits.quarantine_share, limits.quarantine_within_seconds) == (None, 86_400)
     assert own.canonical_json() == plain.canonical_json()
     file.write_text(FILE + "alarms: {behind: soon}\n")
-    with pytest.raises(InvalidUsage, match="'soon' is no length of time"):
+    with pytest.raises(InvalidUsage, match="'soon' is not a length of time"):
         load_pipeline(file)

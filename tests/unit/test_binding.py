@@ -84,7 +84,9 @@ def test_an_offer_below_what_is_bound_is_refused() -> None:
 
 
 def test_a_last_binding_that_is_not_the_last_is_a_broken_promise() -> None:
-    with pytest.raises(InvariantViolation, match="the last binding is 1, but the next to mint is 5"):
+    with pytest.raises(
+        InvariantViolation, match="the last binding is 1, but the next transaction number is 5"
+    ):
         mint(step(p0=9), last=binding(1, {}, {"p0": 3}), upper=5)
 
 

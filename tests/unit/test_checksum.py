@@ -71,7 +71,7 @@ def test_p5_an_endpoint_on_one_side_only_gets_its_own_message() -> None:
     (ingested,) = compare(T, recorded={}, found=only)
     (recorded,) = compare(T, recorded=only, found={})
     at = "transaction 7, endpoint shard:a: "
-    assert str(ingested) == at + "found 1 rows, but the record does not have this endpoint"
+    assert str(ingested) == at + "found 1 rows, but nothing is recorded for this endpoint"
     assert str(recorded) == at + "1 rows are recorded, but nothing was found for this endpoint"
     assert "neither" in str(Mismatch(T, SOURCE, None, None))
 

@@ -131,7 +131,7 @@ def test_c1_c2_c3_a_file_that_does_not_fit_changes_nothing_and_the_old_one_just_
     with pytest.raises(Misfit) as refused:
         runs(works(world, other), world.attempt("monday"))
     assert refused.value.fact == f"shard t: {fact}"
-    assert "put it back as recorded, and run again" in refused.value.hint
+    assert "restore the recorded shape, and run again" in refused.value.hint
     assert durable(world) == before
     runs(works(world, file()), world.attempt("monday"))
     assert state(world) == [(1, 3), (2, 1)]
@@ -248,7 +248,7 @@ def test_c4_a_shard_that_is_renamed_while_it_has_rows_is_told_by_name(runs: Runs
     renamed = works(world, file(name="clients"))
     with pytest.raises(Misfit) as refused:
         runs(renamed, world.attempt("monday"))
-    fact = "shard customers has rows up to transaction 1, and the pipeline file does not name it"
+    fact = "shard customers has rows up to transaction 1, but is not in the pipeline file"
     assert refused.value.fact == fact
     assert "raise `generation`" in refused.value.hint
     assert fit_of(renamed).left_out == {"customers": 1}
@@ -306,7 +306,7 @@ def test_a_key_may_become_nullable_and_not_the_other_way() -> None:
     strict, loose = (replace(RECORDED, not_null=frozenset(names)) for names in (["id"], []))
     assert not list(differences(recorded=strict, declared=loose))
     assert list(differences(recorded=loose, declared=strict)) == [
-        "key 'id' is recorded as one that may be NULL, and the pipeline file says NOT NULL"
+        "key 'id' is recorded as nullable, but the pipeline file says NOT NULL"
     ]
     assert (strict.widened(loose), loose.widened(strict)) == (loose, loose)
     assert not list(differences(recorded=RECORDED, declared=strict)), "an older log doesn't say"
@@ -333,7 +333,7 @@ def test_the_seals_own_decision_takes_nothing_that_is_not_on_record() -> None:
         replace(RECORDED, columns={"id": "INT"}),
         replace(loose, not_null=frozenset({"id"})),
     ):
-        with pytest.raises(Determinate, match="the shape of shard t is not on record yet"):
+        with pytest.raises(Determinate, match="the shape of shard t is not recorded yet"):
             decided(recorded, loose)
 
 

@@ -329,7 +329,7 @@ def test_a_row_may_stand_at_the_commits_own_op() -> None:
 
 @pytest.mark.parametrize(("txn", "op"), [(0, 1), (-1, 1), (1, -1)])
 def test_a_position_starts_at_transaction_1_and_op_0(txn: int, op: int) -> None:
-    with pytest.raises(InvalidUsage, match="not a source position"):
+    with pytest.raises(InvalidUsage, match="not a position of the source"):
         at(txn, op)
 
 

@@ -49,9 +49,8 @@ def test_r1_the_report_names_file_txn_size_holders_and_who_did_not_remove_it() -
     error = copy.copy(Frozen(freeze, pipeline="shop"))  # As pickling does, between Airflow's processes.
     assert error.fact == (
         "consumer 'billing' is frozen at txn 7 of shard 'orders': part x.parquet (42 bytes) can't be read: "
-        "there is no such file; the log still names it, so it was not maintenance, which deletes only what "
-        "no log names; "
-        "held by a of b"
+        "there is no such file; the log still lists it, and maintenance deletes only files that no "
+        "log lists; held by a of b"
     )
     assert "tidemark replay shop --from 7 --to 7 --mode repair" in error.hint
     assert 'tidemark consumers skip shop orders billing 7 --reason "..."' in error.hint
@@ -67,10 +66,10 @@ def test_a_merged_files_freeze_names_every_transaction_that_is_lost_with_it() ->
 
 def test_what_lies_below_since_was_removed_by_maintenance() -> None:
     freeze = Freeze("billing", ORDERS, Txn(2), Txn(2), "gone", Txn(3), "x.parquet")
-    assert "maintenance was free to remove what lies below txn 3; held by no lease" in str(freeze)
+    assert "maintenance may delete transactions below 3; held by no lease" in str(freeze)
 
 
 @pytest.mark.parametrize("path", ["", "x.parquet"])
 def test_who_took_something_out_of_the_log_is_not_guessed(path: str) -> None:
     freeze = Freeze("billing", ORDERS, Txn(7), Txn(7), "not listed", Txn(3), path, is_named=False)
-    assert "who did that is not known" in str(freeze)
+    assert "it is not known what deleted it" in str(freeze)

@@ -5,14 +5,26 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemark.app.job import ERROR_MARK, Order, error_line, failure_in, job_file, submit_environment
+from tidemark.app.job import (
+    ERROR_MARK,
+    Order,
+    error_line,
+    failure_in,
+    job_file,
+    perform,
+    submit_environment,
+)
 from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.spark.session import _log_confs
+
+if TYPE_CHECKING:
+    from tidemark.app.deployment import Deployment
 
 TEXT = st.text(st.characters(blacklist_characters="\0", blacklist_categories=("Cs",)), min_size=1)
 
@@ -90,3 +102,9 @@ def test_every_step_has_a_job() -> None:
         assert f'main("{step}")' in Path(job_file(step)).read_text()
     with pytest.raises(Determinate, match="not installed"):
         job_file("nothing")
+
+
+def test_regression_a_step_that_is_unknown_is_refused_by_name() -> None:
+    """It was taken for maintenance, which deletes files."""
+    with pytest.raises(InvalidUsage, match="there is no step 'upsrt'"):
+        perform("upsrt", cast("Deployment", None), Order("p.yaml", "run", "t"))

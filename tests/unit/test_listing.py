@@ -152,5 +152,5 @@ def test_a_batch_does_not_end_inside_a_file_of_several_txns() -> None:
 
 
 def test_limits_of_nothing_are_refused() -> None:
-    with pytest.raises(InvalidUsage, match="can't be limited to nothing"):
+    with pytest.raises(InvalidUsage, match="a limit of a batch is below 1"):
         Limits(rows_max=0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock, patch
+
 import pytest
 
 from tests.support.attempts import ingest, validate
@@ -42,6 +44,19 @@ def test_the_winners_parts_are_never_touched_and_the_losers_go() -> None:
     assert {path.split("/")[2] for path in world.files} == {"w2"}
     assert sweep(world.process()) == ()
     assert world.state(A) == {("k",): 1, ("l",): 2}
+
+
+def test_a_sweep_reads_the_seals_of_many_transactions_at_once() -> None:
+    world = World()
+    for number in range(40):
+        world.feed(rec("k", number))
+        run(world.process(), world.attempt(f"run {number}"))
+    pipeline = world.process()
+    read = Mock(wraps=pipeline.control.history.read)
+    with patch.object(pipeline.control.history, "read", read):
+        assert sweep(pipeline) == ()
+    assert len(pipeline.plane.attempts()) == 40
+    assert read.call_count < 10
 
 
 def test_a_stale_snapshot_of_the_seals_sweeps_less_never_more() -> None:

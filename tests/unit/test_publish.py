@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
+from unittest.mock import Mock, patch
 
 import pytest
 
-from tests.support.memory.control import MemoryControl
+from tests.support.memory.control import MemoryControl, MemoryWarehouse
 from tests.support.memory.ledger import Crash, Fault
-from tests.support.memory.state import MemoryStatePlane, MemoryStates, MemoryVersion
+from tests.support.memory.state import MemoryStatePlane
+from tests.support.memory.versions import MemoryStates, MemoryVersion
 from tests.support.memory.world import A, Script, World, rec, simple
 from tidemark.core.checksum import Digest
 from tidemark.core.errors import Determinate, Indeterminate, InvalidUsage, InvariantViolation
 from tidemark.core.fold import fold
 from tidemark.core.ids import TXN_NONE, Txn, WriterToken
-from tidemark.core.ledger import Head, Put
+from tidemark.core.ledger import UPPER, Head, Put
 from tidemark.core.publish import (
     Policy,
     Published,
@@ -37,11 +40,27 @@ from tidemark.pipeline.publish import (
     is_due,
     last_published,
     publish,
+    published_as_of,
     rebuild,
     verify_state,
 )
 
 W, X = WriterToken("w"), WriterToken("x")
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 7, 64, 100])
+def test_the_publish_of_a_moment_is_found_without_reading_all_of_them(count: int) -> None:
+    """Two in three have a transaction of their own: a rebuild has that of the publish before it."""
+    records = [record(2 * (number - number // 3), number, number=number) for number in range(1, count + 1)]
+    ledger: Any = MemoryControl(MemoryWarehouse()).publishes(A)
+    ledger.commit(ledger.head(), Put({UPPER: count + 1}, records, None))
+    ledger.head()
+    for as_of in range(2 * count + 2):
+        assert published_as_of(ledger, as_of=Txn(as_of)) == state_as_of(records, as_of=Txn(as_of))
+    read = Mock(wraps=ledger.read)
+    with patch.object(ledger, "read", read):
+        published_as_of(ledger, as_of=Txn(2 * count))
+    assert read.call_count <= 2
 
 
 def commit(txn: int, token: WriterToken = W) -> StateCommit:
@@ -85,13 +104,13 @@ class TestDecidePublish:
     @pytest.mark.parametrize(
         ("found", "said"),
         [
-            (StateStatus(), "stands at transaction 0"),
-            (standing(2, 1), "stands at transaction 2, version 1; recorded are 3 and 1"),
-            (standing(3, 0), "version 0; recorded are 3 and 1"),
-            (standing(3, 1, X), "written by x, recorded is w"),
-            (replace(standing(3, 2, W), strangers=("2 UPDATE",)), "others have written to it .2 UPDATE"),
-            (replace(standing(4, 2, W), newest=None), "transaction 4 in it has no publish"),
-            (replace(standing(4, 2, W), newest=commit(3)), "transaction 4 in it has no publish"),
+            (StateStatus(), "is at transaction 0"),
+            (standing(2, 1), "is at transaction 2, version 1, but the record says 3 and 1"),
+            (standing(3, 0), "version 0, but the record says 3 and 1"),
+            (standing(3, 1, X), "written by x, but the record says w"),
+            (replace(standing(3, 2, W), foreign_writes=("2 UPDATE",)), "other writers changed it .2 UPDATE"),
+            (replace(standing(4, 2, W), newest=None), "no publish is recorded for its transaction 4"),
+            (replace(standing(4, 2, W), newest=commit(3)), "no publish is recorded for its transaction 4"),
         ],
     )
     def test_m13_a_state_that_is_not_as_recorded_stops_the_publisher(
@@ -155,7 +174,7 @@ def test_a_digest_carried_forward_is_the_digest_of_the_rows() -> None:
     assert found == Digest.of([1, 7, 9, 2**63])
     with pytest.raises(InvariantViolation, match="removed from a state of 0"):
         carried_forward(Digest(), removed=Digest.of([1]), added=Digest())
-    with pytest.raises(InvalidUsage, match="encodings"):
+    with pytest.raises(InvalidUsage, match="another encoding"):
         carried_forward(Digest(encoding=3), removed=Digest(), added=Digest())
 
 
@@ -239,7 +258,7 @@ def test_m13_a_state_that_was_overwritten_is_rebuilt_from_its_log(world: Publish
     world.commit(rec("k", 1), rec("l", 1))
     world.publish()
     world.states.of(A).append(MemoryVersion({}, None))
-    with pytest.raises(StateOverwritten, match="others have written"):
+    with pytest.raises(StateOverwritten, match="other writers changed"):
         world.publish()
     rebuilt = rebuild(*world.handles(), A, token=X)
     assert simple(world.states.values(A)) == {"k": 1, "l": 1}

@@ -33,9 +33,7 @@ def test_w2_a_cut_that_alone_is_ahead_is_recovered_to_and_cuts_go_on() -> None:
     world = cut_alone_is_ahead()
     with pytest.raises(HistoryLost):
         advance_cut(world.process().control, (A, B))
-    assert "the newest cut has transaction 3" in {
-        str(one) for one in plan(world.process(), world.plane).plan.witnesses
-    }
+    assert "the newest cut has transaction 3" in {str(one) for one in plan(world.process()).plan.witnesses}
     assert list(world.recover().lost) == [3]
     world.run()
     world.publish_all()

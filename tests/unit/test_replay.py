@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tidemark.core.binding import Binding, Configuration, Owner
@@ -17,6 +19,7 @@ from tidemark.core.replay import (
     RunPlan,
     Verdict,
     judge,
+    judge_loser,
     judge_replay,
     plan_replay,
     plan_run,
@@ -47,6 +50,19 @@ def test_p4_reordered_rows_are_identical_and_a_changed_one_differs() -> None:
     assert (finding.txn, finding.verdict, finding.passed) == (T, Verdict.DIFFERS, False)
     assert [m.endpoint for m in finding.mismatches] == ["shard:a", SOURCE]
     assert "transaction 3: differs; transaction 3, endpoint shard:a: recorded 3 rows" in str(finding)
+
+
+def test_regression_a_loser_that_was_staged_with_other_settings_is_no_contradiction() -> None:
+    """A red gate's settings are mended, or rows are set aside: the first try's rows are rightly others."""
+    settings = Configuration.of('{"mended":true}')
+    winner = seal_of(replace(staged(1, 2), configuration=settings), generation=0, held={})
+    finding = judge_loser(winner, staged(1, 2, 3))
+    assert (finding.verdict, finding.mismatches) == (Verdict.NOT_COMPARABLE, ())
+    same = replace(staged(1, 2, 3), configuration=settings)
+    assert judge_loser(winner, same).verdict is Verdict.DIFFERS
+    assert judge_loser(seal(1, 2), staged(1, 2, 3)).verdict is Verdict.DIFFERS
+    skipped = skip_of(T, token=WriterToken("w"), generation=0, reason="poisoned", binding=0)
+    assert judge_loser(skipped, same).passed
 
 
 def test_p5_rows_that_went_to_another_shard_are_two_mismatches() -> None:

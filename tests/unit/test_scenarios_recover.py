@@ -8,7 +8,8 @@ from itertools import product
 import pytest
 
 from tests.support.memory.ledger import Crash, Fault, MemoryLedger
-from tests.support.memory.state import MemoryStatePlane, MemoryStates
+from tests.support.memory.state import MemoryStatePlane
+from tests.support.memory.versions import MemoryStates
 from tests.support.memory.world import A, B, Script, World, rec
 from tidemark.core.errors import Determinate, InvariantViolation
 from tidemark.core.history import Recovery
@@ -62,7 +63,7 @@ class Warehouse(World):
 
     def recover(self, chaos: Script | None = None, *, restored: bool = False) -> Recovered:
         attempt = self.attempt("recover")
-        return recover(self.process(chaos), attempt, states=self.plane, restored=restored)
+        return recover(self.process(chaos), attempt, restored=restored)
 
     @property
     def recoveries(self) -> list[Recovery]:
@@ -142,12 +143,12 @@ def test_w2_the_plan_says_what_will_be_done_and_changes_nothing() -> None:
     world.warehouse.history.restore(VERSIONS["history"] - 3)
     world.warehouse.log(B).restore(0)
     before = {name: one.version for name, one in world.ledgers().items()}
-    found = plan(world.process(), world.plane)
+    found = plan(world.process())
     assert (found.plan.again, found.plan.lost, found.plan.first) == ((2,), (3,), 4)
     assert {
         "the newest checkpoint has transaction 3",
         "the log of shard a has transaction 3",
-        "the state of shard a has transaction 3",
+        "a publish of shard a has transaction 3",
     } <= {str(one) for one in found.plan.witnesses}
     assert {name: one.version for name, one in world.ledgers().items()} == before
 
@@ -155,7 +156,7 @@ def test_w2_the_plan_says_what_will_be_done_and_changes_nothing() -> None:
 def test_w2_where_nothing_is_lost_nothing_is_done() -> None:
     world = Warehouse()
     before = world.warehouse.history.version
-    assert not plan(world.process(), world.plane).is_needed
+    assert not plan(world.process()).is_needed
     assert world.recover() == Recovered(epoch=0)
     assert world.warehouse.history.version == before
 
@@ -189,7 +190,7 @@ def test_w2_an_epoch_tells_numbers_that_are_given_out_again_from_those_of_before
     world.warehouse.publishes(B).restore(0)
     world.states.of(B).clear()
     world.files = {path: rows for path, rows in world.files.items() if "/3/" not in path}
-    assert not plan(world.process(), world.plane).is_needed
+    assert not plan(world.process()).is_needed
     assert world.recover(restored=True).epoch == 1
     world.run()
     control = world.process().control
@@ -233,10 +234,10 @@ def test_a_run_that_goes_on_while_the_plan_is_made_is_no_loss() -> None:
     world = Warehouse()
     world.feed(rec("n", 4))
     script = Script().before("checkpoints.head", world.run)
-    assert not plan(world.process(script), world.plane).is_needed
+    assert not plan(world.process(script)).is_needed
     world.feed(rec("o", 5))
     script = Script().before("checkpoints.head", world.run)
-    assert recover(world.process(script), world.attempt("recover"), states=world.plane).epoch == 0
+    assert recover(world.process(script), world.attempt("recover")).epoch == 0
     assert world.recoveries == []
 
 

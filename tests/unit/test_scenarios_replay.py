@@ -135,7 +135,7 @@ def test_p5_an_endpoint_on_one_side_only_gets_its_own_message() -> None:
     world.source.partitions["p0"][0] = rec("k", 1, table="b")
     texts = [str(mismatch) for mismatch in proof(world).mismatches]
     assert "endpoint shard:a: 1 rows are recorded, but nothing was found" in texts[0]
-    assert "endpoint shard:b: found 1 rows, but the record does not have this endpoint" in texts[1]
+    assert "endpoint shard:b: found 1 rows, but nothing is recorded for this endpoint" in texts[1]
 
 
 # P7, P8, P9

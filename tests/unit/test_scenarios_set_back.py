@@ -12,7 +12,8 @@ import pytest
 
 from tests.support.attempts import ingest, validate
 from tests.support.memory.ledger import MemoryLedger
-from tests.support.memory.state import MemoryStatePlane, MemoryStates
+from tests.support.memory.state import MemoryStatePlane
+from tests.support.memory.versions import MemoryStates
 from tests.support.memory.world import A, B, World, rec
 from tidemark.core.errors import InvariantViolation
 from tidemark.core.ids import Txn, WriterToken

@@ -72,8 +72,8 @@ def a_seal(txn: int, *, read: int = 10, bad: int = 0, held: str = "", **more: An
             "proved 1 to 2, 4: identical, 0 bytes written; transaction 3: differs",
         ),
         (
-            RunFacts(proofs=(Proof(Txn(3), "differs", "the gate was marked as success by hand"),)),
-            "transaction 3: differs, overruled: the gate was marked as success by hand",
+            RunFacts(proofs=(Proof(Txn(3), "differs", "the validate task was marked as success by hand"),)),
+            "transaction 3: differs, overruled: the validate task was marked as success by hand",
         ),
         (
             RunFacts(open={Txn(4): "a.json is gone", Txn(5): "", Txn(6): ""}),

@@ -1,5 +1,6 @@
 """Scenario W1 for what was published: history, log and checkpoints are restored together, and a record of the
-shard's publishes is ahead of them. A run says so before it binds or seals anything (Invariant 16)."""
+shard's publishes, or the state's table itself, is ahead of them. A run says so before it binds or seals
+anything (Invariant 16)."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ from itertools import product
 
 import pytest
 
-from tests.support.memory.state import MemoryStatePlane, MemoryStates
+from tests.support.memory.state import MemoryStatePlane
+from tests.support.memory.versions import MemoryStates
 from tests.support.memory.world import A, B, World, rec
 from tidemark.core.errors import InvariantViolation
 from tidemark.core.ids import ShardId, WriterToken
@@ -69,10 +71,10 @@ SET_BACK = list(product(*(range(version + 1) for version in versions_of(Publishe
 
 
 @pytest.mark.parametrize("versions", SET_BACK, ids=lambda one: "-".join(map(str, one)))
-def test_w1_a_run_never_seals_below_what_a_publish_on_record_has(versions: tuple[int, ...]) -> None:
+def test_w1_a_run_never_seals_below_what_a_state_has(versions: tuple[int, ...]) -> None:
     world = PublishedWorld()
     world.restore(versions)
-    recorded = [one.txn for one in world.warehouse.publishes(A).records(versions[-1])]
+    published = [one.commit.txn for one in world.states.of(A) if one.commit is not None]
     world.feed(rec("n", 4))
     before, bound = world.decided(), world.bindings
     told = stopped(world)
@@ -82,7 +84,7 @@ def test_w1_a_run_never_seals_below_what_a_publish_on_record_has(versions: tuple
         # A shard that nothing else names which is left is found out when the next transaction touches it.
         assert world.bindings == bound or "shard b" in told
         return
-    assert world.sealed_upper > max(recorded, default=0)
+    assert world.sealed_upper > max(published)
     assert world.state(A) == {("k",): 2, ("m",): 3, ("n",): 4}
 
 
@@ -99,6 +101,27 @@ def test_w1_a_publish_that_is_ahead_of_all_other_ledgers_is_named_before_anythin
     assert named in losses(world.process().control, (A, B))[0]
 
 
+def test_regression_w1_a_state_that_is_ahead_of_its_record_is_named_before_anything_is_bound() -> None:
+    world = PublishedWorld()
+    history, log, checkpoints, published = versions_of(world)
+    world.restore((history - 2, log - 1, checkpoints - 1, published - 1))
+    world.feed(rec("n", 4))
+    before, bound = world.decided(), world.bindings
+    named = "the state of shard a has transaction 3, and the history ends with 2"
+    with pytest.raises(InvariantViolation, match=named):
+        world.run()
+    assert (world.decided(), world.bindings) == (before, bound)
+    assert named in losses(world.process().control, (A, B))[0]
+
+
+def test_a_publish_that_died_before_its_record_stops_nobody() -> None:
+    world = PublishedWorld()
+    record = world.warehouse.publishes(A)
+    record.restore(record.version - 1)
+    world.commit_published(rec("n", 4))
+    assert world.states.values(A) == {("k",): 2, ("m",): 3, ("n",): 4}
+
+
 def test_w1_a_publish_of_a_shard_that_only_the_next_transaction_touches_is_named_before_its_seal() -> None:
     world = PublishedWorld()
     world.warehouse.history.restore(2)
@@ -106,6 +129,7 @@ def test_w1_a_publish_of_a_shard_that_only_the_next_transaction_touches_is_named
     world.warehouse.log(B).restore(0)
     world.warehouse.checkpoints.restore(1)
     world.warehouse.publishes(A).restore(1)
+    del world.states.of(A)[1:]
     sealed = world.seals
     with pytest.raises(InvariantViolation, match="the state of shard b has transaction 2"):
         world.run()

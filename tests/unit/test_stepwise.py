@@ -189,7 +189,7 @@ def test_p4_a_cleared_run_whose_sealed_part_was_changed_is_not_identical() -> No
     world.files[path] = tuple(replace(row, value="tampered") for row in world.files[path])
     (judged,) = run.clear().whole()
     assert judged.gated.finding.verdict is Verdict.DIFFERS
-    assert "parts are not what was sealed" in str(judged.gated.finding)
+    assert "parts differ from the seal" in str(judged.gated.finding)
 
 
 def test_a_run_that_the_scheduler_has_forgotten_is_proven_again_by_every_try() -> None:

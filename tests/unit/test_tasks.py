@@ -22,7 +22,8 @@ def deployed(world: World) -> Any:
         pipeline=pipeline,
         control=pipeline.control,
         config=SimpleNamespace(name="shop"),
-        with_new_columns=lambda work: work(),
+        up_to_date=lambda work: work(),
+        proposal="",
     )
 
 

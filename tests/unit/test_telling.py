@@ -61,9 +61,9 @@ def test_rows_can_be_set_aside_where_an_expectation_is_not_met_and_nowhere_else(
     ("verdict", "why", "way"),
     [
         (Verdict.DIFFERS, PARTS_DIFFER, f"tidemark replay {QUOTED} --from 3 --to 3 --mode repair"),
-        (Verdict.DIFFERS, "", "restore the input that changed and clear this task"),
-        (Verdict.INPUT_GONE, "a.json is gone", "restore the input that is gone and clear this task"),
-        (Verdict.NOT_COMPARABLE, "sealed by another", "prove it with the versions that it was sealed with"),
+        (Verdict.DIFFERS, "", "restore the changed input and clear this task"),
+        (Verdict.INPUT_GONE, "a.json is gone", "restore the missing input and clear this task"),
+        (Verdict.NOT_COMPARABLE, "sealed by another", "replay it with the versions that sealed it"),
     ],
 )
 def test_regression_a_repair_is_offered_only_where_it_can_repair(

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tests.support.memory.control import MemoryControl, MemoryWarehouse
-from tests.support.memory.state import MemoryStatePlane, MemoryStates
+from tests.support.memory.state import MemoryStatePlane
+from tests.support.memory.versions import MemoryStates
 from tidemark.core.checksum import Digest
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.lease import HolderToken, Lease, LeaseState
+from tidemark.core.ledger import UPPER, Put
 from tidemark.core.publish import BeingPublished, Published, StateCommit, StateStatus
 from tidemark.pipeline.maintain import maintain_state, snapshot_held
 
@@ -35,7 +37,10 @@ def lease(txn: int, state: LeaseState = LeaseState.LIVE) -> Lease:
     ],
 )
 def test_r4_a_lease_on_an_old_snapshot_holds_a_vacuum_back(held: Lease, kept_ms: int, breaks: bool) -> None:
-    found = snapshot_held(RECORDS, [held], superseded_ms={2: 1_000}.get, now_ms=2_000, kept_ms=kept_ms)
+    ledger = MemoryControl(MemoryWarehouse()).publishes(A)
+    ledger.commit(ledger.head(), Put({UPPER: 3}, RECORDS, None))
+    ledger.head()
+    found = snapshot_held(ledger, [held], superseded_ms={2: 1_000}.get, now_ms=2_000, kept_ms=kept_ms)
     assert (found is held) is breaks
     assert (found is None) is not breaks
 

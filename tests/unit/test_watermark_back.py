@@ -91,7 +91,7 @@ def test_what_was_staged_above_the_wrong_watermark_is_not_sealed() -> None:
     assert isinstance(staged, Staged)
     assert staged.base == FAR
     set_watermark_back(process(world), world.attempt(), 100, reason="wrong clock")
-    with pytest.raises(Determinate, match="was staged above another watermark"):
+    with pytest.raises(Determinate, match="was staged with another watermark"):
         commit_staged(pipeline, attempt, staged, validate(pipeline, staged))
     run(process(world), world.attempt())
     assert [(seal.base, seal.watermark) for seal in world.seals][2:] == [(100, 101)]
@@ -176,6 +176,6 @@ def test_a_sequence_is_written_as_people_write_it(text: str, unit: str, number: 
 def test_a_time_with_a_zone_is_taken_and_what_is_none_is_refused() -> None:
     assert sequence_number("2026-01-01T01:00:00+01:00", unit="seconds") == 1_767_225_600_000_000
     for text, unit in (("soon", "seconds"), ("1.5", "the sequence's own unit"), ("2026-13-01", "days")):
-        with pytest.raises(InvalidUsage, match="is no sequence"):
+        with pytest.raises(InvalidUsage, match="is not a sequence"):
             sequence_number(text, unit=unit)
     assert sequence_text(2**70, unit="seconds") == str(2**70)

@@ -6,21 +6,24 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Generic, TypeVar, cast
 
 from tests.support.memory.ledger import Chaos, Crash, Fault, MemoryLedger, MemoryLedgerView
+from tests.support.memory.versions import MemoryStates
 from tidemark.core.binding import BindingRecord
 from tidemark.core.checkpoint import Checkpoint
 from tidemark.core.cuts import Cut
+from tidemark.core.generation import Candidate
 from tidemark.core.history import CHAPTERS, Chapter, HistoryRecord, Recovery, chapter_head
 from tidemark.core.ids import ShardId
 from tidemark.core.journal import JournalEntry
-from tidemark.core.lease import Lease
+from tidemark.core.lease import LeaseRecord
 from tidemark.core.ledger import CommitOutcome, Head, Put
 from tidemark.core.listing import LogFile
-from tidemark.core.publish import Published
+from tidemark.core.publish import Published, StateCommit
 from tidemark.core.seal import Evidence, Seal
 from tidemark.core.shape import Shape, misfit
 from tidemark.core.shard import LogEntry
 
 R = TypeVar("R")
+MADE_AT = "memory"
 
 
 class MemoryTruth(Generic[R]):
@@ -49,11 +52,13 @@ class MemoryWarehouse:
         self.attempts: MemoryLedger[Evidence] = MemoryLedger()
         self.checkpoints: MemoryLedger[Checkpoint] = MemoryLedger()
         self.journal: MemoryLedger[JournalEntry] = MemoryLedger()
-        self.leases: MemoryLedger[Lease] = MemoryLedger()
+        self.leases: MemoryLedger[LeaseRecord] = MemoryLedger()
         self.cuts: MemoryLedger[Cut] = MemoryLedger()
         self.logs: dict[ShardId, MemoryLedger[LogEntry]] = {}
         self.shapes: dict[ShardId, Shape] = {}
         self.records: dict[ShardId, MemoryLedger[Published]] = {}
+        self.states = MemoryStates()
+        self.address = MADE_AT
 
     @property
     def bindings(self) -> MemoryTruth[BindingRecord]:
@@ -141,11 +146,14 @@ class MemoryControl:
         self.bindings: MemoryChapter[BindingRecord] = MemoryChapter(self.history, "bindings")
         self.seals: MemoryChapter[Seal] = MemoryChapter(self.history, "seals")
         self.recoveries: MemoryChapter[Recovery] = MemoryChapter(self.history, "recoveries")
+        self.candidates: MemoryChapter[Candidate] = MemoryChapter(self.history, "candidates")
         self.attempts = MemoryLedgerView(warehouse.attempts, chaos, "attempts")
         self.checkpoints = MemoryLedgerView(warehouse.checkpoints, chaos, "checkpoints")
         self.journal = MemoryLedgerView(warehouse.journal, chaos, "journal")
         self.leases = MemoryLedgerView(warehouse.leases, chaos, "leases")
         self.cuts = MemoryLedgerView(warehouse.cuts, chaos, "cuts")
+        self.address = warehouse.address
+        self.made_at = MADE_AT
         self._logs: dict[ShardId, MemoryLogView] = {}
         self._publishes: dict[ShardId, MemoryLedgerView[Published]] = {}
 
@@ -162,3 +170,6 @@ class MemoryControl:
             truth = self._warehouse.publishes(shard)
             self._publishes[shard] = MemoryLedgerView(truth, self._chaos, "publishes")
         return self._publishes[shard]
+
+    def state_commit(self, shard: ShardId, *, after: int) -> StateCommit | None:
+        return self._warehouse.states.newest_commit(shard, after)

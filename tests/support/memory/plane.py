@@ -47,14 +47,19 @@ class MemoryPlane:
         read: list[int] = []
         tables: dict[ShardId, list[Change]] = {}
         for position, record in self._source.records(binding):
-            change = change_of(binding, position, record)
-            read.append(hash_of(record.table, change.key, change.value, change.sequence))
-            tables.setdefault(record.table, []).append(change)
+            read.append(hash_of(record.table, record.key, record.value, record.sequence))
+            taken = self.decode(binding, record)
+            if taken is not None:
+                tables.setdefault(taken.table, []).append(change_of(binding, position, taken))
         folded = {
             shard: sorted(fold(changes).values(), key=lambda c: repr(c.key))
             for shard, changes in tables.items()
         }
         return Digest.of(read), folded
+
+    def decode(self, binding: Binding, record: SourceRecord) -> SourceRecord | None:
+        """The record as its binding's configuration reads it; here as it is."""
+        return record
 
     def stage(self, binding: Binding, token: WriterToken) -> Staged:
         source, folded = self._fold(binding)

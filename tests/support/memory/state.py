@@ -2,48 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-
 from tests.support.memory.control import MemoryWarehouse
 from tests.support.memory.ledger import Calm, Chaos, Crash, Fault
 from tests.support.memory.plane import Files, digest_of
+from tests.support.memory.versions import MemoryStates, MemoryVersion
 from tidemark.core.checksum import Digest
 from tidemark.core.errors import Determinate, Indeterminate
-from tidemark.core.fold import Change, Key, fold
+from tidemark.core.fold import Change, fold
 from tidemark.core.ids import TXN_NONE, ShardId, WriterToken
 from tidemark.core.ledger import Conflict
 from tidemark.core.publish import Published, StateCommit, StateStatus
 from tidemark.ports.state import Tail
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryVersion:
-    """One version of a state: every key's last change, deletes included, and the commit that made it.
-
-    A version without a commit was made by a stranger."""
-
-    rows: Mapping[Key, Change]
-    commit: StateCommit | None
-
-    @property
-    def visible(self) -> dict[Key, Change]:
-        return {key: change for key, change in self.rows.items() if not change.deletes}
-
-
-@dataclass(slots=True)
-class MemoryStates:
-    """The durable truth: each shard's versions."""
-
-    versions: dict[ShardId, list[MemoryVersion]] = field(default_factory=dict)
-
-    def of(self, shard: ShardId) -> list[MemoryVersion]:
-        return self.versions.setdefault(shard, [])
-
-    def values(self, shard: ShardId) -> dict[Key, object]:
-        """What a reader of the state sees now."""
-        versions = self.of(shard)
-        return {key: row.value for key, row in versions[-1].visible.items()} if versions else {}
 
 
 class MemoryStatePlane:
@@ -54,14 +23,16 @@ class MemoryStatePlane:
     ) -> None:
         self._warehouse = warehouse
         self._files = files
-        self._states = states
+        self._states = warehouse.states = states
         self._chaos = chaos or Calm()
 
     def standing(self, shard: ShardId, since: Published | None) -> StateStatus:
         versions = self._states.of(shard)
         known = [(at, version.commit) for at, version in enumerate(versions) if version.commit is not None]
         after = since.version if since is not None else -1
-        strangers = [f"{at} write" for at in range(after + 1, len(versions)) if versions[at].commit is None]
+        foreign_writes = [
+            f"{at} write" for at in range(after + 1, len(versions)) if versions[at].commit is None
+        ]
         newest_version, newest = known[-1] if known else (-1, None)
         at_record = ""
         if since is not None and since.version < len(versions):
@@ -73,7 +44,7 @@ class MemoryStatePlane:
             newest=newest,
             newest_version=newest_version,
             at_record=at_record,
-            strangers=tuple(strangers),
+            foreign_writes=tuple(foreign_writes),
         )
 
     def _rows(self, shard: ShardId, tail: Tail) -> list[Change]:

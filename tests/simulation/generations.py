@@ -1,0 +1,303 @@
+"""A simulated world in which generations replace each other: candidates, followers, promoters, aborts and
+processes of older generations, interleaved with writers, crashes and lost replies.
+
+`check` recomputes the tables at every transaction, from the source, the history's order and the rules."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+from tests.simulation.checker import ensure
+from tests.simulation.scheduler import Scheduler
+from tests.support.memory.generations import SHARDS, GenerationWorld, decoded, settings
+from tests.support.memory.ledger import Crash
+from tests.support.memory.source import SourceRecord
+from tidemark.core.binding import Binding, Configuration
+from tidemark.core.errors import Determinate, InvalidUsage
+from tidemark.core.fold import fold, visible
+from tidemark.core.generation import Candidate, CandidateState
+from tidemark.core.ids import ShardId, Txn
+from tidemark.core.replay import Verdict
+from tidemark.core.seal import Decision, Fenced, Seal
+from tidemark.pipeline.context import binding_at
+from tidemark.pipeline.maintain import sweep
+from tidemark.pipeline.run import finish, replay, run
+
+RULES: tuple[dict[str, Any], ...] = (
+    {},
+    {"times": 10},
+    {"times": 3, "without": [1]},
+    {"rename": {"b": "a"}},
+    {"without": [0]},
+)
+GRACE_SECONDS = (0.0, 3.0, 30.0)
+ROUNDS_MAX = 4
+
+
+class GenerationSimulation(GenerationWorld):
+    """Everything that is durable, and the actors."""
+
+    def __init__(self, seed: int) -> None:
+        self.scheduler = Scheduler(seed, fault_rate=0.0)
+        rng = self.rng = self.scheduler.rng
+        self.scheduler.fault_rate = rng.choice((0.0, 0.01, 0.03))
+        self.scheduler.land_one = lambda: next(self.warehouse.land_delayed(), None)
+        super().__init__(records_max=rng.choice((1, 3, 100)))
+        self.produce(rng.randint(1, 3))
+        self.run()
+        spawn = self.scheduler.spawn
+        spawn(lambda: self.producer(rng.randint(1, 4)))
+        for _ in range(rng.randint(1, 2)):
+            spawn(self.writer)
+        if rng.random() < 0.5:
+            spawn(self.zombie)
+        for _ in range(rng.randint(1, 2)):
+            spawn(self.starter)
+            spawn(self.promoter)
+        for _ in range(rng.randint(0, 2)):
+            spawn(self.follower)
+        if rng.random() < 0.4:
+            spawn(self.aborter)
+        if rng.random() < 0.3:
+            spawn(self.sweeper)
+
+    def clock(self) -> float:
+        return self.scheduler.now_seconds
+
+    def sleep(self, seconds: float) -> None:
+        self.scheduler.now_seconds += max(seconds, 0.5)
+        self.scheduler.pause()
+
+    def wait(self, pauses_max: int) -> None:
+        for _ in range(self.rng.randint(0, pauses_max)):
+            self.scheduler.pause()
+
+    # The actors.
+
+    def produce(self, count: int) -> None:
+        rng = self.rng
+        for _ in range(count):
+            size = rng.randint(1, 3)
+            for index in range(size):
+                value = None if rng.random() < 0.2 else rng.randint(1, 99)
+                key = (rng.randint(0, 3),)
+                record = SourceRecord(rng.choice(SHARDS), key, value, ends=index == size - 1)
+                self.source.append("p0", record)
+
+    def producer(self, count: int) -> None:
+        for _ in range(count):
+            self.wait(40)
+            self.produce(1)
+
+    def writer(self) -> None:
+        for _ in range(self.rng.randint(1, ROUNDS_MAX)):
+            self.wait(60)
+            with suppress(Crash, Determinate):
+                self.run(self.scheduler)
+
+    def zombie(self) -> None:
+        """A process that was opened long ago, and wakes after a promotion: it binds, or it finishes what is
+        open."""
+        pipeline, attempt = self.opened(self.scheduler), self.attempt()
+        for _ in range(400):
+            self.scheduler.pause()
+            if self.generation > pipeline.generation:
+                break
+        for _ in range(self.rng.randint(1, 30)):
+            self.scheduler.pause()
+            with suppress(Crash, Determinate, Fenced):
+                txn = pipeline.control.seals.head().upper
+                if txn >= pipeline.control.bindings.head().upper:
+                    continue
+                if self.rng.random() < 0.2 or binding_at(pipeline, txn).promotes:
+                    run(pipeline, attempt)
+                else:
+                    finish(pipeline, attempt, txn)
+
+    def starter(self) -> None:
+        for _ in range(self.rng.randint(1, 3)):
+            self.wait(60)
+            rng = self.rng
+            known: dict[str, Any] = {}
+            if rng.random() < 0.3:
+                known["since"] = Txn(rng.randint(1, 4))
+                known["until"] = Txn(rng.choice((0, known["since"], known["since"] + 2)))
+            elif rng.random() < 0.1:
+                known["from_now"] = True
+            with suppress(Crash, Determinate, InvalidUsage):
+                self.start(settings(self.generation + 1, **rng.choice(RULES)), self.scheduler, **known)
+
+    def follower(self) -> None:
+        for _ in range(self.rng.randint(1, ROUNDS_MAX)):
+            self.wait(60)
+            candidate = self.candidate
+            if candidate is not None and not candidate.from_now:
+                with suppress(Crash, Determinate, InvalidUsage):
+                    self.follow(candidate, self.scheduler, transactions_max=self.rng.choice((1, 2, None)))
+
+    def promoter(self) -> None:
+        owner, candidate = self.attempt().owner, None
+        for _ in range(self.rng.randint(1, 3)):
+            self.wait(80)
+            if candidate is None or self.rng.random() < 0.5:
+                # Else the one from before, which may have been aborted meanwhile.
+                candidate = self.candidate
+            if candidate is None:
+                continue
+            attempt = self.attempt()
+            if self.rng.random() < 0.5:
+                attempt = replace(attempt, owner=owner)  # Another try of the same run.
+            with suppress(Crash, Determinate, InvalidUsage):
+                grace = self.rng.choice(GRACE_SECONDS)
+                self.promote(candidate, self.scheduler, attempt=attempt, grace_seconds=grace)
+
+    def aborter(self) -> None:
+        self.wait(200)
+        candidate = self.candidate
+        if candidate is not None:
+            with suppress(Crash, Determinate, InvalidUsage):
+                self.abort(candidate, self.scheduler)
+
+    def clean(self) -> None:
+        kept = dict(self.shadows)
+        super().clean()
+        for folder in kept.keys() - self.shadows.keys():
+            kept[folder][1].clear()  # Files go away under whoever still has them.
+
+    def sweeper(self) -> None:
+        self.wait(200)
+        with suppress(Crash):
+            sweep(self.opened(self.scheduler))
+
+    def simulate(self) -> None:
+        self.scheduler.run()
+        for _ in self.warehouse.land_delayed():
+            pass
+        self.scheduler.now_seconds += 1_000
+        self.run()
+        if self.candidate is not None and self.rng.random() < 0.5:
+            self.promote(self.candidate)
+        self.produce(1)
+        self.run()
+        sweep(self.opened())
+
+
+class GenerationChecker:
+    """Looks at a world after its end. Shares no decision with the product: it goes through the history in the
+    order of its commits, and folds the source's records by a loop."""
+
+    def __init__(self, world: GenerationSimulation) -> None:
+        self.world = world
+        self.promoted = self.skipped = 0
+        self.reads: dict[int, Configuration] = {}
+        """The configuration that the tables have each transaction by, at the cut that is looked at."""
+
+    def check(self) -> None:
+        self.check_numbers()
+        self.check_history()
+        self.check_logs()
+        self.check_replays()
+
+    def check_numbers(self) -> None:
+        bindings, seals = self.world.bindings, self.world.seals
+        numbers = list(range(1, len(bindings) + 1))
+        ensure([one.txn for one in bindings] == numbers, "bindings are not dense")
+        ensure([one.txn for one in seals] == numbers, "seals are not dense")
+        for before, after in pairwise(bindings):
+            ensure(before.upper == after.lower, f"binding {after.txn} does not start where the last ended")
+        size = {name: len(records) for name, records in self.world.source.partitions.items()}
+        ensure(bindings[-1].upper.as_dict() == size, "not everything is bound at the end")
+
+    def check_history(self) -> None:
+        """One generation is in charge at any time: all is bound and sealed by it, and it changes by the seal
+        of a promotion of the candidate that is there."""
+        in_charge, candidate, promotion = self.world.first, None, None
+        history = self.world.warehouse.history
+        for record in history.records(history.version):
+            match record:
+                case Candidate(state=CandidateState.STARTED):
+                    ensure(candidate is None, f"{record} was started beside {candidate}")
+                    ensure(record.generation > in_charge.generation, f"{record} is not a new generation")
+                    candidate = record
+                case Candidate():
+                    ensure(promotion is None, f"{record} was aborted during its promotion")
+                    ensure(candidate is not None and candidate.start == record.start, f"{record} ends none")
+                    candidate = None
+                case Binding():
+                    ensure(promotion is None, f"binding {record.txn} is above an open promotion")
+                    promotion = record if record.promotes else None
+                    right = candidate.configuration if promotion and candidate else in_charge
+                    ensure(record.configuration == right, f"{record.txn} was bound by another generation")
+                case Seal(decision=Decision.CORRECTED):
+                    ensure(promotion is not None and promotion.txn == record.txn, "corrects no promotion")
+                    ensure(candidate is not None, f"transaction {record.txn} promotes no candidate")
+                    assert candidate is not None
+                    ensure(record.configuration == candidate.configuration, "promotes another candidate")
+                    in_charge, promotion = candidate.configuration, None
+                    self.reads |= {
+                        txn: in_charge
+                        for txn in range(1, record.txn)
+                        if txn in self.reads and candidate.reads(Txn(txn))
+                    }
+                    candidate = None
+                    self.promoted += 1
+                case Seal():
+                    made = record.configuration or self.world.bindings[record.txn - 1].configuration
+                    if promotion is not None and promotion.txn == record.txn:
+                        ensure(record.decision is Decision.SKIPPED, "a promotion has no input")
+                        promotion = None
+                        self.skipped += 1
+                    else:
+                        ensure(made == in_charge, f"transaction {record.txn} was made by another generation")
+                        self.reads[record.txn] = in_charge
+            if isinstance(record, Seal):
+                ensure(record.generation == in_charge.generation, f"{record.txn} has another generation")
+                self.check_tables(record.txn)
+        ensure(self.world.generation == in_charge.generation, "another generation is in charge")
+
+    def check_tables(self, txn: Txn) -> None:
+        """The tables as of a transaction are what the rules make of everything up to there."""
+        for shard in SHARDS:
+            rows = [row for row in self.world.rows(shard) if row.txn <= txn]
+            found, wanted = visible(fold(rows)), self.recomputed_at(shard, txn)
+            ensure(found == wanted, f"{shard} has {found} at {txn}, and should have {wanted}")
+
+    def recomputed_at(self, shard: ShardId, txn: Txn) -> dict[object, object]:
+        rows: dict[object, object] = {}
+        for binding in self.world.bindings[:txn]:
+            for _, record in self.world.source.records(binding):
+                taken = decoded(self.reads[binding.txn], record)
+                if taken is not None and taken.table == shard:
+                    rows[taken.key] = taken.value
+        return {key: value for key, value in rows.items() if value is not None}
+
+    def check_logs(self) -> None:
+        sealed = set()
+        for shard in SHARDS:
+            wanted = [(s.txn, s.token, s.shards[shard].parts) for s in self.world.seals if shard in s.shards]
+            found = [(one.txn, one.token, one.parts) for one in self.world.log(shard)]
+            ensure(found == wanted, f"log {shard} has {found}, the seals say {wanted}")
+            sealed |= {part.path for _, _, parts in wanted for part in parts}
+        ensure(set(self.world.files) == sealed, f"other files than sealed: {set(self.world.files) ^ sealed}")
+
+    def check_replays(self) -> None:
+        upper = self.world.sealed_upper
+        found = replay(self.world.opened(), self.world.attempt(), txn_from=Txn(1), txn_to=Txn(upper - 1))
+        for one in found:
+            wanted = self.world.seals[one.txn - 1].decision is Decision.SKIPPED or one.verdict
+            ensure(wanted in (True, Verdict.IDENTICAL), f"{one}")
+
+
+def check(seed: int) -> GenerationChecker:
+    """One seed; an assertion that names it where something is wrong in the end."""
+    try:
+        world = GenerationSimulation(seed)
+        world.simulate()
+        checker = GenerationChecker(world)
+        checker.check()
+    except Exception as wrong:
+        raise AssertionError(f"generations, seed {seed}: {wrong!r}") from wrong
+    return checker

@@ -1,0 +1,167 @@
+"""Generations in the simulation: in every interleaving exactly one is in charge, and the tables are what its
+rules make of the source, at every transaction (scenarios G1 to G17).
+
+`make simulate` runs many more seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from tests.simulation.generations import GenerationSimulation, check
+from tidemark.core.generation import Correction, PromotionOpen, Superseded
+from tidemark.core.ledger import GENERATION, Head
+from tidemark.core.seal import decide_seal
+from tidemark.pipeline import candidates, generation, reclock, upsert
+from tidemark.pipeline.context import last_binding, undecided_promotion
+
+SEEDS = 600
+CHUNKS = 3
+MUTANT_SEEDS_MAX = 3_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_one_generation_is_in_charge_and_the_tables_are_right_in_every_interleaving(chunk: int) -> None:
+    size = SEEDS // CHUNKS
+    found = [check(seed) for seed in range(chunk * size, (chunk + 1) * size)]
+    promoted, skipped = sum(one.promoted > 0 for one in found), sum(one.skipped > 0 for one in found)
+    assert promoted > size / 4, "promotions are to be seen"
+    assert skipped > size / 20, "promotions that were given up are to be seen"
+
+
+def test_a_seed_replays_exactly() -> None:
+    for seed in range(20):
+        first, second = GenerationSimulation(seed), GenerationSimulation(seed)
+        first.simulate()
+        second.simulate()
+        assert first.scheduler.steps == second.scheduler.steps
+        assert first.seals == second.seals
+        assert first.files == second.files
+
+
+# Mutants.
+
+
+@contextmanager
+def readiness_of_an_older_revision() -> Iterator[None]:
+    """Promote what was ready, whether or not it is the candidate that is there."""
+    with patch.object(generation, "require_there", lambda *_: None):
+        yield
+
+
+@contextmanager
+def an_abort_that_asks_for_no_promotion() -> Iterator[None]:
+    with patch.object(candidates, "_undecided", lambda _: None):
+        yield
+
+
+@contextmanager
+def difference_of_another_cut() -> Iterator[None]:
+    """Compute the difference before the promotion is bound, and seal it at the promotion."""
+    promote = generation.promote
+
+    def early(pair: Any, attempt: Any, corrector: Any, shards: Any, **known: Any) -> Any:
+        upper = pair.shadow.control.seals.head().upper
+        found = {shard: corrector.difference(shard, upper=upper) for shard in shards}
+
+        class Early:
+            engine = corrector.engine
+
+            def correct(self, shard: Any, **known: Any) -> Correction:
+                return corrector.stage(shard, found[shard], **known)  # type: ignore[no-any-return]
+
+        return promote(pair, attempt, Early(), shards, **known)
+
+    with patch("tests.support.memory.generations.promote", early):
+        yield
+
+
+@contextmanager
+def upper_read_once_at_the_start() -> Iterator[None]:
+    """Follow up to what was sealed when the promotion began, and no further."""
+    catch_up = generation._catch_up
+    followed: set[str] = set()
+
+    def once(pair: Any, attempt: Any, progress: Any) -> None:
+        if attempt.token not in followed:
+            followed.add(attempt.token)
+            catch_up(pair, attempt, progress)
+
+    with patch.object(generation, "_catch_up", once), unguarded_reads():
+        yield
+
+
+@contextmanager
+def promoted_without_following() -> Iterator[None]:
+    """Go back, or forward, with what the candidate happens to have."""
+    with patch.object(generation, "_catch_up", lambda *_: None), unguarded_reads():
+        yield
+
+
+@contextmanager
+def unguarded_reads() -> Iterator[None]:
+    """Tables that can be read as of a transaction that they don't have."""
+    with patch("tests.support.memory.generations.readable_upper", lambda *_: 1_000):
+        yield
+
+
+@contextmanager
+def fence_read_before_the_commit_that_binds() -> Iterator[None]:
+    mint = reclock.mint
+
+    def checked_first(pipeline: Any, attempt: Any) -> Any:
+        head = pipeline.control.bindings.head()
+        if pipeline.generation < head.generation:
+            raise Superseded(generation=pipeline.generation, newest=head.generation)
+        undecided = undecided_promotion(pipeline.control, last_binding(pipeline, head))
+        if undecided is not None:
+            raise PromotionOpen(undecided)
+        return mint(replace(pipeline, generation=1_000), attempt)
+
+    with patch.object(reclock, "mint", checked_first):
+        yield
+
+
+@contextmanager
+def fence_read_before_the_commit_that_seals() -> Iterator[None]:
+    """Whoever was opened with an older generation seals all the same."""
+
+    def unfenced(*, head: Head, seal: Any, **known: Any) -> Any:
+        marks = {**head.marks, GENERATION: min(head.generation, seal.generation)}
+        return decide_seal(head=Head(head.version, marks), seal=seal, **known)
+
+    with patch.object(upsert, "decide_seal", unfenced):
+        yield
+
+
+@contextmanager
+def bound_above_an_open_promotion() -> Iterator[None]:
+    with patch.object(reclock, "undecided_promotion", lambda *_: None):
+        yield
+
+
+MUTANTS: tuple[Callable[[], Any], ...] = (
+    readiness_of_an_older_revision,
+    an_abort_that_asks_for_no_promotion,
+    difference_of_another_cut,
+    upper_read_once_at_the_start,
+    promoted_without_following,
+    fence_read_before_the_commit_that_binds,
+    fence_read_before_the_commit_that_seals,
+    bound_above_an_open_promotion,
+)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_the_simulation_of_generations_notices_a_mistake(mutant: Callable[[], Any]) -> None:
+    with ExitStack() as stack:
+        stack.enter_context(mutant())
+        stack.enter_context(pytest.raises(AssertionError, match="seed"))
+        for seed in range(MUTANT_SEEDS_MAX):
+            check(seed)

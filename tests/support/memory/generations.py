@@ -1,0 +1,276 @@
+"""Generations in memory: configurations that read the same records differently, candidates with a warehouse
+of their own, and the difference between two of them by the core's own fold.
+
+The rules of a configuration stand in its text: `times` multiplies values, `without` drops keys, `rename`
+sends a table's records to another, `hold_above` and `fail_above` are expectations."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any
+
+from tests.support.memory.control import MemoryChapter, MemoryControl, MemoryWarehouse
+from tests.support.memory.ledger import Chaos
+from tests.support.memory.plane import ENGINE, Files, MemoryPlane, digest_of
+from tests.support.memory.source import MemorySourceView, SourceRecord
+from tests.support.memory.world import A, B, World
+from tidemark.core.binding import Binding, BindingRecord, Configuration
+from tidemark.core.errors import Determinate
+from tidemark.core.fold import Change, fold, visible
+from tidemark.core.frontier import Position
+from tidemark.core.generation import Candidate, Correction, PromotionOpen, Superseded
+from tidemark.core.ids import TXN_FIRST, ShardId, Txn, WriterToken
+from tidemark.core.ledger import CommitOutcome, Head, Put
+from tidemark.core.seal import Fenced, Opinion, ShardParts, Staged
+from tidemark.pipeline.candidates import (
+    abort,
+    await_promotion,
+    candidate_of,
+    configuration_in_charge,
+    start,
+)
+from tidemark.pipeline.context import Attempt, Pipeline
+from tidemark.pipeline.generation import Promotion, Recorded, Shadow, follow, promote
+from tidemark.pipeline.listing import readable_upper
+from tidemark.pipeline.run import RunReport, run
+
+SHARDS = (A, B)
+
+
+def settings(generation: int, **rules: Any) -> Configuration:
+    return Configuration.of(json.dumps({"generation": generation, **rules}, sort_keys=True))
+
+
+@lru_cache(maxsize=1_000)
+def rules_of(text: str) -> Mapping[str, Any]:
+    return json.loads(text)  # type: ignore[no-any-return]
+
+
+def decoded(configuration: Configuration, record: SourceRecord) -> SourceRecord | None:
+    """A record as a configuration reads it; None where it is not taken."""
+    rules = rules_of(configuration.text)
+    if record.key[0] in rules.get("without", ()):
+        return None
+    value: Any = record.value
+    return replace(
+        record,
+        table=rules.get("rename", {}).get(record.table, record.table),
+        value=value * rules["times"] if value is not None and "times" in rules else value,
+    )
+
+
+class DecodingPlane(MemoryPlane):
+    """Reads records by the configuration of their binding."""
+
+    def decode(self, binding: Binding, record: SourceRecord) -> SourceRecord | None:
+        return decoded(binding.configuration, record)
+
+
+class RuleGate:
+    """Expectations that a configuration's text declares."""
+
+    def __init__(self, files: Files, configuration: Configuration) -> None:
+        self._files, self._rules = files, rules_of(configuration.text)
+
+    def opinion(self, staged: Staged) -> Opinion:
+        held: dict[ShardId, str] = {}
+        failed: list[str] = []
+        for shard, added in staged.shards.items():
+            rows = [row for part in added.parts for row in self._files.get(part.path, ())]
+            highest = max((row.value for row in rows if isinstance(row.value, int)), default=0)
+            if highest > self._rules.get("hold_above", highest):
+                held[shard] = f"{highest} is too much"
+            if highest > self._rules.get("fail_above", highest):
+                failed.append(f"{shard}: {highest} is too much")
+        return Opinion(tuple(failed), held)
+
+
+class TimedBindings(MemoryChapter[BindingRecord]):
+    """Bindings that know when they were put."""
+
+    def __init__(self, control: MemoryControl, world: GenerationWorld) -> None:
+        super().__init__(control.history, "bindings")
+        self._world = world
+
+    def commit(self, head: Head, put: Put[BindingRecord, Any]) -> CommitOutcome:
+        for record in put.records:
+            self._world.bound_at[record.number] = self._world.now_seconds
+        return super().commit(head, put)
+
+    def written_at(self, number: int) -> datetime | None:
+        return datetime.fromtimestamp(self._world.bound_at[number], UTC)
+
+
+class MemoryCorrector:
+    """The difference of two generations, by the core's own fold over the rows of their logs."""
+
+    engine = ENGINE
+
+    def __init__(self, live: Pipeline, files: Files, shadow: Pipeline, shadow_files: Files) -> None:
+        self._live, self._files = live, files
+        self._shadow, self._shadow_files = shadow, shadow_files
+
+    def correct(self, shard: ShardId, *, txn: Txn, token: WriterToken) -> Correction:
+        return self.stage(shard, self.difference(shard, upper=txn), txn=txn, token=token)
+
+    def difference(self, shard: ShardId, *, upper: Txn) -> dict[tuple[object, ...], object]:
+        """The keys whose values differ below `upper`, with the new ones; None where they are to go."""
+        before = visible(fold(self._rows(self._live, self._files, shard, upper)))
+        after = visible(fold(self._rows(self._shadow, self._shadow_files, shard, upper)))
+        return {
+            key: after.get(key)
+            for key in sorted({*before, *after}, key=repr)
+            if before.get(key) != after.get(key)
+        }
+
+    def _rows(self, pipeline: Pipeline, files: Files, shard: ShardId, upper: Txn) -> list[Change]:
+        log = pipeline.control.log(shard)
+        log.head()  # The first look may show an old version, and a lack that is none; the second is fresh.
+        log.head()
+        if readable_upper(pipeline.control, shard) < upper:
+            raise Determinate(f"shard {shard} can't be read as of transaction {upper - 1}")
+        entries = log.read(TXN_FIRST, upper)
+        try:
+            return [row for entry in entries for part in entry.parts for row in files[part.path]]
+        except KeyError as error:
+            raise Determinate(f"part {error} is gone") from error
+
+    def stage(
+        self, shard: ShardId, found: Mapping[tuple[object, ...], object], *, txn: Txn, token: WriterToken
+    ) -> Correction:
+        if not found:
+            return Correction()
+        rows = tuple(
+            Change(key, value, txn, Position("", at)) for at, (key, value) in enumerate(found.items())
+        )
+        plane: Any = self._live.plane
+        part = plane._write(f"{shard}/{txn}/{token}/correction", rows)
+        deletes = sum(row.deletes for row in rows)
+        return Correction(ShardParts((part,), digest_of(rows)), len(rows) - deletes, deletes)
+
+
+class GenerationWorld(World):
+    """A world whose configuration in charge is the one in the history, and its candidates' shadow folders."""
+
+    def __init__(self, *, records_max: int = 1_000_000, **rules: Any) -> None:
+        super().__init__(records_max=records_max)
+        self.first = settings(0, **rules)
+        self.shadows: dict[str, tuple[MemoryWarehouse, Files]] = {}
+        self.bound_at: dict[int, float] = {}
+        self.now_seconds = 0.0
+
+    def made(
+        self, warehouse: MemoryWarehouse, files: Files, configuration: Configuration, chaos: Chaos | None
+    ) -> Pipeline:
+        control = MemoryControl(warehouse, chaos)
+        control.bindings = TimedBindings(control, self) if warehouse is self.warehouse else control.bindings
+        return Pipeline(
+            control,
+            MemorySourceView(self.source, chaos),
+            DecodingPlane(self.source, files, chaos),
+            configuration,
+            configuration.generation,
+            RuleGate(files, configuration),
+        )
+
+    def opened(self, chaos: Chaos | None = None) -> Pipeline:
+        """The pipeline with the configuration in charge."""
+        found = configuration_in_charge(MemoryControl(self.warehouse, chaos)) or self.first
+        return self.made(self.warehouse, self.files, found, chaos)
+
+    def pair(self, candidate: Candidate, chaos: Chaos | None = None) -> tuple[Shadow, MemoryCorrector]:
+        warehouse, files = self.shadows.setdefault(candidate.folder, (MemoryWarehouse(), {}))
+        shadow = self.made(warehouse, files, candidate.configuration, chaos)
+        pair = Shadow(
+            candidate,
+            self.opened(chaos),
+            replace(shadow, source=Recorded(shadow.source)),
+            self.made(self.warehouse, self.files, candidate.configuration, chaos),
+        )
+        return pair, MemoryCorrector(pair.live, self.files, pair.shadow, files)
+
+    # What a command does.
+
+    def run(self, chaos: Chaos | None = None, pipeline: Pipeline | None = None) -> RunReport:
+        """A whole run, opened again where another generation has taken over, as a command does it."""
+        attempt = self.attempt()
+        pipeline = pipeline or self.opened(chaos)
+        while True:
+            try:
+                return run(pipeline, attempt)
+            except PromotionOpen as found:
+                await_promotion(pipeline, self.attempt(), found.binding, clock=self.clock, sleep=self.sleep)
+            except (Superseded, Fenced):
+                pipeline = self.opened(chaos)
+
+    def clock(self) -> float:
+        return self.now_seconds
+
+    def sleep(self, seconds: float) -> None:
+        self.now_seconds += seconds
+
+    def start(
+        self, configuration: Configuration, chaos: Chaos | None = None, *, token: str = "", **known: Any
+    ) -> Candidate:
+        known = {"since": TXN_FIRST, "until": Txn(0), "reason": "other rules", **known}
+        token = WriterToken(token or f"start{next(self._numbers)}")
+        new = Candidate(1, 1, token, configuration, **known)
+        return start(MemoryControl(self.warehouse, chaos), new)
+
+    def follow(self, candidate: Candidate, chaos: Chaos | None = None, **known: Any) -> list[int]:
+        pair, _ = self.pair(candidate, chaos)
+        return [one.txn for one in follow(pair, self.attempt(), **known)]
+
+    def promote(
+        self,
+        candidate: Candidate,
+        chaos: Chaos | None = None,
+        *,
+        attempt: Attempt | None = None,
+        **known: Any,
+    ) -> Promotion:
+        pair, corrector = self.pair(candidate, chaos)
+        return promote(pair, attempt or self.attempt(), corrector, SHARDS, **known)
+
+    def abort(self, candidate: Candidate, chaos: Chaos | None = None, *, token: str = "") -> Candidate:
+        """End a candidate and remove its tables."""
+        token = WriterToken(token or f"abort{next(self._numbers)}")
+        control = MemoryControl(self.warehouse, chaos)
+        ended = abort(control, candidate, token=token, reason="not needed")
+        self.clean()
+        return ended
+
+    def clean(self) -> None:
+        there = candidate_of(MemoryControl(self.warehouse))
+        for folder in [one for one in self.shadows if there is None or one != there.folder]:
+            del self.shadows[folder]
+
+    def replaced(self, configuration: Configuration, **known: Any) -> Promotion:
+        """A candidate from its start to its promotion."""
+        return self.promote(self.start(configuration, **known))
+
+    # What is durable now.
+
+    @property
+    def generation(self) -> int:
+        return self.warehouse.history.head(self.warehouse.history.version).generation
+
+    @property
+    def candidate(self) -> Candidate | None:
+        return candidate_of(MemoryControl(self.warehouse))
+
+    def recomputed(
+        self, configuration: Configuration, shard: ShardId = A, *, without: Sequence[int] = ()
+    ) -> dict[object, object]:
+        """What a configuration makes of all that is bound, by a loop over the source."""
+        rows: dict[object, object] = {}
+        for binding in self.bindings:
+            for _, record in self.source.records(binding) if binding.txn not in without else ():
+                found = decoded(configuration, record)
+                if found is not None and found.table == shard:
+                    rows[found.key] = found.value
+        return {key: value for key, value in rows.items() if value is not None}
