@@ -41,7 +41,7 @@ test-fast: ready ## Run the tests that start no Spark and no server; under a min
 s3-jars: ready ## Fetch Hadoop's S3 connector, for tables and landing files on S3
 	@$(PYTHON) -m tidemark.runtime.jars fetch s3
 
-test-s3: s3-jars ## Run the tests that need an S3 server with atomic conditional puts; builds versitygw with Go once
+test-s3: s3-jars ## Run the tests on object stores; builds versitygw (S3) with Go and installs Azurite (Azure) with npm once
 	@$(PYTHON) -m pytest -p no:xdist -v -m s3 tests
 
 test-all: ready ## Before a release: `make test`, and what only this runs: tests marked sweep and s3, simulate, crash, read-crash, soak

@@ -13,7 +13,7 @@ import sys
 
 ALL = (
     "flush", "start", "small", "control", "commit", "publish", "state", "flat", "kafka", "postgres", "reader",
-    "maintain", "peers", "airflow", "pages",
+    "maintain", "cores", "peers", "airflow", "pages", "scale", "past",
 )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ import importlib.util
 import os
 import platform
 import shutil
+import ssl
 import subprocess
 import sys
 import time
@@ -208,10 +209,20 @@ def environment() -> dict[str, str]:
     chosen.setdefault("UV_CACHE_DIR", str(STATE / "cache" / "uv"))
     chosen.setdefault("PIP_CACHE_DIR", str(STATE / "cache" / "pip"))
     chosen["UV_PYTHON_DOWNLOADS"] = "never"
+    if has_certificates():
+        # uv's own list does not have the certificate of a company's proxy. An older uv knows the second name.
+        chosen.setdefault("UV_SYSTEM_CERTS", "true")
+        chosen.setdefault("UV_NATIVE_TLS", "true")
     chosen["PIP_ROOT_USER_ACTION"] = "ignore"
     chosen.pop("VIRTUAL_ENV", None)
     chosen.pop("PYTHONPATH", None)
     return chosen
+
+
+def has_certificates() -> bool:
+    """Whether this machine has certificates where Python looks for them."""
+    places = ssl.get_default_verify_paths()
+    return places.cafile is not None or (places.capath is not None and any(os.scandir(places.capath)))
 
 
 def run(command: list[str], failure: str) -> None:
