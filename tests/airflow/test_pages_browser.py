@@ -17,7 +17,7 @@ from fastapi.responses import HTMLResponse
 
 from tests.airflow.test_pages_actions import Rig, rig  # noqa: F401
 from tests.airflow.test_pages_api import HOSTILE
-from tests.support.browser import Browser, running_browser
+from tests.support.browser import FRAMED, Browser, running_browser
 from tests.support.waiting import wait_until
 from tidemark.app.consume import leases_of
 from tidemark.app.tasks import open_pipeline
@@ -31,7 +31,6 @@ PICTURES = os.environ.get("TIDEMARK_TEST_PICTURES")
 """Where pictures go, if any are asked for; then with words that one would read."""
 BROKEN = "expect_column_values_to_be_between(amount, min_value=0) does not hold: 1 of 1 rows"
 SANDBOX = "allow-scripts allow-same-origin allow-forms"
-FRAMED = "document.querySelector('iframe').contentDocument"
 
 
 @contextmanager
@@ -58,12 +57,6 @@ def served(app: FastAPI) -> Iterator[str]:
         thread.join()
 
 
-def sees(browser: Browser, *texts: str) -> None:
-    for text in texts:
-        said = f"{FRAMED}.body.innerText.includes({json.dumps(text)})"
-        browser.wait_for(said, what=f"{text!r} on the page")
-
-
 def button(label: str) -> str:
     return f"[...{FRAMED}.querySelectorAll('button')].find((one) => one.innerText === {json.dumps(label)})"
 
@@ -88,16 +81,16 @@ def test_the_pictures_show_readers_steps_and_the_newest_transactions(rig: Rig) -
         small = f"{FRAMED}.querySelectorAll('svg.spark')"
         bars = f"[...{small}].map((one) => one.querySelectorAll('rect').length)"
         browser.wait_for(f"JSON.stringify({bars}) === '[{count},{count}]'", what="two small pictures")
-        sees(browser, "behind: 1 file waits")
+        browser.sees("behind: 1 file waits")
         fits = "(one) => one.scrollWidth <= one.clientWidth"
         assert browser.value(f"[...{FRAMED}.querySelectorAll('html, .scroll')].every({fits})") is True
         picture(browser, "pipelines")
         browser.open(f"{url}/shown?page=pipeline%3Fdag_id%3Dmine")
-        sees(browser, "points → billing", "Readers", "worker-1")
+        browser.sees("points → billing", "Readers", "worker-1")
         picture(browser, "readers")
         assert browser.value(f"{FRAMED}.querySelectorAll('svg.mark').length") == count, "steps in each row"
         browser.value(f"{FRAMED}.querySelector('summary').click()")
-        sees(browser, "Every transaction from 1 on stays readable.")
+        browser.sees("Every transaction from 1 on stays readable.")
         held = f"{FRAMED}.activeElement.getAttribute('href')"
         row = f"{FRAMED}.querySelector('tbody a[href^=transaction]')"
         browser.value(f"{row}.focus(), {row}.replaceWith({row}.cloneNode(true), 'drawn before')")
@@ -106,7 +99,7 @@ def test_the_pictures_show_readers_steps_and_the_newest_transactions(rig: Rig) -
         browser.wait_for(f"!{FRAMED}.body.innerText.includes('drawn before')", what="the refresh")
         browser.wait_for(f"{held} === 'transaction?dag_id=mine&txn={count}'", what="the focus, given back")
         browser.open(f"{url}/shown?page=transaction%3Fdag_id%3Dmine%26txn%3D2")
-        sees(browser, "Steps", "staged", "judged", "in the log of points", "Expectations")
+        browser.sees("Steps", "staged", "judged", "in the log of points", "Expectations")
         assert browser.value(f"{FRAMED}.querySelectorAll('svg.steps rect').length") == 3
         picture(browser, "steps")
         assert [one for one in browser.complaints if "favicon" not in one] == []
@@ -122,12 +115,12 @@ def test_a_red_transaction_is_accepted_with_a_reason_and_two_clicks(rig: Rig) ->
         browser.resize(1280, 920)
         browser.log_in(url, "ann")
         browser.open(f"{url}/shown?page=pipeline%3Fdag_id%3Dmine")
-        sees(browser, "blocked: transaction 2", why, "Frontiers")
+        browser.sees("blocked: transaction 2", why, "Frontiers")
         assert browser.value(f"{FRAMED}.querySelectorAll('.action, img').length") == 0, "a viewer can't act"
         browser.log_in(url, "eve")
         browser.open(f"{url}/shown?page=pipeline%3Fdag_id%3Dmine")
         browser.open(f"{url}/shown?page=transaction%3Fdag_id%3Dmine%26txn%3D2")
-        sees(browser, f"not sealed: {why}", "Ways out:", "tidemark skip mine 2")
+        browser.sees(f"not sealed: {why}", "Ways out:", "tidemark skip mine 2")
         browser.open(f"{url}/shown?page=pipeline%3Fdag_id%3Dmine")
         accept = "Accept transaction 2"
         browser.wait_for(f"!!{button(accept)}", what="the action")
@@ -141,10 +134,10 @@ def test_a_red_transaction_is_accepted_with_a_reason_and_two_clicks(rig: Rig) ->
         assert [str(seal.decision) for seal in rig.seals] == ["committed"], "one click decides nothing"
         picture(browser, "action")
         browser.value(f"{doer}.click()")
-        sees(browser, "transaction 2 is accepted; the checkpoint is 2")
+        browser.sees("transaction 2 is accepted; the checkpoint is 2")
         assert (str(rig.seals[-1].decision), rig.seals[-1].reason) == ("accepted", reason)
         browser.open(f"{url}/shown?page=transaction%3Fdag_id%3Dmine%26txn%3D2")
-        sees(browser, "user: eve", f"reason: {reason}", "Replay", "0 met; by", why)
+        browser.sees("user: eve", f"reason: {reason}", "Replay", "0 met; by", why)
         assert browser.value(f"{FRAMED}.querySelectorAll('img').length") == 0
         picture(browser, "decided")
         assert [one for one in browser.complaints if "favicon" not in one] == []

@@ -13,7 +13,7 @@ from urllib.parse import quote
 import pytest
 
 from tests.support.airflow import Stack
-from tests.support.browser import Browser, running_browser
+from tests.support.browser import FRAMED, Browser, running_browser
 from tests.support.waiting import SECONDS_MAX
 
 pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.server, pytest.mark.slow]
@@ -81,17 +81,6 @@ def test_a_viewer_sees_the_numbers_of_a_run_and_nobody_without_a_login_does(stac
     assert [view["destination"] for view in views] == ["nav", "dag", "dag_run"]
 
 
-FRAMED = "document.querySelector('iframe').contentDocument"
-"""The page that Airflow shows in a frame of its own."""
-
-
-def sees(browser: Browser, *texts: str) -> None:
-    for text in texts:
-        browser.wait_for(
-            f"{FRAMED}.body.innerText.includes({json.dumps(text)})", what=f"{text!r} on the page"
-        )
-
-
 def picture(browser: Browser, name: str) -> None:
     """Keep a picture where one is asked for: this is how those in docs/images are made."""
     folder = os.environ.get("TIDEMARK_TEST_PICTURES")
@@ -119,12 +108,12 @@ def test_a_viewer_finds_the_pages_in_airflow_with_a_browser(stack: Stack) -> Non
         assert browser.value(f"{FRAMED}.documentElement.scrollWidth <= 1280") is True
         picture(browser, "pipelines")
         browser.value(f"{row}.querySelector('a').focus(), {row}.querySelector('a').click()")
-        sees(browser, "Frontiers", "Transactions")
+        browser.sees("Frontiers", "Transactions")
 
         browser.resize(1920, 1080)
         browser.value("localStorage.setItem('theme', 'dark')")
         browser.open(f"{url}/dags/shown/plugin/tidemark_pipeline")
-        sees(browser, "Frontiers", "orders", run_id)
+        browser.sees("Frontiers", "orders", run_id)
         label = browser.value(f"{FRAMED}.querySelector('svg').getAttribute('aria-label')")
         assert f"bound {last}, sealed {last}, checkpoint {last}" in label
         browser.wait_for(f"{FRAMED}.documentElement.dataset.theme === 'dark'", what="the dark theme")
@@ -132,10 +121,10 @@ def test_a_viewer_finds_the_pages_in_airflow_with_a_browser(stack: Stack) -> Non
         browser.wait_for(f"{first}.innerText === '{last}'", what="the newest transaction")
         picture(browser, "pipeline")
         browser.value(f"{first}.click()")
-        sees(browser, f"Transaction {last}", "Digests", "shard:orders", f"{project.files:04}.json")
+        browser.sees(f"Transaction {last}", "Digests", "shard:orders", f"{project.files:04}.json")
         picture(browser, "transaction")
         browser.value("localStorage.setItem('theme', 'light')")
         browser.open(f"{url}/dags/shown/runs/{quote(run_id, safe='')}/plugin/tidemark_run")
-        sees(browser, f"loaded transaction {last}:")
+        browser.sees(f"loaded transaction {last}:")
         picture(browser, "run")
         assert [one for one in browser.complaints if "/tidemark/" in one or "Content Security" in one] == []

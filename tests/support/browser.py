@@ -24,6 +24,9 @@ from tests.support.waiting import SECONDS_MAX, wait_until
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 
+FRAMED = "document.querySelector('iframe').contentDocument"
+"""The page that Airflow shows in a frame of its own."""
+
 
 class Browser:
     """One page of a headless Chromium. `complaints` are what its console had to say of errors."""
@@ -78,6 +81,14 @@ class Browser:
 
     def wait_for(self, expression: str, what: str) -> None:
         wait_until(lambda: self.value(expression) is True, what=what, pause_seconds=0.1)
+
+    def sees(self, *texts: str) -> None:
+        """The framed page is drawn to its end, and shows these texts."""
+        self.wait_for(f"{FRAMED}.querySelector('main').ariaBusy === 'false'", what="the drawn page")
+        for text in texts:
+            self.wait_for(
+                f"{FRAMED}.body.innerText.includes({json.dumps(text)})", what=f"{text!r} on the page"
+            )
 
     def picture(self, file: Path) -> None:
         file.write_bytes(base64.b64decode(self.send("Page.captureScreenshot")["data"]))

@@ -454,6 +454,7 @@ async function refresh() {
     if (!parts.size) view.replaceChildren(el("p", { class: "alarm", role: "alert" }, error.message));
   }
   giveFocusBack();
+  view.setAttribute("aria-busy", "false");
   running = false;
   if (again) {
     again = false;
