@@ -13,7 +13,8 @@ import sys
 
 ALL = (
     "flush", "start", "small", "control", "commit", "publish", "state", "flat", "kafka", "postgres", "reader",
-    "maintain", "cores", "peers", "airflow", "pages", "scale", "past",
+    "maintain", "generation", "cores", "peers", "airflow", "pages", "scale",
+    "past",
 )  # fmt: skip
 
 
