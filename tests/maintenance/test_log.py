@@ -119,7 +119,7 @@ def test_truncation_advances_since_and_never_passes_what_is_published(fed: Path)
     done = maintenance.maintain(deployment, T, terms(window=20))
     assert done.since == 13
     assert log_rows(fed) == wanted_rows(fed, since=13)
-    with pytest.raises(InvalidUsage, match="13 is the first that was kept"):
+    with pytest.raises(InvalidUsage, match="the oldest retained transaction is 13"):
         Leases(deployment.control.leases).take("late", HolderToken("h"), start=Txn(12))
     assert verdicts(fed) == {"identical"}, "by the input; the parts were free to go"
 
@@ -380,7 +380,7 @@ def test_the_dry_run_is_a_table_for_people_and_json_for_machines(fed: Path) -> N
     assert chores == {("merge small files", 28, ""), ("remove lost attempts", 2, "")}
     shown = command("maintain", str(file), "--dry-run")
     assert "merge small files" in shown
-    assert "nobody: would be deleted now" in shown
+    assert "nothing: deletable now" in shown
     assert files_on_disk(fed) == before
 
 

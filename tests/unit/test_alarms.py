@@ -89,7 +89,7 @@ def test_the_most_urgent_alarm_comes_first() -> None:
         (Blocked("shard a at transaction 3", None, "w", 3, "a"), "tidemark release p a --reason"),
         (Blocked("transaction 3", None, "w", 3), "tidemark accept p 3` or `tidemark skip p 3"),
         (Blocked("the pipeline file does not fit", None, "w"), "tidemark check p"),
-        (Blocked(LOST, None, "the history ends with 2"), "bring that table back"),
+        (Blocked(LOST, None, "the history ends with 2"), "restore the table, or run `tidemark recover"),
     ],
 )
 def test_what_is_blocked_has_a_way_out_of_its_own(stop: Blocked, words: str) -> None:

@@ -258,11 +258,6 @@ class ReadAccount:
         """The lowest missing part: the frontier can't pass it unless its `txn` is skipped."""
         return next(iter(self.missing_parts), None)
 
-    @property
-    def in_flight(self) -> tuple[Fetch, ...]:
-        """The fetches that have not ended."""
-        return tuple(self._in_flight.values())
-
     def listed(self, txn: Txn, parts: Sequence[Part] = ()) -> None:
         """List all parts of `txn`; transactions between it and the last listed one are untouched."""
         if txn < self._listed_upper:

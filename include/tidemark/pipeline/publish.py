@@ -60,7 +60,7 @@ def last_published(control: Control, shard: ShardId) -> Published | None:
     for record in ledger.read(upper - 1, upper):
         return record
     if upper > TXN_FIRST:
-        raise InvariantViolation(f"publish {upper - 1} of {shard} is on record, but is not there")
+        raise InvariantViolation(f"the record of publish {upper - 1} of {shard} is missing")
     return None
 
 
