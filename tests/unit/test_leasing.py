@@ -94,7 +94,7 @@ def test_maintenance_expires_what_it_has_seen_stand_still_and_nothing_else() -> 
         world.now += TTL / 4
         alive = holder.renew(alive)
     assert ended == ["dead"]
-    states = {lease.name: lease.state for lease in maintenance.standing()}
+    states = {lease.name: lease.state for lease in maintenance.latest()}
     assert states == {"dead": LeaseState.EXPIRED, "alive": LeaseState.LIVE}
 
 

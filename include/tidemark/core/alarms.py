@@ -127,7 +127,7 @@ def _behind(found: Status, seconds_max: float, now: float) -> Iterator[Alarm]:
 
 
 def _retained_bytes(found: Status, bytes_max: int) -> Iterator[Alarm]:
-    kept = found.source.kept_bytes if found.source is not None else None
+    kept = found.source.retained_bytes if found.source is not None else None
     if found.source is None or kept is None or kept <= bytes_max:
         return
     held = f", held back by {', '.join(found.source.held_back_by)}" if found.source.held_back_by else ""
