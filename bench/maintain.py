@@ -96,7 +96,11 @@ def measure(spark: SparkSession, folder: Path, *, rows: int, transactions: int) 
     found["log scan before, seconds"] = seconds(log)
     before = time.monotonic()
     done = compact(
-        deployment.control, deployment.control.log(SHARD), deployment.plane().kept, SHARD, token=new_token()
+        deployment.control,
+        deployment.control.log(SHARD),
+        deployment.plane().log_rows,
+        SHARD,
+        token=new_token(),
     )
     found["compaction, seconds"] = time.monotonic() - before
     found["files before"], found["files after"] = done.files_before, done.files_after

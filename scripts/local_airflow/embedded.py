@@ -26,7 +26,7 @@ from scripts.local_airflow.client import AirflowClient
 from scripts.local_airflow.postgres import LocalPostgres
 from scripts.local_airflow.processes import is_listening, reap
 from scripts.local_airflow.settings import SPARK_PORT, SPARK_TOKEN
-from tidemark.app.job import start_spark, started_at
+from tidemark.app.job import started_at
 from tidemark.core.errors import Determinate, InvalidUsage
 
 USER: Final = "admin"
@@ -176,10 +176,11 @@ class EmbeddedAirflow:
         deadline = time.monotonic() + STOP_SECONDS_MAX
         while is_listening(self.spark_port) and time.monotonic() < deadline:
             time.sleep(0.1)  # A server that was just killed may hold its port a moment longer.
-        pid = start_spark(
-            self.spark_port, self.secret("spark"), folder=self.home / "spark", confs=self.spark_confs
-        )
-        self._remember(SPARK, pid)
+        from tidemark.spark.connect_server import start_server
+
+        token = self.secret("spark")
+        server = start_server(self.spark_port, token, folder=self.home / "spark", confs=self.spark_confs)
+        self._remember(SPARK, server.process.pid)
 
     def _remember(self, name: str, pid: int) -> None:
         try:

@@ -179,7 +179,7 @@ def test_w1_status_names_the_table_that_lost_commits_and_what_to_do(shop: Shop, 
     assert looked["blocked"][0]["what"] == "commits are lost"
     named = "the history ends with 1" if "history" in table else "the log of shard t ends with"
     assert named in looked["blocked"][0]["why"]
-    assert "bring that table back" in looked["alarms"][0]["remedy"]
+    assert "restore the table, or run `tidemark recover" in looked["alarms"][0]["remedy"]
 
 
 def test_input_that_waits_has_an_age_and_behind_is_an_alarm(shop: Shop) -> None:
@@ -234,7 +234,7 @@ def test_an_alarm_that_there_is_not_is_refused(shop: Shop, words: str) -> None:
 def test_a_source_that_does_not_say_since_when_its_input_waits_is_never_on_time(shop: Shop) -> None:
     found = replace(status_of(shop.deployment, now_seconds=time.time()), waiting=Input())
     (alarm,) = alarms_of(found, limits_in("behind=10m", Limits()))
-    assert "does not say how long" in alarm.fact
+    assert "can't report how long" in alarm.fact
     assert alarms_of(replace(found, asked=False), limits_in("behind=10m", Limits())) == ()
 
 

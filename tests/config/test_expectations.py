@@ -261,7 +261,7 @@ def test_a_suite_comes_from_inside_the_root_or_not_at_all(
     for name, fact in {
         str(outside): "not relative",
         "../s.yaml": "contains '..'",
-        "suites/link.yaml": "leads out of the root",
+        "suites/link.yaml": "is outside the root",
         "suites/none.yaml": "can't be read",
         "s3://bucket/s.yaml": "not relative",
     }.items():

@@ -316,7 +316,7 @@ def test_the_environment_can_come_from_outside(write: Callable[..., Path]) -> No
         ("../up", "contains '..'"),
         ("a/../../b", "contains '..'"),
         ("~/x", "home folder"),
-        ("link/x", "leads out of the root"),
+        ("link/x", "is outside the root"),
         ("s3://bucket/x", "not"),
         ('"a\\0b"', "not a path"),
         ('"a\\nb"', "not a path"),
@@ -346,7 +346,7 @@ def test_a_location_with_a_secret_or_an_unknown_store_is_refused(place: str, pro
 def test_a_symlink_made_after_loading_is_noticed_when_the_place_is_used(load: Load, project: Path) -> None:
     config = load()
     (project / "landing").symlink_to("/tmp")
-    with pytest.raises(InvalidUsage, match="leads out of the root"):
+    with pytest.raises(InvalidUsage, match="is outside the root"):
         _ = config.source_location
 
 

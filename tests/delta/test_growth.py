@@ -11,6 +11,7 @@ import pytest
 from tests.support.deployed import attempt
 from tests.support.growing import COLUMNS, INT, LONG, TEXT, Typed, land
 from tests.support.light import SHARD
+from tests.support.sealing import announce_generation
 from tidemark.app import tasks
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import Txn
@@ -20,7 +21,6 @@ from tidemark.core.shape import Misfit, NewColumns, Outgrown
 from tidemark.pipeline import reclock as minting
 from tidemark.pipeline.run import replay
 from tidemark.pipeline.schema_change import put_on_record
-from tidemark.pipeline.upsert import announce_generation
 from tidemark.pipeline.validate import judge_gathered
 
 

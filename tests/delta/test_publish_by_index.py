@@ -195,16 +195,16 @@ def test_regression_two_publishes_after_the_look_at_the_record_are_no_strangers(
     log.append(Change(("x", 1), "1"))
     log.publish()
     rival.txn = log.txn
-    real, overtaken = log.plane.standing, []
+    real, overtaken = log.plane.state_status, []
 
-    def standing(*args: Any) -> Any:
+    def state_status(*args: Any) -> Any:
         if not overtaken:
             for value in ("2", "3"):
                 rival.append(Change(("x", 1), value))
                 overtaken.append(rival.publish())
         return real(*args)
 
-    monkeypatch.setattr(log.plane, "standing", standing)
+    monkeypatch.setattr(log.plane, "state_status", state_status)
     done = step.publish(log.control, log.plane, SHARD, token=WriterToken("late"))
     assert (done, log.rows()) == (UpToDate(Txn(3)), [(("x", 1), "3")])
 

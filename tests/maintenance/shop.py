@@ -106,7 +106,7 @@ class Shop:
 
     def compact(self) -> None:
         control = self.deployment.control
-        compact(control, control.log(SHARD), self.deployment.plane().kept, SHARD, token=new_token())
+        compact(control, control.log(SHARD), self.deployment.plane().log_rows, SHARD, token=new_token())
 
     def reclaim(self) -> None:
         """As long after as nobody can have looked before."""

@@ -119,7 +119,7 @@ def test_truncation_advances_since_and_never_passes_what_is_published(fed: Path)
     done = maintenance.maintain(deployment, T, terms(window=20))
     assert done.since == 13
     assert log_rows(fed) == wanted_rows(fed, since=13)
-    with pytest.raises(InvalidUsage, match="13 is the first that was kept"):
+    with pytest.raises(InvalidUsage, match="the oldest retained transaction is 13"):
         Leases(deployment.control.leases).take("late", HolderToken("h"), start=Txn(12))
     assert verdicts(fed) == {"identical"}, "by the input; the parts were free to go"
 
@@ -180,8 +180,8 @@ def test_r4_a_dead_lease_that_holds_no_transaction_back_does_not_keep_files_for_
     assert isinstance(taken, Tenure)
     done = maintenance.maintain(deployment, T, terms(window=5))
     assert done.since == 5, "the lease is above the floor"
-    (standing,) = Leases(deployment.control.leases).standing()
-    assert (standing.state, standing.txn) == ("expired", 9)
+    (lease,) = Leases(deployment.control.leases).latest()
+    assert (lease.state, lease.txn) == ("expired", 9)
     assert [path for path in files_on_disk(fed) if path.startswith("_txn-")] == []
 
 
@@ -289,7 +289,7 @@ def test_a_repair_that_maintenance_outruns_changes_nothing_and_the_next_one_repa
     (merged,) = log_folder(fed).glob("_txns-*/*/*.parquet")
     merged.unlink()
     deployment = LightDeployment(fed)
-    compare = deployment.light.kept.digests_by_txn
+    compare = deployment.light.log_rows.digests_by_txn
 
     def compare_then_maintain(shard: ShardId, parts: Sequence[Part]) -> Mapping[Txn, Digest]:
         found = compare(shard, parts)
@@ -297,7 +297,7 @@ def test_a_repair_that_maintenance_outruns_changes_nothing_and_the_next_one_repa
         assert not [part for part in parts if (log_folder(fed) / part.path).exists()]
         return found
 
-    monkeypatch.setattr(deployment.light.kept, "digests_by_txn", compare_then_maintain)
+    monkeypatch.setattr(deployment.light.log_rows, "digests_by_txn", compare_then_maintain)
     before = DeltaTable(str(log_folder(fed))).file_uris()
     with pytest.raises(Determinate, match="another process changed the files of points"):
         repair(deployment.pipeline, Attempt(Owner("mend"), new_token()), Txn(3))
@@ -380,7 +380,7 @@ def test_the_dry_run_is_a_table_for_people_and_json_for_machines(fed: Path) -> N
     assert chores == {("merge small files", 28, ""), ("remove lost attempts", 2, "")}
     shown = command("maintain", str(file), "--dry-run")
     assert "merge small files" in shown
-    assert "nobody: would be deleted now" in shown
+    assert "nothing: deletable now" in shown
     assert files_on_disk(fed) == before
 
 

@@ -174,7 +174,7 @@ def test_regression_a_compaction_whose_files_another_maintenance_removes_is_shut
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other one begins a compaction and deletes what was written before it, while that is read back."""
-    kept, rival = shop.deployment.plane().kept, Shop(shop.spark, shop.root)
+    kept, rival = shop.deployment.plane().log_rows, Shop(shop.spark, shop.root)
     read = kept.digests_by_txn
 
     def late(shard: ShardId, parts: Sequence[Part]) -> Mapping[Txn, Digest]:

@@ -505,4 +505,4 @@ def test_a_slot_that_the_server_has_invalidated_says_so_with_its_remedy(items: R
     finally:
         items.sql("ALTER SYSTEM RESET max_slot_wal_keep_size", "SELECT pg_reload_conf()")
     assert "max_slot_wal_keep_size" in lost.value.hint
-    assert "was invalidated" in items.source().standing().trouble
+    assert "was invalidated" in items.source().status().trouble

@@ -78,7 +78,7 @@ def test_whoever_begins_at_a_summary_knows_what_all_records_say(steps: list[tupl
                 world.held.pop(name, None)
             needed, began, _ = as_recorded(world.warehouse)
             for leases in (world.process(), world.watcher):
-                found = {one.name: one for one in leases.standing() if one.is_kept}
+                found = {one.name: one for one in leases.latest() if one.is_kept}
                 assert found == needed
                 assert {name: leases.began_at(name) for name in found} == began
 
@@ -93,7 +93,7 @@ def test_a_consumers_start_reads_the_same_however_long_others_have_read() -> Non
         leases = world.process()
         ledger: Any = leases._ledger
         with patch.object(ledger, "read", Mock(wraps=ledger.read)) as asked:
-            (lease,) = leases.standing()
+            (lease,) = leases.latest()
         assert lease == world.held[NAMES[0]].lease
         ((lower, upper), _) = asked.call_args
         read.append(upper - lower)

@@ -102,7 +102,7 @@ def first_in_first_out_accounting() -> Iterator[None]:
 
     class Fifo(reading.ReadAccount):
         def fetched(self, fetch: Fetch) -> bool:
-            oldest = min((each for each in self.in_flight), key=lambda each: each.txn)
+            oldest = min(self._in_flight.values(), key=lambda each: each.txn)
             return super().fetched(oldest)
 
     with patch.object(reading, "ReadAccount", Fifo):

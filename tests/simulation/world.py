@@ -12,6 +12,7 @@ from tests.support.memory.ledger import Chaos, Crash
 from tests.support.memory.plane import Files, MemoryPlane
 from tests.support.memory.source import MemorySource, MemorySourceView, SourceRecord
 from tests.support.memory.world import AtOnce
+from tests.support.sealing import announce_generation
 from tidemark.core.binding import Binding, Configuration, Owner
 from tidemark.core.errors import Determinate
 from tidemark.core.ids import ShardId, Txn, WriterToken
@@ -23,7 +24,7 @@ from tidemark.pipeline.ingest import gather
 from tidemark.pipeline.maintain import sweep
 from tidemark.pipeline.reclock import reclock
 from tidemark.pipeline.run import run
-from tidemark.pipeline.upsert import announce_generation, put_seal, seal_judged
+from tidemark.pipeline.upsert import put_seal, seal_judged
 from tidemark.pipeline.validate import judge_gathered
 
 SHARDS = (ShardId("a"), ShardId("b"))

@@ -183,23 +183,23 @@ def test_a_manifest_that_was_changed_by_hand_is_refused(text: str) -> None:
         KafkaManifest.from_json(text)
 
 
-def test_standing_is_the_groups_offsets_and_what_is_not_bound_yet() -> None:
+def test_the_status_is_the_groups_offsets_and_what_is_not_bound_yet() -> None:
     ends = {f"t-{number}": (2, 10) for number in range(7)}
     cluster = GivenCluster(ends, group={"t-0": 4, "other-0": 9})
     begun = source_on(cluster)
-    assert (begun.standing().acknowledged, begun.standing().cost) == ("t-0:4", "56 offsets to be read")
+    assert (begun.status().acknowledged, begun.status().cost) == ("t-0:4", "56 offsets to be read")
     # A partition that came since is read from 0.
     last = bound({f"t-{number}": 4 for number in range(6)})
     later = source_on(cluster, last=last)
-    assert later.standing().cost == "46 offsets to be read"
+    assert later.status().cost == "46 offsets to be read"
     shown = later.shown(last.upper)
     assert shown == "t-0:4 t-1:4 t-2:4 t-3:4 t-4:4 … (6 partitions, 24 offsets)"
     assert later.shown(Frontier()) == "nothing"
 
 
-def test_standing_says_what_the_cluster_does_not_tell() -> None:
-    closed = source_on(GivenCluster({"t-0": (0, 10)}, is_closed=True)).standing()
+def test_the_status_says_what_the_cluster_does_not_tell() -> None:
+    closed = source_on(GivenCluster({"t-0": (0, 10)}, is_closed=True)).status()
     assert closed.acknowledged.startswith("unknown (the group can't be seen")
     assert (closed.cost, closed.trouble) == ("10 offsets to be read", "")
-    anew = source_on(GivenCluster({"t-0": (0, 10)}, ids={"t": "second"}), last=bound({"t-0": 5})).standing()
+    anew = source_on(GivenCluster({"t-0": (0, 10)}, ids={"t": "second"}), last=bound({"t-0": 5})).status()
     assert "topic 't' was created again" in anew.trouble

@@ -98,7 +98,7 @@ def test_the_time_that_is_told_is_that_of_the_record_as_far_as_the_steps_tell_it
                 60_000, "topic 't' is compacted: a record with a newer one of its key is deleted at any time"
             ),
         ),
-        (None, Retention(None, "topic 't' does not tell its retention")),
+        (None, Retention(None, "the retention of topic 't' is unknown")),
     ],
 )
 def test_a_topics_settings_say_how_long_it_keeps_a_record_and_what_may_take_it_sooner(

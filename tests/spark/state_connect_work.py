@@ -45,7 +45,7 @@ def publishes(spark: SparkSession, folder: Path) -> dict[str, Any]:
     rig.publish()
     return {
         "states": states, "feeds": feeds, "fresh": fresh, "rebuilt": rebuilt,
-        "last": rig.state(), "txn": rig.plane.standing(SHARD, rig.last).txn,
+        "last": rig.state(), "txn": rig.plane.state_status(SHARD, rig.last).txn,
     }  # fmt: skip
 
 

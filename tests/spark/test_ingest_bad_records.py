@@ -221,7 +221,7 @@ def test_e4_a_refusal_stops_the_transaction_before_anything_is_written(
         len(records) - 1,
     )
     assert rig.files_on_disk() == []
-    assert "1x" not in refused.value.kept, "a value of a row would go on record"
+    assert "1x" not in refused.value.recordable, "a value of a row would go on record"
 
 
 @pytest.mark.parametrize(

@@ -154,8 +154,8 @@ def test_e2_a_key_with_an_undecodable_value_has_an_open_error_until_a_good_one_c
     broker.send("e2", broken)
     rig.run()
     assert rig.table() == {1: 5, 2: 1, 3: 1, 4: 1}
-    standing = open_errors(rig.opened(), "t").select("_key", "_offset").collect()
-    assert sorted(map(tuple, standing)) == [('{"id":2}', 4), ('{"id":3}', 5), ('{"id":4}', 6)]
+    unresolved = open_errors(rig.opened(), "t").select("_key", "_offset").collect()
+    assert sorted(map(tuple, unresolved)) == [('{"id":2}', 4), ('{"id":3}', 5), ('{"id":4}', 6)]
     broker.send("e2", [(keys[1], '{"v":7}'), (keys[2], None)])
     rig.run()
     assert rig.table() == {1: 5, 2: 7, 4: 1}

@@ -53,7 +53,7 @@ def test_status_tells_received_flushed_acknowledged_and_the_lag(
     while "acknowledged unknown" in status() and time.monotonic() < deadline:
         time.sleep(0.5)
     first = {"received": "nothing", "flushed": "nothing", "acknowledged": "nothing", "held_back_by": []}
-    waiting = {"cost": "5 offsets to be read", "trouble": "", "kept_bytes": None}
+    waiting = {"cost": "5 offsets to be read", "trouble": "", "retained_bytes": None}
     assert json.loads(status("--json"))["source"] == {**first, **waiting}
     rig.run()
     broker.send("lag", numbered(5, 8), partition=1)
@@ -66,7 +66,7 @@ def test_status_tells_received_flushed_acknowledged_and_the_lag(
         "held_back_by": ["transaction 2, which is not sealed"],
         "cost": "1,234 offsets to be read",
         "trouble": "",
-        "kept_bytes": None,
+        "retained_bytes": None,
     }
     asked = {name: documented(rig, name) for name in ("received", "flushed")}
     assert asked == {

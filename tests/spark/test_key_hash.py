@@ -89,7 +89,7 @@ def test_a_part_s_digests_add_up_to_its_seal_and_a_changed_one_is_noticed(
     rows = pq.ParquetFile(file).read()
     assert digest_of(rows[DIGEST].to_numpy()) == sealed.digest
     assert [bytes(one.as_py()) for one in rows[KEY]] == [key_bytes(("string", k.as_py())) for k in rows["k"]]
-    kept = rig.plane().kept
+    kept = rig.plane().log_rows
     assert kept.digests(Txn(1), {TABLE: sealed.parts}) == {TABLE: sealed.digest}
     wrong = rows[DIGEST].to_numpy().copy()
     wrong[0] ^= 1

@@ -22,7 +22,7 @@ def values(works: Deployment) -> dict[Any, Any]:
     return {row["k"]: row["v"] for row in read(works, "t").collect()}
 
 
-def standing(works: Deployment) -> list[tuple[str, int, int]]:
+def open_rows(works: Deployment) -> list[tuple[str, int, int]]:
     """Which keys have an open error, and where: (key, transaction, record)."""
     found = open_errors(works, "t").collect()
     return sorted((row["_key"], row["_txn"], row["_ordinal"]) for row in found)
@@ -36,24 +36,24 @@ def test_e2_a_key_with_an_undecodable_value_keeps_its_last_good_one_until_the_er
     spark: SparkSession, tmp_path: Path
 ) -> None:
     works = begun(spark, tmp_path, **TABLE)
-    assert standing(works) == []
+    assert open_rows(works) == []
     arrive(works, kv(1, "x"), kv(2, "good"))
-    assert standing(works) == []
+    assert open_rows(works) == []
     arrive(works, kv(2, "bad", "not a number"))
     works = begun(spark, tmp_path, **TABLE)
     arrive(works, kv(1, "y"))
     assert values(works) == {1: "y", 2: "good"}
-    assert standing(works) == [('{"k":2}', 2, 0)]
+    assert open_rows(works) == [('{"k":2}', 2, 0)]
     arrive(works, kv(2, "z"))
     assert values(works) == {1: "y", 2: "z"}
-    assert standing(works) == []
+    assert open_rows(works) == []
 
 
 def test_e2_within_one_transaction_the_later_record_decides(spark: SparkSession, tmp_path: Path) -> None:
     works = begun(spark, tmp_path, **TABLE)
     arrive(works, kv(1, "a"), kv(1, "b", "?"), kv(2, "a", "?"), kv(2, "b"), "{")
     assert values(works) == {1: "a", 2: "b"}
-    assert standing(works) == [('{"k":1}', 1, 1)]
+    assert open_rows(works) == [('{"k":1}', 1, 1)]
 
 
 def test_e2_u13_a_null_part_of_a_key_is_a_value_like_any_other(spark: SparkSession, tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_e2_u13_a_null_part_of_a_key_is_a_value_like_any_other(spark: SparkSessi
     arrive(works, {"a": "x", "t": None, **bad}, {"a": "y", "t": None, **bad})
     # A deletion is a good record too.
     arrive(works, {"a": None, "t": late, "n": 1, "op": "u"}, {"a": "x", "t": None, "op": "d"})
-    assert standing(works) == [
+    assert open_rows(works) == [
         ('{"a":"null","t":"2024-01-01T00:00:00.000001Z"}', 1, 2),
         ('{"a":"y","t":null}', 2, 1),
         ('{"a":null,"t":"2024-01-01T00:00:00.000001Z"}', 1, 0),

@@ -360,7 +360,7 @@ def test_with_and_without_vectors_the_rows_and_the_feed_are_the_same(
     rig.publish()
     assert rig.state() == [("a", "2"), ("b", "3"), ("d", "2")]
     step.verify_state(rig.control, rig.plane, SHARD)
-    assert rig.plane.standing(SHARD, rig.last).txn == 3
+    assert rig.plane.state_status(SHARD, rig.last).txn == 3
 
 
 @pytest.mark.parametrize("late", [pytest.param("upserts", marks=pytest.mark.sweep), "deletes", "new keys"])
@@ -480,7 +480,7 @@ def test_regression_m13_publishes_between_a_readers_two_looks_are_no_strangers(
     table."""
     rig.append(("a", "1"))
     rig.publish()
-    look, looks = rig.plane.standing, []
+    look, looks = rig.plane.state_status, []
 
     def late(shard: ShardId, since: Published | None) -> StateStatus:
         looks.append(since)
@@ -491,7 +491,7 @@ def test_regression_m13_publishes_between_a_readers_two_looks_are_no_strangers(
         return look(shard, since)
 
     other = SparkStatePlane(rig.spark, StateSpecs("p", {SHARD: rig.spec}))
-    monkeypatch.setattr(rig.plane, "standing", late)
+    monkeypatch.setattr(rig.plane, "state_status", late)
     found = step.checked_record(rig.control, rig.plane, SHARD)
     assert (found is not None and found.txn, len(looks)) == (3, 2)
     rig.spark.sql(f"DELETE FROM delta.`{rig.spec.state}`")

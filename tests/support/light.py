@@ -85,7 +85,7 @@ class LightPlane:
     ) -> None:
         self._home, self._folder, self._records = home, folder, records
         self.staged: list[Txn] = []
-        self.kept = LightMerger(home)
+        self.log_rows = LightMerger(home)
 
     def _rows(self, binding: Binding) -> tuple[Digest, Mapping[ShardId, Sequence[Row]]]:
         last: dict[tuple[ShardId, int], Row] = {}

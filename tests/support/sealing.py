@@ -1,13 +1,13 @@
-"""Seals for logs that a test writes by hand: whoever opens one finds its transactions in the history."""
+"""Seals that a test writes by hand: those of a log, and the mark of a newer generation."""
 
 from __future__ import annotations
 
 from tidemark.core.checksum import Digest
 from tidemark.core.ids import ShardId, Txn, WriterToken
-from tidemark.core.ledger import LINK, UPPER, Head, Put
+from tidemark.core.ledger import GENERATION, LINK, UPPER, Head, Put
 from tidemark.core.seal import Decision, Seal, touch_mark
 from tidemark.core.shard import LogEntry
-from tidemark.pipeline.context import settle
+from tidemark.pipeline.context import Pipeline, settle
 from tidemark.ports.control import Control
 
 
@@ -27,3 +27,15 @@ def sealed_put(control: Control, shard: ShardId, entry: LogEntry) -> Put[LogEntr
 
     settle(control.seals, decide, what="seals by hand")
     return Put({UPPER: entry.txn + 1, LINK: int(entry.txn)}, (entry,), None)
+
+
+def announce_generation(pipeline: Pipeline) -> int:
+    """Leave the mark that a newer deployment's seal leaves, without a seal; returns the generation in
+    charge."""
+
+    def decide(head: Head) -> Put[Seal, int] | int:
+        if pipeline.generation <= head.generation:
+            return head.generation
+        return Put({GENERATION: pipeline.generation}, (), pipeline.generation)
+
+    return settle(pipeline.control.seals, decide, what="a generation by hand")

@@ -36,6 +36,7 @@ GIVEN_UP_EVERYWHERE = {
     "bury": "write_tombstones",
     "letting": "advance",
     "said": "message, reason, report",
+    "standing": "status, relation",
     "stepwise": "the step's name",
     "stranger": "foreign",
     "strangers": "foreign",

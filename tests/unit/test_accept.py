@@ -10,7 +10,7 @@ import pytest
 from tests.support.memory.plane import MemoryPlane
 from tests.support.memory.world import World, rec, simple
 from tests.unit.test_overrule import Forgetful
-from tests.unit.test_stepwise import Run, Scripted
+from tests.unit.test_steps_as_tasks import Run, Scripted
 from tidemark.core.ids import Txn
 from tidemark.core.journal import Event
 from tidemark.core.seal import Decision

@@ -46,7 +46,7 @@ WELL = Status(
     at=NOW,
     last_sealed=Times(NOW - 2 * DAY, NOW - 2 * DAY),
     waiting=Input(known=True, pieces=1, oldest=NOW - timedelta(minutes=5), unit="files"),
-    source=SourceStatus("", "", "", (), "", "", kept_bytes=10**9),
+    source=SourceStatus("", "", "", (), "", "", retained_bytes=10**9),
     quarantined=Quarantined(5, NOW, 10, 100, 5),
     replayable=(Proof(1, 8, gone="aged out"), Proof(9, 9, until=NOW + timedelta(hours=1))),
 )
@@ -54,7 +54,7 @@ ILL = {
     "blocked": {"blocked": (Blocked("shard a at transaction 3", NOW, "a bad amount", 3, "a"),)},
     "stalled": {"stalled": (Stalled("transaction 9", NOW - DAY, "it is bound and not sealed"),)},
     "behind": {"waiting": Input(known=True, pieces=2, oldest=NOW - DAY, unit="files")},
-    "wal": {"source": SourceStatus("", "", "", ("shard a",), "", "", kept_bytes=10**9 + 1)},
+    "wal": {"source": SourceStatus("", "", "", ("shard a",), "", "", retained_bytes=10**9 + 1)},
     "replayable": {"replayable": (Proof(9, 9, until=NOW - DAY),)},
     "quarantine": {"quarantined": Quarantined(6, NOW, 10, 100, 6)},
 }
@@ -89,7 +89,7 @@ def test_the_most_urgent_alarm_comes_first() -> None:
         (Blocked("shard a at transaction 3", None, "w", 3, "a"), "tidemark release p a --reason"),
         (Blocked("transaction 3", None, "w", 3), "tidemark accept p 3` or `tidemark skip p 3"),
         (Blocked("the pipeline file does not fit", None, "w"), "tidemark check p"),
-        (Blocked(LOST, None, "the history ends with 2"), "bring that table back"),
+        (Blocked(LOST, None, "the history ends with 2"), "restore the table, or run `tidemark recover"),
     ],
 )
 def test_what_is_blocked_has_a_way_out_of_its_own(stop: Blocked, words: str) -> None:

@@ -16,6 +16,7 @@ import pytest
 from tests.support.memory.ledger import Chaos, Crash, Fault
 from tests.support.memory.plane import MemoryPlane, hash_of
 from tests.support.memory.world import Script, World, rec
+from tests.support.sealing import announce_generation
 from tidemark.core.binding import Binding, Configuration
 from tidemark.core.checksum import Digest
 from tidemark.core.errors import Determinate
@@ -29,7 +30,7 @@ from tidemark.pipeline.ingest import gather
 from tidemark.pipeline.reclock import reclock
 from tidemark.pipeline.run import run
 from tidemark.pipeline.schema_change import fit_of
-from tidemark.pipeline.upsert import announce_generation, seal_judged
+from tidemark.pipeline.upsert import seal_judged
 from tidemark.pipeline.validate import judge_gathered
 
 T = ShardId("t")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tidemark.core.fold import Change, Sequence, fold, tombstone_needed, too_late, visible
+from tidemark.core.fold import Change, Sequence, fold, too_late, visible
 from tidemark.core.frontier import Position
 from tidemark.core.ids import Txn
 
@@ -79,19 +79,3 @@ def test_too_late_is_further_below_the_watermark_than_the_lateness(
 def test_regression_a_null_sequence_is_too_late_once_there_is_a_watermark() -> None:
     """It is older than any other, so a tombstone that was let go could not be told from none."""
     assert too_late(None, watermark=-(10**9), lateness=10)
-
-
-def test_a_tombstone_goes_when_everything_that_it_guards_against_is_too_late() -> None:
-    gone = change(None, sequence=10)
-    assert tombstone_needed(gone, watermark=None, lateness=5)
-    assert tombstone_needed(gone, watermark=15, lateness=5)
-    assert not tombstone_needed(gone, watermark=16, lateness=5)
-    assert tombstone_needed(gone, watermark=10**9, lateness=None)
-
-
-def test_a_tombstone_without_a_sequence_guards_against_nothing() -> None:
-    assert not tombstone_needed(change(None), watermark=None, lateness=None)
-
-
-def test_a_tombstone_whose_sequence_has_no_distance_is_kept() -> None:
-    assert tombstone_needed(change(None, sequence="2025-01-01"), watermark=None, lateness=None)

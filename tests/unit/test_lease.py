@@ -128,7 +128,7 @@ def test_each_write_has_a_new_epoch_even_after_an_end() -> None:
 def test_a_start_that_maintenance_has_removed_is_refused() -> None:
     book = Book()
     book.marks[SINCE] = 5
-    with pytest.raises(InvalidUsage, match="can't hold txn 4: 5 is the first that was kept"):
+    with pytest.raises(InvalidUsage, match="can't hold txn 4: the oldest retained transaction is 5"):
         book.acquire(start=4)
     assert book.acquired(start=5).txn == 5
 
@@ -137,7 +137,7 @@ def test_a_live_lease_below_since_is_a_broken_promise() -> None:
     book = Book()
     book.acquired(start=4)
     book.marks[SINCE] = 5
-    with pytest.raises(InvariantViolation, match="holds txn 4, but 5 is the first that was kept"):
+    with pytest.raises(InvariantViolation, match="holds txn 4, but the oldest retained transaction is 5"):
         book.acquire()
 
 

@@ -94,7 +94,7 @@ def test_maintenance_expires_what_it_has_seen_stand_still_and_nothing_else() -> 
         world.now += TTL / 4
         alive = holder.renew(alive)
     assert ended == ["dead"]
-    states = {lease.name: lease.state for lease in maintenance.standing()}
+    states = {lease.name: lease.state for lease in maintenance.latest()}
     assert states == {"dead": LeaseState.EXPIRED, "alive": LeaseState.LIVE}
 
 
@@ -107,7 +107,7 @@ def test_r4_an_idle_consumer_holds_the_floor_until_it_is_forgotten() -> None:
     assert leases.since() == 5
     leases.forget(BILLING)
     assert leases.announce(consumers={"state": Txn(8)}, window=Txn(9)).txn == 8
-    with pytest.raises(InvalidUsage, match="8 is the first that was kept"):
+    with pytest.raises(InvalidUsage, match="the oldest retained transaction is 8"):
         taken(leases, start=1)
     assert taken(leases, start=8).lease.txn == 8
 

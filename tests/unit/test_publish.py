@@ -71,7 +71,7 @@ def record(txn: int, version: int, token: WriterToken = W, number: int = 1) -> P
     return Published(number, version, commit(txn, token))
 
 
-def standing(txn: int, version: int, token: WriterToken = W, at_record: str | None = None) -> StateStatus:
+def state_at(txn: int, version: int, token: WriterToken = W, at_record: str | None = None) -> StateStatus:
     newest = commit(txn, token) if txn else None
     return StateStatus(
         version, Txn(txn), newest, version if txn else -1, token if at_record is None else at_record
@@ -80,7 +80,7 @@ def standing(txn: int, version: int, token: WriterToken = W, at_record: str | No
 
 class TestDecidePublish:
     def decide(self, last: Published | None, found: StateStatus, upper: int) -> object:
-        return decide_publish(A, last=last, standing=found, log_upper=Txn(upper))
+        return decide_publish(A, last=last, status=found, log_upper=Txn(upper))
 
     def test_a_new_state_starts_at_the_first_transaction(self) -> None:
         assert self.decide(None, StateStatus(), 4) == PublishTail(Txn(1), Txn(4), None)
@@ -88,29 +88,29 @@ class TestDecidePublish:
 
     def test_the_tail_follows_the_last_publish(self) -> None:
         last = record(3, 0)
-        assert self.decide(last, standing(3, 0), 6) == PublishTail(Txn(4), Txn(6), last)
-        assert self.decide(last, standing(3, 0), 4) == UpToDate(Txn(3))
+        assert self.decide(last, state_at(3, 0), 6) == PublishTail(Txn(4), Txn(6), last)
+        assert self.decide(last, state_at(3, 0), 4) == UpToDate(Txn(3))
 
     def test_invariant_5_a_commit_without_a_record_is_recorded(self) -> None:
         """Invariant 5: the table tells what became of a publish whose publisher died."""
-        assert self.decide(None, standing(3, 0), 6) == PutOnRecord(0, commit(3))
-        assert self.decide(record(3, 0), standing(5, 1, X, W), 6) == PutOnRecord(1, commit(5, X))
+        assert self.decide(None, state_at(3, 0), 6) == PutOnRecord(0, commit(3))
+        assert self.decide(record(3, 0), state_at(5, 1, X, W), 6) == PutOnRecord(1, commit(5, X))
 
     def test_maintenance_moves_the_version_and_nothing_else(self) -> None:
         last = record(3, 0)
-        found = replace(standing(3, 0), version=2)
+        found = replace(state_at(3, 0), version=2)
         assert self.decide(last, found, 5) == PublishTail(Txn(4), Txn(5), last)
 
     @pytest.mark.parametrize(
         ("found", "said"),
         [
             (StateStatus(), "is at transaction 0"),
-            (standing(2, 1), "is at transaction 2, version 1, but the record says 3 and 1"),
-            (standing(3, 0), "version 0, but the record says 3 and 1"),
-            (standing(3, 1, X), "written by x, but the record says w"),
-            (replace(standing(3, 2, W), foreign_writes=("2 UPDATE",)), "other writers changed it .2 UPDATE"),
-            (replace(standing(4, 2, W), newest=None), "no publish is recorded for its transaction 4"),
-            (replace(standing(4, 2, W), newest=commit(3)), "no publish is recorded for its transaction 4"),
+            (state_at(2, 1), "is at transaction 2, version 1, but the record says 3 and 1"),
+            (state_at(3, 0), "version 0, but the record says 3 and 1"),
+            (state_at(3, 1, X), "written by x, but the record says w"),
+            (replace(state_at(3, 2, W), foreign_writes=("2 UPDATE",)), "other writers changed it .2 UPDATE"),
+            (replace(state_at(4, 2, W), newest=None), "no publish is recorded for its transaction 4"),
+            (replace(state_at(4, 2, W), newest=commit(3)), "no publish is recorded for its transaction 4"),
         ],
     )
     def test_m13_a_state_that_is_not_as_recorded_stops_the_publisher(
@@ -121,11 +121,11 @@ class TestDecidePublish:
 
     def test_m13_a_history_that_was_cleaned_up_is_no_proof_against_anyone(self) -> None:
         last = record(3, 1)
-        assert self.decide(last, standing(3, 9, W, ""), 6) == PublishTail(Txn(4), Txn(6), last)
+        assert self.decide(last, state_at(3, 9, W, ""), 6) == PublishTail(Txn(4), Txn(6), last)
 
     def test_a_log_behind_its_state_is_refused(self) -> None:
         with pytest.raises(InvariantViolation, match="only reaches 2"):
-            self.decide(record(3, 0), standing(3, 0), 3)
+            self.decide(record(3, 0), state_at(3, 0), 3)
 
 
 class TestDecideRecord:

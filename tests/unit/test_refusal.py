@@ -79,6 +79,6 @@ def test_only_what_may_be_kept_is_noted() -> None:
     world = World()
     world.feed(rec("k", 1))
     error = InvalidUsage("column 'a' is INT, found secret")
-    error.kept = "column 'a' is INT"
+    error.recordable = "column 'a' is INT"
     tried(world, run, "r", error)
     assert reasons(world) == [(1, "column 'a' is INT")]

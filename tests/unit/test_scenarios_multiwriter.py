@@ -11,6 +11,7 @@ import pytest
 from tests.support.attempts import ingest, validate
 from tests.support.memory.ledger import Crash, Fault
 from tests.support.memory.world import A, B, Script, World, head_of, rec
+from tests.support.sealing import announce_generation
 from tidemark.core.binding import Binding
 from tidemark.core.frontier import Frontier
 from tidemark.core.ids import Txn, WriterToken
@@ -23,7 +24,7 @@ from tidemark.pipeline.context import Attempt, Pipeline
 from tidemark.pipeline.ingest import gather
 from tidemark.pipeline.reclock import mint, reclock
 from tidemark.pipeline.run import run
-from tidemark.pipeline.upsert import announce_generation, bring_up_log, commit_staged, put_entry, seal_judged
+from tidemark.pipeline.upsert import bring_up_log, commit_staged, put_entry, seal_judged
 from tidemark.pipeline.validate import judge_gathered
 from tidemark.ports.plane import DataPlane
 

@@ -322,7 +322,7 @@ def test_w2_input_that_has_changed_is_not_taken_for_what_the_logs_have() -> None
     world.warehouse.history.restore(VERSIONS["history"] - 1)
     world.source.partitions["p0"][3] = rec("m", 99)
     done = world.recover()
-    assert "gives other rows now than its logs have" in done.lost[Txn(3)]
+    assert "its input now yields other rows than the logs have" in done.lost[Txn(3)]
     assert world.state(A) == {("k",): 2, ("m",): 3}
 
 

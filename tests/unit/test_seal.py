@@ -22,7 +22,6 @@ from tidemark.core.seal import (
     ShardParts,
     Staged,
     TooEarly,
-    decide_generation,
     decide_seal,
     seal_of,
     skip_of,
@@ -112,12 +111,6 @@ def test_an_older_generation_still_learns_who_won() -> None:
     winner = seal(3, "other", generation=2)
     late = seal(3, generation=1)
     assert decide_seal(head=head(4, 2), found=winner, seal=late, past=Past()) == Lost(winner)
-
-
-def test_a_generation_is_announced_once_and_never_goes_back() -> None:
-    assert decide_generation(head=head(3, 1), generation=2) == Put({GENERATION: 2}, (), 2)
-    assert decide_generation(head=head(3, 2), generation=2) == 2
-    assert decide_generation(head=head(3, 2), generation=1) == 2
 
 
 def test_a_seal_lists_what_was_staged_and_leaves_empty_shards_out() -> None:

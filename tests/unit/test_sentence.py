@@ -175,8 +175,8 @@ STEPS: list[tuple[str, dict[str, Any], str]] = [
         {"findings": [{"txn": 1, "verdict": "identical"}], "restored": [{}]},
         "proved 1: identical, 1 parts restored",
     ),
-    ("maintain", {"done": [{}, {}]}, "maintenance: 2 chores done"),
-    ("maintain", {"left": [{}]}, "maintenance: 1 chores left"),
+    ("maintain", {"done": [{}, {}]}, "maintenance: 2 steps done"),
+    ("maintain", {"left": [{}]}, "maintenance: 1 steps left"),
 ]
 
 

@@ -55,7 +55,7 @@ TASKS: Final[Mapping[str, tuple[str, str]]] = {
         "Reads the recorded input of the range again and compares; `repair` also restores lost parts.",
     ),
     "plan_generation": (
-        "Say what would change",
+        "Show what would change",
         "Compares the pipeline file with the settings in charge: settings, shards, what is read again, and "
         "what can't be done. Reads no data.",
     ),

@@ -273,7 +273,7 @@ class ValidateOperator(SparkStepOperator):
         from tidemark.app import decisions, reports
 
         if not decisions.request_quarantine(deployment, by, asked):
-            self.log.info("decided by somebody else")
+            self.log.info("already decided by another person or run")
             return reports.verdicts_report(())
         order = self.order(context, quarantine=True)
         super().worked(context, order)

@@ -300,7 +300,7 @@ class ConsumerStatus:
 
 def held_leases(deployment: Deployment) -> list[Lease]:
     """The leases that maintenance respects, the lowest transaction first."""
-    held = [lease for lease in leases_of(deployment).standing() if lease.is_kept]
+    held = [lease for lease in leases_of(deployment).latest() if lease.is_kept]
     return sorted(held, key=lambda one: (one.txn, one.name))
 
 

@@ -56,17 +56,17 @@ def new_token() -> WriterToken:
     return WriterToken(f"{host}-{os.getpid()}-{secrets.token_hex(6)}")
 
 
-def source_of(config: PipelineConfig, bindings: Ledger[BindingRecord], kept: ShardKeysPort) -> Source:
+def source_of(config: PipelineConfig, bindings: Ledger[BindingRecord], shard_keys: ShardKeysPort) -> Source:
     """The pipeline's source. It connects when it is first used.
 
     Readers need no source, so a missing library raises `MissingExtra` at the first use, not here."""
     try:
-        return _source_of(config, bindings, kept)
+        return _source_of(config, bindings, shard_keys)
     except MissingExtra as error:
         return cast("Source", AbsentSource(error))
 
 
-def _source_of(config: PipelineConfig, bindings: Ledger[BindingRecord], kept: ShardKeysPort) -> Source:
+def _source_of(config: PipelineConfig, bindings: Ledger[BindingRecord], shard_keys: ShardKeysPort) -> Source:
     match config.source.type:
         case "kafka":
             from tidemark.sources.kafka.source import TopicSource
@@ -75,7 +75,7 @@ def _source_of(config: PipelineConfig, bindings: Ledger[BindingRecord], kept: Sh
         case "postgres":
             from tidemark.sources.postgres.source import SlotSource
 
-            return SlotSource(config, bindings=bindings, kept=kept)
+            return SlotSource(config, bindings=bindings, shard_keys=shard_keys)
         case _:
             return FileSource.of(config, bindings=bindings)
 
@@ -386,7 +386,7 @@ class LazyPlane:
 
     @property
     def kept(self) -> Merger:
-        return self._deployment.plane().kept
+        return self._deployment.plane().log_rows
 
     def stage(self, binding: Binding, token: WriterToken) -> Staged:
         return self._deployment.plane().stage(binding, token)

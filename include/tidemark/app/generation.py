@@ -106,7 +106,7 @@ def _plan(deployment: Deployment, file: PipelineConfig, *, from_now: bool) -> Pl
             " with --from-now the tables stay as they are"
         )
     until = [one for one in _until(known, upper) if one is not None] if not from_now else []
-    leases = Leases(control.leases).standing()
+    leases = Leases(control.leases).latest()
     return Plan(
         pipeline=file.name,
         generation=file.generation,

@@ -295,13 +295,6 @@ def driven(name: str, master: str) -> SparkSession:
     return build_session(name, master=master)
 
 
-def start_spark(port: int, token: str, *, folder: Path, confs: Mapping[str, str]) -> int:
-    """Start a warm server on this machine; returns its process id."""
-    from tidemark.spark.connect_server import start_server
-
-    return start_server(port, token, folder=folder, confs=confs).process.pid
-
-
 def print_progress(txn: Txn, phase: str) -> None:
     """Print a progress line to the task's log."""
     sys.stdout.write(f"transaction {txn}: {phase}\n")

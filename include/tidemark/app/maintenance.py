@@ -241,7 +241,7 @@ def _snapshot_held(deployment: Deployment, shard: ShardId, leases: Leases, terms
         return int(at.timestamp() * 1000) if at is not None else None
 
     return snapshot_held(
-        ledger, leases.standing(), superseded_ms=superseded_ms, now_ms=terms.now_ms, kept_ms=terms.kept_ms
+        ledger, leases.latest(), superseded_ms=superseded_ms, now_ms=terms.now_ms, kept_ms=terms.kept_ms
     )
 
 
@@ -267,7 +267,7 @@ def maintain(
             done.append(Chore("truncated the log", shard, len(taken), sum(file.part.bytes for file in taken)))
         log.head()
         if choose_runs(log.files()):
-            found = compact(control, log, deployment.plane().kept, shard, token=token)
+            found = compact(control, log, deployment.plane().log_rows, shard, token=token)
             done.append(Chore("merged small files", shard, found.files_before, found.bytes_before))
             notes += [f"files of the log of {shard} were not merged: {why}" for why in found.left]
         freed = reclaim(control, log, shard, leases, now_ms=terms.now_ms, kept_ms=terms.kept_ms).free

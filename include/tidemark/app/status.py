@@ -202,7 +202,7 @@ def source_status(
     holds = [f"shard {lag.shard}, which lacks transaction {lag.wanted.txn}" for lag in holding_back(pipeline)]
     if unsealed:
         holds.append(f"transaction {unsealed[0]}, which is not sealed")
-    position = source.standing()
+    position = source.status()
     return SourceStatus(
         received,
         flushed,
@@ -210,7 +210,7 @@ def source_status(
         tuple(holds),
         position.cost,
         position.trouble,
-        position.kept_bytes,
+        position.retained_bytes,
     )
 
 

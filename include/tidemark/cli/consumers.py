@@ -42,7 +42,7 @@ def leases(
     if as_json:
         print_json(held)
     elif not held:
-        say("nobody holds a lease")
+        say("there are no leases")
     else:
         rows = [
             (one.name, one.txn, one.holder if one.is_live else "", one.state, f"{one.ttl_seconds:g}")

@@ -65,7 +65,7 @@ def _print_plan(found: MaintenanceReport) -> None:
                 one.shard,
                 one.files,
                 one.bytes,
-                one.held_by or "nobody: would be deleted now",
+                one.held_by or "nothing: deletable now",
                 one.until,
             )
             for one in found.chores

@@ -40,16 +40,16 @@ def recover(
         bool,
         typer.Option(
             "--restored",
-            help="All of the warehouse was put back from one copy, so nothing in it shows a loss: begin an "
-            "epoch all the same.",
+            help="The whole warehouse was restored from one copy, which nothing inside it can show: begin an "
+            "epoch anyway.",
         ),
     ] = False,
     adopt: Annotated[
         bool,
         typer.Option(
             "--adopt",
-            help="This warehouse is a copy, or was moved: let the pipeline go on here. Stop it at the other "
-            "place first, if there is one.",
+            help="This warehouse was copied or moved: continue here. Stop the pipeline at the old address "
+            "first.",
         ),
     ] = False,
     environment: EnvironmentOption = None,
@@ -87,7 +87,7 @@ def _print_plan(planned: Planned, *, restored: bool, adopt: bool) -> None:
     for entry in planned.entries:
         say(f"entry {entry.version} of the log of {entry.table} is set aside: {entry.why}")
     if planned.entries:
-        say("what is to be done after that shows once they are out of the way")
+        say("run it again after that: the remaining steps are not known before")
     elif not planned.needed and not restored:
         say(f"pipeline {planned.pipeline}: nothing shows a loss; there is nothing to recover")
         say("if all of its warehouse was put back from a copy, add --restored", style="yellow")

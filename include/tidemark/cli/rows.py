@@ -191,8 +191,8 @@ def quarantine(
 
     A record whose key could not be read belongs to no key, and is never shown as open. Values of masked
     columns are shown as ***, and so is a whole record that can't be taken apart, where there are any.
-    With --raw, records are printed to be corrected and given back through the source; of those of shards with
-    masked columns only the places are told.
+    With --raw, records are printed to be corrected and given back through the source; for shards with masked
+    columns only positions are printed.
     """
 
     deployment = open_deployment(pipeline, environment)

@@ -63,9 +63,9 @@ def run(
 ) -> None:
     """Bind new input, bring every open transaction to its logs, and publish what is due.
 
-    Open transactions come first, whoever began them. Any number of runs may work at once. During a long
-    backlog what is due is published once a minute. Without a terminal, each transaction is told by a line on
-    standard error when it is through.
+    Open transactions come first, regardless of which run began them. Any number of runs may work at once.
+    During a long backlog what is due is published once a minute. Without a terminal, a line per finished
+    transaction goes to standard error.
     """
     from tidemark.app import lineage, metrics
     from tidemark.app.publish import run_and_publish

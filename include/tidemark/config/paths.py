@@ -97,7 +97,7 @@ def resolved(text: str, *, root: Path) -> str:
     target = _resolved_link(base / text)
     if target != base and base not in target.parents:
         raise InvalidUsage(
-            f"{shown(text)} leads out of the root",
+            f"{shown(text)} is outside the root",
             hint="remove the symlink, or give the absolute path in the environments section",
         )
     return str(target)

@@ -104,7 +104,7 @@ def _way_out(pipeline: str, stop: Blocked) -> str:
     if stop.what == COPIED:
         return f"run the pipeline where it was, or let it go on here: `tidemark recover {pipeline} --adopt`"
     if stop.what == LOST:
-        return "bring that table back from the newest copy there is, or all tables from one moment"
+        return f"restore the table, or run `tidemark recover {pipeline}`"
     return f"correct the pipeline file: `tidemark check {pipeline}`"
 
 
@@ -112,7 +112,7 @@ def _behind(found: Status, seconds_max: float, now: float) -> Iterator[Alarm]:
     remedy = f"start a run, or find out why none ran: `tidemark journal {found.pipeline} --since 24h`"
     waiting = found.waiting
     if found.asked and not waiting.known:
-        fact = waiting.trouble or "the source does not say how long its input has waited"
+        fact = waiting.trouble or "the source can't report how long its input has waited"
         yield Alarm(BEHIND, "input", fact, "an unknown delay counts as late: correct the source")
         return
     one = waiting.pieces == 1 and " " not in waiting.unit
@@ -127,7 +127,7 @@ def _behind(found: Status, seconds_max: float, now: float) -> Iterator[Alarm]:
 
 
 def _retained_bytes(found: Status, bytes_max: int) -> Iterator[Alarm]:
-    kept = found.source.kept_bytes if found.source is not None else None
+    kept = found.source.retained_bytes if found.source is not None else None
     if found.source is None or kept is None or kept <= bytes_max:
         return
     held = f", held back by {', '.join(found.source.held_back_by)}" if found.source.held_back_by else ""

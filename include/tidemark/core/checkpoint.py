@@ -247,7 +247,8 @@ class FlushTracker:
             raise InvariantViolation(
                 f"source transaction {position.txn} was committed at {self._last} for"
                 f" {sorted(self._last_shards)}, and again at {position} for {sorted(shards)}",
-                hint="one number must stand for the same data; check the source before more is acknowledged",
+                hint="a transaction number must always identify the same data;"
+                " check the source before more is acknowledged",
             )
 
     def _want(self, shard: ShardId, commit: FlushPosition, reach: FlushPosition, now_seconds: float) -> None:

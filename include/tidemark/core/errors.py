@@ -17,14 +17,14 @@ from __future__ import annotations
 
 
 class TidemarkError(Exception):
-    """The base class. `fact` is the fact, `hint` the remedy; `kept` is the fact without values of rows, for
-    records."""
+    """The base class. `fact` is the fact, `hint` the remedy; `recordable` is the fact without values of rows,
+    for records."""
 
     def __init__(self, fact: str, *, hint: str = "") -> None:
         super().__init__(f"{fact}: {hint}" if hint else fact)
         self.fact = fact
         self.hint = hint
-        self.kept = fact
+        self.recordable = fact
 
     def __reduce__(self) -> tuple[object, ...]:
         # Airflow and multiprocessing pickle exceptions; keyword-only fields don't survive that.

@@ -82,10 +82,3 @@ def too_late(sequence: int | None, *, watermark: int | None, lateness: int | Non
     if lateness is None or watermark is None:
         return False
     return sequence is None or sequence < watermark - lateness
-
-
-def tombstone_needed(tombstone: Change, *, watermark: int | None, lateness: int | None) -> bool:
-    """Whether the tombstone is still needed against late records."""
-    if not isinstance(tombstone.sequence, int):
-        return tombstone.sequence is not None
-    return not too_late(tombstone.sequence, watermark=watermark, lateness=lateness)

@@ -253,14 +253,14 @@ def decide_acquire(
             return HeldByOther(current)
         if current.txn < since:
             raise InvariantViolation(
-                f"lease {name!r} holds txn {current.txn}, but {since} is the first that was kept",
+                f"lease {name!r} holds txn {current.txn}, but the oldest retained transaction is {since}",
                 hint="the table of leases may have been restored from a copy; use another name",
             )
         start, planned, link = current.txn, current.planned, current.link
         taken_from = current if current.is_live and current.holder != holder else None
     elif start < since:
         raise InvalidUsage(
-            f"lease {name!r} can't hold txn {start}: {since} is the first that was kept",
+            f"lease {name!r} can't hold txn {start}: the oldest retained transaction is {since}",
             hint="take a snapshot, and hold the transaction after it",
         )
     lease = Lease(name, holder, start, head.upper, ttl_seconds, planned=planned, link=link)

@@ -161,36 +161,35 @@ def due(*, published: Txn, log_upper: Txn, policy: Policy) -> bool:
     return every is not None and log_upper - 1 - published >= every
 
 
-def check_state_status(shard: ShardId, *, last: Published | None, standing: StateStatus) -> None:
+def check_state_status(shard: ShardId, *, last: Published | None, status: StateStatus) -> None:
     """Raise `StateOverwritten` unless the table still holds what is on record."""
     if last is not None:
-        if standing.txn < last.txn or standing.version < last.version:
+        if status.txn < last.txn or status.version < last.version:
             raise StateOverwritten(
                 shard,
-                what=f"it is at transaction {standing.txn}, version {standing.version}, "
+                what=f"it is at transaction {status.txn}, version {status.version}, "
                 f"but the record says {last.txn} and {last.version}",
             )
-        if standing.at_record not in ("", last.token):
+        if status.at_record not in ("", last.token):
             what = (
-                f"version {last.version} was written by {standing.at_record}, but the record says"
-                f" {last.token}"
+                f"version {last.version} was written by {status.at_record}, but the record says {last.token}"
             )
             raise StateOverwritten(shard, what=what)
-    if standing.foreign_writes:
-        raise StateOverwritten(shard, what=f"other writers changed it ({', '.join(standing.foreign_writes)})")
+    if status.foreign_writes:
+        raise StateOverwritten(shard, what=f"other writers changed it ({', '.join(status.foreign_writes)})")
 
 
 def decide_publish(
-    shard: ShardId, *, last: Published | None, standing: StateStatus, log_upper: Txn
+    shard: ShardId, *, last: Published | None, status: StateStatus, log_upper: Txn
 ) -> NextPublish:
     """What the state needs next, from the last record, the table itself and the log's upper."""
-    check_state_status(shard, last=last, standing=standing)
+    check_state_status(shard, last=last, status=status)
     published = published_txn(last)
-    if standing.txn > published:
-        newest = standing.newest
-        if newest is None or newest.txn != standing.txn:
-            raise StateOverwritten(shard, what=f"no publish is recorded for its transaction {standing.txn}")
-        return PutOnRecord(standing.newest_version, newest)
+    if status.txn > published:
+        newest = status.newest
+        if newest is None or newest.txn != status.txn:
+            raise StateOverwritten(shard, what=f"no publish is recorded for its transaction {status.txn}")
+        return PutOnRecord(status.newest_version, newest)
     if published >= log_upper:
         raise InvariantViolation(
             f"the state of {shard} has transaction {published}, but its log only reaches {log_upper - 1}",

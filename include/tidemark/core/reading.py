@@ -152,14 +152,14 @@ def open_freeze(
     """The details of a consumer's freeze, from the journal of one transaction; None once it was resolved.
 
     A repair resolves a freeze for all consumers, a skip for one."""
-    standing: Mapping[str, str] | None = None
+    freeze: Mapping[str, str] | None = None
     for entry in entries:
         mine = {"consumer": consumer, "shard": str(shard)}.items() <= entry.detail.items()
         if mine and entry.event is Event.FROZEN:
-            standing = entry.detail
+            freeze = entry.detail
         elif entry.event is Event.REPAIRED or (mine and entry.event is Event.PASSED_OVER):
-            standing = None
-    return standing
+            freeze = None
+    return freeze
 
 
 def holders_of(leases: Sequence[Lease]) -> tuple[str, ...]:
@@ -257,11 +257,6 @@ class ReadAccount:
     def frozen(self) -> MissingPart | None:
         """The lowest missing part: the frontier can't pass it unless its `txn` is skipped."""
         return next(iter(self.missing_parts), None)
-
-    @property
-    def in_flight(self) -> tuple[Fetch, ...]:
-        """The fetches that have not ended."""
-        return tuple(self._in_flight.values())
 
     def listed(self, txn: Txn, parts: Sequence[Part] = ()) -> None:
         """List all parts of `txn`; transactions between it and the last listed one are untouched."""

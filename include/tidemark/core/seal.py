@@ -339,13 +339,6 @@ def decide_seal(
     return Put(marks=marks, records=(linked,), result=Sealed(linked))
 
 
-def decide_generation(*, head: Head, generation: int) -> Put[Seal, int] | int:
-    """Announce a generation: from this commit on, older ones are refused. Returns the one in charge."""
-    if generation <= head.generation:
-        return head.generation
-    return Put(marks={GENERATION: generation}, records=(), result=generation)
-
-
 @dataclass(frozen=True, slots=True)
 class Opinion:
     """The result of the user's expectations: those that failed and stop the transaction, the shards to hold
@@ -382,7 +375,9 @@ class Evidence:
 
     def __post_init__(self) -> None:
         if (self.staged is None) is not bool(self.gone):
-            raise InvalidUsage(f"evidence on transaction {self.txn} is either something or says why not")
+            raise InvalidUsage(
+                f"evidence on transaction {self.txn} needs either staged parts or a reason why there are none"
+            )
 
     @property
     def key(self) -> str:

@@ -96,8 +96,8 @@ class ShardStatus:
 @dataclass(frozen=True, slots=True)
 class SourceStatus:
     """The status of a source that keeps input for this pipeline: how far input is received, durable and
-    acknowledged, and what holds the rest back, at what cost. `kept_bytes` is how much it keeps, if it counts
-    that."""
+    acknowledged, and what holds the rest back, at what cost. `retained_bytes` is how much it keeps, if it
+    counts that."""
 
     received: str
     flushed: str
@@ -105,7 +105,7 @@ class SourceStatus:
     held_back_by: tuple[str, ...]
     cost: str
     trouble: str
-    kept_bytes: int | None = None
+    retained_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -257,7 +257,7 @@ def _generation(report: Mapping[str, Any]) -> str:
 
 def _maintained(report: Mapping[str, Any]) -> str:
     done, left = (len(report.get(name, ())) for name in ("done", "left"))
-    return f"maintenance: {left:,} chores left" if left else f"maintenance: {done:,} chores done"
+    return f"maintenance: {left:,} steps left" if left else f"maintenance: {done:,} steps done"
 
 
 _STEPS: Final[Mapping[str, Callable[[Mapping[str, Any]], str]]] = {

@@ -80,7 +80,7 @@ class DeltaStateKeeper:
     def __init__(self, pipeline: str, states: Mapping[ShardId, MaintainedState]) -> None:
         self._pipeline, self._states = pipeline, dict(states)
 
-    def standing(self, shard: ShardId, since: Published | None) -> StateStatus:
+    def state_status(self, shard: ShardId, since: Published | None) -> StateStatus:
         kept = self._of(shard)
         app = app_id(self._pipeline, shard)
         return read_state_status(kept.state, app=app, since=since, storage_options=kept.storage_options)

@@ -88,7 +88,7 @@ class Freezer:
     ) -> Frozen:
         """The error to raise. The journal records it once per part."""
         last = txn if last is None else last
-        since, holders = self.hold.standing()
+        since, holders = self.hold.since_and_holders()
         path, size = (part.path, part.bytes) if part is not None else ("", 0)
         freeze = Freeze(
             self.consumer, self.shard, txn, last, why, since, path, size, holders, is_named, in_snapshot
@@ -218,7 +218,7 @@ class ShardReader:
                 f"consumer {self._reading.consumer!r} can't take a snapshot as of {wanted}: {known}",
                 hint="leave as_of out, or use another consumer name",
             )
-        planned = plan_read(as_of=wanted, since=self._hold.standing()[0], upper=upper)
+        planned = plan_read(as_of=wanted, since=self._hold.since_and_holders()[0], upper=upper)
         if isinstance(planned, NotYet):
             raise InvalidUsage(
                 f"shard {shard!r} can't be read as of transaction {wanted} yet", hint=f"it has {upper - 1}"

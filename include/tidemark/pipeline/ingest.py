@@ -235,7 +235,7 @@ def gather(pipeline: Pipeline, attempt: Attempt, *, progress: Progress = no_prog
 
 
 # Permanent staging failures. A schedule tries such a transaction again and again, so a reason is noted once
-# until another one replaces it. A note has no values of rows: `error.kept` is the text without them.
+# until another one replaces it. A note has no values of rows: `error.recordable` is the text without them.
 
 
 def note_refusal(pipeline: Pipeline, attempt: Attempt, txn: Txn, error: Exception) -> None:
@@ -244,8 +244,11 @@ def note_refusal(pipeline: Pipeline, attempt: Attempt, txn: Txn, error: Exceptio
     if not isinstance(error, InvalidUsage):
         return
     with suppress(TidemarkError, OSError):
-        if upper_relation(pipeline, txn) is UpperRelation.AT and refusal_of(pipeline, txn) != error.kept:
-            note(pipeline, Event.REFUSED, txn=txn, token=attempt.token, detail={_WHY: error.kept})
+        if (
+            upper_relation(pipeline, txn) is UpperRelation.AT
+            and refusal_of(pipeline, txn) != error.recordable
+        ):
+            note(pipeline, Event.REFUSED, txn=txn, token=attempt.token, detail={_WHY: error.recordable})
 
 
 def refusal_of(pipeline: Pipeline, txn: Txn) -> str:

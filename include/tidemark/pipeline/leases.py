@@ -80,9 +80,9 @@ class Leases:
         self._read_upper = 1
         self._seen: dict[str, Observation] = {}
 
-    def standing(self) -> tuple[Lease, ...]:
+    def latest(self) -> tuple[Lease, ...]:
         """The last record of each name, including ended leases."""
-        return self._standing(self._ledger.head())
+        return self._latest(self._ledger.head())
 
     def since(self) -> Txn:
         """The first `txn` that maintenance has retained."""
@@ -90,13 +90,13 @@ class Leases:
 
     def current(self, name: str) -> Lease | None:
         """The last record of this name; None when there is none."""
-        self.standing()
+        self.latest()
         return self._last.get(name)
 
     def began_at(self, name: str) -> Txn | None:
         """The position at which the lease of this name was taken anew: a consumer that is still there has
         confirmed nothing. None when there is no such lease."""
-        self.standing()
+        self.latest()
         return self._began.get(name)
 
     def take(
@@ -110,7 +110,7 @@ class Leases:
 
         def decide(head: Head) -> Put[Lease, Any] | HeldByOther:
             nonlocal began
-            self._standing(head)
+            self._latest(head)
             began = self._clock()
             return decide_acquire(
                 head=head,
@@ -138,7 +138,7 @@ class Leases:
 
         def decide(head: Head) -> Put[Lease, Lease] | Lease:
             nonlocal began
-            self._standing(head)
+            self._latest(head)
             began = self._clock()
             return decide_renew(
                 head=head,
@@ -156,7 +156,7 @@ class Leases:
         """End our own lease; one that has ended already is left as it is."""
 
         def decide(head: Head) -> Put[Lease, Lease] | Lease | AlreadyEnded:
-            self._standing(head)
+            self._latest(head)
             return decide_release(head=head, lease=lease, current=self._last.get(lease.name))
 
         self._settle(decide, what=f"lease {lease.name!r}")
@@ -166,7 +166,7 @@ class Leases:
         now = self._clock()
         self._seen = {
             lease.name: observe(self._seen.get(lease.name), lease, now_seconds=now)
-            for lease in self.standing()
+            for lease in self.latest()
             if lease.is_live
         }
 
@@ -180,7 +180,7 @@ class Leases:
 
     def _expired(self, name: str, seen: Observation) -> Lease | None:
         def decide(head: Head) -> Put[Lease, Any] | HeldByOther | None:
-            self._standing(head)
+            self._latest(head)
             # One that has ended may be left out of a summary.
             current = self._last.get(name)
             if current is None or not current.is_live:
@@ -194,7 +194,7 @@ class Leases:
         """Remove a consumer's frontier, for good."""
 
         def decide(head: Head) -> Put[Lease, Lease] | Lease:
-            self._standing(head)
+            self._latest(head)
             return decide_forget(head=head, current=self._last.get(name), name=name)
 
         forgotten: Lease = self._settle(decide, what=f"consumer {name!r}")
@@ -203,7 +203,7 @@ class Leases:
     def floor(self, *, consumers: Mapping[str, Txn], window: Txn) -> Floor:
         """The floor, by the current leases, consumers and the retention window; everything below it may be
         removed."""
-        return floor(self.standing(), consumers=consumers, window=window)
+        return floor(self.latest(), consumers=consumers, window=window)
 
     def announce(self, *, consumers: Mapping[str, Txn], window: Txn) -> Floor:
         """Raise `since` to the floor, on the head that the floor was computed on. After that, it is safe to
@@ -212,13 +212,13 @@ class Leases:
 
         def decide(head: Head) -> Put[Lease, Txn] | Txn:
             nonlocal found
-            found = floor(self._standing(head), consumers=consumers, window=window)
+            found = floor(self._latest(head), consumers=consumers, window=window)
             return decide_since(head=head, floor=found)
 
         self._settle(decide, what="the floor of the kept transactions")
         return found
 
-    def _standing(self, head: Head) -> tuple[Lease, ...]:
+    def _latest(self, head: Head) -> tuple[Lease, ...]:
         # Records never change, so only those added since the last look are read, or since the last summary.
         summary = head.marks.get(SUMMARY, 0)
         for record in self._ledger.read(max(self._read_upper, summary), head.upper):
@@ -255,7 +255,7 @@ def expire_stale(
     Each lease is watched for a little longer than its TTL, and at most for twice the longest one; a lease
     with a TTL above `ttl_seconds_max` is not watched (Invariant 14)."""
     ended: list[Lease] = []
-    live = [lease for lease in leases.standing() if lease.is_live and name in (None, lease.name)]
+    live = [lease for lease in leases.latest() if lease.is_live and name in (None, lease.name)]
     watched = {lease.name: lease for lease in live if lease.ttl_seconds <= ttl_seconds_max}
     leases.look()
     for _ in range(2 * LOOKS_PER_TTL):
@@ -314,11 +314,10 @@ class Hold:
         """Record the end of the batch that is about to be handed out."""
         self._renew(planned=upper)
 
-    def standing(self) -> tuple[Txn, tuple[str, ...]]:
+    def since_and_holders(self) -> tuple[Txn, tuple[str, ...]]:
         """The first retained transaction, and the current holders of leases."""
         with self._lock:
-            standing = self._leases.standing()
-            return self._leases.since(), holders_of(standing)
+            return self._leases.since(), holders_of(self._leases.latest())
 
     def release(self) -> None:
         """Stop renewing, and end the lease. A lost lease is left to its new holder; one that can't be ended

@@ -195,7 +195,7 @@ def plan_reclaim(
     seals = control.seals.read(min(parts), min(max(parts) + 1, sealed_upper)) if parts else ()
     tokens = {seal.txn: str(seal.token) for seal in seals}
     # Read after the files are listed: a reader that listed one of them while it was active has its lease now.
-    live = [lease for lease in leases.standing() if lease.is_live]
+    live = [lease for lease in leases.latest() if lease.is_live]
     lowest = min(live, key=lambda lease: lease.txn, default=None)
     held_by = f"lease {lowest.name} of {lowest.holder} at {lowest.txn}" if lowest is not None else ""
     free: list[Leftover] = []

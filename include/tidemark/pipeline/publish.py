@@ -60,7 +60,7 @@ def last_published(control: Control, shard: ShardId) -> Published | None:
     for record in ledger.read(upper - 1, upper):
         return record
     if upper > TXN_FIRST:
-        raise InvariantViolation(f"publish {upper - 1} of {shard} is on record, but is not there")
+        raise InvariantViolation(f"the record of publish {upper - 1} of {shard} is missing")
     return None
 
 
@@ -92,9 +92,9 @@ def checked_record(control: Control, plane: StateStatusReader, shard: ShardId) -
     record is read again as long as its record moves."""
     last = last_published(control, shard)
     for _ in range(STEPS_MAX):
-        standing, before = plane.standing(shard, last), last
+        status, before = plane.state_status(shard, last), last
         try:
-            check_state_status(shard, last=last, standing=standing)
+            check_state_status(shard, last=last, status=status)
             return last
         except StateOverwritten:
             last = last_published(control, shard)
@@ -163,12 +163,12 @@ def _publish(control: Control, plane: StatePlane, shard: ShardId, token: WriterT
     """Decide and act until the tail is in the state; where the state has moved meanwhile, decide again."""
     for _ in range(STEPS_MAX):
         last = last_published(control, shard)
-        standing = plane.standing(shard, last)
+        status = plane.state_status(shard, last)
         log = log_head(control, shard, require_history(control))
         if last is not None:
             require_known(control, f"the state of shard {shard}", txn=last.txn, link=last.commit.link)
         try:
-            decision = decide_publish(shard, last=last, standing=standing, log_upper=log.upper)
+            decision = decide_publish(shard, last=last, status=status, log_upper=log.upper)
         except StateOverwritten:
             # Other publishers may have committed between the reading of the record and of the table.
             if last_published(control, shard) == last:

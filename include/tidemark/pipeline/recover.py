@@ -324,7 +324,7 @@ def _begin(pipeline: Pipeline, attempt: Attempt, epoch: int, *, restored: bool, 
     if isinstance(outcome, Overtaken):
         raise Determinate(
             f"another recovery has begun epoch {outcome.epoch} meanwhile",
-            hint="let it end; should it have died, `tidemark recover PIPELINE --yes` goes on with it",
+            hint="wait for it; if its process died, `tidemark recover PIPELINE --yes` resumes it",
         )
 
 
@@ -370,7 +370,7 @@ def _decide_again(
     gated = open_case(pipeline, attempt, evidence).gated
     same = _as_logged(pipeline, evidence.staged)
     if same is None:
-        why = "its decision is lost, and its input gives other rows now than its logs have"
+        why = "its decision is lost, and its input now yields other rows than the logs have"
         return _put_lost(pipeline, attempt, binding, why)
     progress(txn, "upsert")
     commit_staged(pipeline, attempt, same, gated, reason=reason)

@@ -130,7 +130,7 @@ def _merged_anew(
     # Only a log that can be compacted has merged files.
     log, merger = (
         cast("MaintainedLog", pipeline.control.log(shard)),
-        cast("MaintainedPlane", pipeline.plane).kept,
+        cast("MaintainedPlane", pipeline.plane).log_rows,
     )
     # First of all, so that no other compaction replaces these files meanwhile.
     number = begin(log, shard)

@@ -30,7 +30,6 @@ from tidemark.core.seal import (
     SealOutcome,
     Staged,
     TooEarly,
-    decide_generation,
     decide_seal,
     seal_of,
     touch_mark,
@@ -159,15 +158,6 @@ def _declared(pipeline: Pipeline, seal: Seal) -> Shapes:
         return {}
     shapes = pipeline.shapes_of(sealed_binding(pipeline, seal).configuration)
     return {shard: shapes[shard] for shard in seal.shards if shard in shapes}
-
-
-def announce_generation(pipeline: Pipeline) -> int:
-    """Refuse older deployments from now on; returns the generation in charge."""
-
-    def decide(head: Head) -> Put[Seal, int] | int:
-        return decide_generation(head=head, generation=pipeline.generation)
-
-    return settle(pipeline.control.seals, decide, what="the announcement of a generation")
 
 
 def seal_judged(

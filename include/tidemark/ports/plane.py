@@ -57,7 +57,7 @@ class MaintainedPlane(DataPlane, Protocol):
     """A data plane with the operations of maintenance."""
 
     @property
-    def kept(self) -> Merger:
+    def log_rows(self) -> Merger:
         """The merger of its logs' files."""
         ...
 

@@ -41,13 +41,13 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SourceReport:
-    """A source's report of its position. `cost` describes what it keeps for this pipeline, `kept_bytes` is
-    its size, None if not counted. `trouble` is the problem and its remedy; empty if there is none."""
+    """A source's report of its position. `cost` describes what it keeps for this pipeline, `retained_bytes`
+    is its size, None if not counted. `trouble` is the problem and its remedy; empty if there is none."""
 
     acknowledged: str
     cost: str = ""
     trouble: str = ""
-    kept_bytes: int | None = None
+    retained_bytes: int | None = None
 
 
 class SkippedInput(Protocol):
@@ -84,7 +84,7 @@ class BindsNothing(Protocol):
 class ReportsPosition(Protocol):
     """A source that keeps input for this pipeline, and reports how much."""
 
-    def standing(self) -> SourceReport:
+    def status(self) -> SourceReport:
         """The current report; if the source can't be reached, `trouble` is why."""
         ...
 

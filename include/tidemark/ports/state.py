@@ -2,7 +2,7 @@
 
 Promise of `publish`: it makes exactly one commit of the state's table, on the state that it was computed
 from. It makes none if that has changed in the meantime (`Conflict`: decide again) or if it raises
-`Determinate`; after an error that leaves this open, `standing` shows the outcome. The commit carries its
+`Determinate`; after an error that leaves this open, `state_status` shows the outcome. The commit carries its
 `StateCommit`. All inputs are pinned (a range of transactions at a version of the log, the state at its
 record), so that repeating it gives the same rows.
 
@@ -45,7 +45,7 @@ class Tail:
 class StateStatusReader(Protocol):
     """Reads the status of states; needs no Spark."""
 
-    def standing(self, shard: ShardId, since: Published | None) -> StateStatus:
+    def state_status(self, shard: ShardId, since: Published | None) -> StateStatus:
         """The status of the state's table, including changes since the given record."""
         ...
 

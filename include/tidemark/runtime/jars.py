@@ -397,7 +397,7 @@ def _coordinate_of(path: Path, ivy_home: Path) -> Coordinate:
         coordinate = Coordinate(group, artifact, cached.stem.removeprefix(f"{artifact}-"))
         if coordinate.filename == path.name:
             return coordinate
-    raise Determinate(f"no cached artifact belongs to {path.name}", hint="run `make jars-lock` again")
+    raise Determinate(f"Ivy's cache has no artifact for {path.name}", hint="run `make jars-lock` again")
 
 
 def _ships_with_spark(coordinate: Coordinate) -> bool:

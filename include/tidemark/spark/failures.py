@@ -55,7 +55,7 @@ class Refused(InvalidUsage):
             f"transaction {txn} is refused at {place}: {fact}",
             hint=_AHEAD if fact.startswith(TOO_FAR_AHEAD) else _REMEDY,
         )
-        self.kept = f"transaction {txn} is refused at {place}: {fact.partition(FOUND)[0]}"
+        self.recordable = f"transaction {txn} is refused at {place}: {fact.partition(FOUND)[0]}"
         self.txn = txn
         self.place = place
         self.record = record

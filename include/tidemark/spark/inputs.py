@@ -111,9 +111,7 @@ def _file_columns(
         except (OSError, ValueError, csv.Error) as error:
             fact = f"the columns of file {file.name!r} can't be read: {error}"
             if isinstance(error, OSError) and error.errno is not None:
-                raise Determinate(
-                    fact, hint="retry; if the file is gone, the next attempt says so"
-                ) from error
+                raise Determinate(fact, hint="retry; a missing file is then named") from error
             hint = (
                 "check that it is complete, UTF-8 and in the declared format; skip its transaction,"
                 " and land the corrected file"

@@ -104,7 +104,7 @@ class SparkPlane:
         self._spark = spark
         self._config = config
         self._store = PartStore(f"{warehouse or config.tables_warehouse}/{config.name}")
-        self.kept = LogRows(self._sessions, config, self._store)
+        self.log_rows = LogRows(self._sessions, config, self._store)
         self._watermark_before = watermark_before or _no_watermark
         self.engine = engine_of(spark)
         _check(config)
@@ -138,7 +138,7 @@ class SparkPlane:
         shard with an unreadable file has none at all."""
         merged = dict(moved or {})
         shards = {shard: added.parts for shard, added in staged.shards.items()} | merged
-        found = self.kept.digests(staged.txn, shards, merged=merged)
+        found = self.log_rows.digests(staged.txn, shards, merged=merged)
         counted = {shard_endpoint(shard): found.get(shard, Digest()) for shard in shards}
         return {SOURCE: staged.source, **counted}
 
@@ -185,7 +185,7 @@ class SparkPlane:
                 shard = rules[name].shard
                 masked = _masked(shard, today.get(name, ()))
                 paths, spark = self._store.readable(name, parts), routed.sparkSession
-                kept = self.kept.rows(spark, binding.txn, hashed_columns(shard), paths) if paths else None
+                kept = self.log_rows.rows(spark, binding.txn, hashed_columns(shard), paths) if paths else None
                 given = folded_rows(routed.where(f"{SHARD} = {literal(name)}"), rules[name], parts=count)
                 keys = () if rules[name].keeps_all else shard.keys
                 sampler = Sampler(shard, binding.txn, keys, masked)

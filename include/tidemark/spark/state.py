@@ -84,7 +84,7 @@ class SparkStatePlane:
         self._specs = StateSpecs(specs.pipeline, known)
         self._tables: dict[ShardId, StateTable] = {}
         self._indexes: dict[ShardId, ShardIndex] = {}
-        self._standings: dict[ShardId, tuple[Published | None, StateStatus]] = {}
+        self._statuses: dict[ShardId, tuple[Published | None, StateStatus]] = {}
 
     @property
     def _spark(self) -> SparkSession:
@@ -118,13 +118,13 @@ class SparkStatePlane:
         placed = rows.select(*spec.beside, *named, F.col("_metadata.row_index").alias(ROW)).orderBy(ROW)
         return keys_found(placed.toArrow(), sequence=spec.rule.sequence_by)
 
-    def standing(self, shard: ShardId, since: Published | None) -> StateStatus:
+    def state_status(self, shard: ShardId, since: Published | None) -> StateStatus:
         spec = self._specs.of(shard)
         app = app_id(self._specs.pipeline, shard)
         found = read_state_status(
             spec.state, app=app, since=since, storage_options=self._options, known=self._table(shard).known
         )
-        self._standings[shard] = since, found
+        self._statuses[shard] = since, found
         return found
 
     def digest(self, shard: ShardId, version: int) -> Digest:
@@ -208,9 +208,9 @@ class SparkStatePlane:
     def _stands_at(self, shard: ShardId, base: Published | None, version: int) -> bool:
         """Whether a version of the state has exactly the rows of a publish. The status that decided on the
         publish is reused if it was read at the same version."""
-        since, found = self._standings.get(shard, (None, None))
+        since, found = self._statuses.get(shard, (None, None))
         if found is None or since != base or found.version != version:
-            found = self.standing(shard, base)
+            found = self.state_status(shard, base)
         return (found.version, found.txn) == (version, published_txn(base)) and not found.foreign_writes
 
     def _commit(

@@ -26,7 +26,7 @@ class MemoryStatePlane:
         self._states = warehouse.states = states
         self._chaos = chaos or Calm()
 
-    def standing(self, shard: ShardId, since: Published | None) -> StateStatus:
+    def state_status(self, shard: ShardId, since: Published | None) -> StateStatus:
         versions = self._states.of(shard)
         known = [(at, version.commit) for at, version in enumerate(versions) if version.commit is not None]
         after = since.version if since is not None else -1

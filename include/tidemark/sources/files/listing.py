@@ -266,6 +266,6 @@ def find_change(
 
 
 def _is_outside(folder: str, path: str) -> bool:
-    """Whether a symlink on the path leads out of the folder."""
+    """Whether a symlink on the path leaves the folder."""
     base = os.path.realpath(folder)
     return os.path.commonpath([base, os.path.realpath(path)]) != base

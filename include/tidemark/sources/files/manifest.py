@@ -114,7 +114,7 @@ def _check(files: Sequence[BoundFile]) -> None:
         if file.seq != files[0].seq + index:
             raise InvariantViolation(f"file {file.name!r} has number {file.seq}, not {files[0].seq + index}")
         if not is_inside(file.name):
-            raise InvariantViolation(f"file name {file.name!r} leads out of the source's folder")
+            raise InvariantViolation(f"file name {file.name!r} is outside the source's folder")
 
 
 def is_inside(name: str) -> bool:

@@ -133,7 +133,7 @@ class Retention:
     def of(cls, topic: str, settings: Mapping[str, str] | None) -> Retention:
         """The retention by a topic's settings; they are None if this user may not read them."""
         if settings is None:
-            return cls(caveat=f"topic {topic!r} does not tell its retention")
+            return cls(caveat=f"the retention of topic {topic!r} is unknown")
         policies = settings.get("cleanup.policy", "delete").split(",")
         caveats = []
         if "compact" in policies:

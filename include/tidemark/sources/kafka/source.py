@@ -216,7 +216,7 @@ class TopicSource:
         except TidemarkError as error:
             _LOG.warning("the offsets of group %s could not be committed: %s", self._group, error)
 
-    def standing(self) -> SourceReport:
+    def status(self) -> SourceReport:
         """The consumer group's offsets, and how many offsets are not bound yet."""
         upper = self._bindings.head().upper
         last = next((one for one in self._bindings.read(upper - 1, upper) if isinstance(one, Binding)), None)

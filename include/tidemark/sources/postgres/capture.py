@@ -232,11 +232,13 @@ class Capture:
     """One pass over the slot, from the last binding on. `waits` is whether it ends before a truncate that can
     be captured only once everything before it is done."""
 
-    def __init__(self, config: PipelineConfig, files: ChangeFiles, start: Start, kept: ShardKeysPort) -> None:
+    def __init__(
+        self, config: PipelineConfig, files: ChangeFiles, start: Start, shard_keys: ShardKeysPort
+    ) -> None:
         self.waits = False
         self._follows = start.follows
         self._applies = isinstance(config.source, PostgresSource) and config.source.on_truncate == "apply"
-        self._kept = kept
+        self._shard_keys = shard_keys
         self._touched: set[int] = set()
         self._shards = taken_shards(config)
         self._lower = start.lower[WAL]
@@ -409,13 +411,13 @@ class Capture:
                 self._record([truncated(place)])
                 continue
             name = ShardId(shard.name)
-            if self._kept.is_paused(name):
+            if self._shard_keys.is_paused(name):
                 raise while_paused(f"a truncate of {relation.name} can't be applied", name)
-            if self._follows or self._cutter.is_begun or not self._kept.is_settled(name):
+            if self._follows or self._cutter.is_begun or not self._shard_keys.is_settled(name):
                 logger.info("a truncate of %s waits until everything before it is complete", relation.name)
                 raise NotYet
             try:
-                self._cutter.sweep(self._kept.files(name), sweep_of(shard, place))
+                self._cutter.sweep(self._shard_keys.files(name), sweep_of(shard, place))
             except FileNotFoundError as error:
                 raise swept_away(name, error) from None
 
@@ -445,13 +447,13 @@ def captured(
     source: PostgresSource,
     files: ChangeFiles,
     start: Start,
-    kept: ShardKeysPort,
+    shard_keys: ShardKeysPort,
 ) -> Capture:
     """A capture whose files are durable. It has no steps only if the slot has nothing more, or if the next
     change must wait."""
     changes_max = CHANGES_PER_PEEK
     while True:
-        capture = Capture(config, files, start, kept)
+        capture = Capture(config, files, start, shard_keys)
         with closing(peek(db, source.slot, source.publication, changes_max=changes_max)) as batches:
             messages = Counted(batches)
             capture.take(messages)

@@ -159,13 +159,13 @@ class SlotSource:
     """The `Source` port over a replication slot. Ingest and replay need no connection to the database."""
 
     def __init__(
-        self, config: PipelineConfig, *, bindings: Ledger[BindingRecord], kept: ShardKeysPort
+        self, config: PipelineConfig, *, bindings: Ledger[BindingRecord], shard_keys: ShardKeysPort
     ) -> None:
         if not isinstance(config.source, PostgresSource):
             raise InvalidUsage(f"pipeline {config.name!r} reads a {config.source.type} source")
         self._config = config
         self._source = config.source
-        self._bindings, self._kept = bindings, kept
+        self._bindings, self._shard_keys = bindings, shard_keys
         self.files = ChangeFiles(config.source_location)
 
     def offer(self, last: Binding | None) -> Sequence[Step]:
@@ -194,9 +194,9 @@ class SlotSource:
                 }
                 again = self._again(tables)
                 for shard in sorted(again):
-                    if self._kept.is_paused(shard):
+                    if self._shard_keys.is_paused(shard):
                         raise while_paused("a table can't be read again", shard)
-                if not all(self._kept.is_settled(shard) for shard in again):
+                if not all(self._shard_keys.is_settled(shard) for shard in again):
                     logger.info(
                         "tables are read again once all bound transactions are complete: %s", sorted(again)
                     )
@@ -208,7 +208,7 @@ class SlotSource:
                 steps = steps_of(readings, known, lower, self._config.transaction)
                 lower = steps[-1].upper if steps else lower
                 start = Start(lower, known, published, follows=bool(steps))
-                capture = captured(db, self._config, self._source, self.files, start, self._kept)
+                capture = captured(db, self._config, self._source, self.files, start, self._shard_keys)
                 steps += capture.steps
                 if not steps:
                     # If a table has changed its columns, the changes before that are bound first.
@@ -308,7 +308,7 @@ class SlotSource:
             # Everything is durable. The slot only retains more WAL than needed until the next run.
             logger.warning("%s; the next run acknowledges this too", error.fact)
 
-    def standing(self) -> SourceReport:
+    def status(self) -> SourceReport:
         """The slot's position, and how much WAL the server retains for it; or why it can't continue."""
         # Read the binding before the slot, and the acknowledged position after it, so that a concurrent run
         # does not cause a false alarm.
@@ -323,7 +323,7 @@ class SlotSource:
         except TidemarkError as error:
             return SourceReport(position, trouble=str(error))
         kept = found.retained_bytes
-        return SourceReport(position, cost=f"{kept:,} bytes of log kept by the server", kept_bytes=kept)
+        return SourceReport(position, cost=f"{kept:,} bytes of log kept by the server", retained_bytes=kept)
 
     def waiting(self, last: Binding | None) -> Waiting:
         """The first source transaction in the slot that is not bound and changes a table of the pipeline,
@@ -363,7 +363,7 @@ class SlotSource:
     def _again(self, tables: Tables) -> Set[ShardId]:
         """The shards of these tables that may already have rows."""
         shards = [ShardId(shard.name) for _, shard in tables.values()]
-        return set(shards) - self._kept.untouched(shards) if shards else set()
+        return set(shards) - self._shard_keys.untouched(shards) if shards else set()
 
     def _read(
         self,
@@ -395,7 +395,7 @@ class SlotSource:
         """The snapshot, preceded by a deletion of every key that the shard may have."""
         place = place_of(published.relation, lsn=snapshot.read.lsn, xid=0)
         prefix = f"{snapshot.read.lsn:016x}-{reading_prefix(published.name, shard)}-s"
-        paths, sweep = self._kept.files(ShardId(shard.name)), sweep_of(shard, place)
+        paths, sweep = self._shard_keys.files(ShardId(shard.name)), sweep_of(shard, place)
         try:
             files = [self.files.link(path, f"{prefix}{at:04d}", at, sweep) for at, path in enumerate(paths)]
         except FileNotFoundError as error:

@@ -1,4 +1,4 @@
-"""A process that keeps one state in shape, to be killed at it: `python -m tests.maintenance.tending ROOT`."""
+"""A process that maintains one state, to be killed: `python -m tests.maintenance.state_process ROOT`."""
 
 from __future__ import annotations
 

@@ -52,8 +52,8 @@ class Keeper:
         self.plane = plane
         self.asked: list[str] = []
 
-    def standing(self, shard: ShardId, since: Published | None) -> StateStatus:
-        return self.plane.standing(shard, since)
+    def state_status(self, shard: ShardId, since: Published | None) -> StateStatus:
+        return self.plane.state_status(shard, since)
 
     def merge(self, shard: ShardId, *, tombstones: int) -> None:
         self.asked.append("merge")

@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from tests.maintenance.shop import FED, PUBLISHED, SHARD, Shop, expected
-from tests.maintenance.tending import keep_in_shape
+from tests.maintenance.state_process import keep_in_shape
 from tests.support import ROOT
 from tests.support.copies import at_home
 from tidemark.app.views import View
@@ -75,7 +75,7 @@ def kill_at(moment: Callable[[Path, set[str]], bool], shop: Shop, messages: Path
     before = data_files(state)
     with messages.open("w") as said:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.maintenance.tending", str(shop.root)],
+            [sys.executable, "-m", "tests.maintenance.state_process", str(shop.root)],
             cwd=ROOT, stdout=said, stderr=said, start_new_session=True,
         )  # fmt: skip
     try:

@@ -26,7 +26,7 @@ SHARD = ShardId("t")
 
 
 @dataclass
-class Standing:
+class StateByHand:
     """A state whose publishes carry their facts, and a stranger who writes entries by hand."""
 
     hand: Hand
@@ -77,17 +77,17 @@ def removed(file: LiveFile) -> dict[str, Any]:
 
 
 @pytest.fixture
-def state(tmp_path: Path) -> Standing:
+def state(tmp_path: Path) -> StateByHand:
     hand = Hand(tmp_path / "state")
     hand.create()
-    return Standing(hand)
+    return StateByHand(hand)
 
 
-def newest_file(state: Standing) -> LiveFile:
+def newest_file(state: StateByHand) -> LiveFile:
     return list(state.hand.table.head().files.values())[-1]
 
 
-def test_a_state_is_where_its_last_publish_left_it(state: Standing) -> None:
+def test_a_state_is_where_its_last_publish_left_it(state: StateByHand) -> None:
     assert read_state_status(str(state.hand.root / "absent"), app=APP, since=None) == StateStatus()
     first = state.publish({1: "a", 2: "b"})
     assert state.look() == StateStatus(1, Txn(1), first.commit, 1, "w1", ())
@@ -99,7 +99,7 @@ def test_a_state_is_where_its_last_publish_left_it(state: Standing) -> None:
     assert state.look(first).foreign_writes == ("3 a second publish",)
 
 
-def test_the_newest_publish_after_a_version_is_found_below_harmless_commits(state: Standing) -> None:
+def test_the_newest_publish_after_a_version_is_found_below_harmless_commits(state: StateByHand) -> None:
     uri = str(state.hand.root)
     assert newest_commit(str(state.hand.root / "absent"), -1) is None
     state.publish({1: "a"})
@@ -111,25 +111,25 @@ def test_the_newest_publish_after_a_version_is_found_below_harmless_commits(stat
     assert newest_commit(uri, -1) is None, "what was cleaned up is not asked for"
 
 
-def test_a_foreign_commit_that_changes_no_row_is_harmless_whatever_it_is_called(state: Standing) -> None:
+def test_a_foreign_commit_that_changes_no_row_is_harmless_whatever_it_is_called(state: StateByHand) -> None:
     last = state.publish({1: "a", 2: "b"})
     state.foreign(*state.copied(newest_file(state)), operation="WRITE")
     state.foreign({"metaData": dict(state.hand.table.head().metadata)}, operation=None)
     found = state.look()
     assert (found.version, found.newest_version, found.foreign_writes) == (3, 1, ())
-    check_state_status(SHARD, last=last, standing=found)
+    check_state_status(SHARD, last=last, status=found)
     assert same_rows_version(str(state.hand.root), 1) == 3
     again = state.publish({2: "c"})
     assert (again.version, state.look().foreign_writes) == (4, ())
     assert same_rows_version(str(state.hand.root), 1) == 3, "a publish is where the same rows end"
 
 
-def strange(state: Standing, *actions: dict[str, Any], operation: str | None) -> str:
+def strange(state: StateByHand, *actions: dict[str, Any], operation: str | None) -> str:
     version = state.foreign(*actions, operation=operation)
     found = state.look()
     assert same_rows_version(str(state.hand.root), version - 1) == version - 1
     with pytest.raises(StateOverwritten, match="other writers changed it"):
-        check_state_status(SHARD, last=state.records[-1], standing=found)
+        check_state_status(SHARD, last=state.records[-1], status=found)
     (one,) = found.foreign_writes
     return one.removeprefix(f"{version} ")
 
@@ -140,7 +140,7 @@ def test_a_foreign_commit_that_changes_rows_is_noticed_by_name_whatever_it_is_ca
 ) -> None:
     told = operation or "a commit without a name"
     for case in range(6):
-        state = Standing(Hand(tmp_path / str(case)))
+        state = StateByHand(Hand(tmp_path / str(case)))
         state.hand.create()
         state.publish({1: "a", 2: "b"})
         file = newest_file(state)
@@ -159,7 +159,7 @@ def test_a_foreign_commit_that_changes_rows_is_noticed_by_name_whatever_it_is_ca
         assert strange(state, *actions, operation=operation) == expected, case
 
 
-def test_a_column_that_is_taken_away_or_gets_another_type_is_no_mere_description(state: Standing) -> None:
+def test_a_column_that_is_taken_away_or_gets_another_type_is_no_mere_description(state: StateByHand) -> None:
     state.publish({1: "a"})
     metadata = dict(state.hand.table.head().metadata)
     schema = json.loads(metadata["schemaString"])
@@ -171,7 +171,7 @@ def test_a_column_that_is_taken_away_or_gets_another_type_is_no_mere_description
     assert strange(state, lacking, operation="CHANGE COLUMN") == "CHANGE COLUMN"
 
 
-def test_writes_and_rearrangements_of_delta_rs_are_told_apart(state: Standing) -> None:
+def test_writes_and_rearrangements_of_delta_rs_are_told_apart(state: StateByHand) -> None:
     last = state.publish(dict.fromkeys(range(20), "a"))
     table = DeltaTable(str(state.hand.root))
     table.alter.set_table_properties({"delta.logRetentionDuration": "interval 40 days"})
@@ -184,7 +184,7 @@ def test_writes_and_rearrangements_of_delta_rs_are_told_apart(state: Standing) -
     assert [one.split()[-1] for one in state.look(last).foreign_writes] == ["DELETE"]
 
 
-def test_application_transactions_that_expire_are_refused(state: Standing) -> None:
+def test_application_transactions_that_expire_are_refused(state: StateByHand) -> None:
     state.publish({1: "a"})
     metadata = dict(state.hand.table.head().metadata)
     expiring = {"delta.setTransactionRetentionDuration": "interval 1 days"}
@@ -193,13 +193,13 @@ def test_application_transactions_that_expire_are_refused(state: Standing) -> No
         state.look()
 
 
-def test_a_version_that_another_has_written_is_told_at_the_record(state: Standing) -> None:
+def test_a_version_that_another_has_written_is_told_at_the_record(state: StateByHand) -> None:
     last = state.publish({1: "a"})
     state.hand.publish({1: "b"})
     assert state.look(Published(2, 2, last.commit)).at_record == "another writer (WRITE)"
 
 
-def test_entries_that_were_cleaned_away_are_judged_by_what_lasts(state: Standing) -> None:
+def test_entries_that_were_cleaned_away_are_judged_by_what_lasts(state: StateByHand) -> None:
     """A state that was vacuumed every night, and published long ago."""
     last = state.publish({1: "a", 2: "b"}, set())
     for _ in range(4):
@@ -208,7 +208,7 @@ def test_entries_that_were_cleaned_away_are_judged_by_what_lasts(state: Standing
     state.foreign(operation="VACUUM START")
     found = state.look()
     assert (found.version, found.txn, found.at_record, found.foreign_writes) == (6, 1, "", ())
-    check_state_status(SHARD, last=last, standing=found)
+    check_state_status(SHARD, last=last, status=found)
     root = str(state.hand.root)
     assert same_rows_version(root, last.version) == 6
     assert state.hand.table.head().txns[ROWS] == last.version
@@ -221,7 +221,7 @@ def test_entries_that_were_cleaned_away_are_judged_by_what_lasts(state: Standing
     assert (state.publish({2: "c"}).version, state.look().foreign_writes) == (7, ())
 
 
-def test_a_foreign_write_in_entries_that_were_cleaned_away_is_noticed_by_its_rows(state: Standing) -> None:
+def test_a_foreign_write_in_entries_that_were_cleaned_away_is_noticed_by_its_rows(state: StateByHand) -> None:
     last = state.publish({1: "a", 2: "b"})
     state.foreign(
         {"remove": {**removed(newest_file(state))["remove"], "dataChange": True}}, operation="DELETE"
@@ -231,7 +231,7 @@ def test_a_foreign_write_in_entries_that_were_cleaned_away_is_noticed_by_its_row
     assert state.look(last).foreign_writes == ("2 or before, 0 rows instead of 2",)
 
 
-def test_an_older_version_is_read_from_an_older_checkpoint(state: Standing) -> None:
+def test_an_older_version_is_read_from_an_older_checkpoint(state: StateByHand) -> None:
     first = state.publish({1: "a"})
     DeltaTable(str(state.hand.root)).create_checkpoint()
     state.foreign(*state.copied(newest_file(state)))
@@ -245,11 +245,11 @@ def test_an_older_version_is_read_from_an_older_checkpoint(state: Standing) -> N
     assert len(lost_files(root, 2)) == 1
 
 
-def first_paths(state: Standing) -> list[str]:
+def first_paths(state: StateByHand) -> list[str]:
     return [line["add"]["path"] for line in state.hand.entry(1) if "add" in line]
 
 
-def test_the_vector_of_an_older_version_is_missed_like_a_file(state: Standing) -> None:
+def test_the_vector_of_an_older_version_is_missed_like_a_file(state: StateByHand) -> None:
     state.publish({1: "a", 2: "b"})
     second = state.publish({}, {1})
     state.publish({3: "c"})
@@ -258,7 +258,7 @@ def test_the_vector_of_an_older_version_is_missed_like_a_file(state: Standing) -
     assert lost_files(str(state.hand.root), second.version) == [vector.name]
 
 
-def test_an_entry_that_is_empty_stops_everything(state: Standing) -> None:
+def test_an_entry_that_is_empty_stops_everything(state: StateByHand) -> None:
     state.publish({1: "a"})
     (state.hand.root / entry_path(2)).write_bytes(b"")
     with pytest.raises(InvariantViolation, match=r"entry 2 .* is lost"):
