@@ -30,7 +30,7 @@ CHANGED_EVERY = 1_000
 
 
 def opened(spark: SparkSession, folder: Path, generation: int, shards: int) -> Deployment:
-    """A process of its own, as far as the pipeline goes. The second generation has another rule of deletes."""
+    """A process of its own, but for Spark. The second generation has another rule of deletes."""
     from tidemark.app.deployment import Deployment
     from tidemark.config import PipelineConfig
 
@@ -59,11 +59,15 @@ def land(folder: Path, number: int, records: int, shards: int) -> None:
     rows = (
         {
             "id": number * records + n, "kind": f"t{n % shards}", "note": f"note {n}", "price": n / 8,
-            "op": "X" if n // shards % CHANGED_EVERY == 0 else "U",
+            "op": "X" if is_changed(n, shards) else "U",
         }
         for n in range(records)
     )  # fmt: skip
     (folder / "in" / f"{number:05}.json").write_text("".join(f"{json.dumps(one)}\n" for one in rows))
+
+
+def is_changed(n: int, shards: int) -> bool:
+    return n // shards % CHANGED_EVERY == 0
 
 
 def attempt() -> Any:
@@ -105,7 +109,7 @@ def measured(spark: SparkSession, folder: Path, *, shards: int, txns: int, recor
     before = time.perf_counter()
     pair.promote(attempt(), grace_seconds=3_600)
     promoted = time.perf_counter() - before
-    changed = sum(-(-(-(-records // shards)) // CHANGED_EVERY) for _ in range(shards)) * txns
+    changed = sum(1 for n in range(records) if is_changed(n, shards)) * txns
     if (found := rows_left(works)) != txns * records - changed:
         raise RuntimeError(f"{found} rows are left, and not {txns * records - changed}")
     return {"load": statistics.median(loads[WARM:]), "follow": follows[0], "promote": promoted}
@@ -119,7 +123,7 @@ def main() -> None:
     given = parser.parse_args()
     from tidemark.spark import session
 
-    print("| shards | transactions | records each | a load, s | a catch-up, s | times faster | promoted in, s |")
+    print("| shards | transactions | records each | load, s | catch-up, s | times faster | promotion, s |")
     print("| ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
     with tempfile.TemporaryDirectory(prefix="tidemark-bench-") as made:
         spark = session.build_session("bench", master="local[2]", scratch_folder=Path(made) / "scratch")
