@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
+from itertools import count
 from typing import Any
 from unittest.mock import Mock, patch
 
@@ -266,6 +268,43 @@ def test_m13_a_state_that_was_overwritten_is_rebuilt_from_its_log(world: Publish
     world.commit(rec("k", 2))
     world.publish()
     assert simple(world.states.values(A)) == {"k": 2, "l": 1}
+
+
+def test_a_rebuild_follows_the_log_until_it_has_caught_up(world: PublishWorld) -> None:
+    world.commit(rec("k", 1))
+    world.publish()
+    script = Script()
+    for number in range(3):  # While it folds, and at each publish that follows.
+        script.before("state.commit", partial(world.commit, rec("k", 2 + number)), nth=1 + number)
+    rebuilt = rebuild(*world.handles(script), A, token=X)
+    assert (rebuilt.txn, world.last and world.last.txn) == (1, 4)
+    assert simple(world.states.values(A)) == {"k": 4}
+
+
+def test_a_rebuild_gives_up_against_publishers_at_its_deadline_and_changes_nothing(
+    world: PublishWorld,
+) -> None:
+    world.commit(rec("k", 1))
+
+    def rivals() -> None:
+        world.commit(rec("k", 2))
+        world.publish()
+
+    chaos, clock = Mock(meet=lambda call: rivals() if call == "state.commit" else None), count()
+    with pytest.raises(Determinate, match="each time that it was rebuilt, for 5 s: retry while"):
+        rebuild(*world.handles(chaos), A, token=X, seconds_max=5, clock=lambda: next(clock))
+    versions = world.states.of(A)
+    assert len(versions) == 5
+    assert {version.commit and version.commit.token for version in versions} == {W}
+
+
+def test_a_rebuild_that_has_won_leaves_the_rest_at_its_deadline(world: PublishWorld) -> None:
+    world.commit(rec("k", 1))
+    chaos = Mock(meet=lambda call: world.commit(rec("k", 2)) if call == "state.commit" else None)
+    clock = count()
+    rebuild(*world.handles(chaos), A, token=X, seconds_max=3, clock=lambda: next(clock))
+    assert world.last is not None
+    assert (world.last.txn, is_due(world.handles()[0], A, Policy(1))) == (3, True)
 
 
 def test_a_rebuild_starts_only_from_a_version_that_has_its_recorded_digest(world: PublishWorld) -> None:

@@ -12,8 +12,9 @@ Of two publishers on one state one commits; the other decides again, and finds t
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -43,6 +44,8 @@ from tidemark.ports.state import StatePlane, StateStatusReader, Tail
 
 STEPS_MAX: Final = 50
 """Each lost race means that another publish was committed."""
+REBUILD_SECONDS_MAX: Final = 6 * 3600.0
+"""How long a rebuild tries to win against publishes, and then follows the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,11 +207,18 @@ def rebuild(
     *,
     token: WriterToken,
     base: Published | None = None,
+    seconds_max: float = REBUILD_SECONDS_MAX,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Published:
-    """Replace the state by a fold of its log, in one commit, whatever the state contains.
+    """Replace the state by a fold of its log, in one commit, whatever the state contains; then publish what
+    the log has got meanwhile, until nothing is left. Returns the record of the rebuild.
 
     `base` is a recorded publish to start from. For a log that no longer reaches back to transaction 1 it
-    defaults to the last one. Its version of the state is read back and must have the recorded digest."""
+    defaults to the last one. Its version of the state is read back and must have the recorded digest.
+
+    A rebuild that loses to a publish folds the log again, up to the deadline. What is left to publish at the
+    deadline is left to the next publish."""
+    deadline = clock() + seconds_max
 
     def work() -> Published | Conflict:
         last = last_published(control, shard)
@@ -234,11 +244,16 @@ def rebuild(
             return made
         return put_record(control, shard, version=made[0], commit=made[1])
 
-    for _ in range(STEPS_MAX):
-        done = work()
-        if not isinstance(done, Conflict):
-            return done
-    raise Determinate(f"the state of {shard} was published {STEPS_MAX} times meanwhile", hint="retry")
+    while isinstance(done := work(), Conflict):
+        if clock() >= deadline:
+            raise Determinate(
+                f"the state of {shard} was published each time that it was rebuilt, for {seconds_max:g} s",
+                hint="retry while no run publishes it",
+            )
+    published: Published | UpToDate = done
+    while not isinstance(published, UpToDate) and clock() < deadline:
+        published = _publish(control, plane, shard, token)
+    return done
 
 
 def _check_base(plane: StatePlane, shard: ShardId, base: Published) -> None:
