@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
@@ -23,6 +24,8 @@ from tidemark.delta.commit import entry_path, put_entry
 from tidemark.delta.head import TableHead, read_head, read_history
 from tidemark.delta.state import Change, StateTable
 from tidemark.delta.store import Store
+
+READING = (Path(__file__).resolve().parents[2] / "docs" / "reading.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture
@@ -51,6 +54,14 @@ def test_delta_rs_and_polars_read_what_was_published_through_checkpoints_and_for
     published(hand, 3, start=12)
     assert looked_at(hand) == [hand.model] * 2
     assert read_head(hand.table.store) == hand.table.head()
+    # What the documents say of delta-rs (docs/reading.md).
+    for refused in ("to_pandas", "to_pyarrow_table", "to_pyarrow_dataset"):
+        assert f"`{refused}()`" in READING
+        with pytest.raises(Exception, match="deletionVectors"):
+            getattr(DeltaTable(str(hand.root)), refused)()
+    frame = pl.read_delta(str(hand.root))
+    assert dict(zip(*frame.to_pandas().to_dict("list").values(), strict=True)) == hand.model
+    assert dict(zip(*frame.to_arrow().to_pydict().values(), strict=True)) == hand.model
     # A full vacuum of delta-rs deletes vectors that lie beside the files; ours it doesn't see.
     DeltaTable(str(hand.root)).vacuum(0, dry_run=False, enforce_retention_duration=False, full=True)
     assert looked_at(hand) == [hand.model] * 2
