@@ -8,14 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.support.state import SHARD, StateRig
+from tests.support.state import SHARD, StateRig, gone
 from tidemark.core.errors import InvariantViolation
 from tidemark.core.publish import StateOverwritten
 from tidemark.delta import index as index_module
-from tidemark.delta.index_runs import Records, sorted_records
+from tidemark.delta.head import read_head
+from tidemark.delta.index_runs import DataFile, Records, sorted_records
+from tidemark.delta.store import Store
 from tidemark.pipeline import publish as step
 
 pytestmark = pytest.mark.spark
@@ -77,6 +80,31 @@ def test_a_mistake_of_the_index_is_refused_or_found(
         rig.append((KEYS[rows[-1]], "new"))
         with pytest.raises((InvariantViolation, StateOverwritten), match=told):
             published_and_verified(rig)
+
+
+def test_a_run_that_is_taken_for_another_file_s_is_found(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stale file: the run of a file that was rewritten is used for the file that replaced it."""
+    rig = StateRig(spark, tmp_path / "stale")
+    rig.append(*[(key, "old") for key in KEYS])
+    rig.publish()
+    (stale,) = read_head(Store(rig.spec.state, {})).files.values()
+    rig.append(gone(KEYS[0]), ("another key", "old"))
+    rig.rebuild()
+    known = DataFile(stale.path, stale.bytes, stale.rows)
+    (rewritten,) = [
+        path
+        for path in read_head(Store(rig.spec.state, {})).files
+        if "another key" in pq.read_table(f"{rig.spec.state}/{path}")["k"].to_pylist()
+    ]
+    real = index_module._data_file
+    monkeypatch.setattr(
+        index_module, "_data_file", lambda file: known if file.path == rewritten else real(file)
+    )
+    rig.append(("another key", "new"))
+    with pytest.raises(StateOverwritten, match=r"1 keys of version \d+ have several rows"):
+        published_and_verified(rig)
 
 
 def published_and_verified(rig: StateRig) -> None:
