@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,7 +28,10 @@ from tidemark.core.errors import Determinate, InvariantViolation
 from tidemark.core.ids import Txn, WriterToken
 from tidemark.core.publish import UpToDate
 from tidemark.delta import index as index_module
+from tidemark.delta.commit import entry_bytes, entry_path
+from tidemark.delta.compaction import copy_rows, read_source, table_schema
 from tidemark.delta.index import KeyIndex
+from tidemark.delta.state import StateTable
 from tidemark.delta.store import Store
 from tidemark.pipeline import publish as step
 from tidemark.spark import publish
@@ -58,8 +62,46 @@ def killed_at(number: int) -> Iterator[None]:
     with (
         patch.object(Store, "put_synced", dying(Store.put_synced)),
         patch.object(Store, "put_if_absent", dying(Store.put_if_absent)),
+        patch.object(os, "fsync", dying(os.fsync)),
         patch.object(KeyIndex, "add", dying(KeyIndex.add)),
     ):
+        yield
+
+
+def rewrite(log: KeyedLog) -> None:
+    """What a foreign OPTIMIZE does: the live rows are in one file of another name, in the place of all."""
+    table = StateTable(log.spec.state)
+    head = table.head()
+    if not head.files:
+        return
+    sources = [read_source(table.store, file) for file in head.files.values()]
+    hidden, version = table.hidden(head, head.files), head.version + 1
+    made = copy_rows(table.store, sources, hidden, table_schema(head), version=version, nonce=uuid.uuid4())
+    actions: list[dict[str, Any]] = [{"commitInfo": {"operation": "OPTIMIZE"}}]
+    for file in head.files.values():
+        vector = {"deletionVector": file.vector.action} if file.vector is not None else {}
+        gone = {"path": file.path, "dataChange": False, "deletionTimestamp": 1, **vector}
+        actions.append({"remove": gone})
+    if made is not None:
+        path = f"part-{uuid.uuid4()}.parquet"
+        table.store.move(made.path, path)
+        add = {"path": path, "partitionValues": {}, "size": made.bytes, "modificationTime": 1}
+        actions.append({"add": add | {"dataChange": False, "stats": made.stats}})
+    assert table.store.put_if_absent(entry_path(version), entry_bytes(actions))
+
+
+@contextmanager
+def rewritten_before_its_entry(log: KeyedLog) -> Iterator[None]:
+    """The foreign rewrite comes between the look of a publisher and its commit."""
+    real, done = Store.put_if_absent, []
+
+    def late(store: Store, path: str, data: bytes) -> bool:
+        if not done and store.uri == log.spec.state:
+            done.append(path)
+            rewrite(log)
+        return real(store, path, data)
+
+    with patch.object(Store, "put_if_absent", late):
         yield
 
 
@@ -68,11 +110,13 @@ CHANGES = st.lists(
     st.builds(Change, KEYS, st.sampled_from(["1", "2", "3", None]), st.integers(0, 4)),
     min_size=1, max_size=5, unique_by=lambda one: one.key,
 )  # fmt: skip
+STEPS_OF_A_PUBLISH = 60
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("append"), CHANGES),
         st.tuples(st.just("publish"), st.none()),
-        st.tuples(st.just("die"), st.integers(1, 14)),
+        st.tuples(st.just("die"), st.integers(1, STEPS_OF_A_PUBLISH)),
+        st.tuples(st.sampled_from(["rewrite", "rewrite amid a publish"]), st.none()),
         st.tuples(st.sampled_from(["reopen", "lose the index", "keep a copy", "restore it with"]), st.none()),
     ),
     min_size=2, max_size=14,
@@ -103,6 +147,11 @@ def test_whatever_happens_the_state_is_the_fold_of_its_log_and_keys_are_unique(
                     step.publish(log.control, log.plane, SHARD, token="dead")  # type: ignore[arg-type]
                 except Killed:
                     log.reopen()
+        elif what == "rewrite":
+            rewrite(log)
+        elif what == "rewrite amid a publish" and log.txn:
+            with rewritten_before_its_entry(log):
+                publish()
         elif what == "reopen":
             log.reopen()
         elif what == "lose the index":

@@ -51,7 +51,7 @@ def raced(root: str, rounds: int, options: Mapping[str, str]) -> KeyedLog:
 
 @pytest.mark.slow
 def test_four_processes_lose_no_update_and_leave_no_second_row_and_no_file(tmp_path: Path) -> None:
-    log = raced(str(tmp_path), 12, {})
+    log = raced(str(tmp_path), 50, {})
     log.check()
     table = StateTable(log.spec.state)
     found = read_history(table.store)
