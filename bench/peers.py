@@ -6,16 +6,18 @@ turn, in one session that a smaller table has warmed up, from the same JSON file
 
 - *commit*: a whole run of the product, from binding to checkpoint, without a publish;
 - *publish, every transaction*: the state follows each of them; *publish, every ten*: one publish of ten
-  batches, a tenth of its time. What the product costs in all is commit and publish together;
+  batches, a tenth of its time. What the product costs in all is commit and publish together. The first
+  publish after the load makes the index: it is a row of its own, and in no median;
 - *naive MERGE*: as most people write it, with Spark's defaults and without deletion vectors;
 - *tuned MERGE*: deletion vectors, the source broadcast, as many partitions as cores;
 - *delta-rs merge*: without a JVM;
 - *Iceberg merge-on-read*: format 3 (deletion vectors), the source broadcast;
 - *Parquet*: the batch read and written as plain Parquet, which nobody can be much faster than.
 
-Medians over `--batches`. The tables of all peers but the naive one, which gets one batch of each kind, must
-end with the rows of the state. Writes `docs/benchmarks.json`, and from that the report (`bench.report`); with
-`--add`, sizes that are there already stay.
+Medians over `--batches` (five at least) and three publishes of ten. After a hundred publishes the state is
+scanned, and a new table with the same rows. The tables of all peers but the naive one, which gets one batch
+of each kind, must end with the rows of the state. Writes `docs/benchmarks.json`, and from that the report
+(`bench.report`); with `--add`, sizes that are there already and were measured in this way stay.
 """
 
 from __future__ import annotations
@@ -23,7 +25,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import tempfile
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -36,7 +37,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from bench.commit import BATCH, FILES, Bench, records, timed
-from bench.report import RESULTS, write_report
+from bench.report import RESULTS, TEN, medians, write_report
 from tidemark.app.deployment import new_token
 from tidemark.app.views import View, read
 from tidemark.core.ids import ShardId
@@ -49,6 +50,9 @@ from tidemark.spark.session import build_session
 LOCK = Path(__file__).with_name("jars.lock")
 ROWS = ShardId("rows")
 TOGETHER = 10
+TENS = 3
+BATCHES_MIN = 5
+PUBLISHES_BEFORE_SCAN = 100
 ICEBERG = "ice.bench.rows"
 VALUES = ("id", "name", "amount", "note", "version")
 WARM_ROWS = 200_000
@@ -74,6 +78,8 @@ def bench_session(folder: Path, memory: str) -> SparkSession:
 class Peers(Bench):
     """One pipeline, and the tables of its peers, with batches of either kind."""
 
+    publishes = 0
+
     def land_kind(self, *, deletes: bool) -> list[str]:
         """A batch as `land` makes it, where deletes may be upserts instead."""
         frame = records(self.spark, BATCH, version=self.batches, rows=self.rows, first=False)
@@ -92,6 +98,7 @@ class Peers(Bench):
     def publish(self) -> None:
         work = self.deployment
         publish(work.control, work.state(), ROWS, token=new_token())
+        self.publishes += 1
 
     def make_peers(self) -> None:
         super().make_peers()
@@ -126,7 +133,7 @@ def scan(frame: DataFrame) -> None:
     frame.agg(F.bit_xor(F.xxhash64(*frame.columns))).first()
 
 
-def measure_kind(bench: Peers, batches: int, *, deletes: bool) -> dict[str, Any]:
+def measure_kind(bench: Peers, batches: int, tens: int, *, deletes: bool) -> dict[str, Any]:
     """Seconds of every contender for one kind of batch, reads among them."""
     times: dict[str, list[float]] = {}
     reads: dict[str, list[float]] = {}
@@ -151,15 +158,16 @@ def measure_kind(bench: Peers, batches: int, *, deletes: bool) -> dict[str, Any]
         if number == 0:
             take(times, "naive MERGE", lambda files=files: bench.merge("naive", files, tuned=False))  # type: ignore[misc]
     same = same_rows(bench)
-    for _ in range(TOGETHER):
-        bench.land_kind(deletes=deletes)
-        take(times, "commit", bench.commit)
-    take(times, "publish, every ten", bench.publish)
-    times["publish, every ten"] = [seconds / TOGETHER for seconds in times["publish, every ten"]]
+    for _ in range(tens):
+        for _ in range(TOGETHER):
+            bench.land_kind(deletes=deletes)
+            take(times, "commit", bench.commit)
+        take(times, TEN, bench.publish)
+    times[TEN] = [seconds / TOGETHER for seconds in times[TEN]]
     verify_state(bench.deployment.control, bench.deployment.state(), ROWS)
     return {
-        "seconds": {name: statistics.median(found) for name, found in times.items()},
-        "reads": {name: statistics.median(found) for name, found in reads.items()},
+        "seconds": medians(times),
+        "reads": medians(reads),
         "same_rows": same,
         "all": times,
     }
@@ -182,9 +190,11 @@ def differs(left: DataFrame, right: DataFrame) -> bool:
     return sums(left) != sums(right)
 
 
-def measure(spark: SparkSession, folder: Path, rows: int, batches: int) -> Iterator[dict[str, Any]]:
+def measure(
+    spark: SparkSession, folder: Path, rows: int, batches: int, *, tens: int = TENS, publishes: int = 0
+) -> Iterator[dict[str, Any]]:
     """Everything for one size of the table, each kind of batch on a table of its own; what there is so far
-    after each kind."""
+    after each kind. The scan comes after this many publishes, or after as many as there were."""
     found: dict[str, Any] = {
         "rows": rows,
         "at": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -200,8 +210,13 @@ def measure(spark: SparkSession, folder: Path, rows: int, batches: int) -> Itera
         bench.publish()
         bench.make_peers()
         kind = "with deletes" if deletes else "upserts"
-        found[kind] = measure_kind(bench, batches, deletes=deletes)
+        found[kind] = measure_kind(bench, batches, tens, deletes=deletes)
         if not deletes:
+            while bench.publishes < publishes:
+                bench.land_kind(deletes=deletes)
+                bench.commit()
+                bench.publish()
+            found["publishes"] = bench.publishes
             spark.read.format("delta").load(f"{bench.deployment.shard_uri(ROWS)}/state").write.format(
                 "delta"
             ).save(str(place / "new"))
@@ -227,23 +242,28 @@ def machine() -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--sizes", default="0.5,2", help="millions of rows, comma between")
-    parser.add_argument("--batches", type=int, default=3)
+    parser.add_argument("--batches", type=int, default=BATCHES_MIN)
+    parser.add_argument("--publishes", type=int, default=PUBLISHES_BEFORE_SCAN, help="before the scan")
     parser.add_argument("--memory", default="2g", help="the heap that Spark gets")
     parser.add_argument("--add", action="store_true", help="to the sizes that the report has")
     options = parser.parse_args()
+    if options.batches < BATCHES_MIN:
+        parser.error(f"a median needs {BATCHES_MIN} batches at least")
     sizes = [int(float(size) * 1_000_000) for size in options.sizes.split(",")]
     with tempfile.TemporaryDirectory(prefix="tidemark-bench-") as made:
         spark = bench_session(Path(made), options.memory)
-        results = machine() | {"memory": options.memory, "batches": options.batches, "sizes": []}
+        counts = {"batches": options.batches, "tens": TENS}
+        results = machine() | counts | {"memory": options.memory, "sizes": []}
         before = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
         results |= {"flat": before["flat"]} if "flat" in before else {}
         done: list[dict[str, Any]] = []
         if options.add:
-            done = [size for size in before.get("sizes", ()) if size["rows"] not in sizes]
-        for _ in measure(spark, Path(made) / "warm", WARM_ROWS, options.batches):
+            there = before.get("sizes", ())
+            done = [size for size in there if size["rows"] not in sizes and "publishes" in size]
+        for _ in measure(spark, Path(made) / "warm", WARM_ROWS, 3, tens=1):
             pass
         for rows in sizes:
-            for found in measure(spark, Path(made), rows, options.batches):
+            for found in measure(spark, Path(made), rows, options.batches, publishes=options.publishes):
                 found["load"] = max(found["load"], round(os.getloadavg()[1], 1))
                 results["sizes"] = sorted([*done, found], key=lambda size: size["rows"])
                 RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
