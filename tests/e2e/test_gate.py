@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from urllib.parse import quote
 
@@ -45,6 +46,9 @@ def test_p4_a_tampered_part_turns_a_cleared_run_red_and_the_replay_dag_repairs_i
     stack.ends("replay", verify, state="failed")
     assert client.states("replay", verify)["report"] == "failed"
     assert "1 of 1 are not identical" in stack.log("replay", verify, "report")
+    (sampled,) = [one for one in project.journal(1) if one.event is Event.SAMPLED]
+    (key,) = {tuple(one["key"]) for one in json.loads(sampled.detail["keys"])}
+    assert key == ("id",), "the keys that differ are on record for the pages"
     asked = {"txn_from": 1, "txn_to": 1, "reason": "a part was changed by hand"}
     status, told = stack.act("replayed", "repair", stack.editor_token, **asked)
     assert (status, told["dag_id"]) == (200, "replay"), told

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from tests.support.deployed import arrive, attempt, begun
 from tests.support.ingest import KV, TABLE, Rig, make_rig
 from tidemark.app.deployment import Deployment
 from tidemark.app.tasks import differing_rows, replay_range
+from tidemark.core.binding import Binding
+from tidemark.core.journal import Event
 from tidemark.core.replay import Difference, Verdict
 from tidemark.core.seal import Part
 from tidemark.sources.files.source import FileSource
@@ -34,8 +37,9 @@ RECORDS = [
 
 def replayed(works: Deployment) -> tuple[str, list[Difference]]:
     """The verdict on transaction 1, and the sample."""
-    findings, _ = replay_range(works, attempt(), txn_from=1, txn_to=1, mode="verify")
-    return findings[0].verdict, list(differing_rows(works, findings))
+    by = attempt()
+    findings, _ = replay_range(works, by, txn_from=1, txn_to=1, mode="verify")
+    return findings[0].verdict, list(differing_rows(works, by, findings))
 
 
 def told(found: list[Difference]) -> list[tuple[Any, ...]]:
@@ -72,7 +76,13 @@ def test_a_changed_source_record_is_shown_by_its_key_with_both_values(
     ]
     assert {(one.txn, one.shard) for one in found} == {(1, "t")}
     works.control.journal.head()
-    noted = json.dumps([dict(entry.detail) for entry in works.control.journal.find("1")])
+    entries = works.control.journal.find("1")
+    *_, verdict_noted, sampled = entries
+    recorded = json.loads(sampled.detail["keys"])
+    assert (sampled.event, sampled.token) == (Event.SAMPLED, verdict_noted.token)
+    assert recorded[1] == {"shard": "t", "key": {"a": "x", "b": None}, "what": "v"}, "no value but the key's"
+    assert [one["what"] for one in recorded] == [one.what for one in found]
+    noted = json.dumps([dict(entry.detail) for entry in entries])
     assert "differs" in noted
     assert CANARY not in noted + repr(found)
     assert "TWO" not in noted
@@ -108,19 +118,28 @@ def test_a_changed_part_is_shown_against_what_the_input_gives(spark: SparkSessio
         assert [one.what for one in found] == ["only in the input"] * 4
 
 
-def sample(rig: Rig, parts: tuple[Part, ...], limit: int = 10) -> list[tuple[Any, ...]]:
-    """Of the rig's last transaction, which has one file."""
+def rewound(rig: Rig) -> Binding:
+    """The binding of the rig's last transaction, which has one file."""
     rig.bound, rig.txn = 0, 0
-    return told(list(rig.plane().sample(rig.bind(["f0.json"]), {TABLE: parts}, limit=limit)))
+    return rig.bind(["f0.json"])
 
 
-def test_a_sample_has_no_more_keys_than_asked_for(spark: SparkSession, tmp_path: Path) -> None:
-    rig = make_rig(spark, tmp_path, KV)
+def sample(rig: Rig, parts: tuple[Part, ...], limit: int = 10) -> list[tuple[Any, ...]]:
+    return told(list(rig.plane().sample(rewound(rig), {TABLE: parts}, limit=limit)))
+
+
+def test_a_sample_has_no_more_keys_than_asked_for_and_a_masked_key_is_told_apart_by_a_digest_of_its_own(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    rig = make_rig(spark, tmp_path, {**KV, "masked": ["k"]})
     staged = rig.stage([{"k": f"{n:03}", "v": "x"} for n in range(100)])
     parts = staged.shards[TABLE].parts
     assert sample(rig, parts) == []
     rig.write("f0.json", [json.dumps({"k": f"{n:03}", "v": "y"}) for n in range(100)])
-    assert [key for (key,), _, _ in sample(rig, parts, limit=3)] == ["000", "001", "002"]
+    first, again = ([key for (key,), _, _ in sample(rig, parts, limit=3)] for _ in range(2))
+    assert len(set(first)) == len(set(again)) == 3
+    assert all(re.fullmatch(r"\*\*\*[0-9a-f]{8}", key) for key in [*first, *again])
+    assert not set(first) & set(again), "nobody can look for a key by its digest"
 
 
 def test_appended_rows_have_no_key_but_all_that_they_are(spark: SparkSession, tmp_path: Path) -> None:
@@ -130,7 +149,10 @@ def test_appended_rows_have_no_key_but_all_that_they_are(spark: SparkSession, tm
     staged = rig.stage([{"k": k, "v": v} for k, v in records])
     now = [("a", "2"), ("a", "1"), (None, "4")]
     rig.write("f0.json", [json.dumps({"k": k, "v": v}) for k, v in now])
-    found = sample(rig, staged.shards[TABLE].parts)
+    parts = {TABLE: staged.shards[TABLE].parts}
+    rows = list(rig.plane().sample(rewound(rig), parts, limit=10))
+    assert [one.recorded["key"] for one in rows] == [{}] * 3, "a whole row is not recorded"
+    found = told(rows)
     assert sorted(found, key=repr) == [
         (("a", "1"), "1 times in the input, 2 times in the table", {}),
         ((None, "3"), "only in the table", {}),

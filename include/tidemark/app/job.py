@@ -165,7 +165,7 @@ def perform(
         case "upsert":
             return tasks.upsert(deployment, attempt, progress=progress, publishes_all=order.publish)
         case "replay":
-            tasks.replay_range(
+            findings, _ = tasks.replay_range(
                 deployment,
                 attempt,
                 txn_from=order.txn_from,
@@ -173,6 +173,7 @@ def perform(
                 mode=order.mode,
                 progress=progress,
             )
+            tasks.differing_rows(deployment, attempt, findings, progress=progress)
             return reports.replay_report(deployment, attempt, txn_from=order.txn_from, txn_to=order.txn_to)
         case "generation":
             return tasks.generation(deployment, order, progress=progress)

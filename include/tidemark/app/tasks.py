@@ -7,6 +7,7 @@ connected to a warm server.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -31,11 +32,12 @@ from tidemark.config import load_pipeline
 from tidemark.core.checksum import SOURCE
 from tidemark.core.errors import TidemarkError
 from tidemark.core.ids import QUARANTINE, ShardId, Txn
+from tidemark.core.journal import Event
 from tidemark.core.replay import Difference, Finding, Verdict
 from tidemark.core.seal import Seal
 from tidemark.pipeline.announce import Announcement, announcements, note_overruled
 from tidemark.pipeline.checkpoint import checkpoint as advance
-from tidemark.pipeline.context import Attempt, seal_at, sealed_binding
+from tidemark.pipeline.context import Attempt, note, seal_at, sealed_binding
 from tidemark.pipeline.ingest import Progress, found_by, gather, no_progress
 from tidemark.pipeline.publish import last_published
 from tidemark.pipeline.reclock import known_plan, mint, only_proves, owned_txns
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
 
 SAMPLE_KEYS_MAX: Final = 10
 SAMPLED_TXNS_MAX: Final = 10
+RECORDED_KEYS_MAX: Final = 20
 
 
 class SparkNeeded(Exception):
@@ -248,9 +251,14 @@ def replay_range(
 
 
 def differing_rows(
-    deployment: Deployment, findings: Sequence[Finding], *, progress: Progress = no_progress
+    deployment: Deployment,
+    attempt: Attempt,
+    findings: Sequence[Finding],
+    *,
+    progress: Progress = no_progress,
 ) -> tuple[Difference, ...]:
-    """For each shard with the verdict `differs`, a few keys with their differences, for people.
+    """For each shard with the verdict `differs`, a few keys with their differences, for people. The journal
+    gets the keys, up to `RECORDED_KEYS_MAX` of a transaction, and no other values.
 
     The input is read again and compared with the sealed parts. Data that can't be read is left out; the
     verdict does not depend on it."""
@@ -266,7 +274,11 @@ def differing_rows(
         merged = merged_files(deployment.pipeline, seal)
         parts |= {shard: tuple(file.part for file in files) for shard, files in merged.items()}
         with suppress(TidemarkError):
-            found += deployment.plane().sample(binding, parts, limit=SAMPLE_KEYS_MAX)
+            sample = deployment.plane().sample(binding, parts, limit=SAMPLE_KEYS_MAX)
+            found += sample
+            keys = json.dumps([one.recorded for one in sample[:RECORDED_KEYS_MAX]])
+            detail = {"keys": keys, "run": attempt.owner.run_id}
+            note(deployment.pipeline, Event.SAMPLED, txn=seal.txn, token=attempt.token, detail=detail)
     return tuple(found)
 
 

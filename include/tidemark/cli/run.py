@@ -210,11 +210,12 @@ def replay(
     from tidemark.pipeline.replay import PARTS_DIFFER
 
     deployment = open_deployment(pipeline, environment)
+    attempt = new_attempt()
     with progress_line(as_json) as progress:
         findings, restored = replay_range(
-            deployment, new_attempt(), txn_from=txn_from, txn_to=txn_to, mode=mode.value, progress=progress
+            deployment, attempt, txn_from=txn_from, txn_to=txn_to, mode=mode.value, progress=progress
         )
-        rows = differing_rows(deployment, findings, progress=progress)
+        rows = differing_rows(deployment, attempt, findings, progress=progress)
     if as_json:
         print_json({"findings": findings, "restored": restored, "differing_rows": rows})
     else:

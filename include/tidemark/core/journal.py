@@ -32,6 +32,7 @@ class Event(StrEnum):
     JUDGED = "judged"
     LOST = "lost"
     VERIFIED = "verified"
+    SAMPLED = "sampled"
     ACCEPTED = "accepted"
     OVERRULED = "overruled"
     ANNOUNCED = "announced"
@@ -50,7 +51,8 @@ class Event(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class JournalEntry:
-    """One event. `detail` is for people and machines: short text without rows or secrets."""
+    """One event. `detail` is for people and machines: short text without rows or secrets. Only a sample of
+    what differs (`Event.SAMPLED`) has keys of rows."""
 
     number: int
     txn: Txn

@@ -51,14 +51,20 @@ class Finding:
 @dataclass(frozen=True, slots=True)
 class Difference:
     """One key of a transaction that differs between input and table, for people: on which side it is, or
-    which columns differ, with (input, table) of each as shortened text. It is never recorded: values must not
-    be in a journal."""
+    which columns differ, with (input, table) of each as shortened text. `key` is the whole row if the shard
+    has no keys. Only `recorded` goes into the journal: values must not be there."""
 
     txn: Txn
     shard: ShardId
     key: Mapping[str, str | None]
     what: str
     values: Mapping[str, tuple[str | None, str | None]] = field(default_factory=dict)
+    is_keyed: bool = True
+
+    @property
+    def recorded(self) -> Mapping[str, object]:
+        """The difference without values: the shard, the key if there is one, and what differs."""
+        return {"shard": self.shard, "key": dict(self.key) if self.is_keyed else {}, "what": self.what}
 
 
 @dataclass(frozen=True, slots=True)

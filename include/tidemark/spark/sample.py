@@ -2,13 +2,15 @@
 
 Both sides are combined by a union and grouped by key, so a NULL part equals a NULL part (U13). Columns are
 compared by their hashes, as in digests, so that every change of a digest is found, in any type. Only the
-limited sample reaches the driver, as truncated text; text of masked columns is never produced.
+limited sample reaches the driver, as truncated text; text of masked columns is never produced. A masked key
+is a digest with a salt of this sample: it tells keys apart, and no key can be looked up by it.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pyspark.sql import DataFrame
@@ -23,6 +25,7 @@ from tidemark.spark.digest import row_hash_sql
 from tidemark.spark.sql import literal, quoted
 
 MASK: Final = "***"
+DIGEST_CHARACTERS: Final = 8
 VALUE_CHARACTERS_MAX: Final = 80
 INPUT, TABLE = "input", "table"
 
@@ -44,6 +47,7 @@ class Sampler:
     keys: Sequence[str]
     masked: Collection[str]
     sides: tuple[str, str] = (INPUT, TABLE)
+    salt: str = field(default_factory=lambda: secrets.token_hex(16))
 
     @property
     def fields(self) -> list[StructField]:
@@ -77,11 +81,14 @@ class Sampler:
         )
 
     def _text(self, field: StructField) -> str:
-        if field.name in self.masked:
-            return literal(MASK)
         name = quoted(field.name)
         text = f"hex({name})" if isinstance(field.dataType, BinaryType) else f"cast({name} as string)"
-        return f"substring({text}, 1, {VALUE_CHARACTERS_MAX})"
+        if field.name not in self.masked:
+            return f"substring({text}, 1, {VALUE_CHARACTERS_MAX})"
+        if field.name not in self.keys:
+            return literal(MASK)
+        digest = f"sha2(concat_ws('', {literal(self.salt)}, {text}), 256)"
+        return f"concat({literal(MASK)}, substring({digest}, 1, {DIGEST_CHARACTERS}))"
 
     def _difference(self, found: dict[str, Any]) -> Difference:
         names = [field.name for field in self.fields]  # The operation is the last one.
@@ -91,15 +98,17 @@ class Sampler:
         known = next(iter(texts.values()))
         key = {name: known[name] for name in self.keys or names[:-1]}
         shard, txn, (ours, theirs) = ShardId(self.shard.name), self.txn, self.sides
+        keyed = bool(self.keys)
         if len(rows) == 1:
-            return Difference(txn, shard, key, f"only in the {ours if INPUT in rows else theirs}")
+            what = f"only in the {ours if INPUT in rows else theirs}"
+            return Difference(txn, shard, key, what, is_keyed=keyed)
         hashed = zip(names, rows[INPUT][_HASHES], rows[TABLE][_HASHES], strict=True)
         changed = [name for name, one, other in hashed if one != other]
         times = f"{counts[INPUT]} times in the {ours}, {counts[TABLE]} times in the {theirs}"
-        what = [", ".join(changed)] if changed else []
+        changes = [", ".join(changed)] if changed else []
         values = {name: (texts[INPUT][name], texts[TABLE][name]) for name in changed}
         several = [times] if counts[INPUT] != counts[TABLE] else []
-        return Difference(txn, shard, key, "; ".join([*what, *several]), values)
+        return Difference(txn, shard, key, "; ".join([*changes, *several]), values, keyed)
 
 
 def _counts() -> list[Any]:
