@@ -4,8 +4,10 @@ Spark and no Airflow run."""
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,8 +18,10 @@ import attr
 import pytest
 from airflow.providers.openlineage import conf
 from airflow.providers.openlineage.extractors.base import DefaultExtractor
+from jsonschema import Draft202012Validator, FormatChecker
 from openlineage.client.facet_v2 import BaseFacet
 from openlineage.client.serde import Serde
+from referencing import Registry, Resource
 
 from tests.airflow.test_pages_api import HOSTILE, SECRET, loaded
 from tests.support.waiting import SECONDS_MAX
@@ -130,6 +134,48 @@ def test_every_facet_is_one_of_openlineages_own_and_says_where_its_schema_is(dep
         assert one._schemaURL.startswith("https://openlineage.io/spec/facets/"), one
         assert one._producer == lineage.PRODUCER, one
     assert len(found) >= 9
+
+
+def schemas() -> dict[str, Any]:
+    """OpenLineage's schemas by their ids, from the folder `spec` of a checkout of its repository, which
+    `TIDEMARK_TEST_OPENLINEAGE` names: no wheel has them."""
+    folder = os.environ.get("TIDEMARK_TEST_OPENLINEAGE")
+    if not folder:
+        pytest.skip("TIDEMARK_TEST_OPENLINEAGE names no folder with OpenLineage's schemas")
+    files = [Path(folder) / "OpenLineage.json", *(Path(folder) / "facets").glob("*.json")]
+    return {found["$id"]: found for found in (json.loads(file.read_text()) for file in files)}
+
+
+def test_every_event_and_facet_is_valid_by_openlineages_own_schema(deployment: Deployment) -> None:
+    known = schemas()
+    registry = Registry().with_resources((name, Resource.from_contents(one)) for name, one in known.items())
+
+    def wrong(value: Any, schema: str) -> list[str]:
+        validator = Draft202012Validator({"$ref": schema}, registry=registry, format_checker=FormatChecker())
+        return [error.message for error in validator.iter_errors(value)]
+
+    (core,) = (name for name in known if name.endswith("/OpenLineage.json"))
+    sealed, checked = seals_of(deployment), 0
+    for more in ({}, {"error": "it broke"}):
+        for one in events_of(deployment, "r", sealed, begun=BEGUN, **more):
+            told = json.loads(Serde.to_json(one))
+            assert wrong(told, core) == []
+            assert wrong({**told, "eventTime": 1}, core) != []
+            for facet in facets_told(told):
+                assert wrong(facet, facet["_schemaURL"]) == [], facet
+                checked += 1
+    assert checked >= 18
+
+
+def facets_told(value: Any) -> Iterator[dict[str, Any]]:
+    """Every facet of an event as it is sent."""
+    if isinstance(value, dict):
+        if "_schemaURL" in value:
+            yield value
+        value = list(value.values())
+    if isinstance(value, list):
+        for one in value:
+            yield from facets_told(one)
 
 
 def test_the_providers_extractor_gets_them_from_the_checkpoint_task(
