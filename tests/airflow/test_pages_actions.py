@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from airflow.api_fastapi.common.db.common import _get_session
 from airflow.api_fastapi.core_api import security
+from airflow.sdk.exceptions import AirflowFailException
 from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
 
@@ -22,11 +23,25 @@ from tidemark.airflow.pages import actions, registry
 from tidemark.airflow.pages import actions as triggers
 from tidemark.airflow.pages import app as pages
 from tidemark.airflow.pages.app import pages_app
-from tidemark.airflow.pages.registry import PipelineDag, marked, marked_replays, pipeline_in, replays_in
+from tidemark.airflow.pages.registry import (
+    REPLACES,
+    REPLAYS,
+    PipelineDag,
+    does,
+    marked,
+    marked_work,
+    pipeline_in,
+)
+from tidemark.airflow.replace import GenerationOperator, ReplacePlanOperator
+from tidemark.app import tasks
 from tidemark.app.deployment import Deployment
+from tidemark.app.generation import Generations
+from tidemark.app.job import Order
 from tidemark.app.tasks import open_pipeline
 from tidemark.config import load_pipeline
 from tidemark.core.binding import Owner
+from tidemark.core.errors import InvalidUsage
+from tidemark.core.generation import Candidate
 from tidemark.core.ids import ShardId, WriterToken
 from tidemark.core.seal import Opinion, Staged
 from tidemark.pipeline.checkpoint import checkpoint
@@ -46,6 +61,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "replay": {"txn_from": 1, "txn_to": 1},
     "repair": {"txn_from": 1, "txn_to": 1},
     "publish": {},
+    "promote": {"candidate": "none"},
+    "abort": {"candidate": "none"},
 }
 
 
@@ -106,8 +123,8 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
     (tmp_path / "landing").mkdir()
     (tmp_path / "mine.yaml").write_text(PIPELINE.format(name="mine"))
     logins = Logins(
-        rights={"ann": {"mine"}, "eve": {"mine"}, HOSTILE: {"mine"}, "bob": set()},
-        edits={"eve": {"mine", "replay"}, HOSTILE: {"mine"}},
+        rights={"ann": {"mine", "plain"}, "eve": {"mine"}, HOSTILE: {"mine"}, "bob": set()},
+        edits={"eve": {"mine", "replay", "replace"}, HOSTILE: {"mine"}},
     )
     known = PipelineDag("mine", str(tmp_path / "mine.yaml"), None)
     for module in (security, pages, actions):
@@ -115,7 +132,7 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
     monkeypatch.setattr("airflow.models.dag.DagModel.get_team_name", lambda dag_id: None)
     monkeypatch.setattr(registry, "pipeline_of", lambda session, dag_id: known if dag_id == "mine" else None)
     monkeypatch.setattr(registry, "known_pipelines", lambda session, ids: [known] if "mine" in ids else [])
-    monkeypatch.setattr(registry, "replays_of", lambda session, one: "replay")
+    monkeypatch.setattr(registry, "dag_for", lambda work, session, one: work[:-1])
     app = pages_app()
     app.dependency_overrides[_get_session] = lambda: SimpleNamespace(scalar=lambda query: None)
     with TestClient(app) as client:
@@ -303,8 +320,83 @@ def test_a_replay_dag_is_known_by_its_marked_task_for_the_pipelines_it_has() -> 
     def dag(mark: str) -> dict[str, Any]:
         return {"dag": {"tasks": [{"__var": {"task_id": "plan", "doc_json": mark}}]}}
 
-    assert replays_in(dag(marked_replays({"shop": "/p/shop.yaml"}, "prod")), one)
-    assert not replays_in(dag(marked_replays({"shop": "/p/shop.yaml"}, None)), one)
-    assert not replays_in(dag(marked_replays({"shop": "/q/shop.yaml"}, "prod")), one)
-    assert not replays_in(dag(marked("/p/shop.yaml", "prod")), one)
-    assert pipeline_in("replay", dag(marked_replays({"shop": "/p/shop.yaml"}, "prod"))) is None
+    def replays(mark: str) -> bool:
+        return does(REPLAYS, dag(mark), one)
+
+    assert replays(marked_work(REPLAYS, {"shop": "/p/shop.yaml"}, "prod"))
+    assert does(REPLACES, dag(marked_work(REPLACES, {"shop": "/p/shop.yaml"}, "prod")), one)
+    assert not replays(marked_work(REPLACES, {"shop": "/p/shop.yaml"}, "prod"))
+    assert not replays(marked_work(REPLAYS, {"shop": "/p/shop.yaml"}, None))
+    assert not replays(marked_work(REPLAYS, {"shop": "/q/shop.yaml"}, "prod"))
+    assert not replays(marked("/p/shop.yaml", "prod"))
+    assert pipeline_in("replay", dag(marked_work(REPLAYS, {"shop": "/p/shop.yaml"}, "prod"))) is None
+
+
+def candidate_of(rig: Rig, *, from_now: bool = False) -> Candidate:
+    """A candidate with the settings of the pipeline file, which has a new generation."""
+    text = rig.file.read_text().partition("generation:")[0]
+    rig.file.write_text(f"{text}generation: 1\n")
+    return Generations(open_pipeline(rig.file, None)).start(reason="other types", from_now=from_now)
+
+
+def test_a_candidate_is_shown_with_what_it_lacks_and_only_the_one_that_was_seen_is_aborted(rig: Rig) -> None:
+    rig.work()
+    assert rig.client.get("/api/pipelines/mine", headers=as_user("ann")).json()["candidate"] is None
+    first = candidate_of(rig)
+    rig.work()
+    told = rig.client.get("/api/pipelines/mine", headers=as_user("ann")).json()["candidate"]
+    assert told == {
+        "generation": 1, "identity": first.identity, "reason": "other types", "from_now": False, "behind": 2,
+    }  # fmt: skip
+    assert rig.post("abort", candidate=first.identity, reason="a mistake").status_code == 200
+    assert rig.client.get("/api/pipelines/mine", headers=as_user("ann")).json()["candidate"] is None
+    second = candidate_of(rig, from_now=True)
+    told = rig.client.get("/api/pipelines/mine", headers=as_user("ann")).json()["candidate"]
+    assert (told["identity"], told["from_now"], told["behind"]) == (second.identity, True, 0)
+    for action in ("abort", "promote"):
+        answer = rig.post(action, candidate=first.identity)
+        assert (answer.status_code, "was looked at is" in answer.text) == (400, True), action
+    assert Generations(open_pipeline(rig.file, None)).candidate == second
+    ((event, detail),) = rig.journal(0)
+    assert (event, detail["what"], detail["user"], detail["reason"]) == (
+        "requested",
+        "abort",
+        "eve",
+        "a mistake",
+    )
+
+
+def test_a_promotion_is_a_run_of_the_dag_that_replaces_settings_for_the_candidate_that_was_seen(
+    rig: Rig,
+) -> None:
+    rig.work()
+    assert rig.post("promote").status_code == 400, "there is no candidate"
+    seen = candidate_of(rig)
+    answer = rig.post("promote", candidate=seen.identity, reason="it was compared")
+    assert (answer.status_code, answer.json()["dag_id"]) == (200, "replace")
+    asked = {
+        "pipeline": "mine", "reason": "it was compared", "txn_from": 1, "txn_to": None, "from_now": False,
+        "candidate": seen.identity, "promote": True,
+    }  # fmt: skip
+    assert rig.started == [("replace", asked, "it was compared")]
+    ((event, detail),) = rig.journal(0)
+    assert (event, detail["what"], detail["user"]) == ("requested", "promote", "eve")
+    assert rig.post("promote", HOSTILE, candidate=seen.identity).status_code == 403, (
+        "no right to start its runs"
+    )
+
+    # The run stops if the candidate was replaced meanwhile, before it plans and before each part.
+    Generations(open_pipeline(rig.file, None)).abort(reason="a mistake")
+    candidate_of(rig)
+    plan = ReplacePlanOperator(task_id="plan", pipeline_files={"mine": str(rig.file)})
+    with pytest.raises(AirflowFailException, match="was looked at is"):
+        plan.execute({"params": asked})  # type: ignore[arg-type]
+    for part in ("follow", "promote"):
+        order = Order(str(rig.file), "r", "w", mode=part, candidate=seen.identity)
+        with pytest.raises(InvalidUsage, match="was looked at is"):
+            tasks.generation(open_pipeline(rig.file, None), order)
+    ran = SimpleNamespace(triggering_user_name="eve")
+    promote = GenerationOperator(task_id="promote", part="promote", pipeline_files={})
+    for answer, user in ((None, "eve"), ({"user": ""}, "eve"), ({"user": "ann"}, "ann")):
+        ti = SimpleNamespace(xcom_pull=lambda answer=answer, **which: answer)
+        assert promote._user({"ti": ti, "dag_run": ran}) == user  # type: ignore[arg-type]

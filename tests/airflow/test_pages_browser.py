@@ -3,19 +3,20 @@ what a person clicks is done, and what hostile people have written is shown as t
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import uvicorn
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse
 
-from tests.airflow.test_pages_actions import Rig, rig  # noqa: F401
+from tests.airflow.test_pages_actions import Rig, candidate_of, rig  # noqa: F401
 from tests.airflow.test_pages_api import HOSTILE
 from tests.support.browser import FRAMED, Browser, running_browser
 from tests.support.waiting import wait_until
@@ -34,9 +35,16 @@ SANDBOX = "allow-scripts allow-same-origin allow-forms"
 
 
 @contextmanager
-def served(app: FastAPI) -> Iterator[str]:
-    """Airflow's page with a frame, and the pages below it, at an address of their own."""
+def served(app: FastAPI, answers: threading.Event | None = None) -> Iterator[str]:
+    """Airflow's page with a frame, and the pages below it, at an address of their own. The API answers once
+    `answers` is set."""
     outer = FastAPI()
+
+    @outer.middleware("http")
+    async def held(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+        while answers is not None and "/api/" in request.url.path and not answers.is_set():
+            await asyncio.sleep(0.02)
+        return await call_next(request)
 
     @outer.get("/shown")
     def shown(page: str) -> HTMLResponse:
@@ -83,8 +91,8 @@ def test_the_pictures_show_readers_steps_and_the_newest_transactions(rig: Rig) -
         browser.wait_for(f"JSON.stringify({bars}) === '[{count},{count}]'", what="two small pictures")
         browser.sees("behind: 1 file waits")
         fits = "(one) => one.scrollWidth <= one.clientWidth"
-        assert browser.value(f"[...{FRAMED}.querySelectorAll('html, .scroll')].every({fits})") is True
         picture(browser, "pipelines")
+        assert browser.value(f"[...{FRAMED}.querySelectorAll('html, .scroll')].every({fits})") is True
         browser.open(f"{url}/shown?page=pipeline%3Fdag_id%3Dmine")
         browser.sees("points → billing", "Readers", "worker-1")
         picture(browser, "readers")
@@ -140,4 +148,60 @@ def test_a_red_transaction_is_accepted_with_a_reason_and_two_clicks(rig: Rig) ->
         browser.sees("user: eve", f"reason: {reason}", "Replay", "0 met; by", why)
         assert browser.value(f"{FRAMED}.querySelectorAll('img').length") == 0
         picture(browser, "decided")
+
+        seen = candidate_of(rig)
+        browser.open(f"{url}/shown?page=pipelines")
+        browser.sees("Candidate", "generation 1, 2 behind")
+        browser.open(f"{url}/shown?page=pipeline%3Fdag_id%3Dmine")
+        browser.sees("generation 1, 2 behind: other types", "Promote generation 1", "Abort generation 1")
+        browser.value(f"{button('Abort generation 1')}.click()")
+        browser.value(f"{FRAMED}.activeElement.value = 'a mistake'")
+        browser.value(f"{FRAMED}.activeElement.dispatchEvent(new Event('input'))")
+        browser.value(f"{doer}.click(), {doer}.click()")
+        browser.sees("the candidate of generation 1 is aborted; its tables are removed")
+        assert rig.journal(0)[-1][1]["candidate"] == seen.identity
+        browser.wait_for(f"!{button('Promote generation 1')}", what="no promotion of what is no more")
         assert [one for one in browser.complaints if "favicon" not in one] == []
+
+
+def test_a_page_says_that_it_loads_that_there_is_nothing_and_what_is_wrong(rig: Rig) -> None:  # noqa: F811
+    answers = threading.Event()
+    with running_browser() as browser, served(rig.client.app, answers) as url:  # type: ignore[arg-type]
+        browser.resize(1280, 920)
+        browser.log_in(url, "ann")
+
+        def opens(page: str) -> None:
+            browser.open(f"{url}/shown?page={page}")
+
+        opens("pipeline%3Fdag_id%3Dmine")
+        main = f"{FRAMED}.querySelector('main')"
+        browser.wait_for(f"{main}.ariaBusy === 'true' && {main}.innerText === 'Loading …'", what="loading")
+        answers.set()
+        browser.sees("Frontiers", "Nothing is bound yet.", "No consumer is known here.")
+        opens("pipelines")
+        browser.sees("mine", "none")
+        browser.value(f"{FRAMED}.querySelector('input').value = 'x'")
+        browser.value(f"{FRAMED}.querySelector('input').dispatchEvent(new Event('input'))")
+        browser.sees("No pipeline has this in its name.")
+        opens("pipeline%3Fdag_id%3Dplain")
+        browser.sees("DAG 'plain' runs no pipeline of Tidemark's")
+        assert browser.value(f"{FRAMED}.querySelectorAll('[role=alert]').length") == 0
+
+        text = rig.file.read_text()
+        rig.file.write_text("name: mine\nsource: {}\n")
+        opens("pipelines")
+        browser.sees("mine", "mine.yaml")
+        opens("pipeline%3Fdag_id%3Dmine")
+        browser.wait_for(
+            f"{FRAMED}.querySelector('[role=alert]')?.innerText.includes('mine.yaml')", what="why"
+        )
+        refresh = f"{FRAMED}.dispatchEvent(new Event('visibilitychange'))"
+        rig.file.write_text(text)
+        browser.value(refresh)
+        browser.sees("Frontiers")
+        rig.file.write_text("name: [")
+        browser.value(refresh)
+        browser.sees("not refreshed: ", "Frontiers")
+        browser.log_in(url, "bob")
+        opens("pipelines")
+        browser.sees("There is no pipeline whose DAG you may view.")

@@ -19,9 +19,14 @@ from tidemark.app.deployment import Deployment
 from tidemark.app.tasks import open_pipeline
 from tidemark.config import load_pipeline
 from tidemark.core.binding import Owner
-from tidemark.core.ids import Txn, WriterToken
+from tidemark.core.checksum import Digest
+from tidemark.core.generation import Candidate, correction_seal
+from tidemark.core.ids import QUARANTINE, Txn, WriterToken
+from tidemark.core.journal import Event
 from tidemark.core.lease import HolderToken
-from tidemark.pipeline.context import Attempt, Pipeline
+from tidemark.core.ledger import UPPER, Put
+from tidemark.core.seal import Part, ShardParts
+from tidemark.pipeline.context import Attempt, Pipeline, binding_at, note
 from tidemark.pipeline.ingest import gather
 from tidemark.pipeline.reclock import mint
 from tidemark.pipeline.upsert import seal_judged
@@ -75,6 +80,37 @@ def test_a_row_tells_the_race_for_the_seal_every_verdict_and_the_steps(rig: Rig)
     ]
 
 
+def promoted(rig: Rig, *, quarantined: int) -> None:  # noqa: F811
+    """A promotion on record that quarantines records of earlier transactions and corrects no row."""
+    deployment = open_pipeline(rig.file, None)
+    control, configuration = deployment.control, deployment.pipeline.configuration
+    last = binding_at(deployment.pipeline, Txn(control.bindings.head().upper - 1))
+    txn, nothing = Txn(last.txn + 1), deployment.pipeline.source.nothing_after(last, lost=False)
+    bound = replace(last, txn=txn, lower=last.upper, manifest=nothing.manifest, promotes=1).linked(last)
+    put = Put(marks={UPPER: txn + 1}, records=(bound,), result=None)
+    control.bindings.commit(control.bindings.head(), put)
+    candidate = Candidate(1, 1, WriterToken("c"), configuration, Txn(1), Txn(0), "other types")
+    rows = ShardParts((Part("a", quarantined, 1),), Digest.of(range(quarantined)))
+    seal = correction_seal(
+        bound, token=WriterToken("p"), candidate=candidate, shards={QUARANTINE: rows}, engine="light",
+        watermark=None, base=None,
+    )  # fmt: skip
+    control.seals.commit(control.seals.head(), Put({UPPER: txn + 1}, (seal,), None))
+
+
+def test_a_promotion_that_quarantines_has_no_applied_records_and_no_part_in_the_share(
+    rig: Rig,  # noqa: F811
+) -> None:
+    rig.work()
+    promoted(rig, quarantined=3)
+    row, first = told(rig, "/transactions")["transactions"]
+    found = {name: row[name] for name in ("decision", "read", "quarantined", "applied")}
+    assert found == {"decision": "corrected", "read": 0, "quarantined": 3, "applied": None}
+    assert (first["read"], first["quarantined"], first["applied"]) == (1, 0, 1)
+    share = told(rig, "")["quarantined"]
+    assert (share["newest_txns"], share["newest_read"], share["newest_records"]) == (1, 1, 0)
+
+
 def test_an_open_transaction_has_no_winner_and_no_loser(rig: Rig) -> None:  # noqa: F811
     rig.work(failed=("red",))
     (row,) = told(rig, "/transactions")["transactions"]
@@ -112,3 +148,34 @@ def test_a_source_that_this_server_has_no_credentials_for_is_not_asked(
         lambda *args, **more: pytest.fail("the source was asked"),
     )
     assert told(rig, "/maintenance")["warnings"] == []
+
+
+def test_the_sample_of_a_red_replay_is_for_who_may_edit_the_dag_and_nothing_masked_is_in_it(
+    rig: Rig,  # noqa: F811
+) -> None:
+    rig.work()
+    works = open_pipeline(rig.file, None).pipeline
+    keys = [{"shard": "points", "key": {"id": "7", "value": "since masked"}, "what": "value"}]
+    keys.append({"shard": "points", "key": {"id": "8", "value": "***0123abcd"}, "what": "value"})
+
+    def replayed(token: str, verdict: str) -> None:
+        detail = {"verdict": verdict, "finding": "", "run": token}
+        note(works, Event.VERIFIED, txn=Txn(1), token=WriterToken(token), detail=detail)
+
+    replayed("a", "differs")
+    detail = {"keys": json.dumps(keys), "run": "a"}
+    note(works, Event.SAMPLED, txn=Txn(1), token=WriterToken("a"), detail=detail)
+    address = "/api/pipelines/mine/transactions/1"
+    shown = rig.client.get(address, headers=as_user("eve"))
+    assert [list(one["key"].values()) for one in shown.json()["sample"]] == [
+        ["7", "***"],
+        ["8", "***0123abcd"],
+    ]
+    hidden = rig.client.get(address, headers=as_user("ann"))
+    assert (hidden.json()["sample"], hidden.json()["sampled"]) == ([], 2)
+    assert '"7"' not in hidden.text
+    for answer in (shown, hidden):
+        assert "since masked" not in answer.text
+        assert "0123abcd" not in json.dumps(answer.json()["journal"])
+    replayed("b", "identical")
+    assert rig.client.get(address, headers=as_user("eve")).json()["sampled"] == 0

@@ -298,6 +298,7 @@ def replace_dag(
             False, type="boolean", description="Read nothing again: later input gets the new settings"
         ),
         "promote": Param(False, type="boolean", description="Promote without asking"),
+        "candidate": Param(None, type=["string", "null"], description="Work on this candidate or fail"),
     }
     settings: dict[str, Any] = {
         "schedule": None,

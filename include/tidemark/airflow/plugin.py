@@ -39,6 +39,12 @@ VIEWS: Final = (
         "url_route": "tidemark_run",
         "href": "tidemark/run?dag_id={DAG_ID}&run_id={RUN_ID}",
     },
+    {
+        "name": "Tidemark",
+        "destination": "task_instance",
+        "url_route": "tidemark_task",
+        "href": "tidemark/run?dag_id={DAG_ID}&run_id={RUN_ID}&task_id={TASK_ID}",
+    },
 )
 
 

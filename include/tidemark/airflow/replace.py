@@ -15,6 +15,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from tidemark.airflow.display import of_task
 from tidemark.airflow.operators import ANSWER_WITHIN, answer_in, wait
+from tidemark.airflow.pages.registry import REPLACES, marked_work
 from tidemark.airflow.replay import chosen_file
 from tidemark.airflow.steps import SparkStepOperator, end_with_reason, failure, provide_connection
 from tidemark.app.job import Order
@@ -29,7 +30,8 @@ PROMOTE, ABORT, LEAVE = "Promote", "Abort", "Leave it"
 
 
 class ReplacePlanOperator(BaseOperator):
-    """Show what the pipeline file would change as a new generation; fail if it can't be started.
+    """Show what the pipeline file would change as a new generation; fail if it can't be started, or if the
+    run is for a candidate that is no more.
 
     :param pipeline_files: pipeline names and their files
     """
@@ -40,19 +42,23 @@ class ReplacePlanOperator(BaseOperator):
     def __init__(
         self, *, pipeline_files: Mapping[str, str], environment: str | None = None, **kwargs: Any
     ) -> None:
+        # The pages read it.
+        kwargs.setdefault("doc_json", marked_work(REPLACES, pipeline_files, environment))
         super().__init__(**of_task("plan_generation", kwargs))
         self.pipeline_files = dict(pipeline_files)
         self.environment = environment
         end_with_reason(self)
 
     def execute(self, context: Context) -> Any:
-        from tidemark.app import generation, tasks
+        from tidemark.app import decisions, generation, tasks
 
         params = context["params"]
         try:
             file = chosen_file(self.pipeline_files, params["pipeline"])
             provide_connection(file, self.environment)
             deployment = tasks.open_pipeline(file, self.environment)
+            if params["candidate"]:
+                decisions.candidate_seen(deployment, params["candidate"])
             if generation.Generations(deployment).candidate is not None:
                 self.log.info("there is a candidate already: it goes on")
                 return {"started": True}
@@ -95,15 +101,17 @@ class GenerationOperator(SparkStepOperator):
             txn_to=params["txn_to"] or 0,
             reason=params["reason"],
             user=self._user(context),
+            candidate=params["candidate"] or "",
             **more,
         )
 
     def _user(self, context: Context) -> str:
-        """Who has said to promote, for the journal."""
+        """The user who has said to promote, for the journal: in the answer, or by starting a run that does
+        not ask."""
         if self.part != "promote":
             return ""
         answer = context["ti"].xcom_pull(task_ids="approve") or {}
-        return str(answer.get("user") or "")
+        return str(answer.get("user") or getattr(context["dag_run"], "triggering_user_name", None) or "")
 
     def execute(self, context: Context) -> Report:  # type: ignore[override]
         if self.part == "compare" and context["params"]["from_now"]:

@@ -10,7 +10,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from tidemark.airflow.assets import Announcing, note_events
 from tidemark.airflow.display import of_task
-from tidemark.airflow.pages.registry import marked_replays
+from tidemark.airflow.pages.registry import REPLAYS, marked_work
 from tidemark.airflow.steps import SparkStepOperator, end_with_reason, failure, provide_connection
 from tidemark.app.job import Order
 from tidemark.core.errors import TidemarkError
@@ -41,7 +41,8 @@ class ReplayPlanOperator(BaseOperator):
     def __init__(
         self, *, pipeline_files: Mapping[str, str], environment: str | None = None, **kwargs: Any
     ) -> None:
-        kwargs.setdefault("doc_json", marked_replays(pipeline_files, environment))  # The pages read it.
+        # The pages read it.
+        kwargs.setdefault("doc_json", marked_work(REPLAYS, pipeline_files, environment))
         super().__init__(**of_task("plan", kwargs))
         self.pipeline_files = dict(pipeline_files)
         self.environment = environment

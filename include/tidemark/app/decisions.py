@@ -1,4 +1,4 @@
-"""Decisions of people about a pipeline: skip, accept, release, and requests for work.
+"""Decisions of people about a pipeline: skip, accept, release, abort, and requests for work.
 
 The command and the pages in Airflow use them. Each is recorded with its user and reason. A decision is a
 commit; long work is only requested here, as a journal entry.
@@ -13,13 +13,15 @@ from functools import partial
 from typing import Final
 
 from tidemark.app.deployment import Deployment, new_token
+from tidemark.app.generation import Generations
 from tidemark.core.binding import Owner
 from tidemark.core.errors import InvalidUsage
+from tidemark.core.generation import Candidate
 from tidemark.core.ids import TXN_NONE, ShardId, Txn
 from tidemark.core.journal import Event
 from tidemark.core.replay import DataDiffers, ExpectationsFailed
 from tidemark.core.shard import Paused, UpperRelation
-from tidemark.pipeline import decide
+from tidemark.pipeline import candidates, decide
 from tidemark.pipeline.context import Attempt, note
 from tidemark.pipeline.ingest import Progress, gather_open, no_progress, upper_relation
 from tidemark.pipeline.reclock import known_plan
@@ -85,6 +87,28 @@ def request(deployment: Deployment, by: Decider, what: str, detail: Mapping[str,
         bound_range(deployment.pipeline, txn_from=txn, txn_to=txn)
     request_detail = {"what": what, "reason": by.reason, "user": by.user, **detail}
     note(deployment.pipeline, Event.REQUESTED, txn=Txn(txn), token=by.attempt.token, detail=request_detail)
+
+
+def candidate_seen(deployment: Deployment, identity: str) -> Candidate:
+    """The candidate generation, if it is the one that a person has looked at; else `InvalidUsage`."""
+    found = Generations(deployment).required()
+    if found.identity != identity:
+        raise InvalidUsage(
+            f"the candidate is {found.identity}, and the one that was looked at is {identity}",
+            hint="it was aborted and started again since: look at the new one first",
+        )
+    return found
+
+
+def abort(deployment: Deployment, by: Decider, identity: str) -> Candidate:
+    """End the candidate generation that a person has looked at, and remove its tables. The request is
+    recorded first, with the user: the end of a candidate itself records only a reason."""
+    found = candidate_seen(deployment, identity)
+    request(deployment, by, "abort", {"candidate": identity}, txn=TXN_NONE)
+    reason = f"{by.reason} ({by.user})"
+    ended = candidates.abort(deployment.control, found, token=by.attempt.token, reason=reason)
+    Generations(deployment).clean()
+    return ended
 
 
 def verdict_number(deployment: Deployment, txn: int) -> int:

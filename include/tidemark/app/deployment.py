@@ -21,7 +21,7 @@ from tidemark.core.binding import Binding, BindingRecord, Configuration, Owner
 from tidemark.core.checksum import Digests
 from tidemark.core.errors import TidemarkError
 from tidemark.core.extras import MissingExtra
-from tidemark.core.generation import PromotionOpen, Superseded
+from tidemark.core.generation import Candidate, PromotionOpen, Superseded
 from tidemark.core.ids import QUARANTINE, TXN_FIRST, ShardId, Txn, WriterToken
 from tidemark.core.publish import Policy
 from tidemark.core.seal import Fenced, Opinion, Part, Staged
@@ -127,6 +127,7 @@ class Deployment:
         self.root = f"{config.tables_warehouse}/{config.name}"
         self.storage_options = storage_options
         self._is_forced = in_charge or config.is_shadow
+        self._shadow: tuple[str, DeltaControl] | None = None
         self.declared = self._in_charge()
         self._open(self._grown())
 
@@ -252,6 +253,14 @@ class Deployment:
         A ledger handle is for one thread."""
         config = self.file
         return DeltaControl(config.tables_warehouse, config.name, storage_options=self.storage_options)
+
+    def shadow_control(self, candidate: Candidate) -> DeltaControl:
+        """The control plane of a candidate, for reports. Its handles stay open for the next report."""
+        if self._shadow is None or self._shadow[0] != candidate.folder:
+            config = self.file.shadowed(candidate.folder)
+            opened = DeltaControl(config.tables_warehouse, config.name, storage_options=self.storage_options)
+            self._shadow = candidate.folder, opened
+        return self._shadow[1]
 
     @cached_property
     def unchecked(self) -> Pipeline:

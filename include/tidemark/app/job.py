@@ -110,6 +110,7 @@ class Order:
     quarantine: bool = False
     reason: str = ""
     user: str = ""
+    candidate: str = ""
 
     @property
     def attempt(self) -> Attempt:

@@ -20,17 +20,20 @@ from tidemark.config import KafkaSource, PipelineConfig
 from tidemark.config.source import PostgresSource
 from tidemark.core.alarms import Alarm, Notices, alarms_of, decide_notices
 from tidemark.core.frontier import Frontier
+from tidemark.core.generation import current
 from tidemark.core.history import CopiedWarehouse
-from tidemark.core.ids import QUARANTINE, TXN_NONE, ShardId, Txn
+from tidemark.core.ids import QUARANTINE, TXN_FIRST, TXN_NONE, ShardId, Txn
 from tidemark.core.journal import Event
 from tidemark.core.lease import since_of
 from tidemark.core.publish import published_txn
 from tidemark.core.replay import Replayable
+from tidemark.core.seal import Decision
 from tidemark.core.shard import Paused
 from tidemark.core.status import (
     COPIED,
     LOST,
     Blocked,
+    CandidateStatus,
     Input,
     Proof,
     Quarantined,
@@ -110,7 +113,22 @@ def status_of(
         epoch=seals.epoch,
         witness=witness_of(deployment.config),
         asked=asks_source,
+        candidate=candidate_status(deployment),
     )
+
+
+def candidate_status(deployment: Deployment) -> CandidateStatus | None:
+    """The status of the candidate generation; None without one. Reads the newest record of a candidate, and
+    the heads of two histories."""
+    control = deployment.unchecked.control
+    upper = control.candidates.head().upper
+    newest = control.candidates.read(max(TXN_FIRST, upper - 1), upper)
+    found = current(newest, generation=control.candidates.head().generation)
+    if found is None:
+        return None
+    has = 0 if found.from_now else deployment.shadow_control(found).seals.head().upper
+    behind = 0 if found.from_now else max(0, control.seals.head().upper - has)
+    return CandidateStatus(found.generation, found.identity, found.reason, found.from_now, behind)
 
 
 def witness_of(config: PipelineConfig) -> str:
@@ -156,12 +174,17 @@ def waiting_input(pipeline: Pipeline) -> Input:
 
 def quarantined_in_logs(pipeline: Pipeline) -> Quarantined:
     """The number of quarantined records, from the log's list of files, and their share of the newest
-    transactions, from the seals. The cost does not grow with the history."""
+    transactions, from the seals. The cost does not grow with the history. A promotion quarantines records
+    that earlier transactions have read, so it has no part in the share."""
     log, seals = pipeline.control.log(QUARANTINE), pipeline.control.seals
     upper = seals.head().upper
     log.head()
     files = log.files()
-    newest = seals.read(max(1, upper - SHARE_TXNS), upper)
+    newest = [
+        seal
+        for seal in seals.read(max(1, upper - SHARE_TXNS), upper)
+        if seal.decision is not Decision.CORRECTED
+    ]
     return Quarantined(
         records=sum(file.part.rows for file in files),
         last=written_at(seals, max(file.txn_last for file in files)) if files else None,

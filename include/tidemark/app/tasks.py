@@ -296,6 +296,8 @@ def generation(deployment: Deployment, order: Order, *, progress: Progress = no_
     }
     if candidate is None and deployment.is_in_charge and part == "promote":
         return {**report, "already": True}
+    if order.candidate:
+        decisions.candidate_seen(deployment, order.candidate)
     if candidate is None and part == "follow":
         until = order.txn_to
         candidate = found.start(

@@ -17,7 +17,14 @@ from tidemark.core.errors import TidemarkError
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.journal import Event
 from tidemark.core.seal import Evidence, Seal
-from tidemark.core.summary import Proof, RunFacts, quarantined_in, run_sentence, waiting_text
+from tidemark.core.summary import (
+    Proof,
+    RunFacts,
+    applied_in,
+    quarantined_in,
+    run_sentence,
+    waiting_text,
+)
 from tidemark.core.text import plain
 from tidemark.pipeline.announce import announcement_of
 from tidemark.pipeline.context import Attempt, Pipeline, attempts_at, attempts_of, binding_at
@@ -68,6 +75,7 @@ def _row(deployment: Deployment, binding: Binding, seal: Seal | None) -> Row:
         "decision": str(seal.decision) if seal is not None else "open",
         "read": seal.source.count if seal is not None else None,
         "quarantined": quarantined_in(seal) if seal is not None else None,
+        "applied": applied_in(seal) if seal is not None else None,
         "rows": {shard: parts.digest.count for shard, parts in shards.items()},
         "deletes": {shard: parts.deletes for shard, parts in shards.items() if parts.deletes is not None},
         "run": binding.owner.run_id,

@@ -24,11 +24,17 @@ from tidemark.core.summary import numbers
 from tidemark.core.text import moment, span
 
 if TYPE_CHECKING:
-    from tidemark.core.status import Input, ShardStatus, SourceStatus, Status
+    from tidemark.core.status import CandidateStatus, Input, ShardStatus, SourceStatus, Status
 
 
 def _ago(at: datetime | None, now: float) -> str:
     return f"{moment(at)} UTC, {span(now - at.timestamp())} ago" if at is not None else "at an unknown time"
+
+
+def _show_candidate(one: CandidateStatus | None) -> None:
+    if one is not None:
+        behind = "reads nothing again" if one.from_now else f"{one.behind:,} transactions behind"
+        say(f"candidate: generation {one.generation}, {behind}: {one.reason}")
 
 
 def show_status(found: Status, *, now_seconds: float) -> None:
@@ -58,6 +64,7 @@ def show_status(found: Status, *, now_seconds: float) -> None:
     print_table("", ("shard", "log has", "state has", "behind", "waits"), map(_cells, found.shards))
     if found.since > 1:
         say(f"single transactions are kept from {found.since} on")
+    _show_candidate(found.candidate)
     if found.epoch:
         say(f"epoch {found.epoch}: the history was recovered")
     if found.sealed:

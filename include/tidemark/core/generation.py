@@ -69,6 +69,11 @@ class Candidate:
         return self.configuration.generation
 
     @property
+    def identity(self) -> str:
+        """Names this start and its settings, so that an answer about one candidate is about no other."""
+        return f"{self.folder}-{self.configuration.fingerprint}"
+
+    @property
     def folder(self) -> str:
         """The name of the shadow folder."""
         return f"{self.generation}-{self.start}"

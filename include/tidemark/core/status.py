@@ -151,6 +151,18 @@ class Quarantined:
 
 
 @dataclass(frozen=True, slots=True)
+class CandidateStatus:
+    """The candidate generation: its number, its identity, which tells it from any other candidate, why it was
+    started, and how many sealed transactions it lacks. One that is `from_now` reads none again."""
+
+    generation: int
+    identity: str
+    reason: str
+    from_now: bool
+    behind: int
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """The status of a pipeline."""
 
@@ -181,3 +193,4 @@ class Status:
     """What outside of the warehouse would show that all of it was put back from a copy; empty for nothing."""
     asked: bool = True
     """Whether the source was asked for waiting input, for what it keeps, and for what is replayable."""
+    candidate: CandidateStatus | None = None

@@ -102,6 +102,14 @@ def quarantined_in(seal: Seal) -> int:
     return seal.shards[QUARANTINE].digest.count if seal.touches(QUARANTINE) else 0
 
 
+def applied_in(seal: Seal) -> int | None:
+    """The number of records of a transaction that were read and are not quarantined. None for a promotion: it
+    reads nothing, and quarantines records that earlier transactions have read."""
+    if seal.decision is Decision.CORRECTED or quarantined_in(seal) > seal.source.count:
+        return None
+    return seal.source.count - quarantined_in(seal)
+
+
 def counted(read: int, quarantined: int) -> str:
     """The equation that every transaction must satisfy; if it doesn't, the two counts."""
     if quarantined > read:

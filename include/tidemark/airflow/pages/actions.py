@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tidemark.airflow.pages import registry
 from tidemark.airflow.pages.answers import opened
-from tidemark.airflow.pages.registry import PUBLISH
+from tidemark.airflow.pages.registry import PUBLISH, REPLACES, REPLAYS
 from tidemark.app import decisions
 from tidemark.app.decisions import REASON_CHARACTERS_MAX, Decider
 from tidemark.app.deployment import Deployment
@@ -108,6 +108,11 @@ class OfShard(ReasonGiven):
     shard: str = Field(min_length=1, max_length=200)
 
 
+class OfCandidate(ReasonGiven):
+    candidate: str = Field(min_length=1, max_length=200)
+    """The identity of the candidate that the page has shown."""
+
+
 class OfRange(ReasonGiven):
     txn_from: Number
     txn_to: Number
@@ -117,7 +122,7 @@ def chosen(dag_id: str, session: SessionDep) -> registry.PipelineDag:
     """The pipeline of the DAG in the path; 404 if the DAG is not a pipeline's."""
     found = registry.pipeline_of(session, dag_id)
     if found is None:
-        raise HTTPException(404, f"DAG {dag_id!r} is not a pipeline's")
+        raise HTTPException(404, f"DAG {dag_id!r} runs no pipeline of Tidemark's")
     return found
 
 
@@ -144,6 +149,15 @@ class Actor:
 
     def by(self, body: ReasonGiven) -> Decider:
         return Decider.of(self.user.get_name(), body.reason)
+
+    def dag_for(self, work: str) -> str:
+        """The DAG that replays or replaces this pipeline; `InvalidUsage` if there is none."""
+        found = registry.dag_for(work, self.session, self.one)
+        if found is None:
+            made_by = "replay_dag" if work == REPLAYS else "replace_dag"
+            fact = f"no DAG {work} the pipeline of {self.one.dag_id!r}"
+            raise InvalidUsage(fact, hint=f"add one with `{made_by}` (docs/airflow.md)")
+        return found
 
     def start(
         self, body: ReasonGiven, what: str, dag_id: str, asked: dict[str, Any], *, txn: int
@@ -205,10 +219,7 @@ def repair(actor: Acting, body: OfRange) -> dict[str, Any]:
 
 def _replayed(actor: Actor, body: OfRange, mode: str) -> dict[str, Any]:
     """Start a run of the DAG that replays this pipeline; `InvalidUsage` if there is none."""
-    found = registry.replays_of(actor.session, actor.one)
-    if found is None:
-        fact = f"no DAG replays the pipeline of {actor.one.dag_id!r}"
-        raise InvalidUsage(fact, hint="add one with `replay_dag` (docs/airflow.md)")
+    found = actor.dag_for(REPLAYS)
     deployment = opened(actor.one)
     bound_range(deployment.pipeline, txn_from=body.txn_from, txn_to=body.txn_to)
     txns = {"txn_from": body.txn_from, "txn_to": body.txn_to}
@@ -221,3 +232,31 @@ def _replayed(actor: Actor, body: OfRange, mode: str) -> dict[str, Any]:
 def publish(actor: Acting, body: ReasonGiven) -> dict[str, Any]:
     """Start a run of the pipeline's DAG that publishes all states, regardless of their policies."""
     return actor.start(body, "publish", actor.one.dag_id, {PUBLISH: True}, txn=TXN_NONE)
+
+
+@acting.post("/promote")
+def promote(actor: Acting, body: OfCandidate) -> dict[str, Any]:
+    """Start a run of the DAG that replaces settings, to promote this very candidate.
+
+    A promotion is never made here: it decides open transactions first and corrects rows, which needs Spark
+    and the source's credentials."""
+    found = actor.dag_for(REPLACES)
+    deployment = opened(actor.one)
+    candidate = decisions.candidate_seen(deployment, body.candidate)
+    asked = {
+        "pipeline": deployment.config.name,
+        "reason": body.reason,
+        "txn_from": candidate.since,
+        "txn_to": candidate.until or None,
+        "from_now": candidate.from_now,
+        "candidate": candidate.identity,
+        "promote": True,
+    }
+    return actor.start(body, "promote", found, asked, txn=TXN_NONE)
+
+
+@acting.post("/abort")
+def abort(actor: Acting, body: OfCandidate) -> dict[str, Any]:
+    """End this very candidate and remove its tables; the pipeline's own are not touched."""
+    ended = decisions.abort(opened(actor.one), actor.by(body), body.candidate)
+    return {"done": f"the candidate of generation {ended.generation} is aborted; its tables are removed"}

@@ -1,7 +1,8 @@
 """The API's responses as plain values, from the same functions as the command's `--json`.
 
 A response contains no value of a row: it leaves out a part's statistics, which have minimum and maximum
-values, and the text of a configuration. The source is queried only if it is a local folder of files; for any
+values, and the text of a configuration. Only a user who may edit the DAG gets the keys that a red replay has
+sampled, and even then no masked one. The source is queried only if it is a local folder of files; for any
 other source this process would need its credentials.
 
 Pipelines stay open between requests, so that a request reads only what is new and not the whole history. An
@@ -13,16 +14,18 @@ reopens the pipeline if they differ, if the pipeline file has changed, and once 
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from tidemark.airflow.pages.registry import PipelineDag, environment_of
+from tidemark.app.bad_records import MASK
 from tidemark.app.consume import consumers_of, held_leases
 from tidemark.app.deployment import Deployment
 from tidemark.app.status import status_of
@@ -32,6 +35,7 @@ from tidemark.config.paths import is_uri
 from tidemark.core.alarms import alarms_of
 from tidemark.core.binding import Binding
 from tidemark.core.checksum import SOURCE, Digests
+from tidemark.core.journal import Event
 from tidemark.core.reading import consumer_of
 from tidemark.core.summary import run_sentence
 from tidemark.core.text import plain
@@ -97,6 +101,8 @@ RECENT: Final = 40
 PROOFS_AT_ENDS: Final = 50
 """The number of oldest and of newest transactions whose rows include whether they are replayable."""
 _WINDOW: Final = 250
+_DIGEST: Final = re.compile(re.escape(MASK) + "[0-9a-f]{8}")
+"""A masked key in a recorded sample."""
 
 
 def opened(one: PipelineDag) -> Deployment:
@@ -160,14 +166,15 @@ def _searched(row: Mapping[str, Any]) -> str:
     return f"{row['txn']} {row['decision']} {row['run']} {words}".lower()
 
 
-def transaction_body(one: PipelineDag, txn: int) -> Body:
-    """Everything on record about one transaction."""
+def transaction_body(one: PipelineDag, txn: int, *, shows_keys: bool = False) -> Body:
+    """Everything on record about one transaction; with `shows_keys`, also the sample of a red replay."""
     with open_for_reading(one) as deployment:
-        return _transaction(deployment, txn)
+        return _transaction(deployment, txn, shows_keys=shows_keys)
 
 
-def _transaction(deployment: Deployment, txn: int) -> Body:
-    binding, seal, journal, times = whole(deployment, txn)
+def _transaction(deployment: Deployment, txn: int, *, shows_keys: bool) -> Body:
+    binding, seal, noted, times = whole(deployment, txn)
+    journal, sample = _sampled(noted, {shard.name: shard.masked for shard in deployment.config.shards})
     settings = (seal.configuration if seal is not None else None) or binding.configuration
     gone = deployment.pipeline.source.inspect(binding) if is_asked(deployment) else None
     attempts = [
@@ -185,6 +192,8 @@ def _transaction(deployment: Deployment, txn: int) -> Body:
     ]
     body = {**times, "txn": txn, "run": binding.owner.run_id, "configuration": settings.fingerprint}
     body |= {"input": _input(binding), "gone": gone, "journal": journal, "attempts": attempts}
+    body["sample"] = sample if shows_keys else []
+    body["sampled"] = len(sample)
     body |= {"pipeline": deployment.config.name, "bound": deployment.control.bindings.head().upper - 1}
     body["steps"] = steps_of(deployment, binding, seal)
     if seal is not None:
@@ -208,6 +217,27 @@ def _transaction(deployment: Deployment, txn: int) -> Body:
             ],
         }
     return dict(plain(body))
+
+
+def _sampled(
+    noted: Sequence[Mapping[str, Any]], masked: Mapping[str, Sequence[str]]
+) -> tuple[list[Body], list[Body]]:
+    """The journal with the number of sampled keys in their place, and the sample of the last replay. A column
+    that is `masked` by now is not shown, even if it was recorded before."""
+    journal: list[Body] = []
+    sample: list[Body] = []
+    for entry in noted:
+        if entry["event"] == Event.SAMPLED:
+            sample = json.loads(entry["detail"]["keys"])
+            entry = {**entry, "detail": {**entry["detail"], "keys": str(len(sample))}}  # noqa: PLW2901
+        elif entry["event"] == Event.VERIFIED:
+            sample = []
+        journal.append(dict(entry))
+    for one in sample:
+        for name in set(one["key"]) & set(masked.get(one["shard"], ())):
+            if not _DIGEST.fullmatch(one["key"][name] or ""):
+                one["key"][name] = MASK
+    return journal, sample
 
 
 def maintenance_body(one: PipelineDag) -> Body:

@@ -28,7 +28,7 @@ from tidemark.pipeline.context import Attempt
 
 FILES: Final = Path(__file__).with_name("files")
 PAGES: Final = ("pipelines", "pipeline", "transaction", "run")
-SCRIPTS: Final = ("page.js", "actions.js", "elements.js", "frontiers.js")
+SCRIPTS: Final = ("page.js", "actions.js", "elements.js", "frontiers.js", "requests.js", "transaction.js")
 STATIC: Final = {**dict.fromkeys(SCRIPTS, "text/javascript"), "page.css": "text/css"}
 POLICY: Final = "Content-Security-Policy"
 SANDBOXED: Final = "sandbox; default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'self'"
@@ -76,7 +76,8 @@ def transactions(
 
 @of_pipeline.get("/transactions/{txn}")
 def transaction(one: Chosen, txn: int, user: GetUserDep) -> dict[str, Any]:
-    return {**answers.transaction_body(one, txn), "may_act": may(user, one.dag_id)}
+    edits = may(user, one.dag_id)
+    return {**answers.transaction_body(one, txn, shows_keys=edits), "may_act": edits}
 
 
 @of_pipeline.get("/run")

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 TAG: Final = "tidemark"
 PUBLISH: Final = "publish"
 """The param of a pipeline's DAG that makes a run publish all states."""
+REPLAYS: Final = "replays"
+REPLACES: Final = "replaces"
+"""The work that a DAG does for several pipelines."""
 _MARK: Final = "tidemark"
 
 
@@ -36,10 +39,10 @@ def marked(pipeline_file: str, environment: str | None) -> str:
     return json.dumps({_MARK: {"pipeline_file": pipeline_file, "environment": environment}})
 
 
-def marked_replays(pipeline_files: Mapping[str, str], environment: str | None) -> str:
-    """The `doc_json` of a task of a replay DAG, which `replays_in` reads."""
+def marked_work(work: str, pipeline_files: Mapping[str, str], environment: str | None) -> str:
+    """The `doc_json` of a task of a DAG that replays or replaces these pipelines, which `does` reads."""
     files = sorted(pipeline_files.values())
-    return json.dumps({_MARK: {"replays": files, "environment": environment}})
+    return json.dumps({_MARK: {work: files, "environment": environment}})
 
 
 def _marks_in(serialized: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -61,10 +64,10 @@ def pipeline_in(dag_id: str, serialized: Mapping[str, Any]) -> PipelineDag | Non
     return None
 
 
-def replays_in(serialized: Mapping[str, Any], one: PipelineDag) -> bool:
-    """Whether a serialized DAG replays this pipeline: the same file in the same environment."""
+def does(work: str, serialized: Mapping[str, Any], one: PipelineDag) -> bool:
+    """Whether a serialized DAG does this work for this pipeline: the same file in the same environment."""
     return any(
-        one.pipeline_file in mark.get("replays", ()) and mark.get("environment") == one.environment
+        one.pipeline_file in mark.get(work, ()) and mark.get("environment") == one.environment
         for mark in _marks_in(serialized)
     )
 
@@ -75,9 +78,9 @@ def known_pipelines(session: Session, dag_ids: Collection[str]) -> list[Pipeline
     return sorted((one for one in found if one is not None), key=lambda one: one.dag_id)
 
 
-def replays_of(session: Session, one: PipelineDag) -> str | None:
-    """The id of the DAG that replays a pipeline, the first by name; None if there is none."""
-    return min((name for name, data in _tagged(session) if replays_in(data, one)), default=None)
+def dag_for(work: str, session: Session, one: PipelineDag) -> str | None:
+    """The id of the DAG that does this work for a pipeline, the first by name; None if there is none."""
+    return min((name for name, data in _tagged(session) if does(work, data, one)), default=None)
 
 
 def _tagged(session: Session) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -90,6 +90,15 @@ export function actionsOfPipeline(status) {
   }
   const behind = status.shards.some((one) => one.shard !== "quarantine" && !one.left_out && one.log_upper - 1 > one.published);
   if (behind) found.push({ key: "publish", verb: "publish", label: "Publish now", effect: "a run of this DAG brings the states up to their logs", body: {} });
+  const one = status.candidate;
+  if (one) {
+    const first = one.behind ? `catches up with ${one.behind.toLocaleString("en")} transactions, then ` : "";
+    const body = { candidate: one.identity };
+    found.push(
+      { key: `promote ${one.identity}`, verb: "promote", label: `Promote generation ${one.generation}`, effect: `a run of the DAG that replaces settings ${first}puts it in charge`, body },
+      { key: `abort ${one.identity}`, verb: "abort", label: `Abort generation ${one.generation}`, effect: "ends the candidate and removes its tables; the pipeline's own stay as they are", body },
+    );
+  }
   return found;
 }
 

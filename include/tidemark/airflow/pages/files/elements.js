@@ -13,12 +13,17 @@ export function link(page, parameters, text) {
   return el("a", { href: `${page}?${new URLSearchParams(parameters)}` }, String(text));
 }
 
-// A table of columns {name, cell, number}; cells are texts or elements.
-export function table(label, columns, rows, empty) {
+// A table of columns {name, title, cell, number}; cells are texts or elements. What `below` has about a row
+// comes after it, over all columns.
+export function table(label, columns, rows, empty, below = () => "") {
   if (!rows.length) return el("p", { class: "quiet" }, empty);
-  const head = el("tr", {}, columns.map((one) => el("th", { scope: "col", class: one.number && "number" }, one.name)));
-  const body = rows.map((row) =>
-    el("tr", {}, columns.map((one) => el("td", { class: [one.number && "number", one.kind].filter(Boolean).join(" ") }, one.cell(row)))));
+  const head = el("tr", {}, columns.map((one) => el("th", { scope: "col", title: one.title, class: one.number && "number" }, one.name)));
+  const body = rows.flatMap((row) => {
+    const more = below(row);
+    const cells = columns.map((one) => el("td", { class: [one.number && "number", one.kind].filter(Boolean).join(" ") }, one.cell(row)));
+    const line = el("tr", { class: more && "continued" }, cells);
+    return more ? [line, el("tr", { class: "below" }, el("td", { colspan: columns.length }, more))] : [line];
+  });
   const whole = el("table", {}, el("caption", { class: "quiet", hidden: "hidden" }, label), el("thead", {}, head), el("tbody", {}, body));
   return el("div", { class: "scroll", role: "region", "aria-label": label, tabindex: "0" }, whole);
 }

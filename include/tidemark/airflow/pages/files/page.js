@@ -1,30 +1,15 @@
 // Tidemark's pages in Airflow. All content is set as text, never as markup.
 
-import { actionsOfPipeline, actionsOfTransaction, showActions } from "./actions.js";
+import { actionsOfPipeline, showActions } from "./actions.js";
 import { age, bytes, count, el, facts, link, marked, moment, prose, span, table, verdict, verdicts } from "./elements.js";
-import { frontiers, sparkline, STEPS, stepsBar, stepsMark, swatch } from "./frontiers.js";
+import { frontiers, sparkline, STEPS, stepsMark } from "./frontiers.js";
+import { asked, dagId, get, here } from "./requests.js";
+import { showTransaction } from "./transaction.js";
 
 const REFRESH_MILLISECONDS = 15000;
 const AT_ONCE = 4;
-const asked = new URLSearchParams(location.search);
-const dagId = asked.get("dag_id") ?? "";
 const view = document.getElementById("view");
 const fresh = document.getElementById("fresh");
-
-// Requests.
-
-async function get(path, parameters = {}) {
-  const query = new URLSearchParams(parameters).toString();
-  const answer = await fetch(`api/pipelines${path}${query ? `?${query}` : ""}`, { credentials: "same-origin" });
-  const body = await answer.json().catch(() => ({}));
-  if (answer.ok) return body;
-  const said = typeof body.detail === "string" ? body.detail : answer.statusText;
-  if (answer.status === 401) throw new Error("you are not logged in; reload Airflow's page");
-  if (answer.status === 403) throw new Error("you may not view this pipeline's DAG");
-  throw new Error(said || `the server answered ${answer.status}`);
-}
-
-const here = (path = "", parameters = {}) => get(`/${encodeURIComponent(dagId)}${path}`, parameters);
 
 // All pipelines.
 
@@ -47,13 +32,29 @@ function published(status) {
   return behind > 0 ? `${least}, ${behind} behind` : quietZero(least);
 }
 
+// How long something lasts, on a line of its own.
+const since = (before, at, after = "") => (at ? el("div", { class: "quiet age" }, `${before} ${age(at)} ${after}`.trim()) : "");
+
 function waiting(status) {
   const found = status.waiting;
   if (found.trouble) return marked(found.trouble, "bad");
   if (!found.known) return marked("not asked here", "quiet");
   const unit = found.pieces === 1 && !found.unit.includes(" ") ? found.unit.replace(/s$/, "") : found.unit;
-  return found.pieces ? `${count(found.pieces)} ${unit}, ${age(found.oldest)}` : quietNone();
+  return found.pieces ? [`${count(found.pieces)} ${unit}`, since("for", found.oldest)] : quietNone();
 }
+
+function quarantined(status) {
+  const { records, last } = status.quarantined;
+  return records ? [count(records), last ? since("last", last, "ago") : ""] : quietZero(0);
+}
+
+function candidate(status) {
+  const one = status.candidate;
+  if (!one) return "";
+  return `generation ${one.generation}, ${one.from_now ? "reads nothing again" : one.behind ? `${count(one.behind)} behind` : "caught up"}`;
+}
+
+const paused = (status) => status.shards.filter((one) => one.paused).length;
 
 function replayable(status) {
   const gone = status.replayable.filter((one) => one.gone);
@@ -65,9 +66,13 @@ function replayable(status) {
 
 const ALARMS_SHOWN = 3;
 
-function alarms(status) {
-  const shown = status.alarms.slice(0, ALARMS_SHOWN).map((one) => el("div", { class: "bad short", title: `${one.fact}; ${one.remedy}` }, `${one.kind}: ${one.fact}`));
-  const more = status.alarms.length - shown.length;
+// What is wrong with a pipeline: the line below its row.
+function alarms(one) {
+  if (one.error) return marked(one.error, "bad");
+  const all = one.status?.alarms ?? [];
+  if (!all.length) return "";
+  const shown = all.slice(0, ALARMS_SHOWN).map((alarm) => el("div", { class: "bad short", title: alarm.remedy }, `${alarm.kind}: ${alarm.fact}`));
+  const more = all.length - shown.length;
   return more > 0 ? [...shown, el("div", { class: "quiet" }, `and ${more} more`)] : shown;
 }
 
@@ -83,19 +88,21 @@ function recent(status, what, value) {
 const ofStatus = (cell) => (one) => (one.status ? cell(one.status) : "");
 const quietZero = (number) => (number ? count(number) : marked("0", "quiet"));
 const quietNone = () => marked("none", "quiet");
+const QUARANTINED = "All records in quarantine, resolved ones too; `tidemark quarantine PIPELINE --open` lists those that are not resolved";
 const PIPELINES = [
   { name: "Pipeline", kind: "whole", cell: (one) => link("pipeline", { dag_id: one.id }, one.id) },
-  { name: "Bound", number: true, cell: ofStatus((s) => quietZero(s.bound)) },
+  { name: "Bound", number: true, cell: (one) => (one.status ? quietZero(one.status.bound) : one.error ? "" : marked("loading …", "quiet")) },
   { name: "Sealed", number: true, cell: ofStatus((s) => quietZero(s.sealed)) },
   { name: "Checkpoint", number: true, cell: ofStatus((s) => quietZero(s.checkpoint)) },
   { name: "Published", number: true, cell: ofStatus(published) },
-  { name: "Open", cell: ofStatus((s) => (s.open.length ? marked(`${s.open.length}, for ${age(s.open_since)}`, "warn") : quietNone())) },
+  { name: "Open", cell: ofStatus((s) => (s.open.length ? [marked(count(s.open.length), "warn"), since("for", s.open_since)] : quietNone())) },
+  { name: "Paused", title: "Shards whose log waits for a release", number: true, cell: ofStatus((s) => (paused(s) ? marked(count(paused(s)), "warn") : quietZero(0))) },
   { name: "Waiting", cell: ofStatus(waiting) },
-  { name: "Quarantined", number: true, cell: ofStatus((s) => quietZero(s.quarantined.records)) },
+  { name: "Quarantined", title: QUARANTINED, number: true, cell: ofStatus(quarantined) },
   { name: "Verdict", kind: "whole", cell: ofStatus((s) => (s.last_verdict ? verdict(s.last_verdict.verdict) : "")) },
   { name: "Replayable", cell: ofStatus(replayable) },
+  { name: "Candidate", title: "A generation that is to replace the settings", cell: ofStatus(candidate), shownIf: (one) => one.status?.candidate },
   { name: "Recent", cell: ofStatus((s) => [recent(s, "records read", (row) => row.read), recent(s, "seconds open", (row) => row.seconds)]) },
-  { name: "Trouble", kind: "wide", cell: (one) => (one.error ? marked(one.error, "bad") : one.status ? alarms(one.status) : marked("loading …", "quiet")) },
 ];
 
 const known = new Map();
@@ -113,7 +120,8 @@ async function showPipelines(part) {
     const rows = [...known.values()].filter((one) => one.id.toLowerCase().includes(filter.value.toLowerCase()));
     rows.sort((a, b) => (b.rank ?? 0) - (a.rank ?? 0) || a.id.localeCompare(b.id));
     const empty = known.size ? "No pipeline has this in its name." : "There is no pipeline whose DAG you may view.";
-    part("rows").replaceChildren(table("Pipelines, those with trouble first", PIPELINES, rows, empty));
+    const columns = PIPELINES.filter((column) => !column.shownIf || rows.some(column.shownIf));
+    part("rows").replaceChildren(table("Pipelines, those with trouble first", columns, rows, empty, alarms));
   }
   draw();
   const left = [...pipelines];
@@ -167,7 +175,7 @@ const TRANSACTIONS = [
   { name: "Transaction", number: true, cell: (row) => link("transaction", { dag_id: dagId, txn: row.txn }, row.txn) },
   { name: "Decision", cell: (row) => (row.decision === "committed" ? row.decision : marked(row.decision, "warn")) },
   { name: "Read", number: true, cell: (row) => count(row.read) },
-  { name: "Applied", number: true, cell: (row) => (row.read === null ? "" : count(row.read - row.quarantined)) },
+  { name: "Applied", title: "Read and not quarantined; a promotion reads nothing", number: true, cell: (row) => count(row.applied) },
   { name: "Quarantined", number: true, cell: (row) => count(row.quarantined) },
   { name: "Rows", cell: (row) => Object.entries(row.rows).map(([shard, rows]) => `${shard} ${count(rows)}`).join(", ") },
   { name: "Bound", kind: "time", cell: (row) => moment(row.bound_at) },
@@ -222,9 +230,10 @@ async function showPipeline(part) {
     facts([
       ["bound", count(status.bound)], ["sealed", count(status.sealed)], ["checkpoint", count(status.checkpoint)],
       ["open", status.open.length ? marked(`${status.open.join(", ")}, for ${age(status.open_since)}`, "warn") : "none"],
-      ["waiting input", waiting(status)], ["quarantined", count(status.quarantined.records)],
+      ["waiting input", waiting(status)], ["quarantined, resolved or not", quarantined(status)],
       ["last verdict", status.last_verdict ? el("span", {}, verdict(status.last_verdict.verdict), ` of ${status.last_verdict.txn}`) : "none"],
       ["replayable", replayable(status)], ["generation", count(status.generation)],
+      ["candidate", status.candidate ? `${candidate(status)}: ${status.candidate.reason}` : ""],
       ["last run", run ? link("run", { dag_id: dagId, run_id: run.run_id }, run.run_id) : "none"],
     ]),
   );
@@ -273,127 +282,6 @@ function showMaintenance(part) {
   });
 }
 
-// One transaction.
-
-// Details of the journal that only the next step needs.
-const UNTOLD = ["begun", "round", "by"];
-
-const judgements = (one) => one.journal.filter((entry) => entry.event === "judged" || entry.event === "verified");
-
-// The results of the expectations at the gate's last look at staged rows. A replay compares digests instead.
-function expectations(one) {
-  const judged = judgements(one).filter((entry) => entry.event === "judged");
-  const last = judged[judged.length - 1];
-  const checked = Number(last?.detail.expectations ?? 0);
-  const parsed = (name, none) => JSON.parse(last?.detail[name] || none);
-  const rows = [
-    ...parsed("failed", "[]").map((text) => ({ result: "failed", kind: "bad", text })),
-    ...Object.entries(parsed("held", "{}")).map(([shard, text]) => ({ result: `paused ${shard}`, kind: "bad", text })),
-    ...parsed("warned", "[]").map((text) => ({ result: "warned", kind: "warn", text })),
-  ];
-  if (!checked && !rows.length) return el("p", { class: "quiet" }, last ? "The pipeline file has none for these shards." : "Not checked yet.");
-  const said = el("p", { class: "quiet" }, `${count(checked)} checked, ${count(Math.max(0, checked - rows.length))} met; by ${last.token}, ${moment(last.at)}`);
-  if (!rows.length) return said;
-  return el("div", {}, said, table("Expectations that are not met", [{ name: "Result", kind: "whole", cell: (of) => marked(of.result, of.kind) }, { name: "Expectation", cell: (of) => of.text }], rows, ""));
-}
-
-// Why a transaction stands, and what can be done about it; nothing for one that is in order.
-function waysOut(one) {
-  const judged = judgements(one);
-  const last = judged[judged.length - 1];
-  const file = one.pipeline;
-  const told = (fact, ways) => el("div", { class: "alarm" }, el("p", {}, fact), el("p", { class: "quiet" }, "Ways out:"), el("ul", {}, ways.map((text) => el("li", {}, prose(text)))));
-  if (!one.seal) {
-    const refused = one.journal.filter((entry) => entry.event === "refused" || entry.event === "judged").pop();
-    const failed = JSON.parse(refused?.detail.failed || "[]");
-    const identical = refused?.event === "judged" && refused.detail.verdict === "identical";
-    const why = refused?.event === "refused" ? refused.detail.why : failed.join("; ") || (identical ? "" : refused?.detail.finding);
-    if (!why) return el("p", { class: "warn" }, "open: not sealed yet");
-    return told(`not sealed: ${why}`, [
-      "mend the cause and clear the run from ingest on: the same input is staged and checked again",
-      ...(failed.length ? ["set the rows aside that don't meet the expectation: write `action: quarantine` for it in the pipeline file, and clear the run from ingest on"] : []),
-      `accept it as it is staged, or skip it for good: below, or \`tidemark accept ${file} ${one.txn}\`, \`tidemark skip ${file} ${one.txn}\``,
-    ]);
-  }
-  const words = last?.event === "verified" ? last.detail.verdict : "identical";
-  if (words === "differs") return told(`the last replay differs: ${last.detail.finding}`, [
-    `see a sample of the keys that differ: \`tidemark replay ${file} --from ${one.txn} --to ${one.txn}\` on a terminal; no value of a row is shown here`,
-    "if a part was lost or damaged and the input is as it was: repair restores the sealed parts",
-    "if the input was changed: bring back what was read; what is sealed stays as it is",
-  ]);
-  if (words !== "identical") return told(`the last replay: ${last.detail.finding}`, ["the tables are as they were sealed; this replay could not prove it", "bring the input back, or keep it longer at its source, and replay"]);
-  return "";
-}
-
-async function showTransaction(part) {
-  const txn = asked.get("txn") ?? "";
-  const one = await here(`/transactions/${encodeURIComponent(txn)}`);
-  const seal = one.seal;
-  const sides = one.attempts.slice(-3).flatMap((attempt) => [
-    { name: `${attempt.replayed ? "input now, replay" : "written, try"} ${attempt.token}`, of: attempt.digests },
-    { name: `on disk, ${attempt.replayed ? "replay" : "try"} ${attempt.token}`, of: attempt.on_disk },
-  ]).filter((side) => Object.keys(side.of).length);
-  const endpoints = [...new Set([seal ? Object.keys(seal.digests) : [], ...sides.map((side) => Object.keys(side.of))].flat())].sort();
-  const digest = (found, against) => (found ? marked(`${count(found.rows)} ${found.rows === 1 ? "row" : "rows"}, ${found.digest}`, against && against.digest !== found.digest ? "bad" : "") : "");
-  const gone = one.gone === null ? "the source is not asked here" : one.gone ? marked(`no more: ${one.gone}`, "bad") : "still there";
-  const beside = (number, text) => (number >= 1 && number <= one.bound ? link("transaction", { dag_id: dagId, txn: number }, text) : "");
-  part("head").replaceChildren(
-    el("h1", {}, `Transaction ${one.txn}`, el("small", {}, beside(one.txn - 1, `← ${one.txn - 1}`), beside(one.txn + 1, `${one.txn + 1} →`))),
-    waysOut(one),
-    facts([
-      ["bound", moment(one.bound_at)], ["sealed", moment(one.sealed_at)], ["took", span(one.seconds)],
-      ["run", link("run", { dag_id: dagId, run_id: one.run }, one.run)],
-      ["decision", seal ? `${seal.decision}${seal.reason ? `: ${seal.reason}` : ""}` : "open"],
-      ["by", seal ? seal.token : ""], ["generation", seal ? count(seal.generation) : ""], ["engine", seal ? seal.engine : ""],
-      ["configuration", one.configuration],
-    ]),
-  );
-  showActions(part("actions"), dagId, actionsOfTransaction(one), refresh);
-  part("whole").replaceChildren(
-    el("h2", {}, "Expectations"),
-    expectations(one),
-    el("h2", {}, "Steps"),
-    stepsBar(one.steps),
-    table("Steps", [
-      { name: "Step", cell: (of) => [swatch(of.step), of.step] }, { name: "At", kind: "time", cell: (of) => moment(of.at) }, { name: "Took", number: true, cell: (of) => span(of.seconds) },
-    ], one.steps, "No step is on record."),
-    el("h2", {}, "Input"),
-    el("p", { class: "quiet" }, gone),
-    one.input.files_total
-      ? table("Input files", [
-          { name: "File", cell: (file) => file.name }, { name: "Number", number: true, cell: (file) => count(file.seq) },
-          { name: "Size", number: true, cell: (file) => bytes(file.size) }, { name: "Hash", kind: "digest", cell: (file) => file.hash ?? "" },
-        ], one.input.files, "")
-      : table("Input", [
-          { name: "Partition", cell: (range) => range.partition }, { name: "From", number: true, cell: (range) => count(range.from) },
-          { name: "Up to", number: true, cell: (range) => count(range.to) },
-        ], one.input.ranges, "It reads nothing."),
-    one.input.files_total > one.input.files.length ? el("p", { class: "quiet" }, `and ${count(one.input.files_total - one.input.files.length)} files more`) : "",
-    el("h2", {}, "Digests"),
-    table("Digests by endpoint", [
-      { name: "Endpoint", cell: (name) => name },
-      { name: "Sealed", kind: "digest", cell: (name) => digest(seal && seal.digests[name]) },
-      ...sides.map((side) => ({ name: side.name, kind: "digest", cell: (name) => digest(side.of[name], seal && seal.digests[name]) })),
-    ], endpoints, "Nothing was counted yet."),
-    el("h2", {}, "Parts"),
-    table("Parts", [
-      { name: "Shard", cell: (of) => of.shard }, { name: "Part", kind: "digest", cell: (of) => of.path }, { name: "Rows", number: true, cell: (of) => count(of.rows) },
-      { name: "Size", number: true, cell: (of) => bytes(of.bytes) }, { name: "Held", cell: (of) => (of.held ? marked(of.held, "bad") : "") },
-    ], seal ? seal.parts : [], "No parts."),
-    el("h2", {}, "Attempts"),
-    table("Attempts", [
-      { name: "By", cell: (of) => of.token }, { name: "Run", cell: (of) => link("run", { dag_id: dagId, run_id: of.run }, of.run) }, { name: "Round", number: true, cell: (of) => count(of.round) },
-      { name: "What", cell: (of) => (of.replayed ? "replay" : "staged") },
-      { name: "Came to", cell: (of) => (of.gone ? marked(`input gone: ${of.gone}`, "bad") : of.won ? "decided it" : of.replayed ? "" : seal ? "dropped" : "open") },
-    ], one.attempts, "No attempt is on record here."),
-    el("h2", {}, "Journal"),
-    table("Journal", [
-      { name: "At", kind: "time", cell: (of) => moment(of.at) }, { name: "Event", kind: "time", cell: (of) => of.event }, { name: "By", cell: (of) => of.token },
-      { name: "Detail", cell: (of) => Object.entries(of.detail).filter(([name, text]) => !UNTOLD.includes(name) && !["", "[]", "{}"].includes(text)).map(([name, text]) => `${name}: ${text}`).join(", ") },
-    ], one.journal, "Nothing."),
-  );
-}
-
 // One run.
 
 async function showRun(part) {
@@ -401,7 +289,7 @@ async function showRun(part) {
   part("whole").replaceChildren(
     el("h1", {}, run.run_id),
     el("p", { class: "sentence" }, run.sentence),
-    facts([["state", run.state], ["pipeline", link("pipeline", { dag_id: dagId }, dagId)]]),
+    facts([["task", asked.get("task_id") ?? ""], ["state of the run", run.state], ["pipeline", link("pipeline", { dag_id: dagId }, dagId)]]),
     el("h2", {}, "Transactions"),
     run.transactions.length ? legend() : "",
     transactionsTable("Transactions of this run", run.transactions, "This run has no transaction."),
@@ -445,13 +333,14 @@ async function refresh() {
   running = true;
   const giveFocusBack = keepingFocus();
   try {
-    await (PAGES[name] ?? showPipelines)(part);
+    await (PAGES[name] ?? showPipelines)(part, refresh);
     fresh.className = "quiet";
     fresh.textContent = `as of ${new Date().toISOString().slice(11, 19)} UTC`;
   } catch (error) {
     fresh.className = "bad";
     fresh.textContent = parts.size ? `not refreshed: ${error.message}` : "";
-    if (!parts.size) view.replaceChildren(el("p", { class: "alarm", role: "alert" }, error.message));
+    // Airflow offers these pages at every DAG: one that runs no pipeline is nothing to be alarmed about.
+    if (!parts.size) view.replaceChildren(el("p", { class: error.absent ? "quiet" : "alarm", role: error.absent ? "" : "alert" }, error.message));
   }
   giveFocusBack();
   view.setAttribute("aria-busy", "false");
