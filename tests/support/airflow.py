@@ -341,7 +341,8 @@ class Stack:
         address = f"{self.airflow.url}/tidemark/api/pipelines/{name}/actions/{verb}"
         request = urllib.request.Request(address, data=json.dumps(body).encode(), method="POST")
         request.add_header("Content-Type", "application/json")
-        request.add_header("Cookie", f"_token={token}")
+        if token:
+            request.add_header("Cookie", f"_token={token}")
         request.add_header("Origin", origin or self.airflow.url)
         try:
             with urllib.request.urlopen(request, timeout=SECONDS_MAX) as reply:
@@ -387,7 +388,7 @@ def make_projects(root: Path) -> dict[str, Project]:
     projects = {name: Project.make(root, name, schedule=schedules.get(name)) for name in names}
     topic = {"type": "kafka", "kafka_config_id": "kafka_e2e", "topics": ["orders"]}
     projects["streamed"] = Project.make(root, "streamed", source=topic)
-    for name in ("red", "asked"):
+    for name in ("red", "asked", "decided"):
         projects[name] = Project.make(root, name, **({"on_red": "ask"} if name == "asked" else {}))
         config = yaml.safe_load(projects[name].file.read_text())
         config["shards"][0]["expectations"] = EXPECTATIONS

@@ -90,6 +90,25 @@ class Browser:
                 f"{FRAMED}.body.innerText.includes({json.dumps(text)})", what=f"{text!r} on the page"
             )
 
+    def press(self, key: str) -> None:
+        """Press a key as a person does."""
+        code, text = {"Tab": (9, ""), "Enter": (13, "\r")}[key]
+        for kind in ("keyDown", "keyUp"):
+            typed = {"text": text} if text and kind == "keyDown" else {}
+            self.send("Input.dispatchKeyEvent", type=kind, key=key, windowsVirtualKeyCode=code, **typed)
+
+    def type(self, text: str) -> None:
+        """Type a text where the focus is."""
+        self.send("Input.insertText", text=text)
+
+    def tab_to(self, expression: str, *, keys_max: int = 100) -> None:
+        """Press Tab until an expression about the framed page's focus is true."""
+        for _ in range(keys_max):
+            if self.value(expression) is True:
+                return
+            self.press("Tab")
+        raise AssertionError(f"{keys_max} times Tab, and never {expression}")
+
     def picture(self, file: Path) -> None:
         file.write_bytes(base64.b64decode(self.send("Page.captureScreenshot")["data"]))
 
