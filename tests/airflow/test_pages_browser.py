@@ -22,15 +22,19 @@ from tests.support.browser import FRAMED, Browser, running_browser
 from tests.support.waiting import wait_until
 from tidemark.app.consume import leases_of
 from tidemark.app.tasks import open_pipeline
-from tidemark.core.ids import ShardId, Txn
+from tidemark.core.ids import ShardId, Txn, WriterToken
+from tidemark.core.journal import Event
 from tidemark.core.lease import HolderToken
 from tidemark.core.reading import lease_name
+from tidemark.pipeline.context import note
 
 pytestmark = [pytest.mark.airflow, pytest.mark.browser]
 
 PICTURES = os.environ.get("TIDEMARK_TEST_PICTURES")
 """Where pictures go, if any are asked for; then with words that one would read."""
 BROKEN = "expect_column_values_to_be_between(amount, min_value=0) does not hold: 1 of 1 rows"
+DOER = f"{FRAMED}.querySelector('.action[data-open=yes] button.danger')"
+"""The button of the action that is open."""
 SANDBOX = "allow-scripts allow-same-origin allow-forms"
 
 
@@ -133,15 +137,14 @@ def test_a_red_transaction_is_accepted_with_a_reason_and_two_clicks(rig: Rig) ->
         accept = "Accept transaction 2"
         browser.wait_for(f"!!{button(accept)}", what="the action")
         browser.value(f"{button(accept)}.click()")
-        doer = f"{FRAMED}.querySelector('.action[data-open=yes] button.danger')"
-        assert browser.value(f"{doer}.disabled") is True, "not without a reason"
+        assert browser.value(f"{DOER}.disabled") is True, "not without a reason"
         browser.value(f"{FRAMED}.activeElement.value = {json.dumps(reason)}")
         browser.value(f"{FRAMED}.activeElement.dispatchEvent(new Event('input'))")
-        browser.value(f"{doer}.click()")
-        assert browser.value(f"{doer}.innerText") == f"Sure? {accept}"
+        browser.value(f"{DOER}.click()")
+        assert browser.value(f"{DOER}.innerText") == f"Sure? {accept}"
         assert [str(seal.decision) for seal in rig.seals] == ["committed"], "one click decides nothing"
         picture(browser, "action")
-        browser.value(f"{doer}.click()")
+        browser.value(f"{DOER}.click()")
         browser.sees("transaction 2 is accepted; the checkpoint is 2")
         assert (str(rig.seals[-1].decision), rig.seals[-1].reason) == ("accepted", reason)
         browser.open(f"{url}/shown?page=transaction%3Fdag_id%3Dmine%26txn%3D2")
@@ -149,19 +152,43 @@ def test_a_red_transaction_is_accepted_with_a_reason_and_two_clicks(rig: Rig) ->
         assert browser.value(f"{FRAMED}.querySelectorAll('img').length") == 0
         picture(browser, "decided")
 
-        seen = candidate_of(rig)
-        browser.open(f"{url}/shown?page=pipelines")
-        browser.sees("Candidate", "generation 1, 2 behind")
-        browser.open(f"{url}/shown?page=pipeline%3Fdag_id%3Dmine")
-        browser.sees("generation 1, 2 behind: other types", "Promote generation 1", "Abort generation 1")
-        browser.value(f"{button('Abort generation 1')}.click()")
-        browser.value(f"{FRAMED}.activeElement.value = 'a mistake'")
-        browser.value(f"{FRAMED}.activeElement.dispatchEvent(new Event('input'))")
-        browser.value(f"{doer}.click(), {doer}.click()")
-        browser.sees("the candidate of generation 1 is aborted; its tables are removed")
-        assert rig.journal(0)[-1][1]["candidate"] == seen.identity
-        browser.wait_for(f"!{button('Promote generation 1')}", what="no promotion of what is no more")
+        check_sampled_keys(browser, rig, url)
+        check_abort(browser, rig, url)
         assert [one for one in browser.complaints if "favicon" not in one] == []
+
+
+def check_sampled_keys(browser: Browser, rig: Rig, url: str) -> None:  # noqa: F811
+    """The keys of a red replay, for who may edit the DAG."""
+    works = open_pipeline(rig.file, None).pipeline
+    told = {"verdict": "differs", "finding": "2 rows differ", "run": "r"}
+    keys = [{"shard": "points", "key": {"id": HOSTILE}, "what": "value"}]
+    for event, detail in ((Event.VERIFIED, told), (Event.SAMPLED, {"keys": json.dumps(keys)})):
+        note(works, event, txn=Txn(2), token=WriterToken("r"), detail=detail)
+    browser.open(f"{url}/shown?page=transaction%3Fdag_id%3Dmine%26txn%3D2")
+    browser.sees("the last replay differs: 2 rows differ", "Some of the keys", f"id = {HOSTILE}", "Repair")
+    assert browser.value(f"{FRAMED}.querySelectorAll('img').length") == 0
+    picture(browser, "sample")
+    browser.log_in(url, "ann")
+    browser.open(f"{url}/shown?page=transaction%3Fdag_id%3Dmine%26txn%3D2")
+    browser.sees("1 key is on record; only users who may edit the DAG see them")
+    assert browser.value(f"{FRAMED}.body.innerText.includes('id = ')") is False
+    browser.log_in(url, "eve")
+
+
+def check_abort(browser: Browser, rig: Rig, url: str) -> None:  # noqa: F811
+    """A candidate is shown, and ended by an action."""
+    seen = candidate_of(rig)
+    browser.open(f"{url}/shown?page=pipelines")
+    browser.sees("Candidate", "generation 1, 2 behind")
+    browser.open(f"{url}/shown?page=pipeline%3Fdag_id%3Dmine")
+    browser.sees("generation 1, 2 behind: other types", "Promote generation 1", "Abort generation 1")
+    browser.value(f"{button('Abort generation 1')}.click()")
+    browser.value(f"{FRAMED}.activeElement.value = 'a mistake'")
+    browser.value(f"{FRAMED}.activeElement.dispatchEvent(new Event('input'))")
+    browser.value(f"{DOER}.click(), {DOER}.click()")
+    browser.sees("the candidate of generation 1 is aborted; its tables are removed")
+    assert rig.journal(0)[-1][1]["candidate"] == seen.identity
+    browser.wait_for(f"!{button('Promote generation 1')}", what="no promotion of what is no more")
 
 
 def test_a_page_says_that_it_loads_that_there_is_nothing_and_what_is_wrong(rig: Rig) -> None:  # noqa: F811

@@ -47,7 +47,7 @@ function waysOut(one) {
   }
   const words = last?.event === "verified" ? last.detail.verdict : "identical";
   if (words === "differs") return told(`the last replay differs: ${last.detail.finding}`, [
-    one.sampled ? (one.may_act ? `see some of the keys below` : `${count(one.sampled)} keys are on record; only who may edit the DAG sees them`) : "replay it: the replay records some of the keys that differ",
+    one.sampled ? (one.may_act ? `see some of the keys below` : `${one.sampled === 1 ? "1 key is" : `${count(one.sampled)} keys are`} on record; only users who may edit the DAG see them`) : "replay it: the replay records some of the keys that differ",
     `see both values of each: \`tidemark replay ${file} --from ${one.txn} --to ${one.txn}\` on a terminal; no other value of a row is shown here`,
     "if a part was lost or damaged and the input is as it was: repair restores the sealed parts",
     "if the input was changed: bring back what was read; what is sealed stays as it is",
