@@ -7,10 +7,11 @@ import json
 import multiprocessing
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest.mock import patch
 
 import polars as pl
 import pytest
@@ -24,13 +25,13 @@ from tests.support.waiting import SECONDS_MAX
 from tidemark.core.errors import Indeterminate, InvalidUsage
 from tidemark.core.ledger import UPPER, Conflict, Put
 from tidemark.delta.checkpoint import clean_log
-from tidemark.delta.commit import COMMIT_SECONDS_MAX, entry_path, put_entry
+from tidemark.delta.commit import COMMIT_SECONDS_MAX, LOG, entry_path, put_entry, read_entry
 from tidemark.delta.head import read_head
 from tidemark.delta.log import DeltaLog
 from tidemark.delta.probe import probe_put_if_absent
 from tidemark.delta.protocol import protocol_action, widened_protocol
 from tidemark.delta.state import Change, StateTable
-from tidemark.delta.store import Store
+from tidemark.delta.store import FOLDERS_ABOVE, Store
 
 
 def actions(path: Path, kind: str) -> list[dict[str, Any]]:
@@ -199,11 +200,15 @@ def test_a_commit_does_not_list_the_log_however_long_it_is(
     assert ledger.head().upper == 3
 
 
-def test_the_name_of_a_table_is_synced_once_and_again_when_its_folder_is_another(
+def test_the_names_of_a_table_and_its_pipeline_are_synced_once_and_again_when_the_folder_is_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table = tmp_path / "journal"
-    store, synced, sync = log_of(table, 1), [], os.fsync
+    """Another process may have made each of these folders, and died before it synced the name."""
+    table = tmp_path / "warehouse" / "p" / "_control" / "journal"
+    log_of(table, 1)
+    store, synced, sync = Store(str(table), {}), [], os.fsync
+    above = [table, *table.parents[:FOLDERS_ABOVE]]
+    assert above[-1] == tmp_path
 
     def record(handle: int) -> None:
         synced.append(Path(f"/proc/self/fd/{handle}").readlink())
@@ -212,24 +217,147 @@ def test_the_name_of_a_table_is_synced_once_and_again_when_its_folder_is_another
     monkeypatch.setattr(os, "fsync", record)
     for _ in range(2):
         store.sync_folders(["a.parquet"])
-    assert synced == [table, tmp_path, table]
+    assert synced == [table, *above, table]
     shutil.copytree(table, tmp_path / "copy")
     shutil.rmtree(table)
     (tmp_path / "copy").rename(table)
-    store.sync_folders(["a.parquet"])
-    assert synced[3:] == [table, tmp_path]
+    synced.clear()
+    store.sync_names()
+    assert synced == above
     monkeypatch.undo()
     with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", failing_at(table.parent))
         fresh = Store(str(table), {})
-
-        def broken(handle: int) -> None:
-            if Path(f"/proc/self/fd/{handle}").readlink() == tmp_path:
-                raise OSError(5, "Input/output error")
-
-        patched.setattr(os, "fsync", broken)
         for _ in range(2):
             with pytest.raises(OSError, match="Input/output"):
-                fresh.sync_folders(["a.parquet"])
+                fresh.sync_names()
+        # A folder whose name can't be made durable is made anew by a retry.
+        with pytest.raises(OSError, match="Input/output"):
+            Store(str(table.parent / "other"), {}).put_synced("a", b"")
+        assert not (table.parent / "other").exists()
+
+
+def failing_at(folder: Path, *, times: int = 99) -> Callable[[int], None]:
+    """An `os.fsync` that fails so many times for a folder."""
+    sync, left = os.fsync, [times]
+
+    def broken(handle: int) -> None:
+        if Path(f"/proc/self/fd/{handle}").readlink() == folder and left[0]:
+            left[0] -= 1
+            raise OSError(5, "Input/output error")
+        sync(handle)
+
+    return broken
+
+
+def test_regression_a_failed_sync_of_the_log_is_not_believed_at_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel says it once, and may keep nothing of it: the name itself has to be written again."""
+    folder = tmp_path / "journal"
+    ledger = open_journal(folder)
+    put_next(ledger)
+    linked: list[int] = []
+    link = os.link
+
+    def watched(source: Path, target: Path) -> None:
+        link(source, target)
+        linked.append(Path(target).stat().st_ino)
+
+    monkeypatch.setattr(os, "link", watched)
+    monkeypatch.setattr(os, "fsync", failing_at(folder / LOG, times=1))
+    put_next(ledger)
+    assert log_entries(folder)[-1].stat().st_ino == linked[1] != linked[0]
+    assert not list((folder / LOG).glob("_commit_*"))
+
+
+def test_regression_a_commit_that_is_visible_and_not_durable_is_nobodys_ground(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither its writer nor a rival goes on from it. Once the disk works again, it counts once."""
+    folder = tmp_path / "journal"
+    ledger, rival = open_journal(folder), open_journal(folder)
+    put_next(ledger)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", failing_at(folder / LOG))
+        with pytest.raises(Indeterminate, match="a power cut may take it back"):
+            put_next(ledger)
+        for one in (ledger, rival, open_journal(folder)):
+            with pytest.raises(Indeterminate, match=r"may have been written.*check the disk"):
+                one.head()
+    assert [one.head().upper for one in (ledger, rival, open_journal(folder))] == [3, 3, 3]
+
+
+def unsynced(folder: Path) -> tuple[Path, Path]:
+    """The newest entry and its second name, as a writer leaves them that died before it synced them."""
+    newest = log_entries(folder)[-1]
+    second = newest.with_name(f"_commit_{newest.stem}_{'0' * 32}.tmp")
+    os.link(newest, second)
+    return newest, second
+
+
+@pytest.mark.parametrize("action", ["reads", "maintains"])
+def test_regression_what_a_dead_writer_left_unsynced_lasts_before_anything_depends_on_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, action: str
+) -> None:
+    folder = tmp_path / "journal"
+    put_next(open_journal(folder))
+    newest, second = unsynced(folder)
+    before, inode, done, sync = newest.read_bytes(), newest.stat().st_ino, [], os.fsync
+    rename, ledger = os.rename, open_journal(folder)
+
+    def synced(handle: int) -> None:
+        done.append(Path(f"/proc/self/fd/{handle}").readlink().name)
+        sync(handle)
+
+    def renamed(source: Path, target: Path) -> None:
+        done.append(Path(target).name)
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "rename", renamed)
+    if action == "reads":
+        ledger.head()
+    else:
+        ledger.sweep()
+    assert done[0].startswith("_commit_"), "the bytes"
+    assert done[1:] == [newest.name, LOG]
+    assert newest.read_bytes() == before
+    assert newest.stat().st_ino != inode
+    assert not list(newest.parent.glob("_commit_*"))
+    open_journal(folder).head()
+    assert len(done) == 3, "that is needed once"
+    assert not second.exists()
+
+
+def test_who_may_not_write_reads_an_entry_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "journal"
+    put_next(open_journal(folder))
+    _, second = unsynced(folder)
+
+    def refused(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("tidemark.delta.store._write_again", refused)
+    assert open_journal(folder).head().upper == 2
+    assert second.exists()
+
+
+def test_an_entry_that_clean_up_deleted_meanwhile_is_not_brought_back(tmp_path: Path) -> None:
+    """A commit takes the absence of the entry before its own for a sign of clean-up."""
+    store = log_of(tmp_path, 8, 6)
+    newest = tmp_path / entry_path(3)
+    os.link(newest, newest.with_name(f"_commit_{newest.stem}_{'0' * 32}.tmp"))
+
+    def slept(target: Path, inode: int) -> list[Path]:
+        for version in range(6):
+            (tmp_path / entry_path(version)).unlink()
+        return [target.with_name("_commit_left.tmp")]
+
+    with patch("tidemark.delta.store._second_names", slept), pytest.raises(FileNotFoundError):
+        read_entry(store, 3)
+    assert [path.name for path in log_entries(tmp_path)] == [f"{at:020}.json" for at in (6, 7)]
+    assert put_entry(store, 4, [{"commitInfo": {"tidemarkCommit": "asleep"}}]) == Conflict()
 
 
 def test_a_rival_that_was_cleaned_away_while_we_slept_may_have_been_ourselves(

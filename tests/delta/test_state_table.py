@@ -219,7 +219,7 @@ def test_files_are_on_disk_before_their_folders_and_those_before_the_entry(
     ]  # fmt: skip
 
 
-def test_a_last_sync_that_fails_is_made_again_or_not_known(
+def test_an_entry_whose_last_sync_fails_is_written_again_or_not_known(
     hand: Hand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The entry is visible; whether it lasts is not known before its folder is synced."""

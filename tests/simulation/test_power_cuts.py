@@ -1,37 +1,42 @@
 """Power cuts and failing syncs under the product's own code, on real tables (scenario W5).
 
 Each seed runs a pipeline, cuts the power at some call to the disk, and goes on with what a disk that keeps
-only what was synced has kept: un-synced contents and names are lost one by one. Some syncs fail, too. With
-syncing on, nobody ever has to recover: the next runs end with the right tables, and what was sealed stays.
+only what was synced has kept: un-synced contents and names are lost one by one. Some syncs fail, too, and
+some processes are killed, so that another one goes on from names that nobody has synced. With syncing on,
+nobody ever has to recover: the next runs end with the right tables, and what was sealed stays.
 """
 
 from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
 from tests.crash.race import pipeline_at, write_round
-from tests.simulation.disk import Disk, PowerCut
+from tests.simulation.disk import Disk, Killed, PowerCut
 from tests.support.light import SHARD, LightPlane
 from tests.support.tables import rows_of
 from tidemark.app.deployment import new_token
 from tidemark.core.binding import Binding, Owner
-from tidemark.core.errors import Determinate, TidemarkError
+from tidemark.core.errors import Determinate, Indeterminate, TidemarkError
 from tidemark.core.ids import WriterToken
 from tidemark.core.seal import Staged
 from tidemark.delta import ledger
+from tidemark.delta.checkpoint import make_checkpoint
+from tidemark.delta.store import Store, _sync
 from tidemark.pipeline.context import Attempt
 from tidemark.pipeline.history import losses
 from tidemark.pipeline.run import run
 from tidemark.spark.parts import PartStore
 
 SEEDS = 40
-MUTANT_SEEDS_MAX = 40
+MUTANT_SEEDS_MAX = 300
 ROUNDS = 3
 CALLS_MAX = 200
 TRIES_MAX = 8
@@ -56,7 +61,7 @@ class Machine:
         self.rng = random.Random(seed)
         self.folder, self.home = folder, folder / "work"
         self.sealed: dict[int, int] = {}
-        self.cut = self.failed = self.lost = 0
+        self.cut = self.failed = self.lost = self.killed = 0
         for name in ("wh", "in"):
             (self.home / name).mkdir(parents=True)
 
@@ -71,12 +76,15 @@ class Machine:
         """A run on a disk that fails, until the power goes."""
         cut_at = self.rng.randint(1, CALLS_MAX)
         fails = self.rng.choice((0.0, 0.0, 0.03))
+        kill_at = self.rng.choice((0, self.rng.randint(1, CALLS_MAX // 2)))
         shadow = self.folder / f"disk-{number}"
-        disk = Disk(self.home / "wh", shadow, self.rng, cut_at=cut_at, fails=fails)
+        disk = Disk(self.home / "wh", shadow, self.rng, cut_at=cut_at, fails=fails, kill_at=kill_at)
         with disk.watched(), suppress(PowerCut):
-            for _ in range(2):
-                with suppress(Determinate):
+            for _ in range(3):
+                with suppress(Determinate, Indeterminate, Killed):
                     self.run(number)
+                self.killed += disk.dead
+                disk.start_again()
             disk.cut()  # After the last run everything un-synced may still be lost.
         self.cut, self.failed, self.lost = self.cut + 1, self.failed + disk.failed, self.lost + disk.lost
         disk.restart()
@@ -137,6 +145,7 @@ def test_w5_a_power_cut_needs_no_recovery_and_loses_nothing(tmp_path: Path) -> N
     found = [check(seed, tmp_path) for seed in range(SEEDS)]
     assert min(sum(one.cut for one in found), sum(one.lost for one in found)) > SEEDS
     assert sum(one.failed for one in found) > SEEDS / 10
+    assert sum(one.killed for one in found) > SEEDS / 2
 
 
 def nothing(*_: object) -> None:
@@ -147,9 +156,26 @@ def write(path: Path, data: bytes) -> None:
     path.write_bytes(data)
 
 
+def as_it_is(store: Store, path: str) -> tuple[bytes, bool]:
+    return store.get(path), False
+
+
+def sync_again(target: Path, _: bytes) -> None:
+    _sync(target.parent)
+
+
+def clean_first(store: Store, options: Mapping[str, str], *, now_ms: int) -> int:
+    """Log clean-up by a checkpoint that is not synced yet."""
+    with patch.object(Store, "sync_files", nothing), patch.object(Store, "sync_folders", nothing):
+        return make_checkpoint(store, options, now_ms=now_ms)
+
+
 MUTANTS = {
     "contents are not synced": ("tidemark.delta.store._write_synced", write),
     "folders are not synced": ("tidemark.delta.store._sync", nothing),
+    "what is visible is taken for durable": ("tidemark.delta.store.Store.get_lasting", as_it_is),
+    "a failed sync is made again": ("tidemark.delta.store._write_again", sync_again),
+    "clean-up before the checkpoint is synced": ("tidemark.delta.table.make_checkpoint", clean_first),
 }
 
 

@@ -15,6 +15,10 @@ The outcome is decided here, once, by the log entry that exists afterwards (Inva
   unless our attempt is old enough to have been cleaned up.
 - It is absent, and so are later ones: on a local disk nothing was written. In an object store a request may
   still be in flight, so the outcome is unknown.
+
+On a disk an entry is visible before its name is durable. `read_entry` makes the name durable first, whoever
+has written it. So nothing that is committed, deleted or acknowledged depends on an entry that a power cut
+may take back.
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ from uuid import UUID
 
 from tidemark.core.errors import Determinate, Indeterminate, InvalidUsage, InvariantViolation
 from tidemark.core.ledger import CommitOutcome, Committed, Conflict
-from tidemark.delta.store import Store
+from tidemark.delta.store import NotLasting, Store
 
 _NAME: Final = re.compile(r"v(\d{20})-[0-9a-f]{32}(?:\.parquet|/.+)\Z")
 
@@ -193,6 +197,7 @@ def put_entry(
         if not is_next and newest_version(store, version) >= version:
             return Conflict()
         store.sync_folders(files)
+        store.sync_names()
     except OSError as error:
         raise _unwritten(store, version, error) from error
     try:
@@ -207,6 +212,20 @@ def put_entry(
             hint="read back",
         )
     return Committed(version)
+
+
+def read_entry(store: Store, version: int) -> bytes:
+    """A log entry that a power cut can't take back. FileNotFoundError if it doesn't exist, OSError if it
+    can't be read, `Indeterminate` if its name can't be made durable."""
+    try:
+        data, is_new = store.get_lasting(entry_path(version))
+    except NotLasting as error:
+        raise _unknown(store, version, error) from error
+    if is_new and newest_version(store, version + 1) > version and not store.has(entry_path(version + 1)):
+        # Log clean-up deleted it meanwhile. A commit relies on its absence.
+        store.remove_quietly(entry_path(version))
+        raise FileNotFoundError(entry_path(version))
+    return data
 
 
 def _is_late(began: float, now: float) -> bool:
@@ -226,7 +245,7 @@ def _read_back(
     """Decide the outcome of an attempt by the entry that exists now."""
     try:
         try:
-            entry = store.get(entry_path(version))
+            entry = read_entry(store, version)
         except FileNotFoundError:
             if error is None or newest_version(store, version) >= version:
                 # It existed, and clean-up has deleted it: not ours, unless our attempt is old.
@@ -235,9 +254,6 @@ def _read_back(
             elif store.local:
                 raise _unwritten(store, version, error) from error
             raise _unknown(store, version, error or OSError("it was cleaned away")) from error
-        if error is not None:
-            # The error may come from the last sync.
-            store.sync_folders((entry_path(version),))
     except OSError as unread:
         raise _unknown(store, version, unread) from unread
     return Committed(version) if _mark_of(entry) == attempt else Conflict()
@@ -262,4 +278,10 @@ def _unwritten(store: Store, version: int, error: OSError) -> Determinate:
 
 
 def _unknown(store: Store, version: int, error: OSError) -> Indeterminate:
+    if isinstance(error, NotLasting):
+        return Indeterminate(
+            f"version {version} of {store.uri} may have been written, and a power cut may take it back:"
+            f" {error}",
+            hint="check the disk, then run again, which makes the entry durable first",
+        )
     return Indeterminate(f"version {version} of {store.uri} may have been written: {error}", hint="read back")

@@ -23,7 +23,7 @@ from urllib.parse import unquote
 from tidemark.core.errors import Determinate, InvalidUsage, InvariantViolation
 from tidemark.core.publish import VERSION_NONE
 from tidemark.delta.checkpoint import EVERY_FIELD, HEAD_FIELDS, read_checkpoint
-from tidemark.delta.commit import Action, entry_actions, entry_path, newest_version
+from tidemark.delta.commit import Action, entry_actions, newest_version, read_entry
 from tidemark.delta.deletion_vectors import Descriptor
 from tidemark.delta.store import Store
 
@@ -217,7 +217,7 @@ def entries_after(store: Store, head: TableHead) -> Iterator[tuple[list[Action],
     while True:
         version = head.version + 1
         try:
-            data = store.get(entry_path(version))
+            data = read_entry(store, version)
         except FileNotFoundError:
             return
         except OSError as error:

@@ -13,7 +13,7 @@ from tidemark.core.checksum import Digest
 from tidemark.core.errors import Determinate
 from tidemark.core.ids import Txn, WriterToken
 from tidemark.core.publish import VERSION_NONE, StateCommit
-from tidemark.delta.commit import Action, entry_actions, entry_path, newest_version
+from tidemark.delta.commit import Action, entry_actions, entry_path, newest_version, read_entry
 from tidemark.delta.store import Store, reading
 
 FORMAT: Final = 1
@@ -63,7 +63,7 @@ def commit_at(store: Store, version: int) -> tuple[StateCommit | None, str]:
     if version == VERSION_NONE:
         return None, ""
     try:
-        actions = entry_actions(store.get(entry_path(version)), version, store.uri)
+        actions = entry_actions(read_entry(store, version), version, store.uri)
     except FileNotFoundError:
         return None, ""
     except OSError as error:

@@ -5,10 +5,16 @@ at its exit. Writes (`put_synced`, `sync_folders`, `put_if_absent`) don't use de
 syncs its writes nor offers put-if-absent. All differences between the two kinds of store are in this module:
 on a disk a file is synced and then linked to its name; an object store gets a conditional put, which is
 durable once acknowledged.
+
+On a disk a new name is visible before it is durable. Until the folder is synced the file keeps the name that
+it was written under, so every process can tell (`get_lasting`), also when its writer has died. A failed sync
+of a folder is not repeated: the kernel reports the error once, and the next sync may succeed without having
+written that name. The file is written again instead and renamed over the name, which must be written then.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
@@ -18,7 +24,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
 from urllib.parse import unquote, urlparse
 
 from deltalake.exceptions import DeltaError, TableNotFoundError
@@ -31,6 +37,14 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger(__name__)
+
+FOLDERS_ABOVE: Final = 4
+"""The folders above a table in which a pipeline may make names: the shard's or `_control`, the pipeline's,
+the warehouse, and the folder of that."""
+
+
+class NotLasting(OSError):
+    """A file is visible, and a power cut may take it back: its name can't be made durable."""
 
 
 @contextmanager
@@ -152,49 +166,81 @@ class Store:
                 _sync(self.folder / path)
 
     def sync_folders(self, paths: Iterable[str]) -> None:
-        """Make the names of these files durable, up to that of the table.
-
-        The table's own name needs that once. It stays durable as long as the folder is the same one."""
+        """Make the names of these files durable, up to that of the table (`sync_names`)."""
         if self.folder is None:
             return
         folders: set[Path] = set()
         for path in paths:
-            folders.add(self.folder)
             for parent in (self.folder / path).parents:
+                folders.add(parent)
                 if parent == self.folder:
                     break
-                folders.add(parent)
         for folder in sorted(folders, key=lambda one: len(one.parts), reverse=True):
             _sync(folder)
-        if not folders:
+        if folders:
+            self.sync_names()
+
+    def sync_names(self) -> None:
+        """Make the names of the table and of the folders above it durable. The process that made one of them
+        may have died before it synced that.
+
+        This is needed once. They stay durable as long as the folder is the same one."""
+        if self.folder is None or not self.folder.is_dir():
             return
         found = self.folder.stat()
         if self._named != (found.st_dev, found.st_ino):
-            _sync(self.folder.parent)
+            for folder in (self.folder, *self.folder.parents[:FOLDERS_ABOVE]):
+                with suppress(PermissionError):  # Nobody here can have made a name in it.
+                    _sync(folder)
             self._named = (found.st_dev, found.st_ino)
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
         """Create a complete, durable file; False if it exists already, which stays unchanged.
 
-        OSError if it can't be created, or if the outcome is unknown. Each attempt writes to a file of its
-        own, so two writers never write into the same file."""
+        OSError if it can't be created, or if the outcome is unknown: then the file may be visible, with its
+        second name. Each attempt writes to a file of its own, so two writers never write into the same
+        file."""
         if self.folder is None:
             return self._put_object(path, data)
         target = self.folder / path
         _make_folder(target.parent)
-        attempt = target.with_name(f"_commit_{target.stem}_{uuid.uuid4().hex}.tmp")
+        second = _second_name(target)
         try:
-            _write_synced(attempt, data)
-            try:
-                # Unlike a rename, a link never replaces an existing file.
-                os.link(attempt, target)
-            except FileExistsError:
-                return False
+            _write_synced(second, data)
+            # Unlike a rename, a link never replaces an existing file.
+            with suppress(FileExistsError):
+                os.link(second, target)
         finally:
-            with suppress(OSError):
-                attempt.unlink()
-        _sync(target.parent)
-        return True
+            is_ours = _is_same(second, target)
+            if not is_ours:
+                _unlink(second)
+        if is_ours:
+            _sync(target.parent)
+            _unlink(second)
+        return is_ours
+
+    def get_lasting(self, path: str) -> tuple[bytes, bool]:
+        """The whole file, once a power cut can't take it back, and whether it was written again for that.
+
+        `NotLasting` if that fails. Whoever may not write here reads the file as it is."""
+        if self.folder is None:
+            return self.get(path), False
+        target = self.folder / path
+        with target.open("rb") as file:
+            data, found = file.read(), os.fstat(file.fileno())
+        # A copy of the warehouse may hold links of its own, so the name counts.
+        others = _second_names(target, found.st_ino) if found.st_nlink > 1 else []
+        if not others:
+            return data, False
+        try:
+            _write_again(target, data)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+                return data, False
+            raise NotLasting(error.errno, error.strerror or str(error), path) from error
+        for other in others:
+            _unlink(other)
+        return data, True
 
     def _put_object(self, path: str, data: bytes) -> bool:
         from obstore.exceptions import AlreadyExistsError, PreconditionError
@@ -359,11 +405,63 @@ def _write_synced(path: Path, data: bytes) -> None:
 
 
 def _make_folder(folder: Path) -> None:
-    """Create a folder and its parents, and make their names durable."""
+    """Create a folder and its parents, and make their names durable. A folder whose name can't be made
+    durable is removed, so that a retry creates it anew."""
     if not folder.is_dir():
         _make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
-        _sync(folder.parent)
+        try:
+            _sync(folder.parent)
+        except OSError:
+            with suppress(OSError):
+                folder.rmdir()
+            raise
+
+
+def _second_name(target: Path) -> Path:
+    """A new name beside a file, which shows that the file's own name may not be durable yet."""
+    return target.with_name(f"_commit_{target.stem}_{uuid.uuid4().hex}.tmp")
+
+
+def _second_names(target: Path, inode: int) -> list[Path]:
+    """The second names of a file."""
+    with os.scandir(target.parent) as found:
+        names = [one.name for one in found if one.name.startswith(f"_commit_{target.stem}_")]
+    return [path for name in names if _inode_of(path := target.with_name(name)) == inode]
+
+
+def _write_again(target: Path, data: bytes) -> None:
+    """Write a file again under its name, and make the name durable. The new file has a second name too,
+    until its folder is synced."""
+    second, over = _second_name(target), _second_name(target)
+    try:
+        _write_synced(second, data)
+        os.link(second, over)
+        os.rename(over, target)  # noqa: PTH104
+    finally:
+        if not _is_same(second, target):
+            _unlink(over)
+            _unlink(second)
+    _sync(target.parent)
+    _unlink(second)
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    found = _inode_of(one)
+    return found is not None and found == _inode_of(other)
+
+
+def _inode_of(path: Path) -> int | None:
+    """The number of a file; None if it doesn't exist."""
+    try:
+        return path.stat().st_ino
+    except FileNotFoundError:
+        return None
+
+
+def _unlink(path: Path) -> None:
+    with suppress(OSError):
+        path.unlink()
 
 
 def _sync(path: Path) -> None:

@@ -77,7 +77,14 @@ class PartStore:
         found = [part for part in in_parallel(described, listed, at_once=FILES_AT_ONCE) if part is not None]
         if not found:
             self._remove(f"{log}/{folder}")
-        self._sync(shard, [part.path for part in found])
+        try:
+            self._sync(shard, [part.path for part in found])
+        except Determinate:
+            # With the folders that are empty then, so that a retry makes their names anew, too.
+            for part in found:
+                with suppress(OSError):
+                    Store(self.log_root(shard), {}).delete(part.path)
+            raise
         return tuple(sorted(found, key=lambda part: part.path))
 
     def _sync(self, shard: ShardId, paths: Sequence[str]) -> None:
@@ -87,8 +94,6 @@ class PartStore:
         try:
             files.sync_files(paths)
             files.sync_folders(paths)
-            # Spark has created the shard's folder too, if this is its first transaction.
-            Store(self.location, {}).sync_folders([f"{shard}/log"])
         except OSError as error:
             raise Determinate(
                 f"the parts of {shard} can't be made durable: {error}", hint="check the disk, then retry"
