@@ -15,10 +15,12 @@ from typer.testing import CliRunner
 
 from tests.support.keyed_log import SHARD, Change, KeyedLog
 from tidemark.cli.app import app
+from tidemark.core.errors import InvariantViolation
 from tidemark.core.history import HistoryLost
 from tidemark.core.ids import Txn
 from tidemark.core.publish import VERSION_NONE
 from tidemark.delta.control import DeltaControl
+from tidemark.delta.damage import damaged_entries, set_aside, tables_below
 from tidemark.delta.state_maintenance import DeltaStateKeeper, MaintainedState
 from tidemark.delta.state_status import same_rows_version
 from tidemark.delta.store import Store
@@ -88,6 +90,30 @@ def test_a_table_of_cuts_that_is_gone_or_set_back_is_made_up_for_by_the_next_pub
     assert cuts_of(control) == []
     assert advance_cut(control, [SHARD]) == 2
     assert cuts_of(reopened(log)) == [(2, {SHARD: second})]
+
+
+def test_regression_a_damaged_entry_of_the_cuts_is_set_aside_by_a_recovery(tmp_path: Path) -> None:
+    """It is named with the command that mends it, and cuts are made again."""
+    log = KeyedLog(tmp_path)
+    versions = [published(log, value) for value in ("a", "b")]
+    home = str(tmp_path / "p")
+    entries = sorted((tmp_path / "p" / "_control" / "cuts" / "_delta_log").glob("*.json"))
+    entries[-1].write_bytes(b"")
+    with pytest.raises(InvariantViolation, match=r"_control/cuts is lost.*`tidemark recover PIPELINE`"):
+        advance_cut(reopened(log), [SHARD])
+    assert [one.table for one in damaged_entries(home)] == ["_control/cuts"]
+    set_aside(home, damaged_entries(home))
+    assert advance_cut(reopened(log), [SHARD]) == 2
+    assert cuts_of(reopened(log))[0] == (2, {SHARD: versions[1]})
+
+
+def test_every_table_of_a_pipeline_is_looked_at_for_damage(tmp_path: Path) -> None:
+    log = KeyedLog(tmp_path)
+    published(log, "a")
+    control = log.control
+    below = {table.uri.removeprefix(f"{control.root}/") for table in control.tables}
+    others = {f"{SHARD}/{name}" for name in ("log", "state", "tombstones")}
+    assert below | others == set(tables_below(control.root))
 
 
 def test_a_cut_of_a_transaction_that_the_history_has_not_stops_whoever_publishes(tmp_path: Path) -> None:

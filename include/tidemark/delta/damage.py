@@ -21,7 +21,7 @@ from tidemark.delta.commit import LOG, entry_actions, entry_path, newest_version
 from tidemark.delta.head import open_head
 from tidemark.delta.store import Store
 
-CONTROL: Final = ("history", "checkpoints", "attempts", "journal", "leases")
+CONTROL: Final = ("history", "checkpoints", "attempts", "journal", "leases", "cuts")
 SHARD: Final = ("log", "publishes", "state", "tombstones")
 SET_ASIDE: Final = "_lost"
 
