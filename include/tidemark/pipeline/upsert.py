@@ -288,16 +288,22 @@ def bring_up_log(
 ) -> LogReport:
     """Append every sealed transaction that the shard's log has not passed, in order.
 
-    The log's upper is read again for each one. Below `lower` the log is known to lack nothing, so a shard
-    that was idle for long does not read the history. `release` names a held transaction to let through."""
+    The log's upper is read again for each one; a seal is read once. Below `lower` the log is known to lack
+    nothing, so a shard that was idle for long does not read the history. `release` names a held transaction
+    to let through."""
     appended: list[Txn] = []
     dropped: list[Txn] = []
+    seals: list[Seal] = []
+    begins = read_upper = TXN_FIRST
     while True:
         upper = log_head(pipeline.control, shard).upper
         sealed_upper = pipeline.control.seals.head().upper
         first = max(upper, lower)
-        seals = pipeline.control.seals.read(first, sealed_upper)
-        entry = next_append(shard, upper=first, seals=seals, release=release)
+        if not begins <= first <= read_upper:
+            seals, begins, read_upper = [], first, first
+        seals += pipeline.control.seals.read(read_upper, sealed_upper)
+        read_upper = max(read_upper, sealed_upper)
+        entry = next_append(shard, upper=first, seals=seals[first - begins :], release=release)
         if not isinstance(entry, LogEntry):
             return LogReport(tuple(appended), tuple(dropped), entry)
         match put_entry(pipeline, shard, expected=upper, entry=entry):
