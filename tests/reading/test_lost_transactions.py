@@ -2,35 +2,58 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
 
 from tests.crash.race import pipeline_at
 from tests.delta.test_power_cut import newest, work
 from tests.delta.test_recover import recovered
 from tests.support.light import SHARD
 from tidemark.app.deployment import new_token
+from tidemark.core.history import HistoryLost
 from tidemark.core.lease import HolderToken
 from tidemark.core.reading import effect_key, lease_name
 from tidemark.delta.parts import DeltaParts
 from tidemark.pipeline.consume import Range, Reading, ShardReader
-from tidemark.pipeline.leases import Leases, take_hold
+from tidemark.pipeline.leases import Hold, Leases, take_hold
 
 
 def taken(root: Path) -> list[Range]:
     """Take and confirm all there is, one transaction at a time."""
-    pipeline, token = pipeline_at(root), new_token()
-    name = lease_name("billing", SHARD)
-    hold = take_hold(Leases(pipeline_at(root).control.leases), name, HolderToken(token), wait_seconds=0)
-    reading = Reading("billing", SHARD, token)
-    reader = ShardReader(pipeline, DeltaParts(pipeline.control.root), hold, reading, name="race")  # type: ignore[attr-defined]
     found: list[Range] = []
-    try:
+    with reading(root) as (reader, _):
         while (given := reader.next_range()) is not None:
             found.append(given)
             reader.delivered(given)
+    return found
+
+
+@contextmanager
+def reading(root: Path) -> Iterator[tuple[ShardReader, Hold]]:
+    pipeline, token = pipeline_at(root), new_token()
+    name = lease_name("billing", SHARD)
+    hold = take_hold(Leases(pipeline_at(root).control.leases), name, HolderToken(token), wait_seconds=0)
+    wanted = Reading("billing", SHARD, token)
+    try:
+        yield ShardReader(pipeline, DeltaParts(pipeline.control.root), hold, wanted, name="race"), hold  # type: ignore[attr-defined]
     finally:
         hold.release()
-    return found
+
+
+def test_regression_a_frontier_never_moves_past_a_transaction_that_the_history_lacks(tmp_path: Path) -> None:
+    """It would be on record without a link, and nothing could be compared with it from then on."""
+    work(tmp_path, 1)
+    with reading(tmp_path) as (reader, hold):
+        given = reader.next_range()
+        assert given is not None
+        newest(tmp_path, "_control/history").unlink()
+        reader._pipeline = pipeline_at(tmp_path)
+        with pytest.raises(HistoryLost, match="consumer 'billing' has transaction 1, and the history ends"):
+            reader.delivered(given)
+        assert (hold.lease.txn, hold.lease.planned) == (1, 2)
 
 
 def test_w2_a_consumer_is_told_of_what_is_lost_and_goes_on_in_the_new_epoch(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ from tidemark.core.reading import (
 from tidemark.core.seal import Decision, Part
 from tidemark.pipeline.context import Pipeline, note, note_all
 from tidemark.pipeline.decide import checked_reason
-from tidemark.pipeline.history import epoch_of, require_known
+from tidemark.pipeline.history import epoch_of, link_of, require_known
 from tidemark.pipeline.leases import Hold, Leases
 from tidemark.pipeline.listing import Listed, fetch_all, listing, readable_upper
 from tidemark.pipeline.publish import published_as_of
@@ -253,8 +253,8 @@ class ShardReader:
         self._advance(given.upper)
 
     def _advance(self, upper: Txn) -> None:
-        seals = self._pipeline.control.seals
-        self._hold.advance(upper, link=next((one.link for one in seals.read(upper - 1, upper)), 0))
+        what = f"consumer {self._reading.consumer!r}"
+        self._hold.advance(upper, link=link_of(self._pipeline.control, what, txn=Txn(upper - 1)))
 
     def _require_known(self) -> None:
         """Raise `HistoryLost` where the history lacks the consumer's last transaction, or has another one

@@ -21,10 +21,10 @@ from tidemark.core.checkpoint import Checkpoint
 from tidemark.core.errors import Determinate, InvariantViolation
 from tidemark.core.history import CopiedWarehouse, HistoryLost, LogLost, Recovery, check_known
 from tidemark.core.ids import TXN_FIRST, TXN_NONE, ShardId, Txn, WriterToken
-from tidemark.core.lease import Lease
 from tidemark.core.ledger import EPOCH, Head
 from tidemark.core.publish import VERSION_NONE
 from tidemark.core.seal import touch_mark
+from tidemark.pipeline.leases import Leases
 from tidemark.ports.control import Control
 
 LOOKS_MAX: Final = 2
@@ -103,18 +103,34 @@ def require_logs(control: Control) -> None:
     touched = {shard for seal in seals for shard in seal.shards} | set(last.tables)
     for shard in sorted(control.shards() if upper == TXN_FIRST else touched)[:LOGS_LOOKED_AT]:
         require_shard(control, shard, last)
-    require_leases(control)
+    require_leases(control, upper)
 
 
-def require_leases(control: Control) -> None:
-    """Check that the history has what consumers have confirmed, by the newest leases, up to a bounded number
-    of them. A number that was bound again would else be another transaction to them."""
-    upper = control.leases.head().upper
-    records = control.leases.read(upper - LEASES_LOOKED_AT, upper)
-    newest = {lease.name: lease for lease in records if isinstance(lease, Lease)}
-    for lease in newest.values():
-        if lease.link:
-            require_known(control, f"consumer {lease.name}", txn=Txn(lease.txn - 1), link=lease.link)
+def require_leases(control: Control, sealed_upper: Txn) -> None:
+    """Check that the history has what consumers have confirmed. A number that was bound again would else be
+    another transaction to them.
+
+    Every consumer is compared with the history's end, and the ones that are furthest also by their links, up
+    to a bounded number. Of the others each compares its link when it reads."""
+    latest = Leases(control.leases).latest()
+    known = sorted((one for one in latest if one.link and one.is_kept), key=lambda one: -one.txn)
+    for place, lease in enumerate(known):
+        if lease.txn <= sealed_upper and place >= LEASES_LOOKED_AT:
+            break
+        require_known(control, f"consumer {lease.name}", txn=Txn(lease.txn - 1), link=lease.link)
+
+
+def link_of(control: Control, what: str, *, txn: Txn) -> int:
+    """The link of a transaction that `what` has had, 0 for none at all. `HistoryLost` where the history lacks
+    it."""
+    upper = TXN_FIRST
+    for _ in range(LOOKS_MAX if txn != TXN_NONE else 0):
+        for seal in control.seals.read(txn, txn + 1):
+            return seal.link
+        # The loaded version may be an old one.
+        upper = control.seals.head().upper
+    check_known(what, txn=txn, link=0, upper=upper, seal=None)
+    return 0
 
 
 def _unfinished(control: Control, upper: Txn) -> Determinate | None:
