@@ -42,6 +42,9 @@ FOLDERS_ABOVE: Final = 4
 """The folders above a table in which a pipeline may make names: the shard's or `_control`, the pipeline's,
 the warehouse, and the folder of that."""
 
+_NAMES_SYNCED: Final[set[tuple[str, int, int]]] = set()
+"""The folders whose names this process has synced."""
+
 
 class NotLasting(OSError):
     """A file is visible, and a power cut may take it back: its name can't be made durable."""
@@ -178,21 +181,27 @@ class Store:
         for folder in sorted(folders, key=lambda one: len(one.parts), reverse=True):
             _sync(folder)
         if folders:
-            self.sync_names()
+            self._sync_above()
 
     def sync_names(self) -> None:
         """Make the names of the table and of the folders above it durable. The process that made one of them
         may have died before it synced that.
 
-        This is needed once. They stay durable as long as the folder is the same one."""
-        if self.folder is None or not self.folder.is_dir():
+        A process needs this once for each. They stay durable as long as the folder is the same one."""
+        if self.folder is not None and self.folder.is_dir() and self._named != _identity(self.folder):
+            _sync(self.folder)
+            self._sync_above()
+
+    def _sync_above(self) -> None:
+        if self.folder is None or self._named == (table := _identity(self.folder)):
             return
-        found = self.folder.stat()
-        if self._named != (found.st_dev, found.st_ino):
-            for folder in (self.folder, *self.folder.parents[:FOLDERS_ABOVE]):
+        for folder in (self.folder, *self.folder.parents[: FOLDERS_ABOVE - 1]):
+            known = (str(folder), *_identity(folder))
+            if known not in _NAMES_SYNCED:
                 with suppress(PermissionError):  # Nobody here can have made a name in it.
-                    _sync(folder)
-            self._named = (found.st_dev, found.st_ino)
+                    _sync(folder.parent)
+                _NAMES_SYNCED.add(known)
+        self._named = table
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
         """Create a complete, durable file; False if it exists already, which stays unchanged.
@@ -444,6 +453,11 @@ def _write_again(target: Path, data: bytes) -> None:
             _unlink(second)
     _sync(target.parent)
     _unlink(second)
+
+
+def _identity(folder: Path) -> tuple[int, int]:
+    found = folder.stat()
+    return found.st_dev, found.st_ino
 
 
 def _is_same(one: Path, other: Path) -> bool:
