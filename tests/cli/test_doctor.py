@@ -11,10 +11,15 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from tests.delta.test_power_cut import newest, work
+from tests.support.light import SHARD
 from tidemark import __version__
 from tidemark.cli import doctor
 from tidemark.cli.app import app
+from tidemark.core.binding import Binding, Configuration, Owner
 from tidemark.core.errors import InvalidUsage
+from tidemark.core.frontier import Frontier
+from tidemark.core.ids import Txn
 
 
 def test_version_is_printed() -> None:
@@ -109,6 +114,35 @@ def test_a_warehouse_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     check = doctor.check_writable(tmp_path / "file" / "warehouse")
     assert not check.ok
     assert str(tmp_path) in check.found
+
+
+def test_every_log_of_every_pipeline_is_checked_and_what_would_show_a_restore_is_said(tmp_path: Path) -> None:
+    """Also the log of a shard that no pipeline file declares."""
+    work(tmp_path, 1)
+    work(tmp_path, 2)
+    warehouse = tmp_path / "wh"
+    (warehouse / "no-pipeline").mkdir()
+    [check] = doctor.check_histories(str(warehouse))
+    assert (check.name, check.ok) == ("history of race", True)
+    assert check.found.startswith("2 transactions, every log agrees; nothing would show that everything was")
+    newest(tmp_path, f"{SHARD}/log").unlink()
+    [check] = doctor.check_histories(str(warehouse))
+    assert not check.ok
+    assert "the log of shard points ends with transaction 1, and had 2" in check.found
+    assert "`tidemark recover race`" in check.remedy
+    newest(tmp_path, "_control/history").write_bytes(b"")
+    [check] = doctor.check_histories(str(warehouse))
+    assert not check.ok
+    assert "is lost" in check.found
+
+
+@pytest.mark.parametrize(
+    ("kind", "found"), [("postgres", "its replication slot"), ("kafka", "its consumer group")]
+)
+def test_what_outside_of_a_warehouse_shows_a_restore_depends_on_the_source(kind: str, found: str) -> None:
+    settings = Configuration.of(json.dumps({"source": {"type": kind}}))
+    bound = Binding(Txn(1), Frontier(), Frontier(), Owner("r"), configuration=settings)
+    assert doctor._shows_a_restore([bound]).startswith(found)
 
 
 def test_missing_jars_are_reported_not_raised(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
@@ -23,6 +23,7 @@ from typing import Annotated
 import typer
 
 from tidemark.config.paths import is_uri
+from tidemark.core.binding import Binding, BindingRecord
 from tidemark.core.errors import TidemarkError
 
 _SPARK_SECONDS_MAX = 300
@@ -59,6 +60,7 @@ def all_checks(*, warehouse: str, with_spark: bool) -> Iterator[Check]:
         yield check_writable(Path(warehouse))
     yield check_put_if_absent(warehouse)
     yield check_address(warehouse)
+    yield from check_histories(warehouse)
 
 
 def machine_checks(*, with_spark: bool) -> Iterator[Check]:
@@ -241,6 +243,57 @@ def check_address(warehouse: str) -> Check:
     except TidemarkError as error:
         return _failed(name, error)
     return Check(name, ok=True, found=f"as recorded by {there} pipelines" if there else "no pipeline yet")
+
+
+def check_histories(warehouse: str) -> Iterator[Check]:
+    """Every pipeline's history has what its checkpoint, the logs and states of all its shards have, also of
+    shards that no pipeline file declares any more. Says what outside the warehouse would show that all of
+    them were restored from one copy."""
+    from tidemark.core.ids import is_name
+    from tidemark.delta.control import DeltaControl
+    from tidemark.delta.store import Store, reading
+    from tidemark.pipeline.history import losses
+
+    try:
+        with reading(warehouse):
+            folders = Store(warehouse, {}).folders()
+    except TidemarkError as error:
+        yield _failed("histories", error)
+        return
+    for folder in filter(is_name, folders):
+        name, control = f"history of {folder}", DeltaControl(warehouse, folder)
+        try:
+            upper = control.bindings.head().upper
+            if not control.made_at:
+                continue
+            lost = losses(control, control.shards())
+            shown_by = _shows_a_restore(control.bindings.read(upper - 1, upper))
+        except TidemarkError as error:
+            yield _failed(name, error)
+            continue
+        if lost:
+            remedy = f"see `tidemark status {folder}`, then `tidemark recover {folder}`"
+            yield Check(name, ok=False, found="; ".join(lost), remedy=remedy)
+        else:
+            yield Check(name, ok=True, found=f"{upper - 1} transactions, every log agrees; {shown_by}")
+
+
+_RESTORE_SHOWN_BY = {
+    "postgres": "its replication slot would show that everything was restored from one copy",
+    "kafka": "its consumer group would show that everything was restored from one copy",
+}
+
+
+def _shows_a_restore(records: Sequence[BindingRecord]) -> str:
+    """What outside the warehouse shows a complete restore, by the settings of the newest binding."""
+    kinds = [
+        json.loads(one.configuration.text)["source"]["type"] for one in records if isinstance(one, Binding)
+    ]
+    nothing = (
+        "nothing would show that everything was restored from one copy: after that run"
+        " `tidemark recover PIPELINE --restored`"
+    )
+    return _RESTORE_SHOWN_BY.get(kinds[-1] if kinds else "", nothing)
 
 
 def _failed(name: str, error: TidemarkError) -> Check:

@@ -13,7 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tidemark.app.workspace import pipeline_folders
-from tidemark.cli.doctor import Check, check_address, check_put_if_absent, check_writable
+from tidemark.cli.doctor import (
+    Check,
+    check_address,
+    check_histories,
+    check_put_if_absent,
+    check_writable,
+)
 from tidemark.config.paths import is_uri
 from tidemark.core.errors import InvalidUsage, TidemarkError
 
@@ -69,6 +75,7 @@ def store_checks(places: Places) -> Iterator[Check]:
             yield check_writable(Path(warehouse))
         yield check_put_if_absent(warehouse)
         yield check_address(warehouse)
+        yield from check_histories(warehouse)
     for landing in places.landings:
         yield check_landing(landing)
 
