@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import random
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -40,10 +42,11 @@ def config_at(root: Path) -> PipelineConfig:
     ).at(root)
 
 
-def pipeline_at(root: Path) -> Pipeline:
+def pipeline_at(root: Path, *, clock_ns: Callable[[], int] = time.time_ns) -> Pipeline:
     """This process's handle on the pipeline."""
     config = config_at(root)
-    control = DeltaControl(config.warehouse_location, config.name, {SHARD: log_schema(config.shapes[SHARD])})
+    schemas = {SHARD: log_schema(config.shapes[SHARD])}
+    control = DeltaControl(config.warehouse_location, config.name, schemas, clock_ns=clock_ns)
     return Pipeline(
         control=control,
         source=FileSource.of(config, bindings=control.bindings),

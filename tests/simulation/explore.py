@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from tests.simulation import generations
 from tests.simulation.checker import Checker
 from tests.simulation.flushing import FlushWorld
 from tests.simulation.world import World
@@ -28,24 +28,14 @@ def simulate(seed: int) -> int:
 
 
 def explore(
-    first: int,
-    end: int,
-    *,
-    through: bool = False,
-    stop_at_first: bool = False,
-    with_generations: bool = False,
+    first: int, end: int, *, check: Callable[[int], object] = simulate, stop_at_first: bool = False
 ) -> list[Failure]:
-    """Run the seeds in [first, end). With `through`, the first error is raised as it is; `with_generations`
-    also runs each seed's world of generations."""
+    """Run the seeds in [first, end)."""
     failures: list[Failure] = []
     for seed in range(first, end):
         try:
-            simulate(seed)
-            if with_generations:
-                generations.check(seed)
+            check(seed)
         except Exception as error:
-            if through:
-                raise
             failures.append(Failure(seed, f"{type(error).__name__}: {error}"))
             if stop_at_first:
                 break

@@ -101,7 +101,10 @@ class GenerationSimulation(GenerationWorld):
     def zombie(self) -> None:
         """A process that was opened long ago, and wakes after a promotion: it binds, or it finishes what is
         open."""
-        pipeline, attempt = self.opened(self.scheduler), self.attempt()
+        try:
+            pipeline, attempt = self.opened(self.scheduler), self.attempt()
+        except Crash:
+            return
         for _ in range(400):
             self.scheduler.pause()
             if self.generation > pipeline.generation:

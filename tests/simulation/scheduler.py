@@ -67,7 +67,7 @@ class Scheduler:
         if luck < 0.02:
             self.land_one()
         elif luck > 0.99:
-            self.now_seconds += self.rng.choice((0.5, 3.0, -2.0, 40.0))
+            self.now_seconds += self.rng.choice((0.5, 3.0, -2.0, 40.0, 3_600.0))
         else:
             self.now_seconds += 0.01
         me = greenlet.getcurrent()

@@ -2,18 +2,21 @@
 
 Each seed runs a pipeline, cuts the power at some call to the disk, and goes on with what a disk that keeps
 only what was synced has kept: un-synced contents and names are lost one by one. Some syncs fail, too, and
-some processes are killed, so that another one goes on from names that nobody has synced. With syncing on,
-nobody ever has to recover: the next runs end with the right tables, and what was sealed stays.
+some processes are killed, so that another one goes on from names that nobody has synced, and some clocks are
+set by hours meanwhile. With syncing on, nobody ever has to recover: the next runs end with the right tables,
+and what was sealed stays.
 """
 
 from __future__ import annotations
 
 import random
+import time
 from collections import deque
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
 import pytest
@@ -40,6 +43,7 @@ MUTANT_SEEDS_MAX = 300
 ROUNDS = 3
 CALLS_MAX = 200
 TRIES_MAX = 8
+HOUR_NS = 3_600 * 10**9
 
 
 class SyncingPlane(LightPlane):
@@ -54,6 +58,18 @@ class SyncingPlane(LightPlane):
         return replace(staged, shards=shards)
 
 
+class Clock:
+    """A clock that somebody sets, by hours, while processes work."""
+
+    def __init__(self, rng: random.Random, *, often: float) -> None:
+        self._rng, self._often, self._ahead_ns = rng, often, 0
+
+    def __call__(self) -> int:
+        if self._rng.random() < self._often:
+            self._ahead_ns += self._rng.choice((-3, -1, 1, 3)) * HOUR_NS
+        return time.time_ns() + self._ahead_ns
+
+
 class Machine:
     """A machine that works at a pipeline until a seed turns it off."""
 
@@ -61,6 +77,7 @@ class Machine:
         self.rng = random.Random(seed)
         self.folder, self.home = folder, folder / "work"
         self.sealed: dict[int, int] = {}
+        self.clock = Clock(self.rng, often=self.rng.choice((0.0, 0.0, 0.02)))
         self.cut = self.failed = self.lost = self.killed = 0
         for name in ("wh", "in"):
             (self.home / name).mkdir(parents=True)
@@ -92,13 +109,13 @@ class Machine:
     def finish(self, number: int) -> None:
         """The next run, without faults; it needs nobody."""
         for _ in range(TRIES_MAX):
-            with suppress(Determinate):
+            with suppress(Determinate, Indeterminate):
                 self.run(number)
                 return
         raise AssertionError(f"round {number} does not end")
 
     def run(self, number: int) -> None:
-        pipeline = pipeline_at(self.home)
+        pipeline = pipeline_at(self.home, clock_ns=self.clock)
         plane = SyncingPlane(self.home / "wh" / "race", self.home / "in")
         run(replace(pipeline, plane=plane), Attempt(Owner(f"run-{number}"), new_token()))
         upper = pipeline.control.seals.head().upper
@@ -133,12 +150,27 @@ def check(seed: int, folder: Path) -> Machine:
     return machine
 
 
-@pytest.fixture(autouse=True)
-def _often(monkeypatch: pytest.MonkeyPatch) -> None:
+@contextmanager
+def often() -> Iterator[None]:
     """Checkpoints and log clean-up at every few commits."""
-    monkeypatch.setattr("tidemark.delta.head.CHECKPOINT_BYTES_MIN", 30_000)
-    kept = {"delta.logRetentionDuration": "interval 0 seconds"}
-    monkeypatch.setattr(ledger, "CONFIGURATION", {**ledger.CONFIGURATION, **kept})
+    kept = {**ledger.CONFIGURATION, "delta.logRetentionDuration": "interval 0 seconds"}
+    with (
+        patch("tidemark.delta.head.CHECKPOINT_BYTES_MIN", 30_000),
+        patch.object(ledger, "CONFIGURATION", kept),
+    ):
+        yield
+
+
+def check_alone(seed: int) -> None:
+    """One seed in a folder of its own, for `make simulate`."""
+    with often(), TemporaryDirectory() as folder:
+        check(seed, Path(folder))
+
+
+@pytest.fixture(autouse=True)
+def _often() -> Iterator[None]:
+    with often():
+        yield
 
 
 def test_w5_a_power_cut_needs_no_recovery_and_loses_nothing(tmp_path: Path) -> None:

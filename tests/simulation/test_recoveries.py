@@ -21,16 +21,13 @@ from tidemark.core.binding import Binding, Owner
 from tidemark.core.errors import Determinate, InvariantViolation
 from tidemark.core.fold import fold, visible
 from tidemark.core.history import LogLost
-from tidemark.core.ids import ShardId, Txn
-from tidemark.core.lease import HolderToken, Lease
-from tidemark.core.ledger import UPPER, Head, Put
-from tidemark.core.reading import effect_key
+from tidemark.core.ids import Txn
+from tidemark.core.ledger import UPPER
 from tidemark.core.recovery import Forked, decide_recovery, plan_recovery
 from tidemark.core.replay import Verdict
 from tidemark.core.seal import Decision
-from tidemark.core.shard import LogEntry
 from tidemark.pipeline.context import Attempt
-from tidemark.pipeline.history import epoch_of, losses, require_known
+from tidemark.pipeline.history import losses
 from tidemark.pipeline.recover import recover
 from tidemark.pipeline.run import replay, run
 
@@ -40,14 +37,11 @@ TRIES_MAX = 12
 
 
 class RecoveredWorld(RestoredWorld):
-    """A world whose machine goes down, and comes back without its newest writes. A sink outside of it keeps
-    what a consumer has had, keyed by batch, and skips what it has."""
+    """A world whose machine goes down, and comes back without its newest writes."""
 
     def __init__(self, seed: int) -> None:
         self.restored = seed % 5 == 0
         """All of the warehouse is put back from one copy, while nobody works."""
-        self.sink: dict[str, int] = {}
-        self.effects: list[tuple[ShardId, Txn, object]] = []
         super().__init__(seed)
 
     def restorer(self) -> None:
@@ -63,57 +57,8 @@ class RecoveredWorld(RestoredWorld):
 
     def put_all_back(self) -> None:
         """Everything from before the last transaction was bound: then nothing here names that any more."""
-        truth = self.warehouse
-        bound = [one for one in truth.history.records(truth.history.version) if isinstance(one, Binding)]
-        if not bound:
-            return
-        last = bound[-1].txn
-        for ledger, names in (
-            (truth.history, lambda one: getattr(one, "txn", 0) >= last),
-            (truth.checkpoints, lambda one: one.txn >= last),
-            (truth.journal, lambda one: one.txn >= last),
-            (truth.attempts, lambda one: one.txn >= last),
-            *((truth.log(shard), lambda one: one.txn >= last) for shard in SHARDS),
-        ):
-            version = ledger.version
-            while version and any(names(one) for one in ledger.records(version)):
-                version -= 1
-            if version < ledger.version:
-                ledger.restore(version)
-        truth.leases.restore(0)
-        for path in [path for path in self.files if int(path.split("/")[1]) >= last]:
-            del self.files[path]
-
-    def consume(self) -> None:
-        """A consumer takes everything that is readable now, each transaction by itself. Its frontier is in
-        the warehouse, what it has done is outside. As any reader it stops where the history is not the one
-        that it knows."""
-        control = MemoryControl(self.warehouse)
-        control.seals.head()
-        for shard in SHARDS:
-            leases = control.leases
-            had = [one for one in leases.read(1, leases.head().upper) if one.name == f"sink/{shard}"]
-            if had:
-                require_known(control, "the consumer", txn=Txn(had[-1].txn - 1), link=had[-1].link)
-            log = control.log(shard)
-            head = log.head()
-            if head.upper > 1 and (not had or head.upper > had[-1].txn):
-                self.advance(control, shard, head)
-            for entry in log.read(1, head.upper):
-                key = effect_key("p", "sink", shard, epoch=epoch_of(control, entry.txn))
-                if entry.txn > self.sink.get(key, 0):
-                    self.sink[key] = entry.txn
-                    self.effects += [(shard, entry.txn, self.rows_of(entry))]
-
-    def advance(self, control: MemoryControl, shard: ShardId, log: Head) -> None:
-        head = control.leases.head()
-        lease = Lease(f"sink/{shard}", HolderToken("sink"), log.upper, head.upper, 1.0, link=log.link)
-        control.leases.commit(head, Put({UPPER: head.upper + 1}, (lease,), None))
-
-    def rows_of(self, entry: LogEntry) -> object:
-        """What a consumer has of a transaction's rows."""
-        rows = [row for part in entry.parts for row in self.files[part.path]]
-        return sorted((row.key, repr(row.value)) for row in rows)
+        if self.put_back():
+            self.warehouse.leases.restore(0)
 
     # After the crash: people recover, some at once, while runs try to go on.
 
@@ -210,9 +155,8 @@ def check_tables(world: RecoveredWorld) -> None:
                 if record.table == shard:
                     wanted[record.key] = record.value
         assert visible(fold(rows)) == {key: value for key, value in wanted.items() if value is not None}
-        # The consumer was given every transaction that is in the log,.
-        for entry in log.records(log.version):
-            assert (shard, entry.txn, world.rows_of(entry)) in world.effects
+    # The consumer was given every transaction that is in the logs.
+    assert all(one in world.effects for one in world.entries())
     lost = {one.txn for one in seals if one.decision is Decision.LOST}
     if seals:
         attempt = Attempt(Owner("proof"), world.token())

@@ -22,7 +22,8 @@ def test_all_invariants_hold_in_every_interleaving(chunk: int) -> None:
     """Invariants 1 to 13, each checked by `tests/simulation/checker.py` and `flushing.py`."""
     size = SEEDS // CHUNKS
     failures = explore(chunk * size, (chunk + 1) * size)
-    assert not failures, f"again with: python -m tests.simulation --seed {failures[0].seed}\n{failures[:3]}"
+    again = "again with: python -m tests.simulation --kind worlds --seed"
+    assert not failures, f"{again} {failures[0].seed}\n{failures[:3]}"
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
