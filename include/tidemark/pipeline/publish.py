@@ -168,6 +168,9 @@ def _publish(control: Control, plane: StatePlane, shard: ShardId, token: WriterT
         last = last_published(control, shard)
         status = plane.state_status(shard, last)
         log = log_head(control, shard, require_history(control))
+        if log.upper <= max(status.txn, published_txn(last)):
+            # The loaded version may be an old one, so look twice; a loss stays.
+            log = log_head(control, shard)
         if last is not None:
             require_known(control, f"the state of shard {shard}", txn=last.txn, link=last.commit.link)
         try:

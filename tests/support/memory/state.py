@@ -60,6 +60,15 @@ class MemoryStatePlane:
     def publish(
         self, shard: ShardId, tail: Tail, *, base: Published | None, token: WriterToken
     ) -> tuple[int, StateCommit] | Conflict:
+        versions = self._states.of(shard)
+        newest = [at for at, one in enumerate(versions) if one.commit is not None]
+        if newest[-1:] != ([base.version] if base is not None else []):
+            return Conflict()  # Another publisher was first.
+        return self.rebuild(shard, tail, base=base, token=token)
+
+    def rebuild(
+        self, shard: ShardId, tail: Tail, *, base: Published | None, token: WriterToken
+    ) -> tuple[int, StateCommit] | Conflict:
         there = len(self._states.of(shard))
         before = self._states.of(shard)[base.version].rows.values() if base is not None else ()
         rows = fold([*before, *self._rows(shard, tail)])
@@ -70,11 +79,6 @@ class MemoryStatePlane:
 
     def tidy(self, shard: ShardId) -> None:
         """There is nothing to tidy in memory."""
-
-    def rebuild(
-        self, shard: ShardId, tail: Tail, *, base: Published | None, token: WriterToken
-    ) -> tuple[int, StateCommit] | Conflict:
-        return self.publish(shard, tail, base=base, token=token)
 
     def _commit(self, shard: ShardId, version: MemoryVersion, there: int) -> int | Conflict:
         fault = self._chaos.meet("state.commit")
