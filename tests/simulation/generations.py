@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.simulation.checker import ensure
 from tests.simulation.scheduler import Scheduler
-from tests.support.memory.generations import SHARDS, GenerationWorld, decoded, settings
+from tests.support.memory.generations import SHARDS, GenerationWorld, decoded, rules_of, settings
 from tests.support.memory.ledger import Crash
 from tests.support.memory.source import SourceRecord
 from tidemark.core.binding import Binding, Configuration
@@ -24,6 +24,7 @@ from tidemark.core.replay import Verdict
 from tidemark.core.seal import Decision, Fenced, Seal
 from tidemark.pipeline.context import binding_at
 from tidemark.pipeline.maintain import sweep
+from tidemark.pipeline.reclock import mint
 from tidemark.pipeline.run import finish, replay, run
 
 RULES: tuple[dict[str, Any], ...] = (
@@ -63,6 +64,10 @@ class GenerationSimulation(GenerationWorld):
             spawn(self.aborter)
         if rng.random() < 0.3:
             spawn(self.sweeper)
+        if rng.random() < 0.3:
+            spawn(self.proposer)
+        if rng.random() < 0.3:
+            spawn(self.returner)
 
     def clock(self) -> float:
         return self.scheduler.now_seconds
@@ -119,6 +124,27 @@ class GenerationSimulation(GenerationWorld):
                     run(pipeline, attempt)
                 else:
                     finish(pipeline, attempt, txn)
+
+    def proposer(self) -> None:
+        """A process that takes a file for the one in charge that was not promoted."""
+        self.wait(40)
+        proposal = settings(self.generation + 1, times=5)
+        pipeline = self.made(self.warehouse, self.files, proposal, self.scheduler)
+        for _ in range(self.rng.randint(1, 4)):
+            with suppress(Crash, Determinate, Fenced):
+                txn = pipeline.control.seals.head().upper
+                if self.rng.random() < 0.5 or txn >= pipeline.control.bindings.head().upper:
+                    mint(pipeline, self.attempt())
+                elif not binding_at(pipeline, txn).promotes:
+                    finish(pipeline, self.attempt(), txn)
+            self.wait(10)
+
+    def returner(self) -> None:
+        for _ in range(self.rng.randint(1, 2)):
+            self.wait(200)
+            if self.generation:
+                with suppress(Crash, Determinate, InvalidUsage):
+                    self.rollback(self.scheduler)
 
     def starter(self) -> None:
         for _ in range(self.rng.randint(1, 3)):
@@ -218,6 +244,7 @@ class GenerationChecker:
         """One generation is in charge at any time: all is bound and sealed by it, and it changes by the seal
         of a promotion of the candidate that is there."""
         in_charge, candidate, promotion = self.world.first, None, None
+        pasts: dict[int, tuple[Txn, Configuration, dict[int, Configuration]]] = {}
         history = self.world.warehouse.history
         for record in history.records(history.version):
             match record:
@@ -239,12 +266,19 @@ class GenerationChecker:
                     ensure(candidate is not None, f"transaction {record.txn} promotes no candidate")
                     assert candidate is not None
                     ensure(record.configuration == candidate.configuration, "promotes another candidate")
+                    before = (record.txn, in_charge, dict(self.reads))
                     in_charge, promotion = candidate.configuration, None
-                    self.reads |= {
-                        txn: in_charge
-                        for txn in range(1, record.txn)
-                        if txn in self.reads and candidate.reads(Txn(txn))
-                    }
+                    if candidate.undoes:
+                        undone, restored, kept = pasts.pop(candidate.undoes)
+                        ensure(in_charge == restored_as(restored, in_charge), "goes back to another one")
+                        self.reads = {txn: kept[txn] if txn < undone else in_charge for txn in self.reads}
+                    else:
+                        self.reads |= {
+                            txn: in_charge
+                            for txn in range(1, record.txn)
+                            if txn in self.reads and candidate.reads(Txn(txn))
+                        }
+                    pasts[candidate.generation] = before
                     candidate = None
                     self.promoted += 1
                 case Seal():
@@ -292,6 +326,11 @@ class GenerationChecker:
         for one in found:
             wanted = self.world.seals[one.txn - 1].decision is Decision.SKIPPED or one.verdict
             ensure(wanted in (True, Verdict.IDENTICAL), f"{one}")
+
+
+def restored_as(configuration: Configuration, other: Configuration) -> Configuration:
+    """A configuration's rules with another's generation."""
+    return settings(**{**rules_of(configuration.text), "generation": other.generation})
 
 
 def check(seed: int) -> GenerationChecker:

@@ -1,5 +1,5 @@
 """Generations in the simulation: in every interleaving exactly one is in charge, and the tables are what its
-rules make of the source, at every transaction (scenarios G1 to G17).
+rules make of the source, at every transaction (scenarios G1 to G18).
 
 `make simulate` runs many more seeds."""
 
@@ -7,17 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 
 from tests.simulation.generations import GenerationSimulation, check
+from tidemark.core import seal
 from tidemark.core.generation import Correction, PromotionOpen, Superseded
-from tidemark.core.ledger import GENERATION, Head
-from tidemark.core.seal import decide_seal
-from tidemark.pipeline import candidates, generation, reclock, upsert
+from tidemark.pipeline import candidates, generation, reclock
 from tidemark.pipeline.context import last_binding, undecided_promotion
 
 SEEDS = 600
@@ -73,7 +71,7 @@ def difference_of_another_cut() -> Iterator[None]:
         class Early:
             engine = corrector.engine
 
-            def correct(self, shard: Any, **known: Any) -> Correction:
+            def correct(self, shard: Any, watermark: Any, **known: Any) -> Correction:
                 return corrector.stage(shard, found[shard], **known)  # type: ignore[no-any-return]
 
         return promote(pair, attempt, Early(), shards, **known)
@@ -122,21 +120,28 @@ def fence_read_before_the_commit_that_binds() -> Iterator[None]:
         undecided = undecided_promotion(pipeline.control, last_binding(pipeline, head))
         if undecided is not None:
             raise PromotionOpen(undecided)
-        return mint(replace(pipeline, generation=1_000), attempt)
+        return mint(pipeline, attempt)
 
-    with patch.object(reclock, "mint", checked_first):
+    unfenced = patch.object(reclock, "is_fenced", lambda *_, **__: False)
+    with patch.object(reclock, "mint", checked_first), unfenced:
+        yield
+
+
+@contextmanager
+def fence_against_older_generations_only() -> Iterator[None]:
+    """A process that takes its file for the one in charge binds and seals."""
+
+    def older(generation: int, *, newest: int, sealed_upper: int) -> bool:
+        return generation < newest
+
+    with patch.object(reclock, "is_fenced", older), patch.object(seal, "is_fenced", older):
         yield
 
 
 @contextmanager
 def fence_read_before_the_commit_that_seals() -> Iterator[None]:
     """Whoever was opened with an older generation seals all the same."""
-
-    def unfenced(*, head: Head, seal: Any, **known: Any) -> Any:
-        marks = {**head.marks, GENERATION: min(head.generation, seal.generation)}
-        return decide_seal(head=Head(head.version, marks), seal=seal, **known)
-
-    with patch.object(upsert, "decide_seal", unfenced):
+    with patch.object(seal, "is_refused", lambda *_: False):
         yield
 
 
@@ -154,6 +159,7 @@ MUTANTS: tuple[Callable[[], Any], ...] = (
     promoted_without_following,
     fence_read_before_the_commit_that_binds,
     fence_read_before_the_commit_that_seals,
+    fence_against_older_generations_only,
     bound_above_an_open_promotion,
 )
 

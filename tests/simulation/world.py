@@ -230,8 +230,9 @@ class World:
         """Someone skips an open transaction while writers work on it."""
         for _ in range(30):
             self.scheduler.pause()
-            pipeline = self.pipeline(self.scheduler)
+            pipeline = self.pipeline(self.scheduler, generation=9)
             try:
+                announce_generation(pipeline)
                 upper = pipeline.control.seals.head().upper
                 if upper < pipeline.control.bindings.head().upper:
                     bound, token = binding_at(pipeline, upper).link, self.token()
@@ -248,6 +249,7 @@ class World:
         for _ in self.warehouse.land_delayed():
             pass
         last = self.pipeline(None, generation=9)
+        announce_generation(last)
         for name in ("last", "very-last"):
             try:
                 run(last, Attempt(Owner(name), self.token()))

@@ -1,4 +1,4 @@
-"""Scenarios G1 to G17 in memory: generations are replaced without a moment in which a table is wrong."""
+"""Scenarios G1 to G21 in memory: generations are replaced without a moment in which a table is wrong."""
 
 from __future__ import annotations
 
@@ -7,20 +7,27 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.memory.generations import SHARDS, GenerationWorld, settings
+from tests.support.memory.control import MemoryControl
+from tests.support.memory.generations import SHARDS, GenerationWorld, rules_of, settings
 from tests.support.memory.ledger import Crash, Fault
+from tests.support.memory.state import MemoryStatePlane
+from tests.support.memory.versions import MemoryStates
 from tests.support.memory.world import A, B, Script, rec
 from tidemark.core.binding import Configuration
 from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.core.fold import fold, visible
-from tidemark.core.generation import Candidate, CandidateState, PromotionOpen, Superseded
+from tidemark.core.generation import Candidate, CandidateState, PromotionOpen, Superseded, is_from_file
 from tidemark.core.history import HistoryLost
 from tidemark.core.ids import Txn
 from tidemark.core.journal import Event
+from tidemark.core.publish import Published
 from tidemark.core.replay import ExpectationsFailed, InputGone, Verdict
 from tidemark.core.seal import Decision, Fenced
-from tidemark.pipeline.decide import accept, release, skip
-from tidemark.pipeline.generation import NotReady, comparisons, follow, position
+from tidemark.pipeline.candidates import candidates
+from tidemark.pipeline.context import Pipeline
+from tidemark.pipeline.decide import accept, release, set_watermark_back, skip
+from tidemark.pipeline.generation import NotReady, comparisons, follow, position, promote
+from tidemark.pipeline.publish import publish, rebuild
 from tidemark.pipeline.reclock import mint, reclock
 from tidemark.pipeline.recover import recover
 from tidemark.pipeline.repair import repair
@@ -657,6 +664,43 @@ def test_g13_going_back_is_another_candidate_with_what_came_since() -> None:
     require_right(world, back)
 
 
+def test_g13_a_rollback_takes_back_the_last_promotion_also_where_nothing_came_between_two() -> None:
+    world = three()
+    world.replaced(TIMES_10)
+    world.replaced(settings(2, times=3))
+    back = world.rollback()
+    assert dict(rules_of(back.configuration.text)) == {"generation": 3, "times": 10}
+    world.promote(back)
+    require_right(world, TIMES_10)
+    world.commit(rec("n", 2))
+    assert world.state()["n",] == 20
+
+
+def test_g13_a_rollback_touches_no_row_that_the_promotion_has_not_touched() -> None:
+    world = three()
+    world.replaced(TIMES_10, from_now=True)
+    world.commit(rec("n", 2))
+    before = world.state()
+    world.replaced(settings(2, times=3), since=Txn(1), until=Txn(1))
+    world.commit(rec("o", 1))
+    world.promote(world.rollback())
+    assert world.state() == {**before, ("o",): 10}, "transactions 1 to 3 as they were, the rest times 10"
+    world.promote(world.rollback())  # The rollback is taken back.
+    assert world.state() == {**before, ("o",): 3}
+    world.replaced(settings(5, times=7), since=Txn(2), until=Txn(2))
+    assert world.state() == {**before, ("k",): 14, ("o",): 3}, "a later candidate reads the rest as it is now"
+
+
+def test_g13_no_file_speaks_for_the_generation_of_a_rollback() -> None:
+    world = three()
+    world.replaced(TIMES_10)
+    assert is_from_file(candidates(MemoryControl(world.warehouse)), generation=1)
+    world.promote(world.rollback())
+    assert not is_from_file(candidates(MemoryControl(world.warehouse)), generation=2)
+    world.replaced(settings(3))
+    assert is_from_file(candidates(MemoryControl(world.warehouse)), generation=3)
+
+
 # G14
 
 
@@ -783,3 +827,139 @@ def test_g17_a_candidate_that_is_ahead_of_a_history_that_was_set_back_is_not_rea
     with pytest.raises(NotReady, match="read other records for transactions 4"):
         world.promote(candidate)
     require_right(world, world.first)
+
+
+# G18
+
+
+def with_file(world: GenerationWorld, configuration: Configuration = TIMES_10) -> Pipeline:
+    """The pipeline as a process that takes its file for the one in charge."""
+    return world.made(world.warehouse, world.files, configuration, None)
+
+
+def test_g18_a_file_that_was_not_promoted_binds_and_seals_nothing() -> None:
+    world = three()
+    world.feed(rec("n", 5))
+    early = with_file(world)
+    with pytest.raises(Superseded, match="generation 0 is in charge"):
+        mint(early, world.attempt())
+    reclock(world.opened(), world.attempt("gone"))
+    with pytest.raises(Fenced, match="generation 0 is in charge"):
+        finish(early, world.attempt(), Txn(4))
+    world.run(pipeline=early)  # A command opens the pipeline again.
+    require_right(world, world.first)
+    assert (world.generation, world.candidate) == (0, None)
+
+
+@pytest.mark.parametrize("call", ["bindings.commit", "seals.commit", "plane.write"])
+def test_g18_the_first_seal_decides_with_which_generation_a_pipeline_begins(call: str) -> None:
+    world = GenerationWorld()
+    world.feed(rec("k", 1))
+    script = Script().before(call, lambda: run(world.opened(), world.attempt("first")))
+    world.run(pipeline=world.made(world.warehouse, world.files, TIMES_10, script))
+    world.commit(rec("l", 2))
+    require_right(world, world.first)
+    assert world.generation == 0
+
+
+@pytest.mark.parametrize("sealer", [TIMES_10, settings(0)], ids=["the new file", "the old file"])
+@pytest.mark.parametrize("renames", [{}, {"shards": [{"name": "other"}]}], ids=["same", "other shards"])
+def test_g18_what_two_files_have_bound_before_the_first_seal_is_read_by_the_one_that_seals(
+    sealer: Configuration, renames: dict[str, object]
+) -> None:
+    world = GenerationWorld()
+    newer = settings(1, times=10, **renames)
+    for configuration in (world.first, newer):
+        world.feed(rec(f"k{configuration.generation}", 1))
+        reclock(with_file(world, configuration), world.attempt(f"gone {configuration.generation}"))
+    first = newer if sealer.generation else world.first
+    finish(with_file(world, first), world.attempt(), Txn(1))
+    world.run()
+    world.commit(rec("l", 2))
+    require_right(world, first)
+    assert world.opened().configuration == first
+
+
+def test_g18_under_the_same_number_a_changed_file_holds_for_later_input() -> None:
+    world = three()
+    world.feed(rec("n", 5))
+    world.run(pipeline=with_file(world, settings(0, times=10)))
+    assert world.state() == {("k",): 2, ("m",): 4, ("n",): 50}
+    findings = replay(world.opened(), world.attempt(), txn_from=Txn(1), txn_to=Txn(4))
+    assert [one.verdict for one in findings] == [Verdict.IDENTICAL] * 4, "each by the settings of its seal"
+
+
+# G20
+
+
+LATE = {"lateness": 10}
+FAR = 2**40
+
+
+def sequenced(world: GenerationWorld, *numbers: int) -> None:
+    for number in numbers:
+        world.commit(rec(f"k{number}", 1, sequence=number))
+
+
+def test_g20_the_difference_is_judged_by_the_watermark_that_the_promotion_seals() -> None:
+    """The new rules refuse a far sequence, so their watermark is lower: records between both are not late."""
+    world = GenerationWorld(**LATE)
+    sequenced(world, 5, FAR, 7)
+    candidate = world.start(settings(1, at_most=1_000, **LATE))
+    pair, corrector = world.pair(candidate)
+    promote(pair, world.attempt(), corrector, SHARDS)
+    assert [one.watermark for one in world.seals] == [5, FAR, FAR, 7]
+    assert corrector.watermarks == [7, 7]
+
+
+def test_g20_a_watermark_that_was_set_back_in_the_pipeline_is_set_back_in_the_candidate() -> None:
+    world = GenerationWorld(**LATE)
+    sequenced(world, 5, FAR)
+    set_watermark_back(world.opened(), world.attempt(), 6, reason="a wrong sequence")
+    sequenced(world, 8)
+    candidate = world.start(settings(1, times=10, **LATE))
+    world.follow(candidate)
+    shadow = world.pair(candidate)[0].shadow.control.seals
+    assert [(one.base, one.watermark) for one in shadow.read(1, shadow.head().upper)] == [
+        (None, 5),
+        (5, FAR),
+        (6, 8),
+    ]
+    sequenced(world, FAR)
+    set_watermark_back(world.opened(), world.attempt(), 9, reason="again, right before the promotion")
+    world.promote(candidate)
+    assert [one.watermark for one in world.seals] == [5, FAR, 8, FAR, 9]
+    sequenced(world, 11)
+    assert world.seals[-1].base == 9
+
+
+# G21
+
+
+def test_g21_a_publisher_of_an_older_generation_publishes_nothing_of_a_promotion() -> None:
+    world = three()
+    old, states = world.opened(), MemoryStates()
+    plane = MemoryStatePlane(world.warehouse, world.files, states)
+
+    def published(pipeline: Pipeline, generation: int) -> object:
+        return publish(pipeline.control, plane, A, token=world.attempt().token, generation=generation)
+
+    with pytest.raises(Superseded, match="generation 0 is in charge"):
+        published(with_file(world), 1)
+    published(old, 0)
+    world.replaced(TIMES_10)
+    with pytest.raises(Superseded, match="generation 1 is in charge"):
+        published(old, 0)
+    with pytest.raises(Superseded, match="generation 1 is in charge"):
+        rebuild(old.control, plane, A, token=world.attempt().token, generation=0)
+    done = published(world.opened(), 1)
+    assert isinstance(done, Published)
+    assert done.txn == 4
+
+
+def test_g21_the_generation_is_asked_after_the_log_is_pinned() -> None:
+    world = three()
+    script = Script().before("log.head", lambda: world.replaced(TIMES_10))
+    plane = MemoryStatePlane(world.warehouse, world.files, MemoryStates())
+    with pytest.raises(Superseded):
+        publish(world.opened(script).control, plane, A, token=world.attempt().token, generation=0)

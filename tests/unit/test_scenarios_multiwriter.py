@@ -277,7 +277,7 @@ def test_m7_a_writer_of_an_older_generation_is_refused_at_its_next_seal() -> Non
     staged = stage(old, attempt)
     assert announce_generation(world.process(generation=2)) == 2
     assert announce_generation(world.process(generation=1)) == 2
-    with pytest.raises(Fenced, match="generation 1 may not seal transaction 1: generation 2 is deployed"):
+    with pytest.raises(Fenced, match="generation 1 may not seal transaction 1: generation 2 is in charge"):
         decide(old, attempt, staged)
     assert world.seals == []
     run(world.process(generation=2), world.attempt())

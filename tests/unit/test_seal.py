@@ -49,7 +49,7 @@ def head(upper: int, generation: int = 0) -> Head:
 
 def test_the_first_seal_at_the_upper_is_put() -> None:
     mine = seal(3, generation=2)
-    put = decide_seal(head=head(3, 1), found=None, seal=mine, past=Past())
+    put = decide_seal(head=head(3, 2), found=None, seal=mine, past=Past())
     linked = mine.linked(Past())
     assert put == Put({UPPER: 4, GENERATION: 2, "shard.a": 3}, (linked,), Sealed(linked))
     assert linked.link > 0
@@ -105,6 +105,15 @@ def test_m7_an_older_generation_is_refused_at_and_above_the_upper() -> None:
         with pytest.raises(Fenced, match=r"generation 1 may not seal transaction \d: generation 2") as error:
             decide_seal(head=head(3, 2), found=None, seal=seal(txn, generation=1), past=Past())
         assert (error.value.generation, error.value.newest) == (1, 2)
+
+
+def test_g18_a_newer_generation_is_refused_once_anything_is_sealed() -> None:
+    newer = seal(3, generation=2)
+    with pytest.raises(Fenced, match="generation 2 may not seal transaction 3: generation 1 is in charge"):
+        decide_seal(head=head(3, 1), found=None, seal=newer, past=Past())
+    assert isinstance(decide_seal(head=head(1), found=None, seal=seal(1, generation=2), past=Past()), Put)
+    promotes = replace(newer, decision=Decision.CORRECTED, reason="promoted")
+    assert isinstance(decide_seal(head=head(3, 1), found=None, seal=promotes, past=Past(promotes=2)), Put)
 
 
 def test_an_older_generation_still_learns_who_won() -> None:

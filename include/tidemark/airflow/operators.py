@@ -78,7 +78,7 @@ def wait(
     options: Sequence[str],
     subject: str,
     body: str,
-    asked: Mapping[str, int],
+    asked: Mapping[str, Any],
     within: timedelta,
 ) -> NoReturn:
     """Suspend the task until the answer. Airflow keeps the first question of a try: a repeated question has

@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
-from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+from airflow.sdk.exceptions import AirflowFailException
 
 from tidemark.airflow.display import of_task
 from tidemark.airflow.operators import ANSWER_WITHIN, answer_in, wait
@@ -24,9 +24,10 @@ from tidemark.core.errors import TidemarkError
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from tidemark.app.reports import Report
 
 PROMOTE, ABORT, LEAVE = "Promote", "Abort", "Leave it"
+NONE = "none"
+"""The identity of no candidate."""
 
 
 class ReplacePlanOperator(BaseOperator):
@@ -59,8 +60,11 @@ class ReplacePlanOperator(BaseOperator):
             deployment = tasks.open_pipeline(file, self.environment)
             if params["candidate"]:
                 decisions.candidate_seen(deployment, params["candidate"])
-            if generation.Generations(deployment).candidate is not None:
-                self.log.info("there is a candidate already: it goes on")
+            there = generation.Generations(deployment).going_on(
+                since=params["txn_from"], until=params["txn_to"] or 0, from_now=params["from_now"]
+            )
+            if there is not None:
+                self.log.info("there is a candidate already, %s: it goes on", there.identity)
                 return {"started": True}
             found = generation.plan(deployment, from_now=params["from_now"])
         except TidemarkError as error:
@@ -100,23 +104,19 @@ class GenerationOperator(SparkStepOperator):
             txn_from=params["txn_from"],
             txn_to=params["txn_to"] or 0,
             reason=params["reason"],
-            user=self._user(context),
-            candidate=params["candidate"] or "",
+            **self._answer(context),
             **more,
         )
 
-    def _user(self, context: Context) -> str:
-        """The user who has said to promote, for the journal: in the answer, or by starting a run that does
-        not ask."""
+    def _answer(self, context: Context) -> dict[str, str]:
+        """Which candidate the run is about, and the user who has said to promote it, for the journal: in the
+        answer, or by starting a run that does not ask. A candidate that was not compared is not promoted."""
         if self.part != "promote":
-            return ""
+            return {"candidate": context["params"]["candidate"] or ""}
         answer = context["ti"].xcom_pull(task_ids="approve") or {}
-        return str(answer.get("user") or getattr(context["dag_run"], "triggering_user_name", None) or "")
-
-    def execute(self, context: Context) -> Report:  # type: ignore[override]
-        if self.part == "compare" and context["params"]["from_now"]:
-            raise AirflowSkipException("nothing is read again, so no row changes")
-        return super().execute(context)
+        user = answer.get("user") or getattr(context["dag_run"], "triggering_user_name", None) or ""
+        candidate = context["params"]["candidate"] or answer.get("candidate") or NONE
+        return {"user": str(user), "candidate": str(candidate)}
 
 
 class ApproveOperator(BaseOperator):
@@ -146,27 +146,21 @@ class ApproveOperator(BaseOperator):
 
     def execute(self, context: Context) -> Any:
         params = context["params"]
+        found = self.compared or {}
+        candidate = str(found.get("candidate") or NONE)
         if params["promote"]:
-            return {"choice": PROMOTE, "user": ""}
-        self._ask(context, *self._question(params["pipeline"]))
+            return {"choice": PROMOTE, "user": "", "candidate": candidate}
+        self._ask(context, *question(params["pipeline"], found), candidate)
         return None
 
-    def _question(self, pipeline: str) -> tuple[str, str]:
-        rows = (self.compared or {}).get("compared") or {}
-        lines = [
-            f"{shard}: {one['new']} new, {one['changed']} changed, {one['gone']} gone"
-            for shard, one in rows.items()
-        ]
-        text = "\n".join(lines) or "No row changes: the new settings hold from now on."
-        return f"Promote the new generation of {pipeline}?", f"```\n{text}\n```"
-
-    def _ask(self, context: Context, subject: str, body: str) -> None:
-        wait(context, [PROMOTE, ABORT, LEAVE], subject, body, {}, self.answer_within)
+    def _ask(self, context: Context, subject: str, body: str, candidate: str) -> None:
+        options, asked = [PROMOTE, ABORT, LEAVE], {"candidate": candidate}
+        wait(context, options, subject, body, asked, self.answer_within)
 
     def answered(
-        self, context: Context, asked: dict[str, int], options: list[str], event: dict[str, Any]
+        self, context: Context, asked: dict[str, str], options: list[str], event: dict[str, Any]
     ) -> Any:
-        """Resume with a person's answer."""
+        """Resume with a person's answer. It is about the candidate that the question was about."""
         from tidemark.app import generation, tasks
 
         try:
@@ -178,12 +172,34 @@ class ApproveOperator(BaseOperator):
             if choice == ABORT:
                 if not reason:
                     self.log.warning("%s has chosen %s without a reason, and is asked again", user, choice)
-                    self._ask(context, "", "")
+                    self._ask(context, "", "", asked["candidate"])
                 file = chosen_file(self.pipeline_files, context["params"]["pipeline"])
                 deployment = tasks.open_pipeline(file, self.environment)
-                generation.Generations(deployment).abort(reason=f"{reason} ({user})")
+                works = generation.Generations(deployment)
+                works.abort(reason=f"{reason} ({user})", identity=asked["candidate"])
                 raise AirflowFailException(f"{user} has aborted the candidate: {reason}")
         except TidemarkError as error:
             raise failure(error) from error
-        self.log.info("%s promotes it", user)
-        return {"choice": choice, "user": user}
+        self.log.info("%s promotes candidate %s", user, asked["candidate"])
+        return {"choice": choice, "user": user, "candidate": asked["candidate"]}
+
+
+def question(pipeline: str, found: Mapping[str, Any]) -> tuple[str, str]:
+    """The subject and body of the question whether to promote a candidate, given what `compare` has
+    found."""
+    lines = [
+        f"{shard}: {one['new']} new, {one['changed']} changed, {one['gone']} gone"
+        for shard, one in (found.get("compared") or {}).items()
+    ]
+    others = found.get("others") or {"shards": 0}
+    if others["shards"]:
+        lines.append(
+            f"and {others['shards']} more shards: {others['new']} new, {others['changed']} changed,"
+            f" {others['gone']} gone"
+        )
+    if not lines:
+        lines = ["No row changes: the new settings hold from now on."]
+    name = f"generation {found.get('generation')}"
+    if found.get("undoes"):
+        name += f", which takes back generation {found['undoes']},"
+    return f"Promote {name} of {pipeline}?", "```\n{}\n```".format("\n".join(lines))

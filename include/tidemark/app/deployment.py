@@ -19,16 +19,15 @@ from tidemark.config import PipelineConfig
 from tidemark.config.discovered_tables import Columns, new_columns, uses_source_schemas, with_new_columns
 from tidemark.core.binding import Binding, BindingRecord, Configuration, Owner
 from tidemark.core.checksum import Digests
-from tidemark.core.errors import TidemarkError
 from tidemark.core.extras import MissingExtra
-from tidemark.core.generation import Candidate, PromotionOpen, Superseded
+from tidemark.core.generation import Candidate, PromotionOpen, Superseded, is_from_file
 from tidemark.core.ids import QUARANTINE, TXN_FIRST, ShardId, Txn, WriterToken
 from tidemark.core.publish import Policy
 from tidemark.core.seal import Fenced, Opinion, Part, Staged
 from tidemark.core.shape import NewColumns, Outgrown, Shapes
 from tidemark.delta.control import DeltaControl
 from tidemark.delta.schema import log_schema, properties_of, quarantine_schema
-from tidemark.pipeline.candidates import await_promotion, configuration_in_charge
+from tidemark.pipeline.candidates import await_promotion, candidates, configuration_in_charge
 from tidemark.pipeline.checkpoint import is_paused, is_settled
 from tidemark.pipeline.context import Attempt, Pipeline, untouched, watermark_below
 from tidemark.pipeline.schema_change import not_taken, recorded_columns
@@ -128,6 +127,8 @@ class Deployment:
         self.storage_options = storage_options
         self._is_forced = in_charge or config.is_shadow
         self._shadow: tuple[str, DeltaControl] | None = None
+        self.is_in_charge = True
+        """Whether the pipeline file's settings are in charge."""
         self.declared = self._in_charge()
         self._open(self._grown())
 
@@ -203,28 +204,24 @@ class Deployment:
 
     def _in_charge(self) -> PipelineConfig:
         """The configuration in charge. A file of another generation is not: it waits for its promotion, or it
-        is out of date."""
+        is out of date. Nor is any file where the generation in charge took back a promotion."""
         config = self.file
         if self._is_forced:
             return config
         control = self.fresh_control()
-        try:
-            head = control.seals.head()
-            if head.upper == TXN_FIRST or head.generation == config.generation:
-                return config
-            found = configuration_in_charge(control)
-        except TidemarkError:
-            return config  # The step that needs the history names what is wrong with it.
-        if found is None or found.generation == config.generation:
+        head = control.seals.head()
+        self.is_in_charge = head.upper == TXN_FIRST
+        if self.is_in_charge:
+            return config
+        self.is_in_charge = config.generation == head.generation and (
+            not head.generation or is_from_file(candidates(control), generation=head.generation)
+        )
+        found = None if self.is_in_charge else configuration_in_charge(control)
+        if found is None:
             return config
         recorded = PipelineConfig.from_canonical_json(found.text, root=config.root)
         here = {"warehouse": config.warehouse, "alarms": config.alarms, "on_red": config.on_red}
         return recorded.model_copy(update=here)
-
-    @property
-    def is_in_charge(self) -> bool:
-        """Whether the pipeline file's generation is in charge."""
-        return self.file.generation == self.declared.generation
 
     @property
     def proposal(self) -> str:
@@ -232,6 +229,11 @@ class Deployment:
         if self.is_in_charge:
             return ""
         now = self.declared.generation
+        if self.file.generation == now:
+            return (
+                f"generation {now} took back a promotion, and its settings are on record, not in the file:"
+                f" set `generation: {now + 1}` to propose the file"
+            )
         if self.file.generation < now:
             return (
                 f"generation {now} is in charge, and the file has {self.file.generation}: it is out of date"

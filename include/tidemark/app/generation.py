@@ -8,30 +8,32 @@ log of the pipeline while a candidate is there.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property, reduce
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
+from tidemark.app.correction import TableCorrector
 from tidemark.app.deployment import Deployment, new_token
 from tidemark.app.publish import publish_due
-from tidemark.app.views import View, open_errors, read, read_quarantine, read_tombstones
+from tidemark.app.views import View, read
 from tidemark.config import PipelineConfig
 from tidemark.config.model import SHADOWS
-from tidemark.core.binding import Binding, Configuration
+from tidemark.core.binding import Configuration
 from tidemark.core.errors import InvalidUsage
-from tidemark.core.generation import GRACE_SECONDS, Candidate, Correction, Followed
+from tidemark.core.generation import GRACE_SECONDS, Candidate, Followed, promoted
 from tidemark.core.ids import QUARANTINE, TXN_FIRST, TXN_NONE, ShardId, Txn, WriterToken
 from tidemark.core.lease import HolderToken, since_of
 from tidemark.core.reading import CANDIDATE
-from tidemark.core.seal import Decision, ShardParts
+from tidemark.core.seal import Decision
 from tidemark.core.shape import misfit
 from tidemark.delta.store import Store
 from tidemark.pipeline import candidates
 from tidemark.pipeline import generation as steps
+from tidemark.pipeline.candidates import configuration_in_charge
 from tidemark.pipeline.checkpoint import paused_shards
-from tidemark.pipeline.context import Attempt, Pipeline, watermark_below
+from tidemark.pipeline.context import Attempt, Pipeline
 from tidemark.pipeline.generation import Position, Promotion, Recorded, Shadow
 from tidemark.pipeline.ingest import Progress, no_progress
 from tidemark.pipeline.leases import Leases, take_hold
@@ -40,7 +42,7 @@ from tidemark.pipeline.replay import replayable
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tidemark.spark.correction import Comparison, Dead
+    from tidemark.spark.correction import Comparison
 
 FOLLOWED_AT_ONCE: Final = 20
 """After so many transactions a candidate's states are published, as far as they are due."""
@@ -199,15 +201,47 @@ class Generations:
     def candidate(self) -> Candidate | None:
         return candidates.candidate_of(self.deployment.control)
 
-    def required(self) -> Candidate:
-        """The candidate; `InvalidUsage` if there is none."""
+    def required(self, identity: str = "") -> Candidate:
+        """The candidate; `InvalidUsage` if there is none, or not the one with this identity."""
         found = self.candidate
         if found is None:
             raise InvalidUsage(
                 f"pipeline {self.deployment.config.name!r} has no candidate generation",
                 hint="`tidemark generation start PIPELINE` begins one",
             )
+        if identity and found.identity != identity:
+            raise InvalidUsage(
+                f"the candidate is {found.identity}, and the one that was looked at is {identity}",
+                hint="it was aborted and started again since: look at the new one first",
+            )
         return found
+
+    def going_on(self, *, since: int, until: int, from_now: bool) -> Candidate | None:
+        """The candidate that is there, to go on with; None if there is none. `InvalidUsage` where it was
+        started otherwise than this, or from another file."""
+        found = self.candidate
+        if found is None or found.undoes:
+            return found
+        there, asked = (found.since, found.until, found.from_now), (since, until, from_now)
+        if there != asked:
+            text = [
+                f"from {first} to {last or 'the end'}{', from now on' if now else ''}"
+                for first, last, now in (there, asked)
+            ]
+            raise InvalidUsage(
+                f"generation {found.generation} was started {text[0]}, and is asked for {text[1]}",
+                hint="ask for the same, or abort the candidate first",
+            )
+        self.pair(found).require_file()
+        return found
+
+    def is_promoted(self, identity: str) -> bool:
+        """Whether a candidate is in charge: the one with this identity or, without one, the file's."""
+        control = self.deployment.fresh_control()
+        known = promoted(candidates.candidates(control), generation=control.candidates.head().generation)
+        if identity:
+            return any(one.identity == identity for one in known)
+        return self.candidate is None and self.deployment.is_in_charge
 
     def start(
         self,
@@ -217,6 +251,7 @@ class Generations:
         until: int = 0,
         from_now: bool = False,
         file: PipelineConfig | None = None,
+        undoes: int = 0,
     ) -> Candidate:
         """Begin a candidate with the configuration of the pipeline file. Its input is held from now on."""
         deployment = self.deployment
@@ -240,6 +275,7 @@ class Generations:
             Txn(until),
             reason,
             from_now=from_now,
+            undoes=undoes,
         )
         return candidates.start(deployment.control, new)
 
@@ -258,9 +294,10 @@ class Generations:
     def pair(self, candidate: Candidate) -> Pair:
         return Pair(self.deployment, candidate)
 
-    def abort(self, *, reason: str) -> Candidate:
-        """End the candidate and remove all its tables."""
-        ended = candidates.abort(self.deployment.control, self.required(), token=new_token(), reason=reason)
+    def abort(self, *, reason: str, identity: str = "") -> Candidate:
+        """End the candidate and remove all its tables. With an identity, only that one."""
+        found = self.required(identity)
+        ended = candidates.abort(self.deployment.control, found, token=new_token(), reason=reason)
         self.clean()
         return ended
 
@@ -278,32 +315,25 @@ class Generations:
         return len(gone)
 
     def rollback(self, *, reason: str) -> Candidate:
-        """Begin a candidate with the configuration before the last promotion, as a new generation. Refused
-        where that had fewer columns than the tables have now."""
+        """Begin a candidate that takes back the last promotion, as a new generation: what came after it is
+        read by the configuration before, everything else as it was read before. Refused where that had fewer
+        columns than the tables have now."""
         control = self.deployment.fresh_control()
         head = control.seals.head()
         last = Txn(control.seals.mark("correction"))
         if last == TXN_NONE:
             raise InvalidUsage("no generation was promoted", hint="there is nothing to go back to")
-        found = _before(control.bindings.read(TXN_FIRST, last))
+        found = configuration_in_charge(control, below=last)
         if found is None:
             raise InvalidUsage("the configuration before is not on record", hint="start a generation by file")
         config = PipelineConfig.from_canonical_json(found.text, root=self.deployment.file.root)
         older = config.model_copy(
             update={"generation": head.generation + 1, "warehouse": self.deployment.file.warehouse}
         )
-        return self.start(reason=reason, file=older)
+        return self.start(reason=reason, file=older, undoes=head.generation)
 
 
 LEASE: Final = f"{CANDIDATE}/input"
-
-
-def _before(records: Sequence[object]) -> Configuration | None:
-    """The configuration of the newest binding with input."""
-    for one in reversed(records):
-        if isinstance(one, Binding) and not one.promotes and not one.lost:
-            return one.configuration
-    return None
 
 
 class Pair:
@@ -311,7 +341,6 @@ class Pair:
 
     def __init__(self, deployment: Deployment, candidate: Candidate) -> None:
         self.deployment, self.candidate = deployment, candidate
-        self._corrected: dict[ShardId, ShardParts | None] = {}
 
     @cached_property
     def config(self) -> PipelineConfig:
@@ -356,6 +385,22 @@ class Pair:
     def shards(self) -> tuple[ShardId, ...]:
         return (*self.target.shards, QUARANTINE)
 
+    def require_file(self) -> None:
+        """`InvalidUsage` where the pipeline file is not the one that the candidate was made from: later input
+        would get other settings than the tables. A rollback is made from no file."""
+        if self.candidate.undoes:
+            return
+        file = self.deployment.file
+        differ = [one.name for one in _settings(self.config, file)]
+        if file.generation != self.candidate.generation:
+            differ.insert(0, "generation")
+        if differ:
+            raise InvalidUsage(
+                f"the pipeline file is not the one that generation {self.candidate.generation} was started"
+                f" with: {', '.join(differ[:10])} differ",
+                hint="restore the file; or abort the candidate, and start it with this file",
+            )
+
     def position(self) -> Position:
         return steps.position(self.both)
 
@@ -363,6 +408,7 @@ class Pair:
         self, attempt: Attempt, *, transactions_max: int | None = None, progress: Progress = no_progress
     ) -> Iterator[Followed]:
         """Take the candidate through the sealed transactions, and publish its states as they are due."""
+        self.require_file()
         if self.candidate.from_now:
             return
         left = transactions_max
@@ -400,12 +446,14 @@ class Pair:
         user: str = "",
         progress: Progress = no_progress,
     ) -> Promotion:
-        """Promote the candidate, and remove its tables."""
+        """Promote the candidate, and remove its tables. The pipeline file must be the one that it was made
+        from."""
+        self.require_file()
         done = self.deployment.up_to_date(
             lambda: steps.promote(
                 self.both,
                 attempt,
-                self,
+                TableCorrector(self.target, self.shadow),
                 self.shards,
                 grace_seconds=grace_seconds,
                 user=user,
@@ -417,40 +465,3 @@ class Pair:
             publish_due(self.deployment, attempt, every=True, progress=progress)
         Generations(self.deployment).clean()
         return done
-
-    # The `Corrector` of a promotion.
-
-    @property
-    def engine(self) -> str:
-        return self.target.plane().engine
-
-    def correct(self, shard: ShardId, *, txn: Txn, token: WriterToken) -> Correction:
-        plane, as_of = self.target.plane(), txn - 1
-        if shard == QUARANTINE:
-            old, new = (read_quarantine(one, as_of=as_of) for one in (self.target, self.shadow))
-            errors = [open_errors(self.shadow, one) for one in self.shadow.shards]
-            return plane.correct(
-                shard,
-                old=old,
-                new=new,
-                txn=txn,
-                token=token,
-                still_open=reduce(lambda all_, one: all_.unionAll(one), errors),
-                corrected=self._corrected,
-            )
-        old, new = (read(one, shard, view=View.FRESH, as_of=as_of) for one in (self.target, self.shadow))
-        dead = self._dead(shard, txn)
-        found = plane.correct(shard, old=old, new=new, txn=txn, token=token, dead=dead)
-        self._corrected[shard] = found.parts
-        return found
-
-    def _dead(self, shard: ShardId, txn: Txn) -> Dead:
-        """The tombstones of both generations before a transaction."""
-        from tidemark.spark.correction import Dead
-        from tidemark.spark.state_table import specs_of
-
-        lateness = specs_of(self.config).of(shard).lateness
-        watermark = watermark_below(self.deployment.control, txn)
-        line = None if lateness is None or watermark is None else watermark - lateness
-        old, new = (read_tombstones(one, shard, as_of=txn - 1) for one in (self.target, self.shadow))
-        return Dead(old, new, line)

@@ -111,6 +111,7 @@ class Order:
     reason: str = ""
     user: str = ""
     candidate: str = ""
+    """The candidate that a promotion is about (`Candidate.identity`)."""
 
     @property
     def attempt(self) -> Attempt:

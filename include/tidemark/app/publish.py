@@ -202,7 +202,7 @@ def publish_now(
 ) -> dict[ShardId, Published | UpToDate | NotDue]:
     """Publish shards regardless of their policies. A shard with an empty log is left out."""
     done = {
-        shard: publish(deployment.control, deployment.state(), shard, token=attempt.token)
+        shard: _publish(deployment, attempt, shard)
         for shard in shards
         if deployment.control.log(shard).head().upper > TXN_FIRST
     }
@@ -217,4 +217,9 @@ def publish_if_due(
     if not is_due(deployment.control, shard, deployment.policy(shard)):
         return None
     progress(Txn(deployment.control.log(shard).head().upper - 1), f"publish {shard}")
-    return publish(deployment.control, deployment.state(), shard, token=attempt.token)
+    return _publish(deployment, attempt, shard)
+
+
+def _publish(deployment: Deployment, attempt: Attempt, shard: ShardId) -> Published | UpToDate | NotDue:
+    generation = deployment.config.generation
+    return publish(deployment.control, deployment.state(), shard, token=attempt.token, generation=generation)

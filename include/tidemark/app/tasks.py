@@ -8,7 +8,7 @@ connected to a warm server.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tidemark.app.job import Order
+    from tidemark.spark.correction import Comparison
 
 
 SAMPLE_KEYS_MAX: Final = 10
@@ -288,22 +289,30 @@ def generation(deployment: Deployment, order: Order, *, progress: Progress = no_
 
     part, _, from_now = order.mode.partition(" ")
     found = Generations(deployment)
-    candidate = found.candidate
     report: Report = {
         "pipeline": deployment.config.name,
         "part": part,
         "generation": deployment.file.generation,
     }
-    if candidate is None and deployment.is_in_charge and part == "promote":
+    if part == "promote" and found.is_promoted(order.candidate):
         return {**report, "already": True}
-    if order.candidate:
-        decisions.candidate_seen(deployment, order.candidate)
-    if candidate is None and part == "follow":
-        until = order.txn_to
-        candidate = found.start(
-            reason=order.reason, since=order.txn_from, until=until, from_now=bool(from_now)
+    if part == "follow":
+        if order.candidate:
+            found.required(order.candidate)
+        candidate = found.going_on(
+            since=order.txn_from, until=order.txn_to, from_now=bool(from_now)
+        ) or found.start(
+            reason=order.reason, since=order.txn_from, until=order.txn_to, from_now=bool(from_now)
         )
-    pair = found.pair(candidate if candidate is not None else found.required())
+    else:
+        candidate = found.required(order.candidate)
+    pair = found.pair(candidate)
+    report |= {
+        "generation": candidate.generation,
+        "candidate": candidate.identity,
+        "undoes": candidate.undoes,
+        "from_now": candidate.from_now,
+    }
     if part == "follow":
         done = list(pair.follow(order.attempt, progress=progress))
         at = pair.position()
@@ -316,17 +325,26 @@ def generation(deployment: Deployment, order: Order, *, progress: Progress = no_
             "other_input": sum(not one.source_equal for one in done),
         }
     if part == "compare":
-        counts = {
-            str(shard): {"new": one.inserted, "changed": one.changed, "gone": one.deleted}
-            for shard, one in pair.compare().items()
-        }
-        changed = {shard: one for shard, one in counts.items() if any(one.values())}
-        return {**report, "compared": dict(list(changed.items())[:LISTED_MAX])}
-    if not pair.candidate.from_now:
+        counts = {} if candidate.from_now else pair.compare()
+        return {**report, **compared_report(counts)}
+    if not candidate.from_now:
         deployment.session()  # Before anything is bound.
     promoted = pair.promote(order.attempt, user=order.user, progress=progress)
     rows = {str(s): one.upserts + one.deletes for s, one in promoted.corrections.items() if one.parts}
-    return {**report, "txn": promoted.txn, "rows": dict(list(rows.items())[:LISTED_MAX])}
+    listed = dict(list(rows.items())[:LISTED_MAX])
+    return {**report, "txn": promoted.txn, "rows": listed, "rows_total": sum(rows.values())}
+
+
+def compared_report(found: Mapping[ShardId, Comparison]) -> Report:
+    """The shards whose rows would change: the first `LISTED_MAX` one by one, and the total of all others."""
+    changed = [
+        (str(shard), {"new": one.inserted, "changed": one.changed, "gone": one.deleted})
+        for shard, one in found.items()
+        if not one.is_equal
+    ]
+    others = [counts for _, counts in changed[LISTED_MAX:]]
+    rest = {kind: sum(counts[kind] for counts in others) for kind in ("new", "changed", "gone")}
+    return {"compared": dict(changed[:LISTED_MAX]), "others": {"shards": len(others), **rest}}
 
 
 def maintenance_plan(deployment: Deployment, *, asks_source: bool = True) -> Report:
@@ -342,7 +360,7 @@ def maintenance_plan(deployment: Deployment, *, asks_source: bool = True) -> Rep
 
 def maintain(deployment: Deployment, attempt: Attempt, *, progress: Progress = no_progress) -> Report:
     """Publish what is due, then maintain logs, states and control tables (`app.maintenance`)."""
-    published = publish_due(deployment, attempt, every=True, progress=progress)
+    published = deployment.up_to_date(lambda: publish_due(deployment, attempt, every=True, progress=progress))
     done = maintenance.maintain(deployment, attempt.token, maintenance.terms_of(deployment))
     return {
         "pipeline": done.pipeline,

@@ -288,7 +288,8 @@ def rebuild(
     (name,) = chosen_shards(deployment, shard or deployment.config.only_shard.name)
     before = last_published(deployment.control, name)
     deployment.control.log(name).head()  # Rejects an unfit pipeline file before Spark starts.
-    after = rebuild_state(deployment.control, deployment.state(), name, token=new_attempt().token)
+    token, generation = new_attempt().token, deployment.config.generation
+    after = rebuild_state(deployment.control, deployment.state(), name, token=token, generation=generation)
     same = before is not None and before.txn == after.txn and before.commit.digest == after.commit.digest
     if as_json:
         print_json({"before": before, "after": after, "same_rows": same})

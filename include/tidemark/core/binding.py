@@ -160,9 +160,13 @@ BindingRecord = Binding | Claim
 
 def settings_of(binding: Binding, now: Configuration) -> Configuration | None:
     """The current settings, for an open transaction; None if they are the bound ones, or if the shards
-    differ: then records might go to a shard that lacks the records before them."""
-    same = binding.configuration == now or binding.configuration.shards != now.shards
-    return None if same else now
+    differ: then records might go to a shard that lacks the records before them. Settings of another
+    generation than the bound ones always hold: they differ only before the first seal, so no shard has
+    records."""
+    bound = binding.configuration
+    if bound == now:
+        return None
+    return now if bound.generation != now.generation or bound.shards == now.shards else None
 
 
 def owned_in(records: Sequence[BindingRecord]) -> Owned | None:

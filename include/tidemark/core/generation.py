@@ -59,6 +59,9 @@ class Candidate:
     state: CandidateState = CandidateState.STARTED
     from_now: bool = False
     """Whether nothing is read again: the tables stay as they are, and later input gets the settings."""
+    undoes: int = 0
+    """The generation whose promotion it takes back; 0 for a candidate that was made from the pipeline file.
+    Its settings are those on record, so no file ever speaks for its generation."""
 
     @property
     def key(self) -> str:
@@ -106,7 +109,7 @@ class PromotionOpen(Determinate):
 
 
 class Superseded(Determinate):
-    """Another generation has been promoted since this process opened the pipeline."""
+    """Another generation is in charge than the one that this process opened the pipeline with."""
 
     def __init__(self, *, generation: int, newest: int) -> None:
         super().__init__(
@@ -227,13 +230,57 @@ def correction_seal(
     )
 
 
-def in_charge(bindings: Sequence[Binding], decided: Sequence[Seal]) -> Configuration | None:
+def in_charge(
+    bindings: Sequence[Binding], decided: Sequence[Seal], *, generation: int
+) -> Configuration | None:
     """The configuration in charge, given the newest bindings, and the seals of those that are sealed: the
-    newest one that is not of a promotion that failed. None when they have none."""
-    promoted = {seal.txn for seal in decided if seal.decision is Decision.CORRECTED}
+    newest one of the generation in charge that is not of a promotion that failed. None when they have
+    none."""
+    seals = {seal.txn: seal for seal in decided}
     for binding in reversed(bindings):
-        if not binding.lost and (not binding.promotes or binding.txn in promoted):
-            return binding.configuration
+        seal = seals.get(binding.txn)
+        promoted = seal is not None and seal.decision is Decision.CORRECTED
+        settings = binding.under(seal.configuration if seal is not None else None).configuration
+        if binding.lost or (binding.promotes and not promoted) or settings.generation != generation:
+            continue
+        return settings
+    return None
+
+
+def promoted(records: Sequence[Candidate], *, generation: int) -> tuple[Candidate, ...]:
+    """The candidates that were promoted, the newest first, given all records and the generation in
+    charge."""
+    ended = {one.start for one in records if one.state is CandidateState.ABORTED}
+    return tuple(
+        one
+        for one in reversed(records)
+        if one.state is CandidateState.STARTED and one.start not in ended and one.generation <= generation
+    )
+
+
+def is_from_file(records: Sequence[Candidate], *, generation: int) -> bool:
+    """Whether the generation in charge is the pipeline file's to speak for: a rollback's is not."""
+    newest = next(iter(promoted(records, generation=generation)), None)
+    return newest is None or newest.generation != generation or not newest.undoes
+
+
+def settings_now(known: Sequence[Candidate], seal: Seal) -> Configuration | None:
+    """The settings that the tables have a sealed transaction by, given the promoted candidates, the newest
+    first; None for those that it was sealed with.
+
+    A promoted candidate has read what older generations had sealed, and nothing that came after it. One that
+    takes back a promotion reads what came after that one by its settings, and leaves the rest as it was
+    before."""
+    while known:
+        newest, known = known[0], known[1:]
+        if seal.generation >= newest.generation:
+            continue
+        if newest.undoes:
+            if seal.generation >= newest.undoes:
+                return newest.configuration
+            known = [one for one in known if one.generation < newest.undoes]
+        elif newest.reads(seal.txn):
+            return newest.configuration
     return None
 
 

@@ -249,13 +249,20 @@ class TooEarly:
     upper: Txn
 
 
+def is_fenced(generation: int, *, newest: int, sealed_upper: int) -> bool:
+    """Whether a generation may neither bind nor seal, because `newest` is in charge. The first seal decides
+    which generation a pipeline begins with; after that, only a promotion changes it."""
+    return generation < newest or (generation > newest and sealed_upper > TXN_FIRST)
+
+
 class Fenced(InvalidUsage):
-    """A writer of an older generation asked for a seal."""
+    """A writer of another generation than the one in charge asked for a seal."""
 
     def __init__(self, txn: Txn, *, generation: int, newest: int) -> None:
         super().__init__(
-            f"generation {generation} may not seal transaction {txn}: generation {newest} is deployed",
-            hint="stop this deployment, or raise its generation",
+            f"generation {generation} may not seal transaction {txn}: generation {newest} is in charge",
+            hint="retry: the pipeline is opened again; a file with a higher generation takes over by"
+            " `tidemark generation start` and `promote`",
         )
         self.generation = generation
         self.newest = newest
@@ -293,6 +300,13 @@ def touch_mark(shard: ShardId) -> str:
     return f"shard.{shard}"
 
 
+def is_refused(seal: Seal, head: Head) -> bool:
+    """Whether a seal is of a generation that may not seal; only a promotion's may be of a newer one."""
+    if seal.decision is Decision.CORRECTED:
+        return seal.generation < head.generation
+    return is_fenced(seal.generation, newest=head.generation, sealed_upper=head.upper)
+
+
 def decide_seal(
     *,
     head: Head,
@@ -312,7 +326,7 @@ def decide_seal(
         if found is None:
             raise InvariantViolation(f"transaction {seal.txn} is below {head.upper} and has no seal")
         return Sealed(found, already=True) if found.token == seal.token else Lost(found)
-    if seal.generation < head.generation:
+    if is_refused(seal, head):
         raise Fenced(seal.txn, generation=seal.generation, newest=head.generation)
     if seal.txn > head.upper:
         return TooEarly(head.upper)

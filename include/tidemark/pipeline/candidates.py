@@ -54,14 +54,20 @@ def candidate_of(control: Control) -> Candidate | None:
     return current(candidates(control), generation=control.candidates.head().generation)
 
 
-def configuration_in_charge(control: Control) -> Configuration | None:
-    """The configuration in charge; None when nothing is bound yet."""
-    upper = control.bindings.head().upper
+def configuration_in_charge(control: Control, *, below: Txn | None = None) -> Configuration | None:
+    """The configuration in charge, or the one that was before the transaction `below` was sealed; None when
+    nothing is bound yet by the generation in charge."""
+    head = control.bindings.head()
+    upper, generation = head.upper, head.generation
     sealed_upper = Txn(max(TXN_FIRST, control.bindings.mark(SEALED)))
+    if below is not None:
+        upper, sealed_upper = below, min(below, sealed_upper)
+        generation = control.seals.read(Txn(below - 1), below)[0].generation
     while upper > TXN_FIRST:
         lower = max(TXN_FIRST, upper - 4)
         bound = [one for one in control.bindings.read(lower, upper) if isinstance(one, Binding)]
-        found = in_charge(bound, control.seals.read(lower, min(upper, sealed_upper)))
+        seals = control.seals.read(lower, min(upper, sealed_upper))
+        found = in_charge(bound, seals, generation=generation)
         if found is not None:
             return found
         upper = Txn(lower)

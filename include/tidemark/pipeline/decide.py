@@ -138,11 +138,11 @@ def set_watermark_back(pipeline: Pipeline, attempt: Attempt, to: int, *, reason:
             )
         detail = {"from": str(now), "to": str(to), "reason": checked, "run": attempt.owner.run_id}
         note(pipeline, Event.WATERMARK, txn=txn, token=attempt.token, detail=detail)
-        if _touch_seals(pipeline, txn) or seal_at(pipeline, txn).base == to:
+        if touch_seals(pipeline, txn) or seal_at(pipeline, txn).base == to:
             return txn
 
 
-def _touch_seals(pipeline: Pipeline, upper: Txn) -> bool:
+def touch_seals(pipeline: Pipeline, upper: Txn) -> bool:
     """Make every pending decision about a seal start again; False when the seals have passed the upper."""
 
     def decide(head: Head) -> Put[Seal, bool] | bool:

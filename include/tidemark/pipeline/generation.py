@@ -16,19 +16,20 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
-from tidemark.core.binding import Binding, BindingRecord, Configuration, Owner, Step
+from tidemark.core.binding import Binding, BindingRecord, Owner, Step
 from tidemark.core.checksum import Digest
 from tidemark.core.errors import Determinate, InvalidUsage, TidemarkError
 from tidemark.core.frontier import Frontier
 from tidemark.core.generation import (
     GRACE_SECONDS,
     Candidate,
-    CandidateState,
     Correction,
     Followed,
     correction_seal,
     decide_promotion,
     followed,
+    promoted,
+    settings_now,
 )
 from tidemark.core.ids import TXN_FIRST, ShardId, Txn, WriterToken
 from tidemark.core.journal import Event
@@ -50,12 +51,11 @@ from tidemark.pipeline.context import (
     undecided_promotion,
     watermark_below,
 )
-from tidemark.pipeline.decide import accept
+from tidemark.pipeline.decide import accept, touch_seals
 from tidemark.pipeline.history import is_in_a_log, require_logs
 from tidemark.pipeline.ingest import Progress, no_progress
 from tidemark.pipeline.run import finish
 from tidemark.pipeline.upsert import bring_up_log, bring_up_logs, put_seal
-from tidemark.ports.control import Control
 from tidemark.ports.source import BindsNothing, Source
 
 ADOPTED_AT_ONCE: Final = 1_000
@@ -86,9 +86,9 @@ class Corrector(Protocol):
     @property
     def engine(self) -> str: ...
 
-    def correct(self, shard: ShardId, *, txn: Txn, token: WriterToken) -> Correction:
+    def correct(self, shard: ShardId, *, txn: Txn, token: WriterToken, watermark: int | None) -> Correction:
         """The difference between the shard's rows and the candidate's, both as of the transaction before
-        `txn`, staged as parts of `txn`."""
+        `txn`, staged as parts of `txn`. `watermark` is the one that the promotion seals."""
         ...
 
 
@@ -112,7 +112,8 @@ def adopt(pair: Shadow, owner: Owner) -> Txn:
     that is in charge of it now."""
     live = pair.live.control
     sealed_upper = live.seals.head().upper
-    promoted = _promoted(live)
+    generation = live.candidates.head().generation
+    known = (pair.candidate, *promoted(candidates(live), generation=generation))
 
     def decide(head: Head) -> Put[BindingRecord, Txn] | Txn:
         if head.upper >= sealed_upper:
@@ -122,7 +123,7 @@ def adopt(pair: Shadow, owner: Owner) -> Txn:
         made: list[Binding] = []
         for seal in live.seals.read(head.upper, upper):
             bound = sealed_binding(pair.live, seal)
-            settings = _settings(pair.candidate, promoted, seal) or bound.configuration
+            settings = settings_now(known, seal) or bound.configuration
             copied = replace(
                 bound, configuration=settings, owner=owner, epoch=head.epoch, lost=False, promotes=0
             )
@@ -133,24 +134,6 @@ def adopt(pair: Shadow, owner: Owner) -> Txn:
     while upper < sealed_upper:
         upper = settle(pair.shadow.control.bindings, decide, what="the adoption of bindings")
     return upper
-
-
-def _promoted(control: Control) -> tuple[Candidate, ...]:
-    """The candidates that were promoted, the newest first."""
-    known = candidates(control)
-    ended = {one.start for one in known if one.state is CandidateState.ABORTED}
-    generation = control.candidates.head().generation
-    started = [one for one in known if one.state is CandidateState.STARTED]
-    return tuple(one for one in reversed(started) if one.start not in ended and one.generation <= generation)
-
-
-def _settings(candidate: Candidate, promoted: Sequence[Candidate], seal: Seal) -> Configuration | None:
-    """The settings that a candidate reads a transaction with; None for those that it was sealed with. A
-    promoted candidate has read what older generations had sealed, and nothing that came after it."""
-    if candidate.reads(seal.txn):
-        return candidate.configuration
-    known = (one for one in promoted if one.reads(seal.txn) and seal.generation < one.generation)
-    return next((one.configuration for one in known), None)
 
 
 def follow(
@@ -213,6 +196,7 @@ _PASSED: Final = {
 
 def _follow(pair: Shadow, attempt: Attempt, seal: Seal, progress: Progress) -> None:
     """Make a decided transaction in the candidate. What people decided in the pipeline stays decided."""
+    _followed_watermark(pair, attempt, seal.txn, seal.base)
     binding = binding_at(pair.shadow, seal.txn)
     shadow = replace(pair.shadow, configuration=binding.configuration)
     passed = _PASSED.get(seal.decision)
@@ -240,6 +224,23 @@ def _follow(pair: Shadow, attempt: Attempt, seal: Seal, progress: Progress) -> N
                 raise
         return
     finish(shadow, attempt, seal.txn, progress=progress)
+
+
+def _followed_watermark(pair: Shadow, attempt: Attempt, txn: Txn, base: int | None) -> int | None:
+    """The watermark below a transaction in the candidate. Where a person has set the pipeline's back to
+    `base` there, the candidate's is set back too."""
+    control = pair.shadow.control
+    now = watermark_below(control, txn)
+    reached = [one.watermark for one in pair.live.control.seals.read(txn - 1, txn)]
+    if base is None or now is None or now <= base or not reached or reached[0] is None:
+        return now
+    if reached[0] <= base or control.seals.head().upper != txn:
+        return now
+    reason = {"reason": "it was set back in the pipeline", "run": attempt.owner.run_id}
+    detail = {"from": str(now), "to": str(base), **reason}
+    note(pair.shadow, Event.WATERMARK, txn=txn, token=attempt.token, detail=detail)
+    touch_seals(pair.shadow, txn)
+    return base
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,17 +401,18 @@ def _decide(
     bring_up_logs(live)
     checkpoint(live)
     _catch_up(pair, attempt, progress)
-    corrections = _corrected(pair, attempt, corrector, shards, bound, progress)
-    parts = {shard: one.parts for shard, one in corrections.items() if one.parts is not None}
     base = watermark_below(live.control, txn)
     from_now = pair.candidate.from_now
+    watermark = base if from_now else _followed_watermark(pair, attempt, txn, base)
+    corrections = _corrected(pair, attempt, corrector, shards, bound, watermark, progress)
+    parts = {shard: one.parts for shard, one in corrections.items() if one.parts is not None}
     seal = correction_seal(
         bound,
         token=attempt.token,
         candidate=pair.candidate,
         shards=parts,
         engine="" if from_now else corrector.engine,
-        watermark=base if from_now else seal_at(pair.shadow, Txn(txn - 1)).watermark,
+        watermark=watermark,
         base=base,
     )
     progress(txn, "promote")
@@ -435,6 +437,7 @@ def _corrected(
     corrector: Corrector,
     shards: Sequence[ShardId],
     bound: Binding,
+    watermark: int | None,
     progress: Progress,
 ) -> dict[ShardId, Correction]:
     """The differences of all shards, staged under the attempt's token and read back."""
@@ -442,7 +445,9 @@ def _corrected(
         return {}
     txn, target = bound.txn, pair.target
     progress(txn, "correct")
-    found = {shard: corrector.correct(shard, txn=txn, token=attempt.token) for shard in shards}
+    found = {
+        shard: corrector.correct(shard, txn=txn, token=attempt.token, watermark=watermark) for shard in shards
+    }
     refused = [f"shard {shard}: {one.refused}" for shard, one in found.items() if one.refused]
     parts = {shard: one.parts for shard, one in found.items() if one.parts is not None}
     staged = Staged(txn, attempt.token, Digest(), parts, corrector.engine)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tidemark.core.errors import Determinate, InvalidUsage, InvariantViolation
+from tidemark.core.generation import Superseded
 from tidemark.core.ids import TXN_FIRST, ShardId, Txn, WriterToken, next_txn
 from tidemark.core.lease import since_of
 from tidemark.core.ledger import UPPER, Conflict, Head, Put
@@ -37,6 +38,7 @@ from tidemark.core.publish import (
     due,
     published_txn,
 )
+from tidemark.core.seal import is_fenced
 from tidemark.pipeline.context import settle, watermark_below
 from tidemark.pipeline.history import log_head, require_history, require_known
 from tidemark.ports.control import Control, Ledger
@@ -154,15 +156,19 @@ def publish(
     *,
     token: WriterToken,
     policy: Policy | None = None,
+    generation: int | None = None,
 ) -> Published | UpToDate | NotDue:
-    """Bring the state up to the log's upper. Without a policy, a publish is always due."""
+    """Bring the state up to the log's upper. Without a policy, a publish is always due. `Superseded` where
+    the plane has the settings of another `generation` than the one in charge."""
     if policy is not None and not is_due(control, shard, policy):
         published = published_txn(last_published(control, shard))
         return NotDue(published, control.log(shard).head().upper)
-    return _publish(control, plane, shard, token)
+    return _publish(control, plane, shard, token, generation)
 
 
-def _publish(control: Control, plane: StatePlane, shard: ShardId, token: WriterToken) -> Published | UpToDate:
+def _publish(
+    control: Control, plane: StatePlane, shard: ShardId, token: WriterToken, generation: int | None
+) -> Published | UpToDate:
     """Decide and act until the tail is in the state; where the state has moved meanwhile, decide again."""
     for _ in range(STEPS_MAX):
         last = last_published(control, shard)
@@ -171,6 +177,7 @@ def _publish(control: Control, plane: StatePlane, shard: ShardId, token: WriterT
         if log.upper <= max(status.txn, published_txn(last)):
             # The loaded version may be an old one, so look twice; a loss stays.
             log = log_head(control, shard)
+        _require_in_charge(control, generation)
         if last is not None:
             require_known(control, f"the state of shard {shard}", txn=last.txn, link=last.commit.link)
         try:
@@ -196,6 +203,17 @@ def _publish(control: Control, plane: StatePlane, shard: ShardId, token: WriterT
     raise Determinate(f"the state of {shard} was published {STEPS_MAX} times meanwhile", hint="retry")
 
 
+def _require_in_charge(control: Control, generation: int | None) -> None:
+    """`Superseded` where another generation is in charge. It is asked after the log's version is pinned: a
+    promotion is sealed before any log has it. So older settings never write a promotion or what comes after
+    it, and what they write below it is what they wrote before."""
+    if generation is None:
+        return
+    head = control.seals.head()
+    if is_fenced(generation, newest=head.generation, sealed_upper=head.upper):
+        raise Superseded(generation=generation, newest=head.generation)
+
+
 def _watermark_around(control: Control, lower: Txn, upper: Txn) -> int | None:
     """The watermark below which tombstones may be dropped; None where one end of the tail has none. It is the
     lower one of both ends, so a watermark that was set back inside the tail drops no tombstone too early."""
@@ -212,6 +230,7 @@ def rebuild(
     base: Published | None = None,
     seconds_max: float = REBUILD_SECONDS_MAX,
     clock: Callable[[], float] = time.monotonic,
+    generation: int | None = None,
 ) -> Published:
     """Replace the state by a fold of its log, in one commit, whatever the state contains; then publish what
     the log has got meanwhile, until nothing is left. Returns the record of the rebuild.
@@ -228,6 +247,7 @@ def rebuild(
         since = since_of(control.leases.head())
         start = base if base is not None or since == TXN_FIRST else last
         log = log_head(control, shard, require_history(control))
+        _require_in_charge(control, generation)
         if start is not None:
             _check_base(plane, shard, start)
         lower = next_txn(start.txn) if start is not None else TXN_FIRST
@@ -255,7 +275,7 @@ def rebuild(
             )
     published: Published | UpToDate = done
     while not isinstance(published, UpToDate) and clock() < deadline:
-        published = _publish(control, plane, shard, token)
+        published = _publish(control, plane, shard, token, generation)
     return done
 
 

@@ -13,9 +13,11 @@ from collections.abc import Sequence
 from tidemark.core.binding import BindingRecord, Owned, Step, decide_mint, owned_in
 from tidemark.core.errors import Determinate
 from tidemark.core.generation import PromotionOpen, Superseded
-from tidemark.core.ids import Txn
+from tidemark.core.history import SEALED
+from tidemark.core.ids import TXN_FIRST, Txn
 from tidemark.core.ledger import Head, Put
 from tidemark.core.replay import RunPlan, plan_run
+from tidemark.core.seal import is_fenced
 from tidemark.pipeline.context import Attempt, Pipeline, last_binding, settle, undecided_promotion
 from tidemark.pipeline.history import require_logs
 from tidemark.pipeline.schema_change import require_named, require_shapes
@@ -33,7 +35,8 @@ def mint(pipeline: Pipeline, attempt: Attempt) -> Owned:
             return decided
         require_logs(pipeline.control)
         last = last_binding(pipeline, head)
-        if pipeline.generation < head.generation:
+        sealed_upper = max(TXN_FIRST, bindings.mark(SEALED))
+        if is_fenced(pipeline.generation, newest=head.generation, sealed_upper=sealed_upper):
             raise Superseded(generation=pipeline.generation, newest=head.generation)
         undecided = undecided_promotion(pipeline.control, last)
         if undecided is not None:

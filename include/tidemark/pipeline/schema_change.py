@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from tidemark.core.binding import Binding, Configuration, settings_of
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import QUARANTINE, TXN_FIRST, ShardId, Txn, WriterToken
-from tidemark.core.seal import Decision, Fenced, Staged
+from tidemark.core.seal import Decision, Fenced, Staged, is_fenced
 from tidemark.core.shape import Misfit, NewColumns, Shapes, misfit, new_columns
 from tidemark.pipeline.context import Pipeline, last_binding, sealed_binding, stage_open, unfinished
 from tidemark.ports.control import Control
@@ -143,8 +143,7 @@ def left_out(pipeline: Pipeline) -> dict[ShardId, Txn]:
 
 def _given_up(pipeline: Pipeline, declared: Shapes, others: Mapping[ShardId, Txn]) -> list[Misfit]:
     """A misfit for each shard that the newest binding was made for and the file leaves out. Empty if the file
-    has a higher generation: then leaving them out was a decision. An open transaction that was bound for such
-    a shard would still go there."""
+    has a higher generation: then leaving them out was a decision."""
     last = last_binding(pipeline, pipeline.control.bindings.head())
     if last is None or pipeline.generation > last.configuration.generation:
         return []
@@ -189,7 +188,7 @@ def put_on_record(pipeline: Pipeline, new: NewColumns) -> None:
     """Add the columns to the logs' shapes, unless the transaction is decided. A column that a log has in
     another type stays as it is: values are judged by that type."""
     head = pipeline.control.seals.head()
-    if pipeline.generation < head.generation:
+    if is_fenced(pipeline.generation, newest=head.generation, sealed_upper=head.upper):
         raise Fenced(new.txn, generation=pipeline.generation, newest=head.generation)
     shapes = pipeline.shapes_of(pipeline.configuration)
     for shard in new.columns if new.txn >= head.upper else ():

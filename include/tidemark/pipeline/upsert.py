@@ -31,6 +31,7 @@ from tidemark.core.seal import (
     Staged,
     TooEarly,
     decide_seal,
+    is_refused,
     seal_of,
     touch_mark,
 )
@@ -147,7 +148,7 @@ def _require_base(pipeline: Pipeline, seal: Seal) -> None:
 def _declare(pipeline: Pipeline, seal: Seal, shapes: Shapes) -> None:
     """Put the shapes on record in their logs, unless the seal would be fenced or has lost."""
     head = pipeline.control.seals.head()
-    if seal.txn >= head.upper and seal.generation >= head.generation:
+    if seal.txn >= head.upper and not is_refused(seal, head):
         for shard, shape in shapes.items():
             pipeline.control.log(shard).declare(shape)
 
@@ -270,14 +271,14 @@ def refused(pipeline: Pipeline, staged: Staged, gated: Gated, reason: str) -> Ti
 
 def drop_lost(pipeline: Pipeline, attempt: Attempt, staged: Staged, winner: Seal) -> None:
     """Record the lost race with its winner, and delete our own parts. `DataDiffers` where the winner has
-    other data; `Fenced` where a newer generation has read the same records by its own settings."""
+    other data; `Fenced` where another generation has read the same records by its own settings."""
     finding = judge_loser(winner, staged)
-    newer = winner.generation > pipeline.generation and winner.configuration != staged.configuration
+    fenced = winner.generation != pipeline.generation and winner.configuration != staged.configuration
     detail = {"winner": winner.token, "verdict": str(finding.verdict), "run": attempt.owner.run_id}
     note(pipeline, Event.LOST, txn=staged.txn, token=staged.token, detail=detail)
     if not is_in_a_log(pipeline.control, staged.txn, staged.token):
         pipeline.plane.discard(staged.txn, staged.token)
-    if newer:
+    if fenced:
         raise Fenced(winner.txn, generation=pipeline.generation, newest=winner.generation)
     if finding.mismatches:
         raise DataDiffers(finding)

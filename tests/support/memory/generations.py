@@ -25,7 +25,7 @@ from tidemark.core.frontier import Position
 from tidemark.core.generation import Candidate, Correction, PromotionOpen, Superseded
 from tidemark.core.ids import TXN_FIRST, ShardId, Txn, WriterToken
 from tidemark.core.ledger import CommitOutcome, Head, Put
-from tidemark.core.seal import Fenced, Opinion, ShardParts, Staged
+from tidemark.core.seal import CORRECTION, Fenced, Opinion, ShardParts, Staged
 from tidemark.pipeline.candidates import (
     abort,
     await_promotion,
@@ -33,7 +33,7 @@ from tidemark.pipeline.candidates import (
     configuration_in_charge,
     start,
 )
-from tidemark.pipeline.context import Attempt, Pipeline
+from tidemark.pipeline.context import Attempt, Pipeline, watermark_below
 from tidemark.pipeline.generation import Promotion, Recorded, Shadow, follow, promote
 from tidemark.pipeline.listing import readable_upper
 from tidemark.pipeline.run import RunReport, run
@@ -55,6 +55,8 @@ def decoded(configuration: Configuration, record: SourceRecord) -> SourceRecord 
     rules = rules_of(configuration.text)
     if record.key[0] in rules.get("without", ()):
         return None
+    if isinstance(record.sequence, int) and record.sequence > rules.get("at_most", record.sequence):
+        return None
     value: Any = record.value
     return replace(
         record,
@@ -64,7 +66,19 @@ def decoded(configuration: Configuration, record: SourceRecord) -> SourceRecord 
 
 
 class DecodingPlane(MemoryPlane):
-    """Reads records by the configuration of their binding."""
+    """Reads records by the configuration of their binding. With the rule `lateness` it has a watermark."""
+
+    control: MemoryControl
+
+    def stage(self, binding: Binding, token: WriterToken) -> Staged:
+        staged = super().stage(binding, token)
+        if "lateness" not in rules_of(binding.configuration.text):
+            return staged
+        base = watermark_below(self.control, binding.txn)
+        taken = [self.decode(binding, record) for _, record in self._source.records(binding)]
+        known = [one.sequence for one in taken if one is not None]
+        numbers = [one for one in (base, *known) if isinstance(one, int)]
+        return replace(staged, base=base, watermark=max(numbers))
 
     def decode(self, binding: Binding, record: SourceRecord) -> SourceRecord | None:
         return decoded(binding.configuration, record)
@@ -113,8 +127,10 @@ class MemoryCorrector:
     def __init__(self, live: Pipeline, files: Files, shadow: Pipeline, shadow_files: Files) -> None:
         self._live, self._files = live, files
         self._shadow, self._shadow_files = shadow, shadow_files
+        self.watermarks: list[int | None] = []
 
-    def correct(self, shard: ShardId, *, txn: Txn, token: WriterToken) -> Correction:
+    def correct(self, shard: ShardId, *, txn: Txn, token: WriterToken, watermark: int | None) -> Correction:
+        self.watermarks.append(watermark)
         return self.stage(shard, self.difference(shard, upper=txn), txn=txn, token=token)
 
     def difference(self, shard: ShardId, *, upper: Txn) -> dict[tuple[object, ...], object]:
@@ -168,10 +184,12 @@ class GenerationWorld(World):
     ) -> Pipeline:
         control = MemoryControl(warehouse, chaos)
         control.bindings = TimedBindings(control, self) if warehouse is self.warehouse else control.bindings
+        plane = DecodingPlane(self.source, files, chaos)
+        plane.control = MemoryControl(warehouse)
         return Pipeline(
             control,
             MemorySourceView(self.source, chaos),
-            DecodingPlane(self.source, files, chaos),
+            plane,
             configuration,
             configuration.generation,
             RuleGate(files, configuration),
@@ -220,6 +238,16 @@ class GenerationWorld(World):
         token = WriterToken(token or f"start{next(self._numbers)}")
         new = Candidate(1, 1, token, configuration, **known)
         return start(MemoryControl(self.warehouse, chaos), new)
+
+    def rollback(self, chaos: Chaos | None = None) -> Candidate:
+        """Begin a candidate that takes back the last promotion, as a command does it."""
+        control = MemoryControl(self.warehouse, chaos)
+        generation = control.seals.head().generation
+        last = Txn(control.seals.mark(CORRECTION))
+        before = configuration_in_charge(control, below=last)
+        assert before is not None
+        rules = {**rules_of(before.text), "generation": generation + 1}
+        return self.start(settings(**rules), chaos, undoes=generation)
 
     def follow(self, candidate: Candidate, chaos: Chaos | None = None, **known: Any) -> list[int]:
         pair, _ = self.pair(candidate, chaos)

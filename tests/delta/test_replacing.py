@@ -1,0 +1,114 @@
+"""A candidate through the parts of the `replace` DAG: an answer is about the candidate that was looked at, a
+form and a file about the candidate that was started with them. Real control tables, without Spark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.growing import Typed, land
+from tidemark.airflow.replace import question
+from tidemark.app import tasks
+from tidemark.app.generation import Generations
+from tidemark.app.job import Order
+from tidemark.app.reports import LISTED_MAX
+from tidemark.core.errors import Determinate, InvalidUsage
+from tidemark.core.ids import ShardId
+from tidemark.delta.ledger import DeltaLedger
+from tidemark.spark.correction import Comparison
+
+BATCHES = {"transaction": {"max_files": 2}}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "in").mkdir()
+    land(tmp_path)
+    assert Typed(tmp_path).run() == [1]
+    return tmp_path
+
+
+def part(works: Typed, name: str, *, from_now: bool = True, **more: Any) -> Any:
+    """One task of the DAG."""
+    mode = f"{name} from now" if from_now else name
+    order = Order("p.yaml", "run", f"{name}-token", mode=mode, reason="why", **more)
+    return tasks.generation(works, order)
+
+
+def test_an_answer_about_one_candidate_promotes_and_aborts_no_other(root: Path) -> None:
+    works = Typed(root, generation=1)
+    part(works, "follow")
+    asked = part(works, "compare")["candidate"]
+    Generations(works).abort(reason="started again")
+    changed = Typed(root, generation=1, **BATCHES)
+    part(changed, "follow")
+    with pytest.raises(InvalidUsage, match=f"the one that was looked at is {asked}"):
+        part(changed, "promote", candidate=asked)
+    with pytest.raises(InvalidUsage, match=f"the one that was looked at is {asked}"):
+        Generations(changed).abort(reason="no", identity=asked)
+    again = part(changed, "compare")["candidate"]
+    assert again != asked
+    assert part(changed, "promote", candidate=again)["txn"] == 2
+    assert part(Typed(root, generation=1, **BATCHES), "promote", candidate=again)["already"]
+
+
+def test_a_form_goes_on_only_with_a_candidate_that_was_started_as_it_says(root: Path) -> None:
+    works = Typed(root, generation=1)
+    part(works, "follow")
+    with pytest.raises(
+        InvalidUsage, match="started from 1 to the end, from now on, and is asked for from 1 to"
+    ):
+        part(works, "follow", from_now=False)
+    with pytest.raises(InvalidUsage, match="is asked for from 1 to 3, from now on"):
+        part(works, "follow", txn_to=3)
+    assert part(works, "compare", from_now=False)["from_now"], "what is compared is what was started"
+    assert part(works, "follow")["generation"] == 1
+
+
+def test_a_candidate_is_not_promoted_beside_a_file_that_has_changed_since(root: Path) -> None:
+    part(Typed(root, generation=1), "follow")
+    for other, what in (
+        (Typed(root, generation=1, **BATCHES), "transaction.max_files"),
+        (Typed(root, generation=2), "generation"),
+    ):
+        for name in ("follow", "promote"):
+            with pytest.raises(InvalidUsage, match=f"generation 1 was started with: {what} differ"):
+                part(other, name)
+    alarms = Typed(root, generation=1, on_red="ask")
+    assert part(alarms, "promote")["txn"] == 2, "who is asked decides no row"
+
+
+def test_after_a_rollback_no_file_is_in_charge_before_it_was_promoted(root: Path) -> None:
+    part(Typed(root, generation=1, **BATCHES), "follow")
+    part(Typed(root, generation=1, **BATCHES), "promote")
+    works = Generations(Typed(root, generation=1, **BATCHES))
+    back = works.rollback(reason="it was better")
+    assert (back.undoes, back.generation) == (1, 2)
+    control = works.deployment.fresh_control()
+    control.candidates.head()
+    assert control.candidates.read(1, 9)[-1].undoes == 1, "on record"
+
+
+def test_a_store_that_fails_while_a_proposal_is_opened_puts_it_in_charge_by_no_means(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise Determinate("the store does not answer", hint="retry")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(DeltaLedger, "head", fails)
+        with pytest.raises(Determinate, match="does not answer"):
+            Typed(root, generation=1)
+    assert Typed(root, generation=1).config.generation == 0
+
+
+def test_the_question_says_what_it_leaves_out() -> None:
+    found = {ShardId(f"s{number:03}"): Comparison(1, 2, 3) for number in range(LISTED_MAX + 2)}
+    report = {"generation": 4, "undoes": 3, **tasks.compared_report(found)}
+    subject, body = question("shop", report)
+    assert subject == "Promote generation 4, which takes back generation 3, of shop?"
+    assert "s099: 1 new, 3 changed, 2 gone" in body
+    assert "and 2 more shards: 2 new, 6 changed, 4 gone" in body
+    assert "No row changes" in question("shop", tasks.compared_report({ShardId("s"): Comparison(0, 0, 0)}))[1]
