@@ -11,12 +11,13 @@ import pytest
 from tests.support.growing import Typed, land
 from tidemark.airflow.replace import question
 from tidemark.app import tasks
-from tidemark.app.generation import Generations
+from tidemark.app.generation import LEASE, Generations
 from tidemark.app.job import Order
 from tidemark.app.reports import LISTED_MAX
 from tidemark.core.errors import Determinate, InvalidUsage
-from tidemark.core.ids import ShardId
+from tidemark.core.ids import ShardId, Txn
 from tidemark.delta.ledger import DeltaLedger
+from tidemark.pipeline.leases import Leases
 from tidemark.spark.correction import Comparison
 
 BATCHES = {"transaction": {"max_files": 2}}
@@ -112,3 +113,17 @@ def test_the_question_says_what_it_leaves_out() -> None:
     assert "s099: 1 new, 3 changed, 2 gone" in body
     assert "and 2 more shards: 2 new, 6 changed, 4 gone" in body
     assert "No row changes" in question("shop", tasks.compared_report({ShardId("s"): Comparison(0, 0, 0)}))[1]
+
+
+def test_a_candidate_whose_lease_was_removed_holds_its_input_again(root: Path) -> None:
+    """Another process may clean up after a candidate that is no more, while this one is started."""
+    works = Typed(root, generation=1)
+    part(works, "follow")
+    leases = Leases(works.fresh_control().leases)
+    assert leases.floor(consumers={}, window=Txn(9)).txn == 1, "maintenance removes nothing that it reads"
+    leases.forget(LEASE)
+    assert leases.floor(consumers={}, window=Txn(9)).txn == 9
+    part(works, "follow")
+    lease = leases.current(LEASE)
+    assert lease is not None
+    assert lease.is_kept

@@ -10,9 +10,11 @@ from pyspark.sql import SparkSession
 
 from tests.support.deployed import arrive, attempt
 from tests.support.state import rows_of
+from tidemark.app.consume import Consumer
 from tidemark.app.deployment import Deployment
 from tidemark.app.generation import Generations, plan
 from tidemark.app.publish import run_and_publish
+from tidemark.app.status import quarantined_in_logs
 from tidemark.app.views import open_errors, read
 from tidemark.config import PipelineConfig
 from tidemark.core.errors import InvalidUsage
@@ -43,6 +45,18 @@ def kv(key: Any, value: Any, number: Any = 0) -> dict[str, Any]:
 
 def rows(deployment: Deployment, shard: str = "t") -> list[Any]:
     return rows_of(read(deployment, shard))
+
+
+def applied(deployment: Deployment, copy: dict[int, tuple[str, int]]) -> dict[int, tuple[str, int]]:
+    """What a consumer's table has after the batches that it has not had yet."""
+    with Consumer(deployment, "t", "copy") as consumer:
+        for batch in consumer.listen():
+            for row in sorted(batch.frame.collect(), key=lambda row: int(row["_txn"])):
+                if row["_op"] == "D":
+                    del copy[row["k"]]
+                else:
+                    copy[row["k"]] = (row["v"], row["n"])
+    return copy
 
 
 OLD = {"apply_as_deletes": "v = 'gone'"}
@@ -138,6 +152,8 @@ def test_quarantine_follows_the_generation_in_charge(spark: SparkSession, tmp_pa
     }
     old = opened(spark, tmp_path, 0, {})
     arrive(old, kv(1, "a", 9), kv(2, "b", 2))
+    copy = applied(old, {})
+    assert copy == {1: ("a", 9), 2: ("b", 2)}
     arrive(old, kv(2, "c", 8), kv(3, "d", 3))
     works = Generations(opened(spark, tmp_path, 1, rule))
     done = works.pair(works.start(reason="a rule for n")).promote(attempt())
@@ -150,6 +166,9 @@ def test_quarantine_follows_the_generation_in_charge(spark: SparkSession, tmp_pa
         3: ("d", 3, None),
     }
     assert {row["_key"] for row in open_errors(last, "t").collect()} == {'{"k":1}', '{"k":2}'}
+    assert quarantined_in_logs(last.pipeline).newest_records == 0, "the promotion has read no record"
+    arrive(last, {**kv(4, "e", 1), "extra": "x"})
+    assert applied(last, copy) == {2: ("b", 2), 3: ("d", 3), 4: ("e", 1)}
 
 
 def test_with_a_sequence_a_promotion_wins_and_later_records_compete_with_it(

@@ -18,11 +18,12 @@ from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.core.fold import fold, visible
 from tidemark.core.generation import Candidate, CandidateState, PromotionOpen, Superseded, is_from_file
 from tidemark.core.history import HistoryLost
-from tidemark.core.ids import Txn
+from tidemark.core.ids import QUARANTINE, Txn
 from tidemark.core.journal import Event
 from tidemark.core.publish import Published
 from tidemark.core.replay import ExpectationsFailed, InputGone, Verdict
 from tidemark.core.seal import Decision, Fenced
+from tidemark.core.summary import quarantined_in
 from tidemark.pipeline.candidates import candidates
 from tidemark.pipeline.context import Pipeline
 from tidemark.pipeline.decide import accept, release, set_watermark_back, skip
@@ -471,6 +472,16 @@ def test_g7_killed_at_every_step_of_giving_a_promotion_up() -> None:
         return world
 
     assert kills(lambda world, script: world.run(script), overdue) > 4
+
+
+def test_g7_a_promotion_reads_no_record_and_quarantines_none() -> None:
+    """What it adds to the quarantine was read by earlier transactions, so no count may rise by it."""
+    world = three()
+    world.replaced(TIMES_10)
+    promotion, added = world.seals[-1], world.seals[-1].shards[A]
+    seal = replace(promotion, shards={QUARANTINE: added})
+    assert (seal.source.count, quarantined_in(seal)) == (0, 0)
+    assert quarantined_in(replace(seal, decision=COMMITTED)) == added.digest.count > 0
 
 
 # G8

@@ -287,6 +287,13 @@ class Generations:
         since = since_of(control.leases.head())
         take_hold(leases, LEASE, HolderToken(token), start=since, wait_seconds=10.0).release()
 
+    def require_held(self, candidate: Candidate) -> None:
+        """Keep the candidate's input, if its lease is gone: another process may have removed it, which saw no
+        candidate shortly before this one was on record."""
+        lease = Leases(self.deployment.control.leases).current(LEASE)
+        if lease is None or not lease.is_kept:
+            self._hold(candidate.token)
+
     def _let_go(self) -> None:
         with suppress(InvalidUsage):
             Leases(self.deployment.control.leases).forget(LEASE)
@@ -409,6 +416,7 @@ class Pair:
     ) -> Iterator[Followed]:
         """Take the candidate through the sealed transactions, and publish its states as they are due."""
         self.require_file()
+        Generations(self.deployment).require_held(self.candidate)
         if self.candidate.from_now:
             return
         left = transactions_max

@@ -98,8 +98,11 @@ def _overruled(seal: Seal) -> str:
 
 
 def quarantined_in(seal: Seal) -> int:
-    """The number of quarantined records of a transaction."""
-    return seal.shards[QUARANTINE].digest.count if seal.touches(QUARANTINE) else 0
+    """The number of records that a transaction has read and quarantined. A promotion reads none: it adds what
+    the new generation has quarantined of earlier transactions."""
+    if seal.decision is Decision.CORRECTED or not seal.touches(QUARANTINE):
+        return 0
+    return seal.shards[QUARANTINE].digest.count
 
 
 def applied_in(seal: Seal) -> int | None:
