@@ -217,23 +217,18 @@ def test_quarantine_gets_what_only_the_candidate_has_found(spark: SparkSession, 
     known += more[-2:]
     old, new = (spark.createDataFrame(rows, ddl) for rows in (known, more))
     plane = rig.plane()
-    rows_then, rows_now = (
-        spark.createDataFrame(rows, "k INT, v STRING, n INT")
-        for rows in ([(1, "a", 1), (4, "a", 1)], [(1, "b", 1), (4, "b", 1)])
-    )
-    corrected = plane.correct(TABLE, old=rows_then, new=rows_now, txn=B, token=WriterToken("w"))
     still_open = new.where("_raw = 'open'")
-    found = plane.correct(
-        QUARANTINE, old=old, new=new, txn=B, token=WriterToken("w"), still_open=still_open,
-        corrected={TABLE: corrected.parts, ShardId("none"): None},
-    )  # fmt: skip
+    found = plane.correct(QUARANTINE, old=old, new=new, txn=B, token=WriterToken("w"), still_open=still_open)
     rows = staged(rig, found, QUARANTINE)
     names = ddl.replace(" BIGINT", "").replace(" STRING", "").split(", ")
     assert ordered([tuple(row[name] for name in names) for row in rows]) == [
         (B, "t", '{"k":2}', "open", "why", "p", 3, 0),
         (B, "t", '{"k":4}', "open", "why", "p", 4, 0),
+        (B, "t", '{"k":5}', "open", "why", "p", 5, 0),
         (B, "t", None, "closed", "why", "p", 3, 1),
         (B, "u", None, "raw", "why", "p", 3, 0),
     ]
-    assert plane.correct(QUARANTINE, old=new, new=old, txn=B, token=WriterToken("x")) == Correction()
+    none = still_open.where("false")
+    again = plane.correct(QUARANTINE, old=new, new=old, txn=B, token=WriterToken("x"), still_open=none)
+    assert again == Correction()
     assert not [path for path in rig.files_on_disk() if "/x/" in str(path)]

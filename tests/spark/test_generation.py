@@ -23,6 +23,9 @@ from tidemark.core.ids import QUARANTINE, ShardId, Txn
 from tidemark.core.replay import Verdict
 from tidemark.pipeline.publish import verify_state
 from tidemark.pipeline.run import replay
+from tidemark.spark.state_table import specs_of
+from tidemark.spark.views import ErrorPins
+from tidemark.spark.views import open_errors as errors_of
 
 pytestmark = pytest.mark.spark
 
@@ -53,7 +56,7 @@ def applied(deployment: Deployment, copy: dict[int, tuple[str, int]]) -> dict[in
         for batch in consumer.listen():
             for row in sorted(batch.frame.collect(), key=lambda row: int(row["_txn"])):
                 if row["_op"] == "D":
-                    del copy[row["k"]]
+                    copy.pop(row["k"], None)
                 else:
                     copy[row["k"]] = (row["v"], row["n"])
     return copy
@@ -146,11 +149,12 @@ def _aborted(spark: SparkSession, tmp_path: Path) -> None:
 def test_quarantine_follows_the_generation_in_charge(spark: SparkSession, tmp_path: Path) -> None:
     between = {"type": "expect_column_values_to_be_between", "kwargs": {"column": "n", "max_value": 5}}
     rule = {
+        **OLD,
         "expectations": [{**between, "action": "quarantine"}],
         "schema": f"{COLUMNS}, extra STRING",
         "on_schema_change": "missing_as_null",
     }
-    old = opened(spark, tmp_path, 0, {})
+    old = opened(spark, tmp_path, 0, OLD)
     arrive(old, kv(1, "a", 9), kv(2, "b", 2))
     copy = applied(old, {})
     assert copy == {1: ("a", 9), 2: ("b", 2)}
@@ -166,9 +170,28 @@ def test_quarantine_follows_the_generation_in_charge(spark: SparkSession, tmp_pa
         3: ("d", 3, None),
     }
     assert {row["_key"] for row in open_errors(last, "t").collect()} == {'{"k":1}', '{"k":2}'}
+    assert _open_since(last, 3) == {'{"k":1}', '{"k":2}'}
+    assert _open_since(last, 4) == set(), "a later promotion would have those that are still open"
     assert quarantined_in_logs(last.pipeline).newest_records == 0, "the promotion has read no record"
+    # What was bad by this rule is good by the next one.
+    none = {**rule, "expectations": []}
+    back = Generations(opened(spark, tmp_path, 2, none))
+    ended = back.pair(back.start(reason="no rule")).promote(attempt())
+    assert ended.corrections[QUARANTINE].parts is None
+    last = opened(spark, tmp_path, 2, none)
+    assert open_errors(last, "t").collect() == []
     arrive(last, {**kv(4, "e", 1), "extra": "x"})
-    assert applied(last, copy) == {2: ("b", 2), 3: ("d", 3), 4: ("e", 1)}
+    assert applied(last, copy) == {
+        1: ("a", 9), 2: ("c", 8), 3: ("d", 3), 4: ("e", 1),
+    }  # fmt: skip
+
+
+def _open_since(deployment: Deployment, lower: int) -> set[str]:
+    control = deployment.control
+    versions = [control.log(one).head().version for one in (QUARANTINE, T)]
+    pins = ErrorPins(versions[0], versions[1], Txn(4), Txn(lower))
+    spec, uri = specs_of(deployment.config).of(T), deployment.shard_uri(QUARANTINE)
+    return {row["_key"] for row in errors_of(deployment.session(), spec, uri, pins).collect()}
 
 
 def test_with_a_sequence_a_promotion_wins_and_later_records_compete_with_it(

@@ -1,4 +1,4 @@
-"""Scenarios G1 to G21 in memory: generations are replaced without a moment in which a table is wrong."""
+"""Scenarios G1 to G22 in memory: generations are replaced without a moment in which a table is wrong."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tidemark.core.publish import Published
 from tidemark.core.replay import ExpectationsFailed, InputGone, Verdict
 from tidemark.core.seal import Decision, Fenced
 from tidemark.core.summary import quarantined_in
-from tidemark.pipeline.candidates import candidates
+from tidemark.pipeline.candidates import candidates, last_reread
 from tidemark.pipeline.context import Pipeline
 from tidemark.pipeline.decide import accept, release, set_watermark_back, skip
 from tidemark.pipeline.generation import NotReady, comparisons, follow, position, promote
@@ -974,3 +974,22 @@ def test_g21_the_generation_is_asked_after_the_log_is_pinned() -> None:
     plane = MemoryStatePlane(world.warehouse, world.files, MemoryStates())
     with pytest.raises(Superseded):
         publish(world.opened(script).control, plane, A, token=world.attempt().token, generation=0)
+
+
+# G22
+
+
+def test_g22_open_errors_are_those_of_the_last_candidate_that_has_read_the_past_again() -> None:
+    world = three()
+
+    def found() -> int:
+        return last_reread(MemoryControl(world.warehouse))
+
+    assert found() == 1
+    assert world.replaced(TIMES_10).txn == found() == 4
+    world.commit(rec("n", 1))
+    world.replaced(settings(2), from_now=True)
+    world.abort(world.start(settings(3)))
+    assert found() == 4
+    world.commit(rec("o", 1))
+    assert world.promote(world.rollback()).txn == found() == 8

@@ -9,7 +9,6 @@ from tidemark.app.deployment import Deployment
 from tidemark.app.views import View, open_errors, read, read_quarantine, read_tombstones
 from tidemark.core.generation import Correction
 from tidemark.core.ids import QUARANTINE, ShardId, Txn, WriterToken
-from tidemark.core.seal import ShardParts
 
 if TYPE_CHECKING:
     from tidemark.spark.correction import Dead
@@ -20,7 +19,6 @@ class TableCorrector:
 
     def __init__(self, target: Deployment, shadow: Deployment) -> None:
         self._target, self._shadow = target, shadow
-        self._corrected: dict[ShardId, ShardParts | None] = {}
 
     @property
     def engine(self) -> str:
@@ -38,9 +36,7 @@ class TableCorrector:
                 " declare them in the file"
             )
         dead = self._dead(shard, txn, watermark)
-        found = plane.correct(shard, old=old, new=new, txn=txn, token=token, dead=dead)
-        self._corrected[shard] = found.parts
-        return found
+        return plane.correct(shard, old=old, new=new, txn=txn, token=token, dead=dead)
 
     def _correct_quarantine(self, txn: Txn, token: WriterToken) -> Correction:
         old, new = (read_quarantine(one, as_of=txn - 1) for one in (self._target, self._shadow))
@@ -52,7 +48,6 @@ class TableCorrector:
             txn=txn,
             token=token,
             still_open=reduce(lambda all_, one: all_.unionAll(one), errors),
-            corrected=self._corrected,
         )
 
     def _dead(self, shard: ShardId, txn: Txn, watermark: int | None) -> Dead:

@@ -22,6 +22,7 @@ from tidemark.core.ids import QUARANTINE, TXN_NONE, ShardId, Txn, next_txn
 from tidemark.core.lease import since_of
 from tidemark.core.listing import Truncated
 from tidemark.core.publish import Published
+from tidemark.pipeline.candidates import last_reread
 from tidemark.pipeline.listing import readable_upper
 from tidemark.pipeline.publish import checked_record, published_as_of, published_together
 
@@ -161,7 +162,7 @@ def open_errors(pipeline: AnyPipeline, shard: str, *, spark: SparkSession | None
     name = ShardId(deployment.config.shard(shard).name)
     upper = min(readable_upper(deployment.control, name), readable_upper(deployment.control, QUARANTINE))
     quarantine_version, version = (deployment.control.log(one).head().version for one in (QUARANTINE, name))
-    pins = ErrorPins(quarantine_version, version, upper)
+    pins = ErrorPins(quarantine_version, version, upper, last_reread(deployment.control))
     spec = specs_of(deployment.config).of(name)
     return still_open(deployment.session(), spec, deployment.shard_uri(QUARANTINE), pins)
 

@@ -258,11 +258,13 @@ def _generation(report: Mapping[str, Any]) -> str:
         return f"followed {report['followed']:,} transactions{left}; {report['differs']:,} give other rows"
     rows = report.get("compared") or {}
     if report["part"] == "compare":
+        others = report["others"]
         changed = sum(sum(one.values()) for one in rows.values())
-        return f"{changed:,} rows would change in {len(rows):,} shards"
+        changed += sum(others[kind] for kind in ("new", "changed", "gone"))
+        return f"{changed:,} rows would change in {len(rows) + others['shards']:,} shards"
     return (
         f"generation {report['generation']} is in charge since transaction {report['txn']},"
-        f" {sum(report['rows'].values()):,} rows corrected"
+        f" {report['rows_total']:,} rows corrected"
     )
 
 

@@ -8,6 +8,7 @@ nothing has happened.
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Callable
 from typing import Final
 
@@ -20,6 +21,7 @@ from tidemark.core.generation import (
     decide_abort,
     decide_start,
     in_charge,
+    promoted,
 )
 from tidemark.core.history import BOUND, CANDIDATES, SEALED
 from tidemark.core.ids import TXN_FIRST, Txn, WriterToken
@@ -72,6 +74,19 @@ def configuration_in_charge(control: Control, *, below: Txn | None = None) -> Co
             return found
         upper = Txn(lower)
     return None
+
+
+def last_reread(control: Control) -> Txn:
+    """The last promotion of a candidate that has read the past again; the first transaction if there is none.
+    The generation never falls, so its first seal is the promotion's."""
+    generation = control.candidates.head().generation
+    known = promoted(candidates(control), generation=generation) if generation else ()
+    reread = next((one.generation for one in known if not one.from_now), 0)
+    if not reread:
+        return TXN_FIRST
+    seals = range(TXN_FIRST, control.seals.head().upper)
+    at = bisect_left(seals, reread, key=lambda txn: control.seals.read(Txn(txn), Txn(txn + 1))[0].generation)
+    return Txn(TXN_FIRST + at)
 
 
 # Start and abort.

@@ -6,8 +6,8 @@ digests. Keys are compared null-safe, as everywhere. A column that the old gener
 - With keys: a row that is new or differs becomes an upsert, and a key that is gone becomes a delete.
 - Without keys: rows that only the new generation has are added. A log can't take back rows that only the old
   one has, so these are refused.
-- In quarantine: records that only the new generation has quarantined are added, by shard and position, so
-  that the open errors become those of the new generation.
+- In quarantine: the open errors of the new generation are added, and records that only it has quarantined,
+  by shard and position. Open errors are looked for from the last promotion on, so they become its.
 
 With `sequence_by`, tombstones are compared too: they decide about later records. A deleted key whose
 tombstone differs becomes a delete with the new tombstone's sequence, or without one where there is none.
@@ -65,7 +65,6 @@ _ROW: Final = "_tidemark_row"
 _OUT: Final = "out_"
 _KNOWN: Final = "_tidemark_known"
 _OPEN: Final = "_tidemark_open"
-_CORRECTED: Final = "_tidemark_corrected"
 SIDES: Final = ("new generation", "old generation")
 
 
@@ -285,31 +284,21 @@ def _more_and_fewer(found: DataFrame) -> tuple[int, int]:
 
 
 def correct_quarantine(
-    old: DataFrame,
-    new: DataFrame,
-    sink: Sink,
-    *,
-    still_open: DataFrame | None = None,
-    corrected: DataFrame | None = None,
+    old: DataFrame, new: DataFrame, sink: Sink, *, still_open: DataFrame | None = None
 ) -> Correction:
-    """Stage the records that only the new generation has quarantined. Nothing is removed: the errors of a
-    key end with its next good row.
+    """Stage the open errors of the new generation, and what only that one has quarantined. Open errors of
+    before end with a promotion, so those that are still open come again.
 
-    `still_open` are the open errors of the new generation, and `corrected` the shards and keys that this
-    transaction corrects. A record that is no open error comes without its key, because a good row before this
-    transaction has ended it. An open error whose key is corrected comes again, or the correction would end
-    it."""
+    `still_open` are the open errors of the new generation; without it, all are open. A record that is no open
+    error comes without its key, because a good row before this transaction has ended it."""
     place = [SHARD, *POSITION]
     with shard_job_errors(QUARANTINE), confs_set(new.sparkSession, _CONFS):
         rows = _marked(new.dropDuplicates(place), old, place, _KNOWN)
-        is_open, is_corrected = F.lit(True), F.lit(False)
+        is_open = F.lit(True)
         if still_open is not None:
             rows, is_open = _marked(rows, still_open, place, _OPEN), F.col(_OPEN).isNotNull()
-        if corrected is not None:
-            rows = _marked(rows, corrected, [SHARD, KEY], _CORRECTED)
-            is_corrected = is_open & F.col(_CORRECTED).isNotNull()
         made = {TXN: F.lit(int(sink.txn)).cast("bigint"), KEY: F.when(is_open, F.col(KEY))}
-        chosen = rows.where(F.col(_KNOWN).isNull() | is_corrected).select(
+        chosen = rows.where(F.col(_KNOWN).isNull() | (is_open & F.col(KEY).isNotNull())).select(
             *[made.get(name, F.col(name)).alias(name) for name in RECORD.names]
         )
         return _taken(

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
-from functools import reduce
 from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
@@ -29,11 +28,11 @@ from tidemark.core.errors import InvalidUsage
 from tidemark.core.generation import Correction
 from tidemark.core.ids import QUARANTINE, TXN_NONE, ShardId, Txn, WriterToken
 from tidemark.core.replay import Difference
-from tidemark.core.seal import Part, ShardParts, Staged
+from tidemark.core.seal import Part, Staged
 from tidemark.core.shape import NewColumns
 from tidemark.spark import documents as doc
 from tidemark.spark.correction import SIDES, Comparison, Dead, compare, correct, correct_quarantine
-from tidemark.spark.decode import KEY, hashed_columns, route, shards_of
+from tidemark.spark.decode import hashed_columns, route, shards_of
 from tidemark.spark.failures import JOB_ERRORS, translated
 from tidemark.spark.flaws import SHARD, Rules
 from tidemark.spark.fold import log_schema
@@ -52,7 +51,7 @@ from tidemark.spark.parts import PartStore
 from tidemark.spark.read import READ_CONFS
 from tidemark.spark.sample import Sampler
 from tidemark.spark.session import Sessions, cores_of, in_parallel, persisted
-from tidemark.spark.sql import key_text, literal, quoted
+from tidemark.spark.sql import literal
 from tidemark.spark.state_table import StateSpec, spec_of
 from tidemark.spark.tables import LogRows
 
@@ -204,20 +203,15 @@ class SparkPlane:
         token: WriterToken,
         dead: Dead | None = None,
         still_open: DataFrame | None = None,
-        corrected: Mapping[ShardId, ShardParts | None] | None = None,
     ) -> Correction:
         """Write the difference between two generations of a shard under the token (`spark.correction`).
 
         `old` and `new` are the fresh rows of both at the transaction before `txn`; a shard with `sequence_by`
-        needs their tombstones too (`dead`). For the quarantine, which comes last, they are its log's rows,
-        with the new generation's `still_open` errors and what was `corrected`. The caller discards the
-        attempt if this fails for a shard."""
+        needs their tombstones too (`dead`). For the quarantine they are its log's rows, with the new
+        generation's `still_open` errors. The caller discards the attempt if this fails for a shard."""
         sink = Sink(self._store, txn, token)
         if shard == QUARANTINE:
-            spark = new.sparkSession  # Rows of two sessions can't be joined.
-            keys = [self._corrected_keys(spark, name, one) for name, one in (corrected or {}).items() if one]
-            known = reduce(lambda all_, one: all_.unionAll(one), keys) if keys else None
-            return correct_quarantine(old, new, sink, still_open=still_open, corrected=known)
+            return correct_quarantine(old, new, sink, still_open=still_open)
         return correct(old, new, self._spec(shard), sink, dead=dead)
 
     def compare(
@@ -234,14 +228,6 @@ class SparkPlane:
         own, spec = self._config.shard(shard), self._spec(shard)
         sampler = Sampler(own, TXN_NONE, spec.rule.keys, _masked(own, masked), SIDES)
         return compare(old, new, spec, sampler, limit=limit)
-
-    def _corrected_keys(self, spark: SparkSession, shard: ShardId, corrected: ShardParts) -> DataFrame:
-        """The keys of a correction's rows, as quarantine has them."""
-        keys = self._spec(shard).rule.keys
-        text = key_text({name: quoted(name) for name in keys}) if keys else "cast(null AS string)"
-        columns = log_schema(doc.declared_schema(self._config.shard(shard)))
-        rows = spark.read.schema(columns).parquet(*self._store.existing(shard, corrected.parts))
-        return rows.selectExpr(f"{literal(shard)} AS {SHARD}", f"{text} AS {KEY}")
 
     def _spec(self, shard: ShardId) -> StateSpec:
         return spec_of(self._config.shard(shard), f"{self._store.location}/{shard}", self._config.envelope)

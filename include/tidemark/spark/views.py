@@ -10,7 +10,8 @@ pages: without that, Parquet can silently return another value for a flipped bit
 
 `open_errors` are the quarantined records whose key has no later good row (scenario E2). Nothing is stored
 for it. A bad record of a known key is open until the shard's log has a row of that key that is later by
-(transaction, position). Keys are compared as their text in quarantine, in which a NULL part is a value like
+(transaction, position). A promotion has the errors that its generation still has open, and ends all others.
+Keys are compared as their text in quarantine, in which a NULL part is a value like
 any other (U13).
 
 Known limitations: a record that is unreadable, or has an unreadable key part, has no key in quarantine and
@@ -281,11 +282,13 @@ _LAST: Final = "_last"
 
 @dataclass(frozen=True, slots=True)
 class ErrorPins:
-    """The versions that are read: one of each log, and the upper."""
+    """The versions that are read: one of each log, and the upper. Records of transactions below `lower` are
+    no open errors: the promotion there has those of before that are still open."""
 
     quarantine_version: int
     log_version: int
     upper: Txn
+    lower: Txn = TXN_FIRST
 
 
 def open_errors(spark: SparkSession, spec: StateSpec, quarantine_uri: str, pins: ErrorPins) -> DataFrame:
@@ -316,7 +319,8 @@ def _errors(spark: SparkSession, spec: StateSpec, uri: str, pins: ErrorPins) -> 
     records = _records(spark, spec, uri, pins) if spec.rule.keys else None
     if records is None:
         return None
-    return records.where(f"{SHARD} = {literal(spec.name)} AND {KEY} IS NOT NULL")
+    lower = literal(int(pins.lower))
+    return records.where(f"{SHARD} = {literal(spec.name)} AND {KEY} IS NOT NULL AND {TXN} >= {lower}")
 
 
 def _records(spark: SparkSession, spec: StateSpec, uri: str, pins: ErrorPins) -> DataFrame | None:
