@@ -84,12 +84,17 @@ class RecoveredWorld(RestoredWorld):
                 return
 
     def recover_once(self, chaos: Any, *, restored: bool) -> None:
-        recover(self.pipeline(chaos, 9), Attempt(Owner("recover"), self.token()), restored=restored)
+        recover(
+            self.pipeline(chaos, self.in_charge), Attempt(Owner("recover"), self.token()), restored=restored
+        )
 
     def stubborn_run(self, name: str) -> None:
         for number in range(TRIES_MAX):
             with suppress(Crash, Determinate, InvariantViolation):
-                run(self.pipeline(self.scheduler, 9), Attempt(Owner(f"{name}-{number}"), self.token()))
+                run(
+                    self.pipeline(self.scheduler, self.in_charge),
+                    Attempt(Owner(f"{name}-{number}"), self.token()),
+                )
                 return
 
     def simulate_all(self) -> None:
@@ -109,7 +114,7 @@ class RecoveredWorld(RestoredWorld):
         self.produce(1)
         self.repair_all()
         for name in ("after", "long after"):
-            run(self.pipeline(None, generation=9), Attempt(Owner(name), self.token()))
+            run(self.pipeline(None, generation=self.in_charge), Attempt(Owner(name), self.token()))
         self.consume()
 
 
@@ -160,7 +165,9 @@ def check_tables(world: RecoveredWorld) -> None:
     lost = {one.txn for one in seals if one.decision is Decision.LOST}
     if seals:
         attempt = Attempt(Owner("proof"), world.token())
-        for one in replay(world.pipeline(None, 9), attempt, txn_from=Txn(1), txn_to=seals[-1].txn):
+        for one in replay(
+            world.pipeline(None, world.in_charge), attempt, txn_from=Txn(1), txn_to=seals[-1].txn
+        ):
             assert (one.verdict is Verdict.LOST) is (one.txn in lost), f"{one}"
             assert one.verdict in (Verdict.LOST, Verdict.IDENTICAL), f"{one}"
 

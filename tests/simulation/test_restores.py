@@ -158,7 +158,7 @@ class RestoredWorld(World):
         """Parts of an attempt that had lost may have been removed, by its run or a sweep, before the seal
         that it lost to was lost itself, and it was sealed in its place. Readers stop at such parts and name
         them (R1), and a repair makes them again of the input."""
-        pipeline = self.pipeline(None, 9)
+        pipeline = self.pipeline(None, self.in_charge)
         seals = self.warehouse.seals
         for seal in seals.records(seals.version):
             if any(pipeline.plane.damaged(shard, added.parts) for shard, added in seal.shards.items()):

@@ -156,6 +156,12 @@ class World:
             self.scheduler.pause()
             self.produce(1)
 
+    @property
+    def in_charge(self) -> int:
+        """The generation in charge."""
+        history = self.warehouse.history
+        return history.head(history.version).generation
+
     def writer(self, owner: Owner) -> None:
         generation = 1 if self.rng.random() < 0.1 else 0
         cleared = False
@@ -230,16 +236,17 @@ class World:
         """Someone skips an open transaction while writers work on it."""
         for _ in range(30):
             self.scheduler.pause()
-            pipeline = self.pipeline(self.scheduler, generation=9)
+            pipeline = self.pipeline(self.scheduler)
             try:
-                announce_generation(pipeline)
                 upper = pipeline.control.seals.head().upper
                 if upper < pipeline.control.bindings.head().upper:
                     bound, token = binding_at(pipeline, upper).link, self.token()
-                    seal = skip_of(upper, token=token, generation=9, reason="asked for", binding=bound)
+                    seal = skip_of(
+                        upper, token=token, generation=self.in_charge, reason="asked for", binding=bound
+                    )
                     put_seal(pipeline, seal)
                     return
-            except (Crash, Determinate):
+            except (Crash, Determinate, Fenced):
                 pass
 
     # The end: the faults stop, what is under way lands, and one more run must finish everything.
@@ -248,8 +255,7 @@ class World:
         self.scheduler.run()
         for _ in self.warehouse.land_delayed():
             pass
-        last = self.pipeline(None, generation=9)
-        announce_generation(last)
+        last = self.pipeline(None, generation=self.in_charge)
         for name in ("last", "very-last"):
             try:
                 run(last, Attempt(Owner(name), self.token()))

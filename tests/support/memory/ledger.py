@@ -128,6 +128,7 @@ class MemoryLedgerView(Generic[R]):
         return self._truth.head(self._version)
 
     def mark(self, name: str) -> int:
+        self._require_same()
         return self._truth.head(self._version).marks.get(name, 0)
 
     def read(self, lower: int, upper: int, kinds: tuple[type, ...] = ()) -> Sequence[R]:
