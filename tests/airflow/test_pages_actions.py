@@ -399,4 +399,9 @@ def test_a_promotion_is_a_run_of_the_dag_that_replaces_settings_for_the_candidat
     promote = GenerationOperator(task_id="promote", part="promote", pipeline_files={})
     for answer, user in ((None, "eve"), ({"user": ""}, "eve"), ({"user": "ann"}, "ann")):
         ti = SimpleNamespace(xcom_pull=lambda answer=answer, **which: answer)
-        assert promote._user({"ti": ti, "dag_run": ran}) == user  # type: ignore[arg-type]
+        context: Any = {"ti": ti, "dag_run": ran, "params": {"candidate": seen.identity}}
+        assert promote._answer(context) == {"user": user, "candidate": seen.identity}
+    for given, named in ((None, "none"), ({"candidate": "1-1-x"}, "1-1-x")):
+        ti = SimpleNamespace(xcom_pull=lambda answer=given, **which: answer)
+        context = {"ti": ti, "dag_run": ran, "params": {"candidate": None}}
+        assert promote._answer(context)["candidate"] == named, "what was not compared is not promoted"
