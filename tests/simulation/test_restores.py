@@ -115,7 +115,7 @@ class RestoredWorld(World):
         if self.put_back():
             self.produce(2)
             with patch.object(history, "require_leases", nothing):
-                run(self.pipeline(None, 9), Attempt(Owner("elsewhere"), self.token()))
+                run(self.pipeline(None, self.in_charge), Attempt(Owner("elsewhere"), self.token()))
 
     def put_back(self) -> bool:
         """Set everything but the leases back to before the last transaction was bound, if there is one."""
