@@ -242,11 +242,8 @@ def commit_staged(
     """Seal an attempt that passed the gate, or that a person accepted for a reason; drop it if another was
     first."""
     refusal = refused(pipeline, staged, gated, reason)
-    # A losing attempt's parts may have been swept; that is a lost race, not a red gate. The loaded version of
-    # the seals may be an old one, so an open transaction is looked at twice.
-    if refusal is not None and not any(
-        upper_relation(pipeline, staged.txn) is UpperRelation.BELOW for _ in range(2)
-    ):
+    # A losing attempt's parts may have been swept; that is a lost race, not a red gate.
+    if refusal is not None and not is_sealed(pipeline, staged.txn):
         raise refusal
     seal = seal_of(staged, generation=pipeline.generation, held=gated.opinion.held, reason=reason)
     outcome = put_seal(pipeline, seal)
@@ -256,6 +253,12 @@ def commit_staged(
         case Sealed() | TooEarly():
             pass
     return outcome
+
+
+def is_sealed(pipeline: Pipeline, txn: Txn) -> bool:
+    """Whether a transaction is decided. The loaded version of the seals may be an old one, so an open
+    transaction is looked at twice."""
+    return any(upper_relation(pipeline, txn) is UpperRelation.BELOW for _ in range(2))
 
 
 def refused(pipeline: Pipeline, staged: Staged, gated: Gated, reason: str) -> TidemarkError | None:
