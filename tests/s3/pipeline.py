@@ -23,14 +23,18 @@ from tidemark.core.errors import TidemarkError
 
 PIPELINE = """\
 name: shop
+generation: {generation}
 source: {{type: files, path: in, format: json, settle_seconds: 0}}
-shards: [{{name: orders, schema: 'id BIGINT NOT NULL, value STRING', keys: [id]}}]
+shards: [{{name: orders, schema: 'id BIGINT NOT NULL, value STRING', keys: [id]{rule}}}]
 environments:
   prod:
     warehouse: {place}/lake
     source: {{path: {place}/landing}}
 """
 RECORDS = 300
+RETIRED = 150
+"""The row of the second file that the new generation reads as a delete of its key."""
+RULE = f""", apply_as_deletes: "value = '2026/b.json {RETIRED}'\""""
 
 
 def tell(*words: str, code: int = 0) -> Any:
@@ -59,10 +63,41 @@ def lose_part(store: ObjectStore) -> None:
     store.delete(next(path for path in paths if f"_txn-{1:020d}/" in path))
 
 
+def consumed(name: str) -> list[list[int]]:
+    """What a consumer gets that goes on where it was: ranges with their numbers of changes."""
+    with Consumer(open_deployment(name, "prod"), "orders", "billing") as billing:
+        return [[one.lower, one.upper, one.frame.count()] for one in billing.listen()]
+
+
+def replaced(file: Path, place: str, store: ObjectStore) -> dict[str, Any]:
+    """A generation with another rule of deletes: built, promoted, run with, and rolled back."""
+    name, found = str(file), dict[str, Any]()
+    file.write_text(PIPELINE.format(place=place, generation=1, rule=RULE))
+    found["planned"] = tell("generation", "plan", name)
+    found["started"] = tell("generation", "start", name, "--reason", "a rule of deletes", "--no-follow")
+    found["followed"] = tell("generation", "follow", name)
+    found["compared"] = tell("generation", "status", name, "--compare")
+    found["unseen"] = tell("read", name, "--limit", "1000")
+    found["promoted"] = tell("generation", "promote", name)
+    found["corrected"] = tell("read", name, "--limit", "1000")
+    found["corrections"] = consumed(name)
+    land(store, "2026/c.json", 300)
+    store.put("landing/2026/d.json", json.dumps({"id": 1, "value": f"2026/b.json {RETIRED}"}).encode())
+    found["after"] = tell("run", name)
+    found["later"] = tell("read", name, "--limit", "1000")
+    tell("generation", "rollback", name, "--reason", "the rule was wrong")
+    found["back"] = tell("generation", "promote", name)
+    file.write_text(PIPELINE.format(place=place, generation=2, rule=""))
+    found["restored"] = tell("read", name, "--limit", "1000")
+    found["proven"] = tell("verify", name)
+    found["replayed"] = tell("replay", name)
+    return found
+
+
 def main() -> None:
     root, place = Path(sys.argv[1]), sys.argv[2]
     file = root / "shop.yaml"
-    file.write_text(PIPELINE.format(place=place))
+    file.write_text(PIPELINE.format(place=place, generation=0, rule=""))
     name, store = str(file), open_objects(place, {})
     found: dict[str, Any] = {}
     land(store, "2026/a file=1.json", 0)
@@ -75,12 +110,12 @@ def main() -> None:
     lose_part(store)
     found["repaired"] = tell("replay", name, "--mode", "repair")
     found["maintained"] = tell("maintain", name)
-    with Consumer(open_deployment(name, "prod"), "orders", "billing") as billing:
-        found["consumed"] = [[one.lower, one.upper, one.frame.count()] for one in billing.listen()]
+    found["consumed"] = consumed(name)
+    found["replaced"] = replaced(file, place, store)
     store.put("landing/2026/b.json", b"{}\n")
     found["changed"] = refused("run", name)
     store.delete("landing/2026/b.json")
-    found["gone"] = tell("replay", name, "--from", "2", code=3)
+    found["gone"] = tell("replay", name, "--from", "2", "--to", "2", code=3)
     sys.stdout.write(json.dumps(found, default=str))
     sys.stdout.flush()
     os._exit(0)
