@@ -29,6 +29,11 @@ EXECUTORS, EXECUTORS_MAX = 2, 3
 """How many executors an application begins with, and how many it can get."""
 PYTHON_STARTS = "python-starts"
 """The file that has a line for each time that an executor asked for Python."""
+ONE_EXECUTOR = {
+    "spark.dynamicAllocation.initialExecutors": "1",
+    "spark.dynamicAllocation.minExecutors": "1",
+}
+"""For an application that needs no second one: a JVM less to start."""
 _LOOPBACK = "127.0.0.1"
 _MASTER = re.compile(r"Starting Spark master at (spark://\S+)")
 _REGISTERED = "Successfully registered with master"
@@ -116,6 +121,8 @@ def _write_settings(folder: Path) -> None:
         "spark.dynamicAllocation.initialExecutors": EXECUTORS,
         "spark.dynamicAllocation.minExecutors": EXECUTORS,
         "spark.dynamicAllocation.executorIdleTimeout": "1h",
+        # None by itself: one more costs the start of a JVM, whatever waits for it.
+        "spark.dynamicAllocation.schedulerBacklogTimeout": "1h",
         "spark.executor.memory": "768m",
         "spark.executor.extraJavaOptions": _JAVA,
         "spark.driver.memory": "1g",
