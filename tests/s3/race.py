@@ -85,13 +85,19 @@ def spec_at(place: str) -> StateSpec:
 
 
 def pipeline_on(root: Path, place: str) -> Pipeline:
-    """This process's handle: files below a folder, all that is decided and all parts on the store."""
+    """This process's handle: files and parts below a folder, all that is decided on the store."""
     config = config_at(root)
     control = DeltaControl(place, config.name, {SHARD: log_schema(config.shapes[SHARD])})
     source = FileSource.of(config, bindings=control.bindings)
+    return replace(pipeline_at(root), control=control, source=source)
+
+
+def with_stored_parts(root: Path, place: str) -> Pipeline:
+    """The same, with the parts on the store too."""
+    config = config_at(root)
     home = Path(config.warehouse_location) / config.name
     plane = StoredPlane(home, Path(config.source_location), spec_at(place).log)
-    return replace(pipeline_at(root), control=control, source=source, plane=cast("DataPlane", plane))
+    return replace(pipeline_on(root, place), plane=cast("DataPlane", plane))
 
 
 class Publisher:
@@ -121,7 +127,7 @@ def race(
 ) -> None:
     """Land a file (the first writer), meet, run, publish; and tell what came of it."""
     os.environ.update(options)
-    free = pipeline_on(Path(root), place)
+    free = with_stored_parts(Path(root), place)
     plane = cast("LightPlane", free.plane)
     meeting = replace(free, plane=cast("DataPlane", Meeting(plane, barrier)))
     told = Told()
