@@ -10,6 +10,7 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 from airflow.sdk import BaseHook, Connection
 from pyspark.sql.connect.client import DefaultChannelBuilder
 
+from tidemark.airflow.dags import pipeline_dags
 from tidemark.airflow.operators import IngestOperator
 from tidemark.airflow.steps import connect_url, master_of
 from tidemark.app.job import Order
@@ -55,13 +56,54 @@ def test_a_standalone_cluster_gets_no_driver_in_python(
     monkeypatch.setattr(SparkSubmitOperator, "execute", send)
     step = IngestOperator(task_id="ingest", pipeline_file="shop.yaml")
     if deploy_mode == "cluster":
-        with pytest.raises(InvalidUsage, match="set the connection's deploy-mode to client"):
+        with pytest.raises(InvalidUsage, match="set the deploy-mode to client"):
             step.submit({}, Order("shop.yaml", "r", "t"))  # type: ignore[typeddict-item]
         assert sent == []
         return
     step.submit({}, Order("shop.yaml", "r", "t"))  # type: ignore[typeddict-item]
     (command,) = sent
     assert command[command.index("--deploy-mode") :][:2] == ["--deploy-mode", "client"]
+
+
+JSON = '{{"conn_type": "spark", "host": "spark://one:7077", "extra": {{"deploy-mode": "{mode}"}}}}'
+
+
+@pytest.mark.parametrize(
+    ("variable", "given", "is_refused"),
+    [
+        (JSON.format(mode="cluster"), {}, True),
+        ("spark://spark%3A%2F%2Fone:7077?deploy-mode=cluster", {}, True),
+        (JSON.format(mode="client"), {"deploy_mode": "cluster"}, True),
+        ("spark://one:7077", {"conf": {"spark.submit.deployMode": "cluster"}}, True),
+        (JSON.format(mode="cluster"), {"deploy_mode": "client"}, False),
+        (JSON.format(mode="cluster").replace("spark://one:7077", "yarn"), {}, False),
+        ("spark-connect://one:15002", {"deploy_mode": "cluster"}, False),
+        # A task says what is wrong with it, or finds another one in a backend that no DAG file asks.
+        ("{", {"deploy_mode": "cluster"}, False),
+        ("", {"deploy_mode": "cluster"}, False),
+    ],
+)
+def test_a_dag_whose_connection_is_in_the_environment_is_refused_when_it_is_parsed(
+    variable: str, given: dict[str, Any], is_refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(BaseHook, "get_connection", classmethod(lambda cls, name: asked.append(name)))
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", variable)
+    (tmp_path / "shop.yaml").write_text(
+        "name: shop\nsource: {type: files, path: in, format: json}\n"
+        "shards: [{name: orders, schema: id BIGINT NOT NULL, keys: [id]}]\n"
+    )
+    dags = pipeline_dags(tmp_path, default_args=given)
+    problems = [str(one) for dag in dags.values() for one in getattr(dag, "problems", ())]
+    assert asked == []
+    if not is_refused:
+        assert (list(dags), problems) == (["shop"], [])
+        return
+    (problem,) = problems
+    assert "shop" not in dags
+    assert "shop.yaml" in problem
+    assert "Spark can't run a driver in Python on the standalone cluster spark://one:7077" in problem
+    assert "set the deploy-mode to client" in problem
 
 
 @pytest.mark.parametrize("token", ["plain", "a=b;c%41d", "with/slash+and space", "ü#?&"])

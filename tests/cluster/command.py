@@ -22,11 +22,12 @@ import psutil
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.cluster.shop import land, make, opened, seen, tell
-from tests.support.cluster import EXECUTORS, PYTHON_STARTS, executors_of
+from tests.cluster.shop import land, make, opened, replace_rules, seen, tell
+from tests.support.cluster import EXECUTORS, EXECUTORS_MAX, PYTHON_STARTS, executors_of
 from tests.support.waiting import wait_until
 from tidemark.app.consume import Consumer
 from tidemark.spark.failures import JOB_ERRORS
+from tidemark.spark.session import cores_of
 
 KILLED_IN = {
     "ingest": "tidemark.spark.plane.SparkPlane.stage",
@@ -65,10 +66,7 @@ class Killer:
         return killed_in
 
     def _all_work(self) -> bool:
-        """Whether every executor has done a task: one that is only registered is not given any yet."""
-        self._spark.range(0, 8, 1, 8).count()
-        found = executors_at_work(self._spark)
-        return len(found) == EXECUTORS and all(one.completedTasks() for one in found.values())
+        return all_work(self._spark, EXECUTORS)
 
     def _kill(self, step: str, stopped: Mapping[str, psutil.Process], ended: threading.Event) -> None:
         """Kill one that was given a task, which it can't have finished; let the others go on."""
@@ -88,10 +86,21 @@ class Killer:
                     one.send_signal(signal.SIGCONT)
 
 
+def context_of(spark: SparkSession) -> Any:
+    return spark.sparkContext._jsc.sc()  # type: ignore[union-attr]
+
+
+def all_work(spark: SparkSession, count: int) -> bool:
+    """Whether so many executors, and all that there are, have done a task: one that is only registered is
+    not given any yet."""
+    spark.range(0, 12, 1, 12).count()
+    found = executors_at_work(spark)
+    return len(found) >= count and all(one.completedTasks() for one in found.values())
+
+
 def executors_at_work(spark: SparkSession) -> dict[str, Any]:
     """What the driver knows of the executors that are registered with it, by their numbers."""
-    context: Any = spark.sparkContext._jsc.sc()
-    found = context.statusStore().executorList(True)
+    found = context_of(spark).statusStore().executorList(True)
     listed = [found.apply(place) for place in range(found.size())]
     return {one.id(): one for one in listed if one.id() != "driver"}
 
@@ -120,6 +129,7 @@ def main() -> None:
     land(root, 0)
     found: dict[str, Any] = {}
     spark = opened(file).session()
+    found["cores"] = [cores_of(spark)]
     killer = Killer(spark, workers)
     with pytest.MonkeyPatch.context() as patch:
         for step, place in KILLED_IN.items():
@@ -131,7 +141,14 @@ def main() -> None:
         found["first"] = tell("run", name)
     found["killed"] = killer.killed
     land(root, 1)
+    context_of(spark).requestExecutors(EXECUTORS_MAX - len(executors_at_work(spark)))
+    wait_until(lambda: all_work(spark, EXECUTORS_MAX), what="an executor that comes later")
+    found["cores"].append(cores_of(spark))
+    before = {number: one.completedTasks() for number, one in executors_at_work(spark).items()}
     found["second"] = tell("run", name, "--no-publish")
+    found["used"] = sum(
+        one.completedTasks() > before[number] for number, one in executors_at_work(spark).items()
+    )
     found["fresh"] = seen(opened(file))
     found["published"] = tell("publish", name)
     found["proven"] = tell("verify", name)
@@ -141,6 +158,10 @@ def main() -> None:
     with Consumer(opened(file), "indexed", "billing") as billing:
         found["consumed"] = [[one.lower, one.upper, one.frame.count()] for one in billing.listen()]
     found["after"] = seen(opened(file))
+    replace_rules(file)
+    tell("generation", "start", name, "--reason", "deletes are a mistake")
+    found["promoted"] = tell("generation", "promote", name)
+    found["corrected"] = seen(opened(file))
     found["python starts before"] = int(starts.exists())
     found["needs python"] = needs_python(spark)
     spark.stop()

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from tests.cluster.shop import expected, land, make, opened, seen, tell
-from tests.support.cluster import EXECUTORS
+from tests.support.cluster import EXECUTORS_MAX
 from tidemark.app.consume import Consumer
 
 
@@ -17,7 +17,7 @@ def main() -> None:
     (decided,) = tell("run", str(file))["report"]["decided"]
     deployment = opened(file)
     # The server has read Spark's own file of settings.
-    assert deployment.session().conf.get("spark.cores.max") == str(EXECUTORS)
+    assert deployment.session().conf.get("spark.cores.max") == str(EXECUTORS_MAX)
     assert seen(deployment) == expected(1)
     with Consumer(deployment, "scanned", "copy") as copy:
         (batch,) = [(one.txn, one.frame.count()) for one in copy.listen()]

@@ -14,7 +14,7 @@ import pytest
 from tests.cluster.command import KILLED_IN
 from tests.cluster.shop import RECORDS, SHARDS, expected
 from tests.support import ROOT
-from tests.support.cluster import Cluster
+from tests.support.cluster import EXECUTORS, EXECUTORS_MAX, Cluster
 from tests.support.waiting import SECONDS_MAX
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -62,6 +62,18 @@ def test_a_lost_part_is_found_and_brought_back(story: Story) -> None:
 def test_a_consumer_has_every_change_once(story: Story) -> None:
     sealed = [story[run]["report"]["decided"][0]["seal"]["shards"]["indexed"] for run in ("first", "second")]
     assert story["consumed"] == [[1, 3, sum(one["digest"]["count"] for one in sealed)]]
+
+
+def test_a_promotion_corrects_the_rows_of_one_shard(story: Story) -> None:
+    """The candidate reads all recorded input on the cluster; nothing deletes rows of `indexed` any more."""
+    assert (story["promoted"]["txn"], story["promoted"]["generation"]) == (3, 1)
+    assert story["corrected"] == expected(2, deletes="s") != story["after"]
+
+
+def test_an_executor_that_comes_later_is_counted_and_used(story: Story) -> None:
+    """One is requested after the session has begun; the next transaction counts its core, and uses it."""
+    assert story["cores"] == [EXECUTORS, EXECUTORS_MAX]
+    assert story["used"] == EXECUTORS_MAX
 
 
 def test_executors_have_no_python_and_need_none(story: Story) -> None:

@@ -10,8 +10,10 @@ from __future__ import annotations
 import json
 import os
 import sys
+from contextlib import suppress
 
 from tests.support.keyed_log import SHARD, Change, KeyedLog
+from tidemark.core.errors import Determinate
 from tidemark.core.ids import WriterToken
 from tidemark.pipeline.publish import publish
 
@@ -27,7 +29,12 @@ def main(root: str, name: str, rounds: int) -> None:
     for number in range(rounds):
         log.append(*changes(name, number))
         sys.stdout.write(f"{log.txn}\n")
-        publish(log.control, log.plane, SHARD, token=WriterToken(f"{name}-{number}"))
+        # One that has lost too often in a row is to try again.
+        published = False
+        while not published:
+            with suppress(Determinate):
+                publish(log.control, log.plane, SHARD, token=WriterToken(f"{name}-{number}"))
+                published = True
 
 
 if __name__ == "__main__":

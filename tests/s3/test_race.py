@@ -1,18 +1,25 @@
-"""Four processes decide the same transactions on an S3 server: one wins each, nothing is lost or doubled."""
+"""Four processes decide, append and publish the same transactions on an S3 server: one wins each, nothing is
+lost or doubled."""
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 from tests.crash.race import SECONDS_MAX
-from tests.s3.race import pipeline_on, race
+from tests.s3.race import Told, pipeline_on, race, spec_at
+from tests.support.keyed_log import digest_of
 from tests.support.light import SHARD
 from tests.support.s3 import AtomicStore
+from tidemark.core.checksum import Digest
 from tidemark.core.ids import Txn
+from tidemark.ports.control import Control
 
 pytestmark = [pytest.mark.s3, pytest.mark.slow]
 
@@ -20,10 +27,11 @@ WRITERS = 4
 ROUNDS = 30
 
 
-def test_four_processes_race_through_seals_and_logs_on_an_object_store(
+def test_four_processes_race_through_seals_logs_and_publishes_on_an_object_store(
     atomic_s3: AtomicStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Invariants 1 to 4: dense seals, each transaction once in the log, every other attempt lost."""
+    """Invariants 1 to 4: dense seals, each transaction once in the log, every other attempt lost; and the
+    state has the last row of each key, by publishes that one process each has made."""
     place = f"s3://{atomic_s3.bucket}/{tmp_path.name}"
     context = multiprocessing.get_context("spawn")
     barrier, reports = context.Barrier(WRITERS), context.Queue()
@@ -37,13 +45,13 @@ def test_four_processes_race_through_seals_and_logs_on_an_object_store(
     for process in processes:
         process.start()
     try:
-        told = [reports.get(timeout=SECONDS_MAX * 3) for _ in processes]
+        told: list[Told] = [reports.get(timeout=SECONDS_MAX * 3) for _ in processes]
     finally:
         for process in processes:
             process.join(SECONDS_MAX)
             process.kill()
-    assert [error for _, _, errors in told for error in errors] == []
-    staged = [pair for _, pairs, _ in told for pair in pairs]
+    assert [error for one in told for error in one.errors] == []
+    staged = [pair for one in told for pair in one.staged]
 
     for name, value in atomic_s3.options.items():
         monkeypatch.setenv(name, value)
@@ -61,3 +69,22 @@ def test_four_processes_race_through_seals_and_logs_on_an_object_store(
     control.journal.head()
     lost = [one for one in control.journal.read(0, 10_000) if one.event == "lost"]
     assert len(lost) == len(staged) - ROUNDS > 0
+    _check_state(control, tmp_path, place, told)
+
+
+def _check_state(control: Control, root: Path, place: str, told: Sequence[Told]) -> None:
+    ledger = control.publishes(SHARD)
+    records = list(ledger.read(1, ledger.head().upper))
+    assert Counter(one.commit.token for one in records) == Counter(
+        token for one in told for token in one.published
+    )
+    for numbers in ([one.txn for one in records], [one.version for one in records]):
+        assert numbers == sorted(set(numbers))
+    assert records[-1].txn == ROUNDS
+    assert sum(one.lost_publishes for one in told) > 0
+    wanted: dict[int, str] = {}
+    for file in sorted((root / "in").glob("*.json")):
+        wanted |= {row["id"]: row["value"] for row in map(json.loads, file.read_text().splitlines())}
+    rows = pl.read_delta(spec_at(place).state).rows()
+    assert sorted(rows) == sorted(wanted.items())
+    assert records[-1].commit.digest == Digest.of(map(digest_of, rows))

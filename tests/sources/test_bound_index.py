@@ -56,7 +56,7 @@ def names(index: BoundFiles) -> list[str]:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    return tmp_path / "_index" / "1.sqlite"
+    return tmp_path / "_index" / "2.sqlite"
 
 
 @pytest.fixture(autouse=True)
@@ -212,7 +212,7 @@ def test_of_what_was_only_touched_an_offer_reads_so_much_and_the_newest_first(
 
 def test_who_only_looks_makes_no_index_and_uses_one_that_is_there(tmp_path: Path) -> None:
     """`status` may be run by somebody whose files the pipeline can't write to."""
-    landing, index = Landing(tmp_path / "in"), tmp_path / "_index" / "1.sqlite"
+    landing, index = Landing(tmp_path / "in"), tmp_path / "_index" / "2.sqlite"
     landing.put("a.json")
     landing.run()
     landing.put("b.json")

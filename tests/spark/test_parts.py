@@ -5,10 +5,13 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
+from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow import fs
 
 from tidemark.core.errors import Determinate
 from tidemark.core.ids import ShardId, Txn, WriterToken
@@ -34,6 +37,27 @@ def test_an_attempt_that_several_sweeps_discard_at_once_is_gone_and_no_error(tmp
             list(sweepers.map(discard, [txn] * SWEEPERS))
             assert not folder.exists()
     assert store.attempts() == []
+
+
+def test_regression_a_store_that_lists_a_removed_folder_does_not_hold_a_sweep_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a server on a disk does in a bucket with versions: the folder of the deleted ones stays."""
+    removed: list[str] = []
+
+    class Listing:
+        def get_file_info(self, folder: str) -> Any:
+            return SimpleNamespace(type=fs.FileType.Directory)
+
+        def delete_dir(self, folder: str) -> None:
+            assert len(removed) < 2, "it goes on for ever"
+            removed.append(folder)
+            if len(removed) == 1:
+                raise FileNotFoundError(folder)
+
+    monkeypatch.setattr(PartStore, "_store", (Listing(), ""))
+    PartStore("s3://lake")._remove("orders/log/_txn-1/w")
+    assert len(removed) == 2, "another sweep's removal is waited for"
 
 
 def test_parts_are_on_disk_with_their_names_before_anybody_is_told_of_them(

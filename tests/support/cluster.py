@@ -25,9 +25,15 @@ from tests.support import ROOT
 from tests.support.waiting import wait_until
 from tidemark.spark.session import SHORT_JOBS
 
-EXECUTORS = 2
+EXECUTORS, EXECUTORS_MAX = 2, 3
+"""How many executors an application begins with, and how many it can get."""
 PYTHON_STARTS = "python-starts"
 """The file that has a line for each time that an executor asked for Python."""
+ONE_EXECUTOR = {
+    "spark.dynamicAllocation.initialExecutors": "1",
+    "spark.dynamicAllocation.minExecutors": "1",
+}
+"""For an application that needs no second one: a JVM less to start."""
 _LOOPBACK = "127.0.0.1"
 _MASTER = re.compile(r"Starting Spark master at (spark://\S+)")
 _REGISTERED = "Successfully registered with master"
@@ -36,7 +42,8 @@ _JAVA = f"{SHORT_JOBS['spark.driver.extraJavaOptions']} -XX:+UseSerialGC"
 
 @dataclass(frozen=True)
 class Cluster:
-    """A running cluster; every application gets two executors of one core each."""
+    """A running cluster; every application gets two executors of one core each, and a third if it
+    asks for it."""
 
     url: str
     workers: tuple[int, ...]
@@ -107,8 +114,15 @@ def _write_settings(folder: Path) -> None:
     for name in ("conf", "events", "work"):
         (folder / name).mkdir()
     settings = {
-        "spark.cores.max": EXECUTORS,
+        "spark.cores.max": EXECUTORS_MAX,
         "spark.executor.cores": 1,
+        "spark.dynamicAllocation.enabled": "true",
+        "spark.dynamicAllocation.shuffleTracking.enabled": "true",
+        "spark.dynamicAllocation.initialExecutors": EXECUTORS,
+        "spark.dynamicAllocation.minExecutors": EXECUTORS,
+        "spark.dynamicAllocation.executorIdleTimeout": "1h",
+        # None by itself: one more costs the start of a JVM, whatever waits for it.
+        "spark.dynamicAllocation.schedulerBacklogTimeout": "1h",
         "spark.executor.memory": "768m",
         "spark.executor.extraJavaOptions": _JAVA,
         "spark.driver.memory": "1g",

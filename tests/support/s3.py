@@ -18,13 +18,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from scripts.local_airflow.processes import free_port
 from tests.support import ROOT
 
-BUCKET = "warehouse"
+BUCKET, VERSIONED = "warehouse", "landing"
 GATEWAY_VERSION = "v1.8.0"
 ACCESS_LOG = "access.log"
 """Every request to the server, a line each."""
@@ -49,6 +50,17 @@ class ObjectStore:
             "AWS_CONDITIONAL_PUT": "etag",
         }
 
+    def client(self) -> Any:
+        """Amazon's own client, for what only the owner of a bucket does."""
+        import boto3
+
+        options = self.options
+        return boto3.client(
+            "s3", endpoint_url=self.endpoint, region_name=options["AWS_REGION"],
+            aws_access_key_id=options["AWS_ACCESS_KEY_ID"],
+            aws_secret_access_key=options["AWS_SECRET_ACCESS_KEY"],
+        )  # fmt: skip
+
 
 def _make_bucket(endpoint: str) -> None:
     deadline = time.monotonic() + READY_SECONDS_MAX
@@ -69,15 +81,19 @@ class AtomicStore(ObjectStore):
 
 
 @contextmanager
-def atomic_store(folder: Path, *, ignores_conditions: bool = False) -> Iterator[AtomicStore]:
+def atomic_store(
+    folder: Path, *, ignores_conditions: bool = False, has_versions: bool = False
+) -> Iterator[AtomicStore]:
     """Start versitygw on a folder. Without its metadata it answers a conditional put that it did not look
-    at."""
+    at. Where asked for, one of its two buckets has versions."""
     gateway = _built()
     root = folder / "root"
-    for name in (root / BUCKET, folder / "beside"):
+    for name in (root / BUCKET, root / VERSIONED, folder / "beside", folder / "versions"):
         name.mkdir(parents=True)
     port = free_port()
     metadata = ["--nometa"] if ignores_conditions else ["--sidecar", str(folder / "beside")]
+    if has_versions:
+        metadata += ["--versioning-dir", str(folder / "versions")]
     with (folder / "versitygw.log").open("wb") as said:
         process = subprocess.Popen(
             [gateway, "--port", f"127.0.0.1:{port}", "--access", "test", "--secret", "test", "--quiet",
@@ -86,7 +102,11 @@ def atomic_store(folder: Path, *, ignores_conditions: bool = False) -> Iterator[
         )  # fmt: skip
     try:
         _wait_for(port, process, folder / "versitygw.log")
-        yield AtomicStore(f"http://127.0.0.1:{port}", BUCKET)
+        store = AtomicStore(f"http://127.0.0.1:{port}", BUCKET)
+        if has_versions:
+            enabled = {"Status": "Enabled"}
+            store.client().put_bucket_versioning(Bucket=VERSIONED, VersioningConfiguration=enabled)
+        yield store
     finally:
         process.terminate()
         process.wait(timeout=30)

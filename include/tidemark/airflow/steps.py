@@ -30,18 +30,26 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from urllib.parse import quote
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
-from airflow.sdk import BaseHook, BaseOperatorLink
+from airflow.sdk import BaseHook, BaseOperatorLink, Connection
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowNotFoundException
 
 from tidemark.airflow.display import SparkLink, TransactionLink, of_task, txns_of
-from tidemark.app.job import Order, connected, failure_in, perform, progress_once, submission
+from tidemark.app.job import (
+    Order,
+    connected,
+    failure_in,
+    perform,
+    progress_once,
+    require_python_driver,
+    submission,
+)
 from tidemark.config import KafkaSource, load_pipeline
 from tidemark.config.source import PostgresSource
 from tidemark.core.errors import Determinate, Indeterminate, InvalidUsage, TidemarkError
 from tidemark.core.summary import step_sentence
 
 if TYPE_CHECKING:
-    from airflow.sdk import BaseOperator, Connection, Context
+    from airflow.sdk import BaseOperator, Context
 
     from tidemark.app.reports import Report
 
@@ -58,6 +66,21 @@ def master_of(found: Connection) -> str:
     if found.conn_type == "spark" and found.host and ("://" in found.host or not port):
         return f"{found.host}{port}"
     return f"{found.conn_type}://{found.host or ''}{port}"
+
+
+def _variable_of(conn_id: str) -> str:
+    """The environment variable that Airflow, and a job, reads a connection from."""
+    return f"AIRFLOW_CONN_{conn_id.upper()}"
+
+
+def connection_in_environment(conn_id: str) -> Connection | None:
+    """The connection, if an environment variable has it. A DAG file, which is parsed every few seconds, asks
+    no other backend; nor is a variable that can't be read an error before a task needs it."""
+    text = os.environ.get(_variable_of(conn_id), "")
+    with suppress(Exception):
+        made = Connection.from_json if text.lstrip().startswith("{") else Connection.from_uri
+        return made(text, conn_id=conn_id) if text else None
+    return None
 
 
 def connect_url(found: Connection) -> str:
@@ -83,7 +106,7 @@ def provide_connection(pipeline_file: str, environment: str | None) -> None:
         found = BaseHook.get_connection(name)
     except AirflowNotFoundException:
         return
-    os.environ[f"AIRFLOW_CONN_{name.upper()}"] = found.as_json()
+    os.environ[_variable_of(name)] = found.as_json()
 
 
 def _named_by(source: object) -> str | None:
@@ -176,6 +199,15 @@ class SparkStepOperator(SparkSubmitOperator):
         self.environment = environment
         self._connected: Any = None
         end_with_reason(self)
+        found = connection_in_environment(conn_id)
+        if found is not None and found.conn_type != CONNECT_TYPE:
+            require_python_driver(master=master_of(found), deploy_mode=self.deploy_mode_with(found))
+
+    def deploy_mode_with(self, found: Connection) -> str | None:
+        """Where the driver runs: the operator's argument, the connection's setting, or Spark's own."""
+        conf = self.conf if isinstance(self.conf, dict) else {}
+        chosen = self._deploy_mode or found.extra_dejson.get("deploy-mode")
+        return chosen or conf.get("spark.submit.deployMode")
 
     def order(self, context: Context, **more: Any) -> Order:
         return order_of(context, pipeline_file=self.pipeline_file, environment=self.environment, **more)
@@ -235,8 +267,7 @@ class SparkStepOperator(SparkSubmitOperator):
     def submit(self, context: Context, order: Order) -> None:
         """Run the step's job through the provider's own operator."""
         found = BaseHook.get_connection(self._conn_id)
-        deploy_mode = self._deploy_mode or found.extra_dejson.get("deploy-mode")
-        how = submission(self.step, master=master_of(found), deploy_mode=deploy_mode)
+        how = submission(self.step, master=master_of(found), deploy_mode=self.deploy_mode_with(found))
         self.application = how.application
         self.jars = self.jars or how.jars
         self.conf = {**how.confs, **(self.conf or {})}

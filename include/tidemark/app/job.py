@@ -222,14 +222,8 @@ class Submission:
 
 
 def submission(step: str, *, master: str, deploy_mode: str | None = None) -> Submission:
-    """The submission of a step with this interpreter, its `spark-submit` and the local Delta jars.
-
-    `InvalidUsage` for cluster mode on a standalone cluster: Spark can't run a Python driver there."""
-    if deploy_mode == "cluster" and master.startswith("spark://"):
-        raise InvalidUsage(
-            f"Spark can't run a driver in Python on the standalone cluster {master}",
-            hint="set the connection's deploy-mode to client, or use a Spark Connect server on that cluster",
-        )
+    """The submission of a step with this interpreter, its `spark-submit` and the local Delta jars."""
+    require_python_driver(master=master, deploy_mode=deploy_mode)
     from tidemark.runtime.jars import jar_paths
     from tidemark.runtime.java import use_java
     from tidemark.spark.session import quiet_options, session_confs
@@ -246,6 +240,15 @@ def submission(step: str, *, master: str, deploy_mode: str | None = None) -> Sub
         # A driver in a container has these files in its image; they are not uploaded.
         application, jars = f"local://{application}", [f"local://{jar}" for jar in jars]
     return Submission(application, ",".join(jars), confs, environment)
+
+
+def require_python_driver(*, master: str, deploy_mode: str | None) -> None:
+    """`InvalidUsage` for cluster mode on a standalone cluster: Spark can't run a Python driver there."""
+    if deploy_mode == "cluster" and master.startswith("spark://"):
+        raise InvalidUsage(
+            f"Spark can't run a driver in Python on the standalone cluster {master}",
+            hint="set the deploy-mode to client, or use a Spark Connect server on that cluster",
+        )
 
 
 def is_driven_here(master: str, deploy_mode: str | None) -> bool:

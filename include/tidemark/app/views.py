@@ -62,6 +62,7 @@ def read(
     """
     view, deployment = View(view), open_deployment(pipeline, spark=spark)
     from tidemark.spark.state_table import specs_of
+    from tidemark.spark.tables import no_rows
     from tidemark.spark.views import fresh, read_log, read_state
 
     name = ShardId(deployment.config.shard(shard).name)
@@ -78,7 +79,7 @@ def read(
     if view is View.STATE and base is not None:
         return read_state(spark, spec, base)
     if view is View.STATE:
-        return spark.createDataFrame([], spec.declared)
+        return no_rows(spark, spec.declared)
     return fresh(spark, spec, pins)
 
 

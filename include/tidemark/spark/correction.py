@@ -52,6 +52,7 @@ from tidemark.spark.sample import Sampler
 from tidemark.spark.session import confs_set, counted, persisted
 from tidemark.spark.sql import quoted
 from tidemark.spark.state_table import StateSpec
+from tidemark.spark.tables import no_rows
 from tidemark.spark.tail import comparable, equal_values
 from tidemark.spark.views import RECORD, with_declared_columns
 
@@ -151,7 +152,7 @@ def _tombstones(rows: DataFrame | None, spec: StateSpec, line: int | None, besid
     sequence = str(spec.rule.sequence_by)
     names = [*spec.rule.keys, sequence]
     if rows is None:
-        return beside.sparkSession.createDataFrame([], StructType([spec.declared[name] for name in names]))
+        return no_rows(beside.sparkSession, StructType([spec.declared[name] for name in names]))
     needed = F.col(quoted(sequence)).isNotNull()
     if line is not None:
         number = sequence_number_sql(quoted(sequence), spec.declared[sequence].dataType)

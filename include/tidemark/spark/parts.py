@@ -192,11 +192,13 @@ class PartStore:
         return [name for name in self._folders(root) if not name.startswith("_")]
 
     def _remove(self, folder: str) -> None:
-        """Remove a folder. If a concurrent removal deletes a file first, try again."""
+        """Remove a folder. If a concurrent removal deletes a file first, try again. A store that still lists
+        a folder that it has removed is not asked again: it would never end."""
         store, _ = self._store
         while store.get_file_info(folder).type == fs.FileType.Directory:
             with suppress(FileNotFoundError):
                 store.delete_dir(folder)
+                return
 
 
 def _is_whole(store: fs.FileSystem, path: str) -> bool:

@@ -141,7 +141,13 @@ def table_rows(spark: SparkSession, spec: StateSpec, uri: str, schema: StructTyp
 
 def parquet_rows(spark: SparkSession, schema: StructType, paths: Sequence[str]) -> DataFrame:
     """The rows of these files."""
-    return spark.read.schema(schema).parquet(*paths) if paths else spark.createDataFrame([], schema)
+    return spark.read.schema(schema).parquet(*paths) if paths else no_rows(spark, schema)
+
+
+def no_rows(spark: SparkSession, schema: StructType) -> DataFrame:
+    """An empty frame. One made of a Python list would ask every executor for Python."""
+    columns = [F.lit(None).cast(one.dataType).alias(one.name) for one in schema.fields]
+    return spark.range(1).where("false").select(*columns)
 
 
 def log_paths(spec: StateSpec, files: Sequence[LogFile]) -> list[str]:

@@ -55,7 +55,7 @@ from tidemark.spark.read import RAW
 from tidemark.spark.session import ROWS_FEW, confs_set
 from tidemark.spark.sql import key_text, literal, quoted
 from tidemark.spark.state_table import StateSpec
-from tidemark.spark.tables import log_files, log_paths, log_rows, may_correct, read_version
+from tidemark.spark.tables import log_files, log_paths, log_rows, may_correct, no_rows, read_version
 from tidemark.spark.tail import SOURCE, TARGET, folded, loses, without_tombstoned
 from tidemark.spark.tombstones import last_tombstones, read_tombstones, tombstones_in, without_corrected
 
@@ -96,7 +96,7 @@ def with_declared_columns(rows: DataFrame, spec: StateSpec) -> DataFrame:
 def read_log(spark: SparkSession, spec: StateSpec, pins: Pins, *, lower: Txn = TXN_FIRST) -> DataFrame:
     """The log's rows from `lower` on, below the pinned upper, with their transaction and position."""
     if pins.log_version == VERSION_NONE:
-        return spark.createDataFrame([], log_schema(spec.declared))
+        return no_rows(spark, log_schema(spec.declared))
     return log_rows(spark, spec, lower=lower, upper=pins.upper, version=pins.log_version)
 
 
@@ -160,7 +160,7 @@ def fresh(spark: SparkSession, spec: StateSpec, pins: Pins) -> DataFrame:
     rows = tail_rows(spark, spec, pins)
     if pins.base is None:
         if rows is None:
-            return spark.createDataFrame([], spec.declared)
+            return no_rows(spark, spec.declared)
         tail = _folded(rows, spec, pins)
         return tail.where(F.col(OP) == UPSERT).select(*spec.columns)
     state = read_state(spark, spec, pins.base)
@@ -222,7 +222,7 @@ def log_changes(
     """The log's rows with lower <= txn < upper: the declared columns, `_txn`, `_op` and the position."""
     schema = log_schema(spec.declared)
     if not parts:
-        return spark.createDataFrame([], schema)
+        return no_rows(spark, schema)
     files = [f"{spec.log}/{part.path}" for part in parts]
     with confs_set(spark, LISTING):
         rows = spark.read.schema(schema).option(CHECK_PAGES, "true").parquet(*files)
@@ -296,7 +296,7 @@ def open_errors(spark: SparkSession, spec: StateSpec, quarantine_uri: str, pins:
     errors = _errors(spark, spec, quarantine_uri, pins)
     lower = errors.agg(F.min(TXN)).collect()[0][0] if errors is not None else None
     if errors is None or lower is None:
-        return spark.createDataFrame([], RECORD)
+        return no_rows(spark, RECORD)
     if pins.log_version == VERSION_NONE:
         return errors
     rows = log_rows(spark, spec, lower=lower, upper=pins.upper, version=pins.log_version)
@@ -311,7 +311,7 @@ def open_errors(spark: SparkSession, spec: StateSpec, quarantine_uri: str, pins:
 def quarantined(spark: SparkSession, spec: StateSpec, uri: str, pins: ErrorPins) -> DataFrame:
     """The records of all shards in quarantine, below the pinned upper; `spec` is any shard's."""
     found = _records(spark, spec, uri, pins)
-    return found if found is not None else spark.createDataFrame([], RECORD)
+    return found if found is not None else no_rows(spark, RECORD)
 
 
 def _errors(spark: SparkSession, spec: StateSpec, uri: str, pins: ErrorPins) -> DataFrame | None:

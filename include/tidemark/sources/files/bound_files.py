@@ -32,10 +32,10 @@ _TABLES: Final = """
     CREATE TABLE IF NOT EXISTS bindings (txn INTEGER PRIMARY KEY, mark BLOB NOT NULL);
     CREATE TABLE IF NOT EXISTS files (
         name TEXT PRIMARY KEY, txn INTEGER NOT NULL, seq INTEGER NOT NULL, size INTEGER NOT NULL,
-        hash TEXT NOT NULL, mtime_ns INTEGER NOT NULL, changed_ns INTEGER NOT NULL
+        hash TEXT NOT NULL, mtime_ns INTEGER NOT NULL, changed_ns INTEGER NOT NULL, version TEXT NOT NULL
     ) WITHOUT ROWID;
 """
-_COLUMNS: Final = "seq, name, size, hash, mtime_ns, changed_ns"
+_COLUMNS: Final = "seq, name, size, hash, mtime_ns, changed_ns, version"
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -123,9 +123,9 @@ class BoundFiles:
                     self._add_file(db, binding.txn, file)
 
     def _add_file(self, db: sqlite3.Connection, txn: Txn, file: BoundFile) -> None:
-        row = (file.name, txn, file.seq, file.size, file.hash, file.mtime_ns, file.changed_ns)
+        row = (file.name, txn, file.seq, file.size, file.hash, file.mtime_ns, file.changed_ns, file.version)
         try:
-            db.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+            db.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
         except sqlite3.IntegrityError:
             (known,) = db.execute("SELECT seq FROM files WHERE name = ?", (file.name,)).fetchone()
             raise InvariantViolation(
@@ -210,9 +210,8 @@ def _found(db: sqlite3.Connection, names: Sequence[str], *, upper: int) -> dict[
         some = names[start : start + NAMES_AT_ONCE]
         marks = ", ".join("?" * len(some))
         query = f"SELECT {_COLUMNS} FROM files WHERE name IN ({marks}) AND txn < ?"
-        for row in db.execute(query, (*some, upper)):
-            file = BoundFile(*row)
-            found[file.name] = file
+        for seq, name, size, content, mtime_ns, changed_ns, version in db.execute(query, (*some, upper)):
+            found[name] = BoundFile(seq, name, size, content, mtime_ns, changed_ns, version=version)
     return found
 
 

@@ -12,7 +12,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from tidemark.core.errors import InvalidUsage
@@ -42,6 +42,8 @@ class Found:
     changed_ns: int
     tag: str = ""
     """An object's e-tag, which stands for its content; a file of a disk has none."""
+    version: str = field(default="", compare=False)
+    """An object's version, where it is known."""
 
     def settled_at(self, now_ns: int) -> int:
         """The time of the last write. If that is in the future, the inode's change time is used instead."""

@@ -1,8 +1,8 @@
 """The manifest of a file source in a binding: exactly which files, in which order, with which content.
 
 The text is JSON, `{"kind": "files", "format": …, "files": [{"seq", "name", "size", "hash", "mtime_ns",
-"changed_ns", "sweep"}, …]}`. A file's *sequence number* is its offset in the only partition, `files`. Numbers
-are dense from 0, in the order of binding.
+"changed_ns", "sweep", "version"}, …]}`. A file's *sequence number* is its offset in the only partition,
+`files`. Numbers are dense from 0, in the order of binding.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Sweep:
 class BoundFile:
     """A file as it was when it was bound. `name` is relative to the source's folder, with `/`. `changed_ns`
     is the inode's change time, which users can't set; 0 if it is not recorded. `sweep` is given for a file
-    that is no list of records."""
+    that is no list of records. `version` is the object's in a bucket that has versions, to restore it by."""
 
     seq: int
     name: str
@@ -40,6 +40,7 @@ class BoundFile:
     mtime_ns: int
     changed_ns: int = 0
     sweep: Sweep | None = None
+    version: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,7 @@ class Manifest:
             {"seq": f.seq, "name": f.name, "size": f.size, "hash": f.hash, "mtime_ns": f.mtime_ns}
             | ({"changed_ns": f.changed_ns} if f.changed_ns else {})
             | ({"sweep": [f.sweep.shard, f.sweep.record_end]} if f.sweep is not None else {})
+            | ({"version": f.version} if f.version else {})
             for f in self.files
         ]
         lsns = {table: read.lsn for table, read in self.snapshots.items()}
@@ -103,9 +105,15 @@ class Manifest:
 
 def _file_of(found: Mapping[str, Any]) -> BoundFile:
     sweep = Sweep(*found["sweep"]) if "sweep" in found else None
-    changed_ns = found.get("changed_ns", 0)
     return BoundFile(
-        found["seq"], found["name"], found["size"], found["hash"], found["mtime_ns"], changed_ns, sweep
+        seq=found["seq"],
+        name=found["name"],
+        size=found["size"],
+        hash=found["hash"],
+        mtime_ns=found["mtime_ns"],
+        changed_ns=found.get("changed_ns", 0),
+        sweep=sweep,
+        version=found.get("version", ""),
     )
 
 

@@ -5,9 +5,14 @@ listed in pages: below the folders that the pattern names, and with `incremental
 bound name on. Objects that were changed or removed since they were bound are found by one request each,
 several at a time.
 
+In a bucket of S3 that has versions, an object's version is bound too. A listing doesn't have it, so each new
+object costs a request; the first answer says whether the bucket has versions at all. Where a bound object
+was changed or removed, its version is looked for, and the message names it.
+
 Known limitations: a prefix without objects looks the same as a misspelt one. A store may give equal content
-a new e-tag when it is written again; that counts as a change. Objects are read by their keys: where a
-bucket has versions, an older one is not read, and has to be restored.
+a new e-tag when it is written again; that counts as a change. Objects are read by their keys, because Spark
+opens files by their paths, and a path of Hadoop's connectors names no version. So an older version is not
+read: a person makes it the newest one again.
 """
 
 from __future__ import annotations
@@ -23,12 +28,13 @@ from tidemark.sources.files.listing import Change, Found, Listing, is_temporary
 from tidemark.sources.files.manifest import BoundFile, is_inside
 
 if TYPE_CHECKING:
-    from obstore import ObjectMeta
+    from obstore import GetOptions, ObjectMeta
     from obstore.store import ObjectStore
 
 REQUESTS_AT_ONCE: Final = 16
 PAGE_OBJECTS: Final = 1_000
 _GLOB: Final = frozenset("*?[")
+_WITH_VERSIONS: Final = ("s3://", "s3a://")
 
 
 class Objects:
@@ -71,7 +77,31 @@ class Objects:
         if not tag:
             raise InvalidUsage(f"{self._uri} gives objects no e-tags", hint="use a store that has them")
         written_ns = int(one["last_modified"].timestamp() * 1e6) * 1_000
-        return Found(name, one["size"], written_ns, 0, f"etag:{tag.strip(chr(34))}")
+        tagged = f"etag:{tag.strip(chr(34))}"
+        return Found(name, one["size"], written_ns, 0, tagged, one["version"] or "")
+
+    def with_versions(self, files: Sequence[Found]) -> list[Found]:
+        """The same files, if the bucket has no versions; else as they are now, with their versions, without
+        those that are gone. One that was written again since it was listed is not left for the next run: an
+        incremental listing would not have it."""
+        if not files or not self._uri.startswith(_WITH_VERSIONS):
+            return list(files)
+        first = self._now(files[0].name)
+        if first is not None and not first.version:
+            return list(files)
+        with ThreadPoolExecutor(min(REQUESTS_AT_ONCE, len(files))) as pool:
+            others = pool.map(self._now, [file.name for file in files[1:]])
+            return [one for one in (first, *others) if one is not None]
+
+    def _now(self, name: str) -> Found | None:
+        """An object as it is now; None if it is gone."""
+        from obstore.exceptions import NotFoundError
+
+        with self._answers():
+            try:
+                return self._found(name, self._store.head(name))
+            except (NotFoundError, FileNotFoundError):
+                return None
 
     def has_all(self, files: Sequence[BoundFile]) -> bool:
         """Whether all of the files exist, changed or not."""
@@ -85,18 +115,33 @@ class Objects:
             return [change for change in pool.map(self._change, files) if change is not None]
 
     def _change(self, file: BoundFile) -> Change | None:
-        from obstore.exceptions import NotFoundError
-
-        with self._answers():
-            try:
-                found = self._found(file.name, self._store.head(file.name))
-            except (NotFoundError, FileNotFoundError):
-                return Change(file, "was removed", is_removal=True)
+        found = self._now(file.name)
+        if found is None:
+            return Change(file, f"was removed{self._version_left(file)}", is_removal=True)
         if found.tag == file.hash:
             return None
+        what = f"was changed: its e-tag was {_shown(file.hash)}, now it is {_shown(found.tag)}"
         if found.size < file.size:
-            return Change(file, f"was truncated from {file.size} to {found.size} bytes")
-        return Change(file, f"was changed: its e-tag was {_shown(file.hash)}, now it is {_shown(found.tag)}")
+            what = f"was truncated from {file.size} to {found.size} bytes"
+        return Change(file, f"{what}{self._version_left(file)}")
+
+    def _version_left(self, file: BoundFile) -> str:
+        """Whether the bucket still has the bound version of an object that was changed or removed, as text
+        for a message; empty if no version was bound."""
+        from obstore.exceptions import BaseError, NotFoundError
+
+        if not file.version:
+            return ""
+        try:
+            options: GetOptions = {"version": file.version, "head": True}
+            found = self._found(file.name, self._store.get(file.name, options=options).meta)
+        except (NotFoundError, FileNotFoundError):
+            return f" (its version {file.version} is gone too)"
+        except BaseError as error:
+            return f" (whether its version {file.version} is there can't be seen: {_first_line(error)})"
+        if found.tag != file.hash:
+            return f" (its version {file.version} is gone too)"
+        return f" (its version {file.version} is still there: delete the versions that are newer)"
 
     @contextmanager
     def _answers(self) -> Iterator[None]:

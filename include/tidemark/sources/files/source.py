@@ -52,7 +52,7 @@ from tidemark.sources.files.objects import Objects
 
 THREADS: Final = max(4, os.cpu_count() or 1)
 """One thread hashes 600 to 900 MB a second, and so keeps up with dozens of cores of Spark (`bench.cores`)."""
-INDEX_FILE: Final = "1.sqlite"
+INDEX_FILE: Final = "2.sqlite"
 """The number changes with the layout, so that processes of two versions can run side by side."""
 TOUCHED_BYTES_MAX: Final = 256 * 1024**2
 """How many bytes an offer hashes again of bound files whose change time alone moved, the latest first."""
@@ -153,6 +153,8 @@ class FileSource:
         if changes:
             raise BoundFileChanged(changes)
         fresh = list(self._fresh(listing, bound))
+        if self._objects is not None:
+            fresh = self._objects.with_versions(fresh)
         self._contents = {name: one for name, one in self._contents.items() if name in listing.files}
         contents = self._read(fresh)
         whole = [
@@ -326,7 +328,7 @@ class FileSource:
                 yield self._step(batch)
                 batch, size, records = [], 0, 0
             times = content.mtime_ns, content.changed_ns
-            batch.append(BoundFile(seq, file.name, content.size, content.hash, *times))
+            batch.append(BoundFile(seq, file.name, content.size, content.hash, *times, version=file.version))
             size += content.size
             records += content.records
         if batch:
