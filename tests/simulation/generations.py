@@ -126,9 +126,10 @@ class GenerationSimulation(GenerationWorld):
                     finish(pipeline, attempt, txn)
 
     def proposer(self) -> None:
-        """A process that takes a file for the one in charge that was not promoted."""
+        """A process that takes a file for the one in charge that was not promoted. No candidate gets its
+        number: an edit under the number in charge would hold."""
         self.wait(40)
-        proposal = settings(self.generation + 1, times=5)
+        proposal = settings(self.generation + 100, times=5)
         pipeline = self.made(self.warehouse, self.files, proposal, self.scheduler)
         for _ in range(self.rng.randint(1, 4)):
             with suppress(Crash, Determinate, Fenced):

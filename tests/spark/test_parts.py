@@ -73,7 +73,7 @@ def test_parts_are_on_disk_with_their_names_before_anybody_is_told_of_them(
     (part,) = parts.parts(ShardId("t"), Txn(1), WriterToken("w"))
     log = tmp_path / "t" / "log"
     names = [folder, folder.parent, log, log.parent]
-    assert synced == [log / part.path, *names, log.parent, tmp_path, tmp_path.parent]
+    assert synced[:7] == [log / part.path, *names, tmp_path, tmp_path.parent]
 
     def fails(path: Path) -> None:
         raise OSError(5, "Input/output error")

@@ -19,11 +19,11 @@ from tests.support.memory.plane import ENGINE, Files, MemoryPlane, digest_of
 from tests.support.memory.source import MemorySourceView, SourceRecord
 from tests.support.memory.world import A, B, World
 from tidemark.core.binding import Binding, BindingRecord, Configuration
-from tidemark.core.errors import Determinate
+from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.core.fold import Change, fold, visible
 from tidemark.core.frontier import Position
 from tidemark.core.generation import Candidate, Correction, PromotionOpen, Superseded
-from tidemark.core.ids import TXN_FIRST, ShardId, Txn, WriterToken
+from tidemark.core.ids import TXN_FIRST, TXN_NONE, ShardId, Txn, WriterToken
 from tidemark.core.ledger import CommitOutcome, Head, Put
 from tidemark.core.seal import CORRECTION, Fenced, Opinion, ShardParts, Staged
 from tidemark.pipeline.candidates import (
@@ -244,6 +244,8 @@ class GenerationWorld(World):
         control = MemoryControl(self.warehouse, chaos)
         generation = control.seals.head().generation
         last = Txn(control.seals.mark(CORRECTION))
+        if last == TXN_NONE:
+            raise InvalidUsage("no generation was promoted")  # An old version of the history says so.
         before = configuration_in_charge(control, below=last)
         assert before is not None
         rules = {**rules_of(before.text), "generation": generation + 1}
