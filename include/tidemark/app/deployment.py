@@ -150,7 +150,7 @@ class Deployment:
             control=self.control,
             source=source_of(config, self.control.bindings, ShardKeys(self)),
             plane=LazyPlane(self),
-            configuration=Configuration.of(config.canonical_json()),
+            configuration=Configuration.of(config.canonical_json(), generation=config.generation),
             generation=config.generation,
             gate=Expectations(self),
             shapes_of=self.shapes_of,

@@ -28,6 +28,7 @@ from tidemark.delta.records import (
     leases_codec,
     publishes_codec,
 )
+from tidemark.delta.settings import Settings
 from tidemark.delta.state_commit import newest_commit
 from tidemark.delta.store import Store, address_of, reading
 
@@ -61,6 +62,7 @@ class DeltaControl:
         self._options = dict(storage_options or {})
         self._clock_ns = clock_ns
         self.address = address_of(self.root)
+        self.settings = Settings(f"{self.root}/_control/settings", self._options)
         self.history = self.ledger(
             "history", history_codec(), marks=HISTORY_MARKS, properties={ADDRESS: self.address}
         )
@@ -108,6 +110,7 @@ class DeltaControl:
             storage_options=self._options,
             marks=marks,
             properties=properties,
+            settings=self.settings,
             clock_ns=self._clock_ns,
         )
 

@@ -23,6 +23,7 @@ from arro3.core import Table
 from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.core.journal import CHAIN, FORMAT, link
 from tidemark.core.ledger import GENERATION, UPPER, CommitOutcome, Committed, Conflict, Head, Put, Record
+from tidemark.delta.head import LiveFile
 from tidemark.delta.records import (
     ARROW_SCHEMA,
     SCHEMA,
@@ -34,6 +35,7 @@ from tidemark.delta.records import (
     Row,
     checked_order,
     choose_merge,
+    configuration_in,
     file_of,
     joined,
     read_file,
@@ -43,8 +45,10 @@ from tidemark.delta.records import (
     table_of,
     token_column,
     txn_column,
+    with_texts,
     write_file,
 )
+from tidemark.delta.settings import Settings
 from tidemark.delta.store import housekeeping
 from tidemark.delta.table import VERSION_NONE, ControlTable
 
@@ -83,9 +87,12 @@ class DeltaLedger(Generic[R]):
         storage_options: Mapping[str, str] | None = None,
         marks: Sequence[str] = MARKS,
         properties: Mapping[str, str] | None = None,
+        settings: Settings | None = None,
         clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
+        """`settings` has the texts of the configurations that the records name."""
         self._codec = codec
+        self._settings = settings
         self._clock_ns = clock_ns
         self._table = ControlTable(
             uri,
@@ -98,6 +105,7 @@ class DeltaLedger(Generic[R]):
         self._snapshot = LedgerView(Head(VERSION_NONE), ())
         self._contents: OrderedDict[str, Contents] = OrderedDict()
         self._keys: dict[str, frozenset[str]] = {}
+        self._checked: dict[int, tuple[LiveFile, RecordFile]] = {}
 
     @property
     def uri(self) -> str:
@@ -115,7 +123,13 @@ class DeltaLedger(Generic[R]):
     def _loaded(self, head: Head) -> LedgerView:
         if head.version == self._snapshot.head.version:
             return self._snapshot
-        found = (file_of(file, table=self.uri) for file in self._table.files())
+        before, self._checked = self._checked, {}
+        for file in self._table.files():
+            # A file's entry is checked once, as long as the loaded log has the same one.
+            known = before.get(id(file))
+            checked = known[1] if known is not None else file_of(file, table=self.uri)
+            self._checked[id(file)] = (file, checked)
+        found = (checked for _, checked in self._checked.values())
         files = checked_order(found, chain=head.marks.get(CHAIN, 0), table=self.uri)
         active = {file.path for file in files}
         self._keys = {path: keys for path, keys in self._keys.items() if path in active}
@@ -168,7 +182,9 @@ class DeltaLedger(Generic[R]):
             found = list(look())
         found = [one for one in found if self._is_of(one[0].rows[one[1]], names)]
         found.sort(key=lambda one: one[0].rows[one[1]].number)
-        return [contents.record(place, self._codec, table=self.uri) for contents, place in found]
+        records = [contents.record(place, self._codec, table=self.uri) for contents, place in found]
+        texts = self._settings
+        return records if texts is None else [with_texts(record, texts) for record in records]
 
     def written_at(self, number: int, kinds: tuple[type, ...] = ()) -> datetime | None:
         """When the last record of a number was committed, by its writer's clock; None if there is none. For
@@ -216,6 +232,7 @@ class DeltaLedger(Generic[R]):
         if not put.records:
             outcome = self._table.commit((), moved=put.marks, marks=marks)
             return self._settled(outcome, snapshot.files)
+        self._keep_settings(put.records)
         rows = self._encoded(put.records, chain)
         version = self._table.version + 1
         file = self._written(rows, versions=(version, version), link_before=chain, version=version)
@@ -232,6 +249,14 @@ class DeltaLedger(Generic[R]):
             return outcome
         self._keep(file, Contents(rows, rows_of(rows)))
         return self._settled(outcome, (*snapshot.files, file))
+
+    def _keep_settings(self, records: Sequence[R]) -> None:
+        """Make the configurations durable that the records name."""
+        if self._settings is None:
+            return
+        for named in {configuration_in(record) for record in records}:
+            if named is not None:
+                self._settings.keep(named)
 
     def _encoded(self, records: Sequence[R], chain: int) -> Table:
         at = self._clock_ns() // 1_000

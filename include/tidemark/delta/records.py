@@ -14,9 +14,10 @@ arro3 writes and reads the files, because it loads in a few milliseconds. Loadin
 whole run with nothing to do.
 
 Merges take the newest files, so that they are neighbours in the chain. Files fall into tiers by powers of ten
-of their row count. When the newest files up to some tier number `FILES_MAX`, they are merged. So a record is
-rewritten a handful of times, and a table of n records has about `FILES_MAX` small files per tier and n / 1000
-full ones, which are not merged again.
+of their row count. When the newest files up to some tier number `FILES_MAX`, they are merged; full files of
+1,000 rows are merged to 10,000 once there are enough newer ones. So a record is rewritten a handful of times,
+and a table of n records has about `FILES_MAX` small files per tier, up to twice as many full ones, and n /
+10,000 old ones, which are not merged again.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import json
 import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any, Final, Generic, TypeVar, cast
 
@@ -37,7 +38,7 @@ from deltalake import Field, Schema
 from deltalake.schema import PrimitiveType
 from pydantic import TypeAdapter, ValidationError
 
-from tidemark.core.binding import Binding, Claim
+from tidemark.core.binding import Binding, Claim, Configuration
 from tidemark.core.checkpoint import Checkpoint
 from tidemark.core.cuts import Cut
 from tidemark.core.errors import Determinate, InvalidUsage, InvariantViolation, TidemarkError
@@ -71,6 +72,29 @@ class Row:
     body: str
 
 
+_NAMED_ONLY: Final = {"configuration": {"texts"}, "staged": {"configuration": {"texts"}}}
+"""A record names its configuration; the text lies beside the history (`delta.settings`)."""
+
+
+def configuration_in(record: object) -> Configuration | None:
+    """The configuration that a record names; None if it names none."""
+    found = getattr(record, "configuration", None) or getattr(
+        getattr(record, "staged", None), "configuration", None
+    )
+    return cast("Configuration | None", found)
+
+
+def with_texts(record: R, texts: Mapping[str, str]) -> R:
+    """The record, with a configuration whose text can be read."""
+    found = configuration_in(record)
+    if found is None:
+        return record
+    own = replace(found, texts=texts)
+    if isinstance(record, Evidence) and record.staged is not None:
+        return cast("R", replace(record, staged=replace(record.staged, configuration=own)))
+    return cast("R", replace(cast("Any", record), configuration=own))
+
+
 class Codec(Generic[R]):
     """The record kinds of one control table, each with its dataclass."""
 
@@ -93,7 +117,8 @@ class Codec(Generic[R]):
         return frozenset(self._kinds[cls] for cls in kinds) if kinds else frozenset(self._classes)
 
     def encode(self, record: R) -> str:
-        return self._adapter(self.kind_of(record)).dump_json(record).decode()
+        found = self._adapter(self.kind_of(record)).dump_json(record, exclude=cast("Any", _NAMED_ONLY))
+        return found.decode()
 
     def _adapter(self, kind: str) -> TypeAdapter[Any]:
         # Each takes milliseconds to create, and a process uses few kinds.
@@ -418,7 +443,9 @@ def rows_of(table: Table) -> tuple[Row, ...]:
 FILES_MAX: Final = 10
 ROWS_FULL: Final = 1000
 BYTES_FULL: Final = 4 * 1024 * 1024
-_TIERS: Final = (10, 100, ROWS_FULL)
+TIERS: Final = (10, 100, ROWS_FULL)
+ROWS_OLD: Final = 10 * ROWS_FULL
+BYTES_OLD: Final = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -429,11 +456,23 @@ class Merge:
 
 
 def choose_merge(files: Sequence[RecordFile]) -> Merge | None:
-    """The newest files of the smallest tier that is due; None if none is."""
-    for rows_below in _TIERS:
+    """The newest files of the smallest tier that is due, or else old full files; None if none is due."""
+    for rows_below in TIERS:
         first = len(files)
         while first > 0 and files[first - 1].rows < rows_below and files[first - 1].bytes < BYTES_FULL:
             first -= 1
         if len(files) - first >= FILES_MAX:
             return Merge(tuple(files[first:]))
-    return None
+    return _old_merge(files)
+
+
+def _old_merge(files: Sequence[RecordFile]) -> Merge | None:
+    """The oldest full files, once there are as many newer ones: the newest records stay in files that are
+    quick to read."""
+    end = len(files)
+    while end > 0 and files[end - 1].rows < ROWS_FULL:
+        end -= 1
+    first = end
+    while first > 0 and ROWS_FULL <= files[first - 1].rows < ROWS_OLD and files[first - 1].bytes < BYTES_OLD:
+        first -= 1
+    return Merge(tuple(files[first : first + FILES_MAX])) if end - first >= 2 * FILES_MAX else None

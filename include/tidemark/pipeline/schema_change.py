@@ -145,7 +145,9 @@ def _given_up(pipeline: Pipeline, declared: Shapes, others: Mapping[ShardId, Txn
     """A misfit for each shard that the newest binding was made for and the file leaves out. Empty if the file
     has a higher generation: then leaving them out was a decision."""
     last = last_binding(pipeline, pipeline.control.bindings.head())
-    if last is None or pipeline.generation > last.configuration.generation:
+    if last is None or last.configuration == pipeline.configuration:
+        return []  # It was made for the shards of this file.
+    if pipeline.generation > last.configuration.generation:
         return []
     is_open = last.txn >= pipeline.control.seals.head().upper
     found: list[Misfit] = []
