@@ -14,7 +14,7 @@ from deltalake import DeltaTable, QueryBuilder
 
 from tests.delta.helpers import entry, log_entries, open_journal, put_next, record_files
 from tidemark.core.errors import Determinate, Indeterminate, InvalidUsage, InvariantViolation
-from tidemark.core.journal import CHAIN
+from tidemark.core.journal import CHAIN, FORMAT
 from tidemark.core.ledger import UPPER, Committed, Conflict, Put
 from tidemark.delta import table
 from tidemark.delta.commit import COMMIT_SECONDS_MAX
@@ -270,7 +270,7 @@ def test_the_documented_columns_can_be_selected(tmp_path: Path) -> None:
         "4",
         4,
         "w",
-        1,
+        FORMAT,
     ]
     assert json.loads(found["body"][0].as_py())["detail"] == {"note": "hello"}
 

@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import islice
 from typing import Any, Final, Generic, TypeVar
 
 from arro3.core import Table
@@ -24,8 +25,10 @@ from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.core.journal import CHAIN, FORMAT, link
 from tidemark.core.ledger import GENERATION, UPPER, CommitOutcome, Committed, Conflict, Head, Put, Record
 from tidemark.delta.head import LiveFile
+from tidemark.delta.key_summary import Keys, KeySummary, Summarized
 from tidemark.delta.records import (
     ARROW_SCHEMA,
+    ROWS_FULL,
     SCHEMA,
     Codec,
     Contents,
@@ -65,6 +68,8 @@ CONFIGURATION: Final = {
 }
 MARKS: Final = (UPPER, GENERATION, CHAIN)
 ROWS_CACHED_MAX: Final = 20_000
+LARGE_FILES_MAX: Final = 2
+"""How many full files a key is looked for in without a summary of the table's keys."""
 RETENTION_HOURS: Final = 1
 
 
@@ -105,6 +110,7 @@ class DeltaLedger(Generic[R]):
         self._snapshot = LedgerView(Head(VERSION_NONE), ())
         self._contents: OrderedDict[str, Contents] = OrderedDict()
         self._keys: dict[str, frozenset[str]] = {}
+        self._summary = KeySummary(self._table.store)
         self._checked: dict[int, tuple[LiveFile, RecordFile]] = {}
 
     @property
@@ -158,10 +164,16 @@ class DeltaLedger(Generic[R]):
         names = self._codec.names_of(kinds)
 
         def look() -> Iterator[Found]:
-            for file in self._snapshot.files:
-                if file.may_hold_key(key) and self._holds_key(file, key):
+            files = self._snapshot.files
+            large = (file for file in files if file.rows >= ROWS_FULL and file.may_hold_key(key))
+            many = len(list(islice(large, LARGE_FILES_MAX + 1))) > LARGE_FILES_MAX
+            known = self._summary.look(key, files, self._keys_in) if many else Summarized()
+            for place, file in enumerate(files):
+                if not file.may_hold_key(key) or not known.may_hold(place, file):
+                    continue
+                if place < known.covered or self._holds_key(file, key):
                     contents = self._contents_of(file)
-                    yield from ((contents, place) for place in contents.keyed(key))
+                    yield from ((contents, at) for at in contents.keyed(key))
 
         return self._decoded(look, names)
 
@@ -203,8 +215,11 @@ class DeltaLedger(Generic[R]):
         if file.rows < 100 or file.path in self._contents:
             return True  # Reading the whole file is as cheap.
         if file.path not in self._keys:
-            self._keys[file.path] = read_keys(self._table.store, file, table=self.uri)
+            self._keys[file.path] = frozenset(one for one, _ in self._keys_in(file))
         return key in self._keys[file.path]
+
+    def _keys_in(self, file: RecordFile) -> Keys:
+        return read_keys(self._table.store, file, table=self.uri)
 
     def _contents_of(self, file: RecordFile) -> Contents:
         kept = self._contents.get(file.path)

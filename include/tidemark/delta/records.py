@@ -401,9 +401,10 @@ def _opened(store: Store, file: RecordFile, *, table: str) -> Table:
     return read_parquet(data, batch_size=max(file.rows, 1)).read_all()
 
 
-def read_keys(store: Store, file: RecordFile, *, table: str) -> frozenset[str]:
-    """The keys in a file. Other columns are not converted to Python values."""
-    return frozenset(_opened(store, file, table=table)["key"].to_pylist())
+def read_keys(store: Store, file: RecordFile, *, table: str) -> list[tuple[str, int]]:
+    """The key and the number of each record in a file. Other columns are not converted to Python values."""
+    found = _opened(store, file, table=table)
+    return list(zip(found["key"].to_pylist(), found["number"].to_pylist(), strict=True))
 
 
 def read_file(store: Store, file: RecordFile, *, table: str) -> Contents:
