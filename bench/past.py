@@ -8,9 +8,9 @@ transaction each. Then three pieces of work are done, each by a handle that has 
 - `status`, without the source;
 - a consumer's start: take the lease, list what there is.
 
-One size grows at a time. The cost is the processor time of this process, and what it asks of the tables'
-files: both are the same on a busy machine. With `--report`, `docs/past.jsonl`,
-the table in `docs/scale.md` and its picture are made from what is measured.
+One size grows at a time, at last both. The cost is the processor time of this process, and what it asks of
+the tables' files: both are the same on a busy machine. With `--report`, `docs/past.jsonl`, the table in
+`docs/scale.md` and its picture are made from what is measured.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from bench.control import age
 from bench.made import NAME, STANDS_FOR, Made, Pattern, Texts, fill, unsynced
 from tidemark.app.consume import leases_of
 from tidemark.app.deployment import Deployment, new_token
@@ -44,6 +43,7 @@ from tidemark.config.load import load_pipeline
 from tidemark.core.binding import Binding, Configuration, Owner
 from tidemark.core.checkpoint import Checkpoint, TableMark
 from tidemark.core.checksum import Digest
+from tidemark.core.cuts import Cut
 from tidemark.core.frontier import Frontier
 from tidemark.core.history import BOUND, HISTORY_MARKS, SEALED
 from tidemark.core.ids import ShardId, Txn, WriterToken
@@ -53,6 +53,7 @@ from tidemark.core.ledger import LINK, UPPER, Committed, Put
 from tidemark.core.publish import Published, StateCommit
 from tidemark.core.seal import Decision, Evidence, Part, Seal, ShardParts, Staged, touch_mark
 from tidemark.core.shard import LogEntry
+from tidemark.delta.checkpoint import make_checkpoint
 from tidemark.delta.ledger import DeltaLedger
 from tidemark.delta.log import parts_folder
 from tidemark.delta.parts import DeltaParts
@@ -127,6 +128,7 @@ def filled(folder: Path, *, txns: int, shards: int) -> tuple[Path, str]:
     control, settings = deployment.control, deployment.unchecked.configuration
 
     past = Past(settings)
+    control.settings.keep(settings)
     commit(control.history, [])  # Creates the table, with its address.
     history = control.ledger("history", Texts(["binding", "seal"]), marks=HISTORY_MARKS)
     fill(history, past.history(txns), 2 * txns, {BOUND: txns + 1, SEALED: txns + 1})
@@ -156,6 +158,10 @@ def filled(folder: Path, *, txns: int, shards: int) -> tuple[Path, str]:
     commit(control.seals, [], **{UPPER: txns + 1, **{touch_mark(s): t for s, t in (last | idle).items()}})
     newest = Checkpoint(Txn(txns), {shard: TableMark(Txn(txn + 1)) for shard, txn in last.items()}, link=txns)
     commit(control.checkpoints, [newest], **{UPPER: txns + 1})
+    cuts = [Cut(number, Txn(1), shard, 1, 1) for number, shard in enumerate(idle, 1)]
+    commit(control.cuts, cuts, **{UPPER: len(cuts) + 1})
+    changed = [Cut(len(cuts) + at, Txn(txns), ShardId(f"t{at:05}"), txns, txns) for at in range(1, TOUCHED)]
+    commit(control.cuts, changed, **{UPPER: len(cuts) + TOUCHED})
     held = control.ledger("leases", Texts([past.lease.kind]), marks=LEASE_MARKS)
     fill(held, map(past.lease.made, range(1, txns)), txns - 1, {UPPER: txns})
     leases = leases_of(deployment)
@@ -164,8 +170,16 @@ def filled(folder: Path, *, txns: int, shards: int) -> tuple[Path, str]:
         raise SystemExit("the consumer's lease is held")
     leases.release(leases.renew(tenure, txn=Txn(txns), link=txns - 1).lease)
     for table in (control.history, control.attempts, control.journal, control.checkpoints, control.leases):
-        age(Path(table.uri) / "_delta_log")
+        aged(table.uri)
     return file, control.root
+
+
+def aged(uri: str) -> None:
+    """Let the table be a day old, with the checkpoint and the log that it would have by then."""
+    yesterday = time.time() - 86_400
+    for path in (Path(uri) / "_delta_log").iterdir():
+        os.utime(path, (yesterday, yesterday))
+    make_checkpoint(Store(uri, {}), {}, now_ms=int(time.time() * 1000))
 
 
 class Past:
@@ -381,13 +395,14 @@ def measured() -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--txns", type=int, nargs="+", default=[1_000, 10_000, 100_000])
-    parser.add_argument("--shards", type=int, nargs="+", default=[10, 100, 1_000])
+    parser.add_argument("--txns", type=int, nargs="+", default=[1_000, 30_000, 1_000_000])
+    parser.add_argument("--shards", type=int, nargs="+", default=[10, 1_000, 10_000])
     parser.add_argument("--report", action="store_true", help="write docs/past.jsonl, the table, the picture")
     given = parser.parse_args()
     found: list[dict[str, Any]] = []
     sizes = [(txns, given.shards[0]) for txns in given.txns]
     sizes += [(given.txns[0], shards) for shards in given.shards[1:]]
+    sizes += [(given.txns[-1], given.shards[-1])] if len(given.txns) > 1 and len(given.shards) > 1 else []
     for txns, shards in sizes:
         with tempfile.TemporaryDirectory() as scratch:
             file, _ = filled(Path(scratch) / "p", txns=txns, shards=shards)

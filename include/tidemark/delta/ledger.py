@@ -24,6 +24,7 @@ from arro3.core import Table
 from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.core.journal import CHAIN, FORMAT, link
 from tidemark.core.ledger import GENERATION, UPPER, CommitOutcome, Committed, Conflict, Head, Put, Record
+from tidemark.delta.contents import Contents, read_file, verified
 from tidemark.delta.head import LiveFile
 from tidemark.delta.key_summary import Keys, KeySummary, Summarized
 from tidemark.delta.records import (
@@ -31,7 +32,6 @@ from tidemark.delta.records import (
     ROWS_FULL,
     SCHEMA,
     Codec,
-    Contents,
     FileGone,
     Merge,
     RecordFile,
@@ -41,7 +41,6 @@ from tidemark.delta.records import (
     configuration_in,
     file_of,
     joined,
-    read_file,
     read_keys,
     rows_of,
     run_column,
@@ -322,7 +321,7 @@ class DeltaLedger(Generic[R]):
         head = self._table.refresh()
         if head.version != committed:
             return
-        contents = joined(self._contents_of(file).table for file in merge.files)
+        contents = joined(verified(self._contents_of(file)) for file in merge.files)
         versions = (merge.files[0].version_first, merge.files[-1].version_last)
         before = merge.files[0].link_before
         merged = self._written(contents, versions=versions, link_before=before, version=committed + 1)

@@ -7,8 +7,8 @@ written; number and key are compared with it when it is read.
 A commit writes one small immutable file; compaction replaces neighbouring files by one. A file's name holds
 the table versions that its rows came from, the chain's link before its first row and at its last row, a
 digest of its contents, and a checksum of the name and of the statistics that readers skip files by. So the
-file list alone shows that no file is missing and no statistic was changed. Contents and links are checked
-whenever a file is opened.
+file list alone shows that no file is missing and no statistic was changed. Contents are checked whenever a
+file is opened, links whenever a row is read (`delta.contents`).
 
 arro3 writes and reads the files, because it loads in a few milliseconds. Loading pyarrow takes longer than a
 whole run with nothing to do.
@@ -27,9 +27,9 @@ import io
 import json
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, Final, Generic, TypeVar, cast
 
 from arro3.core import Array, DataType, Table
@@ -44,7 +44,7 @@ from tidemark.core.cuts import Cut
 from tidemark.core.errors import Determinate, InvalidUsage, InvariantViolation, TidemarkError
 from tidemark.core.generation import Candidate
 from tidemark.core.history import HistoryRecord, Recovery
-from tidemark.core.journal import JournalEntry, check_chain, check_format
+from tidemark.core.journal import JournalEntry, check_format
 from tidemark.core.lease import Lease, LeaseRecord, LeaseSummary
 from tidemark.core.ledger import Record
 from tidemark.core.publish import Published
@@ -262,52 +262,6 @@ class RecordFile:
         return remove_action(self.path, size=self.bytes, at_ms=at_ms, data_change=False)
 
 
-@dataclass(frozen=True, eq=False)
-class Contents:
-    """A file's rows and their Arrow table, so that compaction copies them unchanged.
-
-    Rows are found by number and by key without a scan, and each is decoded once: files never change."""
-
-    table: Table
-    rows: Sequence[Row]
-    _decoded: dict[int, Any] = field(default_factory=dict)
-
-    @cached_property
-    def _by_number(self) -> dict[int, list[int]]:
-        return _places(row.number for row in self.rows)
-
-    @cached_property
-    def _by_key(self) -> dict[str, list[int]]:
-        return _places(row.key for row in self.rows)
-
-    def numbered(self, lower: int, upper: int) -> Iterator[int]:
-        """The places of the rows numbered in [lower, upper), those of one number in their order."""
-        if upper - lower < len(self.rows):
-            for number in range(lower, upper):
-                yield from self._by_number.get(number, ())
-        else:
-            yield from (at for at, row in enumerate(self.rows) if lower <= row.number < upper)
-
-    def keyed(self, key: str) -> Sequence[int]:
-        """The places of the rows with this key, in order."""
-        return self._by_key.get(key, ())
-
-    def record(self, place: int, codec: Codec[R], *, table: str) -> R:
-        """The record in a place."""
-        if place not in self._decoded:
-            self._decoded[place] = codec.decode(self.rows[place], table=table)
-        found: R = self._decoded[place]
-        return found
-
-
-def _places(values: Iterable[T]) -> dict[T, list[int]]:
-    """The places of each value."""
-    found: dict[T, list[int]] = {}
-    for place, value in enumerate(values):
-        found.setdefault(value, []).append(place)
-    return found
-
-
 def _digest_of(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=8).hexdigest()
 
@@ -371,10 +325,10 @@ def checked_order(files: Iterable[RecordFile], *, chain: int, table: str) -> tup
     reached = 0
     for file in ordered:
         if file.link_before != reached:
-            raise _broken(table, f"the records before {file.path} are missing")
+            raise broken(table, f"the records before {file.path} are missing")
         reached = file.link_last
     if reached != chain:
-        raise _broken(table, f"the chain ends at {reached:016x}, but its mark is {chain:016x}")
+        raise broken(table, f"the chain ends at {reached:016x}, but its mark is {chain:016x}")
     return ordered
 
 
@@ -382,43 +336,29 @@ class FileGone(InvariantViolation):
     """A record file is missing. This is no loss if the loaded version predates a merge of the file."""
 
 
-def _broken(table: str, what: str) -> InvariantViolation:
+def broken(table: str, what: str) -> InvariantViolation:
     return InvariantViolation(f"{table}: {what}", hint="records were lost; restore the table from a backup")
 
 
-def _opened(store: Store, file: RecordFile, *, table: str) -> Table:
+def opened_file(store: Store, file: RecordFile, *, table: str) -> Table:
     try:
         data = store.get(file.path)
     except FileNotFoundError as error:
-        broken = _broken(table, f"the file {file.path} is gone")
-        raise FileGone(broken.fact, hint=broken.hint) from error
+        gone = broken(table, f"the file {file.path} is gone")
+        raise FileGone(gone.fact, hint=gone.hint) from error
     except OSError as error:
         raise Determinate(
             f"{table}: {file.path} can't be read: {error}", hint="check the store, then retry"
         ) from error
     if _digest_of(data) != file.path.split("-")[6]:
-        raise _broken(table, f"the file {file.path} is damaged")
+        raise broken(table, f"the file {file.path} is damaged")
     return read_parquet(data, batch_size=max(file.rows, 1)).read_all()
 
 
 def read_keys(store: Store, file: RecordFile, *, table: str) -> list[tuple[str, int]]:
     """The key and the number of each record in a file. Other columns are not converted to Python values."""
-    found = _opened(store, file, table=table)
+    found = opened_file(store, file, table=table)
     return list(zip(found["key"].to_pylist(), found["number"].to_pylist(), strict=True))
-
-
-def read_file(store: Store, file: RecordFile, *, table: str) -> Contents:
-    """All rows of a file, with their chain verified."""
-    found = _opened(store, file, table=table).select(list(COLUMNS))
-    rows = rows_of(found)
-    for row in rows:
-        check_format(row.format, table=table)
-    last = check_chain(
-        ((row.number, row.link, row.body) for row in rows), previous=file.link_before, table=table
-    )
-    if last != file.link_last or len(rows) != file.rows:
-        raise _broken(table, f"the file {file.path} has {len(rows)} rows that end at {last:016x}")
-    return Contents(found, rows)
 
 
 def table_of(columns: Mapping[str, Sequence[Any]]) -> Table:

@@ -9,7 +9,8 @@ hand. Each of them names transactions by number and link, so two tables reveal a
   last: the log has lost commits (`LogLost`).
 
 Checkpoints are derived, so one that was set back is simply written again. Runs, publishes, maintenance and
-readers make these checks first; `status` checks every log.
+readers make these checks first. `status` checks the logs that it looks at: every log on request, for JSON and
+for alarms.
 """
 
 from __future__ import annotations
