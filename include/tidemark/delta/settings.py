@@ -48,24 +48,20 @@ class Settings(Mapping[str, str]):
         name = configuration.fingerprint
         if name in self._kept:
             return
-        if self._read(name) is None:
-            self._put(name, configuration.text)
-        else:
-            # Another process may have created the file and not have synced its name.
-            self._store.sync_folders([_file(name)])
-        self._kept.add(name)
-
-    def _put(self, fingerprint: str, text: str) -> None:
-        if fingerprint_of(text) != fingerprint:
-            raise InvariantViolation(f"configuration {fingerprint} has a text with another fingerprint")
+        there = self._read(name) is not None
+        text = "" if there else configuration.text
+        if text and fingerprint_of(text) != name:
+            raise InvariantViolation(f"configuration {name} has a text with another fingerprint")
         try:
-            if not self._store.put_if_absent(_file(fingerprint), text.encode()):
-                self._store.sync_folders([_file(fingerprint)])
+            if there or not self._store.put_if_absent(_file(name), text.encode()):
+                # The process that created the file may not have synced its name.
+                self._store.sync_folders([_file(name)])
         except OSError as error:
             raise Determinate(
-                f"the settings {self._place(fingerprint)} can't be written: {error}",
+                f"the settings {self._place(name)} can't be written: {error}",
                 hint="check the free space and the permissions, then retry",
             ) from error
+        self._kept.add(name)
 
     def _read(self, fingerprint: str) -> str | None:
         """The checked text; None if there is no file."""
