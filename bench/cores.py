@@ -34,6 +34,8 @@ FILES = 16
 CORES = (1, 2, 8)
 FEW, MANY, TOUCHED, RECORDS_SMALL = 5, 200, 5, 2_000
 WARM = 2
+PAGE = Path(__file__).parent.parent / "docs" / "scale.md"
+BEGIN, END = "<!-- bench.cores -->", "<!-- end of bench.cores -->"
 HASHED_BYTES, ROUNDS_HASHED = 256 * 1024**2, 5
 
 
@@ -194,34 +196,43 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=2_000_000)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--only", choices=("hash", "large", "touched"))
+    parser.add_argument("--report", action="store_true", help="write what is measured to docs/scale.md")
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--cores", type=int)
     given = parser.parse_args()
     if given.folder is not None:
         print(json.dumps(large(given.folder, given.cores)))
         return
+    lines: list[str] = []
+
+    def say(line: str) -> None:
+        print(line, flush=True)
+        lines.append(line)
+
     if given.only in (None, "hash"):
-        print(f"A thread hashes {hashed_a_second() / 1e6:,.0f} MB of new files in a second of its work\n")
+        say(f"A thread hashes {hashed_a_second() / 1e6:,.0f} MB of new files in a second of its work\n")
     if given.only in (None, "large"):
-        print(f"## One transaction of {given.records:,} records in {FILES} files\n")
-        print("| cores | tasks | their work | longest | on the driver | on these cores | times faster |")
-        print("| ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+        say(f"One transaction of {given.records:,} records in {FILES} files\n")
+        say("| cores | tasks | their work | longest | on the driver | on these cores | times faster |")
+        say("| ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
         first = 0.0
         for cores in CORES:
             found = measured(given.records, cores)
             tasks = [spent for stage in found["stages"] for spent in stage]
             whole = found["driver"] + sum(on_cores(stage, cores) for stage in found["stages"])
             first = first or whole
-            print(
+            say(
                 f"| {cores} | {len(tasks)} | {sum(tasks):.1f} s | {max(tasks):.2f} s |"
-                f" {found['driver']:.2f} s | {whole:.1f} s | {first / whole:.2f} |",
-                flush=True,
+                f" {found['driver']:.2f} s | {whole:.1f} s | {first / whole:.2f} |"
             )
     if given.only in (None, "touched"):
         with tempfile.TemporaryDirectory(prefix="tidemark-bench-") as made:
             few, many = touched(Path(made), given.rounds).values()
-        print(f"\n## A run that touches {TOUCHED} shards, processor time\n")
-        print(f"of {FEW} shards {few:.2f} s, of {MANY} shards {many:.2f} s: {many / few:.2f} times")
+        say(f"\nA run that touches {TOUCHED} shards, processor time:\n")
+        say(f"of {FEW} shards {few:.2f} s, of {MANY} shards {many:.2f} s: {many / few:.2f} times")
+    if given.report:
+        before, rest = PAGE.read_text().split(BEGIN)
+        PAGE.write_text(f"{before}{BEGIN}\n{chr(10).join(lines)}\n{END}{rest.split(END, 1)[1]}")
 
 
 if __name__ == "__main__":

@@ -8,15 +8,17 @@ transaction each. Then three pieces of work are done, each by a handle that has 
 - `status`, without the source;
 - a consumer's start: take the lease, list what there is.
 
-One size grows at a time. The cost is the processor time of this process, and what it asks of the tables'
-files: both are the same on a busy machine. With `--report`, `docs/past.jsonl`,
-the table in `docs/scale.md` and its picture are made from what is measured.
+One size grows at a time, at last both. The cost is the processor time of this process, and what it asks of
+the tables' files: both are the same on a busy machine. With `--report`, `docs/past.jsonl`, the table in
+`docs/scale.md` and its picture are made from what is measured.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
+import os
 import random
 import shutil
 import statistics
@@ -26,31 +28,43 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
-from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from bench.control import age
+from bench.made import NAME, STANDS_FOR, Made, Pattern, Texts, fill, unsynced
 from tidemark.app.consume import leases_of
 from tidemark.app.deployment import Deployment, new_token
 from tidemark.app.publish import publish_due
 from tidemark.app.status import status_of
 from tidemark.app.tasks import no_session, open_pipeline, reclock
 from tidemark.config.load import load_pipeline
-from tidemark.core.binding import Binding, Owner
+from tidemark.core.binding import Binding, Configuration, Owner
 from tidemark.core.checkpoint import Checkpoint, TableMark
 from tidemark.core.checksum import Digest
+from tidemark.core.cuts import Cut
 from tidemark.core.frontier import Frontier
+from tidemark.core.history import BOUND, HISTORY_MARKS, SEALED
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.journal import Event, JournalEntry
-from tidemark.core.lease import HolderToken, Lease, Tenure
+from tidemark.core.lease import LEASE_MARKS, HolderToken, Lease, Tenure
 from tidemark.core.ledger import LINK, UPPER, Committed, Put
 from tidemark.core.publish import Published, StateCommit
 from tidemark.core.seal import Decision, Evidence, Part, Seal, ShardParts, Staged, touch_mark
 from tidemark.core.shard import LogEntry
+from tidemark.delta.checkpoint import make_checkpoint
+from tidemark.delta.ledger import DeltaLedger
 from tidemark.delta.log import parts_folder
 from tidemark.delta.parts import DeltaParts
+from tidemark.delta.records import (
+    attempts_codec,
+    checkpoints_codec,
+    history_codec,
+    journal_codec,
+    leases_codec,
+    publishes_codec,
+)
 from tidemark.delta.store import Store
 from tidemark.pipeline.checkpoint import checkpoint
 from tidemark.pipeline.context import Attempt, binding_at
@@ -60,7 +74,6 @@ from tidemark.pipeline.upsert import bring_up_logs, put_seal
 from tidemark.sources.files.manifest import BoundFile, Manifest
 
 TOUCHED = 5
-BATCH = 1_000
 DIGEST = Digest.of(range(80))
 DETAIL = {"verdict": "identical", "finding": "", "compared": "2", "rows": "80", "expectations": "4"}
 CONSUMER, HOLDER = "billing/t00000", HolderToken("old")
@@ -86,20 +99,18 @@ def touched_by(txn: int) -> dict[ShardId, ShardParts]:
     return parts_of(txn, txn % TOUCHED, (txn + 1) % TOUCHED)
 
 
+def run_of(txn: int) -> str:
+    """The name of a run by hand, which says nothing of its time."""
+    return f"manual__{hashlib.md5(str(txn).encode()).hexdigest()[:16]}"
+
+
 def owner_of(txn: int) -> Owner:
-    """A run by hand: its name says nothing of its time."""
-    return Owner(f"manual__{random.Random(txn).getrandbits(64):016x}")
+    return Owner(run_of(txn))
 
 
 def commit(ledger: Any, records: list[Any], **marks: int) -> None:
     if not isinstance(ledger.commit(ledger.head(), Put(marks, records, None)), Committed):
         raise SystemExit("somebody else is writing to the bench's table")
-
-
-def put_all(ledger: Any, make: Callable[[int], Any], last: int) -> None:
-    for first in range(1, last + 1, BATCH):
-        upper = min(first + BATCH, last + 1)
-        commit(ledger, [make(number) for number in range(first, upper)], **{UPPER: upper})
 
 
 def filled(folder: Path, *, txns: int, shards: int) -> tuple[Path, str]:
@@ -116,57 +127,102 @@ def filled(folder: Path, *, txns: int, shards: int) -> tuple[Path, str]:
     deployment = open_pipeline(file, None)
     control, settings = deployment.control, deployment.unchecked.configuration
 
-    def binding(txn: int) -> Binding:
-        ends = [Frontier.of({"files": end}) for end in (txn - 1, txn)]
-        manifest = Manifest("json", (BoundFile(txn, f"{txn}.json", 9, "h", 1),)).to_json()
-        return Binding(Txn(txn), *ends, owner_of(txn), settings, manifest)
-
-    def seal(txn: int) -> Seal:
-        return Seal(
-            Txn(txn), token_of(txn), 0, Decision.COMMITTED, DIGEST, touched_by(txn), "bench", link=txn
-        )
-
-    def evidence(txn: int) -> Evidence:
-        staged = Staged(Txn(txn), token_of(txn), DIGEST, touched_by(txn), "bench")
-        return Evidence(txn, Txn(txn), owner_of(txn), 0, token_of(txn), staged)
-
-    def judged(txn: int) -> JournalEntry:
-        return JournalEntry(number=txn, txn=Txn(txn), event=Event.JUDGED, token=token_of(txn), detail=DETAIL)
-
-    def published(number: int, *, txn_before: int) -> Published:
-        txn = txn_before + number
-        made = StateCommit(Txn(txn), token_of(txn), DIGEST, link=txn)
-        return Published(number, number, made)
-
-    put_all(control.bindings, binding, txns)
-    put_all(control.seals, seal, txns)
-    put_all(control.attempts, evidence, txns)
-    put_all(control.journal, judged, txns)
-    put_all(control.checkpoints, lambda txn: Checkpoint(Txn(txn), {}, link=txn), txns - 1)
+    past = Past(settings)
+    control.settings.keep(settings)
+    commit(control.history, [])  # Creates the table, with its address.
+    history = control.ledger("history", Texts(["binding", "seal"]), marks=HISTORY_MARKS)
+    fill(history, past.history(txns), 2 * txns, {BOUND: txns + 1, SEALED: txns + 1})
+    for name, pattern in (("attempts", past.evidence), ("journal", past.judged)):
+        made = control.ledger(name, Texts([pattern.kind]))
+        fill(made, map(pattern.made, range(1, txns + 1)), txns, {UPPER: txns + 1})
+    checkpoints = control.ledger("checkpoints", Texts([past.checkpoint.kind]))
+    fill(checkpoints, map(past.checkpoint.made, range(1, txns)), txns - 1, {UPPER: txns})
     last = {shard: txn for txn in range(txns - TOUCHED, txns + 1) for shard in touched_by(txn)}
     idle = {shard: 1 for shard in deployment.shards if shard not in last}
-    for shard, txn in [*last.items(), *idle.items()][: TOUCHED + 1]:
-        (parts,) = parts_of(txn, int(shard[1:])).values()
-        entry = LogEntry(Txn(txn), token_of(txn), parts.parts)
-        commit(control.log(shard), [entry], **{UPPER: txn + 1, LINK: txn})
-        # The consumer's shard was published after every transaction.
-        first = 1 if shard == CONSUMER.split("/")[1] else txn
-        put_all(control.publishes(shard), partial(published, txn_before=first - 1), txn - first + 1)
+    with unsynced():
+        for shard, txn in [*last.items(), *idle.items()][: TOUCHED + 1]:
+            (parts,) = parts_of(txn, int(shard[1:])).values()
+            entry = LogEntry(Txn(txn), token_of(txn), parts.parts)
+            commit(control.log(shard), [entry], **{UPPER: txn + 1, LINK: txn})
+            # The consumer's shard was published after every transaction.
+            first = 1 if shard == CONSUMER.split("/")[1] else txn
+            made = DeltaLedger(control.publishes(shard).uri, Texts([past.published.kind]))
+            records = (past.published_at(number, first + number - 1) for number in count(1))
+            fill(made, records, txn - first + 1, {UPPER: txn - first + 2})
     template, *others = idle
     for shard in others:
-        shutil.copytree(f"{control.root}/{template}", f"{control.root}/{shard}")
+        # Files never change, so all idle shards share them.
+        shutil.copytree(
+            f"{control.root}/{template}", f"{control.root}/{shard}", copy_function=os.link, dirs_exist_ok=True
+        )
     commit(control.seals, [], **{UPPER: txns + 1, **{touch_mark(s): t for s, t in (last | idle).items()}})
     newest = Checkpoint(Txn(txns), {shard: TableMark(Txn(txn + 1)) for shard, txn in last.items()}, link=txns)
     commit(control.checkpoints, [newest], **{UPPER: txns + 1})
+    cuts = [Cut(number, Txn(1), shard, 1, 1) for number, shard in enumerate(idle, 1)]
+    commit(control.cuts, cuts, **{UPPER: len(cuts) + 1})
+    changed = [Cut(len(cuts) + at, Txn(txns), ShardId(f"t{at:05}"), txns, txns) for at in range(1, TOUCHED)]
+    commit(control.cuts, changed, **{UPPER: len(cuts) + TOUCHED})
+    held = control.ledger("leases", Texts([past.lease.kind]), marks=LEASE_MARKS)
+    fill(held, map(past.lease.made, range(1, txns)), txns - 1, {UPPER: txns})
     leases = leases_of(deployment)
-    put_all(control.leases, lambda txn: Lease(CONSUMER, HOLDER, Txn(txn), txn, 60.0, link=txn - 1), txns - 1)
     tenure = leases.take(CONSUMER, HOLDER, start=None)
     if not isinstance(tenure, Tenure):
         raise SystemExit("the consumer's lease is held")
     leases.release(leases.renew(tenure, txn=Txn(txns), link=txns - 1).lease)
     for table in (control.history, control.attempts, control.journal, control.checkpoints, control.leases):
-        age(Path(table.uri) / "_delta_log")
+        aged(table.uri)
     return file, control.root
+
+
+def aged(uri: str) -> None:
+    """Let the table be a day old, with the checkpoint and the log that it would have by then."""
+    yesterday = time.time() - 86_400
+    for path in (Path(uri) / "_delta_log").iterdir():
+        os.utime(path, (yesterday, yesterday))
+    make_checkpoint(Store(uri, {}), {}, now_ms=int(time.time() * 1000))
+
+
+class Past:
+    """How each record of the past is made."""
+
+    def __init__(self, settings: Configuration) -> None:
+        txn, owner = Txn(STANDS_FOR), Owner(NAME)
+        ends = [Frontier.of({"files": end}) for end in (txn - 1, txn)]
+        manifest = Manifest("json", (BoundFile(txn, f"{txn}.json", 9, "h", 1),)).to_json()
+        bound = Binding(txn, *ends, owner, settings, manifest)
+
+        def token(number: int) -> str:
+            return token_of(number)
+
+        self.binding = Pattern.of(history_codec(), bound, lambda n: owner_of(n).identity, run_of)
+        self.seals: list[Pattern] = []
+        for at in range(TOUCHED):
+            shards = parts_of(txn, at, (at + 1) % TOUCHED)
+            sealed = Seal(txn, token_of(txn), 0, Decision.COMMITTED, DIGEST, shards, "bench", link=txn)
+            self.seals.append(Pattern.of(history_codec(), sealed, token))
+        staged = Staged(txn, token_of(txn), DIGEST, parts_of(txn, 0, 1), "bench")
+        evidence = Evidence(txn, txn, owner, 0, token_of(txn), staged)
+        self.evidence = Pattern.of(attempts_codec(), evidence, lambda n: owner_of(n).identity, run_of)
+        judged = JournalEntry(number=txn, txn=txn, event=Event.JUDGED, token=token_of(txn), detail=DETAIL)
+        self.judged = Pattern.of(journal_codec(), judged, str)
+        self.checkpoint = Pattern.of(checkpoints_codec(), Checkpoint(txn, {}, link=txn), lambda n: "")
+        lease = Lease(CONSUMER, HOLDER, txn, txn, 60.0, link=txn - 1)
+        self.lease = Pattern.of(leases_codec(), lease, lambda n: CONSUMER)
+        publish = Published(txn - 1, txn - 1, StateCommit(txn, token_of(txn), DIGEST, link=txn))
+        self.published = Pattern.of(publishes_codec(), publish, token)
+
+    def history(self, txns: int) -> Iterator[Made]:
+        """A binding and its seal, one after the other."""
+        for txn in range(1, txns + 1):
+            yield self.binding.made(txn)
+            yield self.seals[txn % TOUCHED].made(txn)
+
+    def published_at(self, number: int, txn: int) -> Made:
+        """The publish with a number, of a transaction."""
+        body = self.published.text.replace(str(STANDS_FOR), str(txn))
+        return Made(
+            number, self.published.kind, token_of(txn), body.replace(str(STANDS_FOR - 1), str(number))
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,8 +272,19 @@ def cost_of(prepare: Callable[[], Any], work: Callable[[Any], object]) -> Cost:
     return Cost(*(statistics.median(column) for column in columns))
 
 
-def costs(file: Path) -> dict[str, Cost]:
-    """What each piece of work costs on a filled pipeline."""
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A piece of work, and what it is given."""
+
+    prepare: Callable[[], Any]
+    work: Callable[[Any], object]
+
+    def warm(self) -> None:
+        self.work(self.prepare())
+
+
+def works(file: Path) -> dict[str, Work]:
+    """Each piece of work on a filled pipeline."""
     config = load_pipeline(file, None)
     landing = file.parent / "landing"
 
@@ -253,12 +320,18 @@ def costs(file: Path) -> dict[str, Cost]:
     def status(deployment: Deployment) -> None:
         status_of(deployment, now_seconds=time.time(), asks_source=False)
 
-    run(with_input())  # The machine's index of bound files is there afterwards.
     return {
-        "a run": cost_of(with_input, run),
-        "status": cost_of(opened, status),
-        "a consumer's start": cost_of(opened, consume),
+        "a run": Work(with_input, run),
+        "status": Work(opened, status),
+        "a consumer's start": Work(opened, consume),
     }
+
+
+def costs(file: Path) -> dict[str, Cost]:
+    """What each piece of work costs."""
+    found = works(file)
+    found["a run"].warm()  # This machine's indexes are there afterwards.
+    return {what: cost_of(one.prepare, one.work) for what, one in found.items()}
 
 
 def table(found: list[dict[str, Any]]) -> str:
@@ -322,13 +395,14 @@ def measured() -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--txns", type=int, nargs="+", default=[1_000, 10_000, 100_000])
-    parser.add_argument("--shards", type=int, nargs="+", default=[10, 100, 1_000])
+    parser.add_argument("--txns", type=int, nargs="+", default=[1_000, 30_000, 1_000_000])
+    parser.add_argument("--shards", type=int, nargs="+", default=[10, 1_000, 10_000])
     parser.add_argument("--report", action="store_true", help="write docs/past.jsonl, the table, the picture")
     given = parser.parse_args()
     found: list[dict[str, Any]] = []
     sizes = [(txns, given.shards[0]) for txns in given.txns]
     sizes += [(given.txns[0], shards) for shards in given.shards[1:]]
+    sizes += [(given.txns[-1], given.shards[-1])] if len(given.txns) > 1 and len(given.shards) > 1 else []
     for txns, shards in sizes:
         with tempfile.TemporaryDirectory() as scratch:
             file, _ = filled(Path(scratch) / "p", txns=txns, shards=shards)

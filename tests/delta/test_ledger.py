@@ -14,7 +14,7 @@ from deltalake import DeltaTable, QueryBuilder
 
 from tests.delta.helpers import entry, log_entries, open_journal, put_next, record_files
 from tidemark.core.errors import Determinate, Indeterminate, InvalidUsage, InvariantViolation
-from tidemark.core.journal import CHAIN
+from tidemark.core.journal import CHAIN, FORMAT
 from tidemark.core.ledger import UPPER, Committed, Conflict, Put
 from tidemark.delta import table
 from tidemark.delta.commit import COMMIT_SECONDS_MAX
@@ -270,7 +270,7 @@ def test_the_documented_columns_can_be_selected(tmp_path: Path) -> None:
         "4",
         4,
         "w",
-        1,
+        FORMAT,
     ]
     assert json.loads(found["body"][0].as_py())["detail"] == {"note": "hello"}
 
@@ -287,14 +287,23 @@ def file_of_rows(rows: int, number: int) -> RecordFile:
     return RecordFile(f"f{number}", number, number, 0, 0, rows, 10, 1, 1, "a", "a")
 
 
-def test_only_the_newest_neighbours_are_merged_and_full_files_never() -> None:
+def test_the_newest_neighbours_are_merged_and_old_full_files() -> None:
     def tiers(*rows: int) -> list[int] | None:
         merge = choose_merge([file_of_rows(one, number) for number, one in enumerate(rows)])
         return [file.rows for file in merge.files] if merge else None
+
+    def places(*rows: int) -> list[int] | None:
+        files = [file_of_rows(one, number) for number, one in enumerate(rows)]
+        merge = choose_merge(files)
+        return [files.index(file) for file in merge.files] if merge else None
 
     assert tiers(*[1] * 9) is None
     assert tiers(*[1] * 10) == [1] * 10
     assert tiers(5000, *[1] * 10) == [1] * 10
     assert tiers(*[10] * 9, *[1] * 9) == [10] * 9 + [1] * 9
     assert tiers(1, 200, *[1] * 9) == [1, 200] + [1] * 9
-    assert tiers(*[1000] * 50) is None
+    # Of full files the oldest ten, once ten newer ones stay; large ones never.
+    assert tiers(*[1000] * 19, *[1] * 9) is None
+    assert places(10_000, *[1000] * 20, *[1] * 9) == [*range(1, 11)]
+    assert places(10_000, *[1000] * 10, 10_000, *[1000] * 20) == [*range(12, 22)]
+    assert tiers(*[10_000] * 50) is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tidemark.core.checksum import Digest
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.ledger import GENERATION, LINK, UPPER, Head, Put
-from tidemark.core.seal import Decision, Seal, touch_mark
+from tidemark.core.seal import Decision, Seal, ShardParts, touch_mark
 from tidemark.core.shard import LogEntry
 from tidemark.pipeline.context import Pipeline, settle
 from tidemark.ports.control import Control
@@ -18,10 +18,14 @@ def sealed_put(control: Control, shard: ShardId, entry: LogEntry) -> Put[LogEntr
     def decide(head: Head) -> Put[Seal, None] | None:
         if entry.txn < head.upper:
             return None
+        touched = {shard: ShardParts((), Digest())}
         seals = [
-            Seal(Txn(txn), WriterToken("hand"), 0, Decision.COMMITTED, Digest(), link=txn)
+            Seal(
+                Txn(txn), WriterToken("hand"), 0, Decision.COMMITTED, Digest(),
+                touched if txn == entry.txn else {}, link=txn,
+            )
             for txn in range(head.upper, entry.txn + 1)
-        ]
+        ]  # fmt: skip
         marks = {UPPER: entry.txn + 1, touch_mark(shard): int(entry.txn)}
         return Put(marks, seals, None)
 

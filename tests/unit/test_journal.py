@@ -45,10 +45,10 @@ def test_an_event_that_is_there_already_is_not_added() -> None:
 def test_p6_a_record_of_another_format_is_refused_with_what_to_do() -> None:
     check_format(FORMAT, table="seals")
     with pytest.raises(
-        InvalidUsage, match=r"seals has records of format 0.*: read the warehouse with the older version"
+        InvalidUsage, match=rf"records of format {FORMAT - 1}.*: read the warehouse with the older version"
     ):
         check_format(FORMAT - 1, table="seals")
-    with pytest.raises(InvalidUsage, match=r"of format 2.*: use the newer version"):
+    with pytest.raises(InvalidUsage, match=rf"of format {FORMAT + 1}.*: use the newer version"):
         check_format(FORMAT + 1, table="seals")
 
 

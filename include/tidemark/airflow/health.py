@@ -40,7 +40,7 @@ class HealthOperator(ControlOperator):
         from tidemark.app.status import status_of
 
         now = time.time()
-        status = status_of(deployment, now_seconds=now)
+        status = status_of(deployment, now_seconds=now, every_shard=True)
         found = health.check_alarms(deployment, status)
         ringing = (*found.new, *found.still)
         metrics.send(airflow_sink(), lambda: metrics.of_status(status, ringing, now_seconds=now))

@@ -135,7 +135,8 @@ class Deployment:
     def _open(self, config: PipelineConfig) -> None:
         self.config = config
         self.__dict__.pop("unchecked", None)
-        shapes = config.shapes
+        self._shapes = shapes = config.shapes
+        self._names = tuple(shapes)
         schemas = {shard: log_schema(shape) for shard, shape in shapes.items()}
         schemas[QUARANTINE] = quarantine_schema()
         self.control = DeltaControl(
@@ -150,7 +151,7 @@ class Deployment:
             control=self.control,
             source=source_of(config, self.control.bindings, ShardKeys(self)),
             plane=LazyPlane(self),
-            configuration=Configuration.of(config.canonical_json()),
+            configuration=Configuration.of(config.canonical_json(), generation=config.generation),
             generation=config.generation,
             gate=Expectations(self),
             shapes_of=self.shapes_of,
@@ -272,11 +273,11 @@ class Deployment:
     def shapes_of(self, configuration: Configuration) -> Shapes:
         """The shapes of the shards of a configuration: this deployment's or a recorded one."""
         own = configuration == self.pipeline.configuration
-        return self.config.shapes if own else recorded_shapes(configuration)
+        return self._shapes if own else recorded_shapes(configuration)
 
     @property
     def shards(self) -> tuple[ShardId, ...]:
-        return tuple(ShardId(shard.name) for shard in self.config.shards)
+        return self._names
 
     def policy(self, shard: ShardId) -> Policy:
         """The shard's publish policy."""

@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import islice
+from random import Random
 from typing import Final
 
 from tidemark.app.deployment import Deployment
@@ -43,14 +45,16 @@ from tidemark.core.status import (
 )
 from tidemark.core.summary import quarantined_in
 from tidemark.pipeline.checkpoint import holding_back, paused_shards, stalls
-from tidemark.pipeline.context import Attempt, Pipeline, binding_at, last_binding, note
-from tidemark.pipeline.history import losses, require_home
+from tidemark.pipeline.context import Attempt, Pipeline, binding_at, last_binding, note, unfinished
+from tidemark.pipeline.history import LOGS_LOOKED_AT, losses, require_home
 from tidemark.pipeline.publish import last_published
 from tidemark.pipeline.replay import ASKED_AT_ONCE_MAX, replayable
-from tidemark.pipeline.schema_change import fit_of
+from tidemark.pipeline.schema_change import Fit, fit_of
 from tidemark.pipeline.timeline import last_run, last_verdict, refused_since, times_of, written_at
 from tidemark.ports.source import ReportsPosition, ReportsWaiting
 
+SHARDS_LISTED_MAX: Final = 50
+SHARDS_BY_CHANCE: Final = 5
 SHARE_TXNS: Final = 100
 """The number of newest transactions over which the share of quarantined records is computed."""
 
@@ -61,28 +65,23 @@ def status_of(
     now_seconds: float,
     asks_source: bool = True,
     proofs_at_ends: int = ASKED_AT_ONCE_MAX,
+    every_shard: bool = False,
 ) -> Status:
     """The pipeline's status, from its ledgers and, with `asks_source`, from its source.
 
-    The source also reports whether the oldest and newest `proofs_at_ends` transactions are replayable. A
-    pipeline file that doesn't fit the warehouse is reported as a block."""
+    Of more than `SHARDS_LISTED_MAX` shards, it looks at those that have work or trouble, unless it is to look
+    at `every_shard`. The source also reports whether the oldest and newest `proofs_at_ends` transactions are
+    replayable. A pipeline file that doesn't fit the warehouse is reported as a block."""
     pipeline = deployment.unchecked
     control = pipeline.control
-    fit = fit_of(pipeline)
+    fit = fit_of(pipeline, looks_ahead=False)
     bound = control.bindings.head().upper - 1
     seals = control.seals.head()
     done = control.checkpoints.head().upper - 1
     held = paused_shards(pipeline)
-    blocked = [Blocked("the pipeline file does not fit", None, str(one)) for one in fit.refused]
-    if lost := losses(control, (*deployment.shards, QUARANTINE)):
-        blocked = [*(Blocked(LOST, None, one) for one in lost), *blocked]
-    try:
-        require_home(control)
-    except CopiedWarehouse as copied:
-        blocked.insert(0, Blocked(COPIED, None, copied.fact))
-    for shard, waits in held.items():
-        what = f"shard {shard} at transaction {waits.txn}"
-        blocked.append(Blocked(what, written_at(control.seals, waits.txn), waits.reason, waits.txn, shard))
+    shards = deployment.shards
+    looked_at = shards if every_shard else shards_of_interest(pipeline, shards, held, seed=now_seconds)
+    blocked = stops(pipeline, fit, looked_at, held)
     unsealed = tuple(range(seals.upper, bound + 1))
     if unsealed and (stopped := refused_since(control, Txn(unsealed[0]))) is not None:
         blocked.insert(0, stopped)
@@ -97,7 +96,8 @@ def status_of(
         generation=seals.generation,
         open=unsealed,
         stalled=stalls(pipeline, now_seconds=now_seconds, grace_seconds=limits.stalled_seconds),
-        shards=shard_statuses(pipeline, (*deployment.shards, *fit.left_out), fit.left_out, held),
+        shards=shard_statuses(pipeline, (*looked_at, *fit.left_out), fit.left_out, held),
+        unlisted=len(shards) - len(looked_at),
         since=since,
         replayable=proofs_of(pipeline, since, proofs_at_ends) if asks_source else (),
         source=source,
@@ -129,6 +129,39 @@ def candidate_status(deployment: Deployment) -> CandidateStatus | None:
     has = 0 if found.from_now else deployment.shadow_control(found).seals.head().upper
     behind = 0 if found.from_now else max(0, control.seals.head().upper - has)
     return CandidateStatus(found.generation, found.identity, found.reason, found.from_now, behind)
+
+
+def shards_of_interest(
+    pipeline: Pipeline, shards: Sequence[ShardId], held: Container[ShardId], *, seed: float
+) -> Sequence[ShardId]:
+    """All shards if there are few. Of many, those whose logs wait or lack a sealed transaction, those that
+    the newest transactions touch, and some by chance, so that time finds what was lost in idle ones."""
+    if len(shards) <= SHARDS_LISTED_MAX:
+        return shards
+    behind = unfinished(pipeline)
+    newest = pipeline.control.seals.read(behind.sealed_upper - LOGS_LOOKED_AT, behind.sealed_upper)
+    touched = dict.fromkeys(shard for seal in reversed(newest) for shard in seal.shards)
+    wanted = {*islice(touched, LOGS_LOOKED_AT), *behind.lowers}
+    wanted |= set(Random(seed).sample(shards, SHARDS_BY_CHANCE))
+    return [shard for shard in shards if shard in wanted or shard in held]
+
+
+def stops(
+    pipeline: Pipeline, fit: Fit, looked_at: Sequence[ShardId], held: Mapping[ShardId, Paused]
+) -> list[Blocked]:
+    """What stops the pipeline or one of its shards."""
+    control = pipeline.control
+    blocked = [Blocked("the pipeline file does not fit", None, str(one)) for one in fit.refused]
+    if lost := losses(control, (*looked_at, QUARANTINE)):
+        blocked = [*(Blocked(LOST, None, one) for one in lost), *blocked]
+    try:
+        require_home(control)
+    except CopiedWarehouse as copied:
+        blocked.insert(0, Blocked(COPIED, None, copied.fact))
+    for shard, waits in held.items():
+        what = f"shard {shard} at transaction {waits.txn}"
+        blocked.append(Blocked(what, written_at(control.seals, waits.txn), waits.reason, waits.txn, shard))
+    return blocked
 
 
 def witness_of(config: PipelineConfig) -> str:

@@ -62,6 +62,7 @@ def show_status(found: Status, *, now_seconds: float) -> None:
     if found.source is not None:
         _show_source(found.source)
     print_table("", ("shard", "log has", "state has", "behind", "waits"), map(_cells, found.shards))
+    _show_unlisted(found)
     if found.since > 1:
         say(f"single transactions are kept from {found.since} on")
     _show_candidate(found.candidate)
@@ -81,6 +82,11 @@ def show_status(found: Status, *, now_seconds: float) -> None:
             f"replayable: {txns} no longer: {one.gone}" if one.gone else f"replayable: {txns}, {until}",
             style="yellow" if one.gone else "",
         )
+
+
+def _show_unlisted(found: Status) -> None:
+    if found.unlisted:
+        say(f"{found.unlisted:,} other shards have no work; --shards looks at all")
 
 
 def _show_waiting(waiting: Input, now: float) -> None:
@@ -132,6 +138,10 @@ def status(
         ),
     ] = "",
     environment: EnvironmentOption = None,
+    shards: Annotated[
+        bool,
+        typer.Option("--shards", help="Look at every shard. Without it, of more than 50 at those with work."),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show how far a pipeline is, what is open, what is blocked since when, and what waits for what.
@@ -147,7 +157,7 @@ def status(
     deployment = open_deployment(pipeline, environment)
     limits = limits_in(fail_if, deployment.config.alarms.limits)
     now = time.time()
-    found = status_of(deployment, now_seconds=now)
+    found = status_of(deployment, now_seconds=now, every_shard=shards or as_json or bool(fail_if))
     rung = alarms_of(found, limits)
     metrics.send(
         metrics.opentelemetry_sink(),

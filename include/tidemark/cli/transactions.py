@@ -5,6 +5,7 @@ None of them changes data or starts Spark.
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -153,10 +154,11 @@ def show(
 
     deployment = open_deployment(pipeline, environment)
     binding, seal, entries, times = whole(deployment, txn)
-    if as_json:
-        print_json({**times, "binding": binding, "seal": seal, "journal": entries})
-        return
     settings = (seal.configuration if seal is not None else None) or binding.configuration
+    if as_json:
+        found = {"binding": binding, "seal": seal, "journal": entries}
+        print_json({**times, **found, "configuration": json.loads(settings.text)})
+        return
     say(f"transaction {txn}", style="bold")
     by = f"by run {binding.owner.run_id}, configuration {settings.fingerprint}"
     say(f"bound {moment(times['bound_at'])} UTC {by}")

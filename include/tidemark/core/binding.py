@@ -1,7 +1,7 @@
 """Bindings: which input belongs to which transaction, decided once, before it is read.
 
 A *binding* maps a `txn` to the source frontier that it reads up to; it reads from the end of the previous
-binding. It also names the run that requested it and holds the pipeline's effective configuration. Input is
+binding. It also names the run that requested it and the pipeline's effective configuration. Input is
 never bound again. The settings that it is written with are decided by the seal, so that a pipeline file can
 be corrected while a transaction can't be read (`settings_of`). A replay years later reads the same input in
 the same way.
@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from tidemark.core.errors import InvalidUsage, InvariantViolation
 from tidemark.core.frontier import Frontier, Position, checked_successor
@@ -52,20 +52,35 @@ class Owner:
         return (self.run_id, self.begun) == (other.run_id, other.begun)
 
 
+def fingerprint_of(text: str) -> str:
+    """The name of a configuration: a hash of its text."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """The pipeline's effective configuration as canonical JSON, and its fingerprint."""
+    """The pipeline's effective configuration, named by its fingerprint.
 
-    text: str
+    Its text, canonical JSON, may have megabytes. Records have only its name; the text lies once beside the
+    history, and `texts` reads it from there when it is asked for."""
+
     fingerprint: str
+    generation: int = 0
+    texts: Mapping[str, str] | None = field(default=None, compare=False, repr=False)
 
     @classmethod
-    def of(cls, text: str) -> Configuration:
-        return cls(text, hashlib.sha256(text.encode()).hexdigest()[:16])
+    def of(cls, text: str, *, generation: int | None = None) -> Configuration:
+        """The configuration with this text; the generation is in it, too."""
+        if generation is None:
+            generation = int(json.loads(text).get("generation", 0))
+        name = fingerprint_of(text)
+        return cls(name, generation, {name: text})
 
     @property
-    def generation(self) -> int:
-        return int(json.loads(self.text).get("generation", 0))
+    def text(self) -> str:
+        if self.texts is None:
+            raise InvariantViolation(f"configuration {self.fingerprint} has no text to read")
+        return self.texts[self.fingerprint]
 
     @property
     def shards(self) -> Mapping[str, str]:

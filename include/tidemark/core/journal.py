@@ -21,7 +21,7 @@ from tidemark.core.errors import InvalidUsage, InvariantViolation
 from tidemark.core.ids import Txn, WriterToken
 from tidemark.core.ledger import UPPER, Head, Put
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 CHAIN: Final = "chain"
 
 

@@ -191,6 +191,8 @@ class Status:
     """How often the history was recovered."""
     witness: str = ""
     """What outside of the warehouse would show that all of it was put back from a copy; empty for nothing."""
+    unlisted: int = 0
+    """How many shards are not in `shards`: nothing is known to wait in them, and they were not looked at."""
     asked: bool = True
     """Whether the source was asked for waiting input, for what it keeps, and for what is replayable."""
     candidate: CandidateStatus | None = None

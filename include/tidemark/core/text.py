@@ -17,9 +17,11 @@ from tidemark.core.errors import InvalidUsage
 
 
 def plain(value: Any) -> Any:
-    """Convert a value to types that JSON supports."""
+    """Convert a value to types that JSON supports. Fields that are no part of a value's `repr` are left
+    out."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        shown = (field.name for field in dataclasses.fields(value) if field.repr)
+        return {name: plain(getattr(value, name)) for name in shown}
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, Enum):

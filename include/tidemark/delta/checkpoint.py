@@ -52,6 +52,7 @@ _CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint\.(?:\d{10}\.(\d{10})\.)?p
 _MAPS: Final = ("partitionValues", "tags", "configuration", "options")
 _NUMBERED: Final = re.compile(r"(\d{20})\.(?:json|checkpoint\.|crc)")
 _PARQUET: Final = b"PAR1"
+PRESENT_ROWS_MIN: Final = 64
 _LAST: Final = "_last_checkpoint"
 _DAMAGE: Final = (ValueError, KeyError, TypeError)
 
@@ -228,6 +229,11 @@ def _in_checkpoint(data: bytes, checksum: str, fields: Mapping[str, Sequence[str
         raise ValueError("it does not agree with its checksum")
     columns = _columns_by_arro3(data, fields) if checksum else _columns_by_pyarrow(data, fields)
     for kind, names in fields.items():
+        if kind == "txn":
+            # There may be ten thousand of them: a mark for each shard.
+            rows = (row for row in columns.get(kind, ()) if row is not None and row["appId"] is not None)
+            yield from ({kind: {"appId": row["appId"], "version": row["version"]}} for row in rows)
+            continue
         for row in columns.get(kind, ()):
             if row is not None and any(value is not None for value in row.values()):
                 yield {kind: _without_nulls({name: row[name] for name in names if name in row})}
@@ -235,7 +241,19 @@ def _in_checkpoint(data: bytes, checksum: str, fields: Mapping[str, Sequence[str
 
 def _columns_by_arro3(data: bytes, fields: Mapping[str, Sequence[str]]) -> dict[str, list[Any]]:
     table = read_parquet(io.BytesIO(data)).read_all()
-    return {kind: list(table[kind].to_pylist()) for kind in fields if kind in table.column_names}
+    columns = {kind: table[kind].combine_chunks() for kind in fields if kind in table.column_names}
+    return {kind: list(_present(column)) for kind, column in columns.items()}
+
+
+def _present(column: Any) -> Iterator[Any]:
+    """The values of a column that are not null. A row of a checkpoint is of one kind, and those of a kind lie
+    together: most of a column are nulls, which take as long to convert as values."""
+    nulls, size = column.null_count, len(column)
+    if nulls in (0, size) or size <= PRESENT_ROWS_MIN:
+        yield from column.to_pylist() if nulls < size else ()
+        return
+    yield from _present(column.slice(0, size // 2))
+    yield from _present(column.slice(size // 2, size - size // 2))
 
 
 def _columns_by_pyarrow(data: bytes, fields: Mapping[str, Sequence[str]]) -> dict[str, list[Any]]:

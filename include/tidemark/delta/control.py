@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from typing import Any
 
 from deltalake import Schema
@@ -28,6 +28,7 @@ from tidemark.delta.records import (
     leases_codec,
     publishes_codec,
 )
+from tidemark.delta.settings import Settings
 from tidemark.delta.state_commit import newest_commit
 from tidemark.delta.store import Store, address_of, reading
 
@@ -61,6 +62,7 @@ class DeltaControl:
         self._options = dict(storage_options or {})
         self._clock_ns = clock_ns
         self.address = address_of(self.root)
+        self.settings = Settings(f"{self.root}/_control/settings", self._options)
         self.history = self.ledger(
             "history", history_codec(), marks=HISTORY_MARKS, properties={ADDRESS: self.address}
         )
@@ -86,10 +88,10 @@ class DeltaControl:
         own = (self.history, self.attempts, self.checkpoints, self.journal, self.leases, self.cuts)
         return (*own, *(self.publishes(shard) for shard in self._schemas))
 
-    def shards(self) -> tuple[ShardId, ...]:
+    def shards(self, *, but: Container[str] = ()) -> tuple[ShardId, ...]:
         """The shards that have a folder in the warehouse, whether or not a pipeline file declares them."""
         with reading(self.root):
-            names = Store(self.root, self._options).folders()
+            names = Store(self.root, self._options).folders(but=but)
         return tuple(ShardId(name) for name in names if is_name(name))
 
     def ledger(
@@ -108,6 +110,7 @@ class DeltaControl:
             storage_options=self._options,
             marks=marks,
             properties=properties,
+            settings=self.settings,
             clock_ns=self._clock_ns,
         )
 

@@ -140,9 +140,10 @@ class TableHead:
         files, txns = dict(self.files), dict(self.txns)
         protocol, metadata = self.protocol, self.metadata
         for line in lines:
-            protocol, metadata = line.get("protocol", protocol), line.get("metaData", metadata)
             if "txn" in line:
                 txns[line["txn"]["appId"]] = int(line["txn"]["version"])
+                continue
+            protocol, metadata = line.get("protocol", protocol), line.get("metaData", metadata)
             if "remove" in line:
                 path, vector = str(line["remove"]["path"]), Descriptor.of(line["remove"])
                 if path in files and files[path].vector == vector:

@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import islice
 from typing import Any, Final, Generic, TypeVar
 
 from arro3.core import Table
@@ -23,28 +24,33 @@ from arro3.core import Table
 from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.core.journal import CHAIN, FORMAT, link
 from tidemark.core.ledger import GENERATION, UPPER, CommitOutcome, Committed, Conflict, Head, Put, Record
+from tidemark.delta.contents import Contents, read_file, verified
+from tidemark.delta.head import LiveFile
+from tidemark.delta.key_summary import Keys, KeySummary, Summarized
 from tidemark.delta.records import (
     ARROW_SCHEMA,
+    ROWS_FULL,
     SCHEMA,
     Codec,
-    Contents,
     FileGone,
     Merge,
     RecordFile,
     Row,
     checked_order,
     choose_merge,
+    configuration_in,
     file_of,
     joined,
-    read_file,
     read_keys,
     rows_of,
     run_column,
     table_of,
     token_column,
     txn_column,
+    with_texts,
     write_file,
 )
+from tidemark.delta.settings import Settings
 from tidemark.delta.store import housekeeping
 from tidemark.delta.table import VERSION_NONE, ControlTable
 
@@ -61,6 +67,8 @@ CONFIGURATION: Final = {
 }
 MARKS: Final = (UPPER, GENERATION, CHAIN)
 ROWS_CACHED_MAX: Final = 20_000
+LARGE_FILES_MAX: Final = 2
+"""How many full files a key is looked for in without a summary of the table's keys."""
 RETENTION_HOURS: Final = 1
 
 
@@ -83,9 +91,12 @@ class DeltaLedger(Generic[R]):
         storage_options: Mapping[str, str] | None = None,
         marks: Sequence[str] = MARKS,
         properties: Mapping[str, str] | None = None,
+        settings: Settings | None = None,
         clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
+        """`settings` has the texts of the configurations that the records name."""
         self._codec = codec
+        self._settings = settings
         self._clock_ns = clock_ns
         self._table = ControlTable(
             uri,
@@ -98,6 +109,8 @@ class DeltaLedger(Generic[R]):
         self._snapshot = LedgerView(Head(VERSION_NONE), ())
         self._contents: OrderedDict[str, Contents] = OrderedDict()
         self._keys: dict[str, frozenset[str]] = {}
+        self._summary = KeySummary(self._table.store)
+        self._checked: dict[int, tuple[LiveFile, RecordFile]] = {}
 
     @property
     def uri(self) -> str:
@@ -115,7 +128,13 @@ class DeltaLedger(Generic[R]):
     def _loaded(self, head: Head) -> LedgerView:
         if head.version == self._snapshot.head.version:
             return self._snapshot
-        found = (file_of(file, table=self.uri) for file in self._table.files())
+        before, self._checked = self._checked, {}
+        for file in self._table.files():
+            # A file's entry is checked once, as long as the loaded log has the same one.
+            known = before.get(id(file))
+            checked = known[1] if known is not None else file_of(file, table=self.uri)
+            self._checked[id(file)] = (file, checked)
+        found = (checked for _, checked in self._checked.values())
         files = checked_order(found, chain=head.marks.get(CHAIN, 0), table=self.uri)
         active = {file.path for file in files}
         self._keys = {path: keys for path, keys in self._keys.items() if path in active}
@@ -144,10 +163,16 @@ class DeltaLedger(Generic[R]):
         names = self._codec.names_of(kinds)
 
         def look() -> Iterator[Found]:
-            for file in self._snapshot.files:
-                if file.may_hold_key(key) and self._holds_key(file, key):
+            files = self._snapshot.files
+            large = (file for file in files if file.rows >= ROWS_FULL and file.may_hold_key(key))
+            many = len(list(islice(large, LARGE_FILES_MAX + 1))) > LARGE_FILES_MAX
+            known = self._summary.look(key, files, self._keys_in) if many else Summarized()
+            for place, file in enumerate(files):
+                if not file.may_hold_key(key) or not known.may_hold(place, file):
+                    continue
+                if place < known.covered or self._holds_key(file, key):
                     contents = self._contents_of(file)
-                    yield from ((contents, place) for place in contents.keyed(key))
+                    yield from ((contents, at) for at in contents.keyed(key))
 
         return self._decoded(look, names)
 
@@ -168,7 +193,9 @@ class DeltaLedger(Generic[R]):
             found = list(look())
         found = [one for one in found if self._is_of(one[0].rows[one[1]], names)]
         found.sort(key=lambda one: one[0].rows[one[1]].number)
-        return [contents.record(place, self._codec, table=self.uri) for contents, place in found]
+        records = [contents.record(place, self._codec, table=self.uri) for contents, place in found]
+        texts = self._settings
+        return records if texts is None else [with_texts(record, texts) for record in records]
 
     def written_at(self, number: int, kinds: tuple[type, ...] = ()) -> datetime | None:
         """When the last record of a number was committed, by its writer's clock; None if there is none. For
@@ -187,8 +214,11 @@ class DeltaLedger(Generic[R]):
         if file.rows < 100 or file.path in self._contents:
             return True  # Reading the whole file is as cheap.
         if file.path not in self._keys:
-            self._keys[file.path] = read_keys(self._table.store, file, table=self.uri)
+            self._keys[file.path] = frozenset(one for one, _ in self._keys_in(file))
         return key in self._keys[file.path]
+
+    def _keys_in(self, file: RecordFile) -> Keys:
+        return read_keys(self._table.store, file, table=self.uri)
 
     def _contents_of(self, file: RecordFile) -> Contents:
         kept = self._contents.get(file.path)
@@ -216,6 +246,7 @@ class DeltaLedger(Generic[R]):
         if not put.records:
             outcome = self._table.commit((), moved=put.marks, marks=marks)
             return self._settled(outcome, snapshot.files)
+        self._keep_settings(put.records)
         rows = self._encoded(put.records, chain)
         version = self._table.version + 1
         file = self._written(rows, versions=(version, version), link_before=chain, version=version)
@@ -232,6 +263,14 @@ class DeltaLedger(Generic[R]):
             return outcome
         self._keep(file, Contents(rows, rows_of(rows)))
         return self._settled(outcome, (*snapshot.files, file))
+
+    def _keep_settings(self, records: Sequence[R]) -> None:
+        """Make the configurations durable that the records name."""
+        if self._settings is None:
+            return
+        for named in {configuration_in(record) for record in records}:
+            if named is not None:
+                self._settings.keep(named)
 
     def _encoded(self, records: Sequence[R], chain: int) -> Table:
         at = self._clock_ns() // 1_000
@@ -282,7 +321,7 @@ class DeltaLedger(Generic[R]):
         head = self._table.refresh()
         if head.version != committed:
             return
-        contents = joined(self._contents_of(file).table for file in merge.files)
+        contents = joined(verified(self._contents_of(file)) for file in merge.files)
         versions = (merge.files[0].version_first, merge.files[-1].version_last)
         before = merge.files[0].link_before
         merged = self._written(contents, versions=versions, link_before=before, version=committed + 1)

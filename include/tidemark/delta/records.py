@@ -7,16 +7,17 @@ written; number and key are compared with it when it is read.
 A commit writes one small immutable file; compaction replaces neighbouring files by one. A file's name holds
 the table versions that its rows came from, the chain's link before its first row and at its last row, a
 digest of its contents, and a checksum of the name and of the statistics that readers skip files by. So the
-file list alone shows that no file is missing and no statistic was changed. Contents and links are checked
-whenever a file is opened.
+file list alone shows that no file is missing and no statistic was changed. Contents are checked whenever a
+file is opened, links whenever a row is read (`delta.contents`).
 
 arro3 writes and reads the files, because it loads in a few milliseconds. Loading pyarrow takes longer than a
 whole run with nothing to do.
 
 Merges take the newest files, so that they are neighbours in the chain. Files fall into tiers by powers of ten
-of their row count. When the newest files up to some tier number `FILES_MAX`, they are merged. So a record is
-rewritten a handful of times, and a table of n records has about `FILES_MAX` small files per tier and n / 1000
-full ones, which are not merged again.
+of their row count. When the newest files up to some tier number `FILES_MAX`, they are merged; full files of
+1,000 rows are merged to 10,000 once there are enough newer ones. So a record is rewritten a handful of times,
+and a table of n records has about `FILES_MAX` small files per tier, up to twice as many full ones, and n /
+10,000 old ones, which are not merged again.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ import io
 import json
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache, cached_property
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, Final, Generic, TypeVar, cast
 
 from arro3.core import Array, DataType, Table
@@ -37,13 +38,13 @@ from deltalake import Field, Schema
 from deltalake.schema import PrimitiveType
 from pydantic import TypeAdapter, ValidationError
 
-from tidemark.core.binding import Binding, Claim
+from tidemark.core.binding import Binding, Claim, Configuration
 from tidemark.core.checkpoint import Checkpoint
 from tidemark.core.cuts import Cut
 from tidemark.core.errors import Determinate, InvalidUsage, InvariantViolation, TidemarkError
 from tidemark.core.generation import Candidate
 from tidemark.core.history import HistoryRecord, Recovery
-from tidemark.core.journal import JournalEntry, check_chain, check_format
+from tidemark.core.journal import JournalEntry, check_format
 from tidemark.core.lease import Lease, LeaseRecord, LeaseSummary
 from tidemark.core.ledger import Record
 from tidemark.core.publish import Published
@@ -71,6 +72,29 @@ class Row:
     body: str
 
 
+_NAMED_ONLY: Final = {"configuration": {"texts"}, "staged": {"configuration": {"texts"}}}
+"""A record names its configuration; the text lies beside the history (`delta.settings`)."""
+
+
+def configuration_in(record: object) -> Configuration | None:
+    """The configuration that a record names; None if it names none."""
+    found = getattr(record, "configuration", None) or getattr(
+        getattr(record, "staged", None), "configuration", None
+    )
+    return cast("Configuration | None", found)
+
+
+def with_texts(record: R, texts: Mapping[str, str]) -> R:
+    """The record, with a configuration whose text can be read."""
+    found = configuration_in(record)
+    if found is None:
+        return record
+    own = replace(found, texts=texts)
+    if isinstance(record, Evidence) and record.staged is not None:
+        return cast("R", replace(record, staged=replace(record.staged, configuration=own)))
+    return cast("R", replace(cast("Any", record), configuration=own))
+
+
 class Codec(Generic[R]):
     """The record kinds of one control table, each with its dataclass."""
 
@@ -93,7 +117,8 @@ class Codec(Generic[R]):
         return frozenset(self._kinds[cls] for cls in kinds) if kinds else frozenset(self._classes)
 
     def encode(self, record: R) -> str:
-        return self._adapter(self.kind_of(record)).dump_json(record).decode()
+        found = self._adapter(self.kind_of(record)).dump_json(record, exclude=cast("Any", _NAMED_ONLY))
+        return found.decode()
 
     def _adapter(self, kind: str) -> TypeAdapter[Any]:
         # Each takes milliseconds to create, and a process uses few kinds.
@@ -237,52 +262,6 @@ class RecordFile:
         return remove_action(self.path, size=self.bytes, at_ms=at_ms, data_change=False)
 
 
-@dataclass(frozen=True, eq=False)
-class Contents:
-    """A file's rows and their Arrow table, so that compaction copies them unchanged.
-
-    Rows are found by number and by key without a scan, and each is decoded once: files never change."""
-
-    table: Table
-    rows: Sequence[Row]
-    _decoded: dict[int, Any] = field(default_factory=dict)
-
-    @cached_property
-    def _by_number(self) -> dict[int, list[int]]:
-        return _places(row.number for row in self.rows)
-
-    @cached_property
-    def _by_key(self) -> dict[str, list[int]]:
-        return _places(row.key for row in self.rows)
-
-    def numbered(self, lower: int, upper: int) -> Iterator[int]:
-        """The places of the rows numbered in [lower, upper), those of one number in their order."""
-        if upper - lower < len(self.rows):
-            for number in range(lower, upper):
-                yield from self._by_number.get(number, ())
-        else:
-            yield from (at for at, row in enumerate(self.rows) if lower <= row.number < upper)
-
-    def keyed(self, key: str) -> Sequence[int]:
-        """The places of the rows with this key, in order."""
-        return self._by_key.get(key, ())
-
-    def record(self, place: int, codec: Codec[R], *, table: str) -> R:
-        """The record in a place."""
-        if place not in self._decoded:
-            self._decoded[place] = codec.decode(self.rows[place], table=table)
-        found: R = self._decoded[place]
-        return found
-
-
-def _places(values: Iterable[T]) -> dict[T, list[int]]:
-    """The places of each value."""
-    found: dict[T, list[int]] = {}
-    for place, value in enumerate(values):
-        found.setdefault(value, []).append(place)
-    return found
-
-
 def _digest_of(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=8).hexdigest()
 
@@ -346,10 +325,10 @@ def checked_order(files: Iterable[RecordFile], *, chain: int, table: str) -> tup
     reached = 0
     for file in ordered:
         if file.link_before != reached:
-            raise _broken(table, f"the records before {file.path} are missing")
+            raise broken(table, f"the records before {file.path} are missing")
         reached = file.link_last
     if reached != chain:
-        raise _broken(table, f"the chain ends at {reached:016x}, but its mark is {chain:016x}")
+        raise broken(table, f"the chain ends at {reached:016x}, but its mark is {chain:016x}")
     return ordered
 
 
@@ -357,42 +336,29 @@ class FileGone(InvariantViolation):
     """A record file is missing. This is no loss if the loaded version predates a merge of the file."""
 
 
-def _broken(table: str, what: str) -> InvariantViolation:
+def broken(table: str, what: str) -> InvariantViolation:
     return InvariantViolation(f"{table}: {what}", hint="records were lost; restore the table from a backup")
 
 
-def _opened(store: Store, file: RecordFile, *, table: str) -> Table:
+def opened_file(store: Store, file: RecordFile, *, table: str) -> Table:
     try:
         data = store.get(file.path)
     except FileNotFoundError as error:
-        broken = _broken(table, f"the file {file.path} is gone")
-        raise FileGone(broken.fact, hint=broken.hint) from error
+        gone = broken(table, f"the file {file.path} is gone")
+        raise FileGone(gone.fact, hint=gone.hint) from error
     except OSError as error:
         raise Determinate(
             f"{table}: {file.path} can't be read: {error}", hint="check the store, then retry"
         ) from error
     if _digest_of(data) != file.path.split("-")[6]:
-        raise _broken(table, f"the file {file.path} is damaged")
+        raise broken(table, f"the file {file.path} is damaged")
     return read_parquet(data, batch_size=max(file.rows, 1)).read_all()
 
 
-def read_keys(store: Store, file: RecordFile, *, table: str) -> frozenset[str]:
-    """The keys in a file. Other columns are not converted to Python values."""
-    return frozenset(_opened(store, file, table=table)["key"].to_pylist())
-
-
-def read_file(store: Store, file: RecordFile, *, table: str) -> Contents:
-    """All rows of a file, with their chain verified."""
-    found = _opened(store, file, table=table).select(list(COLUMNS))
-    rows = rows_of(found)
-    for row in rows:
-        check_format(row.format, table=table)
-    last = check_chain(
-        ((row.number, row.link, row.body) for row in rows), previous=file.link_before, table=table
-    )
-    if last != file.link_last or len(rows) != file.rows:
-        raise _broken(table, f"the file {file.path} has {len(rows)} rows that end at {last:016x}")
-    return Contents(found, rows)
+def read_keys(store: Store, file: RecordFile, *, table: str) -> list[tuple[str, int]]:
+    """The key and the number of each record in a file. Other columns are not converted to Python values."""
+    found = opened_file(store, file, table=table)
+    return list(zip(found["key"].to_pylist(), found["number"].to_pylist(), strict=True))
 
 
 def table_of(columns: Mapping[str, Sequence[Any]]) -> Table:
@@ -418,7 +384,9 @@ def rows_of(table: Table) -> tuple[Row, ...]:
 FILES_MAX: Final = 10
 ROWS_FULL: Final = 1000
 BYTES_FULL: Final = 4 * 1024 * 1024
-_TIERS: Final = (10, 100, ROWS_FULL)
+TIERS: Final = (10, 100, ROWS_FULL)
+ROWS_OLD: Final = 10 * ROWS_FULL
+BYTES_OLD: Final = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -429,11 +397,23 @@ class Merge:
 
 
 def choose_merge(files: Sequence[RecordFile]) -> Merge | None:
-    """The newest files of the smallest tier that is due; None if none is."""
-    for rows_below in _TIERS:
+    """The newest files of the smallest tier that is due, or else old full files; None if none is due."""
+    for rows_below in TIERS:
         first = len(files)
         while first > 0 and files[first - 1].rows < rows_below and files[first - 1].bytes < BYTES_FULL:
             first -= 1
         if len(files) - first >= FILES_MAX:
             return Merge(tuple(files[first:]))
-    return None
+    return _old_merge(files)
+
+
+def _old_merge(files: Sequence[RecordFile]) -> Merge | None:
+    """The oldest full files, once there are as many newer ones: the newest records stay in files that are
+    quick to read."""
+    end = len(files)
+    while end > 0 and files[end - 1].rows < ROWS_FULL:
+        end -= 1
+    first = end
+    while first > 0 and ROWS_FULL <= files[first - 1].rows < ROWS_OLD and files[first - 1].bytes < BYTES_OLD:
+        first -= 1
+    return Merge(tuple(files[first : first + FILES_MAX])) if end - first >= 2 * FILES_MAX else None

@@ -48,8 +48,10 @@ def _meeting(control: Control, shards: Sequence[ShardId], last: Txn) -> Meeting 
     seals = control.seals
     as_of = Txn(seals.head().upper - 1)
     recent = seals.read(max(last, as_of - TXNS_MAX) + 1, as_of + 1)
-    # Another process may have shards that this one's pipeline file does not have yet.
-    names = {*shards, *(shard for seal in recent for shard in seal.shards)} - {QUARANTINE}
+    # Another process may have shards that this one's pipeline file does not have yet. Shards that no seal
+    # since the last cut touches need no look.
+    since = () if last >= as_of - TXNS_MAX else shards
+    names = {*since, *(shard for seal in recent for shard in seal.shards)} - {QUARANTINE}
     touched = {shard: Txn(seals.mark(touch_mark(shard))) for shard in sorted(names)}
     touched = {shard: txn for shard, txn in touched.items() if txn > last}
     publishes = {shard: _publishes(control, shard) for shard in touched}

@@ -9,7 +9,8 @@ hand. Each of them names transactions by number and link, so two tables reveal a
   last: the log has lost commits (`LogLost`).
 
 Checkpoints are derived, so one that was set back is simply written again. Runs, publishes, maintenance and
-readers make these checks first; `status` checks every log.
+readers make these checks first. `status` checks the logs that it looks at: every log on request, for JSON and
+for alarms.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from tidemark.core.binding import Binding
 from tidemark.core.checkpoint import Checkpoint
 from tidemark.core.errors import Determinate, InvariantViolation
 from tidemark.core.history import CopiedWarehouse, HistoryLost, LogLost, Recovery, check_known
@@ -205,6 +207,18 @@ def is_in_a_log(control: Control, txn: Txn, token: WriterToken) -> bool:
     return False
 
 
+def _settings_lost(control: Control) -> list[str]:
+    """Why the settings of the newest binding can't be read."""
+    upper = control.bindings.head().upper
+    try:
+        for last in control.bindings.read(upper - 1, upper):
+            if isinstance(last, Binding):
+                _ = last.configuration.text
+    except InvariantViolation as lost:
+        return [str(lost)]
+    return []
+
+
 def losses(control: Control, shards: Sequence[ShardId]) -> list[str]:
     """The disagreements, as text for people: between the history and its newest checkpoint, and between each
     of these shards and both."""
@@ -214,6 +228,7 @@ def losses(control: Control, shards: Sequence[ShardId]) -> list[str]:
         return [str(lost)]
     unfinished = _unfinished(control, control.seals.head().upper)
     found = [str(unfinished)] if unfinished is not None else []
+    found += _settings_lost(control)
     for shard in shards:
         try:
             require_shard(control, shard, last)

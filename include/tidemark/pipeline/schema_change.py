@@ -46,16 +46,17 @@ class Fit:
     added: Mapping[ShardId, tuple[str, ...]] = field(default_factory=dict)
 
 
-def fit_of(pipeline: Pipeline) -> Fit:
-    """Compare the pipeline file with the warehouse. Writes nothing."""
+def fit_of(pipeline: Pipeline, *, looks_ahead: bool = True) -> Fit:
+    """Compare the pipeline file with the warehouse. Writes nothing. Without `looks_ahead`, the shards that
+    the next run would add are left out."""
     declared = pipeline.shapes_of(pipeline.configuration)
     if not declared:
         return Fit()
-    there = pipeline.control.shards()
-    changed = _changed(pipeline, declared, there)
+    changed = _changed(pipeline, declared)
     refused = [found for shard in changed if (found := _misfit(pipeline, shard, declared)) is not None]
     others = left_out(pipeline)
     refused += _given_up(pipeline, declared, others)
+    there = frozenset(pipeline.control.shards()) if looks_ahead else frozenset()
     begun = tuple(shard for shard in declared if shard not in there) if there else ()
     return Fit(tuple(refused), others, begun, {} if refused else _added(pipeline, changed, declared))
 
@@ -63,7 +64,7 @@ def fit_of(pipeline: Pipeline) -> Fit:
 def require_shapes(pipeline: Pipeline, configuration: Configuration) -> None:
     """Raise `Misfit` where rows made with this configuration would not fit their logs."""
     declared = pipeline.shapes_of(configuration)
-    changed = _changed(pipeline, declared, pipeline.control.shards()) if declared else ()
+    changed = _changed(pipeline, declared) if declared else ()
     _raise([found for shard in changed if (found := _misfit(pipeline, shard, declared)) is not None])
 
 
@@ -71,7 +72,9 @@ def require_named(pipeline: Pipeline) -> None:
     """Raise `Misfit` where the pipeline file leaves out shards that have rows, or that a transaction is bound
     for."""
     declared = pipeline.shapes_of(pipeline.configuration)
-    _raise(_given_up(pipeline, declared, left_out(pipeline)) if declared else ())
+    last = last_binding(pipeline, pipeline.control.bindings.head())
+    if declared and last is not None and last.configuration != pipeline.configuration:
+        _raise(_given_up(pipeline, declared, left_out(pipeline)))
 
 
 def fits(pipeline: Pipeline, configuration: Configuration) -> bool:
@@ -94,15 +97,20 @@ def _raise(refused: Collection[Misfit]) -> None:
         raise Misfit("; ".join(one.fact for one in refused), hint="; ".join(hints))
 
 
-def _changed(pipeline: Pipeline, declared: Shapes, there: Collection[ShardId]) -> list[ShardId]:
-    """The shards whose shape has to be compared with their log: all but those whose shape is that of the
-    newest sealed transaction, which was compared itself. A thousand unchanged shards cost nothing."""
+def _changed(pipeline: Pipeline, declared: Shapes) -> list[ShardId]:
+    """The shards whose shape has to be compared with their log: all that have one but those whose shape is
+    that of the newest sealed transaction, which was compared itself. Ten thousand unchanged shards cost
+    nothing."""
     upper = pipeline.control.seals.head().upper
     before: Shapes = {}
     for seal in pipeline.control.seals.read(upper - 1, upper):
         if seal.decision not in (Decision.SKIPPED, Decision.LOST):
             before = _readable_shapes(pipeline, sealed_binding(pipeline, seal).configuration)
-    return [shard for shard in declared if shard in there and before.get(shard) != declared[shard]]
+    if before is declared:
+        return []
+    changed = [shard for shard in declared if before.get(shard) != declared[shard]]
+    there = frozenset(pipeline.control.shards()) if changed else frozenset()
+    return [shard for shard in changed if shard in there]
 
 
 def _readable_shapes(pipeline: Pipeline, configuration: Configuration) -> Shapes:
@@ -132,7 +140,7 @@ def left_out(pipeline: Pipeline) -> dict[ShardId, Txn]:
     """The shards that have rows, in their logs or sealed for them, and are not in the file, each with its
     last transaction."""
     declared = pipeline.shapes_of(pipeline.configuration)
-    others = [shard for shard in pipeline.control.shards() if shard not in declared] if declared else []
+    others = pipeline.control.shards(but=declared) if declared else ()
     uppers = {shard: pipeline.control.log(shard).head().upper for shard in others if shard != QUARANTINE}
     if not uppers:
         return {}
@@ -145,7 +153,9 @@ def _given_up(pipeline: Pipeline, declared: Shapes, others: Mapping[ShardId, Txn
     """A misfit for each shard that the newest binding was made for and the file leaves out. Empty if the file
     has a higher generation: then leaving them out was a decision."""
     last = last_binding(pipeline, pipeline.control.bindings.head())
-    if last is None or pipeline.generation > last.configuration.generation:
+    if last is None or last.configuration == pipeline.configuration:
+        return []  # It was made for the shards of this file.
+    if pipeline.generation > last.configuration.generation:
         return []
     is_open = last.txn >= pipeline.control.seals.head().upper
     found: list[Misfit] = []

@@ -16,7 +16,7 @@ unreachable file is not a missing file.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -151,8 +151,9 @@ class Control(Protocol):
     @property
     def cuts(self) -> Ledger[Cut]: ...
 
-    def shards(self) -> Sequence[ShardId]:
-        """The names that may be shards with a log, whether or not a pipeline file declares them."""
+    def shards(self, *, but: Container[str] = ()) -> Sequence[ShardId]:
+        """The names that may be shards with a log, whether or not a pipeline file declares them; all `but`
+        these."""
         ...
 
     def log(self, shard: ShardId) -> Log:

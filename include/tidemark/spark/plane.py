@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
+from functools import lru_cache
+from pathlib import Path
 from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
@@ -22,7 +24,7 @@ from pyspark.sql import DataFrame, SparkSession
 from tidemark.config import PipelineConfig
 from tidemark.config.discovered_tables import with_new_columns
 from tidemark.config.shard import ShardConfig
-from tidemark.core.binding import Binding
+from tidemark.core.binding import Binding, Configuration
 from tidemark.core.checksum import ENCODING, SOURCE, Digest, Digests, shard_endpoint
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.generation import Correction
@@ -234,8 +236,7 @@ class SparkPlane:
 
     def _recorded(self, binding: Binding) -> tuple[PipelineConfig, Input]:
         """The configuration and the input that the binding recorded (Invariant 6)."""
-        config = PipelineConfig.from_canonical_json(binding.configuration.text, root=self._config.root)
-        _check(config)
+        config = _recorded_config(binding.configuration, self._config.root)
         return config, input_of(config, binding, today=self._config)
 
     def _watermark(self, config: PipelineConfig, txn: Txn) -> int | None:
@@ -329,6 +330,14 @@ def _has_lateness(config: PipelineConfig) -> bool:
 
 def _no_watermark(txn: Txn) -> int | None:
     return None
+
+
+@lru_cache(maxsize=4)
+def _recorded_config(configuration: Configuration, root: Path | None) -> PipelineConfig:
+    """A configuration that a binding has recorded. Thousands of shards take seconds to check."""
+    config = PipelineConfig.from_canonical_json(configuration.text, root=root)
+    _check(config)
+    return config
 
 
 def _check(config: PipelineConfig) -> None:

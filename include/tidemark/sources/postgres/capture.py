@@ -95,7 +95,7 @@ def known_readings(config: PipelineConfig, last: Binding | None) -> dict[str, Ta
     if config.tables is not None and any(config.tables.asks_source(table) for table in left):
         fact = f"another run has added tables meanwhile: {', '.join(left)}"
         raise Determinate(fact, hint="run again: they are in the pipeline's record of its tables now")
-    bound = int(json.loads(last.configuration.text).get("generation", 0))
+    bound = last.configuration.generation
     if config.generation < bound or ((left or moved) and config.generation == bound):
         what = f"table {[*left, *moved][0]} is captured" if left or moved else "changes are bound"
         raise InvalidUsage(
