@@ -55,6 +55,17 @@ def test_an_answer_about_one_candidate_promotes_and_aborts_no_other(root: Path) 
     assert part(Typed(root, generation=1, **BATCHES), "promote", candidate=again)["already"]
 
 
+def test_runs_wait_for_a_promotion_as_long_as_it_was_asked(root: Path) -> None:
+    works = Typed(root, generation=1)
+    part(works, "follow")
+    part(works, "promote", wait_seconds=7)
+    assert works.control.bindings.read(2, 3)[0].grace_seconds == 7
+    works = Typed(root, generation=2)
+    part(works, "follow")
+    part(works, "promote")
+    assert works.control.bindings.read(3, 4)[0].grace_seconds == 120
+
+
 def test_a_form_goes_on_only_with_a_candidate_that_was_started_as_it_says(root: Path) -> None:
     works = Typed(root, generation=1)
     part(works, "follow")

@@ -31,6 +31,7 @@ from tidemark.airflow.replace import ApproveOperator, GenerationOperator, Replac
 from tidemark.airflow.replay import ReplayOperator, ReplayPlanOperator, ReplayReportOperator
 from tidemark.config import LoadedPipelines, PipelineConfig, load_pipelines
 from tidemark.core.errors import InvalidUsage
+from tidemark.core.generation import GRACE_SECONDS
 from tidemark.core.ids import QUARANTINE
 from tidemark.pipeline.replay import MODES, VERIFY
 
@@ -298,6 +299,9 @@ def replace_dag(
             False, type="boolean", description="Read nothing again: later input gets the new settings"
         ),
         "promote": Param(False, type="boolean", description="Promote without asking"),
+        "wait_seconds": Param(
+            int(GRACE_SECONDS), type="integer", minimum=1, description="How long runs wait for the promotion"
+        ),
         "candidate": Param(None, type=["string", "null"], description="Work on this candidate or fail"),
     }
     settings: dict[str, Any] = {

@@ -51,16 +51,17 @@ class ReplacePlanOperator(BaseOperator):
         end_with_reason(self)
 
     def execute(self, context: Context) -> Any:
-        from tidemark.app import decisions, generation, tasks
+        from tidemark.app import generation, tasks
 
         params = context["params"]
         try:
             file = chosen_file(self.pipeline_files, params["pipeline"])
             provide_connection(file, self.environment)
             deployment = tasks.open_pipeline(file, self.environment)
+            generations = generation.Generations(deployment)
             if params["candidate"]:
-                decisions.candidate_seen(deployment, params["candidate"])
-            there = generation.Generations(deployment).going_on(
+                generations.required(params["candidate"])
+            there = generations.going_on(
                 since=params["txn_from"], until=params["txn_to"] or 0, from_now=params["from_now"]
             )
             if there is not None:
@@ -104,6 +105,7 @@ class GenerationOperator(SparkStepOperator):
             txn_from=params["txn_from"],
             txn_to=params["txn_to"] or 0,
             reason=params["reason"],
+            wait_seconds=params["wait_seconds"],
             **self._answer(context),
             **more,
         )

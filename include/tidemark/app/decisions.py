@@ -89,25 +89,15 @@ def request(deployment: Deployment, by: Decider, what: str, detail: Mapping[str,
     note(deployment.pipeline, Event.REQUESTED, txn=Txn(txn), token=by.attempt.token, detail=request_detail)
 
 
-def candidate_seen(deployment: Deployment, identity: str) -> Candidate:
-    """The candidate generation, if it is the one that a person has looked at; else `InvalidUsage`."""
-    found = Generations(deployment).required()
-    if found.identity != identity:
-        raise InvalidUsage(
-            f"the candidate is {found.identity}, and the one that was looked at is {identity}",
-            hint="it was aborted and started again since: look at the new one first",
-        )
-    return found
-
-
 def abort(deployment: Deployment, by: Decider, identity: str) -> Candidate:
     """End the candidate generation that a person has looked at, and remove its tables. The request is
     recorded first, with the user: the end of a candidate itself records only a reason."""
-    found = candidate_seen(deployment, identity)
+    generations = Generations(deployment)
+    found = generations.required(identity)
     request(deployment, by, "abort", {"candidate": identity}, txn=TXN_NONE)
     reason = f"{by.reason} ({by.user})"
     ended = candidates.abort(deployment.control, found, token=by.attempt.token, reason=reason)
-    Generations(deployment).clean()
+    generations.clean()
     return ended
 
 

@@ -31,6 +31,7 @@ from tidemark.app.transactions import sentence_of
 from tidemark.config import load_pipeline
 from tidemark.core.checksum import SOURCE
 from tidemark.core.errors import TidemarkError
+from tidemark.core.generation import GRACE_SECONDS
 from tidemark.core.ids import QUARANTINE, ShardId, Txn
 from tidemark.core.journal import Event
 from tidemark.core.replay import Difference, Finding, Verdict
@@ -329,7 +330,8 @@ def generation(deployment: Deployment, order: Order, *, progress: Progress = no_
         return {**report, **compared_report(counts)}
     if not candidate.from_now:
         deployment.session()  # Before anything is bound.
-    promoted = pair.promote(order.attempt, user=order.user, progress=progress)
+    wait_seconds = order.wait_seconds or GRACE_SECONDS
+    promoted = pair.promote(order.attempt, grace_seconds=wait_seconds, user=order.user, progress=progress)
     rows = {str(s): one.upserts + one.deletes for s, one in promoted.corrections.items() if one.parts}
     listed = dict(list(rows.items())[:LISTED_MAX])
     return {**report, "txn": promoted.txn, "rows": listed, "rows_total": sum(rows.values())}

@@ -20,6 +20,7 @@ from tidemark.cli.shared import (
     say,
 )
 from tidemark.core.errors import InvalidUsage
+from tidemark.core.generation import GRACE_SECONDS
 from tidemark.core.summary import numbers
 from tidemark.core.text import span
 
@@ -246,17 +247,23 @@ def _status(generations: Generations, *, compare: bool = False) -> dict[str, Any
 @app.command(epilog=EXIT_CODES)
 def promote(
     pipeline: PipelineArgument,
+    wait_seconds: Annotated[
+        int,
+        typer.Option(min=1, help="How long runs may wait for the promotion before they skip it."),
+    ] = int(GRACE_SECONDS),
     environment: EnvironmentOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Put the candidate in charge: all shards change at one transaction, or none does."""
-    _promote(_opened(pipeline, environment), as_json=as_json)
+    _promote(_opened(pipeline, environment), wait_seconds=wait_seconds, as_json=as_json)
 
 
-def _promote(generations: Generations, *, as_json: bool) -> None:
+def _promote(generations: Generations, *, wait_seconds: float = GRACE_SECONDS, as_json: bool) -> None:
     pair = generations.pair(generations.required())
     with progress_line(as_json) as progress:
-        done = pair.promote(new_attempt(), user=getpass.getuser(), progress=progress)
+        done = pair.promote(
+            new_attempt(), grace_seconds=wait_seconds, user=getpass.getuser(), progress=progress
+        )
     if as_json:
         print_json(done)
         return

@@ -30,6 +30,7 @@ from tidemark.airflow.pages.registry import PUBLISH, REPLACES, REPLAYS
 from tidemark.app import decisions
 from tidemark.app.decisions import REASON_CHARACTERS_MAX, Decider
 from tidemark.app.deployment import Deployment
+from tidemark.app.generation import Generations
 from tidemark.app.tasks import SparkNeeded
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import TXN_NONE, Txn
@@ -242,7 +243,7 @@ def promote(actor: Acting, body: OfCandidate) -> dict[str, Any]:
     and the source's credentials."""
     found = actor.dag_for(REPLACES)
     deployment = opened(actor.one)
-    candidate = decisions.candidate_seen(deployment, body.candidate)
+    candidate = Generations(deployment).required(body.candidate)
     asked = {
         "pipeline": deployment.config.name,
         "reason": body.reason,
