@@ -76,6 +76,18 @@ def test_a_second_commit_on_the_same_handles_own_head_conflicts(ledger: Journal)
     assert ledger.commit(head, Put({UPPER: 2}, (entry(1, token="again"),), None)) == Conflict()
 
 
+def test_regression_a_commit_on_a_head_that_the_handle_has_passed_conflicts(place: Place) -> None:
+    """A decision may load a newer version than the one that it is about: that is a lost race, not a mark that
+    goes back."""
+    ours, rival = place.open(), place.open()
+    put_next(rival)
+    head = ours.head()
+    for _ in range(2):
+        put_next(rival)
+    ours.head()
+    assert ours.commit(head, Put({UPPER: 3}, (entry(2, token="ours"),), None)) == Conflict()
+
+
 def test_records_and_marks_go_in_together(ledger: Journal) -> None:
     records = (entry(1), entry(2), entry(3))
     ledger.commit(ledger.head(), Put({UPPER: 4, GENERATION: 2}, records, None))

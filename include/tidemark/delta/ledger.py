@@ -239,8 +239,11 @@ class DeltaLedger(Generic[R]):
         if CHAIN in put.marks:
             raise InvalidUsage(f"the mark {CHAIN!r} of {self.uri} is set by the ledger itself")
         snapshot = self._snapshot
+        # A decision may have loaded a newer version than the one that it is about.
+        if head.version != snapshot.head.version:
+            return Conflict()
         marks = snapshot.head.moved(put.marks)
-        if head.version != snapshot.head.version or not self._table.prepare(head, put.marks):
+        if not self._table.prepare(head, put.marks):
             return Conflict()
         chain = marks.get(CHAIN, 0)
         if not put.records:

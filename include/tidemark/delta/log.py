@@ -165,17 +165,15 @@ class DeltaLog:
 
     def commit(self, head: Head, put: Put[LogEntry, Any]) -> CommitOutcome:
         """Append the entries' parts, if and only if the log is still at `head`."""
-        marks = self._head.moved(put.marks)
         at_ms = self._clock_ns() // 1_000_000
         adds = [add_of(entry, part, at_ms=at_ms) for entry in put.records for part in entry.parts]
-        return self._commit(head, put.marks, adds, marks)
+        return self._commit(head, put.marks, adds)
 
     def replace(self, head: Head, put: Put[Replacement, Any]) -> CommitOutcome:
         """Replace files and move marks, if and only if the log is still at `head`. No row changes.
 
         `dataChange` is false even where rows below `since` are dropped: streaming readers of an append-only
         table are not notified of rows past their retention."""
-        marks = self._head.moved(put.marks)
         at_ms = self._clock_ns() // 1_000_000
         actions: list[Action] = []
         for change in put.records:
@@ -184,12 +182,14 @@ class DeltaLog:
                 for old in change.removed
             ]
             actions += [merged_add_of(part, at_ms=at_ms) for part in change.added]
-        return self._commit(head, put.marks, actions, marks)
+        return self._commit(head, put.marks, actions)
 
-    def _commit(
-        self, head: Head, moved: Mapping[str, int], actions: Sequence[Action], marks: Mapping[str, int]
-    ) -> CommitOutcome:
-        if head.version != self._head.version or not self._table.prepare(head, moved):
+    def _commit(self, head: Head, moved: Mapping[str, int], actions: Sequence[Action]) -> CommitOutcome:
+        # A decision may have loaded a newer version than the one that it is about.
+        if head.version != self._head.version:
+            return Conflict()
+        marks = self._head.moved(moved)
+        if not self._table.prepare(head, moved):
             return Conflict()
         outcome = self._table.commit(actions, moved=moved, marks=marks)
         if isinstance(outcome, Committed):
