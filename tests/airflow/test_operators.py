@@ -51,6 +51,7 @@ class Bench:
         return SimpleNamespace(
             pipeline=pipeline,
             control=pipeline.control,
+            plane=lambda: SimpleNamespace(sample=lambda *given, **more: ()),
             config=config,
             shards=(),
             up_to_date=lambda work: work(),

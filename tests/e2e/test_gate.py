@@ -279,12 +279,13 @@ def test_no_secret_gets_into_logs_journal_xcom_or_data_docs(stack: Stack) -> Non
     run_id = stack.go("secret")
     # What is no secret is found in all the places that are looked into.
     for text, places in (
-        (run_id, {"logs", "airflow.xcom", "airflow.task_instance", "control.attempts", "control.journal"}),
+        (run_id, {"logs", "airflow.xcom", "airflow.task_instance"}),
+        (run_id, {"control.attempts", "control.history", "control.journal"}),
         (project.file.name, {"airflow.serialized_dag"}),
         ("arrow-spark", {"airflow.rendered_task_instance_fields"}),  # What the provider calls a job.
         ("recorded_digest", {"docs"}),
         ("Running Spark version", {"spark"}),
-        (project.name, {"control.history", "project"}),
+        (project.name, {"control.settings", "project"}),
     ):
         assert places <= stack.places_of(project, text), text
     assert stack.places_of(project, CANARY) == set()

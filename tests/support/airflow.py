@@ -311,7 +311,10 @@ class Stack:
             for (table,) in tables.fetchall():
                 rows = database.execute(f'SELECT "{table}"::text FROM "{table}"')
                 found |= {f"airflow.{table}" for row in rows if text in repr(row)}
-        for control in (project.folder / "warehouse" / project.name / "_control").iterdir():
+        tables_of = project.folder / "warehouse" / project.name / "_control"
+        if files_with(text, tables_of / "settings"):
+            found.add("control.settings")
+        for control in tables_of.iterdir():
             rows = rows_of(control, ("key", "token", "run_id", "body"))
             found |= {f"control.{control.name}" for row in rows if text in repr(row)}
         return found

@@ -34,6 +34,7 @@ class Bench:
             control=SimpleNamespace(log=lambda shard: head),
             policy=lambda shard: None,
             state=lambda: None,
+            config=SimpleNamespace(generation=0),
         )
         attempt: Any = SimpleNamespace(token="t")
         self.publisher = BacklogPublisher(deployment, attempt)
