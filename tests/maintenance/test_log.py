@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import shutil
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -51,7 +53,7 @@ from tidemark.pipeline import replay as proof
 from tidemark.pipeline.consume import Reading, ShardReader
 from tidemark.pipeline.context import Attempt
 from tidemark.pipeline.leases import Leases, take_hold
-from tidemark.pipeline.maintain import begin, plan_reclaim
+from tidemark.pipeline.maintain import begin, compact, plan_reclaim
 from tidemark.pipeline.repair import repair
 from tidemark.pipeline.run import replay, run
 
@@ -249,6 +251,25 @@ def test_p3_maintenance_that_is_killed_at_any_step_loses_nothing_and_is_finished
         named = sorted(str(Path(uri).relative_to(log_folder(copy))) for uri in active)
         assert sorted(files_on_disk(copy)) == named, last_step
         assert verdicts(copy) == {"identical"}
+
+
+def test_regression_a_compaction_whose_files_a_later_one_has_removed_has_lost_a_race(fed: Path) -> None:
+    deployment = LightDeployment(fed)
+    merger = deployment.plane().log_rows
+
+    class Overtaken:
+        digests_by_txn = merger.digests_by_txn
+
+        def merge(self, shard: ShardId, files: Any, *, folder: str) -> Any:
+            made = merger.merge(shard, files, folder=folder)
+            begin(LightDeployment(fed).control.log(SHARD), SHARD)
+            shutil.rmtree(log_folder(fed) / folder)
+            return made
+
+    log = deployment.control.log(SHARD)
+    done = compact(deployment.control, log, Overtaken(), SHARD, token=T)  # type: ignore[arg-type]
+    assert (done.files_before, done.left) == (0, ("another compaction has begun",))
+    assert log_rows(fed) == wanted_rows(fed)
 
 
 @pytest.mark.slow

@@ -285,6 +285,12 @@ def compact(
         except Determinate as error:
             left.append(f"transactions {run.first} to {run.last}: {error.fact}")
             continue
+        except FileNotFoundError:
+            # A later compaction removes what this one has written.
+            if compaction_of(log.head()) == number:
+                raise
+            left.append("another compaction has begun")
+            break
         match put(log, shard, Replacement(run.files, merged), number=number):
             case Replaced():
                 done.append((run, merged))
