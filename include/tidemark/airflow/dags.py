@@ -286,24 +286,6 @@ def replace_dag(
     files = _files(folder, environment, dag_id)
     if not files:
         return {}
-    params = {
-        "pipeline": Param(next(iter(files)), type="string", enum=list(files), description="The pipeline"),
-        "reason": Param("", type="string", minLength=1, description="Why; it stays on record"),
-        "txn_from": Param(
-            1, type="integer", minimum=1, description="The first transaction to read with the new settings"
-        ),
-        "txn_to": Param(
-            None, type=["integer", "null"], minimum=1, description="The last one; all by default"
-        ),
-        "from_now": Param(
-            False, type="boolean", description="Read nothing again: later input gets the new settings"
-        ),
-        "promote": Param(False, type="boolean", description="Promote without asking"),
-        "wait_seconds": Param(
-            int(GRACE_SECONDS), type="integer", minimum=1, description="How long runs wait for the promotion"
-        ),
-        "candidate": Param(None, type=["string", "null"], description="Work on this candidate or fail"),
-    }
     settings: dict[str, Any] = {
         "schedule": None,
         "catchup": False,
@@ -315,7 +297,7 @@ def replace_dag(
         **dag_kwargs,
     }
     common: dict[str, Any] = {"pipeline_files": files, "environment": environment}
-    with DAG(dag_id, params=params, **settings) as dag:
+    with DAG(dag_id, params=_replace_form(files), **settings) as dag:
         plan = ReplacePlanOperator(task_id="plan", **common)
         spark: dict[str, Any] = {"conn_id": conn_id, **common}
         follow = GenerationOperator(task_id="follow", part="follow", task_display_name="Catch up", **spark)
@@ -333,6 +315,27 @@ def replace_dag(
         )
         chain(plan, follow, compare, approve, promote)
     return {dag.dag_id: dag}
+
+
+def _replace_form(files: Mapping[str, str]) -> dict[str, Param]:
+    return {
+        "pipeline": Param(next(iter(files)), type="string", enum=list(files), description="The pipeline"),
+        "reason": Param("", type="string", minLength=1, description="Why; it stays on record"),
+        "txn_from": Param(
+            1, type="integer", minimum=1, description="The first transaction to read with the new settings"
+        ),
+        "txn_to": Param(
+            None, type=["integer", "null"], minimum=1, description="The last one; all by default"
+        ),
+        "from_now": Param(
+            False, type="boolean", description="Read nothing again: later input gets the new settings"
+        ),
+        "promote": Param(False, type="boolean", description="Promote without asking"),
+        "wait_seconds": Param(
+            int(GRACE_SECONDS), type="integer", minimum=1, description="How long runs wait for the promotion"
+        ),
+        "candidate": Param(None, type=["string", "null"], description="Work on this candidate or fail"),
+    }
 
 
 def _regular(
