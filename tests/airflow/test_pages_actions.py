@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -345,6 +346,7 @@ def test_a_candidate_is_shown_with_what_it_lacks_and_only_the_one_that_was_seen_
     first = candidate_of(rig)
     rig.work()
     told = rig.client.get("/api/pipelines/mine", headers=as_user("ann")).json()["candidate"]
+    assert datetime.now(UTC) - datetime.fromisoformat(told.pop("started")) < timedelta(hours=1)
     assert told == {
         "generation": 1, "identity": first.identity, "reason": "other types", "from_now": False, "behind": 2,
     }  # fmt: skip

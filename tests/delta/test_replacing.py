@@ -3,6 +3,8 @@ form and a file about the candidate that was started with them. Real control tab
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from tests.support.growing import Typed, land
 from tidemark.airflow.replace import question
 from tidemark.app import tasks
 from tidemark.app.generation import LEASE, Generations
+from tidemark.app.generation_plan import plan
 from tidemark.app.job import Order
 from tidemark.app.reports import LISTED_MAX
 from tidemark.core.errors import Determinate, InvalidUsage
@@ -124,6 +127,22 @@ def test_the_question_says_what_it_leaves_out() -> None:
     assert "s099: 1 new, 3 changed, 2 gone" in body
     assert "and 2 more shards: 2 new, 6 changed, 4 gone" in body
     assert "No row changes" in question("shop", tasks.compared_report({ShardId("s"): Comparison(0, 0, 0)}))[1]
+
+
+def test_a_plan_says_what_it_takes_and_whether_the_input_lasts_that_long(root: Path) -> None:
+    land(root)
+    assert Typed(root).run() == [2]
+    found = plan(Typed(root, generation=1))
+    assert (found.transactions, found.refused) == (2, ())
+    assert found.bytes > 0
+    assert found.seconds is not None
+    assert found.effort.startswith("2 transactions with 2 records, 0.0 MB of parts, are read again; ")
+    assert not found.expires_first, "files stay until somebody removes them"
+    soon = time.time() + 60
+    assert replace(found, until_seconds=soon, seconds=3_600.0).expires_first
+    assert not replace(found, until_seconds=soon, seconds=1.0).expires_first
+    none = plan(Typed(root, generation=1), from_now=True)
+    assert (none.transactions, none.bytes, none.seconds) == (0, 0, None)
 
 
 def test_a_candidate_whose_lease_was_removed_holds_its_input_again(root: Path) -> None:

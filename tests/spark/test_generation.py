@@ -12,7 +12,8 @@ from tests.support.deployed import arrive, attempt
 from tests.support.state import rows_of
 from tidemark.app.consume import Consumer
 from tidemark.app.deployment import Deployment
-from tidemark.app.generation import Generations, plan
+from tidemark.app.generation import Generations
+from tidemark.app.generation_plan import plan
 from tidemark.app.publish import run_and_publish
 from tidemark.app.status import quarantined_in_logs
 from tidemark.app.views import open_errors, read

@@ -16,6 +16,7 @@ from tidemark.core.journal import Event, JournalEntry
 from tidemark.core.status import (
     LOST,
     Blocked,
+    CandidateStatus,
     Input,
     Proof,
     Quarantined,
@@ -33,6 +34,7 @@ LIMITS = Limits(
     quarantine_share=0.05,
     wal_bytes=10**9,
     replayable_seconds=2 * 86_400.0,
+    candidate_seconds=2 * 86_400.0,
 )
 WELL = Status(
     pipeline="p",
@@ -57,6 +59,7 @@ ILL = {
     "wal": {"source": SourceStatus("", "", "", ("shard a",), "", "", retained_bytes=10**9 + 1)},
     "replayable": {"replayable": (Proof(9, 9, until=NOW - DAY),)},
     "quarantine": {"quarantined": Quarantined(6, NOW, 10, 100, 6)},
+    "candidate": {"candidate": CandidateStatus(1, "4.1", "new rules", False, 3, NOW - 3 * DAY)},
 }
 
 
@@ -73,7 +76,7 @@ def test_each_alarm_rings_above_its_limit_and_names_a_remedy(kind: str) -> None:
     assert len(alarm.remedy) > 20
     assert str(alarm) == f"{kind}: {alarm.fact}; {alarm.remedy}"
     off = replace(LIMITS, **dict.fromkeys(("blocked", "stalled", "quarantine"), False))
-    none = dict.fromkeys(("behind_seconds", "wal_bytes", "replayable_seconds"))
+    none = dict.fromkeys(("behind_seconds", "wal_bytes", "replayable_seconds", "candidate_seconds"))
     assert alarms_of(ill, replace(off, **none)) == (), "what has no limit never rings"
 
 
@@ -122,6 +125,19 @@ def test_an_alarm_stays_the_same_while_its_age_and_counts_change() -> None:
 
 def entry(number: int, event: Event, alarm: str) -> JournalEntry:
     return JournalEntry(number, TXN_NONE, event, WriterToken("w"), {"alarm": alarm})
+
+
+def test_a_candidate_may_stay_for_its_time_and_is_told_what_ends_it() -> None:
+    def told(one: CandidateStatus) -> list[tuple[str, str]]:
+        return [(alarm.fact, alarm.remedy) for alarm in alarms_of(replace(WELL, candidate=one), LIMITS)]
+
+    young = CandidateStatus(1, "4.1", "new rules", False, 3, NOW - DAY)
+    assert told(young) == []
+    ((fact, remedy),) = told(replace(young, started=NOW - 3 * DAY))
+    assert "3 transactions behind" in fact
+    assert "generation follow p` or `tidemark generation promote p` or" in remedy
+    ((fact, remedy),) = told(replace(young, started=NOW - 3 * DAY, behind=0))
+    assert ("caught up" in fact, "follow" in remedy) == (True, False)
 
 
 def test_an_alarm_is_new_once_and_again_when_it_was_over() -> None:

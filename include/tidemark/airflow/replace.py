@@ -52,6 +52,7 @@ class ReplacePlanOperator(BaseOperator):
 
     def execute(self, context: Context) -> Any:
         from tidemark.app import generation, tasks
+        from tidemark.app.generation_plan import TOO_SHORT, plan
 
         params = context["params"]
         try:
@@ -67,14 +68,16 @@ class ReplacePlanOperator(BaseOperator):
             if there is not None:
                 self.log.info("there is a candidate already, %s: it goes on", there.identity)
                 return {"started": True}
-            found = generation.plan(deployment, from_now=params["from_now"])
+            found = plan(deployment, from_now=params["from_now"])
         except TidemarkError as error:
             raise failure(error) from error
         for one in found.settings:
             self.log.info("setting %s: %s now, %s then", one.name, one.before, one.after)
         for shard, what in found.shards.items():
             self.log.info("shard %s: %s", shard, what)
-        self.log.info("%s transactions, %s records to read", found.transactions, found.records)
+        self.log.info("%s", found.effort)
+        if found.expires_first:
+            self.log.warning("%s", TOO_SHORT)
         if found.refused:
             raise AirflowFailException("\n".join(["this generation can't be started:", *found.refused]))
         return {"started": False, "transactions": found.transactions, "records": found.records}

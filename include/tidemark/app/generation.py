@@ -7,15 +7,15 @@ log of the pipeline while a candidate is there.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from tidemark.app.correction import TableCorrector
 from tidemark.app.deployment import Deployment, new_token
+from tidemark.app.generation_plan import plan, settings_between
 from tidemark.app.publish import publish_due
 from tidemark.app.views import View, read
 from tidemark.config import PipelineConfig
@@ -26,18 +26,14 @@ from tidemark.core.generation import GRACE_SECONDS, Candidate, Followed, promote
 from tidemark.core.ids import QUARANTINE, TXN_FIRST, TXN_NONE, ShardId, Txn, WriterToken
 from tidemark.core.lease import HolderToken, since_of
 from tidemark.core.reading import CANDIDATE
-from tidemark.core.seal import Decision
-from tidemark.core.shape import misfit
 from tidemark.delta.store import Store
 from tidemark.pipeline import candidates
 from tidemark.pipeline import generation as steps
 from tidemark.pipeline.candidates import configuration_in_charge
-from tidemark.pipeline.checkpoint import paused_shards
-from tidemark.pipeline.context import Attempt, Pipeline
+from tidemark.pipeline.context import Attempt
 from tidemark.pipeline.generation import Position, Promotion, Recorded, Shadow
 from tidemark.pipeline.ingest import Progress, no_progress
 from tidemark.pipeline.leases import Leases, take_hold
-from tidemark.pipeline.replay import replayable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,149 +42,6 @@ if TYPE_CHECKING:
 
 FOLLOWED_AT_ONCE: Final = 20
 """After so many transactions a candidate's states are published, as far as they are due."""
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """A setting that two generations have different values for, as JSON; None where one lacks it."""
-
-    name: str
-    before: str | None
-    after: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What a new generation would change, and what it takes.
-
-    `shards` says for each shard what becomes of it; `refused` is why the generation can't be started.
-    `gone` are the transactions whose input can't be read again, `until_seconds` is when the next input
-    expires. `decided` counts the transactions by their decision."""
-
-    pipeline: str
-    generation: int
-    in_charge: int
-    settings: tuple[Setting, ...]
-    shards: Mapping[str, str]
-    transactions: int
-    records: int
-    decided: Mapping[str, int]
-    gone: Mapping[Txn, str]
-    until_seconds: float | None
-    paused: Mapping[str, Txn]
-    consumers: tuple[str, ...]
-    refused: tuple[str, ...]
-
-
-def plan(deployment: Deployment, *, from_now: bool = False) -> Plan:
-    """Compare the pipeline file with the configuration in charge. Changes nothing and starts no Spark."""
-    return _plan(deployment, deployment.file, from_now=from_now)
-
-
-def _plan(deployment: Deployment, file: PipelineConfig, *, from_now: bool) -> Plan:
-    control = deployment.fresh_control()
-    known = replace(deployment.unchecked, control=control)
-    recorded = deployment.declared
-    upper = control.seals.head().upper
-    seals = control.seals.read(TXN_FIRST, upper)
-    gone = {} if from_now else _gone(known, upper)
-    shards, refused = _shards(deployment, file)
-    if file.generation <= recorded.generation:
-        refused.insert(
-            0,
-            f"the file has generation {file.generation}, and {recorded.generation} is in charge:"
-            f" set `generation: {recorded.generation + 1}`",
-        )
-    if upper == TXN_FIRST:
-        refused.append("the pipeline has no transactions: run it, and it begins with this file")
-    lost = [txn for txn, why in gone.items() if why]
-    if lost:
-        refused.append(
-            f"the input of {len(lost)} transactions is gone, {lost[0]} first: {gone[lost[0]]};"
-            " with --from-now the tables stay as they are"
-        )
-    until = [one for one in _until(known, upper) if one is not None] if not from_now else []
-    leases = Leases(control.leases).latest()
-    return Plan(
-        pipeline=file.name,
-        generation=file.generation,
-        in_charge=recorded.generation,
-        settings=_settings(recorded, file),
-        shards=shards,
-        transactions=0 if from_now else upper - 1,
-        records=0 if from_now else sum(seal.source.count for seal in seals),
-        decided={
-            str(kind): count
-            for kind in Decision
-            if (count := sum(seal.decision is kind for seal in seals)) and kind is not Decision.COMMITTED
-        },
-        gone={txn: why for txn, why in gone.items() if why},
-        until_seconds=min(until, default=None),
-        paused={str(shard): waits.txn for shard, waits in paused_shards(known).items()},
-        consumers=tuple(one.name for one in leases if one.is_kept and not one.name.startswith(CANDIDATE)),
-        refused=tuple(refused),
-    )
-
-
-def _gone(pipeline: Pipeline, upper: Txn) -> dict[Txn, str]:
-    """Why input can't be read again, by transaction. Where the source can't be asked, it is asked when the
-    transaction is read."""
-    sealed = {
-        seal.txn
-        for seal in pipeline.control.seals.read(TXN_FIRST, upper)
-        if seal.decision in (Decision.COMMITTED, Decision.ACCEPTED)
-    }
-    return {txn: one.gone for txn, one in replayable(pipeline).items() if txn in sealed}
-
-
-def _until(pipeline: Pipeline, upper: Txn) -> Iterator[float | None]:
-    for one in replayable(pipeline, at_ends=1).values():
-        yield one.until_seconds
-
-
-def _settings(before: PipelineConfig, after: PipelineConfig) -> tuple[Setting, ...]:
-    old, new = (dict(_flat("", json.loads(one.canonical_json()))) for one in (before, after))
-    names = sorted({*old, *new} - {"generation", "warehouse"})
-    return tuple(
-        Setting(name, old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name)
-    )
-
-
-def _flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
-    """The leaves of a configuration, by their paths; members of a list by their `name`, if they have one."""
-    if isinstance(value, dict) and value:
-        for key, one in value.items():
-            yield from _flat(f"{name}.{key}" if name else key, one)
-    elif isinstance(value, list) and value and all(isinstance(one, dict) for one in value):
-        for at, one in enumerate(value):
-            yield from _flat(f"{name}[{one.get('name', at)}]", one)
-    else:
-        yield name, json.dumps(value, ensure_ascii=False)
-
-
-def _shards(deployment: Deployment, file: PipelineConfig) -> tuple[dict[str, str], list[str]]:
-    """What becomes of each shard, and what a promotion can't do."""
-    control, declared = deployment.fresh_control(), file.shapes
-    before = {ShardId(shard.name) for shard in deployment.declared.shards}
-    fates: dict[str, str] = {}
-    refused: list[str] = []
-    for shard, shape in declared.items():
-        found = misfit(shard, recorded=control.log(shard).shape(), declared=shape)
-        if found is not None:
-            fates[shard] = "refused"
-            refused.append(
-                f"{found.fact}: another type, key or order needs another shard; give it a new name"
-            )
-        elif shard not in before:
-            fates[shard] = "new: gets its rows from the recorded input"
-        else:
-            fates[shard] = "is corrected where its rows differ"
-    for shard in before - set(declared):
-        fates[shard] = "left out: its tables stay as they are"
-    ours, theirs = deployment.declared, file
-    if ours.source.type != theirs.source.type or ours.source_location != theirs.source_location:
-        refused.append("the source is another one: its input is not that of the recorded transactions")
-    return fates, refused
 
 
 class Generations:
@@ -256,7 +109,7 @@ class Generations:
         """Begin a candidate with the configuration of the pipeline file. Its input is held from now on."""
         deployment = self.deployment
         config = file if file is not None else deployment.file
-        found = _plan(deployment, config, from_now=from_now)
+        found = plan(deployment, file=config, from_now=from_now)
         if found.refused:
             raise InvalidUsage(
                 f"generation {found.generation} can't be started: {'; '.join(found.refused)}",
@@ -398,7 +251,7 @@ class Pair:
         if self.candidate.undoes:
             return
         file = self.deployment.file
-        differ = [one.name for one in _settings(self.config, file)]
+        differ = [one.name for one in settings_between(self.config, file)]
         if file.generation != self.candidate.generation:
             differ.insert(0, "generation")
         if differ:

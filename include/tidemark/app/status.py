@@ -128,7 +128,8 @@ def candidate_status(deployment: Deployment) -> CandidateStatus | None:
         return None
     has = 0 if found.from_now else deployment.shadow_control(found).seals.head().upper
     behind = 0 if found.from_now else max(0, control.seals.head().upper - has)
-    return CandidateStatus(found.generation, found.identity, found.reason, found.from_now, behind)
+    started = written_at(control.candidates, found.number)
+    return CandidateStatus(found.generation, found.identity, found.reason, found.from_now, behind, started)
 
 
 def shards_of_interest(

@@ -25,7 +25,8 @@ from tidemark.core.summary import numbers
 from tidemark.core.text import span
 
 if TYPE_CHECKING:
-    from tidemark.app.generation import Generations, Pair, Plan
+    from tidemark.app.generation import Generations, Pair
+    from tidemark.app.generation_plan import Plan
     from tidemark.core.generation import Candidate
 
 SinceOption = Annotated[
@@ -71,7 +72,7 @@ def plan(
     as_json: JsonOption = False,
 ) -> None:
     """Show what the pipeline file would change as a new generation. Changes nothing."""
-    from tidemark.app.generation import plan as planned
+    from tidemark.app.generation_plan import plan as planned
 
     found = planned(open_deployment(pipeline, environment), from_now=from_now)
     if as_json:
@@ -315,14 +316,18 @@ def _print_plan(found: Plan) -> None:
     else:
         say("no setting differs")
     print_table("shards", ("shard", "what becomes of it"), list(found.shards.items()))
-    say(f"{found.transactions:,} transactions with {found.records:,} records are read again")
+    say(found.effort)
     for kind, count in found.decided.items():
         say(f"{count:,} of them {kind}: they stay so")
     if found.until_seconds is not None:
         import time
 
+        from tidemark.app.generation_plan import TOO_SHORT
+
         left = found.until_seconds - time.time()
         say(f"the oldest input can be read for {span(max(0.0, left))} more")
+        if found.expires_first:
+            say(TOO_SHORT, style="yellow")
     for shard, txn in found.paused.items():
         say(f"shard {shard} waits at transaction {txn}: release it before the promotion")
     if found.consumers:

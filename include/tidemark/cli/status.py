@@ -133,8 +133,8 @@ def status(
             "--fail-if",
             metavar="ALARMS",
             help="Exit with 4 if one of these alarms is on: blocked, stalled, behind=10m, quarantine, "
-            "quarantine=24h, quarantine=5%, wal=10GB, replayable=2d; separate several with commas; all: with "
-            "the limits of the pipeline file.",
+            "quarantine=24h, quarantine=5%, wal=10GB, replayable=2d, candidate=2d; separate several with "
+            "commas; all: with the limits of the pipeline file.",
         ),
     ] = "",
     environment: EnvironmentOption = None,

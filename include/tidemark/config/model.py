@@ -21,7 +21,7 @@ from tidemark.config.rules import pipeline_flaws
 from tidemark.config.shard import ShardConfig
 from tidemark.config.source import Debezium, PostgresSource, SourceConfig
 from tidemark.config.tables import Tables, shard_name_of
-from tidemark.core.alarms import BEHIND, QUARANTINE, REPLAYABLE, STALLED, WAL, Limits, limit
+from tidemark.core.alarms import BEHIND, CANDIDATE, QUARANTINE, REPLAYABLE, STALLED, WAL, Limits, limit
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import ShardId
 from tidemark.core.shape import Shape
@@ -43,6 +43,7 @@ class Alarms(Model):
     wal: Annotated[str, AfterValidator(_limit(WAL))] | None = "10GB"
     replayable: Annotated[str, AfterValidator(_limit(REPLAYABLE))] | None = "2d"
     quarantine: Annotated[str, AfterValidator(_limit(QUARANTINE))] | None = "5%"
+    candidate: Annotated[str, AfterValidator(_limit(CANDIDATE))] | None = "2d"
 
     @property
     def limits(self) -> Limits:

@@ -27,12 +27,13 @@ BEHIND: Final = "behind"
 QUARANTINE: Final = "quarantine"
 WAL: Final = "wal"
 REPLAYABLE: Final = "replayable"
-KINDS: Final = (BLOCKED, STALLED, BEHIND, WAL, REPLAYABLE, QUARANTINE)
+CANDIDATE: Final = "candidate"
+KINDS: Final = (BLOCKED, STALLED, BEHIND, WAL, REPLAYABLE, QUARANTINE, CANDIDATE)
 """In the order of their urgency."""
 ALL: Final = "all"
 HINT: Final = (
     "there are: all, blocked, stalled, behind=10m, quarantine, quarantine=24h, quarantine=5%, wal=10GB, "
-    "replayable=2d"
+    "replayable=2d, candidate=2d"
 )
 
 
@@ -68,6 +69,7 @@ class Limits:
     quarantine_share: float | None = None
     wal_bytes: int | None = None
     replayable_seconds: float | None = None
+    candidate_seconds: float | None = None
 
 
 def alarms_of(found: Status, limits: Limits) -> tuple[Alarm, ...]:
@@ -93,6 +95,8 @@ def _alarms(found: Status, limits: Limits, now: float) -> Iterator[Alarm]:
         yield from _replayable(found, limits.replayable_seconds, now)
     if limits.quarantine:
         yield from _quarantine(found, limits, now)
+    if limits.candidate_seconds is not None:
+        yield from _candidate(found, limits.candidate_seconds, now)
 
 
 def _way_out(pipeline: str, stop: Blocked) -> str:
@@ -175,6 +179,20 @@ def _quarantine(found: Status, limits: Limits, now: float) -> Iterator[Alarm]:
     recent = within is None or bad.last is None or now - bad.last.timestamp() <= within
     if bad.records and recent:
         yield Alarm(QUARANTINE, "records", f"{bad.records:,} records are quarantined", remedy, bad.last)
+
+
+def _candidate(found: Status, seconds_max: float, now: float) -> Iterator[Alarm]:
+    """An alarm for a candidate that nobody has promoted or aborted in time. It keeps the pipeline's input and
+    log. A start time that is unknown is no alarm: only tables in memory have none."""
+    one = found.candidate
+    if one is None or one.started is None or now - one.started.timestamp() <= seconds_max:
+        return
+    lag = f"{one.behind:,} transactions behind" if one.behind else "caught up"
+    age = span(now - one.started.timestamp())
+    fact = f"generation {one.generation} is a candidate for {age}, and {lag}; it keeps input and log"
+    ways = ("follow", "promote", "abort") if one.behind else ("promote", "abort")
+    remedy = " or ".join(f"`tidemark generation {way} {found.pipeline}`" for way in ways)
+    yield Alarm(CANDIDATE, f"generation {one.generation}, {one.identity}", fact, remedy, one.started)
 
 
 def limits_in(asked: str, defaults: Limits) -> Limits:

@@ -152,14 +152,16 @@ class Quarantined:
 
 @dataclass(frozen=True, slots=True)
 class CandidateStatus:
-    """The candidate generation: its number, its identity, which tells it from any other candidate, why it was
-    started, and how many sealed transactions it lacks. One that is `from_now` reads none again."""
+    """The candidate generation: its number, its identity, which tells it from any other candidate, why it
+    was started, how many sealed transactions it lacks, and when it was started. One that is `from_now` reads
+    none again."""
 
     generation: int
     identity: str
     reason: str
     from_now: bool
     behind: int
+    started: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)

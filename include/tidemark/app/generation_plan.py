@@ -1,0 +1,201 @@
+"""What a new generation would change, and what it takes: the pipeline file beside the settings in charge."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from tidemark.app.deployment import Deployment
+from tidemark.config import PipelineConfig
+from tidemark.core.ids import TXN_FIRST, ShardId, Txn
+from tidemark.core.reading import CANDIDATE
+from tidemark.core.seal import Decision, Seal
+from tidemark.core.shape import misfit
+from tidemark.core.text import span
+from tidemark.pipeline.checkpoint import paused_shards
+from tidemark.pipeline.context import Pipeline
+from tidemark.pipeline.leases import Leases
+from tidemark.pipeline.replay import replayable
+from tidemark.pipeline.timeline import times_of
+from tidemark.ports.control import Control
+
+TOO_SHORT: Final = "the input may expire before a candidate has read it: keep it longer at its source"
+
+READ: Final = (Decision.COMMITTED, Decision.ACCEPTED)
+"""Decisions on transactions that a candidate reads again."""
+
+NEWEST: Final = 100
+"""So many transactions tell how long one takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A setting that two generations have different values for, as JSON; None where one lacks it."""
+
+    name: str
+    before: str | None
+    after: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a new generation would change, and what it takes.
+
+    `shards` says for each shard what becomes of it; `refused` is why the generation can't be started.
+    `bytes` is the size of the parts that the pipeline has made of these records, and `seconds` about how long
+    it took, judged by the newest transactions; None if unknown. `gone` are the transactions whose input can't
+    be read again, `until_seconds` is when the next input expires. `decided` counts the transactions by their
+    decision."""
+
+    pipeline: str
+    generation: int
+    in_charge: int
+    settings: tuple[Setting, ...]
+    shards: Mapping[str, str]
+    transactions: int
+    records: int
+    bytes: int
+    seconds: float | None
+    decided: Mapping[str, int]
+    gone: Mapping[Txn, str]
+    until_seconds: float | None
+    paused: Mapping[str, Txn]
+    consumers: tuple[str, ...]
+    refused: tuple[str, ...]
+
+    @property
+    def effort(self) -> str:
+        """What it takes, as a sentence."""
+        size = f"{self.records:,} records, {self.bytes / 1e6:,.1f} MB of parts"
+        took = f"; the pipeline took about {span(self.seconds)} for them" if self.seconds is not None else ""
+        return f"{self.transactions:,} transactions with {size}, are read again{took}"
+
+    @property
+    def expires_first(self) -> bool:
+        """Whether input may expire before a candidate has read it."""
+        if self.until_seconds is None or self.seconds is None:
+            return False
+        return time.time() + self.seconds > self.until_seconds
+
+
+def plan(deployment: Deployment, *, file: PipelineConfig | None = None, from_now: bool = False) -> Plan:
+    """Compare a configuration, the pipeline file's by default, with the one in charge. Changes nothing and
+    starts no Spark."""
+    file = file if file is not None else deployment.file
+    control = deployment.fresh_control()
+    known = replace(deployment.unchecked, control=control)
+    recorded = deployment.declared
+    upper = control.seals.head().upper
+    seals = control.seals.read(TXN_FIRST, upper)
+    gone = {} if from_now else _gone(known, upper)
+    shards, refused = _shards(deployment, file)
+    if file.generation <= recorded.generation:
+        refused.insert(
+            0,
+            f"the file has generation {file.generation}, and {recorded.generation} is in charge:"
+            f" set `generation: {recorded.generation + 1}`",
+        )
+    if upper == TXN_FIRST:
+        refused.append("the pipeline has no transactions: run it, and it begins with this file")
+    lost = [txn for txn, why in gone.items() if why]
+    if lost:
+        refused.append(
+            f"the input of {len(lost)} transactions is gone, {lost[0]} first: {gone[lost[0]]};"
+            " with --from-now the tables stay as they are"
+        )
+    until = [one for one in _until(known, upper) if one is not None] if not from_now else []
+    leases = Leases(control.leases).latest()
+    return Plan(
+        pipeline=file.name,
+        generation=file.generation,
+        in_charge=recorded.generation,
+        settings=settings_between(recorded, file),
+        shards=shards,
+        transactions=0 if from_now else upper - 1,
+        records=0 if from_now else sum(seal.source.count for seal in seals),
+        bytes=0 if from_now else sum(map(_bytes_of, seals)),
+        seconds=None if from_now else _seconds_for(control, seals),
+        decided={
+            str(kind): count
+            for kind in Decision
+            if (count := sum(seal.decision is kind for seal in seals)) and kind is not Decision.COMMITTED
+        },
+        gone={txn: why for txn, why in gone.items() if why},
+        until_seconds=min(until, default=None),
+        paused={str(shard): waits.txn for shard, waits in paused_shards(known).items()},
+        consumers=tuple(one.name for one in leases if one.is_kept and not one.name.startswith(CANDIDATE)),
+        refused=tuple(refused),
+    )
+
+
+def _bytes_of(seal: Seal) -> int:
+    return sum(part.bytes for parts in seal.shards.values() for part in parts.parts)
+
+
+def _seconds_for(control: Control, seals: Sequence[Seal]) -> float | None:
+    """About how long the pipeline took for these transactions, if all took as long as the newest."""
+    read = [seal.txn for seal in seals if seal.decision in READ]
+    took = [times_of(control, txn).seconds for txn in read[-NEWEST:]]
+    known = [seconds for seconds in took if seconds is not None]
+    return statistics.median(known) * len(read) if known else None
+
+
+def _gone(pipeline: Pipeline, upper: Txn) -> dict[Txn, str]:
+    """Why input can't be read again, by transaction. Where the source can't be asked, it is asked when the
+    transaction is read."""
+    sealed = {seal.txn for seal in pipeline.control.seals.read(TXN_FIRST, upper) if seal.decision in READ}
+    return {txn: one.gone for txn, one in replayable(pipeline).items() if txn in sealed}
+
+
+def _until(pipeline: Pipeline, upper: Txn) -> Iterator[float | None]:
+    for one in replayable(pipeline, at_ends=1).values():
+        yield one.until_seconds
+
+
+def settings_between(before: PipelineConfig, after: PipelineConfig) -> tuple[Setting, ...]:
+    old, new = (dict(_flat("", json.loads(one.canonical_json()))) for one in (before, after))
+    names = sorted({*old, *new} - {"generation", "warehouse"})
+    return tuple(
+        Setting(name, old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name)
+    )
+
+
+def _flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
+    """The leaves of a configuration, by their paths; members of a list by their `name`, if they have one."""
+    if isinstance(value, dict) and value:
+        for key, one in value.items():
+            yield from _flat(f"{name}.{key}" if name else key, one)
+    elif isinstance(value, list) and value and all(isinstance(one, dict) for one in value):
+        for at, one in enumerate(value):
+            yield from _flat(f"{name}[{one.get('name', at)}]", one)
+    else:
+        yield name, json.dumps(value, ensure_ascii=False)
+
+
+def _shards(deployment: Deployment, file: PipelineConfig) -> tuple[dict[str, str], list[str]]:
+    """What becomes of each shard, and what a promotion can't do."""
+    control, declared = deployment.fresh_control(), file.shapes
+    before = {ShardId(shard.name) for shard in deployment.declared.shards}
+    fates: dict[str, str] = {}
+    refused: list[str] = []
+    for shard, shape in declared.items():
+        found = misfit(shard, recorded=control.log(shard).shape(), declared=shape)
+        if found is not None:
+            fates[shard] = "refused"
+            refused.append(
+                f"{found.fact}: another type, key or order needs another shard; give it a new name"
+            )
+        elif shard not in before:
+            fates[shard] = "new: gets its rows from the recorded input"
+        else:
+            fates[shard] = "is corrected where its rows differ"
+    for shard in before - set(declared):
+        fates[shard] = "left out: its tables stay as they are"
+    ours, theirs = deployment.declared, file
+    if ours.source.type != theirs.source.type or ours.source_location != theirs.source_location:
+        refused.append("the source is another one: its input is not that of the recorded transactions")
+    return fates, refused
