@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from tests.contract.helpers import SHARDS
 from tests.support.memory.plane import Files, MemoryPlane
 from tests.support.memory.source import MemorySource, SourceRecord
-from tidemark.core.binding import Configuration, Owner
+from tidemark.core.binding import Binding, Claim, Configuration, Owner
 from tidemark.core.checksum import Digest
+from tidemark.core.frontier import Frontier
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.lease import SINCE, HolderToken, Lease
 from tidemark.core.ledger import UPPER, Committed, Conflict, Put
@@ -54,6 +55,33 @@ def test_every_ledger_is_its_own(open_control: OpenControl) -> None:
     ]
     assert [head.upper for head in heads] == [1, 1, 1, 1]
     assert control.log(SHARDS[1]).head().upper == 1
+
+
+def test_bindings_are_read_without_the_claims_before_them_and_runs_find_both(
+    open_control: OpenControl,
+) -> None:
+    """A run that finds nothing leaves a claim at the number of the next binding."""
+    settings = Configuration.of('{"generation": 0, "shards": []}')
+
+    def bound(txn: int) -> Binding:
+        return Binding(Txn(txn), Frontier(), Frontier(), Owner(f"bound-{txn}"), settings)
+
+    idle = [Claim(number, Owner(f"idle-{number}-{at}")) for number in (1, 2) for at in range(3)]
+    control = open_control()
+    for records in ((idle[0], idle[1]), (idle[2],), (bound(1),), (idle[3],), (idle[4], idle[5]), (bound(2),)):
+        last = records[-1]
+        upper = last.number + 1 if isinstance(last, Binding) else last.number
+        assert isinstance(
+            control.owned.commit(control.owned.head(), Put({UPPER: upper}, records, None)), Committed
+        )
+    control = open_control()
+    assert control.bindings.head().upper == control.owned.head().upper == 3
+    assert list(control.bindings.read(1, 3)) == [bound(1), bound(2)]
+    assert list(control.bindings.read(2, 9)) == [bound(2)]
+    assert list(control.owned.read(1, 3)) == [*idle[:3], bound(1), *idle[3:], bound(2)]
+    assert list(control.owned.find("run:idle-2-1")) == [idle[4]]
+    assert list(control.owned.find("run:bound-2")) == list(control.bindings.find("run:bound-2")) == [bound(2)]
+    assert list(control.bindings.find("run:idle-2-1")) == []
 
 
 def test_leases_and_publishes_keep_their_records_and_their_own_marks(open_control: OpenControl) -> None:

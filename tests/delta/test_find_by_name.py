@@ -42,7 +42,7 @@ def found(root: Path, number: int, salt: str = "", *, control: DeltaControl | No
     """The numbers under a run's name, by a handle that has just been opened."""
     control = control or DeltaControl(str(root), "p")
     control.history.head()
-    return [one.number for one in control.bindings.find(f"run:{run_of(number, salt)}")]
+    return [one.number for one in control.owned.find(f"run:{run_of(number, salt)}")]
 
 
 def some(files: int) -> Iterator[int]:
@@ -127,5 +127,5 @@ def test_merges_and_old_versions_agree_with_the_summary(copy: Path) -> None:
     wanted = [*some(FULL), last, last + 1]
     assert [found(copy, number) for number in wanted] == [[number] for number in wanted]
     # A handle on the version before sees what that version has, and nothing else.
-    assert [one.number for one in before.bindings.find(f"run:{run_of(last)}")] == []
-    assert [one.number for one in before.bindings.find(f"run:{run_of(8 + ROWS_FULL)}")] == [8 + ROWS_FULL]
+    assert [one.number for one in before.owned.find(f"run:{run_of(last)}")] == []
+    assert [one.number for one in before.owned.find(f"run:{run_of(8 + ROWS_FULL)}")] == [8 + ROWS_FULL]

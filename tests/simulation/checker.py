@@ -33,7 +33,7 @@ class Checker:
         self.world = world
         truth = world.warehouse
         records = truth.bindings.records(truth.bindings.version)
-        self.bindings = [record for record in records if isinstance(record, Binding)]
+        self.bindings = list(records)
         self.seals: list[Seal] = list(truth.seals.records(truth.seals.version))
         self.evidence = world.evidence
 

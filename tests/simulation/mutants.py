@@ -15,7 +15,6 @@ from unittest.mock import patch
 import greenlet
 
 from tidemark.core import checkpoint, reading, shard
-from tidemark.core.binding import Binding
 from tidemark.core.checkpoint import Acknowledged, FlushPosition
 from tidemark.core.ids import ShardId
 from tidemark.core.ledger import Committed, Put
@@ -132,7 +131,7 @@ def replay_commits_at_batch_ends() -> Iterator[None]:
     def too_far(pipeline: Any, seal: Any) -> Any:
         bindings = pipeline.control.bindings
         found = bindings.read(1, bindings.head().upper)
-        end = next(one for one in reversed(found) if isinstance(one, Binding)).upper
+        end = found[-1].upper
         return replace(sealed_binding(pipeline, seal), upper=end)
 
     with patch.object(ingest, "sealed_binding", too_far):

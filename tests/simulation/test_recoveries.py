@@ -17,7 +17,7 @@ from tests.simulation.test_restores import RestoredWorld
 from tests.simulation.world import SHARDS
 from tests.support.memory.control import MemoryControl
 from tests.support.memory.ledger import Crash
-from tidemark.core.binding import Binding, Owner
+from tidemark.core.binding import Owner
 from tidemark.core.errors import Determinate, InvariantViolation
 from tidemark.core.fold import fold, visible
 from tidemark.core.history import LogLost
@@ -142,7 +142,7 @@ def check_tables(world: RecoveredWorld) -> None:
     seals = list(world.warehouse.seals.records(world.warehouse.seals.version))
     assert [one.txn for one in seals] == list(range(1, len(seals) + 1))
     bindings = world.warehouse.bindings
-    bound = [one for one in bindings.records(bindings.version) if isinstance(one, Binding)]
+    bound = bindings.records(bindings.version)
     assert [one.txn for one in bound] == [one.txn for one in seals]
     size = {name: len(records) for name, records in world.source.partitions.items()}
     assert not size or bound[-1].upper.as_dict() == size

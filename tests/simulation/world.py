@@ -219,7 +219,7 @@ class World:
         for _ in range(20):
             self.scheduler.pause()
             bindings = self.warehouse.bindings
-            bound = [r for r in bindings.records(bindings.version) if isinstance(r, Binding)]
+            bound = bindings.records(bindings.version)
             positions = [position for binding in bound for position, _ in self.source.records(binding)]
             if not positions:
                 continue

@@ -40,8 +40,7 @@ class Landing:
         return FileSource(self.folder, self.rules, bindings=bindings, limits=self.limits, now=lambda: now)
 
     def bindings(self) -> list[Binding]:
-        records = self.warehouse.bindings.records(self.warehouse.bindings.version)
-        return [record for record in records if isinstance(record, Binding)]
+        return list(self.warehouse.bindings.records(self.warehouse.bindings.version))
 
     def bind(self, source: FileSource) -> Sequence[Binding]:
         """Offer and mint, as a run does; returns what was minted."""

@@ -62,7 +62,7 @@ def source_on(
     source = KafkaSource.model_validate(config)
     ledger: Any = GivenLedger(last)
     given_: Any = cluster
-    return TopicSource(source, given_, bindings=ledger, group="g", records_max=records_max)
+    return TopicSource(source, given_, bindings=ledger, owned=ledger, group="g", records_max=records_max)
 
 
 @dataclass

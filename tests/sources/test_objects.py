@@ -46,8 +46,7 @@ class Bucket:
         )
 
     def bindings(self) -> list[Binding]:
-        records = self.warehouse.bindings.records(self.warehouse.bindings.version)
-        return [record for record in records if isinstance(record, Binding)]
+        return list(self.warehouse.bindings.records(self.warehouse.bindings.version))
 
     def last(self) -> Binding | None:
         return next(reversed(self.bindings()), None)

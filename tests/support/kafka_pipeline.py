@@ -73,7 +73,7 @@ class Rig:
 
     def bindings(self) -> list[Binding]:
         ledger = self.opened().control.bindings
-        return [record for record in ledger.read(1, ledger.head().upper) if isinstance(record, Binding)]
+        return list(ledger.read(1, ledger.head().upper))
 
     def ranges(self) -> list[dict[str, list[int]]]:
         """What each transaction reads."""

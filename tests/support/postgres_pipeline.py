@@ -208,8 +208,7 @@ class Kept:
 
     def bound(self) -> list[Binding]:
         control = pipeline_at(self.works.root).control
-        records = control.bindings.read(1, control.bindings.head().upper)
-        return [record for record in records if isinstance(record, Binding)]
+        return list(control.bindings.read(1, control.bindings.head().upper))
 
 
 @contextmanager

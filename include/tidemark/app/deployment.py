@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from tidemark.config import PipelineConfig
 from tidemark.config.discovered_tables import Columns, new_columns, uses_source_schemas, with_new_columns
-from tidemark.core.binding import Binding, BindingRecord, Configuration, Owner
+from tidemark.core.binding import Binding, Configuration, Owner
 from tidemark.core.checksum import Digests
 from tidemark.core.errors import InvariantViolation
 from tidemark.core.extras import MissingExtra
@@ -33,7 +33,7 @@ from tidemark.pipeline.checkpoint import is_paused, is_settled
 from tidemark.pipeline.context import Attempt, Pipeline, untouched, watermark_below
 from tidemark.pipeline.schema_change import not_taken, recorded_columns
 from tidemark.pipeline.validate import Pair
-from tidemark.ports.control import Ledger
+from tidemark.ports.control import Control
 from tidemark.ports.source import ShardKeysPort, Source
 from tidemark.ports.state import Merger, StateKeeper
 from tidemark.runtime.home import home
@@ -56,28 +56,28 @@ def new_token() -> WriterToken:
     return WriterToken(f"{host}-{os.getpid()}-{secrets.token_hex(6)}")
 
 
-def source_of(config: PipelineConfig, bindings: Ledger[BindingRecord], shard_keys: ShardKeysPort) -> Source:
+def source_of(config: PipelineConfig, control: Control, shard_keys: ShardKeysPort) -> Source:
     """The pipeline's source. It connects when it is first used.
 
     Readers need no source, so a missing library raises `MissingExtra` at the first use, not here."""
     try:
-        return _source_of(config, bindings, shard_keys)
+        return _source_of(config, control, shard_keys)
     except MissingExtra as error:
         return cast("Source", AbsentSource(error))
 
 
-def _source_of(config: PipelineConfig, bindings: Ledger[BindingRecord], shard_keys: ShardKeysPort) -> Source:
+def _source_of(config: PipelineConfig, control: Control, shard_keys: ShardKeysPort) -> Source:
     match config.source.type:
         case "kafka":
             from tidemark.sources.kafka.source import TopicSource
 
-            return TopicSource.of(config, config.source, bindings=bindings)
+            return TopicSource.of(config, config.source, bindings=control.bindings, owned=control.owned)
         case "postgres":
             from tidemark.sources.postgres.source import SlotSource
 
-            return SlotSource(config, bindings=bindings, shard_keys=shard_keys)
+            return SlotSource(config, bindings=control.bindings, shard_keys=shard_keys)
         case _:
-            return FileSource.of(config, bindings=bindings)
+            return FileSource.of(config, bindings=control.bindings)
 
 
 class AbsentSource:
@@ -150,7 +150,7 @@ class Deployment:
         )
         self.pipeline = Pipeline(
             control=self.control,
-            source=source_of(config, self.control.bindings, ShardKeys(self)),
+            source=source_of(config, self.control, ShardKeys(self)),
             plane=LazyPlane(self),
             configuration=Configuration.of(config.canonical_json(), generation=config.generation),
             generation=config.generation,

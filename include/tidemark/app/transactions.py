@@ -53,7 +53,7 @@ def listed(
     control.seals.head()
     control.journal.head()
     seals = {seal.txn: seal for seal in control.seals.read(lower, upper)}
-    bound = [record for record in control.bindings.read(lower, upper) if isinstance(record, Binding)]
+    bound = control.bindings.read(lower, upper)
     rows = {one.txn: _row(deployment, one, seals.get(one.txn)) for one in reversed(bound)}
     left = [one for one in reversed(bound) if wanted(rows[one.txn])]
     tries = attempts_of(deployment.pipeline, left) if left else {}

@@ -23,7 +23,7 @@ from typing import Annotated
 import typer
 
 from tidemark.config.paths import is_uri
-from tidemark.core.binding import Binding, BindingRecord
+from tidemark.core.binding import Binding
 from tidemark.core.errors import TidemarkError
 
 _SPARK_SECONDS_MAX = 300
@@ -284,11 +284,9 @@ _RESTORE_SHOWN_BY = {
 }
 
 
-def _shows_a_restore(records: Sequence[BindingRecord]) -> str:
+def _shows_a_restore(records: Sequence[Binding]) -> str:
     """What outside the warehouse shows a complete restore, by the settings of the newest binding."""
-    kinds = [
-        json.loads(one.configuration.text)["source"]["type"] for one in records if isinstance(one, Binding)
-    ]
+    kinds = [json.loads(one.configuration.text)["source"]["type"] for one in records]
     nothing = (
         "nothing would show that everything was restored from one copy: after that run"
         " `tidemark recover PIPELINE --restored`"

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from tidemark.core.binding import Binding, BindingRecord, Configuration, Owner, Step
+from tidemark.core.binding import Binding, Configuration, Owner, Step
 from tidemark.core.checksum import SOURCE, Digest
 from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.core.ids import ShardId, Txn, WriterToken
@@ -179,7 +179,7 @@ def decide_promotion(
     nothing: Step,
     owner: Owner,
     grace_seconds: float,
-) -> Put[BindingRecord, Binding] | Binding:
+) -> Put[Binding, Binding] | Binding:
     """Bind the transaction that promotes the candidate, above everything that is bound. `undecided` is an
     open promotion: the owner's own, after a lost reply or a crash, or another's. `nothing` is the step that
     reads nothing after the `last` binding."""

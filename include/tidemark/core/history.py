@@ -76,7 +76,8 @@ class _Chapter(TypedDict):
 
 
 CHAPTERS: Final[Mapping[str, _Chapter]] = {
-    "bindings": {"kinds": (Binding, Claim), "upper": BOUND},
+    "bindings": {"kinds": (Binding,), "upper": BOUND},
+    "owned": {"kinds": (Binding, Claim), "upper": BOUND},
     "seals": {"kinds": (Seal,), "upper": SEALED},
     "recoveries": {"kinds": (Recovery,), "upper": EPOCH},
     "candidates": {"kinds": (Candidate,), "upper": CANDIDATES},

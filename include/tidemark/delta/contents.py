@@ -5,9 +5,10 @@ block's links are verified then, so that a few rows of a file with ten thousand 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from typing import Any, Final, TypeVar, overload
 
 from arro3.core import Table
@@ -68,24 +69,36 @@ class Contents:
     _decoded: dict[int, Any] = field(default_factory=dict)
 
     @cached_property
-    def _numbers(self) -> list[int]:
+    def numbers(self) -> list[int]:
         return list(self.table["number"].to_pylist())
 
     @cached_property
-    def _by_number(self) -> dict[int, list[int]]:
-        return _places(self._numbers)
+    def kinds(self) -> list[str]:
+        return list(self.table["kind"].to_pylist())
+
+    @cached_property
+    def _kinds(self) -> frozenset[str]:
+        return frozenset(self.kinds)
+
+    @cached_property
+    def _by_number(self) -> dict[tuple[int, str], list[int]]:
+        return _places(zip(self.numbers, self.kinds, strict=True))
 
     @cached_property
     def _by_key(self) -> dict[str, list[int]]:
         return _places(self.table["key"].to_pylist())
 
-    def numbered(self, lower: int, upper: int) -> Iterator[int]:
-        """The places of the rows numbered in [lower, upper), those of one number in their order."""
+    def numbered(self, lower: int, upper: int, *, but: Container[str] = ()) -> Iterator[int]:
+        """The places of the rows numbered in [lower, upper), those of one number in their order, without
+        those of some kinds: there may be very many claims before one binding, and nobody reads them all."""
         if upper - lower < len(self.rows):
+            kinds = [kind for kind in self._kinds if kind not in but]
             for number in range(lower, upper):
-                yield from self._by_number.get(number, ())
+                places = [self._by_number.get((number, kind), ()) for kind in kinds]
+                yield from sorted(chain.from_iterable(places)) if len(kinds) > 1 else chain(*places)
         else:
-            yield from (at for at, number in enumerate(self._numbers) if lower <= number < upper)
+            rows = enumerate(zip(self.numbers, self.kinds, strict=True))
+            yield from (at for at, (number, kind) in rows if lower <= number < upper and kind not in but)
 
     def keyed(self, key: str) -> Sequence[int]:
         """The places of the rows with this key, in order."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from deltalake import Schema
 
-from tidemark.core.binding import BindingRecord
+from tidemark.core.binding import Binding, BindingRecord
 from tidemark.core.generation import Candidate
 from tidemark.core.history import CHAPTERS, HISTORY_MARKS, Recovery, TimedChapter
 from tidemark.core.ids import ShardId, checked_name, is_name
@@ -66,7 +66,8 @@ class DeltaControl:
         self.history = self.ledger(
             "history", history_codec(), marks=HISTORY_MARKS, properties={ADDRESS: self.address}
         )
-        self.bindings: TimedChapter[BindingRecord] = TimedChapter(self.history, **CHAPTERS["bindings"])
+        self.bindings: TimedChapter[Binding] = TimedChapter(self.history, **CHAPTERS["bindings"])
+        self.owned: TimedChapter[BindingRecord] = TimedChapter(self.history, **CHAPTERS["owned"])
         self.seals: TimedChapter[Seal] = TimedChapter(self.history, **CHAPTERS["seals"])
         self.recoveries: TimedChapter[Recovery] = TimedChapter(self.history, **CHAPTERS["recoveries"])
         self.candidates: TimedChapter[Candidate] = TimedChapter(self.history, **CHAPTERS["candidates"])

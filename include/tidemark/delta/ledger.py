@@ -35,7 +35,6 @@ from tidemark.delta.records import (
     FileGone,
     Merge,
     RecordFile,
-    Row,
     checked_order,
     choose_merge,
     configuration_in,
@@ -147,20 +146,20 @@ class DeltaLedger(Generic[R]):
     def read(self, lower: int, upper: int, kinds: tuple[type, ...] = ()) -> Sequence[R]:
         """The records numbered in [lower, upper), of the given kinds or of all. Records of one number keep
         the order of their commits."""
-        names = self._codec.names_of(kinds)
+        but = self._all_but(kinds)
 
         def look() -> Iterator[Found]:
             for file in self._snapshot.files:
                 if file.may_hold_number(lower, upper):
                     contents = self._contents_of(file)
                     ends = max(lower, file.number_min), min(upper, file.number_max + 1)
-                    yield from ((contents, place) for place in contents.numbered(*ends))
+                    yield from ((contents, place) for place in contents.numbered(*ends, but=but))
 
-        return self._decoded(look, names)
+        return self._decoded(look)
 
     def find(self, key: str, kinds: tuple[type, ...] = ()) -> Sequence[R]:
         """The records with this key, of the given kinds or of all, sorted by number."""
-        names = self._codec.names_of(kinds)
+        but = self._all_but(kinds)
 
         def look() -> Iterator[Found]:
             files = self._snapshot.files
@@ -172,16 +171,17 @@ class DeltaLedger(Generic[R]):
                     continue
                 if place < known.covered or self._holds_key(file, key):
                     contents = self._contents_of(file)
-                    yield from ((contents, at) for at in contents.keyed(key))
+                    yield from ((contents, at) for at in contents.keyed(key) if contents.kinds[at] not in but)
 
-        return self._decoded(look, names)
+        return self._decoded(look)
 
-    def _is_of(self, row: Row, names: frozenset[str]) -> bool:
-        """Whether a row is of these kinds. Unknown kinds pass, so that decoding rejects them."""
-        return row.kind in names or row.kind not in self._codec.names_of(())
+    def _all_but(self, kinds: tuple[type, ...]) -> frozenset[str]:
+        """The names of all other kinds, whose rows are not read. Unknown kinds are, so that decoding rejects
+        them."""
+        return self._codec.names_of(()) - self._codec.names_of(kinds)
 
-    def _decoded(self, look: Callable[[], Iterator[Found]], names: frozenset[str]) -> Sequence[R]:
-        """The records of these kinds that `look` finds, sorted by number. If the loaded version is older than
+    def _decoded(self, look: Callable[[], Iterator[Found]]) -> Sequence[R]:
+        """The records that `look` finds, sorted by number. If the loaded version is older than
         the retention, its files may have been merged and deleted; then `look` runs again on the newest
         version."""
         try:
@@ -191,8 +191,7 @@ class DeltaLedger(Generic[R]):
             if self.head().version == before:
                 raise
             found = list(look())
-        found = [one for one in found if self._is_of(one[0].rows[one[1]], names)]
-        found.sort(key=lambda one: one[0].rows[one[1]].number)
+        found.sort(key=lambda one: one[0].numbers[one[1]])
         records = [contents.record(place, self._codec, table=self.uri) for contents, place in found]
         texts = self._settings
         return records if texts is None else [with_texts(record, texts) for record in records]
@@ -200,14 +199,13 @@ class DeltaLedger(Generic[R]):
     def written_at(self, number: int, kinds: tuple[type, ...] = ()) -> datetime | None:
         """When the last record of a number was committed, by its writer's clock; None if there is none. For
         alarms and retention only: no decision about what happened depends on it."""
-        names = self._codec.names_of(kinds)
+        but = self._all_but(kinds)
         for file in reversed(self._snapshot.files):
             if file.may_hold_number(number, number + 1):
                 contents = self._contents_of(file)
-                for at in reversed(list(contents.numbered(number, number + 1))):
-                    if contents.rows[at].kind in names:
-                        found: datetime = contents.table["at"][at].as_py()
-                        return found
+                for at in reversed(list(contents.numbered(number, number + 1, but=but))):
+                    found: datetime = contents.table["at"][at].as_py()
+                    return found
         return None
 
     def _holds_key(self, file: RecordFile, key: str) -> bool:

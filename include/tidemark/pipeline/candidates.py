@@ -67,7 +67,7 @@ def configuration_in_charge(control: Control, *, below: Txn | None = None) -> Co
         generation = control.seals.read(Txn(below - 1), below)[0].generation
     while upper > TXN_FIRST:
         lower = max(TXN_FIRST, upper - 4)
-        bound = [one for one in control.bindings.read(lower, upper) if isinstance(one, Binding)]
+        bound = control.bindings.read(lower, upper)
         seals = control.seals.read(lower, min(upper, sealed_upper))
         found = in_charge(bound, seals, generation=generation)
         if found is not None:
@@ -132,7 +132,7 @@ def abort(control: Control, candidate: Candidate, *, token: WriterToken, reason:
 def _undecided(control: Control) -> Binding | None:
     """The open promotion in the loaded version of the history."""
     upper = max(TXN_FIRST, control.bindings.mark(BOUND))
-    bound = [one for one in control.bindings.read(upper - 1, upper) if isinstance(one, Binding)]
+    bound = control.bindings.read(upper - 1, upper)
     return undecided_promotion(control, bound[0] if bound else None)
 
 

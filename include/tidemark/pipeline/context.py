@@ -100,9 +100,8 @@ class Attempt:
 def binding_at(pipeline: Pipeline, txn: Txn) -> Binding:
     """The binding of a transaction that is known to be bound."""
     upper = pipeline.control.bindings.head().upper
-    for record in pipeline.control.bindings.read(txn, txn + 1):
-        if isinstance(record, Binding):
-            return record
+    for binding in pipeline.control.bindings.read(txn, txn + 1):
+        return binding
     if txn < upper:
         raise InvariantViolation(f"binding {txn} is below the upper {upper}, but is not there")
     raise Determinate(f"the binding of transaction {txn} is not visible yet", hint="retry")
@@ -112,9 +111,8 @@ def last_binding(pipeline: Pipeline, head: Head) -> Binding | None:
     """The binding below the head's upper; None when nothing is bound."""
     if head.upper == TXN_FIRST:
         return None
-    for record in pipeline.control.bindings.read(head.upper - 1, head.upper):
-        if isinstance(record, Binding):
-            return record
+    for binding in pipeline.control.bindings.read(head.upper - 1, head.upper):
+        return binding
     raise InvariantViolation(f"binding {head.upper - 1} is below the upper {head.upper}, but is not there")
 
 
@@ -178,7 +176,7 @@ def untouched(pipeline: Pipeline, shards: Sequence[ShardId]) -> set[ShardId]:
     behind = unfinished(pipeline)
     upper = pipeline.control.bindings.head().upper
     pending = pipeline.control.bindings.read(behind.sealed_upper, upper)
-    pending_settings = {record.configuration for record in pending if isinstance(record, Binding)}
+    pending_settings = {binding.configuration for binding in pending}
     return {
         shard
         for shard in shards

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
-from tidemark.core.binding import Binding, BindingRecord, Owner, Step
+from tidemark.core.binding import Binding, Owner, Step
 from tidemark.core.checksum import Digest
 from tidemark.core.errors import Determinate, InvalidUsage, TidemarkError
 from tidemark.core.frontier import Frontier
@@ -115,7 +115,7 @@ def adopt(pair: Shadow, owner: Owner) -> Txn:
     generation = live.candidates.head().generation
     known = (pair.candidate, *promoted(candidates(live), generation=generation))
 
-    def decide(head: Head) -> Put[BindingRecord, Txn] | Txn:
+    def decide(head: Head) -> Put[Binding, Txn] | Txn:
         if head.upper >= sealed_upper:
             return head.upper
         upper = min(sealed_upper, head.upper + ADOPTED_AT_ONCE)
@@ -325,7 +325,7 @@ def _done_before(pair: Shadow, attempt: Attempt) -> Promotion | None:
     control, generation = pair.live.control, pair.candidate.generation
     upper = control.seals.head().upper
     for one in control.bindings.find(attempt.owner.identity):
-        if not isinstance(one, Binding) or one.promotes != generation or one.txn >= upper:
+        if one.promotes != generation or one.txn >= upper:
             continue
         if seal_at(pair.live, one.txn).decision is Decision.CORRECTED:
             return Promotion(one.txn, generation)
@@ -360,7 +360,7 @@ def _bind(pair: Shadow, attempt: Attempt, grace_seconds: float) -> Binding:
     live, candidate = pair.live, pair.candidate
     bindings = live.control.bindings
 
-    def decide(head: Head) -> Put[BindingRecord, Binding] | Binding:
+    def decide(head: Head) -> Put[Binding, Binding] | Binding:
         require_logs(live.control)
         last = last_binding(live, head)
         if last is None:

@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from tidemark.core.binding import Binding
 from tidemark.core.checkpoint import Checkpoint
 from tidemark.core.errors import Determinate, InvariantViolation
 from tidemark.core.history import CopiedWarehouse, HistoryLost, LogLost, Recovery, check_known
@@ -212,8 +211,7 @@ def _settings_lost(control: Control) -> list[str]:
     upper = control.bindings.head().upper
     try:
         for last in control.bindings.read(upper - 1, upper):
-            if isinstance(last, Binding):
-                _ = last.configuration.text
+            _ = last.configuration.text
     except InvariantViolation as lost:
         return [str(lost)]
     return []

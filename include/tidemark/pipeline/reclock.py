@@ -25,17 +25,17 @@ from tidemark.pipeline.schema_change import require_named, require_shapes
 
 def mint(pipeline: Pipeline, attempt: Attempt) -> Owned:
     """The transactions that the run owns: found, or bound now from the steps that the source offers."""
-    bindings = pipeline.control.bindings
+    owned = pipeline.control.owned
     offered: dict[Txn, Sequence[Step]] = {}
 
     def decide(head: Head) -> Put[BindingRecord, Owned] | Owned:
-        found = bindings.find(attempt.owner.identity)
+        found = owned.find(attempt.owner.identity)
         decided = owned_in(found)
         if decided is not None:
             return decided
         require_logs(pipeline.control)
         last = last_binding(pipeline, head)
-        sealed_upper = max(TXN_FIRST, bindings.mark(SEALED))
+        sealed_upper = max(TXN_FIRST, owned.mark(SEALED))
         if is_fenced(pipeline.generation, newest=head.generation, sealed_upper=sealed_upper):
             raise Superseded(generation=pipeline.generation, newest=head.generation)
         undecided = undecided_promotion(pipeline.control, last)
@@ -56,7 +56,7 @@ def mint(pipeline: Pipeline, attempt: Attempt) -> Owned:
             configuration=pipeline.configuration,
         )
 
-    return settle(bindings, decide, what=f"minting for {attempt.owner.identity}")
+    return settle(owned, decide, what=f"minting for {attempt.owner.identity}")
 
 
 def reclock(pipeline: Pipeline, attempt: Attempt) -> RunPlan:
@@ -98,5 +98,5 @@ def only_proves(pipeline: Pipeline, attempt: Attempt) -> bool:
 
 
 def _owned(pipeline: Pipeline, attempt: Attempt) -> Owned | None:
-    pipeline.control.bindings.head()
-    return owned_in(pipeline.control.bindings.find(attempt.owner.identity))
+    pipeline.control.owned.head()
+    return owned_in(pipeline.control.owned.find(attempt.owner.identity))

@@ -54,11 +54,7 @@ def replay_plan(pipeline: Pipeline, *, txn_from: Txn, txn_to: Txn) -> tuple[Repl
     """The steps of a replay, at the boundaries that the bindings recorded."""
     pipeline.control.bindings.head()
     sealed_upper = pipeline.control.seals.head().upper
-    bindings = [
-        record
-        for record in pipeline.control.bindings.read(txn_from, txn_to + 1)
-        if isinstance(record, Binding)
-    ]
+    bindings = pipeline.control.bindings.read(txn_from, txn_to + 1)
     seals = pipeline.control.seals.read(txn_from, min(txn_to + 1, sealed_upper))
     return plan_replay(txn_from=txn_from, txn_to=txn_to, bindings=bindings, seals=seals)
 
@@ -147,8 +143,7 @@ def replayable(
 
 
 def _asked(pipeline: Pipeline, lower: int, upper: int) -> dict[Txn, Replayable]:
-    records = pipeline.control.bindings.read(lower, upper)
-    bindings = [record for record in records if isinstance(record, Binding)]
+    bindings = pipeline.control.bindings.read(lower, upper)
     try:
         found = pipeline.source.replayable(bindings)
     except (Determinate, InvalidUsage) as error:

@@ -48,10 +48,10 @@ def last_run(control: Control) -> LastRun | None:
     """The run that requested input last; None when there is none. A run that found none has a claim, at the
     next binding's number."""
     upper = control.bindings.head().upper
-    records = control.bindings.read(upper - 1, upper + 1)
+    records = control.owned.read(upper - 1, upper + 1)
     if not records:
         return None
-    at = written_at(control.bindings, upper) or written_at(control.bindings, upper - 1)
+    at = written_at(control.owned, upper) or written_at(control.owned, upper - 1)
     return LastRun(records[-1].owner.run_id, at)
 
 
@@ -91,11 +91,9 @@ def happenings(control: Control, *, since: datetime) -> list[Happening]:
 
 
 def _bound(control: Control, since: datetime) -> Iterator[Happening]:
-    for record in _records_since(control.bindings, since):
-        if isinstance(record, Binding):
-            yield Happening(
-                written_at(control.bindings, record.txn), record.txn, "bound", record.owner.run_id
-            )
+    binding: Binding
+    for binding in _records_since(control.bindings, since):
+        yield Happening(written_at(control.bindings, binding.txn), binding.txn, "bound", binding.owner.run_id)
 
 
 def _sealed(control: Control, since: datetime) -> Iterator[Happening]:

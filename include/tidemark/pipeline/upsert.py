@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from tidemark.core.binding import Binding
 from tidemark.core.errors import Determinate, TidemarkError
 from tidemark.core.ids import TXN_FIRST, ShardId, Txn, WriterToken
 from tidemark.core.journal import Event
@@ -109,7 +108,7 @@ def _past(pipeline: Pipeline, seal: Seal) -> Past:
     seals, control = pipeline.control.seals, pipeline.control
     last = require_history(pipeline.control)
     before = next(iter(seals.read(seal.txn - 1, seal.txn)), None)
-    bound = [one for one in control.bindings.read(seal.txn, seal.txn + 1) if isinstance(one, Binding)]
+    bound = control.bindings.read(seal.txn, seal.txn + 1)
     recovery = newest_recovery(control)
     touched = {shard: Txn(seals.mark(touch_mark(shard))) for shard in seal.shards}
     for shard in seal.shards:

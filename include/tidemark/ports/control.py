@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from tidemark.core.binding import BindingRecord
+from tidemark.core.binding import Binding, BindingRecord
 from tidemark.core.checkpoint import Checkpoint
 from tidemark.core.cuts import Cut
 from tidemark.core.generation import Candidate
@@ -123,8 +123,14 @@ class Control(Protocol):
         ...
 
     @property
-    def bindings(self) -> Ledger[BindingRecord]:
+    def bindings(self) -> Ledger[Binding]:
         """A chapter of the history, like the seals: a commit to one moves the head of both."""
+        ...
+
+    @property
+    def owned(self) -> Ledger[BindingRecord]:
+        """What runs own: the bindings, and the claims of runs that found nothing. For who asks by run: there
+        may be very many claims before one binding."""
         ...
 
     @property

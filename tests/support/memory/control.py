@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from tests.support.memory.ledger import Chaos, Crash, Fault, MemoryLedger, MemoryLedgerView
 from tests.support.memory.versions import MemoryStates
-from tidemark.core.binding import BindingRecord
+from tidemark.core.binding import Binding, BindingRecord
 from tidemark.core.checkpoint import Checkpoint
 from tidemark.core.cuts import Cut
 from tidemark.core.generation import Candidate
@@ -61,7 +61,7 @@ class MemoryWarehouse:
         self.address = MADE_AT
 
     @property
-    def bindings(self) -> MemoryTruth[BindingRecord]:
+    def bindings(self) -> MemoryTruth[Binding]:
         return MemoryTruth(self.history, "bindings")
 
     @property
@@ -98,9 +98,9 @@ class MemoryWarehouse:
 class MemoryChapter(Chapter[R]):
     """A chapter whose calls have its own name, for who scripts faults."""
 
-    def __init__(self, history: MemoryLedgerView[HistoryRecord], name: str) -> None:
+    def __init__(self, history: MemoryLedgerView[HistoryRecord], name: str, *, called: str = "") -> None:
         super().__init__(history, **CHAPTERS[name])
-        self._history, self._name = history, name
+        self._history, self._name = history, called or name
 
     def head(self) -> Head:
         with self._history.called(self._name):
@@ -143,7 +143,8 @@ class MemoryControl:
         self._warehouse = warehouse
         self._chaos = chaos
         self.history = MemoryLedgerView(warehouse.history, chaos, "history")
-        self.bindings: MemoryChapter[BindingRecord] = MemoryChapter(self.history, "bindings")
+        self.bindings: MemoryChapter[Binding] = MemoryChapter(self.history, "bindings")
+        self.owned: MemoryChapter[BindingRecord] = MemoryChapter(self.history, "owned", called="bindings")
         self.seals: MemoryChapter[Seal] = MemoryChapter(self.history, "seals")
         self.recoveries: MemoryChapter[Recovery] = MemoryChapter(self.history, "recoveries")
         self.candidates: MemoryChapter[Candidate] = MemoryChapter(self.history, "candidates")

@@ -18,7 +18,7 @@ from tests.support.memory.ledger import Chaos
 from tests.support.memory.plane import ENGINE, Files, MemoryPlane, digest_of
 from tests.support.memory.source import MemorySourceView, SourceRecord
 from tests.support.memory.world import A, B, World
-from tidemark.core.binding import Binding, BindingRecord, Configuration
+from tidemark.core.binding import Binding, Configuration
 from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.core.fold import Change, fold, visible
 from tidemark.core.frontier import Position
@@ -103,14 +103,14 @@ class RuleGate:
         return Opinion(tuple(failed), held)
 
 
-class TimedBindings(MemoryChapter[BindingRecord]):
+class TimedBindings(MemoryChapter[Binding]):
     """Bindings that know when they were put."""
 
     def __init__(self, control: MemoryControl, world: GenerationWorld) -> None:
         super().__init__(control.history, "bindings")
         self._world = world
 
-    def commit(self, head: Head, put: Put[BindingRecord, Any]) -> CommitOutcome:
+    def commit(self, head: Head, put: Put[Binding, Any]) -> CommitOutcome:
         for record in put.records:
             self._world.bound_at[record.number] = self._world.now_seconds
         return super().commit(head, put)

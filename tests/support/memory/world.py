@@ -119,7 +119,7 @@ class World:
 
     @property
     def bindings(self) -> list[Binding]:
-        return [record for record in newest(self.warehouse.bindings) if isinstance(record, Binding)]
+        return list(newest(self.warehouse.bindings))
 
     @property
     def seals(self) -> list[Seal]:

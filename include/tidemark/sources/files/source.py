@@ -37,7 +37,7 @@ from typing import Final
 from tidemark.config.model import PipelineConfig
 from tidemark.config.paths import cache_folder, is_uri
 from tidemark.config.source import FilesSource
-from tidemark.core.binding import Binding, BindingRecord, Step
+from tidemark.core.binding import Binding, Step
 from tidemark.core.errors import Determinate, InvalidUsage, InvariantViolation
 from tidemark.core.frontier import Frontier
 from tidemark.core.ids import Txn
@@ -102,7 +102,7 @@ class FileSource:
         folder: str | Path,
         rules: FileRules,
         *,
-        bindings: Ledger[BindingRecord],
+        bindings: Ledger[Binding],
         limits: FileLimits | None = None,
         index: Path | None = None,
         objects: Objects | None = None,
@@ -125,7 +125,7 @@ class FileSource:
         """The files that the last offer left out, with the reasons."""
 
     @classmethod
-    def of(cls, config: PipelineConfig, *, bindings: Ledger[BindingRecord]) -> FileSource:
+    def of(cls, config: PipelineConfig, *, bindings: Ledger[Binding]) -> FileSource:
         """The source that a pipeline file describes."""
         source, limits = config.source, config.transaction
         if not isinstance(source, FilesSource):
@@ -230,7 +230,7 @@ class FileSource:
         version, it is read again."""
         wanted = list(range(lower, upper))
         for _ in range(2):
-            found = [one for one in self._bindings.read(lower, upper) if isinstance(one, Binding)]
+            found = list(self._bindings.read(lower, upper))
             if [binding.txn for binding in found] == wanted:
                 return found
             self._bindings.head()

@@ -107,7 +107,8 @@ class TopicSource:
         source: KafkaSource,
         cluster: Cluster,
         *,
-        bindings: Ledger[BindingRecord],
+        bindings: Ledger[Binding],
+        owned: Ledger[BindingRecord],
         group: str,
         records_max: int,
         clock: Callable[[], float] = time.time,
@@ -115,19 +116,26 @@ class TopicSource:
         self._source = source
         self._cluster = cluster
         self._bindings = bindings
+        self._owned = owned
         self._group = group
         self._records_max = records_max
         self._clock = clock
 
     @classmethod
     def of(
-        cls, config: PipelineConfig, source: KafkaSource, *, bindings: Ledger[BindingRecord]
+        cls,
+        config: PipelineConfig,
+        source: KafkaSource,
+        *,
+        bindings: Ledger[Binding],
+        owned: Ledger[BindingRecord],
     ) -> TopicSource:
         """The source that a pipeline file describes."""
         return cls(
             source,
             Cluster(lambda: settings_of(source)),
             bindings=bindings,
+            owned=owned,
             group=source.group_of(config.name),
             records_max=config.transaction.max_records or RECORDS_MAX,
         )
@@ -219,7 +227,7 @@ class TopicSource:
     def status(self) -> SourceReport:
         """The consumer group's offsets, and how many offsets are not bound yet."""
         upper = self._bindings.head().upper
-        last = next((one for one in self._bindings.read(upper - 1, upper) if isinstance(one, Binding)), None)
+        last = next(iter(self._bindings.read(upper - 1, upper)), None)
         bound = last.upper.as_dict() if last is not None else {}
         try:
             topics = self._topics(_known(last))
@@ -330,7 +338,7 @@ class TopicSource:
 
     def _has_begun(self) -> bool:
         return self._source.start == "latest" and any(
-            isinstance(record, Claim) for record in self._bindings.read(1, 2)
+            isinstance(record, Claim) for record in self._owned.read(1, 2)
         )
 
 

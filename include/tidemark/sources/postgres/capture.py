@@ -25,7 +25,7 @@ import psycopg
 from tidemark.config.model import PipelineConfig
 from tidemark.config.shard import ShardConfig
 from tidemark.config.source import PostgresSource
-from tidemark.core.binding import Binding, BindingRecord, Step
+from tidemark.core.binding import Binding, Step
 from tidemark.core.errors import Determinate, InvalidUsage, InvariantViolation
 from tidemark.core.frontier import Frontier
 from tidemark.core.ids import ShardId
@@ -69,12 +69,12 @@ from tidemark.sources.postgres.values import Lines, ordered
 # Which tables are read, and whether they are still the same.
 
 
-def with_its_settings(bindings: Ledger[BindingRecord], last: Binding | None) -> Binding | None:
+def with_its_settings(bindings: Ledger[Binding], last: Binding | None) -> Binding | None:
     """The last binding with the configuration that its tables were read with. A promotion has that of its
     candidate, and reads nothing."""
     before = last
     while before is not None and before.promotes:
-        found = [one for one in bindings.read(before.txn - 1, before.txn) if isinstance(one, Binding)]
+        found = bindings.read(before.txn - 1, before.txn)
         before = found[0] if found else None
     return last if last is None or before is None else last.under(before.configuration)
 

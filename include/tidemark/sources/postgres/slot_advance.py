@@ -17,7 +17,7 @@ import psycopg
 
 from tidemark.config.model import PipelineConfig
 from tidemark.config.source import PostgresSource
-from tidemark.core.binding import Binding, BindingRecord
+from tidemark.core.binding import Binding
 from tidemark.ports.control import Ledger
 from tidemark.sources.files.manifest import Manifest
 from tidemark.sources.postgres import slot as slots
@@ -45,10 +45,10 @@ def acknowledged(files: ChangeFiles) -> int:
     return parsed_lsn(path.read_text()) if path.exists() else 0
 
 
-def last_bound(bindings: Ledger[BindingRecord]) -> Binding | None:
+def last_bound(bindings: Ledger[Binding]) -> Binding | None:
     """The newest binding; None if nothing is bound."""
     upper = bindings.head().upper
-    return next((one for one in bindings.read(upper - 1, upper) if isinstance(one, Binding)), None)
+    return next(iter(bindings.read(upper - 1, upper)), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class SlotAdvance:
         config: PipelineConfig,
         source: PostgresSource,
         files: ChangeFiles,
-        bindings: Ledger[BindingRecord],
+        bindings: Ledger[Binding],
     ) -> None:
         self._config, self._source, self._files, self._bindings = config, source, files, bindings
 

@@ -34,7 +34,7 @@ import psycopg
 from tidemark.config.model import PipelineConfig
 from tidemark.config.shard import ShardConfig
 from tidemark.config.source import PostgresSource
-from tidemark.core.binding import Binding, BindingRecord, Step
+from tidemark.core.binding import Binding, Step
 from tidemark.core.errors import Determinate, InvalidUsage, TidemarkError
 from tidemark.core.frontier import Frontier
 from tidemark.core.ids import TXN_FIRST, ShardId, Txn
@@ -95,7 +95,7 @@ class Looks:
     config: PipelineConfig
     source: PostgresSource
     files: ChangeFiles
-    bindings: Ledger[BindingRecord]
+    bindings: Ledger[Binding]
 
     def waiting(self, last: Binding | None) -> Waiting:
         """The first source transaction that is not bound; `trouble` if that can't be determined quickly."""
@@ -159,7 +159,7 @@ class SlotSource:
     """The `Source` port over a replication slot. Ingest and replay need no connection to the database."""
 
     def __init__(
-        self, config: PipelineConfig, *, bindings: Ledger[BindingRecord], shard_keys: ShardKeysPort
+        self, config: PipelineConfig, *, bindings: Ledger[Binding], shard_keys: ShardKeysPort
     ) -> None:
         if not isinstance(config.source, PostgresSource):
             raise InvalidUsage(f"pipeline {config.name!r} reads a {config.source.type} source")
@@ -296,7 +296,7 @@ class SlotSource:
         """The WAL position where transaction `since`, the first within the retention, begins."""
         self._bindings.head()
         found = self._bindings.read(since - 1, since) if since > TXN_FIRST else ()
-        return max((one.upper[WAL] for one in found if isinstance(one, Binding)), default=0)
+        return max((one.upper[WAL] for one in found), default=0)
 
     def acknowledge(self, frontier: Frontier) -> None:
         """Advance the slot to the frontier, and past changes that the pipeline doesn't need; never
