@@ -5,10 +5,10 @@ block's links are verified then, so that a few rows of a file with ten thousand 
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain
 from typing import Any, Final, TypeVar, overload
 
 from arro3.core import Table
@@ -19,7 +19,6 @@ from tidemark.delta.records import COLUMNS, Codec, RecordFile, Row, broken, open
 from tidemark.delta.store import Store
 
 R = TypeVar("R", bound=Record)
-T = TypeVar("T")
 ROWS_AT_ONCE: Final = 500
 
 
@@ -77,28 +76,31 @@ class Contents:
         return list(self.table["kind"].to_pylist())
 
     @cached_property
-    def _kinds(self) -> frozenset[str]:
-        return frozenset(self.kinds)
-
-    @cached_property
-    def _by_number(self) -> dict[tuple[int, str], list[int]]:
-        return _places(zip(self.numbers, self.kinds, strict=True))
+    def _by_number(self) -> dict[str, tuple[list[int], list[int]]]:
+        """Of each kind, the numbers in ascending order and the place of each."""
+        numbers, found = self.numbers, {}
+        for kind in dict.fromkeys(self.kinds):
+            places = [place for place, one in enumerate(self.kinds) if one == kind]
+            places.sort(key=numbers.__getitem__)
+            found[kind] = [numbers[place] for place in places], places
+        return found
 
     @cached_property
     def _by_key(self) -> dict[str, list[int]]:
-        return _places(self.table["key"].to_pylist())
+        found: dict[str, list[int]] = {}
+        for place, key in enumerate(self.table["key"].to_pylist()):
+            found.setdefault(key, []).append(place)
+        return found
 
-    def numbered(self, lower: int, upper: int, *, but: Container[str] = ()) -> Iterator[int]:
-        """The places of the rows numbered in [lower, upper), those of one number in their order, without
-        those of some kinds: there may be very many claims before one binding, and nobody reads them all."""
-        if upper - lower < len(self.rows):
-            kinds = [kind for kind in self._kinds if kind not in but]
-            for number in range(lower, upper):
-                places = [self._by_number.get((number, kind), ()) for kind in kinds]
-                yield from sorted(chain.from_iterable(places)) if len(kinds) > 1 else chain(*places)
-        else:
-            rows = enumerate(zip(self.numbers, self.kinds, strict=True))
-            yield from (at for at, (number, kind) in rows if lower <= number < upper and kind not in but)
+    def numbered(self, lower: int, upper: int, *, but: Container[str] = ()) -> Sequence[int]:
+        """The places of the rows numbered in [lower, upper), in order, without those of some kinds: there may
+        be very many claims before one binding, and nobody reads them all."""
+        wanted = [one for kind, one in self._by_number.items() if kind not in but]
+        return sorted(
+            place
+            for numbers, places in wanted
+            for place in places[bisect_left(numbers, lower) : bisect_left(numbers, upper)]
+        )
 
     def keyed(self, key: str) -> Sequence[int]:
         """The places of the rows with this key, in order."""
@@ -110,14 +112,6 @@ class Contents:
             self._decoded[place] = codec.decode(self.rows[place], table=table)
         found: R = self._decoded[place]
         return found
-
-
-def _places(values: Iterable[T]) -> dict[T, list[int]]:
-    """The places of each value."""
-    found: dict[T, list[int]] = {}
-    for place, value in enumerate(values):
-        found.setdefault(value, []).append(place)
-    return found
 
 
 def read_file(store: Store, file: RecordFile, *, table: str) -> Contents:

@@ -203,7 +203,7 @@ class DeltaLedger(Generic[R]):
         for file in reversed(self._snapshot.files):
             if file.may_hold_number(number, number + 1):
                 contents = self._contents_of(file)
-                for at in reversed(list(contents.numbered(number, number + 1, but=but))):
+                for at in reversed(contents.numbered(number, number + 1, but=but)):
                     found: datetime = contents.table["at"][at].as_py()
                     return found
         return None
