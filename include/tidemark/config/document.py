@@ -12,7 +12,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, get_args
+from itertools import chain
+from typing import Any, Final, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -30,6 +31,8 @@ from yaml.events import (
 )
 
 from tidemark.config.problems import Path, Problem, dotted, nearest, shown
+
+M = TypeVar("M", bound=BaseModel)
 
 FILE_BYTES_MAX: Final = 1_048_576
 TEXT_CHARACTERS_MAX: Final = 65_536
@@ -297,14 +300,14 @@ _KINDS = {
 
 
 def validated(
-    model: type[BaseModel], node: Node, *, file: str, extra_keys: Sequence[str] = ()
-) -> Iterator[Problem]:
-    """Every problem that the model finds in the tree; nothing if it is valid."""
+    model: type[M], node: Node, *, file: str, extra_keys: Sequence[str] = ()
+) -> tuple[M | None, list[Problem]]:
+    """The tree as a model, or every problem that the model finds in it."""
     try:
-        model.model_validate(node.plain())
+        return model.model_validate(node.plain()), []
     except ValidationError as error:
-        for details in error.errors(include_url=False):
-            yield from _problems_of(details, model, node, file, extra_keys)
+        found = (_problems_of(one, model, node, file, extra_keys) for one in error.errors(include_url=False))
+        return None, list(chain.from_iterable(found))
 
 
 def _problems_of(

@@ -67,12 +67,13 @@ def load_pipeline(
     schemas = SchemaReader(str(path), root)
     effective = schemas.expanded(_effective(tree, chosen, environ.get("TIDEMARK_WAREHOUSE")))
     problems += schemas.problems
-    problems += validated(PipelineConfig, effective, file=str(path), extra_keys=FILE_ONLY_KEYS)
+    read, found = validated(PipelineConfig, effective, file=str(path), extra_keys=FILE_ONLY_KEYS)
+    problems += found
     problems += _place_problems(effective, str(path), root)
     problems += _limit_problems(effective, str(path))
-    if problems:
+    if problems or read is None:
         raise ConfigInvalid(sorted(set(problems)))
-    config = PipelineConfig.model_validate(effective.plain()).at(root)
+    config = read.at(root)
     problems += _taken_twice(config, effective, str(path))
     problems += _policy_problems(config, effective, str(path))
     if problems:
@@ -149,7 +150,7 @@ def _file_problems(tree: Node, file: str, chosen: str | None) -> Iterator[Proble
     """Problems in the parts of the file that are not in the effective configuration."""
     defaults = tree.child("defaults")
     if defaults is not None:
-        yield from validated(ShardSettings, defaults, file=file)
+        yield from validated(ShardSettings, defaults, file=file)[1]
     blocks = tree.child("environments")
     if blocks is None:
         return
