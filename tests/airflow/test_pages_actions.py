@@ -244,10 +244,17 @@ def test_a_paused_shard_is_released(rig: Rig) -> None:
     rig.work(held={ShardId("points"): "too many NULLs"})
     (alarm,) = rig.client.get("/api/pipelines/mine", headers=as_user("eve")).json()["alarms"]
     assert (alarm["kind"], alarm["subject"]) == ("blocked", "shard points at transaction 1")
+
+    def waits() -> Any:
+        answer = rig.client.get("/api/pipelines/mine/transactions/1", headers=as_user("eve"))
+        return answer.json()["waits"]
+
+    assert waits() == {"points": "too many NULLs"}
     answer = rig.post("release")
-    assert answer.json() == {"done": "shard points appended 1 transactions; it has all transactions up to 1"}
+    assert answer.json() == {"done": "shard points appended 1 transaction; it has all transactions up to 1"}
     event, detail = rig.journal(1)[-1]
     assert (event, detail["user"], detail["shard"]) == ("released", "eve", "points")
+    assert waits() == {}, "the seal still says that it was held"
     assert rig.post("release", shard="nope").status_code == 400
 
 
@@ -289,10 +296,20 @@ def test_a_replay_is_a_run_of_the_dag_that_replays_with_the_request_on_record(
 
 def test_a_publish_is_a_run_of_the_pipelines_own_dag(rig: Rig) -> None:
     rig.work()
-    assert rig.post("publish", reason="the board meets").status_code == 200
+    answer = rig.post("publish", reason="the board meets")
+    assert answer.json()["done"] == "publish: run manual__1 of DAG mine does it"
     assert rig.started == [("mine", {"publish": True}, "the board meets")]
     ((event, detail),) = rig.journal(0)
     assert (event, detail["what"], detail["user"]) == ("requested", "publish", "eve")
+
+
+def test_a_run_of_a_paused_dag_is_not_said_to_do_its_work(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Airflow makes new DAGs paused: their runs wait, for ever if nobody unpauses them."""
+    rig.work()
+    monkeypatch.setattr(registry, "is_paused", lambda session, dag_id: dag_id == "replay")
+    done = rig.post("replay").json()["done"]
+    assert done == "replay: run manual__1 waits until DAG replay is unpaused"
+    assert rig.post("publish").json()["done"] == "publish: run manual__1 of DAG mine does it"
 
 
 def test_nothing_is_done_without_a_reason_or_by_what_nobody_asked_for(rig: Rig) -> None:

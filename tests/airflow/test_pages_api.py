@@ -201,6 +201,7 @@ def test_a_pipeline_says_what_the_command_says(client: TestClient, files: dict[s
     said = json.loads(CliRunner().invoke(command, ["status", str(files["mine"]), "--json"]).output)
     assert [(one["txn"], one["read"], one["quarantined"]) for one in told["recent"]] == [(1, 1, 0), (2, 1, 0)]
     assert all(one["seconds"] > 0 for one in told["recent"])
+    assert told.pop("tables") == str(files["mine"].parent / "warehouse" / "mine")
     for changes in ("at", "dag_id", "source_type", "may_act", "recent", "consumers", "leases"):
         told.pop(changes, None)
         said.pop(changes, None)
@@ -246,6 +247,12 @@ def test_a_run_has_its_sentence(client: TestClient) -> None:
     told = get(client, "/run", run_id="first")
     assert [row["txn"] for row in told["transactions"]] == [1]
     assert told["sentence"] == "loaded transaction 1: 1 read = 1 applied + 0 quarantined"
+    for state in ("queued", "running", "failed"):
+        found.state = state
+        told = get(client, "/run", run_id="other")
+        assert told["sentence"] == f"the run is {state}, and has no transaction on record"
+    found.state = "success"
+    assert get(client, "/run", run_id="other")["sentence"] == "nothing to do"
     found = None
     answer = client.get("/api/pipelines/mine/run", headers=as_user("ann"), params={"run_id": "none"})
     assert answer.status_code == 404

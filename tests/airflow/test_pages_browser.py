@@ -191,6 +191,22 @@ def check_abort(browser: Browser, rig: Rig, url: str) -> None:  # noqa: F811
     browser.wait_for(f"!{button('Promote generation 1')}", what="no promotion of what is no more")
 
 
+def test_a_held_transaction_says_that_it_waits_and_is_released_where_it_is_read(rig: Rig) -> None:  # noqa: F811
+    rig.work(held={ShardId("points"): HOSTILE})
+    with running_browser() as browser, served(rig.client.app) as url:  # type: ignore[arg-type]
+        browser.log_in(url, "eve")
+        browser.open(f"{url}/shown?page=transaction%3Fdag_id%3Dmine%26txn%3D1")
+        browser.sees(f"sealed, but held: shard points: {HOSTILE}", "tidemark release mine points")
+        browser.value(f"{button('Release points')}.click()")
+        browser.value(f"{FRAMED}.activeElement.value = 'looked at'")
+        browser.value(f"{FRAMED}.activeElement.dispatchEvent(new Event('input'))")
+        browser.value(f"{DOER}.click(), {DOER}.click()")
+        browser.sees("shard points appended 1 transaction; it has all transactions up to 1")
+        browser.wait_for(f"!{FRAMED}.body.innerText.includes('but held')", what="a page that is in order")
+        event, detail = rig.journal(1)[-1]
+        assert (event, detail["user"], detail["reason"]) == ("released", "eve", "looked at")
+
+
 def test_a_page_says_that_it_loads_that_there_is_nothing_and_what_is_wrong(rig: Rig) -> None:  # noqa: F811
     answers = threading.Event()
     with running_browser() as browser, served(rig.client.app, answers) as url:  # type: ignore[arg-type]
@@ -204,7 +220,10 @@ def test_a_page_says_that_it_loads_that_there_is_nothing_and_what_is_wrong(rig: 
         main = f"{FRAMED}.querySelector('main')"
         browser.wait_for(f"{main}.ariaBusy === 'true' && {main}.innerText === 'Loading …'", what="loading")
         answers.set()
-        browser.sees("Frontiers", "Nothing is bound yet.", "No consumer is known here.")
+        tables = rig.folder / "warehouse" / "mine"
+        browser.sees("Frontiers", f"Nothing is bound yet in {tables}, as", "No consumer is known here.")
+        cells = browser.value(f"[...{FRAMED}.querySelectorAll('td')].map((one) => one.innerText)")
+        assert cells[:4] == ["points", "0", "", "0"], "a log that is not there has no version"
         opens("pipelines")
         browser.sees("mine", "none")
         browser.value(f"{FRAMED}.querySelector('input').value = 'x'")
@@ -213,6 +232,15 @@ def test_a_page_says_that_it_loads_that_there_is_nothing_and_what_is_wrong(rig: 
         opens("pipeline%3Fdag_id%3Dplain")
         browser.sees("DAG 'plain' runs no pipeline of Tidemark's")
         assert browser.value(f"{FRAMED}.querySelectorAll('[role=alert]').length") == 0
+        for page, said in (
+            ("pipeline", "This address names no pipeline."),
+            ("transaction%3Fdag_id%3Dmine", "This address names no transaction."),
+            ("run%3Fdag_id%3Dmine", "This address names no run."),
+            ("transaction%3Fdag_id%3Dmine%26txn%3Dx", "txn: Input should be a valid integer"),
+            ("transaction%3Fdag_id%3Dmine%26txn%3D7", "transaction 7 is not bound: nothing is bound yet"),
+        ):
+            opens(page)
+            browser.sees(said)
 
         text = rig.file.read_text()
         rig.file.write_text("name: mine\nsource: {}\n")
@@ -229,6 +257,9 @@ def test_a_page_says_that_it_loads_that_there_is_nothing_and_what_is_wrong(rig: 
         rig.file.write_text("name: [")
         browser.value(refresh)
         browser.sees("not refreshed: ", "Frontiers")
+        rig.file.unlink()
+        opens("pipelines")
+        browser.sees("this API server can't read the pipeline file", "under the same paths as the workers")
         browser.log_in(url, "bob")
         opens("pipelines")
         browser.sees("There is no pipeline whose DAG you may view.")

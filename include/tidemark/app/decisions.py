@@ -78,7 +78,8 @@ def released(report: LogReport) -> str:
         end = f"it is paused again at {report.end.txn}: {report.end.reason}"
     else:
         end = f"it has all transactions up to {report.end.upper - 1}"
-    return f"appended {len(report.appended)} transactions; {end}"
+    count = len(report.appended)
+    return f"appended {count} transaction{'' if count == 1 else 's'}; {end}"
 
 
 def request(deployment: Deployment, by: Decider, what: str, detail: Mapping[str, str], *, txn: int) -> None:

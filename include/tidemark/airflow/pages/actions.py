@@ -172,7 +172,9 @@ class Actor:
         run_id = start(
             dag_id, asked, note=by.reason, user=self.user, session=self.session, request=self.request
         )
-        return {"done": f"{what}: run {run_id} of DAG {dag_id} does it", "dag_id": dag_id, "run_id": run_id}
+        waits = registry.is_paused(self.session, dag_id)
+        how = f"waits until DAG {dag_id} is unpaused" if waits else f"of DAG {dag_id} does it"
+        return {"done": f"{what}: run {run_id} {how}", "dag_id": dag_id, "run_id": run_id}
 
 
 Acting = Annotated[Actor, Depends()]

@@ -35,10 +35,12 @@ from tidemark.config.paths import is_uri
 from tidemark.core.alarms import alarms_of
 from tidemark.core.binding import Binding
 from tidemark.core.checksum import SOURCE, Digests
+from tidemark.core.errors import InvalidUsage
 from tidemark.core.journal import Event
 from tidemark.core.reading import consumer_of
 from tidemark.core.summary import run_sentence
 from tidemark.core.text import plain
+from tidemark.pipeline.checkpoint import paused_shards
 from tidemark.pipeline.context import Attempt, attempts_at
 from tidemark.pipeline.ingest import found_by
 
@@ -70,8 +72,7 @@ def open_for_reading(one: PipelineDag) -> Iterator[Deployment]:
         while len(_open) > OPEN_MAX:
             _open.popitem(last=False)
     with kept.lock:
-        found = Path(one.pipeline_file).stat() if Path(one.pipeline_file).is_file() else None
-        file = (found.st_mtime_ns, found.st_size) if found is not None else (0, 0)
+        file = _as_of(one)
         if kept.deployment is None or kept.file != file or not _is_current(kept):
             kept.deployment = None
             kept.deployment = open_pipeline(one.pipeline_file, environment)
@@ -81,6 +82,18 @@ def open_for_reading(one: PipelineDag) -> Iterator[Deployment]:
         except BaseException:
             kept.deployment = None  # After any error, the next request reopens the pipeline.
             raise
+
+
+def _as_of(one: PipelineDag) -> tuple[int, int]:
+    """The time and size of the pipeline file; `InvalidUsage` if this server does not see it."""
+    try:
+        found = Path(one.pipeline_file).stat()
+    except OSError as error:
+        raise InvalidUsage(
+            f"this API server can't read the pipeline file {one.pipeline_file} ({error.strerror})",
+            hint="give it the pipeline files and the warehouse under the same paths as the workers",
+        ) from None
+    return found.st_mtime_ns, found.st_size
 
 
 def _is_current(kept: OpenPipeline) -> bool:
@@ -126,6 +139,7 @@ def pipeline_body(one: PipelineDag) -> Body:
         alarms = alarms_of(found, deployment.config.alarms.limits)
         more = {"alarms": alarms, "dag_id": one.dag_id, "source_type": deployment.config.source.type}
         more |= {"recent": recent(deployment, limit=RECENT), **readers_of(deployment)}
+        more["tables"] = deployment.root
         return dict(plain({**plain(found), **more}))
 
 
@@ -196,6 +210,8 @@ def _transaction(deployment: Deployment, txn: int, *, shows_keys: bool) -> Body:
     body["sampled"] = len(sample)
     body |= {"pipeline": deployment.config.name, "bound": deployment.control.bindings.head().upper - 1}
     body["steps"] = steps_of(deployment, binding, seal)
+    held = paused_shards(deployment.pipeline) if seal is not None else {}
+    body["waits"] = {shard: one.reason for shard, one in held.items() if one.txn == txn}
     if seal is not None:
         body["seal"] = {
             "decision": str(seal.decision),

@@ -97,7 +97,11 @@ def run(one: Chosen, run_id: str, session: SessionDep) -> dict[str, Any]:
     )
     rounds = found.clear_number or 0
     body = answers.run_body(one, Attempt(owner, WriterToken("page"), rounds > 0, rounds))
-    return {**body, "run_id": run_id, "dag_id": one.dag_id, "state": str(found.state)}
+    state = str(found.state)
+    if not body["transactions"] and state != "success":
+        # Only a run that has succeeded has looked for input.
+        body["sentence"] = f"the run is {state}, and has no transaction on record"
+    return {**body, "run_id": run_id, "dag_id": one.dag_id, "state": state}
 
 
 def _text(at: datetime | None) -> str:

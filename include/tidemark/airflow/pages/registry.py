@@ -104,6 +104,14 @@ def pipeline_of(session: Session, dag_id: str) -> PipelineDag | None:
     return pipeline_in(dag_id, row.data or {}) if row is not None else None
 
 
+def is_paused(session: Session, dag_id: str) -> bool:
+    """Whether the runs of a DAG wait until it is unpaused."""
+    from airflow.models.dag import DagModel
+    from sqlalchemy import select
+
+    return bool(session.scalar(select(DagModel.is_paused).where(DagModel.dag_id == dag_id)))
+
+
 def environment_of(one: PipelineDag) -> str | None:
     """The environment to load the file with; `InvalidUsage` if it is a template, which needs a task."""
     if one.environment and "{{" in one.environment:

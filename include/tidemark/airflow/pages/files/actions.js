@@ -1,6 +1,7 @@
 // The actions of a person: a reason, then two clicks. The frame in which Airflow shows pages has no confirm().
 
 import { el } from "./elements.js";
+import { saidIn } from "./requests.js";
 
 const SURE_MILLISECONDS = 10000;
 
@@ -14,7 +15,7 @@ async function post(dagId, verb, body) {
   const told = await answer.json().catch(() => ({}));
   if (answer.ok) return told.done;
   if (answer.status === 401) throw new Error("you are not logged in; reload Airflow's page");
-  throw new Error(typeof told.detail === "string" ? told.detail : `the server answered ${answer.status}`);
+  throw new Error(saidIn(told) || `the server answered ${answer.status}`);
 }
 
 // One action {key, verb, label, effect, body}: a button that opens a field for the reason.
@@ -85,7 +86,7 @@ export function actionsOfPipeline(status) {
   if (!status.may_act) return [];
   const found = [];
   for (const stop of status.blocked) {
-    if (stop.shard) found.push({ key: `release ${stop.shard} ${stop.txn}`, verb: "release", label: `Release ${stop.shard}`, effect: `its log passes transaction ${stop.txn}, which was held`, body: { shard: stop.shard } });
+    if (stop.shard) found.push(releaseOf(stop.shard, stop.txn));
     else if (stop.txn !== null) found.push(...actionsOfOpen(stop.txn));
   }
   const behind = status.shards.some((one) => one.shard !== "quarantine" && !one.left_out && one.log_upper - 1 > one.published);
@@ -102,6 +103,10 @@ export function actionsOfPipeline(status) {
   return found;
 }
 
+function releaseOf(shard, txn) {
+  return { key: `release ${shard} ${txn}`, verb: "release", label: `Release ${shard}`, effect: `its log passes transaction ${txn}, which was held`, body: { shard } };
+}
+
 export function actionsOfOpen(txn) {
   return [
     { key: `accept ${txn}`, verb: "accept", label: `Accept transaction ${txn}`, effect: "seals it as the gate has seen it, although it is red", body: { txn } },
@@ -113,7 +118,8 @@ export function actionsOfTransaction(one) {
   if (!one.may_act) return [];
   if (!one.seal) return actionsOfOpen(one.txn);
   const body = { txn_from: one.txn, txn_to: one.txn };
-  const found = [{ key: "replay", verb: "replay", label: "Replay", effect: "reads its input again and proves it; writes nothing", body }];
+  const found = Object.keys(one.waits).map((shard) => releaseOf(shard, one.txn));
+  found.push({ key: "replay", verb: "replay", label: "Replay", effect: "reads its input again and proves it; writes nothing", body });
   const verdicts = one.journal.filter((entry) => entry.event === "verified").map((entry) => entry.detail.verdict);
   if (verdicts.length && verdicts[verdicts.length - 1] === "differs") found.push({ key: "repair", verb: "repair", label: "Repair", effect: "restores its parts from input that is as it was", body });
   return found;

@@ -58,8 +58,11 @@ const paused = (status) => status.shards.filter((one) => one.paused).length;
 
 function replayable(status) {
   const gone = status.replayable.filter((one) => one.gone);
-  if (gone.length) return marked(`${gone[0].first} to ${gone[gone.length - 1].last} no more`, "warn");
-  if (!status.replayable.length) return marked(status.bound ? "not asked here" : "", "quiet");
+  if (gone.length) {
+    const first = gone[0].first, last = gone[gone.length - 1].last;
+    return marked(`${first === last ? first : `${first} to ${last}`} no more`, "warn");
+  }
+  if (!status.replayable.length) return status.bound ? marked("not asked here", "quiet") : "";
   const ends = status.replayable.map((one) => one.until).filter(Boolean).sort();
   return ends.length ? `until ${moment(ends[0])}` : "while its input stays";
 }
@@ -91,16 +94,16 @@ const quietNone = () => marked("none", "quiet");
 const QUARANTINED = "All records in quarantine, resolved ones too; `tidemark quarantine PIPELINE --open` lists those that are not resolved";
 const PIPELINES = [
   { name: "Pipeline", kind: "whole", cell: (one) => link("pipeline", { dag_id: one.id }, one.id) },
-  { name: "Bound", number: true, cell: (one) => (one.status ? quietZero(one.status.bound) : one.error ? "" : marked("loading …", "quiet")) },
-  { name: "Sealed", number: true, cell: ofStatus((s) => quietZero(s.sealed)) },
-  { name: "Checkpoint", number: true, cell: ofStatus((s) => quietZero(s.checkpoint)) },
-  { name: "Published", number: true, cell: ofStatus(published) },
-  { name: "Open", cell: ofStatus((s) => (s.open.length ? [marked(count(s.open.length), "warn"), since("for", s.open_since)] : quietNone())) },
+  { name: "Bound", title: "The last transaction whose input is decided", number: true, cell: (one) => (one.status ? quietZero(one.status.bound) : one.error ? "" : marked("loading …", "quiet")) },
+  { name: "Sealed", title: "The last transaction that is committed", number: true, cell: ofStatus((s) => quietZero(s.sealed)) },
+  { name: "Checkpoint", title: "All transactions up to this one are in the logs, skipped, or wait in a paused shard", number: true, cell: ofStatus((s) => quietZero(s.checkpoint)) },
+  { name: "Published", title: "The last transaction that all states have", number: true, cell: ofStatus(published) },
+  { name: "Open", title: "Transactions that are bound and not sealed", cell: ofStatus((s) => (s.open.length ? [marked(count(s.open.length), "warn"), since("for", s.open_since)] : quietNone())) },
   { name: "Paused", title: "Shards whose log waits for a release", number: true, cell: ofStatus((s) => (paused(s) ? marked(count(paused(s)), "warn") : quietZero(0))) },
-  { name: "Waiting", cell: ofStatus(waiting) },
+  { name: "Waiting", title: "Input that is not bound yet", cell: ofStatus(waiting) },
   { name: "Quarantined", title: QUARANTINED, number: true, cell: ofStatus(quarantined) },
-  { name: "Verdict", kind: "whole", cell: ofStatus((s) => (s.last_verdict ? verdict(s.last_verdict.verdict) : "")) },
-  { name: "Replayable", cell: ofStatus(replayable) },
+  { name: "Verdict", title: "The last answer of the gate or of a replay", kind: "whole", cell: ofStatus((s) => (s.last_verdict ? verdict(s.last_verdict.verdict) : "")) },
+  { name: "Replayable", title: "How long the input of the transactions can be read again", cell: ofStatus(replayable) },
   { name: "Candidate", title: "A generation that is to replace the settings", cell: ofStatus(candidate), shownIf: (one) => one.status?.candidate },
   { name: "Recent", cell: ofStatus((s) => [recent(s, "records read", (row) => row.read), recent(s, "seconds open", (row) => row.seconds)]) },
 ];
@@ -146,7 +149,7 @@ async function showPipelines(part) {
 const SHARDS = [
   { name: "Shard", cell: (one) => one.shard },
   { name: "Log has", number: true, cell: (one) => count(one.log_upper - 1) },
-  { name: "Log version", number: true, cell: (one) => count(one.log_version) },
+  { name: "Log version", number: true, cell: (one) => (one.log_version < 0 ? "" : count(one.log_version)) },
   { name: "State has", number: true, cell: (one) => (one.shard === "quarantine" ? "" : count(one.published)) },
   { name: "Rows", number: true, cell: (one) => count(one.rows) },
   { name: "Behind", number: true, cell: (one) => (one.shard === "quarantine" ? "" : count(one.log_upper - 1 - one.published)) },
@@ -240,7 +243,7 @@ async function showPipeline(part) {
   showActions(part("actions"), dagId, actionsOfPipeline(status), refresh);
   part("picture").replaceChildren(
     el("h2", {}, "Frontiers"),
-    status.bound ? frontiers(status) : el("p", { class: "quiet" }, "Nothing is bound yet."),
+    status.bound ? frontiers(status) : el("p", { class: "quiet" }, `Nothing is bound yet in ${status.tables}, as this server sees it. The first run of the DAG that finds input binds it.`),
     el("h2", {}, "Shards"),
     table("Shards", SHARDS, status.shards, "No shard yet."),
     el("h2", {}, "Readers"),
@@ -298,6 +301,15 @@ async function showRun(part) {
 
 // The frame: a page's parts are made once and refilled, so that focus and typed text stay.
 
+// What an address has to name. A page without it would ask for something else.
+const NAMES = { dag_id: "pipeline", txn: "transaction", run_id: "run" };
+const NEEDS = { pipelines: [], pipeline: ["dag_id"], transaction: ["dag_id", "txn"], run: ["dag_id", "run_id"] };
+
+function requireNamed() {
+  const lacks = (NEEDS[name] ?? []).find((one) => !asked.get(one));
+  if (lacks) throw Object.assign(new Error(`This address names no ${NAMES[lacks]}.`), { absent: true });
+}
+
 const PAGES = { pipelines: showPipelines, pipeline: showPipeline, transaction: showTransaction, run: showRun };
 const name = location.pathname.split("/").pop();
 const parts = new Map();
@@ -333,6 +345,7 @@ async function refresh() {
   running = true;
   const giveFocusBack = keepingFocus();
   try {
+    requireNamed();
     await (PAGES[name] ?? showPipelines)(part, refresh);
     fresh.className = "quiet";
     fresh.textContent = `as of ${new Date().toISOString().slice(11, 19)} UTC`;

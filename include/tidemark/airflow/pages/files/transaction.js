@@ -52,6 +52,11 @@ function waysOut(one) {
     "if a part was lost or damaged and the input is as it was: repair restores the sealed parts",
     "if the input was changed: bring back what was read; what is sealed stays as it is",
   ]);
+  const waits = Object.entries(one.waits);
+  if (words === "identical" && waits.length) return told(`sealed, but held: ${waits.map(([shard, why]) => `shard ${shard}: ${why}`).join("; ")}`, [
+    `check its rows, then release the shard: below, or ${waits.map(([shard]) => `\`tidemark release ${file} ${shard}\``).join(", ")}`,
+    "until then its log takes no later transaction either; other shards go on",
+  ]);
   if (words !== "identical") return told(`the last replay: ${last.detail.finding}`, ["the tables are as they were sealed; this replay could not prove it", "bring the input back, or keep it longer at its source, and replay"]);
   return "";
 }
