@@ -12,16 +12,9 @@ from urllib.parse import quote
 
 import pytest
 
-from scripts.local_airflow.embedded import USER
 from tests.support.airflow import Stack
 from tests.support.browser import FRAMED, Browser, running_browser
 from tests.support.waiting import SECONDS_MAX
-from tidemark.app.tasks import open_pipeline, reclock
-from tidemark.core.binding import Owner
-from tidemark.core.ids import WriterToken
-from tidemark.core.journal import Event
-from tidemark.core.seal import Decision
-from tidemark.pipeline.context import Attempt
 
 pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.server, pytest.mark.slow]
 
@@ -137,79 +130,3 @@ def test_a_viewer_finds_the_pages_in_airflow_with_a_browser(stack: Stack) -> Non
         browser.open(f"{task}/plugin/tidemark_task")
         browser.sees(f"loaded transaction {last}:", "validate", "Transactions")
         assert [one for one in browser.complaints if "/tidemark/" in one or "Content Security" in one] == []
-
-
-FOCUS = f"{FRAMED}.activeElement"
-ACTIONS: dict[str, dict[str, Any]] = {
-    "accept": {"txn": 1},
-    "skip": {"txn": 1},
-    "release": {"shard": "orders"},
-    "replay": {"txn_from": 1, "txn_to": 1},
-    "repair": {"txn_from": 1, "txn_to": 1},
-    "publish": {},
-    "promote": {"candidate": "none"},
-    "abort": {"candidate": "none"},
-}
-
-
-def act_by_keyboard(browser: Browser, label: str, reason: str) -> None:
-    """Open an action, type the reason, and press its button twice."""
-    browser.tab_to(f"{FOCUS}.innerText === {json.dumps(label)}")
-    browser.press("Enter")
-    browser.wait_for(f"{FOCUS}.type === 'text'", what="the field for the reason")
-    browser.type(reason)
-    browser.tab_to(f"{FOCUS}.className === 'danger'")
-    browser.press("Enter")
-    browser.sees(f"Sure? {label}")
-    browser.press("Enter")
-
-
-@pytest.mark.browser
-def test_a_person_with_the_right_decides_by_the_keyboard_alone_and_nobody_else_decides(stack: Stack) -> None:
-    project, client, url = stack.projects["decided"], stack.client, stack.airflow.url
-    client.unpause("decided")
-    project.land([{"id": 1, "status": "new", "amount": -5.0, "op": "U"}])
-    run_id = client.trigger("decided")
-    stack.ends("decided", run_id, state="failed")
-    viewer, editor = stack.viewer_token, stack.editor_token
-    for verb, named in ACTIONS.items():
-        body = {"reason": "not mine to say", **named}
-        assert stack.act("decided", verb, "", **body)[0] == 401, verb
-        assert stack.act("decided", verb, viewer, **body)[0] == 403, verb
-        assert stack.act("decided", verb, editor, origin="https://elsewhere.example", **body)[0] == 403, verb
-    assert project.seals() == []
-    assert not [one for one in project.journal(0) if one.event is Event.REQUESTED]
-
-    with running_browser() as browser:
-        browser.resize(1280, 900)
-        browser.log_in(url, editor)
-        browser.open(f"{url}/plugin/tidemark")
-        browser.sees("decided", "blocked: transaction 1")
-        browser.wait_for(f"!{FRAMED}.body.innerText.includes('loading …')", what="every row")
-        picture(browser, "pipelines")
-        browser.tab_to(f"{FOCUS}.type === 'search'")
-        browser.type("decid")
-        browser.wait_for(f"{FRAMED}.querySelectorAll('tbody a').length === 1", what="the filtered list")
-        browser.tab_to(f"{FOCUS}.getAttribute('href') === 'pipeline?dag_id=decided'")
-        browser.press("Enter")
-        browser.sees("Frontiers", "expect_column_values_to_be_between(amount")
-        act_by_keyboard(browser, "Accept transaction 1", "a refund, as billing says")
-        browser.sees("transaction 1 is accepted; the checkpoint is 1", "Publish now")
-        (noted,) = [one for one in project.journal(1) if one.event is Event.ACCEPTED]
-        assert (noted.detail["user"], noted.detail["reason"]) == (USER, "a refund, as billing says")
-        act_by_keyboard(browser, "Publish now", "the board meets")
-        browser.sees("publish: run ")
-        picture(browser, "decided")
-    (asked,) = [one for one in project.journal(0) if one.event is Event.REQUESTED]
-    assert (asked.detail["what"], asked.detail["user"]) == ("publish", USER)
-    found = client.call("GET", "/dags/decided/dagRuns")["dag_runs"]
-    (started,) = [one for one in found if one["dag_run_id"] != run_id]
-    assert (started["note"], started["triggering_user_name"]) == ("the board meets", USER)
-    stack.ends("decided", started["dag_run_id"])
-    project.check()
-
-    # What is bound and was never staged can only be skipped.
-    project.land_some()
-    reclock(open_pipeline(project.file, None, binds=True), Attempt(Owner("by hand"), WriterToken("h")))
-    assert stack.act("decided", "skip", editor, txn=2, reason="sent twice")[0] == 200
-    assert project.seals()[-1].decision is Decision.SKIPPED

@@ -75,6 +75,9 @@ for path in sorted(folder.iterdir()):
         globals().update(replace_dag(path / "pipelines", conn_id=conn, default_args=args))
     if path.name == "red":
         globals().update(health_dag(path / "pipelines", schedule=None))
+    if path.name == "decided":  # Both stay paused: what is asked of them is looked at, and not done.
+        globals().update(replay_dag(path / "pipelines", conn_id=conn, dag_id="replay_decided"))
+        globals().update(replace_dag(path / "pipelines", conn_id=conn, dag_id="replace_decided"))
     if path.name == "submitted":
         how = {{"dag_id": "replay_submitted", "default_args": one_compiler}}
         globals().update(replay_dag(path / "pipelines", conn_id=conn, **how))
@@ -111,6 +114,11 @@ EXPECTATIONS = [
         "action": "fail",
     }
 ]
+HOLDING = {
+    "type": "expect_column_values_to_be_in_set",
+    "kwargs": {"column": "status", "value_set": ["new", "paid", "sent"]},
+    "action": "pause",
+}
 PRELOADED = """\
 # Task processes are forked from the scheduler: what it has imported costs them nothing.
 import shutil
@@ -129,7 +137,10 @@ if "scheduler" in sys.argv:
 """
 CANARY = "canary-7d1f0c2ab94e"
 VIEWER = "viewer"
-OTHER_DAGS = ("replay", "replace", "replay_submitted", "maintain", "health", "consumer", "waiter")
+OTHER_DAGS = (
+    "replay", "replace", "replay_submitted", "replay_decided", "replace_decided", "maintain", "health",
+    "consumer", "waiter",
+)  # fmt: skip
 
 
 @dataclass
@@ -394,7 +405,7 @@ def make_projects(root: Path) -> dict[str, Project]:
     for name in ("red", "asked", "decided"):
         projects[name] = Project.make(root, name, **({"on_red": "ask"} if name == "asked" else {}))
         config = yaml.safe_load(projects[name].file.read_text())
-        config["shards"][0]["expectations"] = EXPECTATIONS
+        config["shards"][0]["expectations"] = [*EXPECTATIONS, *([HOLDING] if name == "decided" else [])]
         projects[name].file.write_text(yaml.safe_dump(config))
     return projects
 
