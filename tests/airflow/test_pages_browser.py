@@ -132,7 +132,7 @@ def test_a_red_transaction_is_accepted_with_a_reason_and_two_clicks(rig: Rig) ->
         browser.log_in(url, "eve")
         browser.open(f"{url}/shown?page=pipeline%3Fdag_id%3Dmine")
         browser.open(f"{url}/shown?page=transaction%3Fdag_id%3Dmine%26txn%3D2")
-        browser.sees(f"not sealed: {why}", "Ways out:", "tidemark skip mine 2")
+        browser.sees(f"not sealed: {why}", "Ways out:", 'tidemark skip mine 2 --reason "..."')
         browser.open(f"{url}/shown?page=pipeline%3Fdag_id%3Dmine")
         accept = "Accept transaction 2"
         browser.wait_for(f"!!{button(accept)}", what="the action")
@@ -196,7 +196,9 @@ def test_a_held_transaction_says_that_it_waits_and_is_released_where_it_is_read(
     with running_browser() as browser, served(rig.client.app) as url:  # type: ignore[arg-type]
         browser.log_in(url, "eve")
         browser.open(f"{url}/shown?page=transaction%3Fdag_id%3Dmine%26txn%3D1")
-        browser.sees(f"sealed, but held: shard points: {HOSTILE}", "tidemark release mine points")
+        browser.sees(
+            f"sealed, but held: shard points: {HOSTILE}", 'tidemark release mine points --reason "..."'
+        )
         browser.value(f"{button('Release points')}.click()")
         browser.value(f"{FRAMED}.activeElement.value = 'looked at'")
         browser.value(f"{FRAMED}.activeElement.dispatchEvent(new Event('input'))")

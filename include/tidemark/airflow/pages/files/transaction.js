@@ -42,7 +42,7 @@ function waysOut(one) {
     return told(`not sealed: ${why}`, [
       "mend the cause and clear the run from ingest on: the same input is staged and checked again",
       ...(failed.length ? ["set the rows aside that don't meet the expectation: write `action: quarantine` for it in the pipeline file, and clear the run from ingest on"] : []),
-      `accept it as it is staged, or skip it for good: below, or \`tidemark accept ${file} ${one.txn}\`, \`tidemark skip ${file} ${one.txn}\``,
+      `accept it as it is staged, or skip it for good: below, or \`tidemark accept ${file} ${one.txn} --reason "..."\`, \`tidemark skip ${file} ${one.txn} --reason "..."\``,
     ]);
   }
   const words = last?.event === "verified" ? last.detail.verdict : "identical";
@@ -54,7 +54,7 @@ function waysOut(one) {
   ]);
   const waits = Object.entries(one.waits);
   if (words === "identical" && waits.length) return told(`sealed, but held: ${waits.map(([shard, why]) => `shard ${shard}: ${why}`).join("; ")}`, [
-    `check its rows, then release the shard: below, or ${waits.map(([shard]) => `\`tidemark release ${file} ${shard}\``).join(", ")}`,
+    `check its rows, then release the shard: below, or ${waits.map(([shard]) => `\`tidemark release ${file} ${shard} --reason "..."\``).join(", ")}`,
     "until then its log takes no later transaction either; other shards go on",
   ]);
   if (words !== "identical") return told(`the last replay: ${last.detail.finding}`, ["the tables are as they were sealed; this replay could not prove it", "bring the input back, or keep it longer at its source, and replay"]);
