@@ -208,35 +208,6 @@ def test_an_index_that_forgets_a_row_is_found_by_the_proof_of_unique_keys(
         log.publish()
 
 
-def test_tombstones_are_added_to_and_go_by_whole_files_when_all_in_them_are_too_late(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log = KeyedLog(tmp_path, ordered=True, lateness=5)
-    watermark = [None]
-    monkeypatch.setattr(step, "watermark_below", lambda control, txn: watermark[0])
-
-    def dead() -> list[int]:
-        table = DeltaTable(log.spec.tombstones)
-        return sorted(pq.read_metadata(one).num_rows for one in table.file_uris())
-
-    for keys in ([10], [20, 21], [30]):
-        log.append(*[Change(("x", one), None, one) for one in keys])
-        log.publish()
-    assert dead() == [1, 1, 2]
-    log.append(Change(("x", 20), "late", 19))
-    log.publish()
-    assert log.rows() == []
-    watermark[0] = 26
-    log.append(Change(("x", 40), None, 40))
-    published = log.publish()
-    assert dead() == [1, 1, 2], "21 is not too late yet, so 20 stays with it"
-    watermark[0] = 27
-    log.append(Change(("x", 41), None, 41))
-    published = log.publish()
-    assert dead() == [1, 1, 1]
-    assert published.commit.tombstones == DeltaTable(log.spec.tombstones).version()
-
-
 def test_regression_two_publishes_after_the_look_at_the_record_are_no_strangers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -194,6 +194,10 @@ def test_with_a_sequence_tombstones_are_corrected_too(spark: SparkSession, tmp_p
     ])  # fmt: skip
     equal = Dead(before, None, line=8)
     assert plane.correct(TABLE, old=new, new=new, txn=B, token=WriterToken("x"), dead=equal) == Correction()
+    # What may expire by the old settings is written again, where the new ones still need it.
+    dead = Dead(before, after, line=2, old_line=5)
+    found = plane.correct(TABLE, old=new, new=new, txn=B, token=WriterToken("y"), dead=dead)
+    assert (5, "D", None, 4) in [(row["k"], row["_op"], row["v"], row["s"]) for row in staged(rig, found)]
     with pytest.raises(InvariantViolation, match="tombstones, and they were not compared"):
         plane.correct(TABLE, old=new, new=new, txn=B, token=WriterToken("x"))
 

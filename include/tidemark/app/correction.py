@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tidemark.app.deployment import Deployment
 from tidemark.app.views import View, open_errors, read, read_quarantine, read_tombstones
+from tidemark.config import PipelineConfig
 from tidemark.core.generation import Correction
 from tidemark.core.ids import QUARANTINE, ShardId, Txn, WriterToken
 
@@ -15,10 +16,12 @@ if TYPE_CHECKING:
 
 
 class TableCorrector:
-    """The `Corrector` of a promotion. `target` is the pipeline as it will be, `shadow` the candidate."""
+    """The `Corrector` of a promotion. `target` is the pipeline as it will be, `shadow` the candidate, and
+    `before` has the settings that are in charge."""
 
-    def __init__(self, target: Deployment, shadow: Deployment) -> None:
+    def __init__(self, target: Deployment, shadow: Deployment, *, before: PipelineConfig) -> None:
         self._target, self._shadow = target, shadow
+        self._before = {shard.name: shard.lateness_number for shard in before.shards}
 
     @property
     def engine(self) -> str:
@@ -52,11 +55,14 @@ class TableCorrector:
 
     def _dead(self, shard: ShardId, txn: Txn, watermark: int | None) -> Dead:
         """The tombstones of both generations before a transaction. Later records are judged by the watermark
-        that the promotion seals, so it says which tombstones they could still lose to."""
+        that the promotion seals, so it says which tombstones they could still lose to. Those of the old
+        generation that are too late by its own lateness may be removed by maintenance at any time."""
         from tidemark.spark.correction import Dead
-        from tidemark.spark.state_table import specs_of
 
-        lateness = specs_of(self._target.config).of(shard).lateness
-        line = None if lateness is None or watermark is None else watermark - lateness
+        now = self._target.config.shard(shard).lateness_number
+        latenesses = (now, self._before.get(shard))
+        line, old_line = (
+            None if lateness is None or watermark is None else watermark - lateness for lateness in latenesses
+        )
         old, new = (read_tombstones(one, shard, as_of=txn - 1) for one in (self._target, self._shadow))
-        return Dead(old, new, line)
+        return Dead(old, new, line, old_line)

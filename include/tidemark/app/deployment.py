@@ -338,7 +338,11 @@ class Deployment:
         from tidemark.delta.state_maintenance import DeltaStateKeeper, MaintainedState
 
         days = self.config.retention.state_history_days
-        kept = {shard: MaintainedState(self.shard_uri(shard), days) for shard in self.shards}
+        shards = {shard: self.config.shard(shard) for shard in self.shards}
+        kept = {
+            name: MaintainedState(self.shard_uri(name), days, shard.sequence_by, shard.lateness_number)
+            for name, shard in shards.items()
+        }
         return DeltaStateKeeper(self.config.name, kept)
 
 

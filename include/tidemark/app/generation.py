@@ -314,7 +314,7 @@ class Pair:
             lambda: steps.promote(
                 self.both,
                 attempt,
-                TableCorrector(self.target, self.shadow),
+                TableCorrector(self.target, self.shadow, before=self.deployment.declared),
                 self.shards,
                 grace_seconds=grace_seconds,
                 user=user,

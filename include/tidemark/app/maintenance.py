@@ -29,6 +29,7 @@ from tidemark.pipeline.maintain import (
     Reclaim,
     announce,
     compact,
+    expire_tombstones,
     let_go_input,
     maintain_state,
     plan_floor,
@@ -36,9 +37,11 @@ from tidemark.pipeline.maintain import (
     reclaim,
     snapshot_held,
     sweep,
+    too_late_tombstones,
     truncate,
     unneeded_input,
 )
+from tidemark.ports.state import Freed
 from tidemark.quality.engine import old_pages, remove_pages
 
 DAY_MS: Final = 86_400_000
@@ -128,6 +131,9 @@ def plan(deployment: Deployment, terms: Terms, *, asks_source: bool = True) -> M
             held = _snapshot_held(deployment, shard, leases, terms)
             chores += _state_chores(shard, facts, held, terms)
             notes += _history_warnings(shard, facts, terms)
+        if deployment.config.shard(shard).lateness is not None:
+            late = too_late_tombstones(deployment.control, deployment.keeper(), shard)
+            chores += [Chore("remove late tombstones", shard, *late)] if late.files else []
     unneeded = unneeded_input(deployment.pipeline, max(since, floor.txn)) if asks_source else []
     chores += [Chore("remove captured changes", "", *one) for one in unneeded]
     pages = old_pages(deployment.data_docs, before_ms=terms.docs_from_ms)
@@ -275,6 +281,9 @@ def maintain(
             done.append(Chore("deleted replaced files", shard, len(freed), _bytes(freed)))
     for shard in deployment.shards:
         done += _maintained_state(deployment, shard, leases, terms, notes)
+        if deployment.config.shard(shard).lateness is not None:
+            gone = _expired_tombstones(deployment, shard)
+            done += [Chore("removed late tombstones", shard, *gone)] if gone.files else []
     done += [Chore("removed captured changes", "", *one) for one in let_go_input(pipeline, since)]
     pages = old_pages(deployment.data_docs, before_ms=terms.docs_from_ms)
     if pages:
@@ -285,6 +294,12 @@ def maintain(
         done.append(Chore("cleaned the control tables", "", control_files, 0))
     notes += warnings(deployment, since, terms)
     return MaintenanceReport(deployment.config.name, since, tuple(done), tuple(notes))
+
+
+def _expired_tombstones(deployment: Deployment, shard: ShardId) -> Freed:
+    return expire_tombstones(
+        deployment.control, deployment.keeper(), shard, generation=deployment.config.generation
+    )
 
 
 def _maintained_state(

@@ -110,7 +110,7 @@ def watermark(
     else:
         say(f"the watermark of shard {shard.name} is {shown} from transaction {txn} on")
         again = f"`tidemark rebuild {pipeline} {shard.name}`"
-        say(f"publishes may have dropped older tombstones; {again} restores them from the log")
+        say(f"maintenance may have dropped older tombstones; {again} restores them from the log")
 
 
 def _show(txn: int, decision: str, checkpoint: int, as_json: bool) -> None:

@@ -152,6 +152,12 @@ class ShardConfig(Model):
         return LATENESS_UNITS.get(column.type.name, "") if column else ""
 
     @property
+    def lateness_number(self) -> int | None:
+        """The lateness in the unit of the watermark: microseconds for times."""
+        is_time = self.lateness_unit == "seconds"
+        return self.lateness * 1_000_000 if self.lateness is not None and is_time else self.lateness
+
+    @property
     def advance_max(self) -> int:
         """The maximum distance of a sequence above the watermark, in the unit of `lateness`. The default is
         more than any source advances in one transaction, unless the pipeline was paused for long."""

@@ -71,7 +71,8 @@ class Change:
     `hidden` are rows to hide, by file; `removed` are files to remove. `carried` counts rows of removed files
     that the added files contain again, for tables without vectors. `rows_after` is the number of rows that a
     reader must see afterwards. `feed` are files of the change data feed, which list every change. `facts` go
-    into `commitInfo`. A change that is not `of_rows` only rearranges files or changes metadata."""
+    into `commitInfo`. A change that is not `of_rows` only rearranges files or changes metadata, or `expires`
+    rows that no reader needs."""
 
     operation: str
     rows_after: int
@@ -85,6 +86,7 @@ class Change:
     protocol: Mapping[str, Any] | None = None
     metadata: Mapping[str, Any] | None = None
     of_rows: bool = True
+    expires: bool = False
 
     @property
     def new_paths(self) -> list[str]:
@@ -194,8 +196,8 @@ def _check_rows(
     kept = sum(file.live for path, file in head.files.items() if path not in whole)
     added = sum(file.live for file in change.added)
     after = kept - hidden + added
-    if after != change.rows_after or (not change.of_rows and after != head.rows):
-        wanted = change.rows_after if change.of_rows else head.rows
+    wanted = change.rows_after if change.of_rows or change.expires else head.rows
+    if after != change.rows_after or after != wanted:
         raise InvariantViolation(
             f"{table} would have {after} rows ({kept} - {hidden} + {added}) instead of {wanted}",
             hint="run `tidemark verify PIPELINE`; if it fails, `tidemark rebuild PIPELINE SHARD`",

@@ -39,13 +39,15 @@ from tidemark.delta.compaction import (
     table_schema,
 )
 from tidemark.delta.deletion_vectors import Rows
-from tidemark.delta.head import LiveFile, read_history
+from tidemark.delta.head import LiveFile, TableHead, read_history
 from tidemark.delta.protocol import VECTORS, check_features, is_on
 from tidemark.delta.state import Change, NewFile, StateTable
 from tidemark.delta.state_status import app_id, read_state_status, same_rows_version
 from tidemark.delta.store import housekeeping
 from tidemark.delta.table_stats import SMALL_BYTES, is_due_for_rewrite, retained_vector_bytes
+from tidemark.delta.tombstones import expire, too_late
 from tidemark.delta.vacuum import retention_properties, vacuum
+from tidemark.ports.state import Freed
 
 FILE_BYTES: Final = 2 * SMALL_BYTES
 TIDY_BYTES: Final = (128 << 10, 1 << 20, 16 << 20)
@@ -59,10 +61,13 @@ _DAY_MS: Final = 86_400_000
 
 @dataclass(frozen=True, slots=True)
 class MaintainedState:
-    """A shard's tables for maintenance; `uri` is the shard's folder."""
+    """A shard's tables for maintenance; `uri` is the shard's folder. `lateness` is in the unit of the
+    watermark."""
 
     uri: str
     history_days: int = 7
+    sequence_by: str | None = None
+    lateness: int | None = None
     storage_options: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -102,6 +107,35 @@ class DeltaStateKeeper:
         kept_ms = self._of(shard).history_days * _DAY_MS
         for table in self._tables(shard, tombstones):
             vacuum(table.store, now_ms=_now_ms(), kept_ms=kept_ms)
+
+    def too_late(self, shard: ShardId, *, watermark: int) -> Freed:
+        """The files of tombstones that have expired at a watermark."""
+        return self._expired(shard, self._dead(shard).head(), watermark)[1]
+
+    def expire(self, shard: ShardId, *, last: Published, watermark: int) -> Freed:
+        """Remove those files from the tombstones."""
+        table = self._dead(shard)
+        for _ in range(COMMITS_MAX):
+            head = table.head()
+            gone, found = self._expired(shard, head, watermark)
+            if not gone:
+                return found
+            if not isinstance(expire(table, head, gone, published=last.txn), Conflict):
+                with housekeeping(table.store.uri):
+                    table.tidy_log()
+                return found
+        raise _overtaken(table)
+
+    def _dead(self, shard: ShardId) -> StateTable:
+        kept = self._of(shard)
+        return StateTable(kept.tombstones, storage_options=kept.storage_options)
+
+    def _expired(self, shard: ShardId, head: TableHead, watermark: int) -> tuple[list[LiveFile], Freed]:
+        kept = self._of(shard)
+        if kept.sequence_by is None or kept.lateness is None:
+            return [], Freed(0, 0)
+        found = too_late(head, kept.sequence_by, line=watermark - kept.lateness)
+        return found, Freed(len(found), sum(file.bytes for file in found))
 
     def _after_ms(self, shard: ShardId) -> int:
         """The start of the retention period: files removed before it are not kept."""

@@ -17,11 +17,13 @@ from typing import Final
 from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.core.ids import TXN_NONE, Txn
 from tidemark.core.publish import VERSION_NONE, Published, StateCommit, StateStatus
+from tidemark.delta.commit import Action
 from tidemark.delta.compaction import foreign_write
 from tidemark.delta.head import TableHead, entries_after, open_head
 from tidemark.delta.state import ROWS
 from tidemark.delta.state_commit import commit_at, facts_in
 from tidemark.delta.store import Store
+from tidemark.delta.tombstones import EXPIRED
 
 _EXPIRING_IDS: Final = "delta.setTransactionRetentionDuration"
 
@@ -33,11 +35,13 @@ def app_id(pipeline: str, shard: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Commit:
-    """One entry: its facts, or the name of a foreign write; neither for a harmless commit."""
+    """One entry: its facts, or the name of a foreign write; neither for a harmless commit. `expired` is the
+    publish whose too late tombstones it removes."""
 
     version: int
     facts: StateCommit | None
     foreign: str
+    expired: Txn = TXN_NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,22 +73,35 @@ def _followed(store: Store, version: int, before: TableHead) -> _Followed:
         else:
             facts = facts_in(actions)
             name = foreign_write(before, actions, after) if facts is None else ""
-            commits.append(_Commit(after.version, facts, name))
+            commits.append(_Commit(after.version, facts, name, _expired_by(actions)))
         before = after
     return _Followed(opened, before, commits)
 
 
-def same_rows_version(uri: str, version: int, storage_options: Mapping[str, str] | None = None) -> int:
-    """The newest version with the same rows as the given one. `InvalidUsage` if the log no longer shows
-    it."""
+def _expired_by(actions: Sequence[Action]) -> Txn:
+    found = (line["txn"] for line in actions if "txn" in line)
+    return Txn(next((int(one["version"]) for one in found if one["appId"] == EXPIRED), TXN_NONE))
+
+
+def same_rows_version(
+    uri: str,
+    version: int,
+    storage_options: Mapping[str, str] | None = None,
+    *,
+    published: Txn = TXN_NONE,
+) -> int:
+    """The newest version with the same rows as the given one; for the tombstones of a publish, with the same
+    ones that a record after it could lose to. `InvalidUsage` if the log no longer shows it."""
     followed = _follow(Store(uri, storage_options or {}), version)
     if followed.newest.version <= version:
         return version
     same = followed.opened.version
-    if same > version and followed.opened.txns.get(ROWS) != version:
+    txns = followed.opened.txns
+    if same > version and (txns.get(ROWS) != version or txns.get(EXPIRED, TXN_NONE) > published):
         raise _forgotten(uri, version)
     for commit in followed.commits:
-        if commit.facts is not None or commit.foreign:
+        expires = TXN_NONE < commit.expired <= published
+        if commit.facts is not None or (commit.foreign and not expires):
             return same
         same = commit.version
     return same

@@ -20,7 +20,8 @@
   to the files that are being merged are applied to the merged file too. The state is checked against its
   record first; a state that differs is left alone, for people to look at. A VACUUM goes by the table's
   retention. A lease whose version of the state was superseded longer ago than that blocks it, because the
-  VACUUM would delete that version's files.
+  VACUUM would delete that version's files. With a lateness, tombstones that no later record can lose to are
+  removed, too.
 """
 
 from __future__ import annotations
@@ -51,14 +52,14 @@ from tidemark.core.maintenance import (
     merged_folder,
 )
 from tidemark.core.publish import VERSION_NONE, Published, published_txn
-from tidemark.core.seal import Decision, Part
-from tidemark.pipeline.context import Pipeline, settle, unfinished
+from tidemark.core.seal import Decision, Part, is_fenced
+from tidemark.pipeline.context import Pipeline, settle, unfinished, watermark_below
 from tidemark.pipeline.history import is_in_a_log, log_head, require_history, require_logs
 from tidemark.pipeline.leases import Leases
 from tidemark.pipeline.publish import checked_record, last_published, published_as_of
 from tidemark.ports.control import Control, Ledger, MaintainedLog
 from tidemark.ports.source import RetainsInput
-from tidemark.ports.state import Merger, StateKeeper
+from tidemark.ports.state import Freed, Merger, StateKeeper
 
 SEALS_AT_ONCE: Final = 1_000
 
@@ -393,3 +394,38 @@ def maintain_state(
         keeper.purge(shard)
     if vacuum:
         keeper.vacuum(shard, tombstones=tombstones)
+
+
+def too_late_tombstones(control: Control, keeper: StateKeeper, shard: ShardId) -> Freed:
+    """The files of tombstones that no record after the last publish can lose to."""
+    watermark = lowest_watermark(control, last_published(control, shard))
+    return Freed(0, 0) if watermark is None else keeper.too_late(shard, watermark=watermark)
+
+
+def expire_tombstones(control: Control, keeper: StateKeeper, shard: ShardId, *, generation: int) -> Freed:
+    """Remove them, and return what was removed. Their table keeps the files for the retention.
+
+    Nothing is removed if the keeper has the settings of another generation than the one in charge: its
+    lateness may be shorter. A promotion that comes after this look relies on no tombstone that is too late by
+    the settings before it."""
+    last = checked_record(control, keeper, shard)
+    watermark = lowest_watermark(control, last)
+    head = control.seals.head()
+    is_old = is_fenced(generation, newest=head.generation, sealed_upper=head.upper)
+    if last is None or watermark is None or is_old:
+        return Freed(0, 0)
+    return keeper.expire(shard, last=last, watermark=watermark)
+
+
+def lowest_watermark(control: Control, last: Published | None) -> int | None:
+    """The lowest watermark by which a record after a publish is judged; None if there is none.
+
+    It is that of a transaction that is sealed and not published yet, or of the next one: a person may have
+    set it back in any of them. Later ones are not lower, unless it is set back again."""
+    if last is None:
+        return None
+    lower, upper = next_txn(last.txn), control.seals.head().upper
+    ends = [watermark_below(control, txn) for txn in {lower, upper}]
+    between = [seal.base for seal in control.seals.read(lower, upper) if seal.base is not None]
+    known = [one for one in ends if one is not None]
+    return min([*known, *between]) if len(known) == len(ends) else None

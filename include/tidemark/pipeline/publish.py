@@ -39,7 +39,7 @@ from tidemark.core.publish import (
     published_txn,
 )
 from tidemark.core.seal import is_fenced
-from tidemark.pipeline.context import settle, watermark_below
+from tidemark.pipeline.context import settle
 from tidemark.pipeline.history import log_head, require_history, require_known
 from tidemark.ports.control import Control, Ledger
 from tidemark.ports.state import StatePlane, StateStatusReader, Tail
@@ -193,8 +193,7 @@ def _publish(
             case PutOnRecord(version, commit):
                 put_record(control, shard, version=version, commit=commit)
             case PublishTail(lower, upper, base):
-                watermark = _watermark_around(control, lower, upper)
-                tail = Tail(lower, upper, log.version, watermark, log.link)
+                tail = Tail(lower, upper, log.version, log.link)
                 made = plane.publish(shard, tail, base=base, token=token)
                 if not isinstance(made, Conflict):
                     record = put_record(control, shard, version=made[0], commit=made[1])
@@ -212,13 +211,6 @@ def _require_in_charge(control: Control, generation: int | None) -> None:
     head = control.seals.head()
     if is_fenced(generation, newest=head.generation, sealed_upper=head.upper):
         raise Superseded(generation=generation, newest=head.generation)
-
-
-def _watermark_around(control: Control, lower: Txn, upper: Txn) -> int | None:
-    """The watermark below which tombstones may be dropped; None where one end of the tail has none. It is the
-    lower one of both ends, so a watermark that was set back inside the tail drops no tombstone too early."""
-    known = [watermark_below(control, txn) for txn in (lower, upper)]
-    return None if None in known else min(one for one in known if one is not None)
 
 
 def rebuild(
@@ -261,7 +253,7 @@ def rebuild(
         if log.upper == TXN_FIRST:
             fact = f"the log of {shard} has nothing to rebuild from"
             raise InvalidUsage(fact, hint="run the pipeline first")
-        tail = Tail(lower, log.upper, log.version, link=log.link)
+        tail = Tail(lower, log.upper, log.version, log.link)
         made = plane.rebuild(shard, tail, base=start, token=token)
         if isinstance(made, Conflict):
             return made

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from tidemark.core.checksum import Digest
 from tidemark.core.ids import ShardId, Txn, WriterToken
@@ -28,18 +28,23 @@ from tidemark.core.seal import Part
 class Tail:
     """The log's rows with lower <= txn < upper, at a version of its table that has them all.
 
-    `watermark` is the highest sequence below `lower`: tombstones that are too late for it may be removed.
     `link` is that of its last transaction."""
 
     lower: Txn
     upper: Txn
     log_version: int
-    watermark: int | None = None
     link: int = 0
 
     @property
     def txn(self) -> Txn:
         return Txn(self.upper - 1)
+
+
+class Freed(NamedTuple):
+    """Files that something removes, or could remove, and their size."""
+
+    files: int
+    bytes: int
 
 
 class StateStatusReader(Protocol):
@@ -94,7 +99,7 @@ class Merger(Protocol):
 
 class StateKeeper(StateStatusReader, Protocol):
     """Rewrites and cleans the tables of a state without changing a row. `tombstones` is the version of the
-    tombstones that belongs to the state; if an unfinished publish has moved them on, they are left alone.
+    tombstones that belongs to the state; if something else has moved them on, they are left alone.
     `BeingPublished` if publishes prevent the work; nothing is left half done."""
 
     def merge(self, shard: ShardId, *, tombstones: int) -> None:
@@ -107,4 +112,14 @@ class StateKeeper(StateStatusReader, Protocol):
 
     def vacuum(self, shard: ShardId, *, tombstones: int) -> None:
         """Delete the files that no version within the table's retention needs."""
+        ...
+
+    def too_late(self, shard: ShardId, *, watermark: int) -> Freed:
+        """The files of tombstones that no record which is judged by this watermark, or a higher one, can lose
+        to."""
+        ...
+
+    def expire(self, shard: ShardId, *, last: Published, watermark: int) -> Freed:
+        """Remove those files from the tombstones. `watermark` is the lowest that judges a record after the
+        `last` publish."""
         ...

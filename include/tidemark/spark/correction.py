@@ -86,11 +86,18 @@ class Comparison:
 @dataclass(frozen=True, slots=True)
 class Dead:
     """The tombstones of both generations; None where one has none. Those below the `line` are too late to
-    matter."""
+    matter. Those of the old generation below the `old_line` may expire at any time, so they don't count."""
 
     old: DataFrame | None
     new: DataFrame | None
     line: int | None = None
+    old_line: int | None = None
+
+    @property
+    def sides(self) -> tuple[tuple[DataFrame | None, int | None], tuple[DataFrame | None, int | None]]:
+        """The tombstones of the old and the new generation, each with the line that they count from."""
+        lines = [line for line in (self.line, self.old_line) if line is not None]
+        return (self.old, max(lines, default=None)), (self.new, self.line)
 
 
 def correct(
@@ -118,7 +125,7 @@ def _with_tombstones(
     """The differences, in which a delete has the sequence of the new generation's tombstone, with a delete
     for each key that has no row in either generation and another tombstone."""
     sequence = str(spec.rule.sequence_by)
-    theirs, ours = (_tombstones(one, spec, dead.line, new) for one in (dead.old, dead.new))
+    theirs, ours = (_tombstones(rows, spec, line, new) for rows, line in dead.sides)
     same = F.expr(spec.same_key(_OLD, _NEW))
     deletes = found.where(F.col(OP) == DELETE).alias(_NEW).join(ours.alias(_OLD), same, "left")
     names = [name for name in found.columns if name != sequence]

@@ -231,9 +231,9 @@ class ShardIndex:
             dead = NextVersion(self._spec.tombstones, self._spec.storage_options, table=self._dead)
             if is_overtaken(dead.head, tail.txn):
                 return Conflict()
-            folded = folded.taken(~self._is_buried(folded, dead.head))
+            folded = folded.taken(~self._is_buried(folded, dead.head, tail.txn))
             hits, same = self._met(folded, version)
-            found = self._write_tombstones(folded, dead, tail.watermark)
+            found = self._write_tombstones(folded, dead)
             if isinstance(found, Conflict):
                 return found
             tombstones = found
@@ -299,9 +299,9 @@ class ShardIndex:
             same[at] = are_equal(mine, theirs, columns)
         return hits, same
 
-    def _is_buried(self, folded: FoldedTail, head: TableHead) -> npt.NDArray[np.bool_]:
+    def _is_buried(self, folded: FoldedTail, head: TableHead, last: Txn) -> npt.NDArray[np.bool_]:
         """Which records are older than their key's tombstone. Spark removes tombstones that corrections
-        void."""
+        void. Those of transactions after the tail are of a publish that was interrupted or is under way."""
         found = np.zeros(len(folded.keys), np.bool_)
         sequence = folded.keys.sequence
         if not head.files or sequence is None:
@@ -312,13 +312,11 @@ class ShardIndex:
         since = folded.since[hits.query]
         if (at < since).any():
             raise Unsuited("corrections void tombstones")
-        older = is_older(own, txns, than=hits.records["sequence"], at=at) & (since == 0)
+        older = is_older(own, txns, than=hits.records["sequence"], at=at) & (since == 0) & (at <= last)
         found[hits.query[older]] = True
         return found
 
-    def _write_tombstones(
-        self, folded: FoldedTail, dead: NextVersion, watermark: int | None
-    ) -> int | Conflict:
+    def _write_tombstones(self, folded: FoldedTail, dead: NextVersion) -> int | Conflict:
         """Add the tail's deletes to the tombstones. Returns the version to read from now on."""
         spec = self._spec
         deletes = folded.taken(~folded.upserts)
@@ -326,7 +324,7 @@ class ShardIndex:
         if not len(deletes.keys) and not corrected:
             return dead.head.version
         rows = deletes.rows.select([*spec.rule.keys, str(spec.rule.sequence_by), TXN, KEY])
-        return tombstoned(dead, spec, dead.put(rows), watermark=watermark, corrected=corrected)
+        return tombstoned(dead, spec, dead.put(rows), corrected=corrected)
 
 
 def keys_found(rows: pa.Table, *, sequence: str | None) -> RowKeys:

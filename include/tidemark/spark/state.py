@@ -191,10 +191,7 @@ class SparkStatePlane:
         confs = _PLANNED_ONCE | WRITE_CONFS | (INTERPRETED if is_small(spec, pins) else {})
         confs |= {"spark.sql.shuffle.partitions": str(_partitions(spark, spec, tail, version))}
         with shard_job_errors(shard), confs_set(spark, confs), _tail(spark, spec, pins) as folded:
-            old = base.commit.tombstones if base is not None else VERSION_NONE
-            tombs = write_tombstones(
-                folded, spec, base=old, txn=tail.txn, watermark=tail.watermark, corrects=_corrects(spec, tail)
-            )
+            tombs = write_tombstones(folded, spec, txn=tail.txn, corrects=_corrects(spec, tail))
             if isinstance(tombs, Conflict):
                 return tombs
             with changes_in_state(folded, tail, spec, base, version.head) as changes:
@@ -242,15 +239,8 @@ class SparkStatePlane:
             confs_set(spark, WRITE_CONFS),
             persisted(fresh(spark, spec, pins)) as rows,
         ):
-            old = base.commit.tombstones if base is not None else VERSION_NONE
             tombs = write_tombstones(
-                folded,
-                spec,
-                base=old,
-                txn=tail.txn,
-                watermark=None,
-                corrects=_corrects(spec, tail),
-                afresh=base is None,
+                folded, spec, txn=tail.txn, corrects=_corrects(spec, tail), afresh=base is None
             )
             if isinstance(tombs, Conflict):
                 return tombs

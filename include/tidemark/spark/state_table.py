@@ -37,7 +37,7 @@ from tidemark.delta.store import Store
 from tidemark.delta.vacuum import retention_properties
 from tidemark.spark.digest import key_hash_sql, row_hash_sql
 from tidemark.spark.documents import declared_schema
-from tidemark.spark.fold import OP, UPSERT, FoldRule, lateness_number, log_hashed
+from tidemark.spark.fold import OP, UPSERT, FoldRule, log_hashed
 from tidemark.spark.fold_shard import WRITE_OPTIONS
 from tidemark.spark.sql import quoted
 
@@ -45,7 +45,7 @@ from tidemark.spark.sql import quoted
 @dataclass(frozen=True, slots=True)
 class StateSpec:
     """The state of a shard. `uri` is the shard's folder; `lateness` is in the unit of
-    `fold.sequence_number_sql`. A shard without keys is append-only: its state has all rows of its log."""
+    the watermark. A shard without keys is append-only: its state has all rows of its log."""
 
     name: str
     uri: str
@@ -138,15 +138,12 @@ def specs_of(config: PipelineConfig) -> StateSpecs:
 def spec_of(shard: ShardConfig, uri: str, envelope: str, *, history_days: int = 7) -> StateSpec:
     """One shard's state. The append envelope has no keys: every record is a row."""
     declared = declared_schema(shard)
-    lateness = shard.lateness
-    if shard.sequence_by is not None and lateness is not None:
-        lateness = lateness_number(lateness, declared[shard.sequence_by].dataType)
     return StateSpec(
         name=shard.name,
         uri=uri,
         declared=declared,
         rule=FoldRule(() if envelope == "append" else tuple(shard.keys), shard.sequence_by),
-        lateness=lateness,
+        lateness=shard.lateness_number,
         change_data_feed=shard.change_data_feed,
         deletion_vectors=shard.deletion_vectors,
         history_days=history_days,

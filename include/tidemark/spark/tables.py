@@ -133,10 +133,21 @@ def log_rows(spark: SparkSession, spec: StateSpec, *, lower: int, upper: int, ve
     return rows.where(f"{TXN} >= {lower}L AND {TXN} < {upper}L")
 
 
-def table_rows(spark: SparkSession, spec: StateSpec, uri: str, schema: StructType, version: int) -> DataFrame:
-    """The rows of a table at a version; only for tables without deletion vectors."""
-    adds = _adds(spec, uri, same_rows(spec, uri, version))
-    return parquet_rows(spark, schema, [f"{uri}/{add['path']}" for add in adds])
+def table_rows(
+    spark: SparkSession,
+    spec: StateSpec,
+    uri: str,
+    schema: StructType,
+    version: int,
+    *,
+    txn: Txn | None = None,
+) -> DataFrame:
+    """The rows of a table at a version, up to a transaction; only for tables without deletion vectors."""
+    adds = _adds(spec, uri, version)
+    rows = parquet_rows(spark, schema, [f"{uri}/{add['path']}" for add in adds])
+    if txn is None or all((_bounds(add, TXN) or (0, txn + 1))[1] <= txn for add in adds):
+        return rows
+    return rows.where(f"{TXN} <= {literal(int(txn))}")
 
 
 def parquet_rows(spark: SparkSession, schema: StructType, paths: Sequence[str]) -> DataFrame:

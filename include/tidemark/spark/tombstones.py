@@ -5,9 +5,8 @@ A row is a key, its sequence and its transaction. Tombstones are written before 
 extra ones are harmless, because the log has the same deletions. So a publish that died is repeated. Each
 publish records the version of the tombstone table that belongs to it; readers pin that version.
 
-Publishes append tombstones, and the last one of a key counts. With a lateness, a tombstone expires when no
-record can lose to it any more: its sequence is more than the lateness below the watermark of the *previous*
-publish. Whole files expire, once all tombstones in them have; nothing is rewritten.
+Publishes append tombstones, and the last one of a key counts. With a lateness, maintenance removes those
+that no later record can lose to (`delta.tombstones`).
 
 A correction removes the earlier tombstones of its key; only then a table is rewritten. From that commit on,
 the table says the correction's transaction (`CORRECTED`), and takes no tombstones of a publish that ends
@@ -16,9 +15,7 @@ below it: a publisher that has slept through a correction would bring tombstones
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from datetime import UTC, date, datetime, timedelta
 from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
@@ -27,9 +24,10 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from tidemark.core.ids import TXN_NONE, Txn
 from tidemark.core.ledger import Conflict
-from tidemark.core.publish import VERSION_NONE
+from tidemark.core.publish import VERSION_NONE, Published
 from tidemark.delta.head import TableHead
 from tidemark.delta.state import NewFile
+from tidemark.delta.state_status import same_rows_version
 from tidemark.spark.fold import DELETE, OP, SINCE, TXN
 from tidemark.spark.sql import quoted
 from tidemark.spark.state_table import NextVersion, StateSpec, description, retention_of
@@ -40,18 +38,17 @@ CORRECTED: Final = "tidemark.corrected"
 ROWS_PER_FILE: Final = 250_000
 _DEAD: Final = "_tidemark_dead"
 _TAIL: Final = "_tidemark_tail"
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def read_tombstones(spark: SparkSession, spec: StateSpec, version: int) -> DataFrame | None:
-    """The last tombstone of each key at a version; None if the shard has none."""
-    if spec.rule.sequence_by is None or version == VERSION_NONE:
+def read_tombstones(spark: SparkSession, spec: StateSpec, base: Published | None) -> DataFrame | None:
+    """The last tombstone of each key in a publish; None if the shard has none."""
+    if spec.rule.sequence_by is None or base is None or base.commit.tombstones == VERSION_NONE:
         return None
-    return last_tombstones(_rows(spark, spec, version), spec)
-
-
-def _rows(spark: SparkSession, spec: StateSpec, version: int) -> DataFrame:
-    return table_rows(spark, spec, spec.tombstones, _schema(spec), version)
+    version = same_rows_version(
+        spec.tombstones, base.commit.tombstones, spec.storage_options, published=base.txn
+    )
+    rows = table_rows(spark, spec, spec.tombstones, _schema(spec), version, txn=base.txn)
+    return last_tombstones(rows, spec)
 
 
 def _schema(spec: StateSpec) -> StructType:
@@ -76,14 +73,12 @@ def write_tombstones(
     tail: DataFrame,
     spec: StateSpec,
     *,
-    base: int,
     txn: Txn,
-    watermark: int | None,
     corrects: bool,
     afresh: bool = False,
 ) -> int | Conflict:
-    """Append the deletes of a folded tail that ends at `txn`, remove expired files and what corrections void,
-    and return the version to read from now on; `Conflict` if another publisher has committed meanwhile.
+    """Append the deletes of a folded tail that ends at `txn`, remove what corrections void, and return the
+    version to read from now on; `Conflict` if another publisher has committed meanwhile.
 
     `corrects` is whether the tail may have corrections. `afresh` removes all earlier tombstones, for a
     rebuild from the first transaction.
@@ -97,17 +92,16 @@ def write_tombstones(
     if is_overtaken(version.head, txn):
         return Conflict()
     if not afresh and not corrected and rows.isEmpty():
-        return base
+        return version.head.version
     kept = None
     if corrected and not afresh and version.head.files:
-        old = _rows(tail.sparkSession, spec, version.head.version)
+        old = table_rows(tail.sparkSession, spec, spec.tombstones, _schema(spec), version.head.version)
         kept = _if_fewer(without_corrected(old, tail, spec), old, spec)
     added = version.write((rows if kept is None else rows.unionAll(kept)).select("*", *spec.key_hash))
     return tombstoned(
         version,
         spec,
         added,
-        watermark=watermark,
         afresh=afresh or kept is not None,
         corrected=corrected,
     )
@@ -147,45 +141,16 @@ def tombstoned(
     spec: StateSpec,
     added: Sequence[NewFile],
     *,
-    watermark: int | None,
     afresh: bool = False,
     corrected: Txn = TXN_NONE,
 ) -> int | Conflict:
-    """Commit new tombstones and the removal of expired files; `corrected` is the tail's last correction."""
+    """Commit new tombstones, `afresh` in place of all earlier ones; `corrected` is the tail's last
+    correction."""
     head = version.head
-    gone = list(head.files) if afresh else _too_late(head, spec, watermark)
+    gone = list(head.files) if afresh else []
     after = sum(file.rows for file in added) + head.rows - sum(head.files[path].live for path in gone)
     described: dict[str, Any] = dict(description(head, _schema(spec), retention_of(spec)))
     if corrected > head.txns.get(CORRECTED, TXN_NONE):
         described["txns"] = {CORRECTED: int(corrected)}
     outcome = version.commit("WRITE", after, added=added, removed=gone, **described)
     return outcome if isinstance(outcome, Conflict) else outcome.version
-
-
-def _too_late(head: TableHead, spec: StateSpec, watermark: int | None) -> list[str]:
-    """The files whose tombstones have all expired, by their statistics. A file without statistics stays."""
-    if watermark is None or spec.lateness is None:
-        return []
-    name, line = str(spec.rule.sequence_by), watermark - spec.lateness
-    found = []
-    for path, file in head.files.items():
-        stats = json.loads(file.add.get("stats") or "{}")
-        highest = _number(stats.get("maxValues", {}).get(name))
-        if highest is not None and highest < line and not stats.get("nullCount", {}).get(name):
-            found.append(path)
-    return found
-
-
-def _number(bound: object) -> int | None:
-    """A bound in statistics in the unit of `fold.sequence_number_sql`: itself, days or microseconds."""
-    if isinstance(bound, int):
-        return bound
-    if not isinstance(bound, str):
-        return None
-    try:
-        if "T" not in bound:
-            return (date.fromisoformat(bound) - _EPOCH.date()).days
-        at = datetime.fromisoformat(bound)
-    except ValueError:
-        return None
-    return (at.replace(tzinfo=at.tzinfo or UTC) - _EPOCH) // timedelta(microseconds=1)

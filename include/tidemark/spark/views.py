@@ -152,7 +152,7 @@ def tombstones(spark: SparkSession, spec: StateSpec, pins: Pins) -> DataFrame | 
 
 
 def _tombstones_at(spark: SparkSession, spec: StateSpec, pins: Pins) -> DataFrame | None:
-    return read_tombstones(spark, spec, pins.base.commit.tombstones if pins.base else VERSION_NONE)
+    return read_tombstones(spark, spec, pins.base)
 
 
 def fresh(spark: SparkSession, spec: StateSpec, pins: Pins) -> DataFrame:
