@@ -168,9 +168,7 @@ def test_the_lowest_watermark_is_that_of_every_record_which_is_not_published_yet
     control = MemoryControl(MemoryWarehouse())
     marks = [*[base for base in bases[1:] if base is not None], 40]
     seals = [
-        Seal(
-            Txn(txn), WriterToken("w"), 0, Decision.COMMITTED, Digest(), watermark=marks[txn - 1], base=base
-        )
+        Seal(Txn(txn), WriterToken("w"), 0, Decision.COMMITTED, Digest(), watermark=marks[txn - 1], base=base)
         for txn, base in enumerate(bases, 1)
     ]
     control.seals.commit(control.seals.head(), Put({UPPER: len(seals) + 1}, seals, None))

@@ -27,6 +27,7 @@ from tidemark.delta.store import Store
 from tidemark.pipeline import maintain
 from tidemark.pipeline import publish as step
 from tidemark.ports.state import Tail
+from tidemark.spark import tables, views
 from tidemark.spark.session import ROWS_FEW
 from tidemark.spark.state import SparkStatePlane
 from tidemark.spark.state_table import StateSpecs
@@ -158,6 +159,43 @@ def test_u11_tombstones_outlive_a_rebuild_and_go_when_they_are_too_late(
     for file in files - set(DeltaTable(rig.spec.tombstones).file_uris()):
         Path(file).unlink()
     assert rig.fresh() == [("a", "in time", 99)], "it does not read what has expired"
+
+
+def test_a_fresh_read_scans_the_state_once_unless_a_record_may_be_late(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Statistics decide whether a row of the state could win; what is published does not use them."""
+    rig = StateRig(spark, tmp_path, ddl="k STRING, v STRING, s BIGINT", sequence_by="s")
+    scans: list[str] = []
+    real = views.newer_rows
+
+    def seen(state: Any, *args: Any, **known: Any) -> Any:
+        found = real(state, *args, **known)
+        scans.append("one" if found is None else "both" if found is state else "some files twice")
+        return found
+
+    monkeypatch.setattr(views, "newer_rows", seen)
+    rig.append(("a", "1", 10), ("b", "1", 20), ("z", "1", 5))
+    rig.publish()
+    rig.append(("c", "1", 40))
+    rig.publish()
+    for changes, expected in (
+        ([("a", "2", 40), gone("b", 41), ("d", "1", 42)], "one"),
+        ([("c", "late", 39), ("a", "3", 50), ("b", "late", 40), ("z", "2", 6 + 34)], "some files twice"),
+        ([("z", "null", None), ("e", "1", None), gone("a", 60)], "both"),
+        ([("z", "late", 3), ("a", "late", 59), ("e", "2", 0)], "both"),
+    ):
+        rig.append(*changes)
+        read = rig.fresh()
+        rig.publish()
+        assert rig.state() == read
+        assert scans.pop() == expected
+    assert read == [("c", "1", 40), ("d", "1", 42), ("e", "2", 0), ("z", "2", 40)]
+    # Without statistics in the log nothing is known.
+    monkeypatch.setattr(tables, "_bounds", lambda add, column: None)
+    rig.append(("d", "late", 41), ("c", "2", 100))
+    assert ("d", "1", 42) in rig.fresh()
+    assert scans == ["both"]
 
 
 def test_u13_null_key_parts_are_values_in_publish_fresh_and_rebuild(

@@ -91,11 +91,14 @@ def may_correct(spec: StateSpec, *, lower: int, upper: int, version: int) -> boo
     offset, by the statistics, and a sequence that could decide otherwise."""
     if spec.rule.sequence_by is None or not spec.rule.keys or version == VERSION_NONE:
         return False
-    for add in _adds(spec, spec.log, version):
-        first, last = _bounds(add, TXN) or (TXN_NONE, upper)
-        if first < upper and last >= lower and add.get(_UNPLACED) != 0:
-            return True
-    return False
+    adds = _adds(spec, spec.log, version)
+    return any(_has_txns(add, lower, upper) and add.get(_UNPLACED) != 0 for add in adds)
+
+
+def _has_txns(add: Mapping[str, Any], lower: int, upper: int) -> bool:
+    """Whether a file may have rows with lower <= txn < upper."""
+    first, last = _bounds(add, TXN) or (TXN_NONE, upper)
+    return bool(first < upper and last >= lower)
 
 
 def _adds(spec: StateSpec, uri: str, version: int) -> list[dict[str, Any]]:
@@ -107,8 +110,10 @@ def _adds(spec: StateSpec, uri: str, version: int) -> list[dict[str, Any]]:
         raise Determinate(
             f"version {version} of {uri} can't be read: {error}", hint="check the store, then retry"
         ) from error
-    bounded = [f"{end}.{name}" for name in (TXN, *spec.rule.keys[:1]) for end in ("min", "max")]
-    known = [name for name in (*bounded, _UNPLACED) if name in adds.column_names]
+    sequence = [spec.rule.sequence_by] if spec.rule.sequence_by is not None else []
+    bounded = [f"{end}.{name}" for name in (TXN, *spec.rule.keys[:1], *sequence) for end in ("min", "max")]
+    counted = [f"null_count.{name}" for name in (OFFSET, *sequence)]
+    known = [name for name in dict.fromkeys((*bounded, *counted)) if name in adds.column_names]
     wanted = ["path", "num_records", "size_bytes", *known]
     rows: list[dict[str, Any]] = adds.select(wanted).to_pylist()
     return rows
@@ -184,6 +189,27 @@ def within_key_bounds(
         return state
     key = F.col(quoted(name))
     return state.where(key.isNull() | key.between(F.lit(least), F.lit(most)))
+
+
+def newer_rows(
+    state: DataFrame, spec: StateSpec, *, lower: int, upper: int, log_version: int, version: int
+) -> DataFrame | None:
+    """The state's rows that may have a higher sequence than a record of the tail, by statistics, of which
+    Delta skips files; None if no row can have one."""
+    name = str(spec.rule.sequence_by)
+    if not isinstance(spec.declared[name].dataType, _EXACT):
+        return state
+    tail = [add for add in _adds(spec, spec.log, log_version) if _has_txns(add, lower, upper)]
+    bounds = [_bounds(add, name) for add in tail if add.get(f"null_count.{name}") == 0]
+    lowest = [one[0] for one in bounds if one is not None]
+    if len(lowest) < len(tail) or not lowest:
+        return state  # A NULL is lower than every sequence.
+    least = min(lowest)
+    files = [_bounds(add, name) for add in _adds(spec, spec.state, version)]
+    newer = [file is None or file[1] > least for file in files]
+    if all(newer):
+        return state
+    return state.where(F.col(quoted(name)) > F.lit(least)) if any(newer) else None
 
 
 _HASH: Final = "_hash"

@@ -41,14 +41,13 @@ _TAIL: Final = "_tidemark_tail"
 
 
 def read_tombstones(spark: SparkSession, spec: StateSpec, base: Published | None) -> DataFrame | None:
-    """The last tombstone of each key in a publish; None if the shard has none."""
+    """The tombstones of a publish, of a key perhaps several; None if the shard has none."""
     if spec.rule.sequence_by is None or base is None or base.commit.tombstones == VERSION_NONE:
         return None
     version = same_rows_version(
         spec.tombstones, base.commit.tombstones, spec.storage_options, published=base.txn
     )
-    rows = table_rows(spark, spec, spec.tombstones, _schema(spec), version, txn=base.txn)
-    return last_tombstones(rows, spec)
+    return table_rows(spark, spec, spec.tombstones, _schema(spec), version, txn=base.txn)
 
 
 def _schema(spec: StateSpec) -> StructType:

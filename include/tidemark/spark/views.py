@@ -35,7 +35,7 @@ from tidemark.core.ids import QUARANTINE, TXN_FIRST, TXN_NONE, ShardId, Txn, nex
 from tidemark.core.listing import Condition
 from tidemark.core.publish import VERSION_NONE, HistoryGone, Published
 from tidemark.core.seal import Part
-from tidemark.delta.state_status import lost_files, same_rows_version
+from tidemark.delta.state_status import lost_files
 from tidemark.spark.decode import KEY, REASON
 from tidemark.spark.flaws import SHARD
 from tidemark.spark.fold import (
@@ -55,7 +55,16 @@ from tidemark.spark.read import RAW
 from tidemark.spark.session import ROWS_FEW, confs_set
 from tidemark.spark.sql import key_text, literal, quoted
 from tidemark.spark.state_table import StateSpec
-from tidemark.spark.tables import log_files, log_paths, log_rows, may_correct, no_rows, read_version
+from tidemark.spark.tables import (
+    at_version,
+    log_files,
+    log_paths,
+    log_rows,
+    may_correct,
+    newer_rows,
+    no_rows,
+    same_rows,
+)
 from tidemark.spark.tail import SOURCE, TARGET, folded, loses, without_tombstoned
 from tidemark.spark.tombstones import last_tombstones, read_tombstones, tombstones_in, without_corrected
 
@@ -77,13 +86,14 @@ class Pins:
 
 def read_state(spark: SparkSession, spec: StateSpec, base: Published) -> DataFrame:
     """The state of a publish. Raises `HistoryGone` if files of its version were removed."""
-    version = same_rows_version(spec.state, base.version, spec.storage_options)
+    return _state_at(spark, spec, base, same_rows(spec, spec.state, base.version))
+
+
+def _state_at(spark: SparkSession, spec: StateSpec, base: Published, version: int) -> DataFrame:
     lost = lost_files(spec.state, version, spec.storage_options)
     if lost:
         raise HistoryGone(ShardId(spec.name), base, lost=lost)
-    return with_declared_columns(read_version(spark, spec, spec.state, base.version), spec).select(
-        *spec.columns
-    )
+    return with_declared_columns(at_version(spark, spec.state, version), spec).select(*spec.columns)
 
 
 def with_declared_columns(rows: DataFrame, spec: StateSpec) -> DataFrame:
@@ -113,7 +123,7 @@ def tail_at(spark: SparkSession, spec: StateSpec, pins: Pins) -> DataFrame | Non
     rows = tail_rows(spark, spec, pins)
     if rows is None:
         return None
-    return without_tombstoned(_folded(rows, spec, pins), _tombstones_at(spark, spec, pins), spec)
+    return without_tombstoned(_folded(rows, spec, pins), read_tombstones(spark, spec, pins.base), spec)
 
 
 def _folded(rows: DataFrame, spec: StateSpec, pins: Pins) -> DataFrame:
@@ -142,17 +152,13 @@ def tombstones(spark: SparkSession, spec: StateSpec, pins: Pins) -> DataFrame | 
     live key may have an older one."""
     if spec.rule.sequence_by is None or not spec.rule.keys:
         return None
-    base, tail = _tombstones_at(spark, spec, pins), tail_at(spark, spec, pins)
+    base, tail = read_tombstones(spark, spec, pins.base), tail_at(spark, spec, pins)
     if tail is None:
-        return base
+        return base if base is None else last_tombstones(base, spec)
     added = tombstones_in(tail, spec)
     if base is None:
         return added
     return last_tombstones(without_corrected(base, tail, spec).unionAll(added), spec)
-
-
-def _tombstones_at(spark: SparkSession, spec: StateSpec, pins: Pins) -> DataFrame | None:
-    return read_tombstones(spark, spec, pins.base)
 
 
 def fresh(spark: SparkSession, spec: StateSpec, pins: Pins) -> DataFrame:
@@ -163,39 +169,53 @@ def fresh(spark: SparkSession, spec: StateSpec, pins: Pins) -> DataFrame:
             return no_rows(spark, spec.declared)
         tail = _folded(rows, spec, pins)
         return tail.where(F.col(OP) == UPSERT).select(*spec.columns)
-    state = read_state(spark, spec, pins.base)
+    version = same_rows(spec, spec.state, pins.base.version)
+    state = _state_at(spark, spec, pins.base, version)
     if rows is None:
         return state
     if not spec.rule.keys:
         return state.unionAll(rows.select(*spec.columns))
-    last = _folded(rows, spec, pins)
+    corrects = _may_correct(spec, pins)
+    last = folded(rows, spec, lower=pins.lower, upper=pins.upper, corrects=corrects)
     # A correction voids other rows of the tail, so only the folded ones say what the state loses.
-    heads = last if _may_correct(spec, pins) else rows.withColumn(SINCE, F.lit(None).cast("bigint"))
-    return _with_tail(state, heads, last, _tombstones_at(spark, spec, pins), spec)
+    heads = last if corrects else rows.withColumn(SINCE, F.lit(None).cast("bigint"))
+    if spec.rule.sequence_by is None:
+        return _with_tail(state, heads, last, None, spec)
+    dead = read_tombstones(spark, spec, pins.base)
+    if dead is not None:
+        keys = F.broadcast(rows.select([F.col(quoted(key)) for key in spec.rule.keys]))
+        same = F.expr(spec.same_key(TARGET, SOURCE))
+        # Only these are compared with the tail, so that neither is shuffled.
+        dead = F.broadcast(dead.alias(TARGET).join(keys.alias(SOURCE), same, "left_semi"))
+    living, tail = (without_tombstoned(frame, dead, spec) for frame in (heads, last))
+    newer = newer_rows(
+        state, spec, lower=pins.lower, upper=pins.upper, log_version=pins.log_version, version=version
+    )
+    return _with_tail(state, living, tail, newer, spec)
 
 
 def _with_tail(
-    state: DataFrame, rows: DataFrame, last: DataFrame, tombstones: DataFrame | None, spec: StateSpec
+    state: DataFrame, rows: DataFrame, tail: DataFrame, newer: DataFrame | None, spec: StateSpec
 ) -> DataFrame:
-    """The state with a tail over it: its rows, and the last of each key.
+    """The state with a tail over it: its rows, and the last of each key. `newer` are the state's rows that
+    may win against a record; None if the tail wins every key that it has.
 
     The rows that the state loses are found with the unfolded tail, unless it has corrections: one winning
     record is enough, so the keys need no fold before they are broadcast.
     """
     rule = spec.rule
     same = F.expr(spec.same_key(TARGET, SOURCE))
-    if rule.sequence_by is None:
+    if rule.sequence_by is None or newer is None:
         heads = F.broadcast(rows.select([F.col(quoted(key)) for key in rule.keys]))
         kept = state.alias(TARGET).join(heads.alias(SOURCE), same, "left_anti")
-        return kept.unionAll(last.where(F.col(OP) == UPSERT).select(*spec.columns))
-    living, tail = (without_tombstoned(frame, tombstones, spec) for frame in (rows, last))
+        return kept.unionAll(tail.where(F.col(OP) == UPSERT).select(*spec.columns))
     names = list(dict.fromkeys([*rule.keys, rule.sequence_by, TXN, SINCE]))
-    heads = F.broadcast(living.select([F.col(quoted(name)) for name in names]))
+    heads = F.broadcast(rows.select([F.col(quoted(name)) for name in names]))
     own, row = (f"{frame}.{quoted(rule.sequence_by)}" for frame in (SOURCE, TARGET))
     older = loses(own, f"{SOURCE}.{TXN}", since=f"{SOURCE}.{SINCE}", than=row)
     kept = state.alias(TARGET).join(heads.alias(SOURCE), same & ~older, "left_anti")
     lost = (
-        state.alias(TARGET)
+        newer.alias(TARGET)
         .join(F.broadcast(tail.select([F.col(quoted(name)) for name in names])).alias(SOURCE), same & older)
         .select([F.col(SOURCE + "." + quoted(key)).alias(key) for key in rule.keys])
     )
