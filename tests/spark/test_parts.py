@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Barrier
 from types import SimpleNamespace
@@ -16,7 +18,7 @@ from pyarrow import fs
 from tidemark.core.errors import Determinate
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.delta import store as store_module
-from tidemark.spark.parts import PartStore, attempt_folder
+from tidemark.spark.parts import PartStore, attempt_folder, stats_of
 
 SWEEPERS = 4
 
@@ -81,3 +83,15 @@ def test_parts_are_on_disk_with_their_names_before_anybody_is_told_of_them(
     monkeypatch.setattr(store_module, "_sync", fails)
     with pytest.raises(Determinate, match="can't be made durable"):
         parts.parts(ShardId("t"), Txn(1), WriterToken("w"))
+
+
+@pytest.mark.parametrize(("zone", "mark"), [("UTC", "Z"), (None, "")])
+def test_the_bounds_of_times_are_whole_milliseconds_that_include_them(
+    tmp_path: Path, zone: str | None, mark: str
+) -> None:
+    at = datetime(2026, 1, 1, tzinfo=UTC if zone else None)
+    times = [at + timedelta(microseconds=1_500), None, at + timedelta(microseconds=2_001)]
+    pq.write_table(pa.table({"t": pa.array(times, pa.timestamp("us", tz=zone))}), tmp_path / "part.parquet")
+    found = json.loads(stats_of(pq.read_metadata(tmp_path / "part.parquet")))
+    assert found["minValues"] == {"t": f"2026-01-01T00:00:00.001{mark}"}
+    assert found["maxValues"] == {"t": f"2026-01-01T00:00:00.003{mark}"}

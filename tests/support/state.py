@@ -34,6 +34,7 @@ SHARD = ShardId("t")
 PIPELINE = "p"
 ARROW = {
     "string": pa.string(), "bigint": pa.int64(), "int": pa.int32(), "double": pa.float64(),
+    "timestamp": pa.timestamp("us", tz="UTC"), "timestamp_ntz": pa.timestamp("us"), "date": pa.date32(),
     "array<struct<a-b:int>>": pa.list_(pa.struct([("a-b", pa.int32())])),
 }  # fmt: skip
 LOG_FIELDS = [("_txn", pa.int64()), ("_op", pa.string()), ("_partition", pa.string()),

@@ -161,6 +161,15 @@ def _has_order(kind: pa.DataType) -> bool:
     return any(is_kind(kind) for is_kind in is_one)
 
 
+def time_bound(value: datetime, *, is_high: bool) -> str:
+    """A time as a bound in the log, in whole milliseconds, that includes the time."""
+    value = value.astimezone(UTC) if value.tzinfo is not None else value
+    floor = value.replace(microsecond=value.microsecond // 1000 * 1000)
+    end = floor + _MILLISECOND if is_high and floor != value else floor
+    zone = "Z" if end.tzinfo is not None else ""
+    return end.replace(tzinfo=None).isoformat(timespec="milliseconds") + zone
+
+
 def _widened(value: Any, *, is_high: bool) -> str | None:
     """A bound as JSON that includes the value."""
     match value:
@@ -170,11 +179,7 @@ def _widened(value: Any, *, is_high: bool) -> str | None:
             found = _text(value, is_high=is_high)
             return json.dumps(found, ensure_ascii=False) if found is not None else None
         case datetime():
-            value = value.astimezone(UTC) if value.tzinfo is not None else value
-            floor = value.replace(microsecond=value.microsecond // 1000 * 1000)
-            end = floor + _MILLISECOND if is_high and floor != value else floor
-            zone = "Z" if end.tzinfo is not None else ""
-            return json.dumps(end.replace(tzinfo=None).isoformat(timespec="milliseconds") + zone)
+            return json.dumps(time_bound(value, is_high=is_high))
         case date():
             return json.dumps(value.isoformat())
         case float():

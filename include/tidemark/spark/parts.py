@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import date
+from datetime import date, datetime
 from typing import Any, Final
 
 import pyarrow as pa
@@ -23,7 +23,7 @@ from pyarrow import fs
 from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.seal import Part
-from tidemark.delta.state_files import DIGEST, KEY
+from tidemark.delta.state_files import DIGEST, KEY, time_bound
 from tidemark.delta.store import Store
 from tidemark.spark.session import FILES_AT_ONCE, in_parallel
 
@@ -223,9 +223,10 @@ def _rows_in(store: fs.FileSystem, path: str) -> int | None:
 
 
 def stats_of(footer: pq.FileMetaData) -> str:
-    """A part's statistics for the Delta log, from its footer: exact, or left out.
+    """A part's statistics for the Delta log, from its footer: exact, but for times in whole milliseconds, or
+    left out.
 
-    It gives bounds for integers, dates and short text; readers treat missing bounds as unknown.
+    It gives bounds for integers, dates, times and short text; readers treat missing bounds as unknown.
     """
     lowest: dict[str, Any] = {}
     highest: dict[str, Any] = {}
@@ -241,7 +242,10 @@ def stats_of(footer: pq.FileMetaData) -> str:
         if not filled or not all(chunk.has_min_max for chunk in filled):
             continue
         try:
-            low, high = (_bound(pick(getattr(chunk, end) for chunk in filled)) for pick, end in _ENDS)
+            low, high = (
+                _bound(pick(getattr(chunk, end) for chunk in filled), is_high=pick is max)
+                for pick, end in _ENDS
+            )
         except (OverflowError, ValueError):
             # A value that Python can't represent, such as a time after the year 9999.
             continue
@@ -254,10 +258,12 @@ def stats_of(footer: pq.FileMetaData) -> str:
 _ENDS: Final = ((min, "min"), (max, "max"))
 
 
-def _bound(value: object) -> object:
+def _bound(value: object, *, is_high: bool) -> object:
     """A bound as the Delta log writes it; None for a type without an exact bound."""
     if isinstance(value, bool):
         return None
     if isinstance(value, int) or (isinstance(value, str) and len(value) <= _TEXT_CHARACTERS_MAX):
         return value
+    if type(value) is datetime:
+        return time_bound(value, is_high=is_high)
     return value.isoformat() if type(value) is date else None

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime, timedelta
 from functools import reduce
 from typing import Any, Final
 
@@ -28,6 +29,8 @@ from pyspark.sql.types import (
     StringType,
     StructField,
     StructType,
+    TimestampNTZType,
+    TimestampType,
 )
 
 from tidemark.config import PipelineConfig
@@ -52,6 +55,7 @@ from tidemark.spark.sql import literal, opaque, quoted
 from tidemark.spark.state_table import StateSpec
 
 _UNPLACED: Final = f"null_count.{OFFSET}"
+_MILLISECOND: Final = timedelta(milliseconds=1)
 _EXACT: Final = (DateType, IntegralType, StringType)
 
 
@@ -197,7 +201,8 @@ def newer_rows(
     """The state's rows that may have a higher sequence than a record of the tail, by statistics, of which
     Delta skips files; None if no row can have one."""
     name = str(spec.rule.sequence_by)
-    if not isinstance(spec.declared[name].dataType, _EXACT):
+    kind = spec.declared[name].dataType
+    if not isinstance(kind, (*_EXACT, TimestampType, TimestampNTZType)):
         return state
     tail = [add for add in _adds(spec, spec.log, log_version) if _has_txns(add, lower, upper)]
     bounds = [_bounds(add, name) for add in tail if add.get(f"null_count.{name}") == 0]
@@ -205,11 +210,13 @@ def newer_rows(
     if len(lowest) < len(tail) or not lowest:
         return state  # A NULL is lower than every sequence.
     least = min(lowest)
+    if isinstance(least, datetime):
+        least -= _MILLISECOND  # Spark cuts the upper bounds of its files to whole milliseconds.
     files = [_bounds(add, name) for add in _adds(spec, spec.state, version)]
     newer = [file is None or file[1] > least for file in files]
     if all(newer):
         return state
-    return state.where(F.col(quoted(name)) > F.lit(least)) if any(newer) else None
+    return state.where(F.col(quoted(name)) > F.lit(str(least)).cast(kind)) if any(newer) else None
 
 
 _HASH: Final = "_hash"
