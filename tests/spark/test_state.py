@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, QueryBuilder
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from tests.support.state import PIPELINE, SHARD, Row, StateRig, gone, ordered, rows_of
 from tidemark.core.errors import Determinate, InvalidUsage
@@ -28,8 +28,8 @@ from tidemark.delta.store import Store
 from tidemark.pipeline import maintain
 from tidemark.pipeline import publish as step
 from tidemark.ports.state import Tail
-from tidemark.spark import tables, views
-from tidemark.spark.session import ROWS_FEW
+from tidemark.spark import tables, tail, views
+from tidemark.spark.session import ROWS_FEW, confs_set
 from tidemark.spark.state import SparkStatePlane
 from tidemark.spark.state_table import StateSpecs
 
@@ -216,6 +216,33 @@ def test_a_fresh_read_scans_the_state_once_unless_a_record_may_be_late(
     rig.append(("d", "late", at(41)), ("c", "2", at(100)))
     assert ("d", "1") in [row[:2] for row in rig.fresh()]
     assert scans == ["both"]
+
+
+@pytest.mark.parametrize("sequence", [None, "s"])
+def test_a_fresh_read_broadcasts_no_long_tail(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sequence: str | None
+) -> None:
+    def at(number: int) -> list[int]:
+        return [number] if sequence else []
+
+    rig = StateRig(spark, tmp_path, ddl="k STRING, v STRING, s INT", sequence_by=sequence)
+    rig.append(("a", "1", 10), (None, "1", 20), ("b", "1", 30), ("x", "1", 1))
+    rig.append(gone("x", *at(2)))
+    rig.publish()
+    rig.append(("a", "2", 9), (None, "2", 21), gone("b", *at(31)), ("c", "1", 1), ("x", "2", 1))
+    expected = rig.fresh()
+    with confs_set(spark, {"spark.sql.autoBroadcastJoinThreshold": "-1"}):
+        assert "Broadcast" in plan_of(rig.fresh_frame())
+        monkeypatch.setattr(tail, "BROADCAST_ROWS_MAX", 4)
+        found = rig.fresh_frame()
+        assert "Broadcast" not in plan_of(found)
+        assert rows_of(found) == expected
+    rig.publish()
+    assert rig.state() == expected
+
+
+def plan_of(frame: DataFrame) -> str:
+    return str(frame._jdf.queryExecution().optimizedPlan()) + str(frame._jdf.queryExecution().sparkPlan())
 
 
 def test_u13_null_key_parts_are_values_in_publish_fresh_and_rebuild(

@@ -141,9 +141,11 @@ class StateRig:
         return rows_of(self.state_frame())
 
     def fresh(self, *, base: Published | None = None) -> list[Row]:
+        return rows_of(self.fresh_frame(base=base))
+
+    def fresh_frame(self, *, base: Published | None = None) -> DataFrame:
         head = self.control.log(SHARD).head()
-        pins = Pins(base or self.last, head.version, head.upper)
-        return rows_of(fresh(self.spark, self.spec, pins))
+        return fresh(self.spark, self.spec, Pins(base or self.last, head.version, head.upper))
 
     def changes(self, version: int) -> list[Row]:
         """The change feed of one version: (+ or -, *row)."""

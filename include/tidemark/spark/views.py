@@ -21,9 +21,9 @@ leaves no row if a newer one in the same transaction does.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 from typing import Final
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -65,7 +65,7 @@ from tidemark.spark.tables import (
     no_rows,
     same_rows,
 )
-from tidemark.spark.tail import SOURCE, TARGET, folded, loses, without_tombstoned
+from tidemark.spark.tail import SOURCE, TARGET, broadcastable, folded, loses, without_tombstoned
 from tidemark.spark.tombstones import last_tombstones, read_tombstones, tombstones_in, without_corrected
 
 _STATE_ROWS_FEW = 20 * ROWS_FEW
@@ -175,30 +175,38 @@ def fresh(spark: SparkSession, spec: StateSpec, pins: Pins) -> DataFrame:
         return state
     if not spec.rule.keys:
         return state.unionAll(rows.select(*spec.columns))
+    files = log_files(spec, lower=pins.lower, upper=pins.upper, version=pins.log_version)
+    short = partial(broadcastable, rows=sum(file.part.rows for file in files))
     corrects = _may_correct(spec, pins)
     last = folded(rows, spec, lower=pins.lower, upper=pins.upper, corrects=corrects)
     # A correction voids other rows of the tail, so only the folded ones say what the state loses.
     heads = last if corrects else rows.withColumn(SINCE, F.lit(None).cast("bigint"))
     if spec.rule.sequence_by is None:
-        return _with_tail(state, heads, last, None, spec)
+        return _with_tail(state, heads, last, None, spec, short)
     dead = read_tombstones(spark, spec, pins.base)
     if dead is not None:
-        keys = F.broadcast(rows.select([F.col(quoted(key)) for key in spec.rule.keys]))
+        keys = short(rows.select([F.col(quoted(key)) for key in spec.rule.keys]))
         same = F.expr(spec.same_key(TARGET, SOURCE))
-        # Only these are compared with the tail, so that neither is shuffled.
-        dead = F.broadcast(dead.alias(TARGET).join(keys.alias(SOURCE), same, "left_semi"))
+        # Only these are compared with the tail, so that neither is shuffled where the tail is short.
+        dead = short(dead.alias(TARGET).join(keys.alias(SOURCE), same, "left_semi"))
     living, tail = (without_tombstoned(frame, dead, spec) for frame in (heads, last))
     newer = newer_rows(
         state, spec, lower=pins.lower, upper=pins.upper, log_version=pins.log_version, version=version
     )
-    return _with_tail(state, living, tail, newer, spec)
+    return _with_tail(state, living, tail, newer, spec, short)
 
 
 def _with_tail(
-    state: DataFrame, rows: DataFrame, tail: DataFrame, newer: DataFrame | None, spec: StateSpec
+    state: DataFrame,
+    rows: DataFrame,
+    tail: DataFrame,
+    newer: DataFrame | None,
+    spec: StateSpec,
+    short: Callable[[DataFrame], DataFrame],
 ) -> DataFrame:
     """The state with a tail over it: its rows, and the last of each key. `newer` are the state's rows that
-    may win against a record; None if the tail wins every key that it has.
+    may win against a record; None if the tail wins every key that it has. `short` broadcasts rows of the
+    tail, if it is short enough.
 
     The rows that the state loses are found with the unfolded tail, unless it has corrections: one winning
     record is enough, so the keys need no fold before they are broadcast.
@@ -206,20 +214,20 @@ def _with_tail(
     rule = spec.rule
     same = F.expr(spec.same_key(TARGET, SOURCE))
     if rule.sequence_by is None or newer is None:
-        heads = F.broadcast(rows.select([F.col(quoted(key)) for key in rule.keys]))
+        heads = short(rows.select([F.col(quoted(key)) for key in rule.keys]))
         kept = state.alias(TARGET).join(heads.alias(SOURCE), same, "left_anti")
         return kept.unionAll(tail.where(F.col(OP) == UPSERT).select(*spec.columns))
     names = list(dict.fromkeys([*rule.keys, rule.sequence_by, TXN, SINCE]))
-    heads = F.broadcast(rows.select([F.col(quoted(name)) for name in names]))
+    heads = short(rows.select([F.col(quoted(name)) for name in names]))
     own, row = (f"{frame}.{quoted(rule.sequence_by)}" for frame in (SOURCE, TARGET))
     older = loses(own, f"{SOURCE}.{TXN}", since=f"{SOURCE}.{SINCE}", than=row)
     kept = state.alias(TARGET).join(heads.alias(SOURCE), same & ~older, "left_anti")
     lost = (
         newer.alias(TARGET)
-        .join(F.broadcast(tail.select([F.col(quoted(name)) for name in names])).alias(SOURCE), same & older)
+        .join(short(tail.select([F.col(quoted(name)) for name in names])).alias(SOURCE), same & older)
         .select([F.col(SOURCE + "." + quoted(key)).alias(key) for key in rule.keys])
     )
-    won = tail.alias(TARGET).join(F.broadcast(lost).alias(SOURCE), same, "left_anti")
+    won = tail.alias(TARGET).join(short(lost).alias(SOURCE), same, "left_anti")
     return kept.unionAll(won.where(F.col(OP) == UPSERT).select(*spec.columns))
 
 
