@@ -2,8 +2,9 @@
 
 - Catching up: a pipeline loads transactions one after the other, then a candidate takes the same ones in, in
   the same warm session. Told is how many times faster the candidate is, by the clock of this run.
-- Promoting: a pipeline of one and of many shards gets a generation that changes some rows. Told is how long
-  the promotion takes, from its binding to its checkpoint.
+- Promoting: a pipeline of one and of many shards gets a generation with another rule for some or all of them,
+  which changes some rows. Told is how long the promotion takes, and how long runs wait for it: from its
+  binding to its seal.
 
 Afterwards the rows of the tables are compared with those worked out by hand.
 """
@@ -25,12 +26,13 @@ if TYPE_CHECKING:
     from tidemark.app.deployment import Deployment
 
 WARM = 3
-SHARDS = (1, 200)
+SHARDS = ("1/1", "20/20", "200/1")
 CHANGED_EVERY = 1_000
 
 
-def opened(spark: SparkSession, folder: Path, generation: int, shards: int) -> Deployment:
-    """A process of its own, but for Spark. The second generation has another rule of deletes."""
+def opened(spark: SparkSession, folder: Path, generation: int, shards: int, changed: int) -> Deployment:
+    """A process of its own, but for Spark. The second generation has another rule of deletes for the first
+    `changed` shards."""
     from tidemark.app.deployment import Deployment
     from tidemark.config import PipelineConfig
 
@@ -45,7 +47,7 @@ def opened(spark: SparkSession, folder: Path, generation: int, shards: int) -> D
                 "name": f"t{n}",
                 "schema": "id BIGINT NOT NULL, kind STRING, note STRING, price DOUBLE",
                 "keys": ["id"],
-                "apply_as_deletes": "op = 'D'" if not generation else "op IN ('D', 'X')",
+                "apply_as_deletes": "op IN ('D', 'X')" if generation and n < changed else "op = 'D'",
                 **({"route": {"column": "kind", "equals": f"t{n}"}} if shards > 1 else {}),
             }
             for n in range(shards)
@@ -84,12 +86,26 @@ def rows_left(deployment: Deployment) -> int:
     return sum(read(deployment, shard).count() for shard in deployment.shards)
 
 
-def measured(spark: SparkSession, folder: Path, *, shards: int, txns: int, records: int) -> dict[str, float]:
-    """Seconds of a load, of a catch-up, and of the promotion."""
+def waited(deployment: Deployment) -> float:
+    """Seconds between the binding and the seal of the last promotion, by the times of their commits."""
+    control = deployment.fresh_control()
+    control.seals.head()
+    control.bindings.head()
+    txn = control.seals.mark("correction")
+    bound, sealed = (ledger.written_at(txn) for ledger in (control.bindings, control.seals))
+    if bound is None or sealed is None:
+        raise RuntimeError(f"transaction {txn} has no time")
+    return (sealed - bound).total_seconds()
+
+
+def measured(
+    spark: SparkSession, folder: Path, *, shards: int, changed: int, txns: int, records: int
+) -> dict[str, float]:
+    """Seconds of a load, of a catch-up, of the promotion, and that runs wait for it."""
     from tidemark.app.generation import Generations
     from tidemark.app.publish import run_and_publish
 
-    works = opened(spark, folder, 0, shards)
+    works = opened(spark, folder, 0, shards, changed)
     loads = []
     for number in range(txns):
         land(folder, number, records, shards)
@@ -97,7 +113,7 @@ def measured(spark: SparkSession, folder: Path, *, shards: int, txns: int, recor
         run_and_publish(works, attempt())
         loads.append(time.perf_counter() - before)
     works.close()
-    works = opened(spark, folder, 1, shards)
+    works = opened(spark, folder, 1, shards, changed)
     generations = Generations(works)
     pair = generations.pair(generations.start(reason="measured"))
     follows, last = [], time.perf_counter()
@@ -109,32 +125,37 @@ def measured(spark: SparkSession, folder: Path, *, shards: int, txns: int, recor
     before = time.perf_counter()
     pair.promote(attempt(), grace_seconds=3_600)
     promoted = time.perf_counter() - before
-    changed = sum(1 for n in range(records) if is_changed(n, shards)) * txns
-    if (found := rows_left(works)) != txns * records - changed:
-        raise RuntimeError(f"{found} rows are left, and not {txns * records - changed}")
-    return {"load": statistics.median(loads[WARM:]), "follow": follows[0], "promote": promoted}
+    gone = sum(1 for n in range(records) if is_changed(n, shards) and n % shards < changed) * txns
+    if (found := rows_left(works)) != txns * records - gone:
+        raise RuntimeError(f"{found} rows are left, and not {txns * records - gone}")
+    times = {"promote": promoted, "wait": waited(works)}
+    return {"load": statistics.median(loads[WARM:]), "follow": follows[0], **times}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--txns", type=int, default=15)
     parser.add_argument("--records", type=int, default=50_000)
-    parser.add_argument("--shards", type=int, nargs="*", default=SHARDS)
+    parser.add_argument("--shards", nargs="*", default=SHARDS, help="how many, and how many get a new rule")
     given = parser.parse_args()
     from tidemark.spark import session
 
-    print("| shards | transactions | records each | load, s | catch-up, s | times faster | promotion, s |")
-    print("| ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+    print(
+        "| shards | with a new rule | transactions | records each | load, s | catch-up, s | times faster |"
+        " promotion, s | runs wait, s |"
+    )
+    print(f"|{' ---: |' * 9}")
     with tempfile.TemporaryDirectory(prefix="tidemark-bench-") as made:
         spark = session.build_session("bench", master="local[2]", scratch_folder=Path(made) / "scratch")
-        for shards in given.shards:
-            folder = Path(made) / f"{shards}"
+        for one in given.shards:
+            shards, changed = map(int, one.split("/"))
+            folder = Path(made) / f"{shards}-{changed}"
             txns = given.txns if shards == 1 else WARM + 1
-            found = measured(spark, folder, shards=shards, txns=txns, records=given.records)
+            found = measured(spark, folder, shards=shards, changed=changed, txns=txns, records=given.records)
             faster = found["load"] / found["follow"]
             print(
-                f"| {shards} | {txns} | {given.records:,} | {found['load']:.2f} | {found['follow']:.2f} |"
-                f" {faster:.2f} | {found['promote']:.1f} |",
+                f"| {shards} | {changed} | {txns} | {given.records:,} | {found['load']:.2f} |"
+                f" {found['follow']:.2f} | {faster:.2f} | {found['promote']:.1f} | {found['wait']:.1f} |",
                 flush=True,
             )
         spark.stop()

@@ -33,6 +33,8 @@ RULES: tuple[dict[str, Any], ...] = (
     {"times": 3, "without": [1]},
     {"rename": {"b": "a"}},
     {"without": [0]},
+    {"times": 10, "of": ["b"]},
+    {"without": [2], "of": ["a"]},
 )
 GRACE_SECONDS = (0.0, 3.0, 30.0)
 ROUNDS_MAX = 4
@@ -221,7 +223,7 @@ class GenerationChecker:
 
     def __init__(self, world: GenerationSimulation) -> None:
         self.world = world
-        self.promoted = self.skipped = 0
+        self.promoted = self.skipped = self.untouched = 0
         self.reads: dict[int, Configuration] = {}
         """The configuration that the tables have each transaction by, at the cut that is looked at."""
 
@@ -282,6 +284,7 @@ class GenerationChecker:
                     pasts[candidate.generation] = before
                     candidate = None
                     self.promoted += 1
+                    self.untouched += any(shard not in record.shards for shard in SHARDS)
                 case Seal():
                     made = record.configuration or self.world.bindings[record.txn - 1].configuration
                     if promotion is not None and promotion.txn == record.txn:

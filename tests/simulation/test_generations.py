@@ -15,7 +15,8 @@ import pytest
 from tests.simulation.generations import GenerationSimulation, check
 from tidemark.core import seal
 from tidemark.core.generation import Correction, PromotionOpen, Superseded
-from tidemark.pipeline import candidates, generation, reclock
+from tidemark.core.ids import ShardId
+from tidemark.pipeline import candidates, promotion, reclock
 from tidemark.pipeline.context import last_binding, undecided_promotion
 
 SEEDS = 600
@@ -31,6 +32,7 @@ def test_one_generation_is_in_charge_and_the_tables_are_right_in_every_interleav
     promoted, skipped = sum(one.promoted > 0 for one in found), sum(one.skipped > 0 for one in found)
     assert promoted > size / 4, "promotions are to be seen"
     assert skipped > size / 20, "promotions that were given up are to be seen"
+    assert sum(one.untouched > 0 for one in found) > size / 20, "shards that don't change are to be seen"
 
 
 def test_a_seed_replays_exactly() -> None:
@@ -49,7 +51,7 @@ def test_a_seed_replays_exactly() -> None:
 @contextmanager
 def readiness_of_an_older_revision() -> Iterator[None]:
     """Promote what was ready, whether or not it is the candidate that is there."""
-    with patch.object(generation, "require_there", lambda *_: None):
+    with patch.object(promotion, "require_there", lambda *_: None):
         yield
 
 
@@ -62,17 +64,17 @@ def an_abort_that_asks_for_no_promotion() -> Iterator[None]:
 @contextmanager
 def difference_of_another_cut() -> Iterator[None]:
     """Compute the difference before the promotion is bound, and seal it at the promotion."""
-    promote = generation.promote
+    promote = promotion.promote
 
     def early(pair: Any, attempt: Any, corrector: Any, shards: Any, **known: Any) -> Any:
         upper = pair.shadow.control.seals.head().upper
         found = {shard: corrector.difference(shard, upper=upper) for shard in shards}
 
         class Early:
-            engine = corrector.engine
+            engine, settings = corrector.engine, corrector.settings
 
-            def correct(self, shard: Any, watermark: Any, **known: Any) -> Correction:
-                return corrector.stage(shard, found[shard], **known)  # type: ignore[no-any-return]
+            def correct(self, shards: Any, watermark: Any, **known: Any) -> dict[Any, Correction]:
+                return {shard: corrector.stage(shard, found[shard], **known) for shard in shards}
 
         return promote(pair, attempt, Early(), shards, **known)
 
@@ -83,7 +85,7 @@ def difference_of_another_cut() -> Iterator[None]:
 @contextmanager
 def upper_read_once_at_the_start() -> Iterator[None]:
     """Follow up to what was sealed when the promotion began, and no further."""
-    catch_up = generation._catch_up
+    catch_up = promotion._catch_up
     followed: set[str] = set()
 
     def once(pair: Any, attempt: Any, progress: Any) -> None:
@@ -91,14 +93,14 @@ def upper_read_once_at_the_start() -> Iterator[None]:
             followed.add(attempt.token)
             catch_up(pair, attempt, progress)
 
-    with patch.object(generation, "_catch_up", once), unguarded_reads():
+    with patch.object(promotion, "_catch_up", once), unguarded_reads():
         yield
 
 
 @contextmanager
 def promoted_without_following() -> Iterator[None]:
     """Go back, or forward, with what the candidate happens to have."""
-    with patch.object(generation, "_catch_up", lambda *_: None), unguarded_reads():
+    with patch.object(promotion, "_catch_up", lambda *_: None), unguarded_reads():
         yield
 
 
@@ -151,6 +153,35 @@ def bound_above_an_open_promotion() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def shards_that_differ_are_not_compared() -> Iterator[None]:
+    with patch.object(promotion, "unchanged", lambda _, __, shards, **___: set(shards)):
+        yield
+
+
+@contextmanager
+def the_last_transaction_below_is_not_looked_at() -> Iterator[None]:
+    unchanged = promotion.unchanged
+
+    def early(*known: Any, upper: Any) -> Any:
+        return unchanged(*known, upper=upper - 1)
+
+    with patch.object(promotion, "unchanged", early):
+        yield
+
+
+@contextmanager
+def an_earlier_promotion_is_overlooked() -> Iterator[None]:
+    """Compare what transactions with input have made, and forget the rows of corrections."""
+    differing = promotion.differing
+
+    def of_input(live: seal.Seal, shadow: seal.Seal) -> set[ShardId]:
+        return set() if live.decision is seal.Decision.CORRECTED else differing(live, shadow)
+
+    with patch.object(promotion, "differing", of_input):
+        yield
+
+
 MUTANTS: tuple[Callable[[], Any], ...] = (
     readiness_of_an_older_revision,
     an_abort_that_asks_for_no_promotion,
@@ -161,6 +192,9 @@ MUTANTS: tuple[Callable[[], Any], ...] = (
     fence_read_before_the_commit_that_seals,
     fence_against_older_generations_only,
     bound_above_an_open_promotion,
+    shards_that_differ_are_not_compared,
+    the_last_transaction_below_is_not_looked_at,
+    an_earlier_promotion_is_overlooked,
 )
 
 

@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
-from functools import reduce
-from typing import TYPE_CHECKING
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, reduce
+from typing import TYPE_CHECKING, Final
 
 from tidemark.app.deployment import Deployment
-from tidemark.app.views import View, open_errors, read, read_quarantine, read_tombstones
+from tidemark.app.views import fresh_pins, open_errors, read_quarantine
 from tidemark.config import PipelineConfig
+from tidemark.core.binding import Configuration
 from tidemark.core.generation import Correction
 from tidemark.core.ids import QUARANTINE, ShardId, Txn, WriterToken
 
 if TYPE_CHECKING:
-    from tidemark.spark.correction import Dead
+    from pyspark.sql import DataFrame
+
+    from tidemark.spark.correction import Comparison, Dead
+    from tidemark.spark.state_table import StateSpec
+    from tidemark.spark.views import Pins
+
+_NOT_OF_ROWS: Final = frozenset(
+    ("alarms", "generation", "name", "on_red", "retention", "schedule", "shards", "tables", "transaction",
+     "warehouse")
+)  # fmt: skip
+"""Settings of a pipeline that don't decide what a record becomes in a shard that it is routed to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One generation's tables of a shard, as of a transaction."""
+
+    spec: StateSpec
+    pins: Pins
 
 
 class TableCorrector:
@@ -27,42 +49,129 @@ class TableCorrector:
     def engine(self) -> str:
         return self._target.plane().engine
 
-    def correct(self, shard: ShardId, *, txn: Txn, token: WriterToken, watermark: int | None) -> Correction:
-        if shard == QUARANTINE:
-            return self._correct_quarantine(txn, token)
-        plane, as_of = self._target.plane(), txn - 1
-        old, new = (read(one, shard, view=View.FRESH, as_of=as_of) for one in (self._target, self._shadow))
-        lacking = sorted(set(new.columns) - set(self._target.config.shard(shard).columns.names))
+    def settings(self, configuration: Configuration, shard: ShardId) -> str | None:
+        """All settings of the shard and of the pipeline that could make another row of a record. None for
+        quarantine, whose open errors are of all shards, and for a shard with a lateness, whose tables
+        forget tombstones that their log has."""
+        return settings_by_shard(configuration).get(shard)
+
+    def correct(
+        self, shards: Sequence[ShardId], *, txn: Txn, token: WriterToken, watermark: int | None
+    ) -> Mapping[ShardId, Correction]:
+        """Spark plans a small job in one thread, so several shards are compared at once."""
+        from tidemark.spark.correction import CONFS
+        from tidemark.spark.session import confs_set, in_parallel
+
+        if not shards:
+            return {}
+        # A ledger handle is for one thread.
+        known = [shard for shard in shards if shard != QUARANTINE]
+        sides = {shard: self._sides(shard, Txn(txn - 1)) for shard in known}
+        self._target.plane()
+
+        def work(shard: ShardId) -> Correction:
+            return self._correct(shard, *sides[shard], txn=txn, token=token, watermark=watermark)
+
+        # The confs are the session's, so no shard may set them back while another one is written.
+        with confs_set(self._target.session(), CONFS):
+            found = dict(zip(known, in_parallel(work, known), strict=True))
+            if QUARANTINE in shards:
+                found[QUARANTINE] = self._correct_quarantine(txn, token)
+        return found
+
+    def compare(
+        self,
+        shards: Sequence[ShardId],
+        *,
+        upper: Txn,
+        keys_max: int,
+        masked: Mapping[ShardId, Collection[str]],
+    ) -> dict[ShardId, Comparison]:
+        """How the rows of shards would change, as of the transaction before `upper`, for people."""
+        from tidemark.spark.session import in_parallel
+
+        sides = {shard: self._sides(shard, Txn(upper - 1)) for shard in shards}
+        plane = self._target.plane()
+
+        def work(shard: ShardId) -> Comparison:
+            old, new = map(self._rows, sides[shard])
+            hidden = masked.get(shard, ())
+            return plane.compare(shard, old=old, new=new, limit=keys_max, masked=hidden)
+
+        return dict(zip(shards, in_parallel(work, shards), strict=True))
+
+    def _sides(self, shard: ShardId, as_of: Txn) -> tuple[Side, Side]:
+        from tidemark.spark.state_table import specs_of
+
+        old, new = (
+            Side(specs_of(one.config).of(shard), fresh_pins(one, shard, as_of=as_of))
+            for one in (self._target, self._shadow)
+        )
+        return old, new
+
+    def _correct(
+        self, shard: ShardId, old: Side, new: Side, *, txn: Txn, token: WriterToken, watermark: int | None
+    ) -> Correction:
+        before, after = self._rows(old), self._rows(new)
+        lacking = sorted(set(after.columns) - set(self._target.config.shard(shard).columns.names))
         if lacking:
             return Correction(
                 refused=f"its records have columns that only the candidate has found: {', '.join(lacking)};"
                 " declare them in the file"
             )
-        dead = self._dead(shard, txn, watermark)
-        return plane.correct(shard, old=old, new=new, txn=txn, token=token, dead=dead)
+        dead = self._dead(old, new, watermark)
+        plane = self._target.plane()
+        return plane.correct(shard, old=before, new=after, txn=txn, token=token, dead=dead)
+
+    def _rows(self, side: Side) -> DataFrame:
+        from tidemark.spark.views import fresh
+
+        return fresh(self._target.session(), side.spec, side.pins)
+
+    def _dead(self, old: Side, new: Side, watermark: int | None) -> Dead:
+        """The tombstones of both generations before a transaction. Later records are judged by the watermark
+        that the promotion seals, so it says which tombstones they could still lose to. Those of the old
+        generation that are too late by its own lateness may be removed by maintenance at any time."""
+        from tidemark.spark.correction import Dead
+        from tidemark.spark.views import tombstones
+
+        latenesses = (old.spec.lateness, self._before.get(old.spec.name))
+        line, old_line = (
+            None if lateness is None or watermark is None else watermark - lateness for lateness in latenesses
+        )
+        spark = self._target.session()
+        before, after = (tombstones(spark, side.spec, side.pins) for side in (old, new))
+        return Dead(before, after, line, old_line)
 
     def _correct_quarantine(self, txn: Txn, token: WriterToken) -> Correction:
         old, new = (read_quarantine(one, as_of=txn - 1) for one in (self._target, self._shadow))
-        errors = [open_errors(self._shadow, one) for one in self._shadow.shards]
+        touched = self._quarantined(new)
+        errors = [open_errors(self._shadow, one) for one in self._shadow.shards if one in touched]
         return self._target.plane().correct(
             QUARANTINE,
             old=old,
             new=new,
             txn=txn,
             token=token,
-            still_open=reduce(lambda all_, one: all_.unionAll(one), errors),
+            still_open=reduce(lambda all_, one: all_.unionAll(one), errors) if errors else new.limit(0),
         )
 
-    def _dead(self, shard: ShardId, txn: Txn, watermark: int | None) -> Dead:
-        """The tombstones of both generations before a transaction. Later records are judged by the watermark
-        that the promotion seals, so it says which tombstones they could still lose to. Those of the old
-        generation that are too late by its own lateness may be removed by maintenance at any time."""
-        from tidemark.spark.correction import Dead
+    @staticmethod
+    def _quarantined(records: DataFrame) -> set[str]:
+        """The shards that have records in quarantine: few of many have open errors to look for."""
+        from tidemark.spark.flaws import SHARD
 
-        now = self._target.config.shard(shard).lateness_number
-        latenesses = (now, self._before.get(shard))
-        line, old_line = (
-            None if lateness is None or watermark is None else watermark - lateness for lateness in latenesses
-        )
-        old, new = (read_tombstones(one, shard, as_of=txn - 1) for one in (self._target, self._shadow))
-        return Dead(old, new, line, old_line)
+        return {row[SHARD] for row in records.select(SHARD).distinct().collect()}
+
+
+@lru_cache(maxsize=16)
+def settings_by_shard(configuration: Configuration) -> Mapping[str, str]:
+    """For each shard without a lateness, all settings that could make another row of a record. Whatever is
+    not known to be something else is one of them."""
+    found = json.loads(configuration.text)
+    shared = {name: value for name, value in found.items() if name not in _NOT_OF_ROWS}
+    return {
+        shard["name"]: json.dumps([shared, shard], sort_keys=True)
+        for shard in found.get("shards", ())
+        if shard.get("lateness") is None
+    }

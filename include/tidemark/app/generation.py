@@ -17,13 +17,12 @@ from tidemark.app.correction import TableCorrector
 from tidemark.app.deployment import Deployment, new_token
 from tidemark.app.generation_plan import plan, settings_between
 from tidemark.app.publish import publish_due
-from tidemark.app.views import View, read
 from tidemark.config import PipelineConfig
 from tidemark.config.model import SHADOWS
 from tidemark.core.binding import Configuration
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.generation import GRACE_SECONDS, Candidate, Followed, promoted
-from tidemark.core.ids import QUARANTINE, TXN_FIRST, TXN_NONE, ShardId, Txn, WriterToken
+from tidemark.core.ids import QUARANTINE, TXN_FIRST, TXN_NONE, ShardId, Txn, WriterToken, next_txn
 from tidemark.core.lease import HolderToken, since_of
 from tidemark.core.reading import CANDIDATE
 from tidemark.delta.store import Store
@@ -31,9 +30,10 @@ from tidemark.pipeline import candidates
 from tidemark.pipeline import generation as steps
 from tidemark.pipeline.candidates import configuration_in_charge
 from tidemark.pipeline.context import Attempt
-from tidemark.pipeline.generation import Position, Promotion, Recorded, Shadow
+from tidemark.pipeline.generation import Position, Recorded, Shadow
 from tidemark.pipeline.ingest import Progress, no_progress
 from tidemark.pipeline.leases import Leases, take_hold
+from tidemark.pipeline.promotion import Promotion, promote, unchanged
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -285,19 +285,14 @@ class Pair:
     def compare(self, *, keys_max: int = 5) -> dict[ShardId, Comparison]:
         """The rows that would change in each shard, as of the last transaction that both have, with a sample
         of keys. Needs Spark."""
-        txn = self.position().txn
-        plane = self.target.plane()
-        masked = {shard.name: shard.masked for shard in self.deployment.config.shards}
-        return {
-            shard: plane.compare(
-                shard,
-                old=read(self.target, shard, view=View.FRESH, as_of=txn),
-                new=read(self.shadow, shard, view=View.FRESH, as_of=txn),
-                limit=keys_max,
-                masked=masked.get(shard, ()),
-            )
-            for shard in self.target.shards
-        }
+        from tidemark.spark.correction import Comparison
+
+        upper, corrector = next_txn(self.position().txn), TableCorrector(self.target, self.shadow)
+        equal = unchanged(self.both, corrector, self.target.shards, upper=upper)
+        differ = [shard for shard in self.target.shards if shard not in equal]
+        masked = {ShardId(shard.name): shard.masked for shard in self.deployment.config.shards}
+        found = corrector.compare(differ, upper=upper, keys_max=keys_max, masked=masked)
+        return {shard: found.get(shard, Comparison(0, 0, 0)) for shard in self.target.shards}
 
     def promote(
         self,
@@ -311,7 +306,7 @@ class Pair:
         from."""
         self.require_file()
         done = self.deployment.up_to_date(
-            lambda: steps.promote(
+            lambda: promote(
                 self.both,
                 attempt,
                 TableCorrector(self.target, self.shadow, before=self.deployment.declared),

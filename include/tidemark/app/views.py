@@ -12,13 +12,13 @@ transaction are visible in all of them or in none.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from tidemark.app.workspace import open_deployment
 from tidemark.core.errors import InvalidUsage
-from tidemark.core.ids import QUARANTINE, TXN_NONE, ShardId, Txn, next_txn
+from tidemark.core.ids import QUARANTINE, TXN_FIRST, TXN_NONE, ShardId, Txn, next_txn
 from tidemark.core.lease import since_of
 from tidemark.core.listing import Truncated
 from tidemark.core.publish import Published
@@ -83,16 +83,26 @@ def read(
     return fresh(spark, spec, pins)
 
 
-def read_tombstones(deployment: Deployment, shard: ShardId, *, as_of: int) -> DataFrame | None:
-    """The deleted keys that a shard with `sequence_by` remembers at a transaction, each with its sequence;
-    None if it has none. The fresh rows of the transaction must be readable."""
-    from tidemark.spark.state_table import specs_of
-    from tidemark.spark.views import tombstones
+LOG_ROWS_MAX: Final = 1_000_000
 
-    spec = specs_of(deployment.config).of(shard)
-    if spec.rule.sequence_by is None:
-        return None
-    return tombstones(deployment.session(), spec, _pins(deployment, shard, as_of))
+
+def fresh_pins(deployment: Deployment, shard: ShardId, *, as_of: Txn) -> Pins:
+    """What to read for a shard's exact rows and tombstones as of a transaction.
+
+    A log that reaches back to the first transaction and is short is folded whole: Delta's reader takes
+    several jobs to list the files of a state, which is most of the time for a small one."""
+    from tidemark.spark.state_table import specs_of
+    from tidemark.spark.tables import log_files
+
+    pins, since = _pins(deployment, shard, as_of), since_of(deployment.control.leases.head())
+    if pins.base is not None and since == TXN_FIRST:
+        spec = specs_of(deployment.config).of(shard)
+        files = log_files(spec, lower=TXN_FIRST, upper=pins.upper, version=pins.log_version)
+        if sum(file.part.rows for file in files) <= LOG_ROWS_MAX:
+            return replace(pins, base=None)
+    if pins.lower < min(since, pins.upper):
+        raise Truncated(shard, as_of=as_of, since=since)
+    return pins
 
 
 def _pins(deployment: Deployment, name: ShardId, as_of: int | None) -> Pins:

@@ -25,7 +25,7 @@ from enum import StrEnum
 from typing import Final
 
 from tidemark.core.binding import Binding, Configuration, Owner, Step
-from tidemark.core.checksum import SOURCE, Digest
+from tidemark.core.checksum import Digest
 from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.ledger import UPPER, Head, Put
@@ -302,10 +302,14 @@ def followed(live: Seal, shadow: Seal) -> Followed:
     over it: where a lost history gave a number out again, only one of them may have."""
     if live.decision in PASSED or shadow.decision in PASSED:
         return Followed(live.txn, live.decision in PASSED and shadow.decision in PASSED)
-    names = sorted({*live.digests, *shadow.digests} - {SOURCE})
-    differs = tuple(
-        ShardId(name.removeprefix("shard:"))
-        for name in names
-        if live.digests.get(name) != shadow.digests.get(name)
-    )
-    return Followed(live.txn, live.source == shadow.source, differs)
+    return Followed(live.txn, live.source == shadow.source, tuple(sorted(differing(live, shadow))))
+
+
+def differing(live: Seal, shadow: Seal) -> set[ShardId]:
+    """The shards that a transaction adds other rows to in the one generation than in the other, by the sealed
+    digests. An earlier promotion adds rows that a candidate does not have."""
+
+    def digest(seal: Seal, shard: ShardId) -> Digest | None:
+        return seal.shards[shard].digest if shard in seal.shards else None
+
+    return {shard for shard in {*live.shards, *shadow.shards} if digest(live, shard) != digest(shadow, shard)}

@@ -1,43 +1,28 @@
-"""Generations: start a candidate, let it follow the pipeline, promote it, or abort it.
+"""Generations: a candidate that follows its pipeline.
 
 The candidate is an ordinary pipeline with ledgers and tables of its own, in a shadow folder, so it runs the
 same steps as any other: it stages, is validated, seals and appends. Only its bindings are copies: it adopts
 those of the pipeline, under the same numbers, once their transactions are sealed (`follow`). So any number of
 processes may follow at once, and one that dies leaves nothing to clean up.
-
-`promote` is described in `core.generation`. It can stop anywhere: until the seal nothing has happened, and
-after the seal anyone finishes it, as any other transaction.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from typing import Final, Protocol
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
 
 from tidemark.core.binding import Binding, Owner, Step
-from tidemark.core.checksum import Digest
-from tidemark.core.errors import Determinate, InvalidUsage, TidemarkError
+from tidemark.core.errors import InvalidUsage, TidemarkError
 from tidemark.core.frontier import Frontier
-from tidemark.core.generation import (
-    GRACE_SECONDS,
-    Candidate,
-    Correction,
-    Followed,
-    correction_seal,
-    decide_promotion,
-    followed,
-    promoted,
-    settings_now,
-)
-from tidemark.core.ids import TXN_FIRST, ShardId, Txn, WriterToken
+from tidemark.core.generation import Candidate, Followed, followed, promoted, settings_now
+from tidemark.core.ids import TXN_FIRST, Txn
 from tidemark.core.journal import Event
 from tidemark.core.ledger import UPPER, Head, Put
-from tidemark.core.replay import DataDiffers, Replayable, judge
-from tidemark.core.seal import Decision, Lost, Seal, Staged, TooEarly, skip_of
+from tidemark.core.replay import Replayable
+from tidemark.core.seal import Decision, Seal, skip_of
 from tidemark.core.shard import NextAppend, Paused
-from tidemark.pipeline.candidates import candidates, require_there, skip_promotion
+from tidemark.pipeline.candidates import candidates, require_there
 from tidemark.pipeline.checkpoint import checkpoint, paused_shards
 from tidemark.pipeline.context import (
     Attempt,
@@ -48,15 +33,13 @@ from tidemark.pipeline.context import (
     seal_at,
     sealed_binding,
     settle,
-    undecided_promotion,
     watermark_below,
 )
 from tidemark.pipeline.decide import accept, touch_seals
-from tidemark.pipeline.history import is_in_a_log, require_logs
 from tidemark.pipeline.ingest import Progress, no_progress
 from tidemark.pipeline.run import finish
-from tidemark.pipeline.upsert import bring_up_log, bring_up_logs, is_sealed, put_seal
-from tidemark.ports.source import BindsNothing, Source
+from tidemark.pipeline.upsert import bring_up_log, bring_up_logs, put_seal
+from tidemark.ports.source import Source
 
 ADOPTED_AT_ONCE: Final = 1_000
 
@@ -78,18 +61,6 @@ class Recorded:
 
     def acknowledge(self, frontier: Frontier) -> None:
         return
-
-
-class Corrector(Protocol):
-    """Stages the difference between the rows of two generations."""
-
-    @property
-    def engine(self) -> str: ...
-
-    def correct(self, shard: ShardId, *, txn: Txn, token: WriterToken, watermark: int | None) -> Correction:
-        """The difference between the shard's rows and the candidate's, both as of the transaction before
-        `txn`, staged as parts of `txn`. `watermark` is the one that the promotion seals."""
-        ...
 
 
 # Following.
@@ -196,7 +167,7 @@ _PASSED: Final = {
 
 def _follow(pair: Shadow, attempt: Attempt, seal: Seal, progress: Progress) -> None:
     """Make a decided transaction in the candidate. What people decided in the pipeline stays decided."""
-    _followed_watermark(pair, attempt, seal.txn, seal.base)
+    followed_watermark(pair, attempt, seal.txn, seal.base)
     binding = binding_at(pair.shadow, seal.txn)
     shadow = replace(pair.shadow, configuration=binding.configuration)
     passed = _PASSED.get(seal.decision)
@@ -226,7 +197,7 @@ def _follow(pair: Shadow, attempt: Attempt, seal: Seal, progress: Progress) -> N
     finish(shadow, attempt, seal.txn, progress=progress)
 
 
-def _followed_watermark(pair: Shadow, attempt: Attempt, txn: Txn, base: int | None) -> int | None:
+def followed_watermark(pair: Shadow, attempt: Attempt, txn: Txn, base: int | None) -> int | None:
     """The watermark below a transaction in the candidate. Where a person has set the pipeline's back to
     `base` there, the candidate's is set back too."""
     control = pair.shadow.control
@@ -269,229 +240,3 @@ def comparisons(pair: Shadow, *, lower: Txn = TXN_FIRST, upper: Txn | None = Non
     live = pair.live.control.seals.read(lower, end)
     shadow = pair.shadow.control.seals.read(lower, end)
     return [followed(one, other) for one, other in zip(live, shadow, strict=True)]
-
-
-# Promotion.
-
-
-@dataclass(frozen=True, slots=True)
-class Promotion:
-    """The result of a promotion: its transaction, and the rows that each shard got corrected; none where
-    another try of the run has done it."""
-
-    txn: Txn
-    generation: int
-    corrections: Mapping[ShardId, Correction] = field(default_factory=dict)
-
-
-class NotReady(InvalidUsage):
-    """A candidate that may not be promoted as it is."""
-
-
-def promote(
-    pair: Shadow,
-    attempt: Attempt,
-    corrector: Corrector,
-    shards: Sequence[ShardId],
-    *,
-    grace_seconds: float = GRACE_SECONDS,
-    user: str = "",
-    progress: Progress = no_progress,
-) -> Promotion:
-    """Promote a candidate.
-
-    It follows up to the last sealed transaction before anything is bound, so that runs wait only for what is
-    sealed meanwhile, and for the difference."""
-    outcome = _done_before(pair, attempt)
-    if outcome is None:
-        _catch_up(pair, attempt, progress)
-        bound = _bind(pair, attempt, grace_seconds)
-        try:
-            outcome = _decide(pair, attempt, corrector, shards, bound, progress)
-        except Exception:
-            # No run should wait for a promotion that has failed. The error itself tells more than another
-            # one here.
-            with suppress(TidemarkError, OSError):
-                skip_promotion(pair.live, bound, attempt)
-            raise
-    _note_promotion(pair, attempt, outcome.txn, user)
-    bring_up_logs(pair.target)
-    checkpoint(pair.target)
-    return outcome
-
-
-def _done_before(pair: Shadow, attempt: Attempt) -> Promotion | None:
-    """The promotion that an earlier try of this run has sealed; None if there is none."""
-    control, generation = pair.live.control, pair.candidate.generation
-    upper = control.seals.head().upper
-    for one in control.bindings.find(attempt.owner.identity):
-        if one.promotes != generation or one.txn >= upper:
-            continue
-        if seal_at(pair.live, one.txn).decision is Decision.CORRECTED:
-            return Promotion(one.txn, generation)
-    return None
-
-
-def _note_promotion(pair: Shadow, attempt: Attempt, txn: Txn, user: str) -> None:
-    """Note a promotion in the journal, unless an earlier try has."""
-    journal = pair.live.control.journal
-    journal.head()
-    if any(entry.event is Event.PROMOTED for entry in journal.find(str(txn))):
-        return
-    detail = {
-        "generation": str(pair.candidate.generation),
-        "reason": pair.candidate.reason,
-        "run": attempt.owner.run_id,
-        **({"user": user} if user else {}),
-    }
-    note(pair.live, Event.PROMOTED, txn=txn, token=attempt.token, detail=detail)
-
-
-def _catch_up(pair: Shadow, attempt: Attempt, progress: Progress) -> None:
-    """Follow up to the last sealed transaction, and check that the candidate may be promoted there."""
-    if pair.candidate.from_now:
-        return
-    for _ in follow(pair, attempt, progress=progress):
-        pass
-    require_ready(pair)
-
-
-def _bind(pair: Shadow, attempt: Attempt, grace_seconds: float) -> Binding:
-    live, candidate = pair.live, pair.candidate
-    bindings = live.control.bindings
-
-    def decide(head: Head) -> Put[Binding, Binding] | Binding:
-        require_logs(live.control)
-        last = last_binding(live, head)
-        if last is None:
-            hint = "run the pipeline: it begins with this generation"
-            raise InvalidUsage("nothing is bound yet", hint=hint)
-        require_there(live, candidate, head)
-        return decide_promotion(
-            head=head,
-            last=last,
-            undecided=undecided_promotion(live.control, last),
-            candidate=candidate,
-            nothing=_nothing(live, last),
-            owner=attempt.owner,
-            grace_seconds=grace_seconds,
-        )
-
-    return settle(bindings, decide, what=f"the promotion of generation {candidate.generation}")
-
-
-def _nothing(live: Pipeline, last: Binding) -> Step:
-    if isinstance(live.source, BindsNothing):
-        return live.source.nothing_after(last, lost=False)
-    return Step(last.upper)
-
-
-def _decide(
-    pair: Shadow,
-    attempt: Attempt,
-    corrector: Corrector,
-    shards: Sequence[ShardId],
-    bound: Binding,
-    progress: Progress,
-) -> Promotion:
-    """Decide everything below the promotion, then the promotion itself, by its seal."""
-    live, txn = pair.live, bound.txn
-    for number in range(live.control.seals.head().upper, txn):
-        finish(live, attempt, Txn(number), progress=progress)
-    bring_up_logs(live)
-    checkpoint(live)
-    _catch_up(pair, attempt, progress)
-    base = watermark_below(live.control, txn)
-    from_now = pair.candidate.from_now
-    watermark = base if from_now else _followed_watermark(pair, attempt, txn, base)
-    corrections = _corrected(pair, attempt, corrector, shards, bound, watermark, progress)
-    parts = {shard: one.parts for shard, one in corrections.items() if one.parts is not None}
-    seal = correction_seal(
-        bound,
-        token=attempt.token,
-        candidate=pair.candidate,
-        shards=parts,
-        engine="" if from_now else corrector.engine,
-        watermark=watermark,
-        base=base,
-    )
-    progress(txn, "promote")
-    outcome = put_seal(pair.target, seal)
-    if isinstance(outcome, Lost):
-        if not is_in_a_log(live.control, txn, attempt.token):
-            live.plane.discard(txn, attempt.token)
-        if outcome.winner.decision is Decision.CORRECTED:
-            return Promotion(txn, pair.candidate.generation)
-        raise Determinate(
-            f"transaction {txn} was {outcome.winner.decision} meanwhile: {outcome.winner.reason}",
-            hint="nothing has changed; promote again",
-        )
-    if isinstance(outcome, TooEarly):
-        raise Determinate(f"transaction {outcome.upper} is still open", hint="promote again")
-    return Promotion(txn, pair.candidate.generation, corrections)
-
-
-def _corrected(
-    pair: Shadow,
-    attempt: Attempt,
-    corrector: Corrector,
-    shards: Sequence[ShardId],
-    bound: Binding,
-    watermark: int | None,
-    progress: Progress,
-) -> dict[ShardId, Correction]:
-    """The differences of all shards, staged under the attempt's token and read back."""
-    if pair.candidate.from_now:
-        return {}
-    txn, target = bound.txn, pair.target
-    progress(txn, "correct")
-    found = {
-        shard: corrector.correct(shard, txn=txn, token=attempt.token, watermark=watermark) for shard in shards
-    }
-    refused = [f"shard {shard}: {one.refused}" for shard, one in found.items() if one.refused]
-    parts = {shard: one.parts for shard, one in found.items() if one.parts is not None}
-    staged = Staged(txn, attempt.token, Digest(), parts, corrector.engine)
-    finding = judge(txn, recorded=staged.digests, found=target.plane.read_back(staged) if parts else {})
-    if refused or (parts and not finding.passed):
-        target.plane.discard(txn, attempt.token)
-    if refused:
-        raise NotReady(
-            f"generation {pair.candidate.generation} can't be promoted: {'; '.join(refused)}",
-            hint="nothing has changed; abort the candidate, or change its file and start again",
-        )
-    # The parts may have been swept, because the promotion was skipped meanwhile: then its seal says so.
-    if parts and not finding.passed and not is_sealed(pair.live, txn):
-        raise DataDiffers(finding)
-    return found
-
-
-def require_ready(pair: Shadow) -> None:
-    """`NotReady` unless the candidate has every sealed transaction, has read the same records for each, and
-    no shard of either generation waits for a release."""
-    found = position(pair)
-    if found.behind < 0:
-        raise NotReady(
-            f"generation {pair.candidate.generation} has transaction {found.txn}, and the pipeline's history"
-            f" ends with {found.sealed}",
-            hint="the history was set back; recover it, abort the candidate and start again",
-        )
-    if found.behind:
-        raise NotReady(
-            f"generation {pair.candidate.generation} is {found.behind} transactions behind",
-            hint="let it follow first",
-        )
-    other = [one.txn for one in comparisons(pair) if not one.source_equal]
-    if other:
-        raise NotReady(
-            f"generation {pair.candidate.generation} has read other records for transactions"
-            f" {', '.join(map(str, other[:10]))}",
-            hint="the input has changed since; restore it, abort the candidate and start again",
-        )
-    for which, pipeline in (("the pipeline", pair.live), ("the candidate", pair.shadow)):
-        waits = paused_shards(pipeline)
-        if waits:
-            shard, paused = next(iter(waits.items()))
-            raise NotReady(
-                f"shard {shard} of {which} waits at transaction {paused.txn}: {paused.reason}",
-                hint="release it first" if pipeline is pair.live else "change the file, and start again",
-            )

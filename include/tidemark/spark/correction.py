@@ -1,7 +1,8 @@
 """The difference between two generations of a shard, staged as one transaction's rows of its log.
 
-Both generations are given as rows of one transaction. The difference is exact: values are compared, never
-digests. Keys are compared null-safe, as everywhere. A column that the old generation lacks is NULL in it.
+Both generations are given as rows of one transaction. The difference is exact: values are compared, not
+digests. Which shards need it is decided before (`pipeline.promotion.unchanged`). Keys are compared null-safe,
+as everywhere. A column that the old generation lacks is NULL in it.
 
 - With keys: a row that is new or differs becomes an upsert, and a key that is gone becomes a delete.
 - Without keys: rows that only the new generation has are added. A log can't take back rows that only the old
@@ -57,7 +58,7 @@ from tidemark.spark.tail import comparable, equal_values
 from tidemark.spark.views import RECORD, with_declared_columns
 
 ROWS_PER_FILE: Final = 250_000
-_CONFS: Final = {**WRITE_CONFS, "spark.sql.parquet.compression.codec": "zstd"}
+CONFS: Final = {**WRITE_CONFS, "spark.sql.parquet.compression.codec": "zstd"}
 _OLD, _NEW = "_tidemark_old_", "_tidemark_new_"
 _THERE: Final = "_tidemark_there"
 _WAS: Final = "_tidemark_was"
@@ -106,7 +107,7 @@ def correct(
     """Stage the difference of a shard's rows. Nothing is written where there is none, or where it is
     refused. A shard with `sequence_by` needs the tombstones too."""
     shard = ShardId(spec.name)
-    with shard_job_errors(shard), confs_set(new.sparkSession, _CONFS):
+    with shard_job_errors(shard), confs_set(new.sparkSession, CONFS):
         if not spec.rule.keys:
             return _correct_appended(old, new, spec, sink)
         found = _differing(old, new, spec)
@@ -300,7 +301,7 @@ def correct_quarantine(
     `still_open` are the open errors of the new generation; without it, all are open. A record that is no open
     error comes without its key, because a good row before this transaction has ended it."""
     place = [SHARD, *POSITION]
-    with shard_job_errors(QUARANTINE), confs_set(new.sparkSession, _CONFS):
+    with shard_job_errors(QUARANTINE), confs_set(new.sparkSession, CONFS):
         rows = _marked(new.dropDuplicates(place), old, place, _KNOWN)
         is_open = F.lit(True)
         if still_open is not None:

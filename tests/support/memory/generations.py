@@ -2,7 +2,8 @@
 of their own, and the difference between two of them by the core's own fold.
 
 The rules of a configuration stand in its text: `times` multiplies values, `without` drops keys, `rename`
-sends a table's records to another, `hold_above` and `fail_above` are expectations."""
+sends a table's records to another, all only for the tables `of`; `hold_above` and `fail_above` are
+expectations."""
 
 from __future__ import annotations
 
@@ -34,8 +35,9 @@ from tidemark.pipeline.candidates import (
     start,
 )
 from tidemark.pipeline.context import Attempt, Pipeline, watermark_below
-from tidemark.pipeline.generation import Promotion, Recorded, Shadow, follow, promote
+from tidemark.pipeline.generation import Recorded, Shadow, follow
 from tidemark.pipeline.listing import readable_upper
+from tidemark.pipeline.promotion import Promotion, promote
 from tidemark.pipeline.run import RunReport, run
 
 SHARDS = (A, B)
@@ -53,6 +55,8 @@ def rules_of(text: str) -> Mapping[str, Any]:
 def decoded(configuration: Configuration, record: SourceRecord) -> SourceRecord | None:
     """A record as a configuration reads it; None where it is not taken."""
     rules = rules_of(configuration.text)
+    if record.table not in rules.get("of", SHARDS):
+        return record
     if record.key[0] in rules.get("without", ()):
         return None
     if isinstance(record.sequence, int) and record.sequence > rules.get("at_most", record.sequence):
@@ -66,9 +70,11 @@ def decoded(configuration: Configuration, record: SourceRecord) -> SourceRecord 
 
 
 class DecodingPlane(MemoryPlane):
-    """Reads records by the configuration of their binding. With the rule `lateness` it has a watermark."""
+    """Reads records by the configuration of their binding. With the rule `lateness` it has a watermark. Its
+    engine may add something to each value, as no rule says."""
 
     control: MemoryControl
+    engine_adds = 0
 
     def stage(self, binding: Binding, token: WriterToken) -> Staged:
         staged = super().stage(binding, token)
@@ -81,7 +87,10 @@ class DecodingPlane(MemoryPlane):
         return replace(staged, base=base, watermark=max(numbers))
 
     def decode(self, binding: Binding, record: SourceRecord) -> SourceRecord | None:
-        return decoded(binding.configuration, record)
+        found = decoded(binding.configuration, record)
+        if found is None or not isinstance(found.value, int):
+            return found
+        return replace(found, value=found.value + self.engine_adds)
 
 
 class RuleGate:
@@ -128,10 +137,21 @@ class MemoryCorrector:
         self._live, self._files = live, files
         self._shadow, self._shadow_files = shadow, shadow_files
         self.watermarks: list[int | None] = []
+        self.compared: tuple[ShardId, ...] = ()
 
-    def correct(self, shard: ShardId, *, txn: Txn, token: WriterToken, watermark: int | None) -> Correction:
+    def settings(self, configuration: Configuration, shard: ShardId) -> str | None:
+        """The rule `folds`: no fold depends on another rule, so all else must show in the digests."""
+        return str(rules_of(configuration.text).get("folds", {}).get(shard, ""))
+
+    def correct(
+        self, shards: Sequence[ShardId], *, txn: Txn, token: WriterToken, watermark: int | None
+    ) -> dict[ShardId, Correction]:
         self.watermarks.append(watermark)
-        return self.stage(shard, self.difference(shard, upper=txn), txn=txn, token=token)
+        self.compared = tuple(shards)
+        return {
+            shard: self.stage(shard, self.difference(shard, upper=txn), txn=txn, token=token)
+            for shard in shards
+        }
 
     def difference(self, shard: ShardId, *, upper: Txn) -> dict[tuple[object, ...], object]:
         """The keys whose values differ below `upper`, with the new ones; None where they are to go."""
@@ -178,6 +198,8 @@ class GenerationWorld(World):
         self.shadows: dict[str, tuple[MemoryWarehouse, Files]] = {}
         self.bound_at: dict[int, float] = {}
         self.now_seconds = 0.0
+        self.engine_adds = 0
+        """What pipelines that are opened from now on add to each value."""
 
     def made(
         self, warehouse: MemoryWarehouse, files: Files, configuration: Configuration, chaos: Chaos | None
@@ -185,7 +207,7 @@ class GenerationWorld(World):
         control = MemoryControl(warehouse, chaos)
         control.bindings = TimedBindings(control, self) if warehouse is self.warehouse else control.bindings
         plane = DecodingPlane(self.source, files, chaos)
-        plane.control = MemoryControl(warehouse)
+        plane.control, plane.engine_adds = MemoryControl(warehouse), self.engine_adds
         return Pipeline(
             control,
             MemorySourceView(self.source, chaos),
