@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -24,6 +25,7 @@ from tidemark.core.ids import QUARANTINE, ShardId, Txn
 from tidemark.pipeline import promotion
 from tidemark.pipeline.publish import verify_state
 from tidemark.spark.plane import SparkPlane
+from tidemark.spark.state_table import specs_of
 
 pytestmark = pytest.mark.spark
 
@@ -176,10 +178,12 @@ def test_g23_many_quarantined_records_of_few_shards(spark: SparkSession, tmp_pat
 
 def test_g23_what_is_read_is_the_log_where_it_is_short_and_whole(spark: SparkSession, tmp_path: Path) -> None:
     works = loaded(spark, tmp_path)
-    a = NAMES[0]
+    a = specs_of(works.config).of(NAMES[0])
     assert fresh_pins(works, a, as_of=Txn(2)).base is None
     for name, value in (("LOG_ROWS_MAX", 0), ("since_of", lambda _: Txn(2))):
         with patch.object(views, name, value):
             assert fresh_pins(works, a, as_of=Txn(2)).base is not None
+    sequenced = replace(a, rule=replace(a.rule, sequence_by="n"))
+    assert fresh_pins(works, sequenced, as_of=Txn(2)).base is not None, "a log knows forgotten tombstones"
     with patch.object(views, "since_of", lambda _: Txn(2)), pytest.raises(views.Truncated):
         fresh_pins(works, a, as_of=Txn(1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, reduce
+from functools import cached_property, lru_cache, reduce
 from typing import TYPE_CHECKING, Final
 
 from tidemark.app.deployment import Deployment
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from tidemark.spark.correction import Comparison, Dead
-    from tidemark.spark.state_table import StateSpec
+    from tidemark.spark.state_table import StateSpec, StateSpecs
     from tidemark.spark.views import Pins
 
 _NOT_OF_ROWS: Final = frozenset(
@@ -100,13 +100,16 @@ class TableCorrector:
 
         return dict(zip(shards, in_parallel(work, shards), strict=True))
 
-    def _sides(self, shard: ShardId, as_of: Txn) -> tuple[Side, Side]:
+    @cached_property
+    def _specs(self) -> tuple[StateSpecs, StateSpecs]:
         from tidemark.spark.state_table import specs_of
 
-        old, new = (
-            Side(specs_of(one.config).of(shard), fresh_pins(one, shard, as_of=as_of))
-            for one in (self._target, self._shadow)
-        )
+        return specs_of(self._target.config), specs_of(self._shadow.config)
+
+    def _sides(self, shard: ShardId, as_of: Txn) -> tuple[Side, Side]:
+        both = zip((self._target, self._shadow), self._specs, strict=True)
+        found = [(deployment, specs.of(shard)) for deployment, specs in both]
+        old, new = (Side(spec, fresh_pins(one, spec, as_of=as_of)) for one, spec in found)
         return old, new
 
     def _correct(

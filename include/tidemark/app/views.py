@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from tidemark.app.deployment import Deployment
     from tidemark.app.workspace import AnyPipeline
+    from tidemark.spark.state_table import StateSpec
     from tidemark.spark.views import Pins
 
 
@@ -86,17 +87,17 @@ def read(
 LOG_ROWS_MAX: Final = 1_000_000
 
 
-def fresh_pins(deployment: Deployment, shard: ShardId, *, as_of: Txn) -> Pins:
+def fresh_pins(deployment: Deployment, spec: StateSpec, *, as_of: Txn) -> Pins:
     """What to read for a shard's exact rows and tombstones as of a transaction.
 
     A log that reaches back to the first transaction and is short is folded whole: Delta's reader takes
-    several jobs to list the files of a state, which is most of the time for a small one."""
-    from tidemark.spark.state_table import specs_of
+    several jobs to list the files of a state, which is most of the time for a small one. But for a shard
+    with `sequence_by`: its tables may have forgotten tombstones that its log still has."""
     from tidemark.spark.tables import log_files
 
+    shard = ShardId(spec.name)
     pins, since = _pins(deployment, shard, as_of), since_of(deployment.control.leases.head())
-    if pins.base is not None and since == TXN_FIRST:
-        spec = specs_of(deployment.config).of(shard)
+    if pins.base is not None and since == TXN_FIRST and spec.rule.sequence_by is None:
         files = log_files(spec, lower=TXN_FIRST, upper=pins.upper, version=pins.log_version)
         if sum(file.part.rows for file in files) <= LOG_ROWS_MAX:
             return replace(pins, base=None)
