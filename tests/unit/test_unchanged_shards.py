@@ -18,6 +18,7 @@ from tidemark.pipeline import promotion
 from tidemark.pipeline.decide import skip
 from tidemark.pipeline.promotion import promote
 from tidemark.pipeline.reclock import reclock
+from tidemark.pipeline.recover import recover
 
 
 def world_of_two(**rules: Any) -> GenerationWorld:
@@ -115,6 +116,18 @@ def test_g23_a_shard_that_may_be_equal_only_by_its_values_is_compared_if_it_has_
     with patch.object(corrector, "settings", lambda *_: None):
         promote(pair, world.attempt(), corrector, (*SHARDS, ShardId("empty")))
     assert corrector.compared == SHARDS
+
+
+def test_g23_after_a_lost_transaction_every_shard_is_compared() -> None:
+    """A compaction may have merged rows of it into a file, so a log has rows that no seal names."""
+    world = world_of_two()
+    world.commit(rec("k", 9))
+    world.warehouse.history.restore(world.warehouse.history.version - 2)
+    recover(world.opened(), world.attempt())
+    world.run()
+    assert [one.decision for one in world.seals[3:]] == [Decision.LOST, Decision.COMMITTED]
+    assert compared(world, world.start(settings(1))) == SHARDS
+    require_right(world, settings(1))
 
 
 def test_g23_what_is_not_visible_is_not_taken_for_equal() -> None:

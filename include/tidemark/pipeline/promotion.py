@@ -277,6 +277,8 @@ def unchanged(pair: Shadow, corrector: Corrector, shards: Sequence[ShardId], *, 
         end = Txn(min(upper, lower + SEALS_AT_ONCE))
         live, shadow = (_sealed(one, Txn(lower), end) for one in (pair.live, pair.shadow))
         for (one, settings), (other, other_settings) in zip(live, shadow, strict=True):
+            if Decision.LOST in (one.decision, other.decision):
+                return set()  # A log may have rows of it that no seal names.
             found -= differing(one, other)
             for known in (settings, other_settings):
                 made_by.setdefault(known, set()).update(one.shards, other.shards)
