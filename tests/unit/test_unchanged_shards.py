@@ -110,6 +110,26 @@ def test_g23_settings_that_vary_between_the_transactions_of_one_generation_are_c
     assert compared(world, world.start(settings(1))) == (A,)
 
 
+def changed_under_its_number(world: GenerationWorld, configuration: Configuration) -> None:
+    """The file in charge is changed, and a transaction of the other shard is sealed with it."""
+    world.feed(rec("l", 9, table="b"))
+    world.run(pipeline=world.made(world.warehouse, world.files, configuration, None))
+
+
+def test_g23_settings_in_charge_count_before_a_shard_has_rows_by_them() -> None:
+    world = world_of_two()
+    changed_under_its_number(world, settings(0, folds={"a": "x"}))
+    assert compared(world, world.start(settings(1))) == (A,)
+
+
+def test_g23_settings_that_the_candidate_has_read_a_transaction_by_count() -> None:
+    """It reads the transactions out of its range by those of the generation before."""
+    world = world_of_two(folds={"a": "x"})
+    world.replaced(settings(1, folds={"a": "y"}))
+    changed_under_its_number(world, settings(1, folds={"a": "x"}))
+    assert compared(world, world.start(settings(2, folds={"a": "x"}), since=9)) == (A,)
+
+
 def test_g23_a_shard_that_may_be_equal_only_by_its_values_is_compared_if_it_has_rows() -> None:
     world = world_of_two()
     pair, corrector = world.pair(world.start(settings(1)))

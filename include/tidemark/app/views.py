@@ -85,6 +85,7 @@ def read(
 
 
 LOG_ROWS_MAX: Final = 1_000_000
+"""So many rows are folded faster than Delta's reader lists the files of a state."""
 
 
 def fresh_pins(deployment: Deployment, spec: StateSpec, *, as_of: Txn) -> Pins:
