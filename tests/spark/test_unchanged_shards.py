@@ -23,6 +23,7 @@ from tidemark.app.views import fresh_pins, read
 from tidemark.config import PipelineConfig
 from tidemark.core.ids import QUARANTINE, ShardId, Txn
 from tidemark.pipeline import promotion
+from tidemark.pipeline.maintain import expire_tombstones
 from tidemark.pipeline.publish import verify_state
 from tidemark.spark.plane import SparkPlane
 from tidemark.spark.state_table import specs_of
@@ -144,6 +145,7 @@ def test_g23_equal_rows_with_another_lateness_have_other_tombstones(
     for one in ((1, "a", 100), (1, "gone", 110), (2, "b", 200), (3, "c", 300), (9, "gone", 310)):
         arrive(old, *sequenced(one))
         run_and_publish(old, attempt())
+    assert expire_tombstones(old.control, old.keeper(), ShardId("t"), generation=0).files == 1
     works = Generations(opened(spark, tmp_path, 1, shards(1_000)))
     pair = works.pair(works.start(reason="records may be later"))
     # The mutant: every setting but the lateness counts.

@@ -282,12 +282,16 @@ class Pair:
                 return
             left = None if left is None else left - len(done)
 
+    @property
+    def _corrector(self) -> TableCorrector:
+        return TableCorrector(self.target, self.shadow, before=self.deployment.declared)
+
     def compare(self, *, keys_max: int = 5) -> dict[ShardId, Comparison]:
         """The rows that would change in each shard, as of the last transaction that both have, with a sample
         of keys. Needs Spark."""
         from tidemark.spark.correction import Comparison
 
-        upper, corrector = next_txn(self.position().txn), TableCorrector(self.target, self.shadow)
+        upper, corrector = next_txn(self.position().txn), self._corrector
         equal = unchanged(self.both, corrector, self.target.shards, upper=upper)
         differ = [shard for shard in self.target.shards if shard not in equal]
         masked = {ShardId(shard.name): shard.masked for shard in self.deployment.config.shards}
@@ -309,7 +313,7 @@ class Pair:
             lambda: promote(
                 self.both,
                 attempt,
-                TableCorrector(self.target, self.shadow, before=self.deployment.declared),
+                self._corrector,
                 self.shards,
                 grace_seconds=grace_seconds,
                 user=user,
