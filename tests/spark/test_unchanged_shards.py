@@ -21,7 +21,9 @@ from tidemark.app.generation import Generations
 from tidemark.app.publish import run_and_publish
 from tidemark.app.views import fresh_pins, read
 from tidemark.config import PipelineConfig
+from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import QUARANTINE, ShardId, Txn
+from tidemark.delta.index import Hits, KeyIndex
 from tidemark.pipeline import promotion
 from tidemark.pipeline.maintain import expire_tombstones
 from tidemark.pipeline.publish import verify_state
@@ -189,3 +191,27 @@ def test_g23_what_is_read_is_the_log_where_it_is_short_and_whole(spark: SparkSes
     assert fresh_pins(works, sequenced, as_of=Txn(2)).base is not None, "a log knows forgotten tombstones"
     with patch.object(views, "since_of", lambda _: Txn(2)), pytest.raises(views.Truncated):
         fresh_pins(works, a, as_of=Txn(1))
+
+
+def test_g23_a_damaged_table_is_no_difference_and_stops_a_promotion_before_it_is_bound(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """The key index forgets a row, so the candidate's state has two of one key; its carried digest agrees."""
+    old, new = ([{"name": "a", "sequence_by": "n", **rule}] for rule in (DELETES, NEW_B["b"]))
+    live = opened(spark, tmp_path, 0, old)
+    arrive(live, *records(("a", 1, "x"), ("a", 2, "away")))
+    arrive(live, {"k": 1, "v": "y", "n": 2, "s": "a"})
+    works = Generations(opened(spark, tmp_path, 1, new))
+    pair = works.pair(works.start(reason="another rule"))
+    list(pair.follow(attempt(), transactions_max=1))
+    with patch.object(KeyIndex, "find", lambda *_, **__: Hits.none()):
+        list(pair.follow(attempt()))
+    with pytest.raises(
+        InvalidUsage, match=r"candidate's table is damaged: .* 1 keys of version 1 have several"
+    ):
+        pair.promote(attempt())
+    assert live.control.bindings.head().upper == 3, "nothing is bound"
+    works.abort(reason="its state is damaged")
+    again = works.pair(works.start(reason="another rule"))
+    assert again.promote(attempt()).txn == 3
+    assert values(opened(spark, tmp_path, 1, new), "a") == {1: "y"}

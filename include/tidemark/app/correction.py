@@ -12,8 +12,11 @@ from tidemark.app.deployment import Deployment
 from tidemark.app.views import fresh_pins, open_errors, read_quarantine
 from tidemark.config import PipelineConfig
 from tidemark.core.binding import Configuration
+from tidemark.core.errors import InvalidUsage
 from tidemark.core.generation import Correction
 from tidemark.core.ids import QUARANTINE, ShardId, Txn, WriterToken
+from tidemark.core.publish import StateOverwritten
+from tidemark.pipeline.publish import check_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -54,6 +57,25 @@ class TableCorrector:
         quarantine, whose open errors are of all shards, and for a shard with a lateness, whose tables
         forget tombstones that their log has."""
         return settings_by_shard(configuration).get(shard)
+
+    def check(self, shards: Sequence[ShardId], *, upper: Txn) -> None:
+        """Check the states of both generations that are read. What is folded from a log was read back before
+        it was sealed."""
+        for shard in shards:
+            if shard == QUARANTINE:
+                continue
+            old, new = self._sides(shard, Txn(upper - 1))
+            if old.pins.base is not None:
+                check_rows(self._target.state(), shard, old.pins.base)
+            if new.pins.base is None:
+                continue
+            try:
+                check_rows(self._shadow.state(), shard, new.pins.base)
+            except StateOverwritten as error:
+                raise InvalidUsage(
+                    f"the candidate's table is damaged: {error.fact}",
+                    hint="nothing has changed; abort the candidate, and start it again",
+                ) from error
 
     def correct(
         self, shards: Sequence[ShardId], *, txn: Txn, token: WriterToken, watermark: int | None

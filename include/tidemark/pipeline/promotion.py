@@ -62,6 +62,10 @@ class Corrector(Protocol):
         transaction, by equal settings, are not enough to say that its tables are equal."""
         ...
 
+    def check(self, shards: Sequence[ShardId], *, upper: Txn) -> None:
+        """Compare the rows that a difference below `upper` would be read from with their digests."""
+        ...
+
     def correct(
         self, shards: Sequence[ShardId], *, txn: Txn, token: WriterToken, watermark: int | None
     ) -> Mapping[ShardId, Correction]:
@@ -101,6 +105,7 @@ def promote(
     outcome = _done_before(pair, attempt)
     if outcome is None:
         _catch_up(pair, attempt, progress)
+        _check_tables(pair, corrector, shards)
         bound = _bind(pair, attempt, grace_seconds)
         try:
             outcome = _decide(pair, attempt, corrector, shards, bound, progress)
@@ -150,6 +155,16 @@ def _catch_up(pair: Shadow, attempt: Attempt, progress: Progress) -> None:
     for _ in follow(pair, attempt, progress=progress):
         pass
     require_ready(pair)
+
+
+def _check_tables(pair: Shadow, corrector: Corrector, shards: Sequence[ShardId]) -> None:
+    """Check the tables that will be compared: a row that one of them has lost would pass for a difference, or
+    hide one. Before anything is bound, as it takes as long as reading them, and no run should wait for it."""
+    if pair.candidate.from_now:
+        return
+    upper = pair.shadow.control.seals.head().upper
+    equal = unchanged(pair, corrector, shards, upper=upper)
+    corrector.check([shard for shard in shards if shard not in equal], upper=upper)
 
 
 def _bind(pair: Shadow, attempt: Attempt, grace_seconds: float) -> Binding:

@@ -241,7 +241,7 @@ def rebuild(
         log = log_head(control, shard, require_history(control))
         _require_in_charge(control, generation)
         if start is not None:
-            _check_base(plane, shard, start)
+            check_rows(plane, shard, start)
         lower = next_txn(start.txn) if start is not None else TXN_FIRST
         if lower < since:
             raise Truncated(shard, as_of=Txn(lower - 1), since=since)
@@ -271,7 +271,9 @@ def rebuild(
     return done
 
 
-def _check_base(plane: StatePlane, shard: ShardId, base: Published) -> None:
+def check_rows(plane: StatePlane, shard: ShardId, base: Published) -> None:
+    """Read the whole state of a publish and compare it with the record; `StateOverwritten` where they
+    differ."""
     found = plane.digest(shard, base.version)
     if found != base.commit.digest:
         raise StateOverwritten(
@@ -289,5 +291,5 @@ def verify_state(control: Control, plane: StatePlane, shard: ShardId) -> Publish
     newest publish, None when there is none yet."""
     last = checked_record(control, plane, shard)
     if last is not None:
-        _check_base(plane, shard, last)
+        check_rows(plane, shard, last)
     return last

@@ -143,6 +143,9 @@ class MemoryCorrector:
         """The rule `folds`: no fold depends on another rule, so all else must show in the digests."""
         return str(rules_of(configuration.text).get("folds", {}).get(shard, ""))
 
+    def check(self, shards: Sequence[ShardId], *, upper: Txn) -> None:
+        """It reads logs alone."""
+
     def correct(
         self, shards: Sequence[ShardId], *, txn: Txn, token: WriterToken, watermark: int | None
     ) -> dict[ShardId, Correction]:
