@@ -252,7 +252,7 @@ def test_a_run_has_its_sentence(client: TestClient) -> None:
         told = get(client, "/run", run_id="other")
         assert told["sentence"] == f"the run is {state}, and has no transaction on record"
     found.state = "success"
-    assert get(client, "/run", run_id="other")["sentence"] == "nothing to do"
+    assert get(client, "/run", run_id="other")["sentence"] == "no new transaction"
     found = None
     answer = client.get("/api/pipelines/mine/run", headers=as_user("ann"), params={"run_id": "none"})
     assert answer.status_code == 404

@@ -44,7 +44,7 @@ def command(pipeline: Path, *words: str) -> tuple[str, set[str]]:
 
 def test_a_run_with_nothing_to_do_starts_no_spark_and_loads_no_engine(pipeline: Path) -> None:
     told, loaded = command(pipeline, "run", "idle.yaml")
-    assert "nothing to do" in told
+    assert "no new transaction" in told
     assert "checkpoint 1" in told
     assert not loaded & HEAVY
     assert "rich" not in loaded  # Nobody looks at a terminal.

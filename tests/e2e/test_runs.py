@@ -60,7 +60,7 @@ def test_a_manual_run_without_a_logical_date_works_and_the_next_takes_only_what_
     empty = stack.go("manual")
     assert project.owned(empty) == [], "a run that finds nothing owns nothing"
     told = stack.client.xcom("manual", empty, "checkpoint")
-    assert (told["shards"], told["sentence"]) == ({}, "nothing to do")
+    assert (told["shards"], told["sentence"]) == ({}, "no new transaction")
     said = "loaded transaction 2: 80 read = 80 applied + 0 quarantined"
     assert stack.client.xcom("manual", second, "checkpoint")["sentence"] == said
     assert f"{said}; checkpoint 2" in stack.log("manual", second, "checkpoint")

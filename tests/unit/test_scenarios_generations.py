@@ -208,6 +208,21 @@ def test_g3_a_promoter_whose_candidate_was_aborted_changes_nothing() -> None:
     require_right(world, world.first)
 
 
+def test_g3_a_follower_whose_files_an_abort_removed_says_so_even_if_its_first_look_is_old() -> None:
+    world = three()
+    candidate = world.start(TIMES_10)
+
+    def abort() -> None:
+        files = world.shadows[candidate.folder][1]
+        world.abort(candidate)
+        files.clear()
+
+    script = Script().before("plane.write", abort, nth=2).fault("candidates.head", Fault.STALE, nth=4)
+    with pytest.raises(InvalidUsage, match="no candidate any more"):
+        world.follow(candidate, script)
+    assert script.calls.count("candidates.head") == 5
+
+
 # G4
 
 

@@ -79,8 +79,8 @@ def a_seal(txn: int, *, read: int = 10, bad: int = 0, held: str = "", **more: An
             RunFacts(open={Txn(4): "a.json is gone", Txn(5): "", Txn(6): ""}),
             "transaction 4 open: a.json is gone; transactions 5 to 6 open",
         ),
-        (RunFacts(waiting="1 file waiting"), "nothing to do; 1 file waiting"),
-        (RunFacts(), "nothing to do"),
+        (RunFacts(waiting="1 file waiting"), "no new transaction; 1 file waiting"),
+        (RunFacts(), "no new transaction"),
     ],
 )
 def test_a_run_says_what_it_did(facts: RunFacts, said: str) -> None:
@@ -164,7 +164,7 @@ STEPS: list[tuple[str, dict[str, Any], str]] = [
         {"sealed": only(2), "lost": only(3), "published": {"orders": {"txn": 2}}},
         "sealed transaction 2; transaction 3 decided by another run; states: orders at 2",
     ),
-    ("checkpoint", {"sentence": "nothing to do", "checkpoint": 2}, "nothing to do; checkpoint 2"),
+    ("checkpoint", {"sentence": "no new transaction", "checkpoint": 2}, "no new transaction; checkpoint 2"),
     (
         "replay",
         {"findings": [{"txn": 1, "verdict": "identical"}, {"txn": 2, "verdict": "differs"}], "restored": []},
@@ -245,14 +245,14 @@ def test_a_run_that_found_nothing_asks_what_waits_and_outlives_a_source_that_fai
     pipeline = world.process()
     mint(pipeline, a_try("w1"))
     assert run_facts(pipeline, a_try("w1")) == RunFacts()
-    assert sentence_of(pipeline, a_try("w1"), asks_source=False) == "nothing to do"
+    assert sentence_of(pipeline, a_try("w1"), asks_source=False) == "no new transaction"
     kind = type(pipeline.source)
     monkeypatch.setattr(kind, "waiting", lambda source, last: Waiting(1), raising=False)
-    assert sentence_of(pipeline, a_try("w1")) == "nothing to do; 1 file waiting"
+    assert sentence_of(pipeline, a_try("w1")) == "no new transaction; 1 file waiting"
 
     def fails(source: Any, last: Any) -> Waiting:
         raise Determinate("the broker does not answer", hint="retry")
 
     monkeypatch.setattr(kind, "waiting", fails, raising=False)
     said = sentence_of(pipeline, a_try("w1"))
-    assert said == "nothing to do; what waits is not known: the broker does not answer"
+    assert said == "no new transaction; what waits is not known: the broker does not answer"

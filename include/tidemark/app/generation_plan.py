@@ -103,8 +103,9 @@ def plan(deployment: Deployment, *, file: PipelineConfig | None = None, from_now
         refused.append("the pipeline has no transactions: run it, and it begins with this file")
     lost = [txn for txn, why in gone.items() if why]
     if lost:
+        more = f" (and that of {len(lost) - 1:,} more)" if len(lost) > 1 else ""
         refused.append(
-            f"the input of {len(lost)} transactions is gone, {lost[0]} first: {gone[lost[0]]};"
+            f"the input of transaction {lost[0]} is gone{more}: {gone[lost[0]]};"
             " with --from-now the tables stay as they are"
         )
     until = [one for one in _until(known, upper) if one is not None] if not from_now else []

@@ -2,7 +2,7 @@
 
     loaded transaction 2: 301 read = 294 applied + 7 quarantined
     proved 1: identical, 0 bytes written
-    nothing to do; 1 file waiting
+    no new transaction; 1 file waiting
 
 A summary is made from durable facts alone, so a task's log, the pages in Airflow and the command show the
 same text, also later. *Applied* is every record that was read and is not quarantined, whether or not the fold
@@ -76,7 +76,7 @@ def run_sentence(facts: RunFacts) -> str:
     waiting = [txn for txn, why in facts.open.items() if not why]
     clauses += [f"{named(waiting)} open"] if waiting else []
     if not clauses:
-        clauses = ["nothing to do", *filter(None, [facts.waiting])]
+        clauses = ["no new transaction", *filter(None, [facts.waiting])]
     return "; ".join(clauses)
 
 

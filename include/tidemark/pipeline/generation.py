@@ -134,6 +134,7 @@ def follow(
             bring_up_logs(pair.shadow)
             checkpoint(pair.shadow)
         except (TidemarkError, OSError):
+            live.head()  # The first look may show an old version; the second never does.
             require_there(pair.live, pair.candidate, live.head())
             raise
         pair.shadow.control.seals.head()
