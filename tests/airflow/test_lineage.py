@@ -77,7 +77,11 @@ def test_a_run_that_quarantines_records_tells_those_who_wait_for_that(tmp_path: 
         shop.work(name, Plane(bad=bad))
         told, _ = checkpoint(shop.deployment, Attempt(Owner(name), WriterToken(f"c{name}")))
         assert set(told["shards"]) == ({"t", "quarantine"} if bad else {"t"})
-    assert (told["shards"]["quarantine"]["rows"], told["shards"]["quarantine"]["txn_to"]) == (3, 2)
+    event, seals = told["shards"]["quarantine"], shop.deployment.control.seals
+    assert (event["rows"], event["txn_to"]) == (3, 2)
+    seals.head()
+    (seal,) = seals.read(2, 3)
+    assert event["link"] == f"{seal.link:016x}", "histories with the same numbers differ in it"
 
 
 KEY = SimpleNamespace(dag_id="one", run_id="manual__2026-01-01T00:00:00+00:00")

@@ -115,6 +115,7 @@ def shard_report(deployment: Deployment, shard: ShardId, announced: Sequence[Ann
     return {
         "txn_from": seals[0].txn,
         "txn_to": seals[-1].txn,
+        "link": f"{seals[-1].link:016x}",
         "upper": log.upper,
         "log_version": log.version,
         "published_txn": published.txn if published is not None else 0,
