@@ -155,6 +155,27 @@ def test_a_task_killed_in_the_middle_is_retried_by_airflow_and_nothing_is_lost_o
     assert [folder.name for folder in folders] == [project.seals()[0].token], "no part is left behind"
 
 
+@pytest.mark.sweep
+def test_a_scheduler_that_dies_with_its_tasks_is_started_again_and_nothing_is_lost_or_doubled(
+    stack: Stack,
+) -> None:
+    project, client = stack.projects["orphaned"], stack.client
+    client.unpause("orphaned")
+    for _ in range(3):
+        project.land_some(15_000)
+    run_id = client.trigger("orphaned")
+    log = project.folder / "warehouse" / "orphaned" / SHARD / "log"
+    wait_until(lambda: any(log.glob("_txn-*/*")), what="the middle of ingest", pause_seconds=0.002)
+    os.killpg(stack.airflow.running()["scheduler"], signal.SIGKILL)
+    wait_until(lambda: stack.airflow.dead() == ["scheduler"], what="the scheduler's end")
+    stack.airflow.start()
+    # The task's heartbeat has ended with its process: after its timeout the next scheduler tries it again.
+    stack.ends("orphaned", run_id)
+    assert client.tasks("orphaned", run_id)["ingest"]["try_number"] == 2
+    project.check()
+    assert first_txns(project.seals()) == [1]
+
+
 def kill_worker(stack: Stack, run_id: str, task: str, *, when: Callable[[], bool]) -> None:
     """SIGKILL the process that runs the task, once it runs and has come as far as it should."""
     # Airflow is not asked again: its answer may take as long as the task does.

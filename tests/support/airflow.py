@@ -396,7 +396,7 @@ def make_projects(root: Path) -> dict[str, Project]:
     """A pipeline for each story, so that none disturbs another."""
     names = (
         "scheduled", "manual", "cleared", "killed", "overlapping", "backfilled", "replayed",
-        "changed", "consumed", "submitted", "replaced", "secret", "forgotten", "marked", "shown",
+        "changed", "consumed", "submitted", "replaced", "secret", "forgotten", "marked", "shown", "orphaned",
     )  # fmt: skip
     schedules = {"scheduled": "* * * * *", "backfilled": "@daily"}
     projects = {name: Project.make(root, name, schedule=schedules.get(name)) for name in names}
