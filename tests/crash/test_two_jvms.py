@@ -43,7 +43,7 @@ def test_two_jvms_publish_one_state_and_no_row_is_lost_or_doubled(tmp_path: Path
     truth: dict[int, int] = {}
     for number in range(ROUNDS):
         for file in range(FILES):
-            rows = {id_: number * 100 + file for id_ in range(file, 40, 3)}
+            rows = dict.fromkeys(range(file, 40, 3), number * 100 + file)
             text = "".join(json.dumps({"id": id_, "v": v}) + "\n" for id_, v in rows.items())
             (tmp_path / "in" / f"{number}-{file}.json").write_text(text)
             truth |= rows

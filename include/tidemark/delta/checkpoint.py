@@ -15,11 +15,12 @@ import logging
 import re
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
+from arro3.core import struct_field
 from arro3.io import read_parquet
 from deltalake import DeltaTable
 
@@ -31,13 +32,15 @@ from tidemark.delta.store import Store
 
 logger = logging.getLogger(__name__)
 
+TXN: Final = "txn"
+_TXN_FIELDS: Final = ("appId", "version")
 EVERY_FIELD: Final = {
     "protocol": ("minReaderVersion", "minWriterVersion", "readerFeatures", "writerFeatures"),
     "metaData": (
         "id", "name", "description", "format", "schemaString", "partitionColumns", "configuration",
         "createdTime",
     ),
-    "txn": ("appId", "version", "lastUpdated"),
+    TXN: _TXN_FIELDS,
     "remove": (
         "path", "deletionTimestamp", "dataChange", "extendedFileMetadata", "partitionValues", "size",
         "deletionVector",
@@ -73,11 +76,21 @@ class Checkpoint:
         return list(parts) or [f"{name}.parquet"]
 
 
+@dataclass(slots=True)
+class CheckpointContent:
+    """What a checkpoint says; version -1 if there is none, and the log begins with its first entry. There may
+    be ten thousand application transactions, a mark for each shard, so they are no actions but a mapping."""
+
+    version: int = VERSION_NONE
+    txns: dict[str, int] = field(default_factory=dict)
+    actions: list[Action] = field(default_factory=list)
+    bytes: int = 0
+
+
 def read_checkpoint(
     store: Store, until: int | None, fields: Mapping[str, Sequence[str]]
-) -> tuple[int, list[Action], int]:
-    """Return a checkpoint's version, its actions and its size in bytes; `(-1, [], 0)` if there is no
-    checkpoint and the log begins with its first entry.
+) -> CheckpointContent:
+    """Return a checkpoint's content.
 
     `until` limits the version. If the log no longer reaches back to `until`, the oldest checkpoint, which is
     later, is used. A damaged checkpoint is skipped in favour of an older one."""
@@ -85,7 +98,7 @@ def read_checkpoint(
     try:
         for one in _candidates(store, until):
             try:
-                return one.version, *_read(store, one, fields)
+                return _read(store, one, fields)
             except FileNotFoundError:
                 continue  # Cleaned up in the meantime: a newer one exists.
             except _DAMAGE as error:
@@ -100,22 +113,21 @@ def read_checkpoint(
             f" before it{': ' if damaged else ''}{'; '.join(damaged)}",
             hint="restore the table's log from a backup",
         )
-    return VERSION_NONE, [], 0
+    return CheckpointContent()
 
 
-def _read(
-    store: Store, checkpoint: Checkpoint, fields: Mapping[str, Sequence[str]]
-) -> tuple[list[Action], int]:
-    """Return a checkpoint's actions and its size in bytes. Raises one of `_DAMAGE` if it is damaged."""
-    found: list[Action] = []
-    size = 0
+def _read(store: Store, checkpoint: Checkpoint, fields: Mapping[str, Sequence[str]]) -> CheckpointContent:
+    """Return a checkpoint's content. Raises one of `_DAMAGE` if it is damaged."""
+    found = CheckpointContent(checkpoint.version)
     for name in checkpoint.names:
         data = store.get(name)
-        found += _in_checkpoint(data, checkpoint.checksum, fields)
-        size += len(data)
-    if not {"protocol", "metaData"} <= {kind for action in found for kind in action}:
+        columns = _columns(data, checkpoint.checksum, fields)
+        found.txns |= columns.txns
+        found.actions += columns.actions(fields)
+        found.bytes += len(data)
+    if not {"protocol", "metaData"} <= {kind for action in found.actions for kind in action}:
         raise ValueError("it does not name its table")
-    return found, size
+    return found
 
 
 def make_checkpoint(store: Store, options: Mapping[str, str], *, now_ms: int) -> int:
@@ -218,8 +230,22 @@ def _listed(store: Store) -> list[Checkpoint]:
     return [Checkpoint(*one) for one, count in parts.items() if count == max(one[1], 1)]
 
 
-def _in_checkpoint(data: bytes, checksum: str, fields: Mapping[str, Sequence[str]]) -> Iterator[Action]:
-    """Parse a checkpoint's actions; ValueError if it is damaged.
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """The values of a checkpoint by kind, without nulls."""
+
+    values: Mapping[str, Sequence[Any]]
+    txns: Mapping[str, int]
+
+    def actions(self, fields: Mapping[str, Sequence[str]]) -> Iterator[Action]:
+        for kind, names in fields.items():
+            for row in self.values.get(kind, ()):
+                if row is not None and any(value is not None for value in row.values()):
+                    yield {kind: _without_nulls({name: row[name] for name in names if name in row})}
+
+
+def _columns(data: bytes, checksum: str, fields: Mapping[str, Sequence[str]]) -> _Columns:
+    """Parse a checkpoint; ValueError if it is damaged.
 
     arro3 may crash the process on a damaged file, so it only reads files whose checksum was verified. pyarrow
     reports damage, but loading it takes longer than a run with nothing to do."""
@@ -227,22 +253,25 @@ def _in_checkpoint(data: bytes, checksum: str, fields: Mapping[str, Sequence[str
         raise ValueError(f"its {len(data)} bytes are not a complete Parquet file")
     if checksum and checksum_of(data) != checksum:
         raise ValueError("it does not agree with its checksum")
-    columns = _columns_by_arro3(data, fields) if checksum else _columns_by_pyarrow(data, fields)
-    for kind, names in fields.items():
-        if kind == "txn":
-            # There may be ten thousand of them: a mark for each shard.
-            rows = (row for row in columns.get(kind, ()) if row is not None and row["appId"] is not None)
-            yield from ({kind: {"appId": row["appId"], "version": row["version"]}} for row in rows)
-            continue
-        for row in columns.get(kind, ()):
-            if row is not None and any(value is not None for value in row.values()):
-                yield {kind: _without_nulls({name: row[name] for name in names if name in row})}
+    return _columns_by_arro3(data, fields) if checksum else _columns_by_pyarrow(data, fields)
 
 
-def _columns_by_arro3(data: bytes, fields: Mapping[str, Sequence[str]]) -> dict[str, list[Any]]:
+def _columns_by_arro3(data: bytes, fields: Mapping[str, Sequence[str]]) -> _Columns:
     table = read_parquet(io.BytesIO(data)).read_all()
     columns = {kind: table[kind].combine_chunks() for kind in fields if kind in table.column_names}
-    return {kind: list(_present(column)) for kind, column in columns.items()}
+    txns = {}
+    if (column := columns.pop(TXN, None)) is not None:
+        names = [one.name for one in column.type.fields]
+        places = [names.index(name) for name in _TXN_FIELDS]
+        txns = _txns(*(struct_field(column, place).to_pylist() for place in places))
+    return _Columns({kind: list(_present(column)) for kind, column in columns.items()}, txns)
+
+
+def _txns(names: Iterable[Any], versions: Iterable[Any]) -> dict[str, int]:
+    """The application transactions. A row of another kind has none, or an empty one."""
+    return {
+        name: version for name, version in zip(names, versions, strict=True) if name and version is not None
+    }
 
 
 def _present(column: Any) -> Iterator[Any]:
@@ -256,7 +285,7 @@ def _present(column: Any) -> Iterator[Any]:
     yield from _present(column.slice(size // 2, size - size // 2))
 
 
-def _columns_by_pyarrow(data: bytes, fields: Mapping[str, Sequence[str]]) -> dict[str, list[Any]]:
+def _columns_by_pyarrow(data: bytes, fields: Mapping[str, Sequence[str]]) -> _Columns:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -274,10 +303,12 @@ def _columns_by_pyarrow(data: bytes, fields: Mapping[str, Sequence[str]]) -> dic
         table = file.read(columns=columns, use_threads=False)
     except (OSError, pa.ArrowException) as error:
         raise ValueError(str(error)) from error
-    return {
+    values = {
         kind: column.filter(column.is_valid()).to_pylist()
         for kind, column in zip(table.column_names, table.columns, strict=True)
     }
+    rows = values.pop(TXN, ())
+    return _Columns(values, _txns(*([row[name] for row in rows] for name in _TXN_FIELDS)))
 
 
 def _without_nulls(row: Mapping[str, Any]) -> Action:

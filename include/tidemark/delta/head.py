@@ -22,7 +22,7 @@ from urllib.parse import unquote
 
 from tidemark.core.errors import Determinate, InvalidUsage, InvariantViolation
 from tidemark.core.publish import VERSION_NONE
-from tidemark.delta.checkpoint import EVERY_FIELD, HEAD_FIELDS, read_checkpoint
+from tidemark.delta.checkpoint import EVERY_FIELD, HEAD_FIELDS, CheckpointContent, read_checkpoint
 from tidemark.delta.commit import Action, entry_actions, newest_version, read_entry
 from tidemark.delta.deletion_vectors import Descriptor
 from tidemark.delta.store import Store
@@ -194,10 +194,10 @@ def _followed(store: Store, head: TableHead) -> TableHead:
 
 def read_history(store: Store) -> History:
     """Read the newest head and the removed files that the log still lists."""
-    version, actions, size = read_checkpoint(store, None, EVERY_FIELD)
-    head = _opened(store, version, actions, size)
+    content = read_checkpoint(store, None, EVERY_FIELD)
+    head = _opened(store, content)
     removed: dict[tuple[str, Descriptor | None], RemovedFile] = {}
-    _take_out(actions, removed)
+    _take_out(content.actions, removed)
     for entry, after in entries_after(store, head):
         head = after
         _take_out(entry, removed)
@@ -238,9 +238,9 @@ def open_head(store: Store, *, until: int | None = None) -> TableHead:
     """The head at the newest checkpoint, or at the newest one up to a version; version -1 if there is none.
 
     If the log no longer reaches back to `until`, the oldest checkpoint, which is later, is used."""
-    return _opened(store, *read_checkpoint(store, until, HEAD_FIELDS))
+    return _opened(store, read_checkpoint(store, until, HEAD_FIELDS))
 
 
-def _opened(store: Store, version: int, actions: Sequence[Action], size: int) -> TableHead:
-    found = TableHead().after(actions, version=version, table=store.uri)
-    return replace(found, checkpoint_bytes=size, entries_bytes=0)
+def _opened(store: Store, content: CheckpointContent) -> TableHead:
+    found = TableHead(txns=content.txns).after(content.actions, version=content.version, table=store.uri)
+    return replace(found, checkpoint_bytes=content.bytes, entries_bytes=0)
